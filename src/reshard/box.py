@@ -1,0 +1,83 @@
+"""Half-open boxes: where a tile lies in its tensor.
+
+A `Box` is one interval `(start, stop)` per dim, as a tuple, so it compares, hashes and prints as one.
+A tile that holds nothing in a dim of size n lies at `(n, n)` there: an empty box has one spelling per dim.
+
+>>> tile = Box([(0, 4), (2, 8)])
+>>> tile.shape, tile.size
+((4, 6), 24)
+>>> tile.intersect(Box([(2, 6), (0, 3)]))
+Box([(2, 4), (2, 3)])
+>>> Box([(2, 4), (2, 3)]).slices(tile)
+(slice(2, 4, None), slice(0, 1, None))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+
+class Box(tuple[tuple[int, int], ...]):
+    """One half-open interval per dim; the box of a scalar has none and holds one element."""
+
+    __slots__ = ()
+
+    def __new__(cls, intervals: Iterable[tuple[int, int]] = ()) -> Box:
+        return super().__new__(cls, intervals)
+
+    def __repr__(self) -> str:
+        return f"Box({list(self)!r})"
+
+    def __str__(self) -> str:
+        return " x ".join(f"[{start}, {stop})" for start, stop in self) or "scalar"
+
+    def __getnewargs__(self) -> tuple[list[tuple[int, int]]]:
+        return (list(self),)
+
+    @classmethod
+    def whole(cls, shape: Iterable[int]) -> Box:
+        """The box of the whole tensor.
+
+        >>> Box.whole((2, 3))
+        Box([(0, 2), (0, 3)])
+        """
+        return cls((0, size) for size in shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of elements per dim."""
+        return tuple(stop - start for start, stop in self)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return prod(stop - start for start, stop in self)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no element."""
+        return any(start >= stop for start, stop in self)
+
+    def intersect(self, other: Box) -> Box:
+        """The elements in both; where there are none, a box with an empty interval."""
+        return Box(
+            (low, max(low, min(a_stop, b_stop)))
+            for (a_start, a_stop), (b_start, b_stop) in zip(self, other, strict=True)
+            for low in (max(a_start, b_start),)
+        )
+
+    def contains(self, other: Box) -> bool:
+        """Whether every element of `other` is in this box."""
+        return other.is_empty or all(
+            a_start <= b_start and b_stop <= a_stop
+            for (a_start, a_stop), (b_start, b_stop) in zip(self, other, strict=True)
+        )
+
+    def slices(self, within: Box | None = None) -> tuple[slice, ...]:
+        """Index of this box in an array that holds the box `within` (the whole tensor if not given)."""
+        if within is None:
+            return tuple(slice(start, stop) for start, stop in self)
+        return tuple(
+            slice(start - base, stop - base) for (start, stop), (base, _) in zip(self, within, strict=True)
+        )

@@ -1,0 +1,141 @@
+"""Who sends what to whom: the one interface to an exchange, however its senders were found.
+
+A `Piece` is a box that one device takes from another, or from itself.
+An `Exchange` tells the pieces that come into a device and those that go out of it from that device's own
+coordinates; nothing here is a table of all pairs of devices.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from reshard.box import Box
+from reshard.errors import ReshardError
+from reshard.layout import Layout, Positions
+from reshard.mesh import Mesh
+from reshard.sharding import Sharding, checked_shape
+
+
+class Piece(NamedTuple):
+    """A box of the tensor that the receiver takes from the sender; the same device where nothing travels."""
+
+    sender: int
+    receiver: int
+    box: Box
+    round: int
+    """Which round moves it, where the exchange is in rounds; else 0."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A tensor of one shape, laid over the devices of a mesh."""
+
+    mesh: Mesh
+    layout: Layout
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, sharding: Sharding, shape: Sequence[int]) -> Tiling:
+        """The tiling of a tensor of this shape."""
+        return cls(sharding.mesh, sharding.layout_for(shape), checked_shape(shape))
+
+    def box(self, device: int) -> Box:
+        """Where the tile of a device lies."""
+        return self.layout.box(self.mesh.position_of(device), self.shape)
+
+    def elements(self, device: int) -> int:
+        """The number of elements of a device's tile; 0 where it has none."""
+        return self.box(device).size if device in self.mesh else 0
+
+    def is_even(self) -> bool:
+        """Whether all tiles have one shape."""
+        return all(size % self.layout.shards(dim) == 0 for dim, size in enumerate(self.shape))
+
+    @cached_property
+    def all_elements(self) -> Positions:
+        """The number of elements of the tile at each position."""
+        sizes = np.ones(self.mesh.device_array.shape, dtype=np.int64)
+        for start, stop in self.layout.bounds(self.shape, np.arange(self.mesh.size, dtype=np.int64)):
+            sizes *= stop - start
+        return sizes
+
+
+def overlap_elements(source: Tiling, target: Tiling) -> Positions:
+    """Per position of the target, how many elements of the tile there its device holds in the source."""
+    places = source.mesh.positions_of(target.mesh.device_array)
+    shared = np.ones(places.shape, dtype=np.int64)
+    for dim, size in enumerate(target.shape):
+        low, high = source.layout.intervals(dim, size, places)
+        start, stop = target.layout.intervals(dim, size, np.arange(len(places), dtype=np.int64))
+        shared *= np.maximum(np.minimum(stop, high) - np.maximum(start, low), 0)
+    shared[places < 0] = 0
+    return shared
+
+
+class Exchange(ABC):
+    """Every device of the target gets its tile from devices of the source.
+
+    Where the source holds partial values along digits that the target does not, pieces of one box arrive from
+    every class of partial values and are combined.
+    """
+
+    source: Tiling
+    target: Tiling
+
+    @abstractmethod
+    def incoming(self, device: int) -> list[Piece]:
+        """The pieces that make up the device's target tile, its own included; empty boxes are left out.
+
+        Raises:
+            ReshardError: `unknown-device` where the device is neither in the source nor in the target.
+        """
+
+    @abstractmethod
+    def outgoing(self, device: int) -> list[Piece]:
+        """The pieces that the device's source tile gives, to itself included; empty boxes are left out.
+
+        Raises:
+            ReshardError: `unknown-device` where the device is neither in the source nor in the target.
+        """
+
+    @property
+    @abstractmethod
+    def rounds(self) -> int:
+        """The number of rounds, in each of which a device sends and receives at most one piece."""
+
+    @property
+    @abstractmethod
+    def largest_piece(self) -> int:
+        """The number of elements of the largest piece, or a little more."""
+
+    @abstractmethod
+    def all_received(self) -> Positions:
+        """Per position of the target, the number of elements that its device receives from others."""
+
+    @property
+    def received(self) -> int:
+        """The largest number of elements that a device receives from others."""
+        return int(self.all_received().max())
+
+    @property
+    def total_received(self) -> int:
+        """The number of elements that all devices together receive from others."""
+        return int(self.all_received().sum())
+
+    def received_on(self, device: int) -> int:
+        """The number of elements that a device receives from others."""
+        return sum(piece.box.size for piece in self.incoming(device) if piece.sender != device)
+
+    def sent_on(self, device: int) -> int:
+        """The number of elements that a device sends to others."""
+        return sum(piece.box.size for piece in self.outgoing(device) if piece.receiver != device)
+
+    def _check_device(self, device: int) -> None:
+        if device not in self.source.mesh and device not in self.target.mesh:
+            raise ReshardError("unknown-device", f"device {device} is in neither mesh of the exchange")

@@ -1,0 +1,253 @@
+"""A mesh: devices in row-major order of named axes.
+
+    Mesh.of(x=2, y=4)                     positions 0 to 7 are devices 0 to 7; the device at (x, y) is 4 * x + y
+    Mesh.of(x=2, device_ids=(9, 8))       position 0 is device 9
+    Mesh.of(device_ids=(3,))              maximal: everything lies on device 3
+    Mesh.of()                             empty: stands for whatever mesh the other side has
+
+A device's *position* is its place in the mesh's row-major list; its number in the world is what the list
+holds there.
+
+>>> mesh = Mesh.of(x=2, y=4)
+>>> mesh.size, mesh.device_at(6), mesh.position_of(6), mesh.coordinates(6)
+(8, 6, 6, (1, 2))
+>>> print(Mesh.of(x=2, y=2, device_ids=(0, 2, 1, 3)))
+<["x"=2, "y"=2], device_ids=[0, 2, 1, 3]>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.axis import Axis, quote
+from reshard.errors import ReshardError
+
+LIMIT = 2**62
+"""Sizes, element counts and byte counts must stay below this: sums of two fit a signed 64-bit integer."""
+
+ENUMERABLE = 2**24
+"""Figures of every device at once are refused beyond this many devices."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Ordered axes, and which device stands at each position.
+
+    Rules, in the order checked:
+        axis-name: a name is a string
+        axis-size: an axis has at least size 1
+        too-large: there are fewer than 2**62 devices
+        negative-device-id: a device id is at least 0
+        maximal-mesh: without axes there is at most one device id
+        duplicate-axis: names are distinct
+        device-ids-count: there are as many device ids as positions
+        duplicate-device-id: device ids are distinct
+    Device ids that are 0, 1, 2, … are dropped: a mesh has one spelling.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    """Names and sizes, major to minor."""
+    device_ids: tuple[int, ...] | None = None
+    """The device at each position; None where they are 0, 1, 2, …"""
+
+    def __post_init__(self) -> None:
+        for name, size in self.axes:
+            if not isinstance(name, str):
+                raise ReshardError("axis-name", f"an axis name must be a string, got: {name!r}")
+            if size < 1:
+                raise ReshardError("axis-size", f"axis {quote(name)} has size {size}; it must be at least 1")
+        total = prod(size for _, size in self.axes)
+        if total >= LIMIT:
+            raise ReshardError("too-large", f"a mesh of {total} devices is too large; there must be fewer than 2**62")
+        if self.device_ids is not None:
+            self._check_device_ids(self.device_ids, total)
+        if len(self.sizes) != len(self.axes):
+            names = [name for name, _ in self.axes]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ReshardError("duplicate-axis", f"axis {quote(twice)} is named twice")
+
+    def _check_device_ids(self, ids: tuple[int, ...], total: int) -> None:
+        if any(device < 0 for device in ids):
+            raise ReshardError("negative-device-id", f"device id {min(ids)} is negative; it must be at least 0")
+        if max(ids, default=0) >= LIMIT:
+            raise ReshardError("too-large", f"device id {max(ids)} is too large; it must be below 2**62")
+        if not self.axes and len(ids) > 1:
+            raise ReshardError("maximal-mesh", f"a mesh without axes has {len(ids)} device ids; it may have one")
+        if len(self.sizes) == len(self.axes):
+            if len(ids) != total:
+                raise ReshardError("device-ids-count", f"{len(ids)} device ids are given for {total} positions")
+            if len(set(ids)) != len(ids):
+                twice = next(device for device in ids if ids.count(device) > 1)
+                raise ReshardError("duplicate-device-id", f"device id {twice} is listed twice")
+        if self.axes and ids == tuple(range(total)):
+            object.__setattr__(self, "device_ids", None)
+
+    def __str__(self) -> str:
+        return f"<{self.fields()}>"
+
+    def fields(self) -> str:
+        """The text between the angle brackets.
+
+        Device ids that are no permutation of 0 to D - 1 stand under `devices=`, which Shardy does not know.
+        """
+        axes = ", ".join(f"{quote(name)}={size}" for name, size in self.axes)
+        if self.device_ids is None:
+            return f"[{axes}]"
+        key = "device_ids" if not self.axes or max(self.device_ids) < self.size else "devices"
+        return f"[{axes}], {key}=[{', '.join(map(str, self.device_ids))}]"
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.axes, self.device_ids))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"axes": self.axes, "device_ids": self.device_ids}
+
+    @classmethod
+    def of(
+        cls,
+        axes: Mapping[str, int] | Iterable[tuple[str, int]] | None = None,
+        /,
+        *,
+        device_ids: Iterable[int] | None = None,
+        **sizes: int,
+    ) -> Mesh:
+        """A mesh from keywords, or from a mapping or pairs where names are no identifiers.
+
+        >>> Mesh.of({"data axis": 2}) == Mesh((("data axis", 2),))
+        True
+        """
+        pairs = [*(axes.items() if isinstance(axes, Mapping) else axes or ()), *sizes.items()]
+        try:
+            checked = tuple((name, _integer(size)) for name, size in pairs)
+            ids = None if device_ids is None else tuple(_integer(device) for device in np.ravel(list(device_ids)).tolist())
+        except (TypeError, ValueError) as error:
+            raise ReshardError("bad-argument", f"axes are names with integer sizes, device ids are integers: {error}") from None
+        return cls(checked, ids)
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Size by name, in the order of the axes."""
+        return dict(self.axes)
+
+    @cached_property
+    def size(self) -> int:
+        """The number of devices."""
+        return prod(size for _, size in self.axes)
+
+    @property
+    def is_maximal(self) -> bool:
+        """Whether it is one device without axes, on which whole tensors lie."""
+        return not self.axes and self.device_ids is not None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is the placeholder without axes and devices."""
+        return not self.axes and self.device_ids is None
+
+    @property
+    def devices(self) -> Sequence[int]:
+        """The device at each position."""
+        return range(self.size) if self.device_ids is None else self.device_ids
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        return {device: position for position, device in enumerate(self.devices)}
+
+    def device_at(self, position: int) -> int:
+        """The device at a position."""
+        return self.devices[position]
+
+    def position_of(self, device: int) -> int:
+        """The position of a device.
+
+        Raises:
+            ReshardError: `unknown-device`.
+        """
+        position = device if self.device_ids is None else self._positions.get(device, -1)
+        if not isinstance(device, int | np.integer) or not 0 <= position < self.size:
+            raise ReshardError("unknown-device", f"device {device} is not in mesh {self}")
+        return int(position)
+
+    @cached_property
+    def _sorted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        ids = np.array(self.device_ids, dtype=np.int64)
+        order = np.argsort(ids)
+        return ids[order], order
+
+    def positions_of(self, devices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The positions of many devices; -1 where a device is not in the mesh."""
+        if self.device_ids is None:
+            return np.where(devices < self.size, devices, -1)
+        ids, order = self._sorted
+        place = np.minimum(np.searchsorted(ids, devices), len(ids) - 1)
+        return np.where(ids[place] == devices, order[place], -1)
+
+    @cached_property
+    def device_array(self) -> NDArray[np.int64]:
+        """The device at each position, as an array."""
+        if self.size > ENUMERABLE:
+            raise ReshardError("too-large", f"{self.size} devices are too many to list one by one")
+        return np.array(self.devices, dtype=np.int64)
+
+    def __contains__(self, device: object) -> bool:
+        if not isinstance(device, int | np.integer):
+            return False
+        return 0 <= device < self.size if self.device_ids is None else device in self._positions
+
+    def coordinates(self, device: int) -> tuple[int, ...]:
+        """Where a device stands along each axis."""
+        position = self.position_of(device)
+        result = []
+        for _, size in reversed(self.axes):
+            position, along = divmod(position, size)
+            result.append(along)
+        return tuple(reversed(result))
+
+    def stride_of(self, axis: Axis) -> tuple[int, int]:
+        """An axis as a digit of the position: (stride, size).
+
+        >>> Mesh.of(x=2, y=4).stride_of(Axis("y", 1, 2))
+        (2, 2)
+        """
+        stride, full_size = self._strides[axis.name]
+        return stride * (full_size // axis.stop_in(full_size)), axis.size_in(full_size)
+
+    @cached_property
+    def _strides(self) -> dict[str, tuple[int, int]]:
+        strides, stride = {}, 1
+        for name, size in reversed(self.axes):
+            strides[name] = (stride, size)
+            stride *= size
+        return strides
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{value!r} is no integer")
+    return int(value.__index__())
+
+
+def common_mesh(meshes: Iterable[Mesh]) -> Mesh | None:
+    """The one mesh of several, where empty meshes fit any; None where they differ.
+
+    >>> common_mesh([Mesh.of(), Mesh.of(x=2), Mesh.of(x=2)]) == Mesh.of(x=2)
+    True
+    """
+    found: Mesh | None = None
+    for mesh in meshes:
+        if found is None or found.is_empty:
+            found = mesh
+        elif not mesh.is_empty and mesh != found:
+            return None
+    return found

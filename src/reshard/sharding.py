@@ -1,0 +1,411 @@
+"""A sharding: which part of a tensor each device of a mesh holds.
+
+Per dim, the axes that cut it, major to minor; further the axes that are explicitly replicated, and those along
+which the value is the reduction of what the devices hold.
+`str` is Shardy's text with the mesh inlined, and parses back.
+
+By hand, 4 x 8 on x=2, y=4, z=2 with `[{"x"}, {"z", "y"}]`: dim 0 is cut into 2 blocks of 2 rows by x, dim 1 into
+8 blocks of 1 column, of which device (x=1, y=2, z=1) holds number 1 * 4 + 2 = 6.
+
+>>> from reshard.mesh import Mesh
+>>> sharding = Sharding.of(Mesh.of(x=2, y=4, z=2), "x", ("z", "y"))
+>>> sharding.local_shape((4, 8)), sharding.box(13, (4, 8))
+((2, 1), Box([(2, 4), (6, 7)]))
+>>> print(Sharding.of(Mesh.of(x=2, y=4), ("x", "?"), None, replicated="y:(1)2"))
+#sdy.sharding<mesh<["x"=2, "y"=4]>, [{"x", ?}, {}], replicated={"y":(1)2}>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from reshard.axis import Axis, difference, merged, mesh_order, quote, refined_mesh, sorted_and_merged
+from reshard.box import Box
+from reshard.dtypes import REDUCTIONS
+from reshard.errors import ReshardError
+from reshard.layout import Digit, Layout, Positions, joined
+from reshard.mesh import LIMIT, Mesh
+
+UNEVEN = ("ceil", "chunk")
+"""How a dim that its shard count does not divide is cut: in blocks of the ceiling over the product of its axes
+(Shardy, XLA), or in chunks of chunks, axis by axis (torch)."""
+
+AxesLike = str | Axis | Iterable[str | Axis] | None
+
+
+@dataclass(frozen=True, slots=True)
+class DimSharding:
+    """The axes that cut one dim.
+
+    >>> print(DimSharding.of("x", "?", priority=2))
+    {"x", ?}p2
+    """
+
+    axes: tuple[Axis, ...] = ()
+    """Major to minor."""
+    is_open: bool = False
+    """Whether propagation may append axes."""
+    priority: int | None = None
+    """When propagation looks at it: 0 first; None counts as 0."""
+
+    def __str__(self) -> str:
+        parts = [*map(str, self.axes), *(["?"] if self.is_open else [])]
+        return "{" + ", ".join(parts) + "}" + ("" if self.priority is None else f"p{self.priority}")
+
+    @classmethod
+    def of(cls, *axes: str | Axis, priority: int | None = None) -> DimSharding:
+        """A dim sharding from names; a last `?` opens it."""
+        is_open = bool(axes) and axes[-1] == "?"
+        return cls(tuple(Axis.of(axis) for axis in (axes[:-1] if is_open else axes)), is_open, priority)
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """What every device of a mesh holds of a tensor.
+
+    Rules, in the order checked; all but the last are those of Shardy's verifier:
+        unknown-reduction, unknown-rule: reduction and rule for uneven dims are in their closed sets
+        maximal-sharding: on a maximal mesh there are no dims and no axes
+        negative-priority: a priority is at least 0
+        needless-priority: an empty closed dim has none
+        unknown-axis: every axis is in the mesh
+        duplicate-axis-ref: no axis or sub-axis stands twice
+        mergeable-sub-axes: no sub-axis continues the one before it in its list
+        unsorted-axes: replicated and unreduced axes are in mesh order
+        axis-and-sub-axis: no axis is used whole and in part
+        sub-axis-pre-size, sub-axis-size: a sub-axis has pre-size at least 1 and size at least 2
+        sub-axis-divisor: pre-size times size divides the axis
+        sub-axis-is-axis: a sub-axis is smaller than its axis
+        overlapping-sub-axes: sub-axes do not overlap
+        sub-axes-cannot-coexist: one split of the axis has them all
+    """
+
+    mesh: Mesh
+    """The devices."""
+    dims: tuple[DimSharding, ...]
+    """One per dim of the tensor; none on a maximal mesh."""
+    replicated: tuple[Axis, ...] = ()
+    """Axes that propagation must leave replicated, in mesh order; where things lie is not changed by them."""
+    unreduced: tuple[Axis, ...] = ()
+    """Axes along which the value is the reduction of what the devices hold, in mesh order."""
+    reduction: str = "sum"
+    """How: sum, avg, product, max, min, band, bor or bxor; sum where nothing is unreduced."""
+    uneven: str = "ceil"
+    """How a dim is cut that its shard count does not divide: ceil or chunk."""
+
+    def __post_init__(self) -> None:
+        if self.reduction not in REDUCTIONS:
+            raise ReshardError("unknown-reduction", f"reduction {self.reduction!r} must be one of {', '.join(REDUCTIONS)}")
+        if self.uneven not in UNEVEN:
+            raise ReshardError("unknown-rule", f"the rule for uneven dims {self.uneven!r} must be one of {', '.join(UNEVEN)}")
+        if not self.unreduced and self.reduction != "sum":
+            object.__setattr__(self, "reduction", "sum")
+        if self.mesh.is_maximal:
+            if self.dims or self.replicated or self.unreduced:
+                raise ReshardError("maximal-sharding", "a sharding on a maximal mesh must have no dims and no axes")
+            return
+        self._check_lists()
+        self._check_sub_axes()
+
+    def _check_lists(self) -> None:
+        seen: set[Axis] = set()
+        for number, dim in enumerate(self.dims):
+            if dim.priority is not None and dim.priority < 0:
+                raise ReshardError("negative-priority", f"dim {number} has the negative priority {dim.priority}")
+            if dim.priority is not None and not dim.axes and not dim.is_open:
+                raise ReshardError("needless-priority", f"dim {number} is empty and closed but has priority {dim.priority}")
+            self._check_list(dim.axes, seen)
+        for title, axes in (("replicated", self.replicated), ("unreduced", self.unreduced)):
+            self._check_list(axes, seen)
+            if mesh_order(axes, self.mesh.sizes) != list(axes):
+                raise ReshardError("unsorted-axes", f"{title} axes {_braced(axes)} are not in the order of the mesh")
+
+    def _check_list(self, axes: tuple[Axis, ...], seen: set[Axis]) -> None:
+        previous: Axis | None = None
+        for axis in axes:
+            if axis.name not in self.mesh.sizes:
+                raise ReshardError("unknown-axis", f"axis {quote(axis.name)} is not in mesh {self.mesh}")
+            if axis in seen:
+                raise ReshardError("duplicate-axis-ref", f"axis {axis} is used twice")
+            if previous is not None and previous.can_merge(axis):
+                raise ReshardError("mergeable-sub-axes", f"sub-axes {previous} and {axis} side by side must be written as one")
+            seen.add(axis)
+            previous = axis
+
+    def _check_sub_axes(self) -> None:
+        by_name: dict[str, list[Axis]] = {}
+        for axis in self.axes():
+            by_name.setdefault(axis.name, []).append(axis)
+        for name, axes in by_name.items():
+            if len(axes) == 1 and axes[0].is_whole:
+                continue
+            if any(axis.is_whole for axis in axes):
+                raise ReshardError("axis-and-sub-axis", f"axis {quote(name)} is used both whole and in part")
+            full_size = self.mesh.sizes[name]
+            ordered = mesh_order(axes, self.mesh.sizes)
+            for axis in ordered:
+                self._check_sub_axis(axis, full_size)
+            for first, second in zip(ordered, ordered[1:], strict=False):
+                if first.overlaps(second):
+                    raise ReshardError("overlapping-sub-axes", f"sub-axes {first} and {second} overlap")
+            refined_mesh(axes, self.mesh.sizes)
+
+    def _check_sub_axis(self, axis: Axis, full_size: int) -> None:
+        if axis.start < 1:
+            raise ReshardError("sub-axis-pre-size", f"sub-axis {axis} has a pre-size below 1")
+        if axis.size_in(full_size) < 2:
+            raise ReshardError("sub-axis-size", f"sub-axis {axis} has a size below 2")
+        if full_size % axis.stop_in(full_size):
+            raise ReshardError("sub-axis-divisor", f"sub-axis {axis} does not divide its axis of size {full_size}")
+        if axis.size_in(full_size) == full_size:
+            raise ReshardError("sub-axis-is-axis", f"sub-axis {axis} is the whole axis; it must be written {quote(axis.name)}")
+
+    @classmethod
+    def of(
+        cls,
+        mesh: Mesh,
+        *dims: AxesLike | DimSharding,
+        replicated: AxesLike = (),
+        unreduced: AxesLike = (),
+        reduction: str = "sum",
+        uneven: str = "ceil",
+    ) -> Sharding:
+        """A sharding from loose input, brought to its one spelling.
+
+        Args:
+            mesh: the devices.
+            dims: per dim None, an axis, axes major to minor, or a DimSharding; a last `?` opens the dim, and
+                `y:(2)4` names a sub-axis.
+            replicated: axes that stay replicated, in any order.
+            unreduced: axes along which values are partial, in any order.
+            reduction: how partial values combine.
+            uneven: how dims are cut that do not divide.
+
+        Raises:
+            ReshardError: with the code of the first rule that is broken.
+
+        >>> mesh = Mesh.of(x=2, y=8)
+        >>> print(Sharding.of(mesh, ("y:(1)2", "y:(2)2", "?"), None, unreduced="x").text())
+        [{"y":(1)4, ?}, {}], unreduced={"x"}
+        """
+        if not isinstance(mesh, Mesh):
+            raise ReshardError("bad-argument", f"a sharding needs a Mesh first, got: {mesh!r}")
+        sizes = mesh.sizes
+        built = []
+        for dim in dims:
+            dim = dim if isinstance(dim, DimSharding) else DimSharding.of(*_listed(dim))
+            built.append(replace(dim, axes=merged(dim.axes, sizes)))
+        sets = []
+        for given in (replicated, unreduced):
+            axes = [Axis.of(axis) for axis in _listed(given)]
+            known = all(axis.name in sizes for axis in axes)
+            sets.append(sorted_and_merged(axes, sizes) if known else tuple(axes))
+        return cls(mesh, tuple(built), sets[0], sets[1], reduction, uneven)
+
+    def __str__(self) -> str:
+        return f"#sdy.sharding<mesh{self.mesh}, {self.text()}>"
+
+    def text(self) -> str:
+        """What follows the mesh in Shardy's text.
+
+        `uneven=chunk` and the reductions beside sum, max and min are words that Shardy does not know.
+        """
+        word = "" if self.reduction == "sum" else self.reduction
+        return (
+            f"[{', '.join(map(str, self.dims))}]"
+            + (f", replicated={_braced(self.replicated)}" if self.replicated else "")
+            + (f", unreduced={word}{_braced(self.unreduced)}" if self.unreduced else "")
+            + ("" if self.uneven == "ceil" else f", uneven={self.uneven}")
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.mesh, self.dims, self.replicated, self.unreduced, self.reduction, self.uneven))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def axes(self) -> Iterator[Axis]:
+        """Every axis that is named: of the dims, replicated, unreduced."""
+        for dim in self.dims:
+            yield from dim.axes
+        yield from self.replicated
+        yield from self.unreduced
+
+    @property
+    def ndim(self) -> int | None:
+        """The number of dims; None on a maximal mesh, where any tensor fits."""
+        return None if self.mesh.is_maximal else len(self.dims)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The sharding with the names taken away."""
+        stride_of = self.mesh.stride_of
+
+        def digits(axes: Iterable[Axis]) -> tuple[Digit, ...]:
+            return joined(Digit(*stride_of(axis)) for axis in axes)
+
+        def stages(axes: tuple[Axis, ...]) -> tuple[tuple[Digit, ...], ...]:
+            cuts = [digits(axes)] if self.uneven == "ceil" else [digits([axis]) for axis in axes]
+            return tuple(stage for stage in cuts if stage)
+
+        return Layout(tuple(stages(dim.axes) for dim in self.dims), digits(self.unreduced), self.mesh.size)
+
+    def layout_for(self, shape: Sequence[int]) -> Layout:
+        """The layout of a tensor of this shape, which on a maximal mesh has dims that nothing cuts.
+
+        Raises:
+            ReshardError: `rank-mismatch`, `bad-shape`, `too-large`.
+        """
+        sizes = checked_shape(shape)
+        if self.mesh.is_maximal:
+            return Layout(((),) * len(sizes), (), 1)
+        if len(sizes) != len(self.dims):
+            raise ReshardError(
+                "rank-mismatch", f"sharding {self.text()} has {len(self.dims)} dims, shape {sizes} has {len(sizes)}"
+            )
+        return self.layout
+
+    def box(self, device: int, shape: Sequence[int]) -> Box:
+        """Where the tile of a device lies, one half-open interval per dim; an empty one is (size, size).
+
+        Raises:
+            ReshardError: `unknown-device`, `rank-mismatch`, `bad-shape`, `too-large`.
+
+        >>> [Sharding.of(Mesh.of(x=3), "x").box(device, (4,)) for device in range(3)]
+        [Box([(0, 2)]), Box([(2, 4)]), Box([(4, 4)])]
+        """
+        return self.layout_for(shape).box(self.mesh.position_of(device), shape)
+
+    def local_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the largest tile: per dim the ceiling of its size over its shards.
+
+        Raises:
+            ReshardError: `rank-mismatch`, `bad-shape`, `too-large`.
+        """
+        return self.layout_for(shape).local_shape(shape)
+
+    def check_divisible(self, shape: Sequence[int]) -> None:
+        """Refuse a shape that some dim's shards do not divide.
+
+        Raises:
+            ReshardError: `not-divisible`, and what `local_shape` raises.
+        """
+        layout = self.layout_for(shape)
+        for dim, size in enumerate(shape):
+            if size % layout.shards(dim):
+                raise ReshardError(
+                    "not-divisible", f"dim {dim} with size {size} is not divisible by its {layout.shards(dim)} shards"
+                )
+
+    def is_equivalent_to(self, other: Sharding, shape: Sequence[int]) -> bool:
+        """Whether both put every element of a tensor of this shape on the same devices.
+
+        Names, open dims, priorities and explicit replication do not count; partial values must be partial
+        over the same devices and by the same reduction.
+
+        Raises:
+            ReshardError: `rank-mismatch`, `bad-shape`, `too-large`.
+
+        >>> flat = Sharding.of(Mesh.of(a=8), "a:(1)4", "a:(4)2")
+        >>> flat.is_equivalent_to(Sharding.of(Mesh.of(x=2, y=2, z=2), ("x", "y"), "z"), (4, 4))
+        True
+        """
+        first, second = with_mesh(self, other.mesh), with_mesh(other, self.mesh)
+        mine, theirs = first.layout_for(shape), second.layout_for(shape)
+        if mine.unreduced and theirs.unreduced and first.reduction != second.reduction:
+            return False
+        if first.mesh.device_ids == second.mesh.device_ids and mine == theirs:
+            return True
+        return _same_placement(first, second, shape)
+
+    def unused_axes(self) -> tuple[Axis, ...]:
+        """The parts of the mesh that neither cut a dim nor are unreduced: on these the tensor is replicated.
+
+        >>> print(*Sharding.of(Mesh.of(x=2, y=4), "y:(1)2").unused_axes())
+        "x" "y":(2)2
+        """
+        used = [axis for dim in self.dims for axis in dim.axes] + list(self.unreduced)
+        whole = [Axis(name) for name, size in self.mesh.axes if size > 1]
+        return difference(whole, used, self.mesh.sizes)
+
+    def dual(self) -> Sharding:
+        """The sharding of the gradient: replicated and unreduced axes change places.
+
+        Raises:
+            ReshardError: `bad-argument` where the reduction is no sum.
+
+        >>> print(Sharding.of(Mesh.of(x=2, y=4), "x").dual().text())
+        [{"x"}], unreduced={"y"}
+        """
+        if self.reduction != "sum":
+            raise ReshardError("bad-argument", f"a sharding with partial values under {self.reduction} has no dual")
+        return replace(self, replicated=(), unreduced=self.unused_axes())
+
+
+def with_mesh(sharding: Sharding, mesh: Mesh) -> Sharding:
+    """The sharding itself, or, where its mesh is the empty placeholder, the same on `mesh`: replicated."""
+    if not sharding.mesh.is_empty or mesh.is_empty:
+        return sharding
+    return Sharding(mesh, ()) if mesh.is_maximal else replace(sharding, mesh=mesh)
+
+
+def _same_placement(first: Sharding, second: Sharding, shape: Sequence[int]) -> bool:
+    devices = [sharding.mesh.device_array for sharding in (first, second)]
+    orders = [np.argsort(ids) for ids in devices]
+    if not np.array_equal(devices[0][orders[0]], devices[1][orders[1]]):
+        return False
+    boxes, classes = [], []
+    for sharding, positions in zip((first, second), orders, strict=True):
+        layout = sharding.layout_for(shape)
+        bounds = layout.bounds(shape, positions)
+        box = np.stack([edge for pair in bounds for edge in pair] or [np.zeros_like(positions)], axis=1)
+        box[np.logical_or.reduce([start >= stop for start, stop in bounds], axis=0) if bounds else slice(0)] = -1
+        boxes.append(box)
+        classes.append(_labels(np.stack([*box.T, *(digit.value(positions) for digit in layout.unreduced)], axis=1)))
+    both = _labels(np.stack(classes, axis=1))
+    return np.array_equal(boxes[0], boxes[1]) and int(both.max()) == int(classes[0].max()) == int(classes[1].max())
+
+
+def _labels(rows: Positions) -> Positions:
+    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _listed(axes: AxesLike) -> list[str | Axis]:
+    if axes is None:
+        return []
+    if isinstance(axes, str | Axis):
+        return [axes]
+    if not isinstance(axes, Iterable):
+        raise ReshardError("bad-argument", f"axes must be None, a name, or a list of names, got: {axes!r}")
+    return list(axes)
+
+
+def _braced(axes: Iterable[Axis]) -> str:
+    return "{" + ", ".join(map(str, axes)) + "}"
+
+
+def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape as a tuple of integers.
+
+    Raises:
+        ReshardError: `bad-shape`, `too-large`.
+    """
+    try:
+        sizes = tuple(int(size.__index__()) for size in shape)
+    except (TypeError, AttributeError):
+        raise ReshardError("bad-shape", f"a shape must be a sequence of integers, got: {shape!r}") from None
+    for dim, size in enumerate(sizes):
+        if size < 0:
+            raise ReshardError("bad-shape", f"dim {dim} has size {size}; it must be at least 0")
+        if size >= LIMIT:
+            raise ReshardError("too-large", f"dim {dim} has size {size}; it must be below 2**62")
+    return sizes

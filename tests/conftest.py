@@ -1,0 +1,51 @@
+"""What all tests share: which engines are here, which must be, and how Hypothesis draws its examples.
+
+Environment:
+
+- `RESHARD_REQUIRE=jax,torch`: the engines that must be here.
+  Without it a test whose engine is absent is skipped; with it the run fails before its first test.
+- `RESHARD_HYPOTHESIS_PROFILE=dev`: fresh random examples on every run.
+  The default, `ci`, draws the same examples each time.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+
+import hypothesis
+import pytest
+
+ENGINES = ("jax", "torch")
+"""The engines that are installed apart; NumPy is always there."""
+
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("dev", deadline=None)
+hypothesis.settings.load_profile(os.environ.get("RESHARD_HYPOTHESIS_PROFILE", "ci"))
+
+
+def absent_engines() -> tuple[str, ...]:
+    return tuple(name for name in ENGINES if importlib.util.find_spec(name) is None)
+
+
+def complaint_about_required(required: str, absent: tuple[str, ...]) -> str | None:
+    """Why the run must not start, given the value of `RESHARD_REQUIRE` and the engines that are absent."""
+    names = [name.strip() for name in required.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in ENGINES]:
+        return f"RESHARD_REQUIRE names {', '.join(unknown)}; the engines are {', '.join(ENGINES)}"
+    if missing := [name for name in names if name in absent]:
+        return f"RESHARD_REQUIRE asks for {', '.join(missing)}, which is not installed"
+    return None
+
+
+def pytest_configure() -> None:
+    if complaint := complaint_about_required(os.environ.get("RESHARD_REQUIRE", ""), absent_engines()):
+        raise pytest.UsageError(complaint)
+
+
+def pytest_report_header() -> str:
+    absent = absent_engines()
+    present = ["numpy", *(name for name in ENGINES if name not in absent)]
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in present)
+    return f"engines: {versions}; absent: {', '.join(absent) or 'none'}"
