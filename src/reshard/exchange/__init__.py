@@ -1,18 +1,30 @@
-"""Section by section: who sends what to whom.
+"""Who sends what to whom.
 
-    pieces.py   a piece, a tiling, the one interface of an exchange
-    digits.py   senders in closed form, where source and target have common digits
-    boxes.py    senders dealt per source tile, for all else
+    pieces.py     a piece, a tiling, and the one interface of an exchange
+    digits.py     senders in closed form, where source and target have common digits
+    boxes.py      senders dealt per source tile, for all else
+    reduction.py  partial values: combine every element on one device, then gather
+    schedule.py   pieces in rounds, by colouring
 """
 
 from __future__ import annotations
 
-from reshard.exchange.boxes import by_boxes
-from reshard.exchange.digits import by_digits
-from reshard.exchange.pieces import Exchange, Piece, Tiling
+from reshard.exchange.digits import DigitExchange
+from reshard.exchange.pieces import Exchange, Piece, Tiling, overlap_elements
+from reshard.exchange.reduction import combine_then_gather, find_exchange, kept_apart, kept_size, total_bound, within
+from reshard.exchange.schedule import schedule
 
-__all__ = ["Exchange", "Piece", "Tiling", "find_exchange"]
-
-
-def find_exchange(source: Tiling, target: Tiling) -> Exchange:
-    return by_digits(source, target) or by_boxes(source, target)
+__all__ = [
+    "DigitExchange",
+    "Exchange",
+    "Piece",
+    "Tiling",
+    "combine_then_gather",
+    "find_exchange",
+    "kept_apart",
+    "kept_size",
+    "overlap_elements",
+    "schedule",
+    "total_bound",
+    "within",
+]

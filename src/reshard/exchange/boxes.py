@@ -93,8 +93,12 @@ class BoxExchange(Exchange):
     target: Tiling
     combined: Stage
     """Digits of the source whose partial values are combined on the receiver."""
-    kept: tuple[Stage, Stage]
+    classes: tuple[Stage, Stage]
     """Digits of source and of target along which partial values stay apart: equal values belong together."""
+
+    @property
+    def kept(self) -> tuple[Stage, Stage]:
+        return self.classes
 
     @cached_property
     def overlaps(self) -> tuple[Overlaps, ...]:
@@ -231,9 +235,7 @@ class BoxExchange(Exchange):
 
     def all_received(self) -> Positions:
         needed = self.target.all_elements * prod(digit.size for digit in self.combined)
-        classes = index_of(self.kept[1], np.arange(self.target.mesh.size, dtype=np.int64))
-        has_own = index_of(self.kept[0], self._places) == classes
-        return needed - np.where(has_own, overlap_elements(self.source, self.target), 0)
+        return needed - overlap_elements(self.source, self.target, self.kept)
 
 
 def by_boxes(

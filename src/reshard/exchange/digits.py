@@ -127,6 +127,16 @@ class DigitExchange(Exchange):
         return self.largest_piece * (self.gathered_values * self.source.mesh.size - self._fixed_points)
 
     @property
+    def missing(self) -> int:
+        """In closed form where dims are even: all of the tile, if some digit of it lies elsewhere on some device."""
+        if not (self.source.is_even() and self.target.is_even()):
+            return super().missing
+        tile = prod(self.target.layout.local_shape(self.target.shape))
+        homes = {role: i for i, role in enumerate(self.common.target_roles) if role is not None}
+        moved = any(homes.get(role, i) != i for i, role in enumerate(self.common.source_roles) if role is not None)
+        return tile - (0 if moved or not self.shares_devices else self.largest_piece)
+
+    @property
     def _fixed_points(self) -> int:
         """How many devices round 0 sends to themselves: one value per cycle of digits is theirs to choose."""
         if not self.shares_devices:

@@ -17,7 +17,7 @@ import numpy as np
 
 from reshard.box import Box
 from reshard.errors import ReshardError
-from reshard.layout import Layout, Positions
+from reshard.layout import Layout, Positions, Stage, index_of
 from reshard.mesh import Mesh
 from reshard.sharding import Sharding, checked_shape
 
@@ -53,6 +53,10 @@ class Tiling:
         """The number of elements of a device's tile; 0 where it has none."""
         return self.box(device).size if device in self.mesh else 0
 
+    def same_order_as(self, other: Tiling) -> bool:
+        """Whether both name the same devices in the same order."""
+        return self.mesh.size == other.mesh.size and self.mesh.device_ids == other.mesh.device_ids
+
     def is_even(self) -> bool:
         """Whether all tiles have one shape."""
         return all(size % self.layout.shards(dim) == 0 for dim, size in enumerate(self.shape))
@@ -66,15 +70,21 @@ class Tiling:
         return sizes
 
 
-def overlap_elements(source: Tiling, target: Tiling) -> Positions:
-    """Per position of the target, how many elements of the tile there its device holds in the source."""
+def overlap_elements(source: Tiling, target: Tiling, kept: tuple[Stage, Stage] = ((), ())) -> Positions:
+    """Per position of the target, how many elements of the tile there its device holds in the source.
+
+    Args:
+        source: what the devices have.
+        target: what they need.
+        kept: digits of source and target along which partial values stay apart; another class is not held.
+    """
     places = source.mesh.positions_of(target.mesh.device_array)
-    shared = np.ones(places.shape, dtype=np.int64)
+    here = np.arange(len(places), dtype=np.int64)
+    shared = ((places >= 0) & (index_of(kept[0], places) == index_of(kept[1], here))).astype(np.int64)
     for dim, size in enumerate(target.shape):
         low, high = source.layout.intervals(dim, size, places)
-        start, stop = target.layout.intervals(dim, size, np.arange(len(places), dtype=np.int64))
+        start, stop = target.layout.intervals(dim, size, here)
         shared *= np.maximum(np.minimum(stop, high) - np.maximum(start, low), 0)
-    shared[places < 0] = 0
     return shared
 
 
@@ -117,6 +127,25 @@ class Exchange(ABC):
     @abstractmethod
     def all_received(self) -> Positions:
         """Per position of the target, the number of elements that its device receives from others."""
+
+    def all_missing(self) -> Positions:
+        """Per position of the target, the number of elements that its device needs and does not hold."""
+        return self.target.all_elements - overlap_elements(self.source, self.target, self.kept)
+
+    @property
+    def kept(self) -> tuple[Stage, Stage]:
+        """Digits of source and target along which partial values stay apart."""
+        return ((), ())
+
+    @property
+    def missing(self) -> int:
+        """The largest number of elements that a device needs and does not hold: the lower bound of a move."""
+        return int(self.all_missing().max())
+
+    @property
+    def total_missing(self) -> int:
+        """The number of elements that all devices together need and do not hold."""
+        return int(self.all_missing().sum())
 
     @property
     def received(self) -> int:

@@ -17,6 +17,6 @@ same in numbers.
 from __future__ import annotations
 
 from reshard.view.contents import draw_contents
-# from reshard.view.cuts import Overlap, PieceRanges, cut_period, draw_cuts, overlaps, piece_ranges
+from reshard.view.cuts import Overlap, PieceRanges, cut_period, draw_cuts, overlaps, piece_ranges
 
 __all__ = ["Overlap", "PieceRanges", "cut_period", "draw_contents", "draw_cuts", "overlaps", "piece_ranges"]

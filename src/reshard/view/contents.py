@@ -21,7 +21,7 @@ By hand, 2 x 4 on x=2, y=2 with `[{"y"}, {"x"}]`: device (x=0, y=1) holds row 2 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -52,7 +52,7 @@ ARROW = "----------->"
 DOWN = "↓"
 EMPTY = "(empty)"
 SMALL = 16
-"""Where devices are left out, a tile of up to so many elements is drawn with them, a larger one as its box."""
+"""Where devices are left out, tiles of up to so many elements may be drawn with them, larger ones as boxes."""
 
 Cell = list[str | list[str]]
 """What stands in a cell: lines, and rows of elements that are yet to be aligned."""
@@ -117,20 +117,26 @@ def draw_contents(
                 lines = tried.render(names, as_boxes)
                 if _fits(lines, max_width, max_lines):
                     return "\n".join(lines + tried.notes(names, as_boxes))
-    as_boxes = tile > SMALL
-    limits = scenes[-1].fitting(as_boxes, max_width, max_lines)
-    return "\n".join(scenes[-1].render(limits, as_boxes) + scenes[-1].notes(limits, as_boxes))
+    tall = next((tried for tried in scenes if tried.down), scene)
+    kinds = [True] if tile > SMALL else [False, True]
+    limits = {as_boxes: tall.fitting(as_boxes, max_width, max_lines) for as_boxes in kinds}
+    as_boxes = max(kinds, key=lambda kind: tall.drawn(limits[kind]))
+    return "\n".join(tall.render(limits[as_boxes], as_boxes) + tall.notes(limits[as_boxes], as_boxes))
 
 
-def _directions(sharding: Sharding, order: Sequence[str] | None) -> tuple[str | None, tuple[str, ...]]:
+def _directions(sharding: Sharding, order: Any) -> tuple[str | None, tuple[str, ...]]:
     """The axis that runs to the right, and those that run downwards, the outermost first."""
     sizes = sharding.mesh.sizes
-    names = tuple(sizes) if order is None else tuple(order)
-    for name in names:
-        if name not in sizes:
-            raise ReshardError("unknown-axis", f"axis {name!r} is not in mesh {sharding.mesh}")
-    if sorted(names) != sorted(sizes):
-        raise ReshardError("bad-argument", f"order must name every axis of mesh {sharding.mesh} once, got: {names}")
+    names: tuple[Any, ...] = tuple(sizes)
+    if order is not None:
+        names = tuple(order) if isinstance(order, Iterable) else ()
+        unknown = [name for name in names if isinstance(name, str) and name not in sizes]
+        if unknown:
+            raise ReshardError("unknown-axis", f"axis {quote(unknown[0])} is not in mesh {sharding.mesh}")
+        if len(names) != len(sizes) or any(name not in names for name in sizes):
+            raise ReshardError(
+                "bad-argument", f"order must name every axis of mesh {sharding.mesh} once, got: {order!r}"
+            )
     if not names:
         return None, ()
     cuts_last = any(dim.axes for dim in sharding.dims[-1:])
@@ -147,7 +153,7 @@ def _labels(shape: tuple[int, ...]) -> Callable[[tuple[int, ...]], str]:
 def _texts(values: ArrayLike, shape: tuple[int, ...]) -> Callable[[tuple[int, ...]], str]:
     try:
         array = np.asarray(values)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ReshardError("bad-argument", f"values must be an array: {error}") from None
     if array.shape != shape:
         raise ReshardError("bad-argument", f"values have shape {array.shape}; they must have the tensor's, {shape}")
@@ -180,9 +186,9 @@ class _Scene:
 
     def turned(self) -> _Scene:
         """The one axis in the other direction."""
-        return (
-            replace(self, right=None, down=(self.right,)) if self.right else replace(self, right=self.down[0], down=())
-        )
+        if self.right is None:
+            return replace(self, right=self.down[0], down=())
+        return replace(self, right=None, down=(self.right,))
 
     def entries(self, name: str, limits: Limits) -> list[int | None]:
         """The entries of an axis that are drawn."""
@@ -271,6 +277,10 @@ class _Scene:
         bars += [" " * len(bars[0])] * (len(lines) - end)
         return [f"{line.ljust(width)}  {bar}" for line, bar in zip(lines, bars, strict=True)]
 
+    def drawn(self, limits: Limits) -> int:
+        """The number of devices that are drawn."""
+        return prod(min(size, limits[name]) for name, size in self.sharding.mesh.axes)
+
     def fitting(self, as_boxes: bool, max_width: int, max_lines: int) -> Limits:
         """Entries per axis such that the drawing fits, or nearly does where nothing fits."""
         sizes = self.sharding.mesh.sizes
@@ -288,7 +298,7 @@ class _Scene:
         for limit in range(min(max((sizes[name] for name in self.down), default=1), MAX_ALONG), 0, -1):
             limits |= dict.fromkeys(self.down, limit)
             rows = prod(len(self.entries(name, limits)) for name in self.down)
-            cells = rows * (len(self.entries(self.right, limits)) if self.right else 1)
+            cells = rows * (1 if self.right is None else len(self.entries(self.right, limits)))
             if (
                 cells <= MAX_CELLS
                 and 2 * rows < max_lines
@@ -303,12 +313,13 @@ class _Scene:
         left_out = [
             f"{quote(name)} {missing(size, limits[name])}" for name, size in sizes.items() if limits[name] < size
         ]
-        drawn = prod(len(self.entries(name, limits)) - (limits[name] < size) for name, size in sizes.items())
         notes = partial_note(self.sharding, "each device")
         if as_boxes:
             notes.append("boxes stand for the elements: start:stop per dim, counted from 0")
         if left_out:
-            notes.append(f"left out: {', '.join(left_out)}; {drawn} of {self.sharding.mesh.size} devices are drawn")
+            notes.append(
+                f"left out: {', '.join(left_out)}; {self.drawn(limits)} of {self.sharding.mesh.size} devices are drawn"
+            )
         return ["", *notes] if notes else []
 
 

@@ -33,14 +33,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import lcm
-from typing import NamedTuple
+from math import lcm, prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from reshard.box import Box
 from reshard.errors import ReshardError
-from reshard.layout import Layout
+from reshard.layout import Digit, Layout, P
 from reshard.sharding import Sharding, checked_shape, with_mesh
 from reshard.view.limits import (
     MAX_LINES,
@@ -53,6 +53,8 @@ from reshard.view.overlay import draw_overlay
 
 MAX_BLOCKS = 2**20
 """Blocks of one dim that are listed at the most."""
+MAX_OWNERS = 4
+"""Devices that are named in a region at the most."""
 MAX_LISTED = 16
 """Blocks, cuts and overlaps of one dim that are written out at the most."""
 
@@ -91,6 +93,52 @@ class PieceRanges:
     """In the receiver's target tile."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    """How one sharding cuts one dim."""
+
+    size: int
+    """The size of the dim."""
+    shards: int
+    """The number of parts, the empty ones too."""
+    blocks: list[Block]
+    """The parts that are not empty, in order."""
+    length: int
+    """The length of every block, the last of which may be shorter; 0 where they differ or there is none."""
+
+    @classmethod
+    def of(cls, sharding: Sharding, shape: Sequence[int], dim: Any) -> _Cuts:
+        """The cuts, from the boxes of the sharding."""
+        layout = sharding.layout_for(shape)
+        if not isinstance(dim, int | np.integer) or not 0 <= dim < len(shape):
+            raise ReshardError("bad-argument", f"shape {tuple(shape)} has no dim {dim!r}")
+        dim, size = int(dim), int(shape[dim])
+        shards = layout.shards(dim)
+        if shards > MAX_BLOCKS:
+            raise ReshardError("too-large", f"dim {dim} is cut into {shards} blocks; {MAX_BLOCKS} can be listed")
+        positions = _place(layout.dims[dim], np.arange(shards, dtype=np.int64))
+        starts, stops = layout.intervals(dim, size, positions)
+        found = zip(range(shards), starts.tolist(), stops.tolist(), strict=True)
+        blocks = [Block(number, start, stop) for number, start, stop in found if start < stop]
+        return cls(size, shards, blocks, _common_length(blocks))
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether no empty part stands before one that is not empty."""
+        return all(block.number == place for place, block in enumerate(self.blocks))
+
+    def summary(self) -> str:
+        """The number and the lengths of the blocks."""
+        lengths = [block.stop - block.start for block in self.blocks]
+        empty = f"; {self.shards - len(lengths)} of {self.shards} empty" if self.shards > len(lengths) else ""
+        count = f"{len(lengths)} block{'s' * (len(lengths) > 1)} of "
+        if not self.length:
+            listed = ", ".join(map(str, lengths[:MAX_LISTED])) + (", ..." if len(lengths) > MAX_LISTED else "")
+            return f"{count}{listed}{empty}"
+        last = f", the last of {lengths[-1]}" if lengths[-1] < self.length else ""
+        return f"{count}{self.length}{last}{empty}"
+
+
 def piece_ranges(
     source: Sharding, target: Sharding, shape: Sequence[int], sender: int, receiver: int
 ) -> PieceRanges | None:
@@ -99,6 +147,7 @@ def piece_ranges(
     Raises:
         ReshardError: `unknown-device`, `rank-mismatch`, `bad-shape`, `too-large`, `bad-argument`.
 
+    >>> from reshard.mesh import Mesh
     >>> mesh = Mesh.of(x=4)
     >>> piece_ranges(Sharding.of(mesh, "x"), Sharding.of(mesh, "x:(2)2"), (8,), sender=3, receiver=1).in_receiver
     Box([(2, 4)])
@@ -118,11 +167,12 @@ def overlaps(source: Sharding, target: Sharding, shape: Sequence[int], dim: int)
         ReshardError: `rank-mismatch`, `bad-shape`; `too-large` for more than 2**20 blocks; `bad-argument` where
             there is no such dim.
 
+    >>> from reshard.mesh import Mesh
     >>> mesh = Mesh.of(x=2, y=2)
     >>> overlaps(Sharding.of(mesh, "x"), Sharding.of(mesh, ("y", "x")), (4,), 0)[1]
     Overlap(source_block=0, target_block=1, start=1, stop=2)
     """
-    return _meet(*_both_blocks(source, target, shape, dim))
+    return _meet(*_both_cuts(source, target, shape, dim))
 
 
 def cut_period(source: Sharding, target: Sharding, shape: Sequence[int], dim: int) -> int | None:
@@ -134,12 +184,12 @@ def cut_period(source: Sharding, target: Sharding, shape: Sequence[int], dim: in
     Raises:
         ReshardError: what `overlaps` raises.
 
+    >>> from reshard.mesh import Mesh
     >>> mesh = Mesh.of(x=2, y=3)
     >>> cut_period(Sharding.of(mesh, "x"), Sharding.of(mesh, ("x", "y")), (20,), 0)    # 10 and 4
     20
     """
-    lengths = [_length(blocks) for blocks in _both_blocks(source, target, shape, dim)]
-    return lcm(*lengths) if all(lengths) else None
+    return _period(*_both_cuts(source, target, shape, dim))
 
 
 def draw_cuts(
@@ -193,24 +243,149 @@ def draw_cuts(
     if labels not in ("devices", "coordinates"):
         raise ReshardError("bad-argument", f"labels must be devices or coordinates, got: {labels!r}")
     sizes = checked_shape(shape)
-    both = [_both_blocks(source, target, sizes, dim) for dim in range(len(sizes))]
-    met = [_meet(*blocks) for blocks in both]
-    source.layout_for(sizes), target.layout_for(sizes)
+    owners = [_Owners.of(sharding, sizes, labels) for sharding in (source, target)]
+    both = [_both_cuts(source, target, sizes, dim) for dim in range(len(sizes))]
+    met = [_meet(*cuts) for cuts in both]
+
+    def label(*numbers: int) -> str:
+        regions = [along[number] for along, number in zip(met, numbers, strict=True)]
+        blocks = ([region.source_block for region in regions], [region.target_block for region in regions])
+        return " ".join(side.text(numbers) for side, numbers in zip(owners, blocks, strict=True))
+
     lines: list[str] = []
     if len(sizes) <= 2 and all(sizes):
-        owners = tuple(_Owners.of(sharding, sizes, labels) for sharding in (source, target))
-
-        def label(*numbers: int) -> str:
-            regions = [overlaps[number] for overlaps, number in zip(met, numbers, strict=True)]
-            sides = ([region.source_block for region in regions], [region.target_block for region in regions])
-            return " ".join(side.text(blocks) for side, blocks in zip(owners, sides, strict=True))
-
-        cuts = [[0, *(overlap.stop for overlap in overlaps)] for overlaps in met]
-        lines += ["each region: who holds it in the source, who in the target"]
-        lines += draw_overlay(cuts, label, max_width, max_lines)
-        lines += partial_note(source, "in the source each device")
-        lines += partial_note(target, "in the target each device")
-    for dim, size in enumerate(sizes):
-        lines += [""] if lines else []
-        lines += _dim_lines(dim, size, both[dim], met[dim])
+        lines.append("each region: who holds it in the source, who in the target")
+        lines += draw_overlay([[0, *(overlap.stop for overlap in along)] for along in met], label, max_width, max_lines)
+    lines += partial_note(source, "in the source each device") + partial_note(target, "in the target each device")
+    for dim, cuts in enumerate(both):
+        lines += ["", *_dim_lines(dim, *cuts, met[dim])] if lines else _dim_lines(dim, *cuts, met[dim])
     return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Owners:
+    """Names the devices that hold a tile, given the number of its block in each dim."""
+
+    sharding: Sharding
+    layout: Layout
+    free: tuple[Digit, ...]
+    """The digits of the position that cut no dim, minor to major: they run over the devices that hold a tile."""
+    by_coordinates: bool
+
+    @classmethod
+    def of(cls, sharding: Sharding, shape: Sequence[int], labels: str) -> _Owners:
+        """The owners under one sharding."""
+        layout = sharding.layout_for(shape)
+        used = sorted(digit for stages in layout.dims for stage in stages for digit in stage)
+        free, end = [], 1
+        for stride, size in [*used, (layout.positions, 1)]:
+            free += [Digit(end, stride // end)] if stride > end else []
+            end = stride * size
+        return cls(sharding, layout, tuple(free), labels == "coordinates" and bool(sharding.mesh.axes))
+
+    def text(self, blocks: Sequence[int]) -> str:
+        """The names, joined."""
+        copies = prod(digit.size for digit in self.free)
+        named = copies if copies <= MAX_OWNERS else MAX_OWNERS - 1
+        first = sum(_place(stages, number) for stages, number in zip(self.layout.dims, blocks, strict=True))
+        names = [self._name(first + _place((self.free[::-1],), copy)) for copy in range(named)]
+        return "/".join(names + ([f"+{copies - named}"] if named < copies else []))
+
+    def _name(self, position: int) -> str:
+        mesh = self.sharding.mesh
+        device = mesh.device_at(position)
+        if not self.by_coordinates:
+            return str(device)
+        return ("," if max(mesh.sizes.values()) > 9 else "").join(str(along + 1) for along in mesh.coordinates(device))
+
+
+def _place(stages: Sequence[Sequence[Digit]], number: P) -> P:
+    """The position whose digits number a block, all other digits 0."""
+    position = number - number
+    for stage in reversed(stages):
+        for stride, size in reversed(stage):
+            position = position + number % size * stride
+            number = number // size
+    return position
+
+
+def _on_meshes(source: Sharding, target: Sharding) -> tuple[Sharding, Sharding]:
+    checked_sharding(source), checked_sharding(target)
+    return with_mesh(source, target.mesh), with_mesh(target, source.mesh)
+
+
+def _within(box: Box, tile: Box) -> Box:
+    return Box((start - base, stop - base) for (start, stop), (base, _) in zip(box, tile, strict=True))
+
+
+def _both_cuts(source: Sharding, target: Sharding, shape: Sequence[int], dim: int) -> tuple[_Cuts, _Cuts]:
+    source, target = _on_meshes(source, target)
+    return _Cuts.of(source, shape, dim), _Cuts.of(target, shape, dim)
+
+
+def _common_length(blocks: list[Block]) -> int:
+    """The length of every block, the last of which may be shorter; 0 where they differ or there is none."""
+    if not blocks:
+        return 0
+    length = blocks[0].stop
+    starts_agree = all(block.start == place * length for place, block in enumerate(blocks))
+    return length if starts_agree and blocks[-1].stop - blocks[-1].start <= length else 0
+
+
+def _meet(source: _Cuts, target: _Cuts) -> list[Overlap]:
+    """Where the blocks of two sides meet; those of each side cover the dim."""
+    found: list[Overlap] = []
+    i = j = 0
+    while i < len(source.blocks) and j < len(target.blocks):
+        ours, theirs = source.blocks[i], target.blocks[j]
+        start, stop = max(ours.start, theirs.start), min(ours.stop, theirs.stop)
+        found.append(Overlap(ours.number, theirs.number, start, stop))
+        i, j = i + (ours.stop == stop), j + (theirs.stop == stop)
+    return found
+
+
+def _period(source: _Cuts, target: _Cuts) -> int | None:
+    return lcm(source.length, target.length) or None
+
+
+def _dim_lines(dim: int, source: _Cuts, target: _Cuts, met: list[Overlap]) -> list[str]:
+    """What is said about one dim."""
+    size, period = source.size, _period(source, target)
+    if len(met) < 2:
+        whole = "nothing to cut" if not met else "not cut"
+        return [f"dim {dim}, size {size}: {whole}"]
+    lines = [f"dim {dim}, size {size}", f"  source: {source.summary()}", f"  target: {target.summary()}"]
+    if period is None:
+        sides = " and ".join(name for name, side in (("source", source), ("target", target)) if not side.length)
+        lines.append(f"  period: none, as blocks of the {sides} differ in length")
+    else:
+        remark = "the size of the dim"
+        if period != size:
+            remark = "longer than the dim" if period > size else "after which the cuts repeat"
+        a, b = source.length, target.length
+        lines.append(f"  period: {a}*{b} / gcd({a}, {b}) = {period}, {remark}")
+    repeats = period is not None and period < size and source.is_numbered and target.is_numbered
+    listed = [overlap for overlap in met if not repeats or overlap.start < (period or size)]
+    lines.append(f"  cuts: {_cut_list(listed, source, target)}")
+    lines += [
+        f"  [{start}, {stop}): source block {ours}, target block {theirs}"
+        for ours, theirs, start, stop in listed[:MAX_LISTED]
+    ]
+    if len(listed) > MAX_LISTED:
+        lines.append(f"  left out: {len(listed) - MAX_LISTED} further overlaps, up to {listed[-1].stop}")
+    if repeats and period is not None:
+        steps = f"source block + {period // source.length}, target block + {period // target.length}"
+        lines.append(f"  and so on up to {size}: every {period} further on, {steps}")
+    return lines
+
+
+def _cut_list(listed: list[Overlap], source: _Cuts, target: _Cuts) -> str:
+    """The indices between the overlaps that are listed, and after the last where the dim goes on."""
+    ours = {block.start for block in source.blocks}
+    theirs = {block.start for block in target.blocks}
+    stops = [overlap.stop for overlap in listed if overlap.stop < source.size]
+    texts = [
+        f"{stop} {'both' if stop in ours and stop in theirs else 'source' if stop in ours else 'target'}"
+        for stop in stops[:MAX_LISTED]
+    ]
+    return ", ".join(texts + (["..."] if len(stops) > MAX_LISTED else []))

@@ -1,0 +1,200 @@
+"""Partial values: combine every element on one device, then gather.
+
+A digit along which the source is unreduced is gathered as any other, but what arrives is combined, not placed.
+Were that done into the target itself, each of its R replicas would combine the same elements.
+So the target is refined by *all* digits on which it is replicated, so that every element has one home among its
+R holders: p classes of partial values arrive there, p - 1 of them from others where the home holds one itself;
+then the replicas gather from each other, R - 1 copies of each element.
+That is R + p - 2 transfers per element, or one more, and replicas are equal bit for bit.
+
+**The bound.** With p classes and R copies an element costs at least R + p - 2 transfers: each transfer joins two
+devices, and p holders of different parts together with R holders of the result, of which one may be in both,
+must be joined.
+Where no device of the target holds a part of the element, none is in both, and it costs one more.
+
+By hand, a vector of 4 on x=2, unreduced over x, to replicated: R = p = 2.
+Device 0 combines elements 0 and 1, device 1 the others (2 received each), then they exchange halves (2 more):
+4 = 2 (p - 1) / p times the tensor, the ring's figure for an all-reduce.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.sharding import Sharding
+>>> mesh = Mesh.of(x=2)
+>>> source, target = (Tiling.of(sharding, (4,)) for sharding in (Sharding.of(mesh, None, unreduced="x"), Sharding.of(mesh, None)))
+>>> [exchange.received for exchange in combine_then_gather(source, target)]
+[2, 2]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from reshard.errors import ReshardError
+from reshard.exchange.boxes import by_boxes
+from reshard.exchange.digits import by_digits
+from reshard.exchange.pieces import Exchange, Tiling
+from reshard.layout import Digit, Layout, Stage, joined
+
+
+def find_exchange(source: Tiling, target: Tiling) -> Exchange:
+    """The exchange from one tiling to another, by digits where they have a refinement, else by boxes.
+
+    Partial values that the target does not keep apart are combined on every device that gets them.
+
+    Raises:
+        ReshardError: `no-plan` where the target is unreduced along what the source is not, `too-large`.
+    """
+    kept = target.layout.unreduced
+    same_order = source.same_order_as(target)
+    combined = without(source.layout.unreduced, kept) if same_order or not kept else ()
+    if kept_size(source) != kept_size(target) * prod(digit.size for digit in combined):
+        raise ReshardError("no-plan", "an exchange cannot make values partial along digits where they were not")
+    found = by_digits(source, target) if same_order or not kept else None
+    return found or by_boxes(source, target, combined, kept_apart(source, target))
+
+
+def kept_apart(source: Tiling, target: Tiling) -> tuple[Stage, Stage]:
+    """The digits of source and target along which partial values stay apart.
+
+    They are the same digits where the devices stand in one order; else the classes go by their number.
+    """
+    kept = target.layout.unreduced
+    same_order = source.same_order_as(target)
+    return (kept if same_order or not kept else source.layout.unreduced, kept)
+
+
+def kept_size(tiling: Tiling) -> int:
+    """The number of classes of partial values."""
+    return prod(digit.size for digit in tiling.layout.unreduced)
+
+
+def combine_then_gather(source: Tiling, target: Tiling) -> tuple[Exchange, ...]:
+    """The exchanges that take partial values to the target: into a refined target, and from there.
+
+    Where the target has one copy of each tile, or keeps all partial values apart, one exchange does it.
+    """
+    if target.layout.copies() == 1 or kept_size(source) == kept_size(target):
+        return (find_exchange(source, target),)
+    if not target.shape:
+        source, target = (replace(tiling, shape=(1,), layout=_lifted(tiling.layout)) for tiling in (source, target))
+    found = [(find_exchange(source, home), home) for home in _homes(source, target)]
+    combine, home = min(found, key=lambda pair: (pair[0].received, pair[0].total_received))
+    return combine, find_exchange(home, target)
+
+
+def _lifted(layout: Layout) -> Layout:
+    """The layout of a scalar, seen as a vector of one element."""
+    return replace(layout, dims=((),))
+
+
+def _homes(source: Tiling, target: Tiling) -> Iterator[Tiling]:
+    """Refinements of the target in which every element has one holder.
+
+    A digit that cuts a dim in the source cuts it here too, in the same order, so that homes hold parts of
+    what they combine; the rest go, all together, to one dim after the other, then each where it divides best.
+    """
+    free = target.layout.free_digits()
+    roles: dict[Digit, tuple[int, int]] = {}
+    if source.same_order_as(target):
+        for dim in range(len(source.shape)):
+            for order, digit in enumerate(source.layout.digits_of(dim)):
+                for part in within(free, digit):
+                    roles[part] = (dim, order)
+    placed = sorted(roles, key=lambda digit: (roles[digit], -digit.stride))
+    rest = [part for digit in free for part in without((digit,), tuple(placed))]
+    seen = set()
+    for favourite in [None, *range(len(target.shape))]:
+        layout = target.layout
+        for digit in placed:
+            layout = _cut(layout, roles[digit][0], digit)
+        for digit in rest:
+            layout = _cut(layout, _roomiest(layout, target.shape, digit) if favourite is None else favourite, digit)
+        if layout not in seen:
+            seen.add(layout)
+            yield replace(target, layout=layout)
+
+
+def _cut(layout: Layout, dim: int, digit: Digit) -> Layout:
+    dims = list(layout.dims)
+    dims[dim] = (*dims[dim], (digit,))
+    return replace(layout, dims=tuple(dims))
+
+
+def _roomiest(layout: Layout, shape: Sequence[int], digit: Digit) -> int:
+    """The dim with the longest tile among those that the digit divides, or among all."""
+    tile = layout.local_shape(shape)
+    even = [size % (layout.shards(dim) * digit.size) == 0 for dim, size in enumerate(shape)]
+    return max(range(len(shape)), key=lambda dim: (even[dim], tile[dim]))
+
+
+def within(digits: Stage, other: Digit) -> list[Digit]:
+    """The parts of `digits` that lie inside `other` and that a split of both can hold, major first.
+
+    >>> within((Digit(1, 8),), Digit(2, 2))
+    [Digit(stride=2, size=2)]
+    """
+    parts = []
+    for stride, size in digits:
+        low, high = max(stride, other.stride), min(stride * size, other.stride * other.size)
+        chain = [stride, low, high, stride * size]
+        outer = [other.stride, low, high, other.stride * other.size]
+        if low < high and all(b % a == 0 for ends in (chain, outer) for a, b in zip(ends, ends[1:], strict=False)):
+            parts.append(Digit(low, high // low))
+    return parts
+
+
+def without(digits: Stage, removed: Stage) -> Stage:
+    """What is left of `digits` when the parts in `removed` are taken out; major first.
+
+    >>> without((Digit(1, 8),), (Digit(2, 2),))
+    (Digit(stride=4, size=2), Digit(stride=1, size=2))
+    """
+    left = list(digits)
+    for other in removed:
+        remaining = []
+        for digit in left:
+            inside = within((digit,), other)
+            if not inside:
+                remaining.append(digit)
+                continue
+            (part,) = inside
+            top = part.stride * part.size
+            remaining.append(Digit(top, digit.stride * digit.size // top))
+            remaining.append(Digit(digit.stride, part.stride // digit.stride))
+        left = [digit for digit in remaining if digit.size > 1]
+    return joined(left)
+
+
+def total_bound(source: Tiling, target: Tiling) -> int:
+    """The least number of elements that all devices together must receive to reduce and place every element.
+
+    Per element R + p - 2 with R copies in the target and p classes of partial values, and one more where no
+    device of the target holds a part; per class that stays apart.
+
+    Raises:
+        ReshardError: `too-large` where the tiles are too many to look for such devices.
+    """
+    classes = kept_size(target)
+    parts, copies = kept_size(source) // classes, target.layout.copies()
+    return prod(target.shape) * classes * (copies + parts - 1) - _held_elements(source, target)
+
+
+def _held_elements(source: Tiling, target: Tiling) -> int:
+    """How many elements some device of the target holds a part of in the source, summed over kept classes."""
+    devices = target.mesh.device_array
+    places = source.mesh.positions_of(devices)
+    here = np.flatnonzero(places >= 0)
+    volume = np.ones(len(here), dtype=np.int64)
+    keys = [digit.value(here) for digit in target.layout.unreduced]
+    for dim, size in enumerate(target.shape):
+        bounds = [*source.layout.intervals(dim, size, places[here]), *target.layout.intervals(dim, size, here)]
+        start, stop = np.maximum(bounds[0], bounds[2]), np.minimum(bounds[1], bounds[3])
+        volume *= np.maximum(stop - start, 0)
+        keys += [start, stop]
+    if not keys:
+        return 1 if len(here) else 0
+    _, first = np.unique(np.stack(keys, axis=1)[volume > 0], axis=0, return_index=True)
+    return int(volume[volume > 0][first].sum())

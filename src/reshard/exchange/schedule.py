@@ -1,0 +1,82 @@
+"""Pieces in rounds: in each a device sends at most one piece and receives at most one.
+
+Devices that send and devices that receive, joined by pieces, are a bipartite graph, and rounds are colours of
+its edges.
+As many colours as the largest degree are enough (König), found by turning alternating paths.
+An engine whose rounds move boxes of one shape colours each shape by itself: a transposition on a mesh of
+2 x 3 has degree 3 and takes 6 such rounds.
+
+>>> from reshard.box import Box
+>>> pieces = [Piece(s, r, Box([(0, 1)]), 0) for s, r in [(0, 1), (0, 2), (1, 2), (2, 2)]]
+>>> [[(piece.sender, piece.receiver) for piece in turn] for turn in schedule(pieces)]
+[[(0, 1), (1, 2)], [(0, 2)]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
+
+from reshard.exchange.pieces import Piece
+
+
+def schedule(pieces: Iterable[Piece], *, one_shape: bool = False) -> list[list[Piece]]:
+    """Rounds of the pieces that travel; those that stay on their device are left out.
+
+    Args:
+        pieces: in any order.
+        one_shape: whether all pieces of a round must have one shape; largest shapes come first.
+
+    Returns:
+        As many rounds as the largest number of pieces that one device sends or receives, of one shape where
+        asked for, added up over the shapes.
+    """
+    travelling = [piece for piece in pieces if piece.sender != piece.receiver]
+    if not one_shape:
+        return _coloured(travelling)
+    shapes: dict[tuple[int, ...], list[Piece]] = {}
+    for piece in travelling:
+        shapes.setdefault(piece.box.shape, []).append(piece)
+    ordered = sorted(shapes.values(), key=lambda group: -group[0].box.size)
+    return [turn for group in ordered for turn in _coloured(group)]
+
+
+End = tuple[int, bool]
+"""A device as a sender (False) or as a receiver (True)."""
+
+
+def _coloured(pieces: list[Piece]) -> list[list[Piece]]:
+    at: dict[End, dict[int, Piece]] = {}
+    for piece in pieces:
+        sender, receiver = at.setdefault((piece.sender, False), {}), at.setdefault((piece.receiver, True), {})
+        colour = next(c for c in count() if c not in sender)
+        other = next(c for c in count() if c not in receiver)
+        if colour != other:
+            _turn((piece.receiver, True), colour, other, at)
+        sender[colour] = receiver[colour] = piece
+    rounds: dict[int, list[Piece]] = {}
+    for (_, receives), colours in at.items():
+        for colour, piece in colours.items():
+            if receives:
+                rounds.setdefault(colour, []).append(piece)
+    return [sorted(rounds[colour]) for colour in sorted(rounds)]
+
+
+def _turn(start: End, colour: int, other: int, at: dict[End, dict[int, Piece]]) -> None:
+    """Swap two colours along the path from `start`, so that `colour` is free there."""
+    path: list[Piece] = []
+    end, wanted = start, colour
+    while wanted in at[end]:
+        piece = at[end][wanted]
+        path.append(piece)
+        end = (piece.sender, False) if end[1] else (piece.receiver, True)
+        wanted = other if wanted == colour else colour
+    for number, piece in enumerate(path):
+        was = colour if number % 2 == 0 else other
+        for end in ((piece.sender, False), (piece.receiver, True)):
+            if at[end].get(was) is piece:
+                del at[end][was]
+    for number, piece in enumerate(path):
+        now = other if number % 2 == 0 else colour
+        at[piece.sender, False][now] = piece
+        at[piece.receiver, True][now] = piece

@@ -1,0 +1,214 @@
+"""The engine in one process: devices are keys of a dictionary, tiles are NumPy arrays.
+
+It moves exactly the pieces of the plan, each copied once from the sender's tile into the receiver's, and can
+count what every device received.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.planner import plan
+>>> mesh = Mesh.of(x=2)
+>>> rows, columns = Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "x")
+>>> tiles = scatter(np.arange(4).reshape(2, 2), rows)
+>>> counts = {}
+>>> tiles = run(plan(rows, columns, (2, 2), "int64"), tiles, received_bytes=counts)
+>>> tiles[1].tolist(), counts
+([[1], [3]], {0: 8, 1: 8})
+>>> gather(tiles, columns, (2, 2)).tolist()
+[[0, 1], [2, 3]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.box import Box
+from reshard.dtypes import dtype_named
+from reshard.errors import ReshardError
+from reshard.exchange import Tiling, kept_size
+from reshard.layout import index_of
+from reshard.plans import Plan
+from reshard.sharding import Sharding
+from reshard.steps import Move, Step
+
+Array = NDArray[Any]
+Tiles = dict[int, Array]
+
+COMBINE: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "avg": np.add,
+    "product": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+"""What combines two partial values, by reduction; avg divides once all are added."""
+
+
+def identity(reduction: str, dtype: np.dtype[Any]) -> Any:
+    """The value that leaves any other as it is under a reduction, as an element of the dtype.
+
+    Raises:
+        ReshardError: `reduction-dtype`.
+
+    >>> identity("max", np.dtype("int8"))
+    np.int8(-128)
+    """
+    dtype_named(dtype).check_reduction(reduction)
+    if reduction in ("sum", "avg", "bor", "bxor"):
+        return dtype.type(0)
+    if reduction == "product":
+        return dtype.type(1)
+    if reduction == "band":
+        return ~dtype.type(0)
+    largest = reduction == "min"
+    if dtype.kind == "b":
+        return dtype.type(largest)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return dtype.type(limits.max if largest else limits.min)
+    return dtype.type(np.inf if largest else -np.inf)
+
+
+def scatter(array: Array, sharding: Sharding) -> Tiles:
+    """Cut an array into the tiles of a sharding: one fresh array per device.
+
+    Along unreduced axes the first device holds the value and the others the identity of the reduction (under
+    avg all hold the value), so that `gather` gives the array back.
+
+    Raises:
+        ReshardError: `rank-mismatch`, `reduction-dtype`, `too-large`.
+    """
+    array = np.asanyarray(array)
+    tiling = Tiling.of(sharding, array.shape)
+    tiles = {}
+    for position, device in enumerate(sharding.mesh.device_array.tolist()):
+        part = _view(array, tiling.layout.box(position, array.shape))
+        if index_of(tiling.layout.unreduced, position) and sharding.reduction != "avg":
+            tiles[device] = np.full(part.shape, identity(sharding.reduction, array.dtype), array.dtype)
+        else:
+            tiles[device] = np.array(part, order="C")
+    return tiles
+
+
+def gather(tiles: Mapping[int, Array], sharding: Sharding, shape: Sequence[int]) -> Array:
+    """Put the tiles of a sharding together: the whole array, partial values combined.
+
+    Raises:
+        ReshardError: `bad-tiles` where tiles are missing or of a wrong shape or dtype; `rank-mismatch`.
+    """
+    tiling = Tiling.of(sharding, shape)
+    dtype = _check_tiles(tiles, tiling, None)
+    whole = np.empty(tiling.shape, dtype)
+    free = tiling.layout.free_digits()
+    partial = tiling.layout.unreduced
+    positions = [p for p in range(sharding.mesh.size) if index_of(free, p) == 0]
+    for position in sorted(positions, key=lambda p: index_of(partial, p)):
+        tile = tiles[sharding.mesh.device_at(position)]
+        part = _view(whole, tiling.layout.box(position, tiling.shape))
+        if index_of(partial, position) == 0:
+            part[...] = tile
+        else:
+            COMBINE[sharding.reduction](part, tile, out=part)
+    if partial and sharding.reduction == "avg":
+        whole /= kept_size(tiling)
+    return whole
+
+
+def run(plan: Plan, tiles: Mapping[int, Array], *, received_bytes: dict[int, int] | None = None) -> Tiles:
+    """Run a plan: from the tiles of its source to those of its target, fresh arrays that share no memory with them.
+
+    Args:
+        plan: what to do.
+        tiles: per device of the source its tile; they are left as they are.
+        received_bytes: filled with the bytes that each device received from others, where given.
+
+    Raises:
+        ReshardError: `bad-tiles` where tiles are missing, or of another shape or dtype than the plan's.
+    """
+    _check_tiles(tiles, Tiling.of(plan.source, plan.shape), plan)
+    counts = dict.fromkeys(plan.devices, 0) if received_bytes is None else received_bytes
+    counts.update(dict.fromkeys(plan.devices, 0))
+    here = {device: np.asarray(tiles[device]) for device in plan.source.mesh.device_array.tolist()}
+    for step in plan.steps:
+        here = _to_unreduced(step, here) if step.kind == "ToUnreduced" else _moved(step, here, counts)
+    if plan.steps:
+        return here
+    target = Tiling.of(plan.target, plan.shape)  # empty tiles may be empty in another dim
+    return {device: np.array(tile, order="C").reshape(target.box(device).shape) for device, tile in here.items()}
+
+
+def _moved(step: Step, tiles: Tiles, counts: dict[int, int]) -> Tiles:
+    lifted = len(step.moves[0].exchange.target.shape) != len(step.shape)
+    if lifted:
+        tiles = {device: tile.reshape(1) for device, tile in tiles.items()}
+    for move in step.moves:
+        devices = move.exchange.target.mesh.device_array.tolist()
+        tiles = {device: _received(move, device, tiles, counts) for device in devices}
+    return {device: tile.reshape(()) for device, tile in tiles.items()} if lifted else tiles
+
+
+def _received(move: Move, device: int, sources: Tiles, counts: dict[int, int]) -> Array:
+    """One device's tile, made of the pieces that come into it."""
+    exchange = move.exchange
+    box = exchange.target.box(device)
+    tile = np.empty(box.shape, next(iter(sources.values())).dtype)
+    placed = set()
+    for piece in exchange.incoming(device):
+        part = _view(tile, piece.box, box)
+        given = _view(sources[piece.sender], piece.box, exchange.source.box(piece.sender))
+        if piece.box in placed and move.reduction is not None:
+            COMBINE[move.reduction](part, given, out=part)
+        else:
+            part[...] = given
+            placed.add(piece.box)
+        if piece.sender != device:
+            counts[device] += given.nbytes
+    if move.reduction == "avg":
+        tile /= move.classes
+    return tile
+
+
+def _view(array: Array, box: Box, within: Box | None = None) -> Array:
+    """The part of an array that a box is; of a scalar too a view, not its value."""
+    part: Array = array[(..., *box.slices(within))]
+    return part
+
+
+def _to_unreduced(step: Step, tiles: Tiles) -> Tiles:
+    before, after = Tiling.of(step.before, step.shape), Tiling.of(step.after, step.shape)
+    result = {}
+    for device, tile in tiles.items():
+        box, kept = after.box(device), step.contribution(device)
+        made = np.full(box.shape, identity(step.after.reduction, tile.dtype), tile.dtype)
+        if kept is not None and not kept.is_empty:
+            _view(made, kept, box)[...] = _view(tile, kept, before.box(device))
+        result[device] = made
+    return result
+
+
+def _check_tiles(tiles: Mapping[int, Array], tiling: Tiling, plan: Plan | None) -> np.dtype[Any]:
+    """Refuse tiles that are not those of the tiling; their dtype.
+
+    Raises:
+        ReshardError: `bad-tiles`.
+    """
+    if not isinstance(tiles, Mapping):
+        raise ReshardError("bad-tiles", f"tiles must be a mapping from device to array, got: {type(tiles).__name__}")
+    dtypes = set()
+    for device in tiling.mesh.device_array.tolist():
+        if device not in tiles:
+            raise ReshardError("bad-tiles", f"the tile of device {device} is missing")
+        tile, box = np.asarray(tiles[device]), tiling.box(device)
+        if tile.shape != box.shape:
+            raise ReshardError("bad-tiles", f"the tile of device {device} has shape {tile.shape}; it must be {box.shape}")
+        dtypes.add(tile.dtype)
+    wanted = None if plan is None else plan.dtype
+    if len(dtypes) > 1 or (wanted and any(dtype.itemsize != wanted.itemsize for dtype in dtypes)):
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise ReshardError("bad-tiles", f"tiles must all be of dtype {wanted or 'one kind'}, got: {names}")
+    return dtypes.pop()

@@ -1,0 +1,53 @@
+"""Which axes are partial on both sides of a reshard, and which become so.
+
+>>> from reshard.mesh import Mesh
+>>> mesh = Mesh.of(x=2, y=4)
+>>> before, after = Sharding.of(mesh, unreduced=("x", "y:(1)2")), Sharding.of(mesh, unreduced="y")
+>>> print(*kept_axes(before, after), *made_axes(before, after))
+"y":(1)2 "y":(2)2
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from reshard.axis import Axis, difference, sorted_and_merged
+from reshard.layout import Digit
+from reshard.sharding import Sharding
+
+
+def kept_axes(before: Sharding, after: Sharding) -> tuple[Axis, ...]:
+    """The unreduced axes of `after` along which the values are partial already, by the same reduction.
+
+    Where the devices stand in another order there is no telling which they are: then all, if there are as many
+    classes before as after, or none.
+    """
+    if not before.unreduced or not after.unreduced or before.reduction != after.reduction:
+        return ()
+    partial = before.layout.unreduced
+    if before.mesh.device_ids != after.mesh.device_ids or before.mesh.size != after.mesh.size:
+        counts = [prod(digit.size for digit in digits) for digits in (partial, after.layout.unreduced)]
+        return after.unreduced if counts[0] == counts[1] else ()
+    pieces = [piece for axis in after.unreduced for digit in partial for piece in _inside(axis, digit, after)]
+    return sorted_and_merged(pieces, after.mesh.sizes)
+
+
+def _inside(axis: Axis, digit: Digit, sharding: Sharding) -> list[Axis]:
+    """The part of an axis that lies in a digit of the position, where a split has it."""
+    stride, size = sharding.mesh.stride_of(axis)
+    low, high = max(stride, digit.stride), min(stride * size, digit.stride * digit.size)
+    nests = low < high and low % stride == 0 and high % low == 0 and stride * size % high == 0
+    if not nests:
+        return []
+    full_size = sharding.mesh.sizes[axis.name]
+    end = stride * axis.stop_in(full_size) if axis.is_whole else stride * size * axis.start
+    return [Axis.between(axis.name, end // high, end // low, full_size)]
+
+
+def made_axes(before: Sharding, after: Sharding) -> tuple[Axis, ...]:
+    """The unreduced axes of `after`, of more than one device, along which the values are not partial yet."""
+    if not after.unreduced:
+        return ()
+    sizes = after.mesh.sizes
+    made = difference(after.unreduced, kept_axes(before, after), sizes)
+    return tuple(axis for axis in made if axis.size_in(sizes[axis.name]) > 1)

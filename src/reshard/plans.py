@@ -1,0 +1,381 @@
+"""A plan: a checked chain of steps from one sharding to another.
+
+Each step starts where the one before it ended, the first at the source, the last at the target; a plan that is
+not so cannot be built, so to hold one is to hold a proof.
+A plan without steps says that source and target are one placement.
+
+The figures are bytes that devices receive from others; a device's own data, moved within its memory, is none.
+The lower bound of a device is what it needs and does not hold.
+Where partial values are combined no bound per device is exact, and `bound_kind` says so: a device needs at
+least its tile, and all together need at least `total_lower_bound_bytes`.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.steps import step_between
+>>> mesh = Mesh.of(x=2, y=4)
+>>> source, target = Sharding.of(mesh, "y", None), Sharding.of(mesh, "x", "y")
+>>> dtype = dtype_named("float32")
+>>> plan = Plan(source, target, (8, 8), dtype, (step_between(source, target, (8, 8), dtype),))
+>>> print(plan)
+8 x 8 float32 on 8 devices
+from  [{"y"}, {}]
+to    [{"x"}, {"y"}]
+<BLANKLINE>
+   step      axes  rounds  received   peak  sharding
+1  Exchange  x, y       2      32 B  112 B  [{"x"}, {"y"}]
+<BLANKLINE>
+received 32 B on the busiest device, 192 B in all; lower bound 32 B: exact
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from reshard.chains import chain_through
+from reshard.dtypes import DType, dtype_named
+from reshard.errors import ReshardError
+from reshard.exchange import Exchange, Tiling, find_exchange, kept_apart, kept_size, total_bound
+from reshard.notation import parse_sharding
+from reshard.partial import made_axes
+from reshard.sharding import Sharding, checked_shape
+from reshard.steps import Step
+
+SCHEMA = "reshard.plan/1"
+"""Names the form of the JSON text; it changes when a reader of the old form would be wrong."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps that lead from a source to a target.
+
+    Rules, in the order checked:
+        rank-mismatch, bad-shape, too-large: both shardings fit the shape
+        broken-chain: each step starts where the one before ended, from source to target, for this shape and dtype
+    """
+
+    source: Sharding
+    target: Sharding
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    dtype: DType
+    steps: tuple[Step, ...]
+    """None where source and target are one placement."""
+
+    def __post_init__(self) -> None:
+        self.source.layout_for(self.shape)
+        self.target.layout_for(self.shape)
+        here = self.source
+        for number, step in enumerate(self.steps):
+            if (step.shape, step.dtype) != (self.shape, self.dtype):
+                raise ReshardError("broken-chain", f"step {number + 1} is for another shape or dtype than the plan")
+            if step.before != here:
+                raise ReshardError(
+                    "broken-chain", f"step {number + 1} starts at {step.before.text()}, the one before ends at {here.text()}"
+                )
+            here = step.after
+        if here != self.target and (self.steps or not self.source.is_equivalent_to(self.target, self.shape)):
+            raise ReshardError("broken-chain", f"the steps end at {here}, not at {self.target}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @cached_property
+    def _tilings(self) -> tuple[Tiling, Tiling]:
+        return Tiling.of(self.source, self.shape), Tiling.of(self.target, self.shape)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices of source and target, in ascending order."""
+        here, there = self.source.mesh.device_array, self.target.mesh.device_array
+        return tuple(np.union1d(here, there).tolist())
+
+    @cached_property
+    def rounds(self) -> int:
+        """Rounds of all steps, in each of which a device sends and receives at most one piece.
+
+        Raises:
+            ReshardError: `too-large` where the pieces are too many to list.
+        """
+        return sum(step.rounds for step in self.steps)
+
+    @cached_property
+    def received_bytes(self) -> int:
+        """Bytes that the busiest device receives from others over all steps."""
+        moving = [step for step in self.steps if step.moves]
+        if len(moving) <= 1:
+            return sum(step.received_bytes for step in moving)
+        devices = np.array(self.devices, dtype=np.int64)
+        total = np.zeros(len(devices), dtype=np.int64)
+        for step in moving:
+            total[np.searchsorted(devices, step.after.mesh.device_array)] += step.all_received_bytes()
+        return int(total.max())
+
+    @cached_property
+    def total_received_bytes(self) -> int:
+        """Bytes that all devices together receive from others over all steps."""
+        return sum(step.total_received_bytes for step in self.steps)
+
+    def received_bytes_on(self, device: int) -> int:
+        """Bytes that one device receives from others over all steps.
+
+        Raises:
+            ReshardError: `unknown-device` where the device is neither in the source nor in the target.
+        """
+        self._check_device(device)
+        return sum(
+            step.received_bytes_on(device)
+            for step in self.steps
+            if device in step.before.mesh or device in step.after.mesh
+        )
+
+    def _check_device(self, device: int) -> None:
+        if device not in self.source.mesh and device not in self.target.mesh:
+            raise ReshardError("unknown-device", f"device {device} is neither in the source nor in the target")
+
+    @cached_property
+    def bound_kind(self) -> str:
+        """What the lower bound is.
+
+        `exact`: nothing is partial, every plan must move this much and one exists that moves no more.
+        `reduction`: partial values are combined; no plan moves less, and the best may move more.
+        `unreduced`: the target is newly partial; nothing needs to move where devices hold parts of their tiles.
+        """
+        before, after = self._tilings
+        if made_axes(self.source, self.target):
+            return "unreduced"
+        return "exact" if kept_size(before) == kept_size(after) else "reduction"
+
+    def lower_bound_bytes_on(self, device: int) -> int:
+        """Bytes that one device must receive whatever the plan: those of its target tile that it does not hold.
+
+        Where partial values are combined, those of its target tile; where values become partial, 0.
+
+        Raises:
+            ReshardError: `unknown-device` where the device is neither in the source nor in the target.
+        """
+        self._check_device(device)
+        before, after = self._tilings
+        if self.bound_kind == "unreduced" or device not in after.mesh:
+            return 0
+        elements = after.elements(device)
+        if self.bound_kind == "exact" and device in before.mesh:
+            kept = kept_apart(before, after)
+            classes = [
+                [digit.value(tiling.mesh.position_of(device)) for digit in digits]
+                for tiling, digits in zip((before, after), kept, strict=True)
+            ]
+            if classes[0] == classes[1]:
+                elements -= before.box(device).intersect(after.box(device)).size
+        return elements * self.dtype.itemsize
+
+    @cached_property
+    def lower_bound_bytes(self) -> int:
+        """The largest bound of a device; with partial values also at least the even share of the total bound."""
+        before, after = self._tilings
+        if self.bound_kind == "unreduced":
+            return 0
+        if self.bound_kind == "reduction":
+            tile = prod(after.layout.local_shape(self.shape)) * self.dtype.itemsize
+            return max(tile, -(-self.total_lower_bound_bytes // len(self.devices)))
+        return self._direct.missing * self.dtype.itemsize
+
+    @cached_property
+    def total_lower_bound_bytes(self) -> int:
+        """Bytes that all devices together must receive whatever the plan."""
+        if self.bound_kind == "unreduced":
+            return 0
+        if self.bound_kind == "reduction":
+            return total_bound(*self._tilings) * self.dtype.itemsize
+        return self._direct.total_missing * self.dtype.itemsize
+
+    @cached_property
+    def _direct(self) -> Exchange:
+        """The exchange from source to target in one."""
+        if len(self.steps) == 1 and len(self.steps[0].moves) == 1:
+            return self.steps[0].moves[0].exchange
+        return find_exchange(*self._tilings)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Bytes that a device needs at most, its source tile kept: the largest step, and the source beside it."""
+        source = prod(self._tilings[0].layout.local_shape(self.shape)) * self.dtype.itemsize
+        return max([source, *(step.peak_bytes + (source if number else 0) for number, step in enumerate(self.steps))])
+
+    def transpose(self) -> Plan:
+        """The plan of the gradient: from the dual of the target to the dual of the source, step by step.
+
+        An AllGather becomes a ReduceScatter and the reverse, a Slice a ToUnreduced, an AllReduce, a Permute and
+        an AllToAll their own kind, an Exchange one that moves the other way.
+
+        Raises:
+            ReshardError: `bad-argument` where a reduction is no sum.
+
+        >>> from reshard.mesh import Mesh
+        >>> from reshard.steps import step_between
+        >>> mesh, dtype = Mesh.of(x=4), dtype_named("float32")
+        >>> ends = Sharding.of(mesh, "x"), Sharding.of(mesh, None)
+        >>> plan = Plan(*ends, (8,), dtype, (step_between(*ends, (8,), dtype),))
+        >>> [step.kind for step in plan.steps], [step.kind for step in plan.transpose().steps]
+        (['AllGather'], ['ReduceScatter'])
+        """
+        points = [self.target, *(step.before for step in reversed(self.steps))] if self.steps else [self.target, self.source]
+        duals = [point.dual() for point in points]
+        return Plan(duals[0], duals[-1], self.shape, self.dtype, chain_through(duals, self.shape, self.dtype))
+
+    def to_json(self) -> str:
+        """The plan as JSON text, with its figures; `from_json` reads it back.
+
+        The form is that of `SCHEMA`: shardings in Shardy's notation, bytes as integers.
+        """
+        return json.dumps(self.as_dict(), indent=1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `to_json` writes."""
+        return {
+            "schema": SCHEMA,
+            "source": str(self.source),
+            "target": str(self.target),
+            "shape": list(self.shape),
+            "dtype": self.dtype.name,
+            "steps": [
+                {
+                    "kind": step.kind,
+                    "before": str(step.before),
+                    "after": str(step.after),
+                    "axes": [str(axis) for axis in step.axes],
+                    "rounds": _counted(step),
+                    "received_bytes": step.received_bytes,
+                    "peak_bytes": step.peak_bytes,
+                }
+                for step in self.steps
+            ],
+            "rounds": _counted(self),
+            "received_bytes": self.received_bytes,
+            "total_received_bytes": self.total_received_bytes,
+            "lower_bound_bytes": self.lower_bound_bytes,
+            "total_lower_bound_bytes": self.total_lower_bound_bytes,
+            "bound_kind": self.bound_kind,
+            "peak_bytes": self.peak_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that `to_json` wrote, built and checked anew.
+
+        Raises:
+            ReshardError: `bad-plan-text` where the text is no such JSON or a figure in it is not the plan's;
+                and what the shardings and steps themselves raise.
+        """
+        try:
+            given = json.loads(text)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ReshardError("bad-plan-text", f"a plan must be JSON text: {error}") from None
+        schema = given.get("schema") if isinstance(given, dict) else None
+        if schema != SCHEMA:
+            raise ReshardError("bad-plan-text", f"a plan must have the schema {SCHEMA!r}, got: {schema!r}")
+        try:
+            shape, dtype = checked_shape(given["shape"]), dtype_named(given["dtype"])
+            source, target = parse_sharding(given["source"]), parse_sharding(given["target"])
+            steps = [
+                Step(step["kind"], parse_sharding(step["before"]), parse_sharding(step["after"]), shape, dtype)
+                for step in given["steps"]
+            ]
+        except (KeyError, TypeError) as error:
+            raise ReshardError("bad-plan-text", f"a plan lacks a field or has one of another type: {error}") from None
+        plan = cls(source, target, shape, dtype, tuple(steps))
+        wrong = _differences(given, plan.as_dict())
+        if wrong:
+            raise ReshardError("bad-plan-text", f"{wrong[0]} in the text is not what the plan gives")
+        return plan
+
+    def __str__(self) -> str:
+        lines = [
+            f"{' x '.join(map(str, self.shape)) or 'scalar'} {self.dtype} on {_devices(self.source, self.target)}",
+            f"from  {short(self.source, self.target)}",
+            f"to    {short(self.target, self.source)}",
+            "",
+        ]
+        rows = [["", "step", "axes", "rounds", "received", "peak", "sharding"]]
+        rows += [[str(number), *cells] for number, cells in enumerate(table_rows(self), 1)]
+        right = {3, 4, 5}
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        for row in rows if self.steps else []:
+            cells = [
+                cell.rjust(width) if column in right else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            lines.append("  ".join(cells).rstrip())
+        lines += [*([""] if self.steps else ["nothing to do: both are one placement", ""]), verdict(self)]
+        return "\n".join(lines)
+
+
+def table_rows(plan: Plan) -> list[list[str]]:
+    """Per step what a table shows of it: step, axes, rounds, received, peak, sharding after it."""
+    return [
+        [
+            step.kind,
+            ", ".join(axis.name if axis.is_whole else f"{axis.name}:({axis.pre_size}){axis.size}" for axis in step.axes),
+            str(_counted(step) or ("many" if _counted(step) is None else 0)),
+            bytes_text(step.received_bytes),
+            bytes_text(step.peak_bytes),
+            short(step.after, plan.source),
+        ]
+        for step in plan.steps
+    ]
+
+
+def verdict(plan: Plan) -> str:
+    """One line: what the plan receives, against the bound."""
+    received, bound = plan.received_bytes, plan.lower_bound_bytes
+    text = f"received {bytes_text(received)} on the busiest device, {bytes_text(plan.total_received_bytes)} in all"
+    if plan.bound_kind == "exact":
+        return f"{text}; lower bound {bytes_text(bound)}: " + ("exact" if received == bound else f"{received / bound:.2f} times")
+    if plan.bound_kind == "unreduced":
+        return f"{text}; the target is partial, so no bound is stated"
+    total = plan.total_lower_bound_bytes
+    return f"{text}; with partial values at least {bytes_text(total)} in all: {plan.total_received_bytes / max(total, 1):.2f} times"
+
+
+def short(sharding: Sharding, beside: Sharding) -> str:
+    """A sharding's text, with its mesh only where another stands beside it."""
+    return sharding.text() if sharding.mesh == beside.mesh else f"mesh{sharding.mesh} {sharding.text()}"
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes to read: exact below 10 KiB and wherever a unit divides it, else to 4 digits.
+
+    >>> bytes_text(96), bytes_text(65536), bytes_text(10**9)
+    ('96 B', '64 KiB', '953.7 MiB')
+    """
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        size = 1024**power
+        if count >= 10 * size or (count >= size and count % size == 0):
+            return f"{count // size} {unit}" if count % size == 0 else f"{count / size:.4g} {unit}"
+    return f"{count} B"
+
+
+def _devices(source: Sharding, target: Sharding) -> str:
+    counts = (source.mesh.size, target.mesh.size)
+    if source.mesh.device_ids is None and target.mesh.device_ids is None or source.mesh == target.mesh:
+        return f"{max(counts)} device{'s' if max(counts) != 1 else ''}"
+    return f"{counts[0]} devices to {counts[1]} devices"
+
+
+def _counted(item: Plan | Step) -> int | None:
+    """The rounds; None where the pieces are too many to list."""
+    try:
+        return item.rounds
+    except ReshardError:
+        return None
+
+
+def _differences(given: dict[str, Any], right: dict[str, Any]) -> list[str]:
+    wrong = [key for key in right if key != "steps" and given.get(key, right[key]) != right[key]]
+    for number, (step, mine) in enumerate(zip(given["steps"], right["steps"], strict=True), 1):
+        wrong += [f"{key} of step {number}" for key in mine if step.get(key, mine[key]) != mine[key]]
+    return wrong

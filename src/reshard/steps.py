@@ -1,0 +1,274 @@
+"""The closed list of steps: each leads from one sharding to another and knows what that costs.
+
+    Slice          every device has its target tile already; nothing is sent
+    Permute        whole tiles change places
+    AllGather      axes leave the dims: tiles are joined
+    AllToAll       axes move from dim to dim
+    ReduceScatter  unreduced axes move to the dims: partial values are combined where they are needed
+    AllReduce      unreduced axes leave: partial values are combined, and everybody gets the result
+    Exchange       any other way from sharding to sharding
+    ToUnreduced    replicated or sharded axes become unreduced; nothing is sent
+
+All that communicate are the exchange of `reshard.exchange`; a name says that it is exactly that collective.
+A `Step` is checked when it is built: its name must be the right one, so a plan made of steps is a proof.
+
+>>> from reshard.mesh import Mesh
+>>> mesh = Mesh.of(x=2, y=4)
+>>> step = step_between(Sharding.of(mesh, "x", "y"), Sharding.of(mesh, "x", None), (8, 8), dtype_named("f32"))
+>>> step.kind, step.rounds, step.received_bytes
+('AllGather', 3, 96)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reshard.axis import Axis, aligned, sorted_and_merged
+from reshard.box import Box
+from reshard.dtypes import DType, dtype_named
+from reshard.errors import ReshardError
+from reshard.exchange import DigitExchange, Exchange, Tiling, combine_then_gather, kept_size, within
+from reshard.layout import PARTIAL, Positions
+from reshard.mesh import LIMIT
+from reshard.partial import made_axes
+from reshard.sharding import Sharding
+
+KINDS = ("Slice", "Permute", "AllGather", "AllToAll", "ReduceScatter", "AllReduce", "Exchange", "ToUnreduced")
+"""Every kind of step."""
+
+
+class Move(NamedTuple):
+    """One exchange of a step, and how what arrives for one box is combined."""
+
+    exchange: Exchange
+    reduction: str | None
+    """None where every element arrives once."""
+    classes: int
+    """The number of partial values that are combined into one."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a plan.
+
+    Rules, in the order checked:
+        rank-mismatch, bad-shape, too-large: both shardings fit the shape
+        reduction-dtype: the reduction is defined for the dtype
+        bad-step: a step of this kind leads from `before` to `after`
+    """
+
+    kind: str
+    """One of `KINDS`."""
+    before: Sharding
+    after: Sharding
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    dtype: DType
+
+    def __post_init__(self) -> None:
+        for sharding in (self.before, self.after):
+            layout = sharding.layout_for(self.shape)
+            if prod(self.shape) * max(layout.positions, 1) * self.dtype.itemsize >= LIMIT:
+                raise ReshardError(
+                    "too-large", f"shape {self.shape} of {self.dtype} on {layout.positions} devices is beyond 2**62 bytes"
+                )
+            if sharding.unreduced:
+                self.dtype.check_reduction(sharding.reduction)
+        right = self._right_kind()
+        if self.kind != right:
+            raise ReshardError(
+                "bad-step", f"{self.before.text()} -> {self.after.text()} is a step of kind {right}, not {self.kind}"
+            )
+
+    def _right_kind(self) -> str:
+        if made_axes(self.before, self.after):
+            _check_to_unreduced(self.before, self.after, self.shape)
+            return "ToUnreduced"
+        return _kind_of(self._exchanges)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @cached_property
+    def _tilings(self) -> tuple[Tiling, Tiling]:
+        return Tiling.of(self.before, self.shape), Tiling.of(self.after, self.shape)
+
+    @cached_property
+    def _exchanges(self) -> tuple[Exchange, ...]:
+        return combine_then_gather(*self._tilings)
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """The exchanges that do it, in order; none for ToUnreduced."""
+        if self.kind == "ToUnreduced":
+            return ()
+        classes = kept_size(self._tilings[0]) // kept_size(self._tilings[1])
+        first, *rest = self._exchanges
+        reduction = self.before.reduction if classes > 1 else None
+        return (Move(first, reduction, classes), *(Move(exchange, None, 1) for exchange in rest))
+
+    def contribution(self, device: int) -> Box | None:
+        """For ToUnreduced, the box that a device keeps of its tile; the rest of its new tile is the identity.
+
+        None where it keeps nothing; under avg every device keeps what it has.
+        """
+        before = self._tilings[0]
+        position = before.mesh.position_of(device)
+        first = all(digit.value(position) == 0 for digit in _newly_unreduced(*self._tilings))
+        return before.box(device) if first or self.after.reduction == "avg" else None
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The axes whose part changes, by their names in `before` (in `after`, where that has another mesh)."""
+        return _changed_axes(self.before, self.after)
+
+    @cached_property
+    def rounds(self) -> int:
+        """The number of rounds in which a device sends and receives at most one piece.
+
+        Raises:
+            ReshardError: `too-large` where the pieces are too many to list.
+        """
+        return sum(move.exchange.rounds for move in self.moves)
+
+    @cached_property
+    def received_bytes(self) -> int:
+        """Bytes that the busiest device receives from others."""
+        if len(self.moves) == 1:
+            return self.moves[0].exchange.received * self.dtype.itemsize
+        return int(self.all_received_bytes().max(initial=0)) if self.moves else 0
+
+    @cached_property
+    def total_received_bytes(self) -> int:
+        """Bytes that all devices together receive from others."""
+        return sum(move.exchange.total_received for move in self.moves) * self.dtype.itemsize
+
+    def received_bytes_on(self, device: int) -> int:
+        """Bytes that one device receives from others.
+
+        Raises:
+            ReshardError: `unknown-device`.
+        """
+        if device not in self.before.mesh and device not in self.after.mesh:
+            raise ReshardError("unknown-device", f"device {device} is in neither mesh of the step")
+        exchanges = [move.exchange for move in self.moves if device in move.exchange.target.mesh]
+        return sum(exchange.received_on(device) for exchange in exchanges) * self.dtype.itemsize
+
+    def all_received_bytes(self) -> Positions:
+        """Per position of the mesh of `after`, the bytes that its device receives from others."""
+        total = np.zeros(self.after.mesh.size, dtype=np.int64)
+        for move in self.moves:
+            total += move.exchange.all_received() * self.dtype.itemsize
+        return total
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Bytes that a device needs at most: tiles before and after, a refined tile between, one piece.
+
+        Each is the largest over the devices, so their sum may be a little more than any device needs.
+        """
+        tiles = [prod(tiling.layout.local_shape(tiling.shape)) for tiling in self._tilings]
+        tiles += [prod(move.exchange.target.layout.local_shape(move.exchange.target.shape)) for move in self.moves[:-1]]
+        pieces = [move.exchange.largest_piece for move in self.moves if move.exchange.received]
+        return (sum(tiles) + max(pieces, default=0)) * self.dtype.itemsize
+
+
+def step_between(before: Sharding, after: Sharding, shape: Sequence[int], dtype: DType | str) -> Step:
+    """The one step from `before` to `after`, under its most telling name.
+
+    Raises:
+        ReshardError: as `Step`, and `bad-step` where no one step leads there: values become partial along some
+            axes while others move.
+    """
+    draft = object.__new__(Step)
+    for name, value in zip(Step.__dataclass_fields__, ("", before, after, tuple(shape), dtype_named(dtype)), strict=True):
+        object.__setattr__(draft, name, value)
+    return replace(draft, kind=draft._right_kind())
+
+
+def _kind_of(exchanges: tuple[Exchange, ...]) -> str:
+    """The collective that the exchanges are; Exchange where they are no other."""
+    first, last = exchanges[0], exchanges[-1]
+    if isinstance(first, DigitExchange) and first.stays and first.gathered_values == 1:
+        return "Slice"
+    if kept_size(first.source) == kept_size(last.target) and first.total_received == 0:
+        return "Slice"
+    if len(exchanges) == 2:
+        same_dims = first.source.layout.dims == last.target.layout.dims
+        return "AllReduce" if same_dims and first.source.same_order_as(last.target) else "Exchange"
+    if not isinstance(first, DigitExchange):
+        return "Exchange"
+    if first.gathered_values == 1 and _local_shape(first.source) == _local_shape(first.target):
+        return "Permute"
+    changes = set(map(_change, _digit_roles(first)))
+    if not first.shares_devices or not first.source.same_order_as(first.target) or not first.stays or len(changes) > 1:
+        return "Exchange"
+    return changes.pop()
+
+
+def _local_shape(tiling: Tiling) -> tuple[int, ...]:
+    return tiling.layout.local_shape(tiling.shape)
+
+
+def _digit_roles(exchange: DigitExchange) -> list[tuple[int | None, int | None]]:
+    """What the digits that change their role do before and after: cut a dim, hold partial values, or nothing."""
+    roles = zip(exchange.common.source_roles, exchange.common.target_roles, strict=True)
+    return [(a and a[0], b and b[0]) for a, b in roles if a != b]
+
+
+def _change(roles: tuple[int | None, int | None]) -> str:
+    before, after = roles
+    if before == PARTIAL:
+        return "AllReduce" if after is None else "ReduceScatter"
+    return "Exchange" if before is None else "AllGather" if after is None else "AllToAll"
+
+
+def _check_to_unreduced(before: Sharding, after: Sharding, shape: tuple[int, ...]) -> None:
+    """Refuse where a device would need anything but its own tile."""
+    tilings = Tiling.of(before, shape), Tiling.of(after, shape)
+    text = f"{before.text()} -> {after.text()}"
+    if not tilings[0].same_order_as(tilings[1]) or (tilings[0].layout.unreduced and before.reduction != after.reduction):
+        raise ReshardError("bad-step", f"{text} moves values while they become partial")
+    here = np.arange(before.mesh.size, dtype=np.int64)
+    cells = [
+        (tilings[0].layout.intervals(dim, size, here), tilings[1].layout.intervals(dim, size, here))
+        for dim, size in enumerate(shape)
+    ]
+    empty = np.logical_or.reduce([start >= stop for (start, stop), _ in cells], axis=0) if cells else False
+    for (start, stop), (low, high) in cells:
+        if not np.all(empty | ((low <= start) & (stop <= high))):
+            raise ReshardError("bad-step", f"{text} moves values while they become partial")
+    sharded = any(tilings[0].layout.shards(dim) != tilings[1].layout.shards(dim) for dim in range(len(shape)))
+    if after.reduction == "avg" and sharded:
+        raise ReshardError("no-plan", f"{text} would make parts partial under avg; only whole values can be")
+
+
+def _newly_unreduced(before: Tiling, after: Tiling) -> list[Any]:
+    """The digits that are unreduced after and replicated before."""
+    from_free = before.layout.free_digits()
+    return [part for digit in after.layout.unreduced for part in within(from_free, digit)]
+
+
+def _changed_axes(before: Sharding, after: Sharding) -> tuple[Axis, ...]:
+    if before.mesh != after.mesh:
+        return tuple(Axis(name) for name, _ in after.mesh.axes)
+    sizes = before.mesh.sizes
+    roles: list[dict[Axis, tuple[int, int]]] = []
+    used = [[axis for dim in s.dims for axis in dim.axes] + list(s.unreduced) for s in (before, after)]
+    cut = aligned(used[0], used[1], sizes)
+    for sharding, pieces in zip((before, after), cut, strict=True):
+        places: dict[Axis, tuple[int, int]] = {}
+        lists = [*(dim.axes for dim in sharding.dims), sharding.unreduced]
+        for number, axes in enumerate(lists):
+            inside = [piece for axis in axes for piece in pieces if axis.contains(piece)]
+            for place, piece in enumerate(inside):
+                places[piece] = (number, place if number < len(sharding.dims) else 0)
+        roles.append(places)
+    changed = [axis for axis in dict.fromkeys([*roles[0], *roles[1]]) if roles[0].get(axis) != roles[1].get(axis)]
+    return sorted_and_merged(changed, sizes)
