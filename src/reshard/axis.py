@@ -20,6 +20,7 @@ False
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -141,9 +142,7 @@ class Axis:
             return None
         if not self.overlaps(other):
             return self
-        return (
-            None if self.start >= other.start else Axis.between(self.name, self.start, other.start, full_size)
-        )
+        return None if self.start >= other.start else Axis.between(self.name, self.start, other.start, full_size)
 
     def suffix_without_overlap(self, other: Axis, full_size: int) -> Axis | None:
         """The minor part of this that `other` does not touch; None where there is none."""
@@ -229,7 +228,7 @@ def pieces(axis: Axis, cuts: Iterable[int], sizes: Mapping[str, int]) -> list[Ax
     stop = axis.stop_in(full_size)
     inner = sorted(cut for cut in set(cuts) if axis.start < cut < stop)
     ends = [axis.start, *inner, stop]
-    return [Axis.between(axis.name, a, b, full_size) for a, b in zip(ends, ends[1:], strict=False)]
+    return [Axis.between(axis.name, a, b, full_size) for a, b in itertools.pairwise(ends)]
 
 
 def split_points(axes: Iterable[Axis], sizes: Mapping[str, int]) -> dict[str, set[int]]:
@@ -259,7 +258,7 @@ def refined_mesh(axes: Iterable[Axis], sizes: Mapping[str, int]) -> tuple[Axis, 
 
 def _chain(name: str, cuts: set[int], full_size: int) -> list[int]:
     chain = sorted(cuts | {1, full_size})
-    if any(b % a for a, b in zip(chain, chain[1:], strict=False)):
+    if any(b % a for a, b in itertools.pairwise(chain)):
         raise ReshardError("sub-axes-cannot-coexist", f"no split of axis {quote(name)} has parts that end at {chain}")
     return chain
 
@@ -279,7 +278,7 @@ def aligned(
         cuts = {point for other in near for point in (other.start, other.stop_in(sizes[axis.name]))}
         inside = [c for c in sorted(cuts) if axis.start < c < axis.stop_in(sizes[axis.name])]
         ends = [axis.start, *inside, axis.stop_in(sizes[axis.name])]
-        nests = all(b % a == 0 for a, b in zip(ends, ends[1:], strict=False))
+        nests = all(b % a == 0 for a, b in itertools.pairwise(ends))
         return pieces(axis, cuts, sizes) if nests else [axis]
 
     before: tuple[tuple[Axis, ...], tuple[Axis, ...]] = ((), ())

@@ -24,6 +24,7 @@ class Box(tuple[tuple[int, int], ...]):
     __slots__ = ()
 
     def __new__(cls, intervals: Iterable[tuple[int, int]] = ()) -> Box:
+        """The box of these intervals, one per dim."""
         return super().__new__(cls, intervals)
 
     def __repr__(self) -> str:
@@ -78,6 +79,4 @@ class Box(tuple[tuple[int, int], ...]):
         """Index of this box in an array that holds the box `within` (the whole tensor if not given)."""
         if within is None:
             return tuple(slice(start, stop) for start, stop in self)
-        return tuple(
-            slice(start - base, stop - base) for (start, stop), (base, _) in zip(self, within, strict=True)
-        )
+        return tuple(slice(start - base, stop - base) for (start, stop), (base, _) in zip(self, within, strict=True))

@@ -43,7 +43,8 @@ def shortest_chain(before: Sharding, after: Sharding, shape: tuple[int, ...], dt
     if middle is not None:
         if after.reduction == "avg":
             raise ReshardError(
-                "no-plan", f"{before.text()} -> {after.text()} would make parts partial under avg; only whole values can be"
+                "no-plan",
+                f"{before.text()} -> {after.text()} would make parts partial under avg; only whole values can be",
             )
         try:
             chains.append(_by_way_of(middle, before, after, shape, dtype))
@@ -92,7 +93,9 @@ def _cut_as_before(before: Sharding, whole: Sharding, made: tuple[Axis, ...]) ->
 
 def _single(before: Sharding, after: Sharding, shape: tuple[int, ...], dtype: DType) -> Chain:
     """The one step, or none where both are one placement."""
-    if before == after or (before.layout_for(shape) == after.layout_for(shape) and before.mesh.device_ids == after.mesh.device_ids):
+    if before == after or (
+        before.layout_for(shape) == after.layout_for(shape) and before.mesh.device_ids == after.mesh.device_ids
+    ):
         return ()
     step = step_between(before, after, shape, dtype)
     return () if step.kind == "Slice" and before.is_equivalent_to(after, shape) else (step,)

@@ -30,6 +30,7 @@ and that split cuts dim 1, whose blocks of 2 by y are pairs of 4.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -76,6 +77,44 @@ def joined(digits: Iterable[Digit]) -> Stage:
         elif digit.size > 1:
             result.append(digit)
     return tuple(result)
+
+
+def within(digits: Stage, other: Digit) -> list[Digit]:
+    """The parts of `digits` that lie inside `other` and that a split of both can hold, major first.
+
+    >>> within((Digit(1, 8),), Digit(2, 2))
+    [Digit(stride=2, size=2)]
+    """
+    parts = []
+    for stride, size in digits:
+        low, high = max(stride, other.stride), min(stride * size, other.stride * other.size)
+        chain = [stride, low, high, stride * size]
+        outer = [other.stride, low, high, other.stride * other.size]
+        if low < high and all(b % a == 0 for ends in (chain, outer) for a, b in itertools.pairwise(ends)):
+            parts.append(Digit(low, high // low))
+    return parts
+
+
+def without(digits: Stage, removed: Stage) -> Stage:
+    """What is left of `digits` when the parts in `removed` are taken out; major first.
+
+    >>> without((Digit(1, 8),), (Digit(2, 2),))
+    (Digit(stride=4, size=2), Digit(stride=1, size=2))
+    """
+    left = list(digits)
+    for other in removed:
+        remaining = []
+        for digit in left:
+            inside = within((digit,), other)
+            if not inside:
+                remaining.append(digit)
+                continue
+            (part,) = inside
+            top = part.stride * part.size
+            remaining.append(Digit(top, digit.stride * digit.size // top))
+            remaining.append(Digit(digit.stride, part.stride // digit.stride))
+        left = [digit for digit in remaining if digit.size > 1]
+    return joined(left)
 
 
 def offsets(digits: Stage) -> Positions:
@@ -272,7 +311,7 @@ def refine(source: Layout, target: Layout, shape: Sequence[int]) -> Refinement |
             inside = [cut // element for cut in cuts[dim] if element < cut < element * size]
             strides.update([stride * ratio for ratio in inside])
     chain = sorted(strides, reverse=True)
-    digits = tuple(Digit(low, high // low) for high, low in zip(chain, chain[1:], strict=False))
+    digits = tuple(Digit(low, high // low) for high, low in itertools.pairwise(chain))
     return Refinement(
         digits,
         _roles(digits, source_ties, source.unreduced),
@@ -293,7 +332,7 @@ def _ties(layout: Layout, shape: Sequence[int]) -> list[Tie] | None:
 
 def _divide(cuts: set[int]) -> bool:
     chain = sorted(cuts)
-    return not any(high % low for low, high in zip(chain, chain[1:], strict=False))
+    return not any(high % low for low, high in itertools.pairwise(chain))
 
 
 def _roles(digits: Sequence[Digit], ties: Sequence[Tie], unreduced: Stage) -> tuple[Role, ...]:

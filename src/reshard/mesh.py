@@ -130,9 +130,15 @@ class Mesh:
         pairs = [*(axes.items() if isinstance(axes, Mapping) else axes or ()), *sizes.items()]
         try:
             checked = tuple((name, _integer(size)) for name, size in pairs)
-            ids = None if device_ids is None else tuple(_integer(device) for device in np.ravel(list(device_ids)).tolist())
+            ids = (
+                None
+                if device_ids is None
+                else tuple(_integer(device) for device in np.ravel(list(device_ids)).tolist())
+            )
         except (TypeError, ValueError) as error:
-            raise ReshardError("bad-argument", f"axes are names with integer sizes, device ids are integers: {error}") from None
+            raise ReshardError(
+                "bad-argument", f"axes are names with integer sizes, device ids are integers: {error}"
+            ) from None
         return cls(checked, ids)
 
     @cached_property
@@ -174,10 +180,9 @@ class Mesh:
         Raises:
             ReshardError: `unknown-device`.
         """
-        position = device if self.device_ids is None else self._positions.get(device, -1)
-        if not isinstance(device, int | np.integer) or not 0 <= position < self.size:
+        if device not in self:
             raise ReshardError("unknown-device", f"device {device} is not in mesh {self}")
-        return int(position)
+        return int(device) if self.device_ids is None else self._positions[device]
 
     @cached_property
     def _sorted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -203,7 +208,7 @@ class Mesh:
     def __contains__(self, device: object) -> bool:
         if not isinstance(device, int | np.integer):
             return False
-        return 0 <= device < self.size if self.device_ids is None else device in self._positions
+        return bool(0 <= device < self.size) if self.device_ids is None else device in self._positions
 
     def coordinates(self, device: int) -> tuple[int, ...]:
         """Where a device stands along each axis."""

@@ -175,7 +175,8 @@ def _received(move: Move, device: int, sources: Tiles, counts: dict[int, int]) -
 
 def _view(array: Array, box: Box, within: Box | None = None) -> Array:
     """The part of an array that a box is; of a scalar too a view, not its value."""
-    part: Array = array[(..., *box.slices(within))]
+    index: tuple[Any, ...] = (..., *box.slices(within))
+    part: Array = array[index]
     return part
 
 
@@ -205,7 +206,9 @@ def _check_tiles(tiles: Mapping[int, Array], tiling: Tiling, plan: Plan | None) 
             raise ReshardError("bad-tiles", f"the tile of device {device} is missing")
         tile, box = np.asarray(tiles[device]), tiling.box(device)
         if tile.shape != box.shape:
-            raise ReshardError("bad-tiles", f"the tile of device {device} has shape {tile.shape}; it must be {box.shape}")
+            raise ReshardError(
+                "bad-tiles", f"the tile of device {device} has shape {tile.shape}; it must be {box.shape}"
+            )
         dtypes.add(tile.dtype)
     wanted = None if plan is None else plan.dtype
     if len(dtypes) > 1 or (wanted and any(dtype.itemsize != wanted.itemsize for dtype in dtypes)):

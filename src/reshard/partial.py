@@ -12,7 +12,7 @@ from __future__ import annotations
 from math import prod
 
 from reshard.axis import Axis, difference, sorted_and_merged
-from reshard.layout import Digit
+from reshard.layout import Digit, within
 from reshard.sharding import Sharding
 
 
@@ -33,15 +33,12 @@ def kept_axes(before: Sharding, after: Sharding) -> tuple[Axis, ...]:
 
 
 def _inside(axis: Axis, digit: Digit, sharding: Sharding) -> list[Axis]:
-    """The part of an axis that lies in a digit of the position, where a split has it."""
+    """The part of an axis that lies in a digit of the position, where a split of both has it."""
     stride, size = sharding.mesh.stride_of(axis)
-    low, high = max(stride, digit.stride), min(stride * size, digit.stride * digit.size)
-    nests = low < high and low % stride == 0 and high % low == 0 and stride * size % high == 0
-    if not nests:
-        return []
     full_size = sharding.mesh.sizes[axis.name]
-    end = stride * axis.stop_in(full_size) if axis.is_whole else stride * size * axis.start
-    return [Axis.between(axis.name, end // high, end // low, full_size)]
+    end = stride * size * axis.start  # of the whole axis
+    parts = within((Digit(stride, size),), digit)
+    return [Axis.between(axis.name, end // (part.stride * part.size), end // part.stride, full_size) for part in parts]
 
 
 def made_axes(before: Sharding, after: Sharding) -> tuple[Axis, ...]:

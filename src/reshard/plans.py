@@ -40,6 +40,7 @@ from reshard.chains import chain_through
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import Exchange, Tiling, find_exchange, kept_apart, kept_size, total_bound
+from reshard.layout import index_of
 from reshard.notation import parse_sharding
 from reshard.partial import made_axes
 from reshard.sharding import Sharding, checked_shape
@@ -75,7 +76,8 @@ class Plan:
                 raise ReshardError("broken-chain", f"step {number + 1} is for another shape or dtype than the plan")
             if step.before != here:
                 raise ReshardError(
-                    "broken-chain", f"step {number + 1} starts at {step.before.text()}, the one before ends at {here.text()}"
+                    "broken-chain",
+                    f"step {number + 1} starts at {step.before.text()}, the one before ends at {here.text()}",
                 )
             here = step.after
         if here != self.target and (self.steps or not self.source.is_equivalent_to(self.target, self.shape)):
@@ -165,18 +167,14 @@ class Plan:
         elements = after.elements(device)
         if self.bound_kind == "exact" and device in before.mesh:
             kept = kept_apart(before, after)
-            classes = [
-                [digit.value(tiling.mesh.position_of(device)) for digit in digits]
-                for tiling, digits in zip((before, after), kept, strict=True)
-            ]
-            if classes[0] == classes[1]:
+            if index_of(kept[0], before.mesh.position_of(device)) == index_of(kept[1], after.mesh.position_of(device)):
                 elements -= before.box(device).intersect(after.box(device)).size
         return elements * self.dtype.itemsize
 
     @cached_property
     def lower_bound_bytes(self) -> int:
         """The largest bound of a device; with partial values also at least the even share of the total bound."""
-        before, after = self._tilings
+        after = self._tilings[1]
         if self.bound_kind == "unreduced":
             return 0
         if self.bound_kind == "reduction":
@@ -223,7 +221,9 @@ class Plan:
         >>> [step.kind for step in plan.steps], [step.kind for step in plan.transpose().steps]
         (['AllGather'], ['ReduceScatter'])
         """
-        points = [self.target, *(step.before for step in reversed(self.steps))] if self.steps else [self.target, self.source]
+        points = (
+            [self.target, *(step.before for step in reversed(self.steps))] if self.steps else [self.target, self.source]
+        )
         duals = [point.dual() for point in points]
         return Plan(duals[0], duals[-1], self.shape, self.dtype, chain_through(duals, self.shape, self.dtype))
 
@@ -319,7 +319,9 @@ def table_rows(plan: Plan) -> list[list[str]]:
     return [
         [
             step.kind,
-            ", ".join(axis.name if axis.is_whole else f"{axis.name}:({axis.pre_size}){axis.size}" for axis in step.axes),
+            ", ".join(
+                axis.name if axis.is_whole else f"{axis.name}:({axis.pre_size}){axis.size}" for axis in step.axes
+            ),
             str(_counted(step) or ("many" if _counted(step) is None else 0)),
             bytes_text(step.received_bytes),
             bytes_text(step.peak_bytes),
@@ -334,11 +336,14 @@ def verdict(plan: Plan) -> str:
     received, bound = plan.received_bytes, plan.lower_bound_bytes
     text = f"received {bytes_text(received)} on the busiest device, {bytes_text(plan.total_received_bytes)} in all"
     if plan.bound_kind == "exact":
-        return f"{text}; lower bound {bytes_text(bound)}: " + ("exact" if received == bound else f"{received / bound:.2f} times")
+        return f"{text}; lower bound {bytes_text(bound)}: " + (
+            "exact" if received == bound else f"{received / bound:.2f} times"
+        )
     if plan.bound_kind == "unreduced":
         return f"{text}; the target is partial, so no bound is stated"
     total = plan.total_lower_bound_bytes
-    return f"{text}; with partial values at least {bytes_text(total)} in all: {plan.total_received_bytes / max(total, 1):.2f} times"
+    times = plan.total_received_bytes / max(total, 1)
+    return f"{text}; with partial values at least {bytes_text(total)} in all: {times:.2f} times"
 
 
 def short(sharding: Sharding, beside: Sharding) -> str:
@@ -361,7 +366,7 @@ def bytes_text(count: int) -> str:
 
 def _devices(source: Sharding, target: Sharding) -> str:
     counts = (source.mesh.size, target.mesh.size)
-    if source.mesh.device_ids is None and target.mesh.device_ids is None or source.mesh == target.mesh:
+    if (source.mesh.device_ids is None and target.mesh.device_ids is None) or source.mesh == target.mesh:
         return f"{max(counts)} device{'s' if max(counts) != 1 else ''}"
     return f"{counts[0]} devices to {counts[1]} devices"
 

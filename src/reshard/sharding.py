@@ -17,6 +17,7 @@ By hand, 4 x 8 on x=2, y=4, z=2 with `[{"x"}, {"z", "y"}]`: dim 0 is cut into 2 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -100,9 +101,13 @@ class Sharding:
 
     def __post_init__(self) -> None:
         if self.reduction not in REDUCTIONS:
-            raise ReshardError("unknown-reduction", f"reduction {self.reduction!r} must be one of {', '.join(REDUCTIONS)}")
+            raise ReshardError(
+                "unknown-reduction", f"reduction {self.reduction!r} must be one of {', '.join(REDUCTIONS)}"
+            )
         if self.uneven not in UNEVEN:
-            raise ReshardError("unknown-rule", f"the rule for uneven dims {self.uneven!r} must be one of {', '.join(UNEVEN)}")
+            raise ReshardError(
+                "unknown-rule", f"the rule for uneven dims {self.uneven!r} must be one of {', '.join(UNEVEN)}"
+            )
         if not self.unreduced and self.reduction != "sum":
             object.__setattr__(self, "reduction", "sum")
         if self.mesh.is_maximal:
@@ -118,7 +123,9 @@ class Sharding:
             if dim.priority is not None and dim.priority < 0:
                 raise ReshardError("negative-priority", f"dim {number} has the negative priority {dim.priority}")
             if dim.priority is not None and not dim.axes and not dim.is_open:
-                raise ReshardError("needless-priority", f"dim {number} is empty and closed but has priority {dim.priority}")
+                raise ReshardError(
+                    "needless-priority", f"dim {number} is empty and closed but has priority {dim.priority}"
+                )
             self._check_list(dim.axes, seen)
         for title, axes in (("replicated", self.replicated), ("unreduced", self.unreduced)):
             self._check_list(axes, seen)
@@ -133,7 +140,9 @@ class Sharding:
             if axis in seen:
                 raise ReshardError("duplicate-axis-ref", f"axis {axis} is used twice")
             if previous is not None and previous.can_merge(axis):
-                raise ReshardError("mergeable-sub-axes", f"sub-axes {previous} and {axis} side by side must be written as one")
+                raise ReshardError(
+                    "mergeable-sub-axes", f"sub-axes {previous} and {axis} side by side must be written as one"
+                )
             seen.add(axis)
             previous = axis
 
@@ -150,7 +159,7 @@ class Sharding:
             ordered = mesh_order(axes, self.mesh.sizes)
             for axis in ordered:
                 self._check_sub_axis(axis, full_size)
-            for first, second in zip(ordered, ordered[1:], strict=False):
+            for first, second in itertools.pairwise(ordered):
                 if first.overlaps(second):
                     raise ReshardError("overlapping-sub-axes", f"sub-axes {first} and {second} overlap")
             refined_mesh(axes, self.mesh.sizes)
@@ -163,7 +172,9 @@ class Sharding:
         if full_size % axis.stop_in(full_size):
             raise ReshardError("sub-axis-divisor", f"sub-axis {axis} does not divide its axis of size {full_size}")
         if axis.size_in(full_size) == full_size:
-            raise ReshardError("sub-axis-is-axis", f"sub-axis {axis} is the whole axis; it must be written {quote(axis.name)}")
+            raise ReshardError(
+                "sub-axis-is-axis", f"sub-axis {axis} is the whole axis; it must be written {quote(axis.name)}"
+            )
 
     @classmethod
     def of(

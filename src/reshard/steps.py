@@ -33,8 +33,8 @@ from reshard.axis import Axis, aligned, sorted_and_merged
 from reshard.box import Box
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
-from reshard.exchange import DigitExchange, Exchange, Tiling, combine_then_gather, kept_size, within
-from reshard.layout import PARTIAL, Positions
+from reshard.exchange import DigitExchange, Exchange, Tiling, combine_then_gather, kept_size
+from reshard.layout import PARTIAL, Positions, within
 from reshard.mesh import LIMIT
 from reshard.partial import made_axes
 from reshard.sharding import Sharding
@@ -76,7 +76,8 @@ class Step:
             layout = sharding.layout_for(self.shape)
             if prod(self.shape) * max(layout.positions, 1) * self.dtype.itemsize >= LIMIT:
                 raise ReshardError(
-                    "too-large", f"shape {self.shape} of {self.dtype} on {layout.positions} devices is beyond 2**62 bytes"
+                    "too-large",
+                    f"shape {self.shape} of {self.dtype} on {layout.positions} devices is beyond 2**62 bytes",
                 )
             if sharding.unreduced:
                 self.dtype.check_reduction(sharding.reduction)
@@ -187,7 +188,9 @@ def step_between(before: Sharding, after: Sharding, shape: Sequence[int], dtype:
             axes while others move.
     """
     draft = object.__new__(Step)
-    for name, value in zip(Step.__dataclass_fields__, ("", before, after, tuple(shape), dtype_named(dtype)), strict=True):
+    for name, value in zip(
+        Step.__dataclass_fields__, ("", before, after, tuple(shape), dtype_named(dtype)), strict=True
+    ):
         object.__setattr__(draft, name, value)
     return replace(draft, kind=draft._right_kind())
 
@@ -233,7 +236,9 @@ def _check_to_unreduced(before: Sharding, after: Sharding, shape: tuple[int, ...
     """Refuse where a device would need anything but its own tile."""
     tilings = Tiling.of(before, shape), Tiling.of(after, shape)
     text = f"{before.text()} -> {after.text()}"
-    if not tilings[0].same_order_as(tilings[1]) or (tilings[0].layout.unreduced and before.reduction != after.reduction):
+    if not tilings[0].same_order_as(tilings[1]) or (
+        tilings[0].layout.unreduced and before.reduction != after.reduction
+    ):
         raise ReshardError("bad-step", f"{text} moves values while they become partial")
     here = np.arange(before.mesh.size, dtype=np.int64)
     cells = [

@@ -238,9 +238,7 @@ class BoxExchange(Exchange):
         return needed - overlap_elements(self.source, self.target, self.kept)
 
 
-def by_boxes(
-    source: Tiling, target: Tiling, combined: Stage = (), kept: tuple[Stage, Stage] = ((), ())
-) -> BoxExchange:
+def by_boxes(source: Tiling, target: Tiling, combined: Stage = (), kept: tuple[Stage, Stage] = ((), ())) -> BoxExchange:
     """The exchange by comparing boxes; always there, for devices and blocks that can be listed.
 
     Args:

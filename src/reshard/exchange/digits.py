@@ -183,8 +183,7 @@ class DigitExchange(Exchange):
             legs[dim] = self._spread(legs.get(dim), digit, value, 1, digit.stride, stride, i)
         devices = self.source.mesh.devices
         found = [
-            Piece(devices[sender + offset], device, box, number)
-            for offset, box, number in self._combine(legs, starts)
+            Piece(devices[sender + offset], device, box, number) for offset, box, number in self._combine(legs, starts)
         ]
         return sorted(found, key=_round)
 

@@ -80,7 +80,8 @@ def overlap_elements(source: Tiling, target: Tiling, kept: tuple[Stage, Stage] =
     """
     places = source.mesh.positions_of(target.mesh.device_array)
     here = np.arange(len(places), dtype=np.int64)
-    shared = ((places >= 0) & (index_of(kept[0], places) == index_of(kept[1], here))).astype(np.int64)
+    same_class = index_of(kept[0], places) == index_of(kept[1], here)
+    shared: Positions = np.where((places >= 0) & same_class, np.int64(1), np.int64(0))
     for dim, size in enumerate(target.shape):
         low, high = source.layout.intervals(dim, size, places)
         start, stop = target.layout.intervals(dim, size, here)

@@ -19,7 +19,8 @@ Device 0 combines elements 0 and 1, device 1 the others (2 received each), then 
 >>> from reshard.mesh import Mesh
 >>> from reshard.sharding import Sharding
 >>> mesh = Mesh.of(x=2)
->>> source, target = (Tiling.of(sharding, (4,)) for sharding in (Sharding.of(mesh, None, unreduced="x"), Sharding.of(mesh, None)))
+>>> source = Tiling.of(Sharding.of(mesh, None, unreduced="x"), (4,))
+>>> target = Tiling.of(Sharding.of(mesh, None), (4,))
 >>> [exchange.received for exchange in combine_then_gather(source, target)]
 [2, 2]
 """
@@ -36,7 +37,7 @@ from reshard.errors import ReshardError
 from reshard.exchange.boxes import by_boxes
 from reshard.exchange.digits import by_digits
 from reshard.exchange.pieces import Exchange, Tiling
-from reshard.layout import Digit, Layout, Stage, joined
+from reshard.layout import Digit, Layout, Stage, within, without
 
 
 def find_exchange(source: Tiling, target: Tiling) -> Exchange:
@@ -128,44 +129,6 @@ def _roomiest(layout: Layout, shape: Sequence[int], digit: Digit) -> int:
     tile = layout.local_shape(shape)
     even = [size % (layout.shards(dim) * digit.size) == 0 for dim, size in enumerate(shape)]
     return max(range(len(shape)), key=lambda dim: (even[dim], tile[dim]))
-
-
-def within(digits: Stage, other: Digit) -> list[Digit]:
-    """The parts of `digits` that lie inside `other` and that a split of both can hold, major first.
-
-    >>> within((Digit(1, 8),), Digit(2, 2))
-    [Digit(stride=2, size=2)]
-    """
-    parts = []
-    for stride, size in digits:
-        low, high = max(stride, other.stride), min(stride * size, other.stride * other.size)
-        chain = [stride, low, high, stride * size]
-        outer = [other.stride, low, high, other.stride * other.size]
-        if low < high and all(b % a == 0 for ends in (chain, outer) for a, b in zip(ends, ends[1:], strict=False)):
-            parts.append(Digit(low, high // low))
-    return parts
-
-
-def without(digits: Stage, removed: Stage) -> Stage:
-    """What is left of `digits` when the parts in `removed` are taken out; major first.
-
-    >>> without((Digit(1, 8),), (Digit(2, 2),))
-    (Digit(stride=4, size=2), Digit(stride=1, size=2))
-    """
-    left = list(digits)
-    for other in removed:
-        remaining = []
-        for digit in left:
-            inside = within((digit,), other)
-            if not inside:
-                remaining.append(digit)
-                continue
-            (part,) = inside
-            top = part.stride * part.size
-            remaining.append(Digit(top, digit.stride * digit.size // top))
-            remaining.append(Digit(digit.stride, part.stride // digit.stride))
-        left = [digit for digit in remaining if digit.size > 1]
-    return joined(left)
 
 
 def total_bound(source: Tiling, target: Tiling) -> int:

@@ -18,7 +18,7 @@ expected `,`, `:` or `}` at 2:7, found `"z"`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from reshard.errors import ReshardError
 
 if TYPE_CHECKING:
-    from lark import Lark
+    from lark import Lark, Token
 
 INT64_MAX = 2**63 - 1
 """The largest number that Shardy and XLA can read."""
@@ -63,10 +63,11 @@ class Form:
 class Misread(Exception):  # noqa: N818  # a signal between a builder and `parse`, seen by nobody else
     """A builder's refusal of a part that the grammar alone lets through."""
 
-    def __init__(self, position: int, problem: str, code: str = "syntax") -> None:
-        super().__init__(position, problem, code)
-        self.position = position
+    def __init__(self, token: Token, problem: str, ending: str = "", *, code: str = "syntax") -> None:
+        super().__init__(token, problem, ending, code)
+        self.position = token.start_pos or 0
         self.problem = problem
+        self.ending = ending
         self.code = code
 
 
@@ -94,8 +95,7 @@ def parse(form: Form, start: str, text: str, *, whole: str | None = None, offset
             return reader.parse(text, start=start)
     except wrong_character as error:
         position = error.pos_in_stream
-        word = _WORD.match(text, position)
-        found = shown(word.group() if word else text[position])
+        found = found_at(text, position)
         if text[position] == '"' and "STRING" in form.words:
             position, problem = _string_problem(text, position)
             raise placed(whole, offset + position, problem) from None
@@ -104,9 +104,9 @@ def parse(form: Form, start: str, text: str, *, whole: str | None = None, offset
         position = len(text.rstrip()) if at_end else error.token.start_pos
         found = _END if at_end else shown(error.token)
     except Misread as error:
-        raise placed(whole, offset + error.position, error.problem, code=error.code) from None
+        raise placed(whole, offset + error.position, error.problem, error.ending, code=error.code) from None
     expected = _expected(form, reader, start, text[:position])
-    raise placed(whole, offset + position, f"expected {expected}", f"found {found}")
+    raise placed(whole, offset + position, f"expected {expected}", f", found {found}")
 
 
 @cache
@@ -123,7 +123,7 @@ def _expected(form: Form, reader: Lark, start: str, prefix: str) -> str:
     so_far = reader.parse_interactive(prefix, start=start)
     so_far.exhaust_lexer()
     names = set()
-    for name in so_far.accepts():
+    for name in so_far.accepts():  # type: ignore[no-untyped-call]
         if name in form.words:
             names.add(form.words[name])
         else:
@@ -132,13 +132,21 @@ def _expected(form: Form, reader: Lark, start: str, prefix: str) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
+def found_at(text: str, position: int) -> str:
+    """What stands at a place, as a sentence can quote it."""
+    if position == len(text):
+        return _END
+    word = _WORD.match(text, position)
+    return shown(word.group() if word else text[position])
+
+
 def _string_problem(text: str, start: int) -> tuple[int, str]:
     """Why the string that begins at `start` is none, and where."""
     well = _STRING_START.match(text, start)
     stop = well.end() if well else start
     if text[stop : stop + 1] == "\\" and stop + 1 < len(text):
         escape = shown(text[stop : stop + 2])
-        return stop, f"{escape} is no escape; " + r'expected `\\`, `\"`, `\n`, `\t` or two hexadecimal digits'
+        return stop, f"{escape} is no escape; " + r"expected `\\`, `\"`, `\n`, `\t` or two hexadecimal digits"
     return start, "the string that begins here is not closed on its line"
 
 
@@ -152,7 +160,7 @@ def placed(whole: str, position: int, problem: str, ending: str = "", *, code: s
         ending: what the sentence says after the place.
         code: of `ReshardError`.
 
-    >>> print(placed("ab\ncd", 4, "expected `e`", "found `d`"))
+    >>> print(placed("ab\ncd", 4, "expected `e`", ", found `d`"))
     expected `e` at 2:2, found `d`
       cd
        ^
@@ -167,7 +175,7 @@ def placed(whole: str, position: int, problem: str, ending: str = "", *, code: s
     head = "…" if start > line_start else ""
     line = head + _printable(whole[start:stop]) + ("…" if stop < line_stop else "")
     caret = " " * (len(head) + position - start) + "^"
-    return ReshardError(code, f"{problem} at {where}{', ' if ending else ''}{ending}\n  {line}\n  {caret}")
+    return ReshardError(code, f"{problem} at {where}{ending}\n  {line}\n  {caret}")
 
 
 @contextmanager
@@ -203,19 +211,20 @@ def checked_text(text: object) -> str:
     return text
 
 
-def number(digits: str, position: int) -> int:
-    """A number of a text, which must be below 2**63.
+def number(token: Token, skipped: int = 0) -> int:
+    """The number that a token stands for, in decimal, or in hexadecimal after `0x`.
 
     Args:
-        digits: decimal, or hexadecimal after `0x`.
-        position: where it stands.
+        token: of digits.
+        skipped: how many characters stand before the digits.
 
     Raises:
-        Misread: where it is larger.
+        Misread: where it is 2**63 or more.
     """
-    base = 16 if digits[:2] == "0x" else 10
-    significant = digits[2:].lstrip("0") if base == 16 else digits.lstrip("0")
+    digits = token[skipped:]
+    base = 16 if digits.startswith("0x") else 10
+    significant = digits.removeprefix("0x").lstrip("0")
     value = int(significant or "0", base) if len(significant) < _DIGITS else INT64_MAX + 1
     if value > INT64_MAX:
-        raise Misread(position, f"number {shown(digits)} is too large; it must be below 2**63", "too-large")
+        raise Misread(token, f"number {shown(digits)}", " is too large; it must be below 2**63", code="too-large")
     return value

@@ -31,7 +31,7 @@ class _Builder:
     """What each rule of the grammar stands for."""
 
     def dim(self, parts: list[Token]) -> list[int]:
-        return [number(part, part.start_pos) for part in parts]
+        return [number(part) for part in parts]
 
     def sharding(self, parts: list[list[int]]) -> list[list[int]]:
         return parts

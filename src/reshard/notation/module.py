@@ -64,7 +64,7 @@ def _add_mesh(text: str, start: int, meshes: dict[str, Mesh]) -> int:
     stop = closing(text, head.end(), comments=True)
     name, mesh = read_mesh(text[start:stop], whole=text, offset=start)
     if name is None or name in meshes:
-        raise placed(text, start, f"the mesh {shown(f'@{name}')} is defined twice, the second time")
+        raise placed(text, start, f"the mesh {shown(f'@{name}')} is defined a second time")
     meshes[name] = mesh
     return stop
 

@@ -44,7 +44,7 @@ class Read(NamedTuple):
 class _Builder:
     """What each rule of the grammar stands for."""
 
-    def word(self, parts: list[Token]) -> list[str]:
+    def subscript(self, parts: list[Token]) -> list[str]:
         return [str(part) for part in parts]
 
     def dim(self, parts: list[Token | list[str]]) -> list[str]:
@@ -130,7 +130,8 @@ def write_sharding(sharding: Sharding, name: str = "A", dims: Sequence[str] | No
     names = list(dims) if dims is not None else [_dim_name(number) for number in range(len(sharding.dims))]
     if len(names) != len(sharding.dims):
         raise ReshardError("rank-mismatch", f"{len(names)} names are given for {len(sharding.dims)} dims")
-    for word in (name, *names):
+    words: list[object] = [name, *names]
+    for word in words:
         if not isinstance(word, str) or not _NAME.fullmatch(word):
             problem = f"a name in this notation must be letters, digits and primes, a letter first, got: {word!r}"
             raise ReshardError("bad-argument", problem)

@@ -62,7 +62,7 @@ class _Builder:
         if parts[0].type == "BOOLEAN":
             return -1 if parts[0] == "true" else 0
         digits = parts[-1]
-        value = number(digits, digits.start_pos)
+        value = number(digits)
         return -value if len(parts) == 2 else value
 
     def mesh_axis(self, parts: list[Any]) -> tuple[str, int]:
@@ -79,10 +79,10 @@ class _Builder:
         mesh = Mesh(axes, ids)
         is_world = not axes or max(ids) < mesh.size
         if key == "device_ids" and not is_world:
-            need = f"device ids must be 0 to {mesh.size - 1} in some order; a part of the world is written `devices=`"
-            raise Misread(key.start_pos, need, "device-ids-not-iota")
+            problem = f"device ids that are not 0 to {mesh.size - 1} in some order stand"
+            raise Misread(key, problem, "; a part of the world is written `devices=`", code="device-ids-not-iota")
         if key == "devices" and is_world:
-            raise Misread(key.start_pos, "devices that are a whole world must be written `device_ids=`")
+            raise Misread(key, "devices that are a whole world stand", "; they must be written `device_ids=`")
         return mesh
 
     def mesh(self, parts: list[Any]) -> tuple[str | None, Mesh]:
@@ -114,7 +114,7 @@ class _Builder:
         options: dict[str, Any] = {}
         for keyword, option in parts[1:]:
             if str(keyword) in options:
-                raise Misread(keyword.start_pos, f"`{keyword}` is given twice")
+                raise Misread(keyword, f"`{keyword}` is given twice")
             options.update(option)
         return parts[0], options
 
@@ -233,29 +233,30 @@ def closing(text: str, start: int, *, comments: bool) -> int:
             raise placed(text, place, "the string that begins here is not closed on its line or has a wrong escape")
         elif token in _PAIRS.values():
             if _PAIRS[text[opened[-1]]] != token:
-                raise placed(text, place, f"`{token}` does not close `{text[opened[-1]]}`")
+                raise placed(text, place, f"`{token}`", f" does not close `{text[opened[-1]]}`")
             opened.pop()
             if not opened:
                 return place + 1
-    raise placed(text, opened[-1], f"`{text[opened[-1]]}` is never closed; it stands")
+    raise placed(text, opened[-1], f"`{text[opened[-1]]}`", " is never closed")
 
 
+_ATTRIBUTE = re.compile(r"(?:[ \t\r\n]|//[^\r\n]*)*#sdy[a-z._]*(?=<)")
 _PAIRS = {"<": ">", "[": "]", "(": ")", "{": "}"}
 _STRING = r'"[^"\\\n\v\f]*(?:\\(?:["\\nt]|[0-9a-fA-F]{2})[^"\\\n\v\f]*)*"'
 _PRETTY_TOKEN = re.compile(rf'{_STRING}|->|["<>\[\](){{}}]')
-_TOKEN = re.compile(rf'//[^\r\n]*|{_PRETTY_TOKEN.pattern}')
+_TOKEN = re.compile(rf"//[^\r\n]*|{_PRETTY_TOKEN.pattern}")
 
 
 def _check_brackets(text: str, *, whole: str | None, offset: int) -> None:
     """Refuse what MLIR refuses in comments inside `#sdy.…<…>`: there it counts brackets without knowing comments."""
-    start = text.find("<")
-    if "//" not in text or not text.lstrip().startswith("#"):
+    head = _ATTRIBUTE.match(text)
+    if "//" not in text or head is None:
         return
-    stop = closing(text, start, comments=False)
+    stop = closing(text, head.end(), comments=False)
     rest = re.sub(r"//[^\r\n]*", "", text[stop:])
     if rest.strip():
         place = text.index(rest.strip()[0], stop)
-        raise placed(whole or text, offset + place, f"expected the end of the text", f"found {shown(text[place:])}")
+        raise placed(whole or text, offset + place, "expected the end of the text", f", found {shown(text[place:])}")
 
 
 def _decoded(token: Token, start: int) -> str:
@@ -272,7 +273,7 @@ def _decoded(token: Token, start: int) -> str:
     try:
         return b"".join(pieces).decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
-        raise Misread(token.start_pos, f"the bytes of {shown(token)} are no UTF-8") from None
+        raise Misread(token, f"the bytes of {shown(token)} are no UTF-8") from None
 
 
 def _decoded_symbol(token: Token) -> str:
@@ -282,7 +283,7 @@ def _decoded_symbol(token: Token) -> str:
 def _priority(token: Token) -> int:
     digits = token[1:]
     if token[0] != "p" or not digits.isdigit():
-        raise Misread(token.start_pos, f"a priority must be `p` and digits; found {shown(token)}")
+        raise Misread(token, f"a priority must be `p` and digits; found {shown(token)}")
     if digits[0] == "0" and len(digits) > 1:
-        raise Misread(token.start_pos, f"a priority must have no leading zeros; found {shown(token)}")
-    return number(digits, token.start_pos)
+        raise Misread(token, f"a priority must have no leading zeros; found {shown(token)}")
+    return number(token, 1)

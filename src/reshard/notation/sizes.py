@@ -19,7 +19,7 @@ class _Builder:
     """What each rule of the grammar stands for."""
 
     def axis(self, parts: list[Token]) -> tuple[str, int]:
-        size = number(parts[-1], parts[-1].start_pos)
+        size = number(parts[-1])
         return str(parts[0]), -size if len(parts) == 3 else size
 
     def mesh(self, parts: list[tuple[str, int]]) -> Mesh:

@@ -66,7 +66,10 @@ def _planned(source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: 
         sharding.layout_for(shape)
         if sharding.unreduced:
             dtype.check_reduction(sharding.reduction)
-    return min((Plan(source, target, shape, dtype, steps) for steps in candidates(source, target, shape, dtype)), key=fewest_bytes)
+    return min(
+        (Plan(source, target, shape, dtype, steps) for steps in candidates(source, target, shape, dtype)),
+        key=fewest_bytes,
+    )
 
 
 def cache_clear() -> None:

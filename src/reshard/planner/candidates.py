@@ -44,7 +44,9 @@ def _scattered(
     """
     sizes = source.mesh.sizes
     wanted: dict[Axis, int] = {}
-    cutting = [(axis, number) for number, dim in enumerate(target.dims) for axis in dim.axes if source.mesh == target.mesh]
+    cutting = [
+        (axis, number) for number, dim in enumerate(target.dims) for axis in dim.axes if source.mesh == target.mesh
+    ]
     parts, _ = aligned([*combined, *source.unused_axes()], [axis for axis, _ in cutting], sizes)
     for part in parts:
         for axis, number in cutting:
