@@ -20,7 +20,9 @@ REDUCTIONS = ("sum", "avg", "product", "max", "min", "band", "bor", "bxor")
 
 def names() -> st.SearchStrategy[str]:
     """Axis names of any kind: quotes, escapes, control characters, other scripts, the empty name."""
-    odd = st.sampled_from(["", '"', "\\", "a b", "a\nb", "\t", "\x00", "é", "轴", "\\22", '"]>', "//", "\x7f", "p1", "?"])
+    odd = st.sampled_from(
+        ["", '"', "\\", "a b", "a\nb", "\t", "\x00", "é", "轴", "\\22", '"]>', "//", "\x7f", "p1", "?"]
+    )
     return odd | st.text(max_size=4)
 
 
@@ -126,5 +128,7 @@ def shapes(ndim: int, *, most: int = 13) -> st.SearchStrategy[tuple[int, ...]]:
 
 def even_shapes(sharding: Sharding, *, most: int = 3) -> st.SearchStrategy[tuple[int, ...]]:
     """Shapes that the shards of a sharding divide."""
-    layout = sharding.layout
-    return st.tuples(*(st.integers(0, most).map(lambda n, k=layout.shards(dim): n * k) for dim in range(len(sharding.dims))))
+    counts = [sharding.layout.shards(dim) for dim in range(len(sharding.dims))]
+    return st.tuples(*[st.integers(0, most)] * len(counts)).map(
+        lambda blocks: tuple(number * count for number, count in zip(blocks, counts, strict=True))
+    )

@@ -177,22 +177,10 @@ class Layout:
         return Box(intervals)
 
     def intervals(self, dim: int, size: int, positions: Positions) -> tuple[Positions, Positions]:
-        """Where the tiles of many positions lie in one dim: starts and stops."""
-        start: Positions = np.zeros_like(positions)
-        stop: Positions = np.full_like(positions, size)
-        for stage in self.dims[dim]:
-            index: Positions = np.zeros_like(positions)
-            parts = 1
-            for stride, digit_size in stage:
-                index *= digit_size
-                index += positions // stride % digit_size
-                parts *= digit_size
-            block = -((start - stop) // parts)
-            start, stop = np.minimum(start + index * block, stop), np.minimum(start + (index + 1) * block, stop)
-        empty = start >= stop
-        start[empty] = size
-        stop[empty] = size
-        return start, stop
+        """Where the tiles of many positions lie in one dim: starts and stops; an empty one stops where it starts."""
+        start, stop = self.blocks(dim, size)
+        index = index_of(self.digits_of(dim), positions)
+        return start[index], stop[index]
 
     def blocks(self, dim: int, size: int) -> tuple[Positions, Positions]:
         """Where every block of a dim begins and ends, in the order of the digits that cut it; blocks may be empty."""

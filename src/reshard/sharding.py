@@ -29,7 +29,7 @@ from reshard.axis import Axis, difference, merged, mesh_order, quote, refined_me
 from reshard.box import Box
 from reshard.dtypes import REDUCTIONS
 from reshard.errors import ReshardError
-from reshard.layout import Digit, Layout, Positions, joined
+from reshard.layout import Digit, Layout, Positions, joined, refine
 from reshard.mesh import LIMIT, Mesh
 
 UNEVEN = ("ceil", "chunk")
@@ -334,8 +334,13 @@ class Sharding:
         mine, theirs = first.layout_for(shape), second.layout_for(shape)
         if mine.unreduced and theirs.unreduced and first.reduction != second.reduction:
             return False
-        if first.mesh.device_ids == second.mesh.device_ids and mine == theirs:
-            return True
+        if first.mesh.device_ids == second.mesh.device_ids and first.mesh.size == second.mesh.size:
+            common = refine(mine, theirs, shape)
+            if common is not None and common.source_roles == common.target_roles:
+                return True
+            even = all(size and size % (mine.shards(d) * theirs.shards(d)) == 0 for d, size in enumerate(shape))
+            if common is not None and even:
+                return False
         return _same_placement(first, second, shape)
 
     def unused_axes(self) -> tuple[Axis, ...]:

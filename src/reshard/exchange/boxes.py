@@ -4,13 +4,16 @@ Per dim, the overlaps of source blocks and target blocks are one list of interva
 only grow along it.
 A target tile consists of the products of its intervals; each comes from one source tile.
 All holders of a source tile hold the same, so the choice of senders separates by source tile:
-a device that holds its own piece takes it; the rest is dealt to the holders in the order of the receivers,
-so that holder h gives what begins in its share [h, h + 1) x ceil(asked / holders).
-A holder so sends at most its share and the rest of one piece: at most (elements asked of the tile by others /
-holders) + one piece, and nothing can do better than (asked / holders) for the busiest.
+a device that holds its own piece takes it, and the rest is dealt to the holders in turn, largest piece first.
+Every H deals give each of H holders a piece, and no holder's next piece is larger than any other's last, so two
+holders differ by at most one piece: the busiest sends at most (elements asked of the tile by others / H) + one
+piece, and nothing can do better than the first term.
 
-The dealing is arithmetic on whole arrays, restricted to the source tiles in question: those below the device's
-target tile for what comes in, its own source tile for what goes out.
+A *cell* is a source tile meeting a target tile.
+All of the target tile's R holders ask for the same box, so within a cell only two counts are needed: how many
+deals came before it, and which of its R holders take their own.
+Hence a device's pieces follow from the cells of the source tiles in question: those below the device's target
+tile for what comes in, its own source tile for what goes out.
 
 By hand, 6 rows from 3 devices to the first 2 of them: the cuts 2, 4 meet the cut 3, and rows 2 and 3, which
 device 1 holds, go to devices 0 and 1.
@@ -34,12 +37,11 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reshard.box import Box
 from reshard.errors import ReshardError
-from reshard.exchange.pieces import Exchange, Piece, Tiling, overlap_elements
-from reshard.layout import Positions, Stage, index_of, offsets
+from reshard.exchange.pieces import Exchange, Piece, Tiling
+from reshard.layout import Layout, Positions, Stage, index_of, offsets
 from reshard.mesh import ENUMERABLE
 
 
@@ -66,22 +68,28 @@ class Overlaps(NamedTuple):
 EVERY = slice(None)
 
 
-class Table(NamedTuple):
-    """Pieces as columns: positions of sender and receiver, number of elements, and the overlap in every dim."""
+class Cells(NamedTuple):
+    """Source tiles meeting target tiles, sorted by source tile, then largest first."""
 
-    sender: Positions
+    holder: Positions
+    """The first position that holds the source tile."""
     receiver: Positions
-    own: NDArray[np.bool_]
+    """The first position that needs the target tile."""
     elements: Positions
-    cells: Positions
-    """Per dim and piece, the number of its overlap in `parts`."""
+    """The size of the box that they share."""
+    overlap: Positions
+    """Per dim and cell, the number of the interval in `parts`."""
     parts: tuple[Overlaps, ...]
+    before: Positions
+    """The number of pieces of the same source tile that are dealt before those of the cell."""
+    own: Positions
+    """Sorted, cell * R + copy: the copies of target tiles whose device holds the source tile itself."""
 
-    def box(self, row: int) -> Box:
-        """The box of one piece."""
+    def box(self, cell: int) -> Box:
+        """The box that the two tiles share."""
         return Box(
-            (int(part.start[cell[row]]), int(part.stop[cell[row]]))
-            for cell, part in zip(self.cells, self.parts, strict=True)
+            (int(part.start[number]), int(part.stop[number]))
+            for part, number in zip(self.parts, self.overlap[:, cell].tolist(), strict=True)
         )
 
 
@@ -107,120 +115,158 @@ class BoxExchange(Exchange):
 
     @cached_property
     def _holders(self) -> Positions:
-        """What to add to a tile's first holder to reach all of them."""
+        """What to add to a source tile's first position to reach all that hold it."""
         return offsets(self.source.layout.free_digits())
 
     @cached_property
-    def _places(self) -> Positions:
+    def _copies(self) -> Positions:
+        """What to add to a target tile's first position to reach all that need it."""
+        return offsets(self.target.layout.free_digits())
+
+    @cached_property
+    def _source_places(self) -> Positions:
         """Per position of the target, the position of its device in the source, or -1."""
         return self.source.mesh.positions_of(self.target.mesh.device_array)
 
-    def _table(self, source: Sequence[slice], target: Sequence[slice], copies: Positions, classes: Positions) -> Table:
-        """Every piece between runs of source blocks and runs of target blocks, per dim.
+    @cached_property
+    def _target_places(self) -> Positions:
+        """Per position of the source, the position of its device in the target, or -1."""
+        return self.target.mesh.positions_of(self.source.mesh.device_array)
 
-        Where source tiles have several holders, all that is asked of a tile must be included: the deal depends
-        on it.
+    def _cells(self, source: Sequence[slice], target: Sequence[slice]) -> Cells:
+        """The cells of runs of source blocks and of target blocks, per dim.
 
-        Args:
-            source: per dim, source blocks.
-            target: per dim, target blocks.
-            copies: what to add to a target tile's first position to reach its holders.
-            classes: numbers of the classes of partial values that stay apart.
+        Where source tiles have several holders, all target blocks must be in the runs: the deal depends on them.
         """
         parts = tuple(map(Overlaps.part, self.overlaps, source, target))
         counts = [len(part.start) for part in parts]
+        pairs = np.stack([offsets(digits) for digits in self.classes])
+        combined = offsets(self.combined)
+        shape = (prod(counts), pairs.shape[1], len(combined))
+        if prod(shape) > ENUMERABLE:
+            raise ReshardError("too-large", f"{prod(shape)} pairs of tiles are too many to list one by one")
         grid = np.indices(counts).reshape(len(parts), prod(counts))
-        first, receiver, elements = np.zeros((3, grid.shape[1]), dtype=np.int64)
+        holder, receiver, elements = np.zeros((3, shape[0]), dtype=np.int64)
         elements += 1
         for dim, (part, cell) in enumerate(zip(parts, grid, strict=True)):
-            first += _block_offsets(self.source.layout.digits_of(dim), part.source)[cell]
+            holder += _block_offsets(self.source.layout.digits_of(dim), part.source)[cell]
             receiver += _block_offsets(self.target.layout.digits_of(dim), part.target)[cell]
             elements *= (part.stop - part.start)[cell]
-        combined = offsets(self.combined)
-        shape = (len(first), len(copies), len(classes), len(combined))
-        if prod(shape) > ENUMERABLE:
-            raise ReshardError("too-large", f"{prod(shape)} pieces are too many to list one by one")
-        kept = [offsets(digits)[classes] for digits in self.kept]
-        receivers = receiver[:, None, None, None] + copies[:, None, None] + kept[1][:, None]
-        holders = first[:, None, None, None] + kept[0][:, None] + combined
-        rows = np.repeat(np.arange(len(first)), prod(shape[1:]))
-        return self._dealt(
-            Table(
-                np.broadcast_to(holders, shape).ravel(),
-                np.broadcast_to(receivers, shape).ravel(),
-                np.zeros(len(rows), dtype=np.bool_),
-                elements[rows],
-                grid[:, rows],
-                parts,
-            )
-        )
+        rows = np.repeat(np.arange(shape[0]), prod(shape[1:]))
+        holders = np.broadcast_to(holder[:, None, None] + pairs[0][:, None] + combined, shape).ravel()
+        receivers = np.broadcast_to(receiver[:, None, None] + pairs[1][:, None], shape).ravel()
+        order = np.lexsort((receivers, -elements[rows], holders))
+        rows = rows[order]
+        return self._dealt(holders[order], receivers[order], elements[rows], grid[:, rows], parts)
 
-    def _dealt(self, table: Table) -> Table:
-        """The table with the sender of every piece in place of the first holder of its tile."""
-        places = self._places[table.receiver]
-        base = places - sum(digit.value(places) * digit.stride for digit in self.source.layout.free_digits())
-        own = (places >= 0) & (base == table.sender)
-        sender = np.where(own, places, table.sender)
-        others = np.flatnonzero(~own)
-        if len(self._holders) > 1 and len(others):
-            order = others[np.lexsort((table.receiver[others], table.sender[others]))]
-            tiles, sizes = table.sender[order], table.elements[order]
-            begins = np.flatnonzero(np.concatenate(([True], tiles[1:] != tiles[:-1])))
-            group = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(tiles)))
-            before = np.cumsum(sizes) - sizes
-            before -= before[begins][group]
-            share = np.maximum(-(-np.add.reduceat(sizes, begins) // len(self._holders)), 1)
-            sender[order] += self._holders[before // share[group]]
-        return table._replace(sender=sender, own=own)
+    def _dealt(
+        self,
+        holder: Positions,
+        receiver: Positions,
+        elements: Positions,
+        overlap: Positions,
+        parts: tuple[Overlaps, ...],
+    ) -> Cells:
+        """The cells with what the deal needs: who takes its own, and how many deals come before each cell."""
+        nothing = np.zeros(0, dtype=np.int64)
+        if len(self._holders) == 1 or not len(holder):
+            return Cells(holder, receiver, elements, overlap, parts, np.zeros_like(holder), nothing)
+        starts = np.concatenate(([True], holder[1:] != holder[:-1]))
+        tile = np.cumsum(starts) - 1
+        places = self._target_places[holder[starts][:, None] + self._holders]
+        tiles, _ = np.nonzero(places >= 0)
+        places = places[places >= 0]
+        bases, copies = _split(self.target.layout, places)
+        keys = tile * self.target.mesh.size + receiver
+        order = np.argsort(keys)
+        wanted = tiles * self.target.mesh.size + bases
+        found = order[np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)]
+        meets = keys[found] == wanted
+        own = np.sort(found[meets] * len(self._copies) + copies[meets])
+        dealt = len(self._copies) - np.bincount(own // len(self._copies), minlength=len(holder))
+        before = np.cumsum(dealt) - dealt
+        return Cells(holder, receiver, elements, overlap, parts, before - before[starts][tile], own)
+
+    def _senders(self, cells: Cells, cell: Positions, copy: Positions) -> Positions:
+        """The position that sends the box of a cell to a copy of its target tile, for many of them."""
+        if len(self._holders) == 1:
+            return cells.holder[cell]
+        key = cell * len(self._copies)
+        taken = np.searchsorted(cells.own, key + copy)
+        own = np.append(cells.own, -1)[taken] == key + copy
+        rank = copy - (taken - np.searchsorted(cells.own, key))
+        dealt = cells.holder[cell] + self._holders[(cells.before[cell] + rank) % len(self._holders)]
+        return np.where(own, self._source_places[cells.receiver[cell] + self._copies[copy]], dealt)
 
     def incoming(self, device: int) -> list[Piece]:
         if device not in self.target.mesh:
             self._check_device(device)
             return []
         position = self.target.mesh.position_of(device)
-        layout = self.target.layout
         target = _runs(self.target, position)
         source = [_span(part.part(EVERY, run).source) for part, run in zip(self.overlaps, target, strict=True)]
-        if len(self._holders) == 1:
-            copy = sum(digit.value(position) * digit.stride for digit in layout.free_digits())
-            klass = index_of(self.kept[1], position)
-            table = self._table(source, target, np.array([copy]), np.array([klass]))
-        else:
-            table = self._table(source, [EVERY] * len(target), *self._everyone)
-        return self._pieces(table, np.flatnonzero(table.receiver == position))
+        cells = self._cells(source, target if len(self._holders) == 1 else [EVERY] * len(target))
+        base, copy = _split(self.target.layout, np.array([position]))
+        mine = np.flatnonzero(cells.receiver == base)
+        senders = self._senders(cells, mine, np.repeat(copy, len(mine)))
+        names = self.source.mesh.devices
+        return sorted(
+            Piece(names[sender], device, cells.box(cell), 0)
+            for sender, cell in zip(senders.tolist(), mine.tolist(), strict=True)
+        )
 
     def outgoing(self, device: int) -> list[Piece]:
         if device not in self.source.mesh:
             self._check_device(device)
             return []
         position = self.source.mesh.position_of(device)
-        table = self._table(_runs(self.source, position), [EVERY] * len(self.overlaps), *self._everyone)
-        return self._pieces(table, np.flatnonzero(table.sender == position))
-
-    @cached_property
-    def _everyone(self) -> tuple[Positions, Positions]:
-        """All copies and all classes of a target tile."""
-        classes = prod(digit.size for digit in self.kept[1])
-        return offsets(self.target.layout.free_digits()), np.arange(classes, dtype=np.int64)
-
-    def _pieces(self, table: Table, rows: Positions) -> list[Piece]:
-        senders, receivers = self.source.mesh.devices, self.target.mesh.devices
-        return [
-            Piece(senders[int(table.sender[row])], receivers[int(table.receiver[row])], table.box(row), 0)
-            for row in rows
+        cells = self._cells(_runs(self.source, position), [EVERY] * len(self.overlaps))
+        base, number = _split(self.source.layout, np.array([position]))
+        asked = np.flatnonzero(cells.holder == base)
+        turns, copies = len(self._holders), len(self._copies)
+        starts = np.searchsorted(cells.own, asked * copies)
+        dealt = copies - (np.searchsorted(cells.own, (asked + 1) * copies) - starts)
+        first = (number - cells.before[asked]) % turns
+        times = np.maximum(-(-(dealt - first) // turns), 0)
+        row = np.repeat(np.arange(len(asked)), times)
+        rank = first[row] + (np.arange(len(row)) - (np.cumsum(times) - times)[row]) * turns
+        # the own copies of a cell are left out of its ranks: copy = rank + own copies that come before it
+        skips = cells.own - (np.arange(len(cells.own)) - np.searchsorted(cells.own, cells.own // copies * copies))
+        copy = rank + np.searchsorted(skips, asked[row] * copies + rank, "right") - starts[row]
+        receivers = cells.receiver[asked[row]] + self._copies[copy]
+        names, kept = self.target.mesh.devices, self._own_cell(cells, asked, position)
+        found = [
+            (names[receiver], cell) for receiver, cell in zip(receivers.tolist(), asked[row].tolist(), strict=True)
         ]
+        return sorted(Piece(device, receiver, cells.box(cell), 0) for receiver, cell in [*found, *kept])
+
+    def _own_cell(self, cells: Cells, asked: Positions, position: int) -> list[tuple[int, int]]:
+        """What a source position keeps for itself, as (device, cell), where the deal leaves it out."""
+        place = self._target_places[[position]]
+        if len(self._holders) == 1 or place[0] < 0:
+            return []
+        base, _ = _split(self.target.layout, place)
+        device = self.source.mesh.device_at(position)
+        return [(device, int(cell)) for cell in asked[cells.receiver[asked] == base]]
 
     @cached_property
-    def _all(self) -> Table:
-        every = [EVERY] * len(self.overlaps)
-        return self._table(every, every, *self._everyone)
+    def _travelling(self) -> tuple[Positions, Positions, Positions]:
+        """Every piece that goes from one device to another: positions of sender and receiver, elements."""
+        cells = self._cells([EVERY] * len(self.overlaps), [EVERY] * len(self.overlaps))
+        if len(cells.holder) * len(self._copies) > ENUMERABLE:
+            count = len(cells.holder) * len(self._copies)
+            raise ReshardError("too-large", f"{count} pieces are too many to list one by one")
+        cell = np.repeat(np.arange(len(cells.holder)), len(self._copies))
+        copy = np.tile(np.arange(len(self._copies)), len(cells.holder))
+        sender, receiver = self._senders(cells, cell, copy), cells.receiver[cell] + self._copies[copy]
+        others = sender != self._source_places[receiver]
+        return sender[others], receiver[others], cells.elements[cell][others]
 
     @property
     def rounds(self) -> int:
         """The largest number of pieces that one device sends to others or receives from them."""
-        others = ~self._all.own
-        degrees = [np.bincount(column[others]) for column in (self._all.sender, self._all.receiver)]
-        return max(int(degree.max(initial=0)) for degree in degrees)
+        sender, receiver, _ = self._travelling
+        return max(int(np.bincount(column).max(initial=0)) for column in (sender, receiver))
 
     @property
     def largest_piece(self) -> int:
@@ -228,14 +274,14 @@ class BoxExchange(Exchange):
 
     def all_sent(self) -> Positions:
         """Per position of the source, the number of elements that its device sends to others."""
-        others = ~self._all.own
+        sender, _, elements = self._travelling
         sent = np.zeros(self.source.mesh.size, dtype=np.int64)
-        np.add.at(sent, self._all.sender[others], self._all.elements[others])
+        np.add.at(sent, sender, elements)
         return sent
 
     def all_received(self) -> Positions:
         needed = self.target.all_elements * prod(digit.size for digit in self.combined)
-        return needed - overlap_elements(self.source, self.target, self.kept)
+        return needed - self.all_held
 
 
 def by_boxes(source: Tiling, target: Tiling, combined: Stage = (), kept: tuple[Stage, Stage] = ((), ())) -> BoxExchange:
@@ -273,6 +319,13 @@ def _block_offsets(digits: Stage, numbers: Positions) -> Positions:
         numbers, value = np.divmod(numbers, size)
         result += value * stride
     return result
+
+
+def _split(layout: Layout, positions: Positions) -> tuple[Positions, Positions]:
+    """The first holder of the tile at each position, and the number of the position among the holders."""
+    free = layout.free_digits()
+    number = index_of(free, positions)
+    return positions - offsets(free)[number], number
 
 
 def _runs(tiling: Tiling, position: int) -> list[slice]:

@@ -55,7 +55,7 @@ from operator import attrgetter
 import numpy as np
 
 from reshard.box import Box
-from reshard.exchange.pieces import Exchange, Piece, Tiling, overlap_elements
+from reshard.exchange.pieces import Exchange, Piece, Tiling
 from reshard.layout import PARTIAL, Digit, Positions, Refinement, digit_order, refine
 from reshard.mesh import Mesh
 
@@ -111,8 +111,7 @@ class DigitExchange(Exchange):
             Digit(*self.common.digits[j]).value(places) * digit.stride
             for digit, j in zip(self.common.digits, self.determined_by, strict=True)
         )
-        own = overlap_elements(self.source, self.target)
-        return needed - np.where(senders == places, own, 0)
+        return needed - np.where(senders == places, self.all_held, 0)
 
     @property
     def received(self) -> int:

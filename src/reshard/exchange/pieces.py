@@ -62,10 +62,15 @@ class Tiling:
         return all(size % self.layout.shards(dim) == 0 for dim, size in enumerate(self.shape))
 
     @cached_property
+    def all_bounds(self) -> list[tuple[Positions, Positions]]:
+        """Per dim, where the tile of each position starts and stops."""
+        return self.layout.bounds(self.shape, np.arange(len(self.mesh.device_array), dtype=np.int64))
+
+    @cached_property
     def all_elements(self) -> Positions:
         """The number of elements of the tile at each position."""
-        sizes = np.ones(self.mesh.device_array.shape, dtype=np.int64)
-        for start, stop in self.layout.bounds(self.shape, np.arange(self.mesh.size, dtype=np.int64)):
+        sizes = np.ones(self.mesh.size, dtype=np.int64)
+        for start, stop in self.all_bounds:
             sizes *= stop - start
         return sizes
 
@@ -79,12 +84,14 @@ def overlap_elements(source: Tiling, target: Tiling, kept: tuple[Stage, Stage] =
         kept: digits of source and target along which partial values stay apart; another class is not held.
     """
     places = source.mesh.positions_of(target.mesh.device_array)
-    here = np.arange(len(places), dtype=np.int64)
-    same_class = index_of(kept[0], places) == index_of(kept[1], here)
-    shared: Positions = np.where((places >= 0) & same_class, np.int64(1), np.int64(0))
-    for dim, size in enumerate(target.shape):
-        low, high = source.layout.intervals(dim, size, places)
-        start, stop = target.layout.intervals(dim, size, here)
+    same_order = source.same_order_as(target)
+    shared: Positions = np.ones(len(places), dtype=np.int64)
+    if not same_order:
+        here = np.arange(len(places), dtype=np.int64)
+        shared[(places < 0) | (index_of(kept[0], places) != index_of(kept[1], here))] = 0
+    for (low, high), (start, stop) in zip(source.all_bounds, target.all_bounds, strict=True):
+        if not same_order:
+            low, high = low[places], high[places]
         shared *= np.maximum(np.minimum(stop, high) - np.maximum(start, low), 0)
     return shared
 
@@ -129,9 +136,14 @@ class Exchange(ABC):
     def all_received(self) -> Positions:
         """Per position of the target, the number of elements that its device receives from others."""
 
+    @cached_property
+    def all_held(self) -> Positions:
+        """Per position of the target, the number of elements of its tile that its device holds in the source."""
+        return overlap_elements(self.source, self.target, self.kept)
+
     def all_missing(self) -> Positions:
         """Per position of the target, the number of elements that its device needs and does not hold."""
-        return self.target.all_elements - overlap_elements(self.source, self.target, self.kept)
+        return self.target.all_elements - self.all_held
 
     @property
     def kept(self) -> tuple[Stage, Stage]:

@@ -66,10 +66,8 @@ def _planned(source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: 
         sharding.layout_for(shape)
         if sharding.unreduced:
             dtype.check_reduction(sharding.reduction)
-    return min(
-        (Plan(source, target, shape, dtype, steps) for steps in candidates(source, target, shape, dtype)),
-        key=fewest_bytes,
-    )
+    plans = [Plan(source, target, shape, dtype, steps) for steps in candidates(source, target, shape, dtype)]
+    return plans[0] if len(plans) == 1 else min(plans, key=fewest_bytes)
 
 
 def cache_clear() -> None:
