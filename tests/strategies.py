@@ -62,6 +62,17 @@ def meshes(
 
 
 @st.composite
+def meshes_of(draw: st.DrawFn, total: int, *, permuted: bool = True) -> Mesh:
+    """Meshes of that many devices, 0 to `total` - 1, cut into axes in any way."""
+    sizes: list[int] = []
+    while total // prod(sizes) > 1:
+        rest = total // prod(sizes)
+        sizes.append(draw(st.sampled_from([size for size in range(2, rest + 1) if rest % size == 0])))
+    ids = draw(st.none() | st.permutations(range(total))) if permuted else None
+    return Mesh.of([(f"m{place}", size) for place, size in enumerate(sizes or [1])], device_ids=ids)
+
+
+@st.composite
 def axis_parts(draw: st.DrawFn, mesh: Mesh, *, sub_axes: bool = True) -> list[Axis]:
     """Every axis of a mesh, some of them cut into all their parts, in any order."""
     found: list[Axis] = []

@@ -8,7 +8,6 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.notation import parse_module
 
-
 MODULE = """
 #loc = loc("<@not, [{}]>")
 module @jit_f attributes {mhlo.num_partitions = 8 : i32} {  // <@nor, [{}]>

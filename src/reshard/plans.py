@@ -322,13 +322,19 @@ def table_rows(plan: Plan) -> list[list[str]]:
             ", ".join(
                 axis.name if axis.is_whole else f"{axis.name}:({axis.pre_size}){axis.size}" for axis in step.axes
             ),
-            str(_counted(step) or ("many" if _counted(step) is None else 0)),
+            rounds_text(step),
             bytes_text(step.received_bytes),
             bytes_text(step.peak_bytes),
             short(step.after, plan.source),
         ]
         for step in plan.steps
     ]
+
+
+def rounds_text(item: Plan | Step) -> str:
+    """The number of rounds; `many` where the pieces are too many to list."""
+    rounds = _counted(item)
+    return "many" if rounds is None else str(rounds)
 
 
 def verdict(plan: Plan) -> str:

@@ -1,0 +1,57 @@
+"""Run the benchmarks and write them into bench/RESULTS.md.
+
+python -m bench [planning] [engine] [disk]
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+import reshard as rs
+from bench import disk, engine, planning
+from bench.timing import Row
+
+GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
+    "planning": planning.rows,
+    "engine": engine.rows,
+    "disk": disk.rows,
+}
+RESULTS = Path(__file__).parent / "RESULTS.md"
+
+
+def machine() -> str:
+    """What the figures were measured on."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return (
+        f"{platform.machine()} with {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"NumPy {np.__version__}, reshard {rs.__version__} at {commit.stdout.strip() or 'no commit'}"
+    )
+
+
+def main(names: list[str]) -> int:
+    """Run the groups of these names, or all; 2 where a name is unknown."""
+    unknown = [name for name in names if name not in GROUPS]
+    if unknown:
+        print(f"no group {unknown[0]}; there are {', '.join(GROUPS)}", file=sys.stderr)
+        return 2
+    lines = ["# Results", "", f"Measured by `make bench` on {machine()}.", "Times gate nothing; counts are tests.", ""]
+    for name in names or GROUPS:
+        lines += [f"## {name}", "", "| what | measured | aimed at | |", "| --- | --- | --- | --- |"]
+        for row in GROUPS[name]():
+            mark = {True: "holds", False: "MISSED", None: ""}[row.holds]
+            lines.append(f"| {row.what.replace('|', '/')} | {row.measured} | {row.wanted} | {mark} |")
+            print(f"{row.what}: {row.measured}  {row.wanted}  {mark}", flush=True)
+        lines.append("")
+    if not names:
+        RESULTS.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    return 0
+
+
+sys.exit(main(sys.argv[1:]))
