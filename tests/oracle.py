@@ -96,10 +96,15 @@ def ranges_on(sharding: Sharding, shape: tuple[int, ...], device: int) -> tuple[
     return tuple(indices(sharding, dim, size, place) for dim, size in enumerate(shape))
 
 
+def slices(runs: tuple[range, ...]) -> tuple[slice, ...]:
+    """Runs of indices as an index of an array."""
+    return tuple(slice(run.start, run.stop) for run in runs)
+
+
 def tiles(array: Array, sharding: Sharding) -> dict[int, Array]:
     """The array cut for every device; partial values are not made."""
     return {
-        device: array[tuple(slice(run.start, run.stop) for run in runs)]
+        device: array[(..., *slices(runs))]
         for device, runs in ranges(sharding, array.shape).items()
     }
 
@@ -113,8 +118,8 @@ def encoded(shape: Sequence[int]) -> NDArray[np.int64]:
 def holds(sharding: Sharding, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """A row per device, in the order of the mesh: whether it holds each element, the last dim fastest."""
     rows = np.zeros((len(ranges(sharding, shape)), *shape), dtype=np.bool_)
-    for row, runs in zip(rows, ranges(sharding, shape).values(), strict=True):
-        row[tuple(slice(run.start, run.stop) for run in runs)] = True
+    for row, runs in enumerate(ranges(sharding, shape).values()):
+        rows[(row, *slices(runs))] = True
     return rows.reshape(len(rows), prod(shape))
 
 
@@ -170,7 +175,7 @@ def values(sharding: Sharding, shape: tuple[int, ...], held: dict[int, Array]) -
         whole, known = found.setdefault(
             classes(sharding)[device], (np.zeros(shape, first.dtype), np.zeros(shape, dtype=np.bool_))
         )
-        part = (*(slice(run.start, run.stop) for run in runs),)
+        part = (..., *slices(runs))
         tile, filled = held[device], known[part]
         assert tile.shape == filled.shape, f"device {device} holds {tile.shape}, not {filled.shape}"
         same = np.array_equal(whole[part][filled], tile[filled], equal_nan=tile.dtype.kind in "fc")

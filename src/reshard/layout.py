@@ -117,6 +117,25 @@ def without(digits: Stage, removed: Stage) -> Stage:
     return joined(left)
 
 
+def primes(digit: Digit) -> list[Digit]:
+    """The digit as digits of prime size, major first.
+
+    >>> primes(Digit(5, 12))
+    [Digit(stride=30, size=2), Digit(stride=15, size=2), Digit(stride=5, size=3)]
+    """
+    result: list[Digit] = []
+    left, factor = digit.size, 2
+    while left > 1:
+        if factor * factor > left:
+            factor = left
+        if left % factor == 0:
+            left //= factor
+            result.append(Digit(digit.stride * left, factor))
+        else:
+            factor += 1
+    return result
+
+
 def offsets(digits: Stage) -> Positions:
     """The positions that the digits reach from 0, in the order of their values, the last digit fastest.
 

@@ -199,11 +199,24 @@ class Mesh:
         return np.where(ids[place] == devices, order[place], -1)
 
     @cached_property
-    def device_array(self) -> NDArray[np.int64]:
-        """The device at each position, as an array."""
+    def positions(self) -> NDArray[np.int64]:
+        """Every position, as an array.
+
+        Raises:
+            ReshardError: `too-large` beyond `ENUMERABLE` devices.
+        """
         if self.size > ENUMERABLE:
             raise ReshardError("too-large", f"{self.size} devices are too many to list one by one")
-        return np.array(self.devices, dtype=np.int64)
+        return np.arange(self.size, dtype=np.int64)
+
+    @cached_property
+    def device_array(self) -> NDArray[np.int64]:
+        """The device at each position, as an array.
+
+        Raises:
+            ReshardError: `too-large` beyond `ENUMERABLE` devices.
+        """
+        return self.positions if self.device_ids is None else np.array(self.device_ids, dtype=np.int64)
 
     def __contains__(self, device: object) -> bool:
         if not isinstance(device, int | np.integer):

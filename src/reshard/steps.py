@@ -72,9 +72,11 @@ class Step:
     dtype: DType
 
     def __post_init__(self) -> None:
+        classes = prod(digit.size for digit in self.before.layout_for(self.shape).unreduced)
         for sharding in (self.before, self.after):
             layout = sharding.layout_for(self.shape)
-            if prod(self.shape) * max(layout.positions, 1) * self.dtype.itemsize >= LIMIT:
+            tiles = prod(layout.local_shape(self.shape)) * layout.positions * classes
+            if max(tiles, prod(self.shape)) * self.dtype.itemsize >= LIMIT:
                 raise ReshardError(
                     "too-large",
                     f"shape {self.shape} of {self.dtype} on {layout.positions} devices is beyond 2**62 bytes",
@@ -163,7 +165,7 @@ class Step:
 
     def all_received_bytes(self) -> Positions:
         """Per position of the mesh of `after`, the bytes that its device receives from others."""
-        total = np.zeros(self.after.mesh.size, dtype=np.int64)
+        total = np.zeros_like(self.after.mesh.positions)
         for move in self.moves:
             total += move.exchange.all_received() * self.dtype.itemsize
         return total
@@ -240,7 +242,7 @@ def _check_to_unreduced(before: Sharding, after: Sharding, shape: tuple[int, ...
         tilings[0].layout.unreduced and before.reduction != after.reduction
     ):
         raise ReshardError("bad-step", f"{text} moves values while they become partial")
-    here = np.arange(before.mesh.size, dtype=np.int64)
+    here = before.mesh.positions
     cells = [
         (tilings[0].layout.intervals(dim, size, here), tilings[1].layout.intervals(dim, size, here))
         for dim, size in enumerate(shape)

@@ -275,7 +275,7 @@ class BoxExchange(Exchange):
     def all_sent(self) -> Positions:
         """Per position of the source, the number of elements that its device sends to others."""
         sender, _, elements = self._travelling
-        sent = np.zeros(self.source.mesh.size, dtype=np.int64)
+        sent = np.zeros_like(self.source.mesh.positions)
         np.add.at(sent, sender, elements)
         return sent
 

@@ -55,9 +55,10 @@ from operator import attrgetter
 import numpy as np
 
 from reshard.box import Box
+from reshard.errors import ReshardError
 from reshard.exchange.pieces import Exchange, Piece, Tiling
 from reshard.layout import PARTIAL, Digit, Positions, Refinement, digit_order, refine
-from reshard.mesh import Mesh
+from reshard.mesh import ENUMERABLE, Mesh
 
 Leg = tuple[int, int, int, int]
 """One value of the gathered digits of a dim: (offset of the other device, start, stop, offset of the round)."""
@@ -166,6 +167,7 @@ class DigitExchange(Exchange):
         if device not in self.receivers:
             self._check_device(device)
             return []
+        self._check_count()
         position = self.receivers.position_of(device)
         values = [digit.value(position) for digit in self.common.digits]
         sender, starts = 0, [0] * len(self.target.shape)
@@ -190,6 +192,7 @@ class DigitExchange(Exchange):
         if device not in self.source.mesh:
             self._check_device(device)
             return []
+        self._check_count()
         position = self.source.mesh.position_of(device)
         receiver, starts = 0, [0] * len(self.target.shape)
         legs: dict[int, list[Leg]] = {}
@@ -224,6 +227,10 @@ class DigitExchange(Exchange):
             for offset, start, _, turn in legs or [(0, 0, 0, 0)]
             for turned, r in turns
         ]
+
+    def _check_count(self) -> None:
+        if self.gathered_values > ENUMERABLE:
+            raise ReshardError("too-large", f"{self.gathered_values} pieces are too many to list one by one")
 
     def _combine(self, legs: dict[int, list[Leg]], starts: list[int]) -> Iterable[tuple[int, Box, int]]:
         """Every combination of one leg per dim, as (offset of the other device, box, round)."""

@@ -64,12 +64,12 @@ class Tiling:
     @cached_property
     def all_bounds(self) -> list[tuple[Positions, Positions]]:
         """Per dim, where the tile of each position starts and stops."""
-        return self.layout.bounds(self.shape, np.arange(len(self.mesh.device_array), dtype=np.int64))
+        return self.layout.bounds(self.shape, self.mesh.positions)
 
     @cached_property
     def all_elements(self) -> Positions:
         """The number of elements of the tile at each position."""
-        sizes = np.ones(self.mesh.size, dtype=np.int64)
+        sizes = np.ones_like(self.mesh.positions)
         for start, stop in self.all_bounds:
             sizes *= stop - start
         return sizes
@@ -87,8 +87,7 @@ def overlap_elements(source: Tiling, target: Tiling, kept: tuple[Stage, Stage] =
     same_order = source.same_order_as(target)
     shared: Positions = np.ones(len(places), dtype=np.int64)
     if not same_order:
-        here = np.arange(len(places), dtype=np.int64)
-        shared[(places < 0) | (index_of(kept[0], places) != index_of(kept[1], here))] = 0
+        shared[(places < 0) | (index_of(kept[0], places) != index_of(kept[1], target.mesh.positions))] = 0
     for (low, high), (start, stop) in zip(source.all_bounds, target.all_bounds, strict=True):
         if not same_order:
             low, high = low[places], high[places]

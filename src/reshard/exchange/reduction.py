@@ -37,7 +37,7 @@ from reshard.errors import ReshardError
 from reshard.exchange.boxes import by_boxes
 from reshard.exchange.digits import by_digits
 from reshard.exchange.pieces import Exchange, Tiling
-from reshard.layout import Digit, Layout, Stage, within, without
+from reshard.layout import Digit, Layout, Stage, primes, within, without
 
 
 def find_exchange(source: Tiling, target: Tiling) -> Exchange:
@@ -105,7 +105,7 @@ def _homes(source: Tiling, target: Tiling) -> Iterator[Tiling]:
                 for part in within(free, digit):
                     roles[part] = (dim, order)
     placed = sorted(roles, key=lambda digit: (roles[digit], -digit.stride))
-    rest = [part for digit in free for part in without((digit,), tuple(placed))]
+    rest = [prime for digit in free for part in without((digit,), tuple(placed)) for prime in primes(part)]
     seen = set()
     for favourite in [None, *range(len(target.shape))]:
         layout = target.layout
