@@ -295,14 +295,21 @@ Tie = tuple[int, Digit, int]
 """A digit tied to a dim: (dim, position digit, element stride)."""
 
 
-def refine(source: Layout, target: Layout, shape: Sequence[int]) -> Refinement | None:
-    """The refinement of two layouts; None where two cuts do not divide each other."""
+def refine(source: Layout, target: Layout, shape: Sequence[int], bounds: Iterable[int] = ()) -> Refinement | None:
+    """The refinement of two layouts; None where two cuts do not divide each other.
+
+    Args:
+        source: one layout.
+        target: the other, over the same positions.
+        shape: the sizes of the tensor.
+        bounds: strides of the position at which its digits are cut besides.
+    """
     source_ties, target_ties = _ties(source, shape), _ties(target, shape)
     if source_ties is None or target_ties is None:
         return None
     ties = source_ties + target_ties
     cuts: list[set[int]] = [set() for _ in shape]
-    strides = {1, source.positions}
+    strides = {1, source.positions, *bounds}
     for stride, size in (*source.unreduced, *target.unreduced):
         strides.update((stride, stride * size))
     for dim, (stride, size), element in ties:

@@ -57,7 +57,7 @@ import numpy as np
 from reshard.box import Box
 from reshard.errors import ReshardError
 from reshard.exchange.pieces import Exchange, Piece, Tiling
-from reshard.layout import PARTIAL, Digit, Positions, Refinement, digit_order, refine
+from reshard.layout import PARTIAL, Digit, Positions, Refinement, digit_order, index_of, refine
 from reshard.mesh import ENUMERABLE, Mesh
 
 Leg = tuple[int, int, int, int]
@@ -79,6 +79,22 @@ class DigitExchange(Exchange):
     """The digits of the sender to which the round is added, slowest first."""
 
     @cached_property
+    def spread(self) -> tuple[int, ...]:
+        """Digits of the receiver that determine nothing: a sender serves all their values, one after the other.
+
+        There are none unless free digits were kept near.
+        """
+        return tuple(sorted(set(range(len(self.common.digits))) - set(self.determined_by)))
+
+    @cached_property
+    def spread_values(self) -> int:
+        """The number of receivers that one sender serves in place of one."""
+        return prod(self.common.digits[i].size for i in self.spread)
+
+    def _spread_index(self, position: int) -> int:
+        return index_of(tuple(self.common.digits[i] for i in self.spread), position)
+
+    @cached_property
     def gathered_values(self) -> int:
         """k, the number of permutations."""
         return prod(self.common.digits[i].size for i in self.gathered)
@@ -95,7 +111,7 @@ class DigitExchange(Exchange):
 
     @property
     def rounds(self) -> int:
-        return self.gathered_values - self.stays
+        return self.gathered_values * self.spread_values - self.stays
 
     @property
     def largest_piece(self) -> int:
@@ -138,18 +154,14 @@ class DigitExchange(Exchange):
 
     @property
     def _fixed_points(self) -> int:
-        """How many devices round 0 sends to themselves: one value per cycle of digits is theirs to choose."""
+        """How many devices round 0 sends to themselves: digits that determine one another must agree."""
         if not self.shares_devices:
             return 0
-        fixed, seen = 1, set[int]()
-        for start in range(len(self.determined_by)):
-            if start not in seen:
-                fixed *= self.common.digits[start].size
-            i = start
-            while i not in seen:
-                seen.add(i)
-                i = self.determined_by[i]
-        return fixed
+        group = list(range(len(self.determined_by)))
+        for i, j in enumerate(self.determined_by):
+            joined, kept = group[i], group[j]
+            group = [kept if name == joined else name for name in group]
+        return prod(self.common.digits[i].size for i in set(group))
 
     @cached_property
     def _source_cuts(self) -> frozenset[tuple[int, int]]:
@@ -182,9 +194,10 @@ class DigitExchange(Exchange):
                 continue
             dim, stride = self.common.source_roles[i] or (PARTIAL, 0)
             legs[dim] = self._spread(legs.get(dim), digit, value, 1, digit.stride, stride, i)
-        devices = self.source.mesh.devices
+        devices, turn = self.source.mesh.devices, self._spread_index(position)
         found = [
-            Piece(devices[sender + offset], device, box, number) for offset, box, number in self._combine(legs, starts)
+            Piece(devices[sender + offset], device, box, number * self.spread_values + turn)
+            for offset, box, number in self._combine(legs, starts)
         ]
         return sorted(found, key=_round)
 
@@ -194,27 +207,43 @@ class DigitExchange(Exchange):
             return []
         self._check_count()
         position = self.source.mesh.position_of(device)
+        digits = self.common.digits
         receiver, starts = 0, [0] * len(self.target.shape)
         legs: dict[int, list[Leg]] = {}
-        for i, digit in enumerate(self.common.digits):
-            value, j = digit.value(position), self.determined_by[i]
-            role, home = self.common.source_roles[i], self.common.target_roles[j]
+        known: dict[int, int] = {}
+        for i, digit in enumerate(digits):
+            value, j, role = digit.value(position), self.determined_by[i], self.common.source_roles[i]
             if role is not None and role[0] != PARTIAL:
                 starts[role[0]] += value * role[1]
-            dim, stride = (PARTIAL, 0) if home is None or home in self._source_cuts else home
             if i in self._round_steps:
-                away = self.common.digits[j].stride
-                legs[dim] = self._spread(legs.get(dim), digit, value, -1, away, stride, i)
-                continue
-            receiver += value * self.common.digits[j].stride
+                dim, stride = self._arriving(j)
+                legs[dim] = self._spread(legs.get(dim), digit, value, -1, digits[j].stride, stride, i)
+            elif known.setdefault(j, value) != value:
+                return []  # two digits of this sender want one digit of the receiver to differ from itself
+        for j, value in known.items():
+            dim, stride = self._arriving(j)
+            receiver += value * digits[j].stride
             if dim != PARTIAL:
                 starts[dim] += value * stride
+        for j in self.spread:
+            dim, stride = self._arriving(j)
+            legs[dim] = [
+                (offset + value * digits[j].stride, start + value * stride, 0, turn)
+                for offset, start, _, turn in legs.get(dim, [(0, 0, 0, 0)])
+                for value in range(digits[j].size)
+            ]
         devices = self.receivers.devices
         found = [
-            Piece(device, devices[receiver + offset], box, number)
+            Piece(device, devices[place], box, number * self.spread_values + self._spread_index(place))
             for offset, box, number in self._combine(legs, starts)
+            for place in (receiver + offset,)
         ]
         return sorted(found, key=_round)
+
+    def _arriving(self, digit: int) -> tuple[int, int]:
+        """The dim and element stride that a receiver digit cuts and no sender digit does; `PARTIAL` where none."""
+        home = self.common.target_roles[digit]
+        return (PARTIAL, 0) if home is None or home in self._source_cuts else home
 
     def _spread(
         self, legs: list[Leg] | None, digit: Digit, value: int, sign: int, away: int, stride: int, number: int
@@ -253,8 +282,15 @@ class DigitExchange(Exchange):
 _round = attrgetter("round")
 
 
-def by_digits(source: Tiling, target: Tiling) -> DigitExchange | None:
-    """The exchange in closed form; None where source and target have no refinement."""
+def by_digits(source: Tiling, target: Tiling, near: int = 0) -> DigitExchange | None:
+    """The exchange in closed form; None where source and target have no refinement.
+
+    Args:
+        source: where the tiles are.
+        target: where they go.
+        near: where given, a stride of the position: free digits from this stride up keep the receiver's own
+            value, so that a replica on the receiver's side sends, even if it then sends more than others do.
+    """
     layout, receivers = target.layout, source.mesh
     if source.mesh.size != target.mesh.size:
         return None
@@ -268,14 +304,14 @@ def by_digits(source: Tiling, target: Tiling) -> DigitExchange | None:
             if moved is None:
                 return None
             layout = moved
-    common = refine(source.layout, layout, source.shape)
+    common = refine(source.layout, layout, source.shape, [near] if near else [])
     if common is None:
         return None
-    determined_by, gathered = _close_chains(common)
+    determined_by, gathered = _close_chains(common, near)
     return DigitExchange(source, target, receivers, common, determined_by, gathered)
 
 
-def _close_chains(common: Refinement) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _close_chains(common: Refinement, near: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Per sender digit the receiver digit that determines it, and the sender digits that are gathered."""
     homes = {role: i for i, role in enumerate(common.target_roles) if role is not None}
     determined_by = [-1 if role is None else homes.get(role, -1) for role in common.source_roles]
@@ -283,7 +319,8 @@ def _close_chains(common: Refinement) -> tuple[tuple[int, ...], tuple[int, ...]]
     starts = [i for i, j in enumerate(determined_by) if j < 0]
     for start in starts:
         end = start
-        while end in arrows:
+        stays_near = near and common.digits[start].stride >= near and common.source_roles[start] is None
+        while end in arrows and not stays_near:
             end = arrows[end]
         determined_by[start] = end
     gathered = [i for i in starts if common.source_roles[i] is not None]

@@ -1,0 +1,68 @@
+"""Do the examples in README and the documents run as shown?
+
+Python blocks are doctests.
+In console blocks a line that starts with `$` is a command, and the lines after it are what it prints; three dots
+stand for any text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from reshard.cli import main
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return [body for found, body in BLOCK.findall(path.read_text(encoding="utf-8")) if found == language]
+
+
+def transcripts() -> list[tuple[str, str]]:
+    """Every command of a console block, with the output that is shown below it."""
+    found = []
+    for path in DOCUMENTS:
+        for body in blocks(path, "console"):
+            for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+                command, _, output = re.sub(r"\\\n\s*", "", part).partition("\n")
+                found.append((command, output))
+    return found
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_python_blocks_run_as_shown(path: Path) -> None:
+    examples = "\n".join(blocks(path, "python"))
+    test = doctest.DocTestParser().get_doctest(examples, {}, path.name, str(path), 0)
+    report = io.StringIO()
+    result = doctest.DocTestRunner().run(test, out=report.write)
+    assert result.failed == 0, report.getvalue()
+
+
+@pytest.mark.parametrize(("command", "shown"), transcripts(), ids=lambda text: text[:60])
+def test_console_blocks_print_what_is_shown(
+    command: str, shown: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = shlex.split(command)
+    assert words[0] == "reshard"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        status = main(words[1:])
+    matches = doctest.OutputChecker().check_output(shown, printed.getvalue(), doctest.ELLIPSIS)
+    assert matches, f"exit {status}; printed:\n{printed.getvalue()}"
+
+
+def test_there_are_examples_to_run() -> None:
+    readme = DOCUMENTS[0]
+    assert any(">>>" in body for body in blocks(readme, "python"))
+    assert len(transcripts()) >= 3
