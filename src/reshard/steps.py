@@ -22,7 +22,7 @@ A `Step` is checked when it is built: its name must be the right one, so a plan 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
@@ -41,6 +41,7 @@ from reshard.sharding import Sharding
 
 KINDS = ("Slice", "Permute", "AllGather", "AllToAll", "ReduceScatter", "AllReduce", "Exchange", "ToUnreduced")
 """Every kind of step."""
+UNNAMED = ""
 
 
 class Move(NamedTuple):
@@ -64,12 +65,16 @@ class Step:
     """
 
     kind: str
-    """One of `KINDS`."""
+    """One of `KINDS`; given empty, the right one takes its place."""
     before: Sharding
     after: Sharding
     shape: tuple[int, ...]
     """Of the whole tensor."""
     dtype: DType
+    near: int = 0
+    """The stride of the position from which on a replica at the receiver's own value sends; 0 for even shares."""
+    chunks: int = 1
+    """In how many parts, along its longest dim, a piece goes one after the other."""
 
     def __post_init__(self) -> None:
         classes = prod(digit.size for digit in self.before.layout_for(self.shape).unreduced)
@@ -84,7 +89,9 @@ class Step:
             if sharding.unreduced:
                 self.dtype.check_reduction(sharding.reduction)
         right = self._right_kind()
-        if self.kind != right:
+        if self.kind == UNNAMED:
+            object.__setattr__(self, "kind", right)
+        elif self.kind != right:
             raise ReshardError(
                 "bad-step", f"{self.before.text()} -> {self.after.text()} is a step of kind {right}, not {self.kind}"
             )
@@ -104,7 +111,7 @@ class Step:
 
     @cached_property
     def _exchanges(self) -> tuple[Exchange, ...]:
-        return combine_then_gather(*self._tilings)
+        return combine_then_gather(*self._tilings, self.near)
 
     @property
     def moves(self) -> tuple[Move, ...]:
@@ -138,7 +145,7 @@ class Step:
         Raises:
             ReshardError: `too-large` where the pieces are too many to list.
         """
-        return sum(move.exchange.rounds for move in self.moves)
+        return self.chunks * sum(move.exchange.rounds for move in self.moves)
 
     @cached_property
     def received_bytes(self) -> int:
@@ -172,29 +179,31 @@ class Step:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """Bytes that a device needs at most: tiles before and after, a refined tile between, one piece.
+        """Bytes that a device needs at most: tiles before and after, a refined tile between, one chunk of a piece.
 
         Each is the largest over the devices, so their sum may be a little more than any device needs.
         """
         tiles = [prod(tiling.layout.local_shape(tiling.shape)) for tiling in self._tilings]
         tiles += [prod(move.exchange.target.layout.local_shape(move.exchange.target.shape)) for move in self.moves[:-1]]
-        pieces = [move.exchange.largest_piece for move in self.moves if move.exchange.received]
+        pieces = [] if self.kind == "Slice" else [self._chunk(move.exchange.piece_shape) for move in self.moves]
         return (sum(tiles) + max(pieces, default=0)) * self.dtype.itemsize
 
+    def _chunk(self, piece: tuple[int, ...]) -> int:
+        """The number of elements of the largest part of a piece that goes at once."""
+        longest = max(piece, default=1)
+        return -(-longest // self.chunks) * (prod(piece) // max(longest, 1))
 
-def step_between(before: Sharding, after: Sharding, shape: Sequence[int], dtype: DType | str) -> Step:
+
+def step_between(
+    before: Sharding, after: Sharding, shape: Sequence[int], dtype: DType | str, *, near: int = 0, chunks: int = 1
+) -> Step:
     """The one step from `before` to `after`, under its most telling name.
 
     Raises:
-        ReshardError: as `Step`, and `bad-step` where no one step leads there: values become partial along some
+        ReshardError: as `Step`; `bad-step` where no one step leads there, since values become partial along some
             axes while others move.
     """
-    draft = object.__new__(Step)
-    for name, value in zip(
-        Step.__dataclass_fields__, ("", before, after, tuple(shape), dtype_named(dtype)), strict=True
-    ):
-        object.__setattr__(draft, name, value)
-    return replace(draft, kind=draft._right_kind())
+    return Step(UNNAMED, before, after, tuple(shape), dtype_named(dtype), near, chunks)
 
 
 def _kind_of(exchanges: tuple[Exchange, ...]) -> str:

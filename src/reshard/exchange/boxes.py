@@ -269,8 +269,8 @@ class BoxExchange(Exchange):
         return max(int(np.bincount(column).max(initial=0)) for column in (sender, receiver))
 
     @property
-    def largest_piece(self) -> int:
-        return prod(int((part.stop - part.start).max(initial=0)) for part in self.overlaps)
+    def piece_shape(self) -> tuple[int, ...]:
+        return tuple(int((part.stop - part.start).max(initial=0)) for part in self.overlaps)
 
     def all_sent(self) -> Positions:
         """Per position of the source, the number of elements that its device sends to others."""

@@ -26,6 +26,11 @@ every arrow joins equal values, so the start has the value of the end, and round
 What it holds it therefore takes from itself, all in round 0; what it receives is exactly what it lacks.
 In every round each device sends to one: with even dims a device sends as much as it receives.
 
+*Near senders.* A free digit may keep the receiver's own value in place of closing its chain: the proof holds as
+it stands, since any value of a free digit will do.
+Then the receiver digit at the end of the chain determines nothing, and one sender serves all its values, while
+others send nothing; worth it where the digit crosses a slow link.
+
 By hand, x=2, y=4, 8 x 8, `[{"y"}, {}] -> [{"x"}, {"y"}]`: y splits into y0, y1; the source cuts dim 0 by y0, y1,
 the target cuts dim 0 by x and dim 1 by y0, y1.
 The sender's y0 is the receiver's x (determined), y1 is gathered (k = 2), x is free.
@@ -114,8 +119,8 @@ class DigitExchange(Exchange):
         return self.gathered_values * self.spread_values - self.stays
 
     @property
-    def largest_piece(self) -> int:
-        return prod(map(min, self.common.lengths, self.target.shape))
+    def piece_shape(self) -> tuple[int, ...]:
+        return tuple(map(min, self.common.lengths, self.target.shape))
 
     def all_received(self) -> Positions:
         roles = self.common.source_roles

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -128,8 +129,13 @@ class Exchange(ABC):
 
     @property
     @abstractmethod
+    def piece_shape(self) -> tuple[int, ...]:
+        """Per dim the length of the longest piece."""
+
+    @property
     def largest_piece(self) -> int:
         """The number of elements of the largest piece, or a little more."""
+        return prod(self.piece_shape)
 
     @abstractmethod
     def all_received(self) -> Positions:

@@ -40,10 +40,16 @@ from reshard.exchange.pieces import Exchange, Tiling
 from reshard.layout import Digit, Layout, Stage, primes, within, without
 
 
-def find_exchange(source: Tiling, target: Tiling) -> Exchange:
+def find_exchange(source: Tiling, target: Tiling, near: int = 0) -> Exchange:
     """The exchange from one tiling to another, by digits where they have a refinement, else by boxes.
 
     Partial values that the target does not keep apart are combined on every device that gets them.
+
+    Args:
+        source: where the tiles are.
+        target: where they go.
+        near: where given, the stride of the position from which on a replica at the receiver's own value sends;
+            boxes do not know it.
 
     Raises:
         ReshardError: `no-plan` where the target is unreduced along what the source is not, `too-large`.
@@ -53,7 +59,7 @@ def find_exchange(source: Tiling, target: Tiling) -> Exchange:
     combined = without(source.layout.unreduced, kept) if same_order or not kept else ()
     if kept_size(source) != kept_size(target) * prod(digit.size for digit in combined):
         raise ReshardError("no-plan", "an exchange cannot make values partial along digits where they were not")
-    found = by_digits(source, target) if same_order or not kept else None
+    found = by_digits(source, target, near) if same_order or not kept else None
     return found or by_boxes(source, target, combined, kept_apart(source, target))
 
 
@@ -72,18 +78,18 @@ def kept_size(tiling: Tiling) -> int:
     return prod(digit.size for digit in tiling.layout.unreduced)
 
 
-def combine_then_gather(source: Tiling, target: Tiling) -> tuple[Exchange, ...]:
+def combine_then_gather(source: Tiling, target: Tiling, near: int = 0) -> tuple[Exchange, ...]:
     """The exchanges that take partial values to the target: into a refined target, and from there.
 
     Where the target has one copy of each tile, or keeps all partial values apart, one exchange does it.
     """
     if target.layout.copies() == 1 or kept_size(source) == kept_size(target):
-        return (find_exchange(source, target),)
+        return (find_exchange(source, target, near),)
     if not target.shape:
         source, target = (replace(tiling, shape=(1,), layout=_lifted(tiling.layout)) for tiling in (source, target))
-    found = [(find_exchange(source, home), home) for home in _homes(source, target)]
+    found = [(find_exchange(source, home, near), home) for home in _homes(source, target)]
     combine, home = min(found, key=lambda pair: (pair[0].received, pair[0].total_received))
-    return combine, find_exchange(home, target)
+    return combine, find_exchange(home, target, near)
 
 
 def _lifted(layout: Layout) -> Layout:

@@ -1,0 +1,287 @@
+"""Steps as MLIR text: in the collectives of Shardy's `sdy` dialect, or in those of MLIR's `shard` dialect.
+
+The `sdy` text is about whole tensors: each operation names the axes that it takes from dims or puts there, and the
+sharding that comes out.
+The `shard` text is about tiles: each operation has the local types, and names mesh axes by number.
+What both can say is a closed list of collectives, each of which works at the minor end of a dim's axes:
+
+    all_gather          axes leave the minor ends of dims
+    all_slice           axes come to the minor ends of dims, along which the tensor was replicated
+    all_to_all          axes go from the minor end of one dim to that of another, several pairs of dims at a time
+    collective_permute  whole tiles change places
+    reduce_scatter      unreduced axes come to the minor ends of dims
+    all_reduce          unreduced axes leave
+
+A step that is no such collective, as an Exchange is not, is refused; moves that meet in a dim take one all_to_all
+after another, which may send more than the step did.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.steps import step_between
+>>> mesh = Mesh.of(x=2, y=4)
+>>> ends = Sharding.of(mesh, ("x", "y"), None), Sharding.of(mesh, "x", "y")
+>>> steps = [step_between(*ends, (16, 8), "f32")]
+>>> print(write_sdy(*ends, (16, 8), "f32", steps), end="")
+module {
+  sdy.mesh @mesh = <["x"=2, "y"=4]>
+  func.func @reshard(%arg0: tensor<16x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x", "y"}, {}]>})\
+ -> (tensor<16x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {"y"}]>}) {
+    %0 = sdy.all_to_all [{"y"}: 0->1] %arg0 out_sharding=<@mesh, [{"x"}, {"y"}]> : tensor<16x8xf32>
+    return %0 : tensor<16x8xf32>
+  }
+}
+>>> print(write_shard(*ends, (16, 8), "f32", steps), end="")
+module {
+  shard.grid @mesh(shape = 2x4)
+  // [[0, 1], []] -> [[0], [1]]
+  func.func @reshard(%arg0: tensor<2x8xf32>) -> tensor<8x2xf32> {
+    %0 = shard.all_to_all %arg0 on @mesh grid_axes = [1] split_axis = 1 concat_axis = 0 :\
+ tensor<2x8xf32> -> tensor<8x2xf32>
+    return %0 : tensor<8x2xf32>
+  }
+}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from reshard.axis import Axis, aligned, common_prefix, difference, merged, sorted_and_merged
+from reshard.dtypes import DType, dtype_named
+from reshard.errors import ReshardError
+from reshard.mesh import Mesh
+from reshard.notation import to_mlir_list
+from reshard.sharding import Sharding, checked_shape
+from reshard.steps import Step
+
+Axes = tuple[Axis, ...]
+
+
+class Move(NamedTuple):
+    """Axes that an all_to_all takes from one dim to another."""
+
+    axes: Axes
+    source: int
+    target: int
+
+
+class Collective(NamedTuple):
+    """One operation: its name without the dialect, where it leads, and the axes that it works on."""
+
+    name: str
+    after: Sharding
+    lists: tuple[Axes, ...] = ()
+    """Per dim the axes that leave or come; only where the operation works on dims."""
+    moves: tuple[Move, ...] = ()
+    """Of an all_to_all."""
+    axes: Axes = ()
+    """Of an operation that works on no dim."""
+    reduction: str = "sum"
+
+
+class _NoOne(Exception):  # noqa: N818 - an answer inside this module, not an error that leaves it
+    """Why a step is not a sequence of these operations."""
+
+
+def write_sdy(source: Sharding, target: Sharding, shape: Sequence[int], dtype: Any, steps: Iterable[Step]) -> str:
+    """An MLIR module whose one function takes the steps, in the collectives of the `sdy` dialect.
+
+    It is written as MLIR prints it.
+    Max and min are written as Shardy writes them since July 2026; earlier versions read sums alone.
+
+    Args:
+        source: of the function's argument.
+        target: of its result.
+        shape: of the whole tensor.
+        dtype: of its elements.
+        steps: from source to target; none where both are one placement.
+
+    Raises:
+        ReshardError: `no-plan` where a step is no collective of the dialect, or a mesh, a reduction or an uneven dim
+            is none that the dialect knows; the sentence says which.
+    """
+    shape, dtype = checked_shape(shape), dtype_named(dtype)
+    steps = tuple(steps)
+    ends = [source, target, *(sharding for step in steps for sharding in (step.before, step.after))]
+    for sharding in ends:
+        _check_sdy(sharding, shape)
+    meshes = list(dict.fromkeys(sharding.mesh for sharding in ends))
+    names = {mesh: "mesh" + (f"_{number}" if number else "") for number, mesh in enumerate(meshes)}
+    kind = _tensor(shape, dtype)
+
+    def sharding_text(sharding: Sharding) -> str:
+        return f"<@{names[sharding.mesh]}, {replace(sharding, uneven='ceil').text()}>"
+
+    lines = []
+    value = "%arg0"
+    for collective in _collectives(steps, "sdy"):
+        arguments = _sdy_arguments(collective)
+        out = f"out_sharding={sharding_text(collective.after)}"
+        lines.append(f"%{len(lines)} = sdy.{collective.name} {arguments}{value} {out} : {kind}")
+        value = f"%{len(lines) - 1}"
+    attributes = [f"{kind} {{sdy.sharding = #sdy.sharding{sharding_text(end)}}}" for end in (source, target)]
+    head = [f"sdy.mesh @{name} = {mesh}" for mesh, name in names.items()]
+    return _module(head, f"(%arg0: {attributes[0]}) -> ({attributes[1]})", [*lines, f"return {value} : {kind}"])
+
+
+def write_shard(source: Sharding, target: Sharding, shape: Sequence[int], dtype: Any, steps: Iterable[Step]) -> str:
+    """An MLIR module whose one function takes the steps on one device's tile, in the `shard` dialect.
+
+    An operation of that dialect works on one dim, or on one pair of dims, so a step may be several of them.
+
+    Args:
+        source: of the tensor whose tile is the function's argument.
+        target: of the tensor whose tile is its result.
+        shape: of the whole tensor.
+        dtype: of its elements.
+        steps: from source to target; none where both are one placement.
+
+    Raises:
+        ReshardError: `no-plan` where a step has no operation in the dialect, among them all that permute whole tiles
+            or make values partial; where axes are used in part; where devices are out of order. `not-divisible`
+            where tiles are uneven.
+    """
+    shape, dtype = checked_shape(shape), dtype_named(dtype)
+    steps = tuple(steps)
+    mesh = source.mesh
+    for sharding in (source, target, *(step.after for step in steps)):
+        _check_shard(sharding, mesh)
+        sharding.check_divisible(shape)
+    number = {name: place for place, (name, _) in enumerate(mesh.axes)}
+    local = list(source.local_shape(shape))
+    lines: list[str] = []
+    value, kind = "%arg0", _tensor(local, dtype)
+    for collective in _collectives(steps, "shard"):
+        for text, axes, grown, cut in _shard_operations(collective):
+            size = 1
+            for axis in axes:
+                size *= mesh.sizes[axis.name]
+            if grown is not None:
+                local[grown] *= size
+            if cut is not None:
+                local[cut] //= size
+            grid = f"on @mesh grid_axes = {[number[axis.name] for axis in axes]}"
+            before, kind = kind, _tensor(local, dtype)
+            lines.append(
+                f"%{len(lines)} = shard.{collective.name} {value} {grid}{text} : {before} -> {kind}"
+            )
+            value = f"%{len(lines) - 1}"
+    ends = [_tensor(sharding.local_shape(shape), dtype) for sharding in (source, target)]
+    grid = "x".join(str(size) for _, size in mesh.axes)
+    lists = [to_mlir_list(replace(sharding, unreduced=(), reduction="sum")) for sharding in (source, target)]
+    head = [f"shard.grid @mesh(shape = {grid})", f"// {lists[0]} -> {lists[1]}"]
+    return _module(head, f"(%arg0: {ends[0]}) -> {ends[1]}", [*lines, f"return {value} : {kind}"])
+
+
+def _module(head: Iterable[str], signature: str, body: Iterable[str]) -> str:
+    lines = [*head, f"func.func @reshard{signature} {{", *(f"  {line}" for line in body), "}"]
+    return "\n".join(["module {", *(f"  {line}" for line in lines), "}"]) + "\n"
+
+
+def _tensor(shape: Iterable[int], dtype: DType) -> str:
+    """The type of a tensor.
+
+    >>> _tensor((2, 3), dtype_named("bfloat16")), _tensor((), dtype_named("bool")), _tensor((4,), dtype_named("c64"))
+    ('tensor<2x3xbf16>', 'tensor<i1>', 'tensor<4xcomplex<f32>>')
+    """
+    name, bits = dtype.name, 8 * dtype.itemsize
+    if name.startswith("float8_"):
+        element = "f8" + name.removeprefix("float8_").upper()
+    else:
+        words = {"b": "i1", "i": f"i{bits}", "u": f"ui{bits}", "f": f"f{bits}", "c": f"complex<f{bits // 2}>"}
+        element = "bf16" if name == "bfloat16" else words[dtype.kind]
+    return "tensor<" + "x".join([*map(str, shape), element]) + ">"
+
+
+def _collectives(steps: Sequence[Step], dialect: str) -> list[Collective]:
+    result: list[Collective] = []
+    for number, step in enumerate(steps, 1):
+        try:
+            result += collectives_of(step)
+        except _NoOne as reason:
+            raise _refusal(number, step, dialect, str(reason)) from None
+    return result
+
+
+def _refusal(number: int, step: Step, dialect: str, reason: str) -> ReshardError:
+    return ReshardError(
+        "no-plan",
+        f"step {number}, {step.kind} from {step.before.text()} to {step.after.text()}, cannot be written in the "
+        f'{dialect} dialect: {reason}; a plan in the basis "collectives" can be written',
+    )
+
+
+def _check_sdy(sharding: Sharding, shape: tuple[int, ...]) -> None:
+    mesh = sharding.mesh
+    if mesh.device_ids is not None and mesh.axes and max(mesh.device_ids) >= mesh.size:
+        raise ReshardError(
+            "no-plan", f"mesh {mesh} cannot be written in the sdy dialect, which knows meshes of all devices alone"
+        )
+    _check_ceil(sharding, shape, "sdy")
+    if sharding.unreduced and sharding.reduction not in ("sum", "max", "min"):
+        raise ReshardError(
+            "no-plan", f"{sharding.text()} cannot be written in the sdy dialect, which reduces by sum, max and min alone"
+        )
+
+
+def _check_ceil(sharding: Sharding, shape: tuple[int, ...], dialect: str) -> None:
+    if sharding.uneven != "ceil" and not sharding.is_equivalent_to(replace(sharding, uneven="ceil"), shape):
+        raise ReshardError(
+            "no-plan",
+            f"{sharding.text()} cuts shape {shape} in chunks of chunks, which the {dialect} dialect does not know",
+        )
+
+
+def _check_shard(sharding: Sharding, mesh: Mesh) -> None:
+    if sharding.mesh != mesh or mesh.device_ids is not None or not mesh.axes:
+        raise ReshardError(
+            "no-plan",
+            f"mesh {sharding.mesh} cannot be written in the shard dialect, whose grid is one mesh in the order 0, 1, 2",
+        )
+    for axis in sharding.axes():
+        if not axis.is_whole and axis not in sharding.replicated:
+            raise ReshardError("no-plan", f"sub-axis {axis} cannot be written in the shard dialect, whose axes are whole")
+
+
+# What the operations are told in the sdy dialect.
+
+
+def _sdy_arguments(collective: Collective) -> str:
+    """What stands between the name and the operand."""
+    word = "" if collective.reduction == "sum" else f"{collective.reduction} "
+    if collective.moves:
+        moves = [f"{_braced(axes)}: {source}->{target}" for axes, source, target in collective.moves]
+        return f"[{', '.join(moves)}] "
+    if collective.axes:
+        return f"{word}{_braced(collective.axes)} "
+    return f"{word}[{', '.join(map(_braced, collective.lists))}] " if collective.lists else ""
+
+
+def _braced(axes: Iterable[Axis]) -> str:
+    return "{" + ", ".join(map(str, axes)) + "}"
+
+
+# What they are told in the shard dialect.
+
+_SHARD_REDUCTIONS = {"avg": "average", "band": "bitwise_and", "bor": "bitwise_or", "bxor": "bitwise_xor"}
+_SHARD_WORDS = {"all_gather": "gather_axis", "all_slice": "slice_axis", "reduce_scatter": "scatter_dim"}
+
+
+def _shard_operations(collective: Collective) -> list[tuple[str, Axes, int | None, int | None]]:
+    """Per operation what follows the axes, the axes, the dim that grows, and the dim that is cut."""
+    word = _SHARD_REDUCTIONS.get(collective.reduction, collective.reduction)
+    reduction = "" if word == "sum" else f" reduction = {word}"
+    if collective.moves:
+        return [
+            (f" split_axis = {target} concat_axis = {source}", axes, source, target)
+            for axes, source, target in collective.moves
+        ]
+    if collective.name == "all_reduce":
+        return [(reduction, collective.axes, None, None)]
+    result = []
+    for dim, axes in enumerate(collective.lists):
+        if axes:
+            grown, cut = (dim, None) if collective.name == "all_gather" else (None, dim)
+            result.append((f"{reduction} {_SHARD_WORDS[collective.name]} = {dim}", axes, grown, cut))
+    return result
