@@ -27,18 +27,20 @@ from reshard.steps import Step, step_between
 Chain = tuple[Step, ...]
 
 
-def shortest_chain(before: Sharding, after: Sharding, shape: tuple[int, ...], dtype: DType) -> Chain:
+def shortest_chain(before: Sharding, after: Sharding, shape: tuple[int, ...], dtype: DType, near: int = 0) -> Chain:
     """The chain with the fewest steps, and of these the one that receives least.
+
+    `near` is that of `Step`.
 
     Raises:
         ReshardError: `no-plan` where parts would become partial under avg; and as `Step`.
     """
     kept, made = kept_axes(before, after), made_axes(before, after)
     if not made:
-        return _single(before, after, shape, dtype)
+        return _single(before, after, shape, dtype, near)
     dtype_named(dtype).check_reduction(after.reduction)
     whole = replace(after, unreduced=kept)
-    chains = [_by_way_of(whole, before, after, shape, dtype)]
+    chains = [_by_way_of(whole, before, after, shape, dtype, near)]
     middle = _cut_as_before(before, whole, made)
     if middle is not None:
         if after.reduction == "avg":
@@ -47,14 +49,14 @@ def shortest_chain(before: Sharding, after: Sharding, shape: tuple[int, ...], dt
                 f"{before.text()} -> {after.text()} would make parts partial under avg; only whole values can be",
             )
         try:
-            chains.append(_by_way_of(middle, before, after, shape, dtype))
+            chains.append(_by_way_of(middle, before, after, shape, dtype, near))
         except ReshardError as error:
             if error.code != "bad-step":
                 raise
     return min(chains, key=lambda steps: (sum(step.received_bytes for step in steps), len(steps)))
 
 
-def chain_through(points: Sequence[Sharding], shape: tuple[int, ...], dtype: DType) -> Chain:
+def chain_through(points: Sequence[Sharding], shape: tuple[int, ...], dtype: DType, near: int = 0) -> Chain:
     """The shortest chains from point to point, joined; points that are one placement with the one before fall out.
 
     Raises:
@@ -63,15 +65,17 @@ def chain_through(points: Sequence[Sharding], shape: tuple[int, ...], dtype: DTy
     steps: list[Step] = []
     here = points[0]
     for point in points[1:]:
-        steps += shortest_chain(here, point, shape, dtype)
+        steps += shortest_chain(here, point, shape, dtype, near)
         here = steps[-1].after if steps else points[0]
     if steps and here != points[-1]:  # one placement under another name: the last step ends in the name asked for
-        steps[-1:] = shortest_chain(steps[-1].before, points[-1], shape, dtype)
+        steps[-1:] = shortest_chain(steps[-1].before, points[-1], shape, dtype, near)
     return tuple(steps)
 
 
-def _by_way_of(middle: Sharding, before: Sharding, after: Sharding, shape: tuple[int, ...], dtype: DType) -> Chain:
-    first = _single(before, middle, shape, dtype)
+def _by_way_of(
+    middle: Sharding, before: Sharding, after: Sharding, shape: tuple[int, ...], dtype: DType, near: int
+) -> Chain:
+    first = _single(before, middle, shape, dtype, near)
     if not first and before.mesh.device_ids != middle.mesh.device_ids:
         first = (step_between(before, middle, shape, dtype),)  # one placement, but the last step must know the order
     return (*first, step_between(middle if first else before, after, shape, dtype))
@@ -91,11 +95,11 @@ def _cut_as_before(before: Sharding, whole: Sharding, made: tuple[Axis, ...]) ->
     return None if tuple(dims) == whole.dims else replace(whole, dims=tuple(dims), replicated=())
 
 
-def _single(before: Sharding, after: Sharding, shape: tuple[int, ...], dtype: DType) -> Chain:
+def _single(before: Sharding, after: Sharding, shape: tuple[int, ...], dtype: DType, near: int) -> Chain:
     """The one step, or none where both are one placement."""
     if before == after or (
         before.layout_for(shape) == after.layout_for(shape) and before.mesh.device_ids == after.mesh.device_ids
     ):
         return ()
-    step = step_between(before, after, shape, dtype)
+    step = step_between(before, after, shape, dtype, near=near)
     return () if step.kind == "Slice" and before.is_equivalent_to(after, shape) else (step,)

@@ -13,6 +13,7 @@ from math import prod
 
 from reshard.axis import Axis, difference, sorted_and_merged
 from reshard.layout import Digit, within
+from reshard.mesh import Mesh
 from reshard.sharding import Sharding
 
 
@@ -28,17 +29,8 @@ def kept_axes(before: Sharding, after: Sharding) -> tuple[Axis, ...]:
     if before.mesh.device_ids != after.mesh.device_ids or before.mesh.size != after.mesh.size:
         counts = [prod(digit.size for digit in digits) for digits in (partial, after.layout.unreduced)]
         return after.unreduced if counts[0] == counts[1] else ()
-    pieces = [piece for axis in after.unreduced for digit in partial for piece in _inside(axis, digit, after)]
+    pieces = [piece for axis in after.unreduced for digit in partial for piece in parts_within(axis, digit, after.mesh)]
     return sorted_and_merged(pieces, after.mesh.sizes)
-
-
-def _inside(axis: Axis, digit: Digit, sharding: Sharding) -> list[Axis]:
-    """The part of an axis that lies in a digit of the position, where a split of both has it."""
-    stride, size = sharding.mesh.stride_of(axis)
-    full_size = sharding.mesh.sizes[axis.name]
-    end = stride * size * axis.start  # of the whole axis
-    parts = within((Digit(stride, size),), digit)
-    return [Axis.between(axis.name, end // (part.stride * part.size), end // part.stride, full_size) for part in parts]
 
 
 def made_axes(before: Sharding, after: Sharding) -> tuple[Axis, ...]:
@@ -48,3 +40,17 @@ def made_axes(before: Sharding, after: Sharding) -> tuple[Axis, ...]:
     sizes = after.mesh.sizes
     made = difference(after.unreduced, kept_axes(before, after), sizes)
     return tuple(axis for axis in made if axis.size_in(sizes[axis.name]) > 1)
+
+
+def parts_within(axis: Axis, digit: Digit, mesh: Mesh) -> list[Axis]:
+    """The part of an axis that lies in a digit of the position, where a split of both has it.
+
+    >>> from reshard.mesh import Mesh
+    >>> print(*parts_within(Axis("y"), Digit(1, 2), Mesh.of(x=2, y=4)))
+    "y":(2)2
+    """
+    stride, size = mesh.stride_of(axis)
+    full_size = mesh.sizes[axis.name]
+    end = stride * size * axis.start  # of the whole axis
+    parts = within((Digit(stride, size),), digit)
+    return [Axis.between(axis.name, end // (part.stride * part.size), end // part.stride, full_size) for part in parts]

@@ -1,28 +1,44 @@
 """Chains of steps that lead from source to target.
 
 The first is the shortest chain, which receives exactly the bound wherever nothing is partial.
-Where partial values are combined, another may receive less: scatter the sums where they are, over as many
-devices as can share the work, and move the result.
+Two kinds of detour may do better:
+    scatter in place    where partial values are combined: combine them where they are, over as many devices as
+                        can share the work, and move the result
+    gather late         where a network has a slow level: cut the target further by the axes that lie within a
+                        fast part, so that what is needed there crosses the slow level once, and gather inside;
+                        near replicas send
+
+Both are refinements of an end by axes that it does not use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product
 
 from reshard.axis import Axis, aligned, difference, merged
 from reshard.chains import Chain, chain_through, shortest_chain
 from reshard.dtypes import DType
-from reshard.partial import made_axes
+from reshard.layout import Digit
+from reshard.partial import made_axes, parts_within
 from reshard.sharding import Sharding
 
-IN_PLACE = 16
-"""How many ways to scatter in place are tried."""
+TRIED = 16
+"""How many refinements of one kind are tried."""
 
 
-def candidates(source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: DType) -> Iterator[Chain]:
+def candidates(
+    source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: DType, boundaries: Sequence[int] = ()
+) -> Iterator[Chain]:
     """Chains worth comparing, the shortest first.
+
+    Args:
+        source: where the tensor is.
+        target: where it is wanted.
+        shape: of the whole tensor.
+        dtype: of its elements.
+        boundaries: strides of the device number at which a slower level begins.
 
     Raises:
         ReshardError: as `shortest_chain`.
@@ -30,34 +46,46 @@ def candidates(source: Sharding, target: Sharding, shape: tuple[int, ...], dtype
     yield shortest_chain(source, target, shape, dtype)
     combined = made_axes(target, source)  # partial before and no longer
     if combined:
-        for scattered in islice(_scattered(source, combined, target, shape), IN_PLACE):
-            yield chain_through((source, scattered, target), shape, dtype)
+        scattered = refinements(source, [*combined, *source.unused_axes()], target, shape)
+        for middle in islice(scattered, TRIED):
+            yield chain_through((source, middle, target), shape, dtype)
+    for boundary in boundaries if target.mesh.device_ids is None else ():
+        yield shortest_chain(source, target, shape, dtype, boundary)
+        for middle in islice(refinements(target, _below(target, boundary), source, shape), TRIED):
+            yield chain_through((source, middle, target), shape, dtype, boundary)
 
 
-def _scattered(
-    source: Sharding, combined: tuple[Axis, ...], target: Sharding, shape: tuple[int, ...]
+def _below(sharding: Sharding, boundary: int) -> list[Axis]:
+    """The parts of the unused axes that lie within a run of `boundary` devices."""
+    run = Digit(1, boundary)
+    return [part for axis in sharding.unused_axes() for part in parts_within(axis, run, sharding.mesh)]
+
+
+def refinements(
+    sharding: Sharding, axes: Iterable[Axis], beside: Sharding, shape: tuple[int, ...]
 ) -> Iterator[Sharding]:
-    """The source with its partial values combined where they lie, every element on one device.
+    """The sharding with its dims cut further by all of `axes`, evenly: each the dim that it cuts in `beside`, or any.
 
-    The axes that are no longer partial, and those on which the source is replicated, cut the dims further:
-    each the dim that it cuts in the target, or any.
+    >>> from reshard.mesh import Mesh
+    >>> mesh = Mesh.of(x=2, y=2)
+    >>> for found in refinements(Sharding.of(mesh, "x", None), [Axis("y")], Sharding.of(mesh, None, None), (4, 4)):
+    ...     print(found.text())
+    [{"x", "y"}, {}]
+    [{"x"}, {"y"}]
     """
-    sizes = source.mesh.sizes
-    wanted: dict[Axis, int] = {}
+    sizes = sharding.mesh.sizes
     cutting = [
-        (axis, number) for number, dim in enumerate(target.dims) for axis in dim.axes if source.mesh == target.mesh
+        (axis, number) for number, dim in enumerate(beside.dims) for axis in dim.axes if beside.mesh == sharding.mesh
     ]
-    parts, _ = aligned([*combined, *source.unused_axes()], [axis for axis, _ in cutting], sizes)
-    for part in parts:
-        for axis, number in cutting:
-            if axis.contains(part):
-                wanted[part] = number
+    parts, _ = aligned(list(axes), [axis for axis, _ in cutting], sizes)
+    wanted = {part: number for part in parts for axis, number in cutting if axis.contains(part)}
     choices = [[wanted[part]] if part in wanted else range(len(shape)) for part in parts]
-    left = difference(source.unreduced, combined, sizes)
-    for numbers in product(*choices):
-        dims = list(source.dims)
+    for numbers in product(*choices) if parts else ():
+        dims = list(sharding.dims)
         for number, part in zip(numbers, parts, strict=True):
             dims[number] = replace(dims[number], axes=merged([*dims[number].axes, part], sizes))
-        found = replace(source, dims=tuple(dims), unreduced=left, replicated=())
+        # an axis that was partial and now cuts a dim is partial no longer
+        left = difference(sharding.unreduced, parts, sizes)
+        found = replace(sharding, dims=tuple(dims), unreduced=left, replicated=())
         if all(size % found.layout.shards(number) == 0 for number, size in enumerate(shape)):
             yield found
