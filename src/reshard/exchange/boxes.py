@@ -103,6 +103,8 @@ class BoxExchange(Exchange):
     """Digits of the source whose partial values are combined on the receiver."""
     classes: tuple[Stage, Stage]
     """Digits of source and of target along which partial values stay apart: equal values belong together."""
+    near: int = 0
+    """Where given, devices whose numbers agree when divided by it serve each other first."""
 
     @property
     def kept(self) -> tuple[Stage, Stage]:
@@ -191,12 +193,42 @@ class BoxExchange(Exchange):
         """The position that sends the box of a cell to a copy of its target tile, for many of them."""
         if len(self._holders) == 1:
             return cells.holder[cell]
+        if self.near:
+            return self._near_senders(cells)[cell, copy]
         key = cell * len(self._copies)
         taken = np.searchsorted(cells.own, key + copy)
         own = np.append(cells.own, -1)[taken] == key + copy
         rank = copy - (taken - np.searchsorted(cells.own, key))
         dealt = cells.holder[cell] + self._holders[(cells.before[cell] + rank) % len(self._holders)]
         return np.where(own, self._source_places[cells.receiver[cell] + self._copies[copy]], dealt)
+
+    def _near_senders(self, cells: Cells) -> Positions:
+        """The senders to all copies of all cells, dealt among the holders on the receiver's side if there are any."""
+        holders = np.unique(cells.holder)[:, None] + self._holders
+        tile = np.repeat(np.searchsorted(holders[:, 0], cells.holder), len(self._copies))
+        receivers = (cells.receiver[:, None] + self._copies).ravel()
+        sides = [tiling.mesh.device_array // self.near for tiling in (self.source, self.target)]
+        side = sides[1][receivers]
+        count = int(max(sides[0].max(), sides[1].max())) + 1
+        keys = (np.arange(len(holders))[:, None] * count + sides[0][holders]).ravel()
+        order = np.argsort(keys, kind="stable")
+        low, high = (np.searchsorted(keys[order], tile * count + side, end) for end in ("left", "right"))
+        alone = low == high  # no holder on that side: all holders of the tile take their turns
+        low, high = (
+            np.where(alone, tile * len(self._holders), low),
+            np.where(alone, (tile + 1) * len(self._holders), high),
+        )
+        places = self._source_places[receivers]
+        base, _ = _split(self.source.layout, places)
+        own = (places >= 0) & (base == holders[tile, 0])
+        group = (tile * (count + 1) + np.where(alone, count, side)) * 2 + own
+        turn = np.lexsort((-np.repeat(cells.elements, len(self._copies)), group))
+        starts = np.flatnonzero(np.diff(group[turn], prepend=-1))
+        rank = np.empty_like(turn)
+        rank[turn] = np.arange(len(turn)) - np.repeat(starts, np.diff(starts, append=len(turn)))
+        dealt = holders.ravel()[order][low + rank % (high - low)]
+        senders: Positions = np.where(own, places, dealt)
+        return senders.reshape(len(cells.holder), len(self._copies))
 
     def incoming(self, device: int) -> list[Piece]:
         if device not in self.target.mesh:
@@ -221,6 +253,10 @@ class BoxExchange(Exchange):
             return []
         position = self.source.mesh.position_of(device)
         cells = self._cells(_runs(self.source, position), [EVERY] * len(self.overlaps))
+        if self.near and len(self._holders) > 1:
+            cell, copy = np.nonzero(self._near_senders(cells) == position)
+            receivers = cells.receiver[cell] + self._copies[copy]
+            return self._sent(device, cells, receivers, cell)
         base, number = _split(self.source.layout, np.array([position]))
         asked = np.flatnonzero(cells.holder == base)
         turns, copies = len(self._holders), len(self._copies)
@@ -234,20 +270,22 @@ class BoxExchange(Exchange):
         skips = cells.own - (np.arange(len(cells.own)) - np.searchsorted(cells.own, cells.own // copies * copies))
         copy = rank + np.searchsorted(skips, asked[row] * copies + rank, "right") - starts[row]
         receivers = cells.receiver[asked[row]] + self._copies[copy]
-        names, kept = self.target.mesh.devices, self._own_cell(cells, asked, position)
-        found = [
-            (names[receiver], cell) for receiver, cell in zip(receivers.tolist(), asked[row].tolist(), strict=True)
-        ]
-        return sorted(Piece(device, receiver, cells.box(cell), 0) for receiver, cell in [*found, *kept])
+        own_receivers, own_cells = self._own_cell(cells, asked, position)
+        return self._sent(device, cells, np.append(receivers, own_receivers), np.append(asked[row], own_cells))
 
-    def _own_cell(self, cells: Cells, asked: Positions, position: int) -> list[tuple[int, int]]:
-        """What a source position keeps for itself, as (device, cell), where the deal leaves it out."""
+    def _sent(self, device: int, cells: Cells, receivers: Positions, cell: Positions) -> list[Piece]:
+        names = self.target.mesh.devices
+        pairs = zip(receivers.tolist(), cell.tolist(), strict=True)
+        return sorted(Piece(device, names[receiver], cells.box(number), 0) for receiver, number in pairs)
+
+    def _own_cell(self, cells: Cells, asked: Positions, position: int) -> tuple[Positions, Positions]:
+        """What a source position keeps for itself, as (target positions, cells), where the deal leaves it out."""
         place = self._target_places[[position]]
         if len(self._holders) == 1 or place[0] < 0:
-            return []
+            return place[:0], asked[:0]
         base, _ = _split(self.target.layout, place)
-        device = self.source.mesh.device_at(position)
-        return [(device, int(cell)) for cell in asked[cells.receiver[asked] == base]]
+        found = asked[cells.receiver[asked] == base]
+        return np.repeat(place, len(found)), found
 
     @cached_property
     def _travelling(self) -> tuple[Positions, Positions, Positions]:
@@ -261,6 +299,10 @@ class BoxExchange(Exchange):
         sender, receiver = self._senders(cells, cell, copy), cells.receiver[cell] + self._copies[copy]
         others = sender != self._source_places[receiver]
         return sender[others], receiver[others], cells.elements[cell][others]
+
+    def traffic(self) -> tuple[Positions, Positions, Positions]:
+        sender, receiver, elements = self._travelling
+        return self.source.mesh.device_array[sender], self.target.mesh.device_array[receiver], elements
 
     @property
     def rounds(self) -> int:
@@ -284,7 +326,9 @@ class BoxExchange(Exchange):
         return needed - self.all_held
 
 
-def by_boxes(source: Tiling, target: Tiling, combined: Stage = (), kept: tuple[Stage, Stage] = ((), ())) -> BoxExchange:
+def by_boxes(
+    source: Tiling, target: Tiling, combined: Stage = (), kept: tuple[Stage, Stage] = ((), ()), near: int = 0
+) -> BoxExchange:
     """The exchange by comparing boxes; always there, for devices and blocks that can be listed.
 
     Args:
@@ -292,6 +336,7 @@ def by_boxes(source: Tiling, target: Tiling, combined: Stage = (), kept: tuple[S
         target: where they go.
         combined: digits of the source whose partial values are combined on the receiver.
         kept: digits of source and target along which partial values stay apart.
+        near: where given, devices whose numbers agree when divided by it serve each other first.
 
     Raises:
         ReshardError: `too-large`.
@@ -300,7 +345,7 @@ def by_boxes(source: Tiling, target: Tiling, combined: Stage = (), kept: tuple[S
     devices = max(source.mesh.size, target.mesh.size)
     if max([devices, *blocks]) > ENUMERABLE:
         raise ReshardError("too-large", f"boxes of {devices} devices are too many to compare")
-    return BoxExchange(source, target, combined, kept)
+    return BoxExchange(source, target, combined, kept, near)
 
 
 def _overlaps(source: Tiling, target: Tiling, dim: int) -> Overlaps:

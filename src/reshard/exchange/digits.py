@@ -135,6 +135,36 @@ class DigitExchange(Exchange):
         )
         return needed - np.where(senders == places, self.all_held, 0)
 
+    def traffic(self) -> tuple[Positions, Positions, Positions]:
+        positions = self.receivers.positions
+        if self.gathered_values * len(positions) > ENUMERABLE:
+            count = self.gathered_values * len(positions)
+            raise ReshardError("too-large", f"{count} pieces are too many to list one by one")
+        senders = senders_by_round(self.common.digits, self.determined_by, self.gathered, positions)
+        elements = np.broadcast_to(self._elements(positions), senders.shape)
+        travels = elements > 0
+        if self.shares_devices:
+            travels &= senders != positions
+        receivers = np.broadcast_to(self.receivers.device_array, senders.shape)
+        return self.source.mesh.device_array[senders[travels]], receivers[travels], elements[travels]
+
+    def _elements(self, positions: Positions) -> Positions:
+        """The sizes of the pieces: one row per round, or one for all, one column per receiving position."""
+        if self.source.is_even() and self.target.is_even():
+            return np.array([[self.largest_piece]], dtype=np.int64)
+        starts: list[Positions] = [np.zeros((1, len(positions)), dtype=np.int64) for _ in self.target.shape]
+        for digit, role in zip(self.common.digits, self.common.target_roles, strict=True):
+            if role is not None and role[0] != PARTIAL:
+                starts[role[0]] = starts[role[0]] + digit.value(positions) * role[1]
+        for i in self.gathered:
+            dim, stride = self.common.source_roles[i] or (PARTIAL, 0)
+            away = _turned(self.common.digits[i], self.common.digits[self.determined_by[i]].value(positions))
+            starts = [_added(start, away * (stride if number == dim else 0)) for number, start in enumerate(starts)]
+        sizes: Positions = np.ones((1, 1), dtype=np.int64)
+        for start, length, size in zip(starts, self.common.lengths, self.target.shape, strict=True):
+            sizes = sizes * np.clip(size - start, 0, length)
+        return sizes
+
     @property
     def received(self) -> int:
         if not (self.source.is_even() and self.target.is_even()):
@@ -282,6 +312,44 @@ class DigitExchange(Exchange):
         for chosen in product(*choices):
             box = Box([(start, stop) for _, start, stop, _ in chosen[:-1]])
             yield sum(leg[0] for leg in chosen), box, sum(leg[3] for leg in chosen)
+
+
+def senders_by_round(
+    digits: tuple[Digit, ...], determined_by: tuple[int, ...], gathered: tuple[int, ...], positions: Positions
+) -> Positions:
+    """The positions that some positions receive from: one row per round, one column per receiver.
+
+    Args:
+        digits: of the positions, major to minor.
+        determined_by: per digit of the sender the digit of the receiver that determines it.
+        gathered: the digits of the sender to which the round is added, slowest first.
+        positions: the receivers.
+
+    By hand, on x=2, y=4, gathering y from where x is the receiver's own:
+
+    >>> senders_by_round((Digit(4, 2), Digit(1, 4)), (0, 1), (1,), np.array([0, 5]))
+    array([[0, 5],
+           [1, 6],
+           [2, 7],
+           [3, 4]])
+    """
+    found: Positions = np.zeros((1, len(positions)), dtype=np.int64)
+    for i in gathered:
+        found = _added(found, _turned(digits[i], digits[determined_by[i]].value(positions)) * digits[i].stride)
+    for i, j in enumerate(determined_by):
+        if i not in gathered:
+            found += digits[j].value(positions) * digits[i].stride
+    return found
+
+
+def _turned(digit: Digit, value: Positions) -> Positions:
+    """A gathered digit of the senders: one row for each of its values, round by round."""
+    return (value + np.arange(digit.size, dtype=np.int64)[:, None]) % digit.size
+
+
+def _added(rows: Positions, more: Positions) -> Positions:
+    """Every row of the first with every row of the second, the second's fastest."""
+    return (rows[:, None] + more).reshape(-1, more.shape[1])
 
 
 _round = attrgetter("round")

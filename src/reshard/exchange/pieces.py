@@ -141,6 +141,16 @@ class Exchange(ABC):
     def all_received(self) -> Positions:
         """Per position of the target, the number of elements that its device receives from others."""
 
+    @abstractmethod
+    def traffic(self) -> tuple[Positions, Positions, Positions]:
+        """All that goes from one device to another: senders, receivers (both as devices), elements.
+
+        Pieces that stay on their device and empty ones are left out; the order is any.
+
+        Raises:
+            ReshardError: `too-large` where the pieces are too many to list.
+        """
+
     @cached_property
     def all_held(self) -> Positions:
         """Per position of the target, the number of elements of its tile that its device holds in the source."""

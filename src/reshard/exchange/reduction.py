@@ -48,8 +48,7 @@ def find_exchange(source: Tiling, target: Tiling, near: int = 0) -> Exchange:
     Args:
         source: where the tiles are.
         target: where they go.
-        near: where given, the stride of the position from which on a replica at the receiver's own value sends;
-            boxes do not know it.
+        near: where given, a stride of the device number: replicas within the receiver's run of so many send first.
 
     Raises:
         ReshardError: `no-plan` where the target is unreduced along what the source is not, `too-large`.
@@ -60,7 +59,7 @@ def find_exchange(source: Tiling, target: Tiling, near: int = 0) -> Exchange:
     if kept_size(source) != kept_size(target) * prod(digit.size for digit in combined):
         raise ReshardError("no-plan", "an exchange cannot make values partial along digits where they were not")
     found = by_digits(source, target, near) if same_order or not kept else None
-    return found or by_boxes(source, target, combined, kept_apart(source, target))
+    return found or by_boxes(source, target, combined, kept_apart(source, target), near)
 
 
 def kept_apart(source: Tiling, target: Tiling) -> tuple[Stage, Stage]:
