@@ -120,7 +120,9 @@ def test_a_mesh_that_is_missing_or_another_is_refused() -> None:
         "unknown-mesh",
         'the text refers to the mesh `@m`; given: no mesh, in <@m, [{"x"}]>',
     )
-    assert refusal('<@m, [{"x"}]>', {"a": XY, "b": XY})[1].startswith("the text refers to the mesh `@m`; given: @a, @b")
+    assert refusal('<@m, [{"x"}]>', {"a": XY, "b": XY})[1].startswith(
+        "the text refers to the mesh `@m`; given: `@a`, `@b`"
+    )
     assert refusal('[{"x"}]')[0] == refusal('[{"x"}]', {"a": XY, "b": XY})[0] == "unknown-mesh"
     assert refusal("[[0]]")[0] == refusal("A[I_x]")[0] == "unknown-mesh"
     assert refusal('<mesh<["x"=2]>, [{"x"}]>', XY) == (
@@ -356,6 +358,12 @@ def test_a_mesh_over_part_of_the_world_is_written_apart() -> None:
         "\x00",
         "[\x00]",
         "{devices=[" + "9" * 10**5 + "]<=[1]}",
+        "{devices=[" + ",".join(["9" * 18] * 10**4) + "]<=[2]}",
+        "{devices=[" + ",".join(["1"] * 10**4) + "]<=[2]}",
+        "{devices=[9]" + ",".join(map(str, range(10**5))) + ",7}",
+        ",".join(f"x{place}={2**62}" for place in range(10**4)),
+        ",".join(f"x{place}=1" for place in range(10**4)) + ",x9=1",
+        '<["x"=100001], device_ids=[' + ", ".join(map(str, range(10**5))) + ", 7]>",
     ],
     ids=lambda text: repr(text[:12]),
 )

@@ -18,13 +18,13 @@ module @jit_f attributes {mhlo.num_partitions = 8 : i32} {  // <@nor, [{}]>
   ) -> (tensor<8x8xf32> {jax.result_info = "result", sdy.sharding = #sdy.sharding<@late, [{}, {"X"}]>}) {
     %0 = sdy.sharding_constraint %arg0 <@mesh, [{"Y"}, {"X", ?}p1]> : tensor<8x8xf32>
     %1 = sdy.reshard %0 <@"other one", [{"a"}, {}]> : tensor<8x8xf32>
-    %2 = sdy.manual_computation(%1) in_shardings=[<@mesh, [{"X"}, {}]>] out_shardings=[<mesh<["z"=2]>, [{}, {"z"}]>]
+    %2 = sdy.reshard %1 <mesh<["z"=2]>, [{}, {"z"}]> : tensor<8x8xf32>
+    %3 = sdy.manual_computation(%2) in_shardings=[<@mesh, [{"X"}, {}]>] out_shardings=[<@mesh, [{"X"}, {?}]>]
       manual_axes={"X"} (%arg1: tensor<4x8xf32>) { sdy.return %arg1 : tensor<4x8xf32> }
       : (tensor<8x8xf32>) -> tensor<8x8xf32>
-    %3 = stablehlo.add %2, %2 {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {}], replicated={"X"}>]>}
-      : tensor<8x8xf32>
-    %4 = sdy.all_gather [{}, {"Y"}] %3 out_sharding=<@mesh, [{"X"}, {}]> : tensor<8x8xf32>
-    return %4 : tensor<8x8xf32>
+    %4 = stablehlo.add %3, %3 {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"X"}, {"Y"}]>]>} : tensor<8x8xf32>
+    %5 = sdy.all_gather [{}, {"Y"}] %4 out_sharding=<@mesh, [{"X"}, {}]> : tensor<8x8xf32>
+    return %5 : tensor<8x8xf32>
   }
   sdy.mesh @late = <["X"=2]>
 }
@@ -43,9 +43,10 @@ def test_a_module() -> None:
         (meshes["late"], '[{}, {"X"}]'),
         (meshes["mesh"], '[{"Y"}, {"X", ?}p1]'),
         (meshes["other one"], '[{"a"}, {}]'),
-        (meshes["mesh"], '[{"X"}, {}]'),
         (Mesh.of(z=2), '[{}, {"z"}]'),
-        (meshes["mesh"], '[{}, {}], replicated={"X"}'),
+        (meshes["mesh"], '[{"X"}, {}]'),
+        (meshes["mesh"], '[{"X"}, {?}]'),
+        (meshes["mesh"], '[{"X"}, {"Y"}]'),
         (meshes["mesh"], '[{"X"}, {}]'),
     ]
 
@@ -74,3 +75,11 @@ def test_bad_modules(text: str, code: str, sentence: str) -> None:
     with pytest.raises(ReshardError) as caught:
         parse_module(text)
     assert (caught.value.code, str(caught.value).split("\n")[0]) == (code, sentence)
+
+
+def test_hostile_modules_are_read_in_time() -> None:
+    for text in ("<" + "// " * 10**5, "sdy.mesh" + "// " * 10**5, "sdy.mesh @m" + " //" * 10**5 + "\n", '"\\' * 10**5):
+        try:
+            assert parse_module(text) == ({}, [])
+        except ReshardError as error:
+            assert error.code == "syntax"  # noqa: PT017  # either is right; what counts is that it ends

@@ -47,6 +47,7 @@ CODES: dict[str, str] = {
     "bad-argument": "an argument is of the wrong kind",
     "bad-shape": "a shape is no tuple of sizes of at least 0",
     "too-large": "a size is beyond what can be counted or held",
+    "cannot-express": "a text form cannot hold the value",
     "unknown-dtype": "a dtype is not known by that name",
     "reduction-dtype": "a reduction has no meaning for a dtype",
     "unknown-device": "a device is not in the mesh",
@@ -55,6 +56,7 @@ CODES: dict[str, str] = {
     "broken-chain": "the steps of a plan do not join",
     "no-plan": "no plan satisfies the request",
     "bad-plan-text": "a plan in JSON is malformed, of another version, or contradicts itself",
+    "bad-network": "a network is described wrongly, or not by a known name",
     "bad-tiles": "the tiles handed in are not those of the sharding",
     # files
     "bad-file": "a file cannot be read as what it was said to be",

@@ -17,6 +17,7 @@ holds there.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,14 +64,16 @@ class Mesh:
                 raise ReshardError("axis-name", f"an axis name must be a string, got: {name!r}")
             if size < 1:
                 raise ReshardError("axis-size", f"axis {quote(name)} has size {size}; it must be at least 1")
-        total = prod(size for _, size in self.axes)
-        if total >= LIMIT:
-            raise ReshardError("too-large", f"a mesh of {total} devices is too large; there must be fewer than 2**62")
+        total = 1
+        for _, size in self.axes:
+            total *= size
+            if total >= LIMIT:
+                raise ReshardError("too-large", "a mesh of 2**62 devices or more is too large")
         if self.device_ids is not None:
             self._check_device_ids(self.device_ids, total)
         if len(self.sizes) != len(self.axes):
             names = [name for name, _ in self.axes]
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = Counter(names).most_common(1)[0][0]
             raise ReshardError("duplicate-axis", f"axis {quote(twice)} is named twice")
 
     def _check_device_ids(self, ids: tuple[int, ...], total: int) -> None:
@@ -84,7 +87,7 @@ class Mesh:
             if len(ids) != total:
                 raise ReshardError("device-ids-count", f"{len(ids)} device ids are given for {total} positions")
             if len(set(ids)) != len(ids):
-                twice = next(device for device in ids if ids.count(device) > 1)
+                twice = Counter(ids).most_common(1)[0][0]
                 raise ReshardError("duplicate-device-id", f"device id {twice} is listed twice")
         if self.axes and ids == tuple(range(total)):
             object.__setattr__(self, "device_ids", None)

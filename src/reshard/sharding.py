@@ -82,7 +82,7 @@ class Sharding:
         sub-axis-pre-size, sub-axis-size: a sub-axis has pre-size at least 1 and size at least 2
         sub-axis-divisor: pre-size times size divides the axis
         sub-axis-is-axis: a sub-axis is smaller than its axis
-        overlapping-sub-axes: sub-axes do not overlap
+        overlapping-sub-axes: a sub-axis does not overlap the one before it in mesh order
         sub-axes-cannot-coexist: one split of the axis has them all
     """
 
@@ -157,11 +157,10 @@ class Sharding:
                 raise ReshardError("axis-and-sub-axis", f"axis {quote(name)} is used both whole and in part")
             full_size = self.mesh.sizes[name]
             ordered = mesh_order(axes, self.mesh.sizes)
-            for axis in ordered:
+            for before, axis in zip([None, *ordered], ordered, strict=False):
                 self._check_sub_axis(axis, full_size)
-            for first, second in itertools.pairwise(ordered):
-                if first.overlaps(second):
-                    raise ReshardError("overlapping-sub-axes", f"sub-axes {first} and {second} overlap")
+                if before is not None and before.overlaps(axis):
+                    raise ReshardError("overlapping-sub-axes", f"sub-axes {before} and {axis} overlap")
             refined_mesh(axes, self.mesh.sizes)
 
     def _check_sub_axis(self, axis: Axis, full_size: int) -> None:

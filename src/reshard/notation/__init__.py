@@ -39,9 +39,9 @@ from reshard.sharding import Sharding
 
 __all__ = ["parse_mesh", "parse_module", "parse_sharding", "to_mlir_list", "to_named", "to_xla"]
 
-_BEFORE = re.compile(r"(?:[ \t\r\n]|//[^\r\n]*)*")
+_BEFORE = re.compile(r"(?:[ \t\r\n]|//[^\r\n]*+)*+")
 _LOOKS = {
-    "list": re.compile(r"\[\s*\[|\[\s*[0-9]"),
+    "list": re.compile(r"\[\s*(?:\[|[0-9]|\]\s*$)"),
     "named": re.compile(r"[A-Za-z][A-Za-z0-9]*'*\s*\[|\[\s*[A-Za-z]"),
     "XLA": re.compile(r"\{|(?:sharding|devices)\s*=|(?:replicated|maximal|manual|unreduced|unknown)(?![A-Za-z0-9_])"),
     "Shardy": re.compile(r"[#<\[]"),

@@ -43,7 +43,8 @@ _REPEATED = 200
 _DIGITS = 20
 """Numbers below 2**63 have fewer digits."""
 _WORD = re.compile(r"[A-Za-z0-9_$.]+")
-_STRING_START = re.compile(r'"[^"\\\n\v\f]*(?:\\(?:["\\nt]|[0-9a-fA-F]{2})[^"\\\n\v\f]*)*')
+STRING_START = r'"[^"\\\n\v\f]*(?:\\(?:["\\nt]|[0-9a-fA-F]{2})[^"\\\n\v\f]*)*'
+"""A pattern for one of MLIR's strings up to its closing quote."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +143,7 @@ def found_at(text: str, position: int) -> str:
 
 def _string_problem(text: str, start: int) -> tuple[int, str]:
     """Why the string that begins at `start` is none, and where."""
-    well = _STRING_START.match(text, start)
+    well = re.compile(STRING_START).match(text, start)
     stop = well.end() if well else start
     if text[stop : stop + 1] == "\\" and stop + 1 < len(text):
         escape = shown(text[stop : stop + 2])

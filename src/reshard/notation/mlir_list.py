@@ -56,7 +56,8 @@ def read_sharding(text: str, mesh: Mesh, ndim: int | None = None) -> Sharding:
         if ndim is not None and len(numbers) > ndim:
             raise ReshardError("rank-mismatch", f"the list has {len(numbers)} dims, the tensor {ndim}")
         dims = [DimSharding(tuple(_axis(mesh, place) for place in dim)) for dim in numbers]
-        dims += [DimSharding()] * ((ndim or 0) - len(dims))
+        if not mesh.is_maximal:
+            dims += [DimSharding()] * ((ndim or 0) - len(dims))
         return Sharding(mesh, tuple(dims))
 
 
@@ -72,7 +73,7 @@ def write_sharding(sharding: Sharding) -> str:
     It drops the mesh, open dims, priorities and explicit replication, which move no element.
 
     Raises:
-        ReshardError: `bad-argument` where the form cannot hold the sharding: sub-axes, unreduced axes, a maximal
+        ReshardError: `cannot-express` where the form cannot hold the sharding: sub-axes, unreduced axes, a maximal
             mesh, chunks of chunks.
 
     >>> write_sharding(Sharding.of(Mesh.of(x=2, y=8), "y:(1)2"))
@@ -82,6 +83,6 @@ def write_sharding(sharding: Sharding) -> str:
     """
     check_plain(sharding, "the list form")
     if sharding.unreduced:
-        raise ReshardError("bad-argument", f"the list form has no unreduced axes, but {sharding.text()} has some")
+        raise ReshardError("cannot-express", f"the list form has no unreduced axes, but {sharding.text()} has some")
     place = {name: number for number, (name, _) in enumerate(sharding.mesh.axes)}
     return str([[place[axis.name] for axis in dim.axes] for dim in sharding.dims])

@@ -24,8 +24,8 @@ from reshard.notation.grammar import placed, shown
 from reshard.notation.shardy import closing, read_mesh, read_sharding
 from reshard.sharding import Sharding
 
-_GAP = r"(?:[ \t\r\n]|//[^\r\n]*)*"
-_STOP = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"|//[^\r\n]*|(?<![A-Za-z0-9_$.#@])sdy\.mesh(?![A-Za-z0-9_$.])|<')
+_GAP = r"(?:[ \t\r\n]|//[^\r\n]*+)*+"
+_STOP = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|//[^\r\n]*|(?<![A-Za-z0-9_$.#@])sdy\.mesh(?![A-Za-z0-9_$.])|<')
 """Where to look closer: strings and comments are passed over, the others may begin what is read."""
 _NAMED = re.compile(rf'sdy\.mesh{_GAP}(?:@[A-Za-z_][A-Za-z0-9_$.]*|@"[^"\n]*"){_GAP}={_GAP}(?:#sdy\.mesh)?(?=<)')
 _MESH_REFERENCE = re.compile(rf"<{_GAP}(?:@|mesh{_GAP}<)")

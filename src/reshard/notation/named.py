@@ -116,8 +116,8 @@ def write_sharding(sharding: Sharding, name: str = "A", dims: Sequence[str] | No
         dims: a name for every dim; I, J, K, … unless given.
 
     Raises:
-        ReshardError: `bad-argument` where the notation cannot hold the sharding or a name; `rank-mismatch` where
-            there are not as many names as dims.
+        ReshardError: `cannot-express` where the notation cannot hold the sharding, `bad-argument` where a name
+            is none in this notation, `rank-mismatch` where there are not as many names as dims.
 
     >>> mesh = Mesh.of(data=2, model=4)
     >>> write_sharding(Sharding.of(mesh, ("data", "model"), unreduced=()), dims=["B"])
@@ -126,7 +126,7 @@ def write_sharding(sharding: Sharding, name: str = "A", dims: Sequence[str] | No
     check_plain(sharding, "named-axis notation")
     if sharding.reduction != "sum":
         problem = f"named-axis notation has sums alone, but {sharding.text()} is under {sharding.reduction}"
-        raise ReshardError("bad-argument", problem)
+        raise ReshardError("cannot-express", problem)
     names = list(dims) if dims is not None else [_dim_name(number) for number in range(len(sharding.dims))]
     if len(names) != len(sharding.dims):
         raise ReshardError("rank-mismatch", f"{len(names)} names are given for {len(sharding.dims)} dims")
@@ -152,6 +152,6 @@ def _subscript(axes: Sequence[Axis], mesh: Mesh) -> str:
     names = [axis.name for axis in axes]
     for name in names:
         if not _AXES.fullmatch(name):
-            raise ReshardError("bad-argument", f"named-axis notation cannot write the axis {axes[names.index(name)]}")
+            raise ReshardError("cannot-express", f"named-axis notation cannot write the axis {axes[names.index(name)]}")
     single = all(len(name) == 1 for name in mesh.sizes)
     return f"_{''.join(names)}" if len(names) == 1 or single else f"_{{{','.join(names)}}}"

@@ -16,7 +16,7 @@ def check_blocks(sharding: Sharding, form: str) -> None:
         form: what to call the form in the sentence.
 
     Raises:
-        ReshardError: `bad-argument`.
+        ReshardError: `cannot-express`.
 
     >>> from reshard.mesh import Mesh
     >>> check_blocks(Sharding.of(Mesh.of(x=2, y=2), "x", "y", uneven="chunk"), "the form")  # one axis: the same cuts
@@ -26,7 +26,7 @@ def check_blocks(sharding: Sharding, form: str) -> None:
     reshard.errors.ReshardError: the form has no chunks of chunks, as [{"x", "y"}], uneven=chunk cuts a dim
     """
     if replace(sharding, uneven="ceil").layout != sharding.layout:
-        raise ReshardError("bad-argument", f"{form} has no chunks of chunks, as {sharding.text()} cuts a dim")
+        raise ReshardError("cannot-express", f"{form} has no chunks of chunks, as {sharding.text()} cuts a dim")
 
 
 def check_plain(sharding: Sharding, form: str) -> None:
@@ -37,7 +37,7 @@ def check_plain(sharding: Sharding, form: str) -> None:
         form: what to call the form in the sentence.
 
     Raises:
-        ReshardError: `bad-argument`.
+        ReshardError: `cannot-express`.
 
     >>> from reshard.mesh import Mesh
     >>> check_plain(Sharding(Mesh.of(device_ids=[3]), ()), "the form")
@@ -46,8 +46,8 @@ def check_plain(sharding: Sharding, form: str) -> None:
     reshard.errors.ReshardError: the form has no mesh of a single device, as <[], device_ids=[3]> is
     """
     if sharding.mesh.is_maximal:
-        raise ReshardError("bad-argument", f"{form} has no mesh of a single device, as {sharding.mesh} is")
+        raise ReshardError("cannot-express", f"{form} has no mesh of a single device, as {sharding.mesh} is")
     for axis in sharding.axes():
         if not axis.is_whole and axis not in sharding.replicated:
-            raise ReshardError("bad-argument", f"{form} has no sub-axes, but {sharding.text()} uses {axis}")
+            raise ReshardError("cannot-express", f"{form} has no sub-axes, but {sharding.text()} uses {axis}")
     check_blocks(sharding, form)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from reshard.axis import Axis
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.notation.grammar import Form, Misread, mentioning, number, parse, placed, shown
+from reshard.notation.grammar import STRING_START, Form, Misread, mentioning, number, parse, placed, shown
 from reshard.sharding import DimSharding, Sharding
 
 if TYPE_CHECKING:
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 
 Meshes = Mesh | Mapping[str, Mesh] | None
 """What a text's mesh may be resolved by: one mesh whatever the text calls it, or meshes by name."""
+
+_PAIRS = {"<": ">", "[": "]", "(": ")", "{": "}"}
+_PRETTY_TOKEN = re.compile(rf'{STRING_START}"|->|["<>\[\](){{}}]')
+_TOKEN = re.compile(rf"//[^\r\n]*|{_PRETTY_TOKEN.pattern}")
+_ATTRIBUTE = re.compile(r"(?:[ \t\r\n]|//[^\r\n]*+)*+#sdy[a-z._]*(?=<)")
 
 
 class Read(NamedTuple):
@@ -191,7 +196,7 @@ def _resolved(mesh: str | Mesh | None, meshes: Meshes) -> Mesh:
     if mesh is None:
         return only_mesh(meshes)
     if meshes is None or mesh not in meshes:
-        given = ", ".join(f"@{name}" for name in meshes or ()) or "no mesh"
+        given = ", ".join(shown(f"@{name}") for name in meshes or ()) or "no mesh"
         raise ReshardError("unknown-mesh", f"the text refers to the mesh {shown('@' + mesh)}; given: {given}")
     return meshes[mesh]
 
@@ -238,13 +243,6 @@ def closing(text: str, start: int, *, comments: bool) -> int:
             if not opened:
                 return place + 1
     raise placed(text, opened[-1], f"`{text[opened[-1]]}`", " is never closed")
-
-
-_ATTRIBUTE = re.compile(r"(?:[ \t\r\n]|//[^\r\n]*)*#sdy[a-z._]*(?=<)")
-_PAIRS = {"<": ">", "[": "]", "(": ")", "{": "}"}
-_STRING = r'"[^"\\\n\v\f]*(?:\\(?:["\\nt]|[0-9a-fA-F]{2})[^"\\\n\v\f]*)*"'
-_PRETTY_TOKEN = re.compile(rf'{_STRING}|->|["<>\[\](){{}}]')
-_TOKEN = re.compile(rf"//[^\r\n]*|{_PRETTY_TOKEN.pattern}")
 
 
 def _check_brackets(text: str, *, whole: str | None, offset: int) -> None:

@@ -27,6 +27,7 @@ one per dim of tiles, with a list of device ids.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -67,15 +68,23 @@ class Tiles(NamedTuple):
             return np.array(self.order, dtype=np.int64)
         if prod(self.reshaped) > _MOST_LISTED:
             raise ReshardError("too-large", f"{prod(self.reshaped)} devices in no order of digits are too many to list")
-        iota: Positions = np.arange(prod(self.reshaped), dtype=np.int64)
-        return iota.reshape(self.reshaped).transpose(self.order).ravel()
+        return _numbers(self.digits() or [])
 
     def digits(self) -> list[Digit] | None:
         """The devices as digits of their number, in the order of the tiles; None where they are no such list."""
         if not self.reshaped:
-            return _digits(self.devices())
+            return _digits(self.with_copies_sorted(self.devices()))
         strides = [prod(self.reshaped[place + 1 :]) for place in range(len(self.reshaped))]
         return [Digit(strides[place], self.reshaped[place]) for place in self.order if self.reshaped[place] > 1]
+
+    def with_copies_sorted(self, numbers: Positions) -> Positions:
+        """One number per tile, with those of each tile's copies, whose order says nothing, in ascending order."""
+        kinds = [""] * (len(self.shape) - len(self.subgroups)) + list(self.subgroups)
+        cut = [(size, kind == "replicated") for size, kind in zip(self.shape, kinds, strict=True) if size > 1]
+        order = sorted(range(len(cut)), key=lambda place: cut[place][1])
+        moved = numbers.reshape([size for size, _ in cut]).transpose(order)
+        rows = np.sort(moved.reshape(-1, prod(size for size, is_copy in cut if is_copy)))
+        return rows.reshape(moved.shape).transpose(np.argsort(order)).ravel()
 
 
 class _Builder:
@@ -118,16 +127,13 @@ class _Builder:
         subgroups = tuple(parts[2]) if len(parts) > 2 else ()
         if len(subgroups) > len(shape):
             raise ReshardError("syntax", f"{len(subgroups)} last tile dims are named, but there are {len(shape)} dims")
-        tiles = Tiles(shape, subgroups, reshaped, order)
-        count = prod(reshaped) if reshaped else len(order)
-        if prod(shape) != count:
-            raise ReshardError("device-ids-count", f"{count} devices are given for {prod(shape)} tiles")
-        if count >= LIMIT or max(order) >= LIMIT:
-            raise ReshardError("too-large", "the devices and their numbers must be fewer than 2**62")
+        tiles, count = _product(shape), _product(reshaped) if reshaped else len(order)
+        if tiles != count:
+            raise ReshardError("device-ids-count", f"{count} devices are given for {tiles} tiles")
         if not reshaped and len(set(order)) != count:
-            twice = next(device for device in order if order.count(device) > 1)
+            twice = Counter(order).most_common(1)[0][0]
             raise ReshardError("duplicate-device-id", f"device {twice} is listed twice")
-        return tiles
+        return Tiles(shape, subgroups, reshaped, order)
 
     def maximal(self, parts: list[Token]) -> int:
         return number(parts[0])
@@ -137,6 +143,16 @@ class _Builder:
         if not isinstance(kind, Tiles | int) and kind.type in _REFUSED:
             raise Misread(kind, _REFUSED[kind.type])
         return kind
+
+
+def _product(sizes: Iterable[int]) -> int:
+    """The product of sizes, which must be below 2**62; it is not carried further, for a text may have very many."""
+    total = 1
+    for size in sizes:
+        total *= size
+        if total >= LIMIT:
+            raise ReshardError("too-large", "there are 2**62 tiles or devices, or more; there must be fewer")
+    return total
 
 
 _MANUAL = "a manual sharding leaves to the program what each device holds, so it cannot be read; found `manual`"
@@ -196,21 +212,24 @@ def _tiled(tiles: Tiles, mesh: Mesh | None, ndim: int | None) -> Sharding:
         axes = None if dealt is None else [_axes(part, mesh) for part in dealt]
         if axes is not None and all(part is not None for part in axes):
             return _assembled(mesh, tiles, [part or [] for part in axes])
+    return _on_fresh_mesh(tiles)
+
+
+def _on_fresh_mesh(tiles: Tiles) -> Sharding:
+    """On axes a, b, c, …: a digit each, in the order of the devices; or a dim of tiles each, with device ids."""
     digits = tiles.digits()
     dealt = None if digits is None else _dealt(digits, tiles.shape)
     if dealt is not None:
         order = sorted((digit for part in dealt for digit in part), reverse=True)
         names = {digit: _axis_name(place) for place, digit in enumerate(order)}
-        fresh = Mesh(tuple((names[digit], digit.size) for digit in order) or (("a", 1),))
-        return _assembled(fresh, tiles, [[Axis(names[digit]) for digit in part] for part in dealt])
-    named = {
-        place: _axis_name(count) for count, place in enumerate(p for p, size in enumerate(tiles.shape) if size > 1)
-    }
-    sizes = tuple((name, tiles.shape[place]) for place, name in named.items()) or (("a", 1),)
-    fresh = Mesh(sizes, tuple(tiles.devices().tolist()))
-    return _assembled(
-        fresh, tiles, [[Axis(named[place])] if place in named else [] for place in range(len(tiles.shape))]
-    )
+        mesh = Mesh(tuple((names[digit], digit.size) for digit in order) or (("a", 1),))
+        return _assembled(mesh, tiles, [[Axis(names[digit]) for digit in part] for part in dealt])
+    cut = [place for place, size in enumerate(tiles.shape) if size > 1]
+    sizes = tuple((_axis_name(count), tiles.shape[place]) for count, place in enumerate(cut)) or (("a", 1),)
+    axes: list[list[Axis]] = [[] for _ in tiles.shape]
+    for count, place in enumerate(cut):
+        axes[place].append(Axis(_axis_name(count)))
+    return _assembled(Mesh(sizes, tuple(tiles.devices().tolist())), tiles, axes)
 
 
 def _assembled(mesh: Mesh, tiles: Tiles, axes: Sequence[Sequence[Axis]]) -> Sharding:
@@ -234,7 +253,7 @@ def _digits_on(tiles: Tiles, mesh: Mesh) -> list[Digit] | None:
     if not np.array_equal(ids[by_id], np.sort(devices)):
         strange = min(set(devices.tolist()) - set(ids.tolist()))
         raise ReshardError("different-meshes", f"the text is about device {strange}, which is not in mesh {mesh}")
-    return _digits(by_id[np.searchsorted(ids, devices, sorter=by_id)])
+    return _digits(tiles.with_copies_sorted(by_id[np.searchsorted(ids, devices, sorter=by_id)]))
 
 
 def _digits(numbers: Positions) -> list[Digit] | None:
@@ -245,6 +264,18 @@ def _digits(numbers: Positions) -> list[Digit] | None:
     """
     order = digit_order(numbers) if int(numbers.max()) == len(numbers) - 1 else None
     return None if order is None else [Digit(stride, digit.size) for digit, stride in sorted(order, reverse=True)]
+
+
+def _numbers(digits: Iterable[Digit]) -> Positions:
+    """The numbers that digits count through, the last digit fastest.
+
+    >>> _numbers([Digit(1, 2), Digit(2, 2)])
+    array([0, 2, 1, 3])
+    """
+    numbers: Positions = np.zeros(1, dtype=np.int64)
+    for stride, size in digits:
+        numbers = (numbers[:, None] + np.arange(size, dtype=np.int64) * stride).ravel()
+    return numbers
 
 
 def _dealt(digits: Sequence[Digit], sizes: Sequence[int]) -> list[list[Digit]] | None:
@@ -307,7 +338,7 @@ def write_sharding(sharding: Sharding, ndim: int | None = None) -> str:
         ndim: the number of dims, checked where given.
 
     Raises:
-        ReshardError: `bad-argument` where the form cannot hold the sharding: chunks of chunks, reductions other
+        ReshardError: `cannot-express` where the form cannot hold the sharding: chunks of chunks, reductions other
             than sum; `rank-mismatch`.
 
     >>> write_sharding(Sharding.of(Mesh.of(x=2, y=4), "x", None, unreduced="y:(1)2"))
@@ -316,7 +347,7 @@ def write_sharding(sharding: Sharding, ndim: int | None = None) -> str:
     check_blocks(sharding, "XLA's form")
     if sharding.reduction != "sum":
         raise ReshardError(
-            "bad-argument", f"XLA's form has sums alone, but {sharding.text()} is under {sharding.reduction}"
+            "cannot-express", f"XLA's form has sums alone, but {sharding.text()} is under {sharding.reduction}"
         )
     if ndim is not None and sharding.ndim not in (None, ndim):
         raise ReshardError("rank-mismatch", f"sharding {sharding.text()} has {sharding.ndim} dims, not {ndim}")
@@ -333,16 +364,16 @@ def write_sharding(sharding: Sharding, ndim: int | None = None) -> str:
     shape = ",".join(map(str, [*tiles, *(size for _, size in subgroups)]))
     names = [name for name, _ in subgroups]
     last = " last_tile_dim_replicate" if names == ["replicated"] else f" last_tile_dims={{{', '.join(names)}}}"
-    return f"{{devices=[{shape}]{_listing(joined(digits), mesh)}{last if names else ''}}}"
+    return f"{{devices=[{shape}]{_listing(joined(digits), mesh, copies)}{last if names else ''}}}"
 
 
-def _listing(digits: Sequence[Digit], mesh: Mesh) -> str:
-    """The devices in the order of digits of their position: as an iota where it is one."""
+def _listing(digits: Sequence[Digit], mesh: Mesh, copies: int) -> str:
+    """The devices in the order of digits of their position: as an iota where it is one.
+
+    Among the `copies` of a tile, which come last, devices are in ascending order.
+    """
     if mesh.device_ids is not None:
-        places: Positions = np.zeros(1, dtype=np.int64)
-        for stride, size in digits:
-            places = (places[:, None] + np.arange(size, dtype=np.int64) * stride).ravel()
-        devices = np.array(mesh.device_ids, dtype=np.int64)[places]
+        devices = np.sort(np.array(mesh.device_ids, dtype=np.int64)[_numbers(digits)].reshape(-1, copies)).ravel()
         found = _digits(devices)
         if found is None:
             return ",".join(map(str, devices.tolist()))
