@@ -29,6 +29,7 @@ received 32 B on the busiest device, 192 B in all; lower bound 32 B: exact
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -66,6 +67,10 @@ class Plan:
     dtype: DType
     steps: tuple[Step, ...]
     """None where source and target are one placement."""
+    step_seconds: tuple[float, ...] | None = None
+    """What each step takes on the network that the plan was made for; None without one."""
+    reason: str = ""
+    """Why the plan moves more than the bound, where a network made it so."""
 
     def __post_init__(self) -> None:
         self.source.layout_for(self.shape)
@@ -85,6 +90,22 @@ class Plan:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @property
+    def seconds(self) -> float | None:
+        """What the plan takes on the network that it was made for; None without one."""
+        return None if self.step_seconds is None else sum(self.step_seconds)
+
+    @cached_property
+    def alternatives(self) -> tuple[Plan, ...]:
+        """The other plans that the planner knows, best first; none where no planner made this one."""
+        others: Callable[[], tuple[Plan, ...]] = self.__dict__.get("_others", tuple)
+        return others()
+
+    def with_alternatives(self, others: Callable[[], tuple[Plan, ...]]) -> Plan:
+        """This plan, with a way to find the others when they are asked for."""
+        self.__dict__["_others"] = others
+        return self
 
     @cached_property
     def _tilings(self) -> tuple[Tiling, Tiling]:
@@ -251,8 +272,11 @@ class Plan:
                     "rounds": _counted(step),
                     "received_bytes": step.received_bytes,
                     "peak_bytes": step.peak_bytes,
+                    "near": step.near,
+                    "chunks": step.chunks,
+                    "seconds": seconds,
                 }
-                for step in self.steps
+                for step, seconds in zip(self.steps, self.step_seconds or [None] * len(self.steps), strict=True)
             ],
             "rounds": _counted(self),
             "received_bytes": self.received_bytes,
@@ -261,6 +285,8 @@ class Plan:
             "total_lower_bound_bytes": self.total_lower_bound_bytes,
             "bound_kind": self.bound_kind,
             "peak_bytes": self.peak_bytes,
+            "seconds": self.seconds,
+            "reason": self.reason,
         }
 
     @classmethod
@@ -282,12 +308,23 @@ class Plan:
             shape, dtype = checked_shape(given["shape"]), dtype_named(given["dtype"])
             source, target = parse_sharding(given["source"]), parse_sharding(given["target"])
             steps = [
-                Step(step["kind"], parse_sharding(step["before"]), parse_sharding(step["after"]), shape, dtype)
+                Step(
+                    step["kind"],
+                    parse_sharding(step["before"]),
+                    parse_sharding(step["after"]),
+                    shape,
+                    dtype,
+                    int(step.get("near", 0)),
+                    int(step.get("chunks", 1)),
+                )
                 for step in given["steps"]
             ]
-        except (KeyError, TypeError) as error:
+            seconds = [step.get("seconds") for step in given["steps"]]
+            prices = None if given.get("seconds") is None else tuple(map(float, seconds))
+            reason = str(given.get("reason", ""))
+        except (KeyError, TypeError, AttributeError) as error:
             raise ReshardError("bad-plan-text", f"a plan lacks a field or has one of another type: {error}") from None
-        plan = cls(source, target, shape, dtype, tuple(steps))
+        plan = cls(source, target, shape, dtype, tuple(steps), prices, reason)
         wrong = _differences(given, plan.as_dict())
         if wrong:
             raise ReshardError("bad-plan-text", f"{wrong[0]} in the text is not what the plan gives")
@@ -300,9 +337,9 @@ class Plan:
             f"to    {short(self.target, self.source)}",
             "",
         ]
-        rows = [["", "step", "axes", "rounds", "received", "peak", "sharding"]]
+        rows = [["", *table_head(self)]]
         rows += [[str(number), *cells] for number, cells in enumerate(table_rows(self), 1)]
-        right = {3, 4, 5}
+        right = {column for column, title in enumerate(rows[0]) if title in FIGURES}
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         for row in rows if self.steps else []:
             cells = [
@@ -314,8 +351,17 @@ class Plan:
         return "\n".join(lines)
 
 
+FIGURES = ("rounds", "received", "peak", "time")
+"""The columns of a table that hold figures."""
+
+
+def table_head(plan: Plan) -> list[str]:
+    """The titles of the columns of a table of the plan; time is there where the plan has prices."""
+    return ["step", "axes", "rounds", "received", "peak", *([] if plan.seconds is None else ["time"]), "sharding"]
+
+
 def table_rows(plan: Plan) -> list[list[str]]:
-    """Per step what a table shows of it: step, axes, rounds, received, peak, sharding after it."""
+    """Per step what a table shows of it, under `table_head`."""
     return [
         [
             step.kind,
@@ -325,9 +371,10 @@ def table_rows(plan: Plan) -> list[list[str]]:
             rounds_text(step),
             bytes_text(step.received_bytes),
             bytes_text(step.peak_bytes),
+            *([] if seconds is None else [seconds_text(seconds)]),
             short(step.after, plan.source),
         ]
-        for step in plan.steps
+        for step, seconds in zip(plan.steps, plan.step_seconds or [None] * len(plan.steps), strict=True)
     ]
 
 
@@ -337,8 +384,29 @@ def rounds_text(item: Plan | Step) -> str:
     return "many" if rounds is None else str(rounds)
 
 
+def seconds_text(seconds: float) -> str:
+    """A time to read, to 3 digits.
+
+    >>> seconds_text(0.0000123), seconds_text(2.5)
+    ('12.3 us', '2.5 s')
+    """
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
 def verdict(plan: Plan) -> str:
-    """One line: what the plan receives, against the bound."""
+    """One line, or two: what the plan receives, against the bound, and what it takes, where it has prices."""
+    time = (
+        ""
+        if plan.seconds is None
+        else f"\ntakes {seconds_text(plan.seconds)}{'; ' if plan.reason else ''}{plan.reason}"
+    )
+    return _against_bound(plan) + time
+
+
+def _against_bound(plan: Plan) -> str:
     received, bound = plan.received_bytes, plan.lower_bound_bytes
     text = f"received {bytes_text(received)} on the busiest device, {bytes_text(plan.total_received_bytes)} in all"
     if plan.bound_kind == "exact":

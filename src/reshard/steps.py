@@ -177,21 +177,28 @@ class Step:
             total += move.exchange.all_received() * self.dtype.itemsize
         return total
 
-    @cached_property
+    @property
     def peak_bytes(self) -> int:
         """Bytes that a device needs at most: tiles before and after, a refined tile between, one chunk of a piece.
 
         Each is the largest over the devices, so their sum may be a little more than any device needs.
         """
+        return self.peak_bytes_in(self.chunks)
+
+    def peak_bytes_in(self, chunks: int) -> int:
+        """What `peak_bytes` would be with pieces in so many chunks."""
         tiles = [prod(tiling.layout.local_shape(tiling.shape)) for tiling in self._tilings]
         tiles += [prod(move.exchange.target.layout.local_shape(move.exchange.target.shape)) for move in self.moves[:-1]]
-        pieces = [] if self.kind == "Slice" else [self._chunk(move.exchange.piece_shape) for move in self.moves]
-        return (sum(tiles) + max(pieces, default=0)) * self.dtype.itemsize
+        parts = []
+        for move in self.moves if self.kind != "Slice" else ():
+            longest = max(move.exchange.piece_shape, default=1)
+            parts.append(-(-longest // chunks) * (move.exchange.largest_piece // max(longest, 1)))
+        return (sum(tiles) + max(parts, default=0)) * self.dtype.itemsize
 
-    def _chunk(self, piece: tuple[int, ...]) -> int:
-        """The number of elements of the largest part of a piece that goes at once."""
-        longest = max(piece, default=1)
-        return -(-longest // self.chunks) * (prod(piece) // max(longest, 1))
+    @property
+    def most_chunks(self) -> int:
+        """The number of chunks beyond which they get no smaller: the longest dim of a piece."""
+        return max((longest for move in self.moves for longest in move.exchange.piece_shape), default=1) or 1
 
 
 def step_between(
@@ -217,13 +224,24 @@ def _kind_of(exchanges: tuple[Exchange, ...]) -> str:
         same_dims = first.source.layout.dims == last.target.layout.dims
         return "AllReduce" if same_dims and first.source.same_order_as(last.target) else "Exchange"
     if not isinstance(first, DigitExchange):
-        return "Exchange"
+        moves_tiles = kept_size(first.source) == kept_size(first.target) and _same_blocks(first.source, first.target)
+        return "Permute" if moves_tiles else "Exchange"
     if first.gathered_values == 1 and _local_shape(first.source) == _local_shape(first.target):
         return "Permute"
     changes = set(map(_change, _digit_roles(first)))
     if not first.shares_devices or not first.source.same_order_as(first.target) or not first.stays or len(changes) > 1:
         return "Exchange"
     return changes.pop()
+
+
+def _same_blocks(before: Tiling, after: Tiling) -> bool:
+    """Whether both cut every dim at the same places, for as many devices: then whole tiles change places."""
+    layouts = before.layout, after.layout
+    return layouts[0].positions == layouts[1].positions and all(
+        layouts[0].shards(dim) == layouts[1].shards(dim)
+        and all(map(np.array_equal, layouts[0].blocks(dim, size), layouts[1].blocks(dim, size)))
+        for dim, size in enumerate(before.shape)
+    )
 
 
 def _local_shape(tiling: Tiling) -> tuple[int, ...]:

@@ -1,0 +1,39 @@
+"""Networks that devices are on, and what steps cost there.
+
+level.py        a digit of the device number and the links along it
+formulas.py     collectives on levels, in closed form
+presets.py      networks by name
+calibration.py  latency and bandwidth from timings
+numbers.py      digits of positions as digits of device numbers
+networks.py     `Network`
+traffic.py      what an exchange puts on every level
+pricing.py      seconds of steps
+hosts.py        bytes that come into hosts, and must
+
+>>> print(Network.preset("tpu-v5e-4x4"))
+tpu-v5e-4x4: 16 devices
+level 0  line of 4, 45 GB/s, 1 us
+level 1  line of 4, 45 GB/s, 1 us
+"""
+
+from __future__ import annotations
+
+from reshard.network.calibration import Calibration, LevelFit
+from reshard.network.hosts import host_bound, host_bytes
+from reshard.network.level import LINKS, Level
+from reshard.network.networks import Network
+from reshard.network.presets import FAMILIES
+from reshard.network.pricing import exchange_seconds, seconds_of
+
+__all__ = [
+    "FAMILIES",
+    "LINKS",
+    "Calibration",
+    "Level",
+    "LevelFit",
+    "Network",
+    "exchange_seconds",
+    "host_bound",
+    "host_bytes",
+    "seconds_of",
+]

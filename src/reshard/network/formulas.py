@@ -1,0 +1,150 @@
+"""What collectives cost on one level, from the bytes and the level alone.
+
+V is always the bytes of the gathered array: what each device has after an all-gather, what it has before a
+reduce-scatter, and what the n devices of the group hold together around an all-to-all.
+w is the bandwidth in one direction, W = 2 w that of a link both ways, and a the latency of a hop.
+
+    bytes part         ring       one-way ring    line                   switch
+    all-gather         V / W      (n-1)/n V / w   (n-1)/n V / w          (n-1)/n V / w
+    reduce-scatter     the same
+    all-reduce         twice that
+    all-to-all         V / (4W)   (n-1)/(2n) V/w  ⌊n/2⌋⌈n/2⌉/n² V / w    (n-1)/n² V / w
+
+    hops               ring       one-way ring    line                   switch
+    all-gather         ⌊n/2⌋      n-1             n-1                    ⌈log2 n⌉
+    all-to-all         ⌊n/2⌋      n-1             n-1                    n-1
+
+On rings and lines a hop takes the longer of its latency and its bytes: data stream from neighbour to neighbour,
+so the latency is a floor, not an addend.
+Through a switch messages follow one another, each after its latency: a per hop plus the bytes.
+
+Sources: "How to Scale Your Model" (Austin et al. 2025), chapter "Sharded matrices and how to multiply them", for
+rings and the floor; Chan, Heimlich, Purkayastha, van de Geijn, "Collective communication: theory, practice, and
+experience" (2007), for switches.
+
+>>> level = Level(1, 4, "ring", 45e9, 1e-6)
+>>> round(all_gather(level, 34e6) * 1e6)
+378
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from reshard.network.level import Level
+
+
+def all_gather(level: Level, gathered_bytes: float) -> float:
+    """Seconds until each of n devices, with V / n bytes at first, has all V.
+
+    On a two-way ring every hop brings 2 V / n bytes, V / n from each side, at W = 2 w, and n / 2 hops are needed:
+    V / W, however many devices there are ("How to Scale Your Model").
+    An odd n would save a further 1 / n of it, which is left out.
+    On a one-way ring or a line a device at the end receives n - 1 shards through one link.
+    Through a switch: recursive doubling, ⌈log2 n⌉ messages and (n - 1) / n V through each port (Chan et al. 2007).
+
+    >>> one_way, line = Level(1, 4, "one-way-ring", 45e9, 1e-6), Level(1, 4, "line", 45e9, 1e-6)
+    >>> all_gather(one_way, 36e6) == all_gather(line, 36e6) == 3 * 9e6 / 45e9
+    True
+    """
+    if level.is_switch:
+        return level.latency_s * _log2(level.size) + _gather_bytes_s(level) * gathered_bytes
+    return all_gather_together([level], gathered_bytes)
+
+
+def all_gather_together(levels: Sequence[Level], gathered_bytes: float) -> float:
+    """Seconds of an all-gather over several levels of a torus at once: max(Σ hops · a, V / Σ W) on rings.
+
+    The array is cut in shares that go through the levels in different orders, so that all links are busy
+    ("How to Scale Your Model": the bandwidth grows by the number of axes, the latencies of all hops add up).
+
+    >>> levels = [Level(1, 4, "ring", 45e9, 1e-6), Level(4, 4, "ring", 45e9, 1e-6)]
+    >>> all_gather_together(levels, 1024) * 1e6, round(all_gather_together(levels, 8.4e6) * 1e6, 1)
+    (4.0, 46.7)
+    """
+    floor = sum(level.latency_s * level.hops for level in levels)
+    return max(floor, gathered_bytes / sum(1 / _gather_bytes_s(level) for level in levels))
+
+
+def reduce_scatter(level: Level, partial_bytes: float) -> float:
+    """Seconds until each of n devices has the sum of one n-th of their V partial bytes.
+
+    The transpose of the all-gather: the same messages run backwards, and are added instead of copied.
+    """
+    return all_gather(level, partial_bytes)
+
+
+def all_reduce(level: Level, partial_bytes: float) -> float:
+    """Seconds until each of n devices has the sum of all V partial bytes: a reduce-scatter, then an all-gather.
+
+    >>> round(all_reduce(Level(1, 4, "ring", 45e9, 1e-6), 524288) * 1e6, 2)
+    11.65
+    """
+    return reduce_scatter(level, partial_bytes) + all_gather(level, partial_bytes)
+
+
+def all_to_all(level: Level, total_bytes: float) -> float:
+    """Seconds until each of n devices has sent 1 / n of its V / n bytes to each.
+
+    On a two-way ring a piece of V / n² travels n / 4 hops on average; n² pieces share 2 n links, each V / 8 at w:
+    a quarter of the all-gather ("How to Scale Your Model").
+    One way round the average is (n - 1) / 2 hops over n links.
+    On a line the link in the middle carries all that goes from one half to the other.
+    Through a switch each port carries n - 1 of the n pieces of its device; directly, so after n - 1 latencies.
+
+    >>> ring, line = Level(1, 4, "ring", 45e9, 0.0), Level(1, 4, "line", 45e9, 0.0)
+    >>> all_gather(ring, 36e6) / all_to_all(ring, 36e6), round(all_gather(line, 36e6) / all_to_all(line, 36e6), 9)
+    (4.0, 3.0)
+    """
+    n, w = level.size, level.bandwidth
+    if level.is_switch:
+        return level.latency_s * (n - 1) + (n - 1) / n**2 * total_bytes / w
+    share = {"ring": 1 / 8, "one-way-ring": (n - 1) / (2 * n)}.get(level.link, (n // 2) * ((n + 1) // 2) / n**2)
+    return max(level.latency_s * level.hops, share * total_bytes / w)
+
+
+def broadcast(level: Level, sent_bytes: float) -> float:
+    """Seconds until all n devices have the V bytes of one; also of its transpose, a reduction to one device.
+
+    In a pipeline of small parts every device sends on what it receives, so V passes each link or port once
+    (Chan et al. 2007); two-way rings and all else that could divide the work count as a pipeline too.
+    """
+    hops = _log2(level.size) if level.is_switch else level.hops
+    return level.latency_s * hops + sent_bytes / level.bandwidth
+
+
+def staged_all_gather(stages: Iterable[Sequence[Level]], gathered_bytes: float) -> float:
+    """Seconds of an all-gather, or a reduce-scatter backwards, over levels of several speeds, one after another.
+
+    The outermost level goes first, while shards are small, and the innermost last, with all V; levels of one
+    torus go together.
+    Stages add up: a fused collective costs what its stages cost as steps of their own.
+
+    Args:
+        stages: what is gathered over at once, innermost first: one switch level, or levels of a torus.
+        gathered_bytes: V.
+
+    By hand: 16 devices on 2 hosts; between hosts each gathers its eighth of 16 MB, half of it from outside, so
+    1 MB; then the 7 others of a host give 14 MB.
+
+    >>> inside, outside = Level(1, 8, "switch", 450e9, 0.0), Level(8, 2, "switch", 50e9, 0.0)
+    >>> staged_all_gather([[inside], [outside]], 16e6) == 14e6 / 450e9 + 1e6 / 50e9
+    True
+    """
+    total, left = 0.0, gathered_bytes
+    for levels in stages:
+        total += all_gather(levels[0], left) if len(levels) == 1 else all_gather_together(levels, left)
+        for level in levels:
+            left /= level.size
+    return total
+
+
+def _gather_bytes_s(level: Level) -> float:
+    """Seconds per gathered byte."""
+    if level.link == "ring":
+        return 1 / level.both_ways
+    return (level.size - 1) / level.size / level.bandwidth
+
+
+def _log2(size: int) -> int:
+    return (size - 1).bit_length()

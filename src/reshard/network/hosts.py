@@ -1,0 +1,160 @@
+"""What comes into each host, and what must.
+
+A host is a group of devices that the levels below a given one join: on `h100-2x8` level 1 joins hosts of 8.
+
+By hand, 4 rows on 2 hosts of 2, from `x` (rows cut over hosts) to everywhere: a host holds 2 rows and lacks 2.
+Both of its devices ask for them, so an exchange brings in 4, but 2 are enough, to be passed on inside.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.network.level import Level
+>>> from reshard.steps import step_between
+>>> mesh = Mesh.of(x=2, y=2)
+>>> network = Network.of(mesh, x=("switch", 50e9, 0), y=("switch", 450e9, 0))
+>>> source, target = Sharding.of(mesh, "x"), Sharding.of(mesh, None)
+>>> host_bytes(step_between(source, target, (4,), dtype_named("int8")), network, 1)
+array([4, 4])
+>>> host_bound(source, target, (4,), "int8", network, 1)
+array([2, 2])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.dtypes import dtype_named
+from reshard.errors import ReshardError
+from reshard.exchange import Exchange, Tiling, kept_apart, kept_size
+from reshard.layout import Positions, Stage, index_of, without
+from reshard.mesh import ENUMERABLE
+from reshard.network.networks import Network
+from reshard.sharding import Sharding
+from reshard.steps import Step
+
+
+def host_bytes(moved: Step | Exchange, network: Network, level: int, dtype: Any = None) -> Positions:
+    """Bytes that come into each host from other hosts, as the pieces of the rounds bring them.
+
+    Args:
+        moved: a step, or an exchange.
+        network: must reach all its devices.
+        level: the lowest that joins hosts; those below join the devices of one.
+        dtype: of an exchange, which does not know it.
+
+    Raises:
+        ReshardError: `bad-argument`, `bad-network`, `too-large`.
+    """
+    total = np.zeros(network.hosts(level), dtype=np.int64)
+    if isinstance(moved, Step):
+        exchanges, itemsize = [move.exchange for move in moved.moves], moved.dtype.itemsize
+    elif dtype is None:
+        raise ReshardError("bad-argument", "the bytes of an exchange need its dtype")
+    else:
+        exchanges, itemsize = [moved], dtype_named(dtype).itemsize
+    for exchange in exchanges:
+        senders, receivers, elements = exchange.traffic()
+        places = [_hosts(network, level, devices) for devices in (senders, receivers)]
+        crosses = places[0] != places[1]
+        np.add.at(total, places[1][crosses], elements[crosses] * itemsize)
+    return total
+
+
+def host_bound(
+    source: Sharding, target: Sharding, shape: Sequence[int], dtype: Any, network: Network, level: int
+) -> Positions:
+    """Per host, the bytes that its devices need and none of them holds, each counted once.
+
+    No plan brings less into the host.
+    Where partial values are combined, a host holds what it has all parts of; of anything else at least one value
+    must come in.
+
+    Args:
+        source: where the tensor is.
+        target: where it is wanted; partial at most as the source is.
+        shape: the sizes of the whole tensor.
+        dtype: its element type.
+        network: must reach all devices.
+        level: the lowest that joins hosts.
+
+    Raises:
+        ReshardError: `bad-argument` where the target is partial along what the source is not, `bad-network`,
+            `too-large` where hosts have too many tiles to compare them.
+    """
+    sides = Tiling.of(source, shape), Tiling.of(target, shape)
+    kept = kept_apart(*sides)
+    combined = without(sides[0].layout.unreduced, kept[0])
+    classes = prod(digit.size for digit in combined)
+    if kept_size(sides[0]) != kept_size(sides[1]) * classes:
+        raise ReshardError("bad-argument", "a host's bound is unknown where values become partial")
+    count = network.hosts(level)
+    held = _tiles(sides[0], kept[0], combined, network, level)
+    needed = _tiles(sides[1], kept[1], (), network, level)
+    total = _volumes(needed, count)
+    starts = [np.searchsorted(side.host, np.arange(count + 1)) for side in (held, needed)]
+    pairs = int((np.diff(starts[0]) * np.diff(starts[1])).sum())
+    if pairs > ENUMERABLE:
+        raise ReshardError("too-large", f"{pairs} pairs of tiles are too many to compare one by one")
+    # every tile needed, as often as its host holds tiles, beside each of these
+    times = np.diff(starts[0])[needed.host]
+    mine = np.repeat(np.arange(len(needed.host)), times)
+    theirs = np.arange(len(mine)) - np.repeat(np.cumsum(times) - times, times) + starts[0][:-1][needed.host][mine]
+    shared = (held.kept[theirs] == needed.kept[mine]).astype(np.int64)
+    for (low, high), (start, stop) in zip(held.bounds, needed.bounds, strict=True):
+        shared *= np.maximum(np.minimum(high[theirs], stop[mine]) - np.maximum(low[theirs], start[mine]), 0)
+    np.subtract.at(total, needed.host[mine], shared)
+    return total * dtype_named(dtype).itemsize
+
+
+class _Tiles:
+    """The different tiles on every host, sorted by host: tiles of one sharding are equal or do not overlap."""
+
+    def __init__(self, host: Positions, kept: Positions, bounds: list[tuple[Positions, Positions]]) -> None:
+        self.host, self.kept, self.bounds = host, kept, bounds
+
+
+def _tiles(tiling: Tiling, kept: Stage, combined: Stage, network: Network, level: int) -> _Tiles:
+    """The tiles on every host, those of which it lacks a part left out."""
+    positions = tiling.mesh.positions
+    hosts = _hosts(network, level, tiling.mesh.device_array)
+    blocks = [index_of(tiling.layout.digits_of(dim), positions) for dim in range(len(tiling.shape))]
+    keys = [hosts, index_of(kept, positions), *blocks]
+    label, part = _labelled(keys), index_of(combined, positions)
+    order = np.lexsort((part, label))
+    label, part = label[order], part[order]
+    new = np.ones(len(label), dtype=bool)
+    new[1:] = label[1:] != label[:-1]
+    parts = new.copy()
+    parts[1:] |= part[1:] != part[:-1]
+    first = np.flatnonzero(new)
+    whole = np.add.reduceat(parts.astype(np.int64), first) == prod(digit.size for digit in combined)
+    chosen = order[first[whole]]
+    bounds = [(start[chosen], stop[chosen]) for start, stop in tiling.all_bounds]
+    return _Tiles(hosts[chosen], keys[1][chosen], bounds)
+
+
+def _labelled(keys: Sequence[NDArray[np.int64]]) -> Positions:
+    """A number for each row of several columns, in the order of the first."""
+    label = keys[0]
+    for key in keys[1:]:
+        label = np.unique(label * (int(key.max()) + 1) + key, return_inverse=True)[1].reshape(-1)
+    return label
+
+
+def _volumes(tiles: _Tiles, count: int) -> Positions:
+    """Elements of the tiles of every host."""
+    sizes = np.ones_like(tiles.host)
+    for start, stop in tiles.bounds:
+        sizes *= stop - start
+    total = np.zeros(count, dtype=np.int64)
+    np.add.at(total, tiles.host, sizes)
+    return total
+
+
+def _hosts(network: Network, level: int, devices: Positions) -> Positions:
+    if len(devices) and int(devices.max()) >= network.size:
+        raise ReshardError("bad-network", f"device {int(devices.max())} is beyond the {network.size} devices")
+    return network.hosts_of(level, devices)

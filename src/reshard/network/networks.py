@@ -1,0 +1,227 @@
+"""A network: levels of the device number, innermost first, and what a device does by itself.
+
+Each level is a digit of the device number, so a host boundary may lie inside an axis of a mesh, and all meshes
+over the same devices share one network.
+What goes from device to device takes the levels in which their numbers differ, from the outermost inwards:
+
+    a switch       takes it all the way, whatever differs inside it
+    a ring, line   takes it hop by hop to the right place along itself; what differs inside is still to come
+
+>>> network = Network.preset("h100-2x8")
+>>> print(network)
+h100-2x8: 16 devices
+level 0  switch of 8, 450 GB/s, 0.6 us
+level 1  switch of 2, 50 GB/s, 2.7 us
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from reshard.axis import Axis
+from reshard.errors import ReshardError
+from reshard.layout import Digit, Positions, Stage, index_of
+from reshard.mesh import Mesh
+from reshard.network.calibration import SIZES, Calibration, Timer, fitted
+from reshard.network.level import Level, is_integer, is_number
+from reshard.network.numbers import device_stage
+from reshard.network.presets import describe
+
+LevelLike = Level | tuple[str, float, float]
+"""A level, or its link, bandwidth and latency."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Levels from the innermost to the outermost.
+
+    Rules, in the order checked; each is refused as `bad-network`:
+        the digits of the levels, in any order, are those of the device number: 1 and the ends of digits are where
+            the next begin
+        memory_bandwidth and flops are above 0, launch_s is at least 0
+    """
+
+    levels: tuple[Level, ...]
+    """Innermost first; none for one device alone."""
+    memory_bandwidth: float | None = None
+    """Bytes/s between a device and its memory, reads and writes together; None where it does not count."""
+    flops: float | None = None
+    """Operations/s of a device; None where they do not count."""
+    name: str = ""
+    source: str = ""
+    """Where the figures are from."""
+    launch_s: float = 0.0
+    """Seconds to start a step that communicates."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "levels", tuple(self.levels))
+        if not all(isinstance(level, Level) for level in self.levels):
+            raise ReshardError("bad-network", f"levels must be of type Level, got: {self.levels!r}")
+        stride = 1
+        for level in sorted(self.levels, key=lambda level: level.stride):
+            if level.stride != stride:
+                raise ReshardError(
+                    "bad-network",
+                    f"a level has stride {level.stride}; after digits up to {stride} it must have stride {stride}",
+                )
+            stride *= level.size
+        for name, value in (("memory_bandwidth", self.memory_bandwidth), ("flops", self.flops)):
+            if value is not None and (not is_number(value) or value <= 0):
+                raise ReshardError("bad-network", f"a network has {name} {value!r}; it must be above 0")
+        if not is_number(self.launch_s) or self.launch_s < 0:
+            raise ReshardError("bad-network", f"a network has launch_s {self.launch_s!r}; it must be at least 0")
+
+    def __str__(self) -> str:
+        title = f"{self.name}: {self.size} devices" if self.name else f"{self.size} devices"
+        return "\n".join([title, *(f"level {number}  {level}" for number, level in enumerate(self.levels))])
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.levels, self.memory_bandwidth, self.flops, self.name, self.source, self.launch_s))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @cached_property
+    def size(self) -> int:
+        """The number of devices."""
+        return prod(level.size for level in self.levels)
+
+    @classmethod
+    def of(
+        cls,
+        mesh: Mesh,
+        axes: Mapping[str, LevelLike] | None = None,
+        /,
+        *,
+        memory_bandwidth: float | None = None,
+        flops: float | None = None,
+        name: str = "",
+        source: str = "",
+        **more: LevelLike,
+    ) -> Network:
+        """A network whose levels are the axes of a mesh, the last axis innermost.
+
+        Args:
+            mesh: names and sizes; its device ids may be any transposition of digits.
+            axes: per axis of more than one device (link, bandwidth, latency_s); as a mapping where names are no
+                identifiers, and with sub-axes such as `"y:(1)2"` where a boundary lies inside an axis.
+            memory_bandwidth: as the field.
+            flops: as the field.
+            name: as the field.
+            source: as the field.
+            more: axes by keyword.
+
+        Raises:
+            ReshardError: `bad-network` where axes are missing, or the device ids are no such order; `unknown-axis`.
+
+        >>> network = Network.of(Mesh.of(x=2, y=4), x=("ring", 9e10, 1e-6), y=("switch", 4.5e11, 0))
+        >>> [(level.stride, level.size, level.link) for level in network.levels]
+        [(1, 4, 'switch'), (4, 2, 'ring')]
+        """
+        found: list[tuple[int, Level]] = []
+        for key, given in {**(axes or {}), **more}.items():
+            axis = Axis.of(key)
+            if axis.name not in mesh.sizes:
+                raise ReshardError("unknown-axis", f"axis {axis} is not in mesh {mesh}")
+            position = Digit(*mesh.stride_of(axis))
+            if position.size == 1:
+                continue
+            stage = device_stage(mesh, (position,))
+            if stage is None or len(stage) != 1:
+                raise ReshardError("bad-network", f"axis {axis} of mesh {mesh} is no digit of the device number")
+            found.append((position.stride, _level(axis, stage[0], given)))
+        levels = tuple(level for _, level in sorted(found, key=lambda pair: pair[0]))
+        if mesh.device_ids is not None and max(mesh.device_ids) >= mesh.size:
+            raise ReshardError("bad-network", f"the devices of mesh {mesh} are not 0 to {mesh.size - 1}")
+        network = cls(levels, memory_bandwidth, flops, name, source)
+        if network.size != mesh.size:
+            raise ReshardError(
+                "bad-network", f"the axes given make {network.size} devices; mesh {mesh} has {mesh.size}"
+            )
+        return network
+
+    @classmethod
+    def preset(cls, name: str, *, achieved: bool = False) -> Network:
+        """A network by name, such as `h100-2x8`, `tpu-v5e-4x4`, `gb200-nvl72-4x72-achieved`.
+
+        Args:
+            name: a family and its sizes, as in `reshard.network.presets`.
+            achieved: whether to take measured figures; the same as `-achieved` at the end of the name.
+
+        Raises:
+            ReshardError: `bad-network` with the families there are.
+
+        >>> Network.preset("tpu-v4p-4x4x4", achieved=True).levels[0].bandwidth
+        42750000000.0
+        """
+        if achieved and not str(name).endswith(("-achieved", "-spec")):
+            name = f"{name}-achieved"
+        found = describe(name)
+        return cls(found.levels, found.memory_bandwidth, found.flops, found.name, found.source, found.launch_s)
+
+    def hosts_of(self, level: int, devices: Positions) -> Positions:
+        """The number of the host of each device: what levels from `level` on say of it, the outermost slowest.
+
+        >>> import numpy as np
+        >>> Network.preset("h100-2x4").hosts_of(1, np.arange(8))
+        array([0, 0, 0, 0, 1, 1, 1, 1])
+        """
+        return index_of(self._outside(level), devices)
+
+    def hosts(self, level: int) -> int:
+        """How many hosts there are: groups of devices that levels below `level` join."""
+        return prod(digit.size for digit in self._outside(level))
+
+    def _outside(self, level: int) -> Stage:
+        if not is_integer(level) or not 0 <= level <= len(self.levels):
+            raise ReshardError("bad-argument", f"level {level!r} must be a number from 0 to {len(self.levels)}")
+        return tuple(found.digit for found in reversed(self.levels[level:]))
+
+    def calibrate(
+        self, time_exchange: Timer, *, sizes: Sequence[int] = SIZES, repeats: int = 3
+    ) -> tuple[Network, Calibration]:
+        """The network with bandwidths and latencies as measured, and how well they predict.
+
+        Args:
+            time_exchange: `(level, n_bytes, pairs) -> seconds`: how long it takes until every sender of `pairs` has
+                sent n_bytes to its receiver, all at once; the pairs are neighbours along the level of that number.
+            sizes: bytes to send, at least six sizes; every third is held out of the fit, to judge it.
+            repeats: how often each is measured; the median counts.
+
+        Raises:
+            ReshardError: `bad-argument` for too few sizes or a time that is not above 0; `bad-network` where larger
+                messages do not take longer.
+
+        >>> network = Network((Level(1, 4, "switch", 1e9, 0.0),))
+        >>> measured, report = network.calibrate(lambda level, n_bytes, pairs: 2e-5 + n_bytes / 3e9)
+        >>> print(measured.levels[0])
+        switch of 4, 3 GB/s, 20 us
+        """
+        fits = fitted(self.levels, time_exchange, sizes, repeats)
+        levels = tuple(
+            replace(level, bandwidth=fit.bandwidth, latency_s=fit.latency_s)
+            for level, fit in zip(self.levels, fits.levels, strict=True)
+        )
+        title = f"{self.name}-calibrated" if self.name else ""
+        source = f"measured: {len(sizes)} sizes from {min(sizes)} to {max(sizes)} bytes per level"
+        return replace(self, levels=levels, name=title, source=source), fits
+
+
+def _level(axis: Axis, digit: Digit, given: LevelLike) -> Level:
+    if isinstance(given, Level):
+        given = (given.link, given.bandwidth, given.latency_s)
+    try:
+        link, bandwidth, latency_s = given
+    except (TypeError, ValueError):
+        raise ReshardError(
+            "bad-network", f"axis {axis} must be given as (link, bandwidth, latency_s), got: {given!r}"
+        ) from None
+    return Level(digit.stride, digit.size, link, bandwidth, latency_s)

@@ -1,0 +1,285 @@
+"""What steps cost on a network, in seconds.
+
+A collective over digits that lie on levels is priced by its formula, stage by stage: all-gather, reduce-scatter
+and all-reduce over any parts of levels, all-to-all over one level.
+Every other exchange is priced by the traffic of its pieces: the busiest link or port of the busiest level, and
+the latencies of all messages that one device sends or receives, one after another.
+Rounds are not waited for, so bytes count in total and not round by round.
+A slice, and what only becomes partial, costs nothing but copies in memory, where these are asked for.
+
+>>> from reshard.dtypes import dtype_named
+>>> from reshard.mesh import Mesh
+>>> from reshard.sharding import Sharding
+>>> from reshard.steps import step_between
+>>> mesh = Mesh.of(X=4, Y=4, Z=4)
+>>> network = Network.preset("tpu-v4p-4x4x4")
+>>> before, after = Sharding.of(mesh, "X", "Y"), Sharding.of(mesh, None, "Y")
+>>> step = step_between(before, after, (1024, 4096), dtype_named("bf16"))
+>>> print(step.kind, round(seconds_of(step, network) * 1e6, 1), "us")
+AllGather 23.3 us
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from reshard.errors import ReshardError
+from reshard.exchange import DigitExchange, Exchange
+from reshard.exchange.digits import senders_by_round
+from reshard.layout import PARTIAL, Digit, Positions, Stage, joined, offsets, within
+from reshard.mesh import ENUMERABLE, Mesh
+from reshard.network.formulas import all_to_all, staged_all_gather
+from reshard.network.level import Level
+from reshard.network.networks import Network
+from reshard.network.numbers import device_stage
+from reshard.network.traffic import Loads, loads, runs
+from reshard.steps import Step
+
+CACHED = 4096
+"""Patterns of exchanges whose loads are kept."""
+
+
+def seconds_of(step: Step, network: Network, *, copies: bool = False) -> float:
+    """Seconds that a step takes.
+
+    Args:
+        step: of any kind.
+        network: must reach all devices of the step.
+        copies: whether to add the time in which a device reads its old tile and writes its new one.
+
+    Raises:
+        ReshardError: `bad-network` where a device is beyond the network, `too-large`.
+    """
+    total = _local_seconds(step, network) if copies else 0.0
+    if step.kind == "AllReduce":
+        found = _all_reduce_seconds(step, network)
+        if found is not None:
+            return total + found
+    return total + sum(exchange_seconds(move.exchange, step.dtype.itemsize, network) for move in step.moves)
+
+
+def exchange_seconds(exchange: Exchange, itemsize: int, network: Network) -> float:
+    """Seconds that one exchange takes.
+
+    Args:
+        exchange: who sends what to whom.
+        itemsize: bytes per element.
+        network: must reach all its devices.
+
+    Raises:
+        ReshardError: `bad-network`, `too-large`.
+    """
+    for mesh in (exchange.source.mesh, exchange.target.mesh):
+        _check_reach(network, mesh)
+    if exchange.largest_piece == 0:
+        return 0.0
+    found = None
+    if isinstance(exchange, DigitExchange):
+        if exchange.rounds == 0:
+            return 0.0
+        found = _collective_seconds(exchange, itemsize, network)
+        if found is None and exchange.source.is_even() and exchange.target.is_even():
+            found = _pattern(exchange, network).seconds(network.levels, exchange.largest_piece * itemsize)
+    if found is None:
+        senders, receivers, elements = exchange.traffic()
+        if not len(senders):
+            return 0.0
+        found = loads(network.levels, senders, receivers, elements).seconds(network.levels, itemsize)
+    return found + network.launch_s
+
+
+@lru_cache(256)
+def _check_reach(network: Network, mesh: Mesh) -> None:
+    last = mesh.size - 1 if mesh.device_ids is None else max(mesh.device_ids)
+    if last >= network.size:
+        name = network.name or "network"
+        raise ReshardError("bad-network", f"device {last} is beyond the {network.size} devices of {name}")
+
+
+def _local_seconds(step: Step, network: Network) -> float:
+    if network.memory_bandwidth is None:
+        return 0.0
+    tiles = [prod(sharding.local_shape(step.shape)) for sharding in (step.before, step.after)]
+    return sum(tiles) * step.dtype.itemsize / network.memory_bandwidth
+
+
+def _all_reduce_seconds(step: Step, network: Network) -> float | None:
+    """A reduce-scatter and an all-gather in each group; None where the groups do not lie on levels."""
+    exchange = step.moves[0].exchange
+    if not isinstance(exchange, DigitExchange):
+        return None
+    _check_reach(network, step.before.mesh)
+    roles = exchange.common.source_roles
+    combined = tuple(exchange.common.digits[i] for i in exchange.gathered if (roles[i] or (0,))[0] == PARTIAL)
+    stages = _stages(network, step.before.mesh, combined)
+    if stages is None:
+        return None
+    tile = prod(step.before.local_shape(step.shape)) * step.dtype.itemsize
+    return 2 * staged_all_gather(stages, tile) + (network.launch_s if tile else 0.0)
+
+
+def _collective_seconds(exchange: DigitExchange, itemsize: int, network: Network) -> float | None:
+    """The price by a formula; None where the exchange is none of the collectives, or does not lie on levels."""
+    kinds = {_kind(exchange, i) for i in exchange.gathered}
+    if len(kinds) != 1 or not exchange.stays:
+        return None
+    kind = kinds.pop()
+    stages = _stages(network, exchange.source.mesh, tuple(exchange.common.digits[i] for i in exchange.gathered))
+    if kind is None or stages is None:
+        return None
+    piece = exchange.largest_piece * itemsize
+    gathered_bytes = piece * exchange.gathered_values
+    if kind != "all-to-all":
+        return staged_all_gather(stages, gathered_bytes)
+    if len(stages) > 1 or len(stages[0]) > 1 or not (stages[0][0].is_switch or stages[0][0] in network.levels):
+        return None
+    return all_to_all(stages[0][0], gathered_bytes * exchange.gathered_values)
+
+
+def _kind(exchange: DigitExchange, number: int) -> str | None:
+    """The collective that a gathered digit is part of."""
+    before, after = exchange.common.source_roles[number], exchange.common.target_roles[number]
+    if before is None or before[0] == PARTIAL:
+        return None if after is None or after[0] == PARTIAL else "reduce-scatter"
+    if after is None:
+        return "all-gather"
+    return None if after[0] == PARTIAL else "all-to-all"
+
+
+@lru_cache(CACHED)
+def _stages(network: Network, mesh: Mesh, positions: Stage) -> tuple[tuple[Level, ...], ...] | None:
+    """The parts of levels that a group uses, innermost first; those of one torus together.
+
+    None where the group is no product of parts of levels, or is no ring of its own where links lead one way.
+    """
+    digits = device_stage(mesh, positions)
+    if digits is None:
+        return None
+    used: list[list[Level]] = []
+    for level in network.levels:
+        parts = joined(sorted((part for digit in digits for part in within((digit,), level.digit)), reverse=True))
+        if level.is_switch and parts:
+            parts = (Digit(parts[-1].stride, prod(part.size for part in parts)),)
+        if level.link == "one-way-ring" and not all(map(level.is_closed_for, parts)):
+            return None
+        used.append([level.part(part) for part in reversed(parts)])
+    if prod(part.size for parts in used for part in parts) != prod(digit.size for digit in positions):
+        return None
+    stages: list[tuple[Level, ...]] = []
+    for numbers in reversed(runs(network.levels)):
+        ordered = [used[number] for number in reversed(numbers) if used[number]]
+        if all(len(parts) == 1 for parts in ordered):
+            ordered = [[part for parts in ordered for part in parts]]
+        else:  # parts of one ring share its links, so they follow one another
+            ordered = [[part] for parts in ordered for part in parts]
+        stages += [tuple(stage) for stage in ordered if stage]
+    return tuple(stages)
+
+
+def _pattern(exchange: DigitExchange, network: Network) -> Loads:
+    """The loads of an exchange whose pieces are all of one size, in pieces."""
+    digits = exchange.common.digits
+    return _loads_of(
+        network, exchange.source.mesh, exchange.receivers, digits, exchange.determined_by, exchange.gathered
+    )
+
+
+@lru_cache(CACHED)
+def _loads_of(
+    network: Network,
+    source: Mesh,
+    receivers: Mesh,
+    digits: tuple[Digit, ...],
+    determined_by: tuple[int, ...],
+    gathered: tuple[int, ...],
+) -> Loads:
+    shared = receivers is source or receivers == source
+    moved = {i for i, j in enumerate(determined_by) if i != j} | set(gathered)
+    kept, cycles = _worth_listing(network, source, digits, determined_by, moved) if shared else (digits, [])
+    k = prod(digits[i].size for i in gathered)
+    if k * prod(digit.size for digit in kept) > ENUMERABLE:
+        raise ReshardError("too-large", f"{k} rounds of {source.size} devices are too many to list one by one")
+    positions = offsets(kept)
+    senders = senders_by_round(digits, determined_by, gathered, positions).ravel()
+    positions = np.broadcast_to(positions, (k, len(positions))).ravel()
+    if shared:
+        travels = senders != positions
+        senders, positions = senders[travels], positions[travels]
+    if not len(senders):
+        return Loads((0.0,) * len(network.levels), 0.0)
+    alike = _names(source, _turned_back(senders, digits, cycles)) if cycles else None
+    names = _names(source, senders), _names(receivers, positions)
+    return loads(network.levels, *names, np.ones(len(senders)), alike)
+
+
+def _names(mesh: Mesh, positions: Positions) -> Positions:
+    """The devices at positions."""
+    return positions if mesh.device_ids is None else mesh.device_array[positions]
+
+
+Cycle = list[int]
+"""Digits of which each determines the next, and the last the first."""
+
+
+def _worth_listing(
+    network: Network, mesh: Mesh, digits: tuple[Digit, ...], determined_by: tuple[int, ...], moved: set[int]
+) -> tuple[tuple[Digit, ...], list[Cycle]]:
+    """The digits of which more than the value 0 must be looked at, and the cycles whose first digit is left out.
+
+    Adding one number to all digits of a cycle, on receivers and senders alike, leaves it open which digits of the
+    two agree; to switches nothing else counts, so one digit of each cycle may stay 0.
+    On a ring or a line along which pieces go, neighbourhood counts: there only digits are left out that the
+    exchange leaves alone and that lie elsewhere.
+    """
+    stages = [device_stage(mesh, (digit,)) for digit in digits]
+    known = [stage for stage in stages if stage is not None]
+    if len(known) < len(stages):
+        return digits, []
+    torus = [level for level in network.levels if not level.is_switch]
+    busy = [level for level in torus if any(_share(known[i], level) for i in moved)]
+    if busy:
+        left = {
+            i for i, stage in enumerate(known) if i not in moved and not any(_share(stage, level) for level in busy)
+        }
+        cycles = []
+    else:
+        cycles = _cycles(determined_by)
+        left = {cycle[0] for cycle in cycles}
+    return tuple(digit for i, digit in enumerate(digits) if i not in left), cycles
+
+
+def _cycles(determined_by: tuple[int, ...]) -> list[Cycle]:
+    """The cycles of a permutation.
+
+    >>> _cycles((2, 1, 0))
+    [[0, 2], [1]]
+    """
+    found: list[Cycle] = []
+    seen: set[int] = set()
+    for start in range(len(determined_by)):
+        if start not in seen:
+            found.append([start])
+            while (after := determined_by[found[-1][-1]]) != start:
+                found[-1].append(after)
+            seen.update(found[-1])
+    return found
+
+
+def _turned_back(positions: Positions, digits: tuple[Digit, ...], cycles: list[Cycle]) -> Positions:
+    """Of all positions that differ by one number added to all digits of a cycle, that whose first digit is 0."""
+    result = positions
+    for cycle in cycles:
+        first = digits[cycle[0]].value(positions)
+        for i in cycle:
+            value = digits[i].value(positions)
+            result = result + ((value - first) % digits[i].size - value) * digits[i].stride
+    return result
+
+
+def _share(stage: Stage, level: Level) -> bool:
+    """Whether a digit and a level have values in common, wherever their ends are."""
+    ends = level.stride * level.size
+    return any(digit.stride < ends and level.stride < digit.stride * digit.size for digit in stage)

@@ -1,0 +1,190 @@
+"""How much an exchange puts on the busiest link or port of every level.
+
+A piece goes from the outermost level in which sender and receiver differ inwards.
+A switch takes it all the way: it loads the sender's port out and the receiver's port in, and no level inside.
+Along a ring or a line it loads every link on the shorter way (half on each where both are as long), and goes on
+inside from there.
+Where several levels of a torus follow one another, its parts take them in different orders: for two levels half
+goes by the first and half by the second, so that both links of a device are used.
+
+By hand, on a 4 x 4 grid of lines: from one corner to the other, half of 8 bytes goes along each edge.
+
+>>> from reshard.network.level import Level
+>>> levels = (Level(1, 4, "line", 1.0, 1.0), Level(4, 4, "line", 1.0, 1.0))
+>>> loads(levels, np.array([0]), np.array([15]), np.array([8]))
+Loads(carried=(4.0, 4.0), latency_s=6.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.layout import Positions
+from reshard.network.level import Level
+
+Amounts = NDArray[np.float64]
+
+
+class Loads(NamedTuple):
+    """What an exchange asks of a network."""
+
+    carried: tuple[float, ...]
+    """Per level, innermost first, what the busiest link or port carries in one direction."""
+    latency_s: float
+    """The latencies of all messages that one device sends, or receives, one after another: of the slowest device."""
+
+    def seconds(self, levels: Sequence[Level], unit_bytes: float) -> float:
+        """The time that the busiest level takes, and the latencies."""
+        busiest = max((load / level.bandwidth for load, level in zip(self.carried, levels, strict=True)), default=0.0)
+        return busiest * unit_bytes + self.latency_s
+
+
+def runs(levels: Sequence[Level]) -> list[list[int]]:
+    """The numbers of the levels from the outermost in: each switch by itself, levels of one torus together.
+
+    >>> runs([Level(1, 4, "ring", 1, 0), Level(4, 4, "line", 1, 0), Level(16, 2, "switch", 1, 0)])
+    [[2], [1, 0]]
+    """
+    numbered = list(enumerate(levels))[::-1]
+    groups = groupby(numbered, key=lambda pair: pair[0] if pair[1].is_switch else -1)
+    return [[number for number, _ in group] for _, group in groups]
+
+
+def loads(
+    levels: Sequence[Level],
+    senders: Positions,
+    receivers: Positions,
+    amounts: NDArray[Any],
+    alike: Positions | None = None,
+) -> Loads:
+    """The loads of pieces on every level.
+
+    Args:
+        levels: innermost first.
+        senders: the device that each piece leaves.
+        receivers: the device that it is for.
+        amounts: how much it is.
+        alike: per piece, the device that stands for all senders that are like its own; the senders if not given.
+            Then only one of many receivers that are alike is listed, and no piece may go along a ring or a line.
+    """
+    return _Tally(levels, len(senders)).of(senders, receivers, amounts, senders if alike is None else alike)
+
+
+class _Tally:
+    """The pieces that are still under way, and what was carried so far."""
+
+    def __init__(self, levels: Sequence[Level], pieces: int) -> None:
+        self.levels = levels
+        self.size = prod(level.size for level in levels)
+        self.carried = [0.0] * len(levels)
+        self.waits: list[tuple[Positions, Positions, Amounts]] = []  # senders, receivers, latencies of finished pieces
+        self.latency: Amounts = np.zeros(pieces)
+
+    def of(self, senders: Positions, receivers: Positions, amounts: NDArray[Any], origins: Positions) -> Loads:
+        here, amounts, exits = senders, amounts.astype(np.float64), origins
+        for numbers in runs(self.levels):
+            if not len(here):
+                break
+            if not self.levels[numbers[0]].is_switch:
+                here = exits = self._along(numbers, here, receivers, amounts)
+                continue
+            digit = self.levels[numbers[0]].digit
+            crosses = digit.value(here) != digit.value(receivers)
+            if not crosses.any():
+                continue
+            ends = [array[crosses] for array in (exits, receivers)]
+            self.carried[numbers[0]] = float(max(np.bincount(end, amounts[crosses]).max() for end in ends))
+            latency = self.latency[crosses] + self.levels[numbers[0]].latency_s
+            self.waits.append((origins[crosses], ends[1], latency))
+            stays = ~crosses
+            arrays = (here, receivers, amounts, origins, exits, self.latency)
+            here, receivers, amounts, origins, exits, self.latency = (array[stays] for array in arrays)
+        if len(here):
+            self.waits.append((origins, receivers, self.latency))
+        return Loads(tuple(self.carried), self._slowest())
+
+    def _along(self, numbers: list[int], here: Positions, there: Positions, amounts: Amounts) -> Positions:
+        """Send all pieces along rings and lines; where they then are."""
+        steps = {}
+        for number in numbers:
+            digit = self.levels[number].digit
+            step = digit.value(there) - digit.value(here)
+            if step.any():
+                steps[number] = step
+                self.latency += self.levels[number].latency_s * _hops(self.levels[number], step)
+        edges: dict[int, list[Amounts]] = {}
+        routes = _orders(list(steps))
+        for route in routes:
+            place = here
+            for number in route:
+                after = place + steps[number] * self.levels[number].stride
+                found = _edges(self.levels[number], place, after, steps[number], amounts / len(routes), self.size)
+                edges[number] = [a + b for a, b in zip(edges[number], found, strict=True)] if number in edges else found
+                place = after
+        for number, both in edges.items():
+            level = self.levels[number]
+            grid = (-1, level.size, level.stride)
+            self.carried[number] = max(float(way.reshape(grid).cumsum(axis=1).max()) for way in both)
+        for number, step in steps.items():
+            here = here + step * self.levels[number].stride
+        return here
+
+    def _slowest(self) -> float:
+        """The largest sum of latencies over senders and over receivers."""
+        if not any(wait.any() for *_, wait in self.waits):
+            return 0.0
+        waits = np.concatenate([wait for *_, wait in self.waits])
+        ends = [np.concatenate([wait[column] for wait in self.waits]) for column in (0, 1)]
+        return float(max(np.bincount(end, waits).max() for end in ends))
+
+
+def _orders(numbers: list[int]) -> list[list[int]]:
+    """Orders in which parts of a piece take levels: every level comes first as often, and before each other one.
+
+    >>> _orders([0, 1])
+    [[0, 1], [1, 0]]
+    """
+    turned = [numbers[place:] + numbers[:place] for place in range(len(numbers))]
+    return turned if len(numbers) < 3 else [*turned, *(order[::-1] for order in turned)]
+
+
+def _hops(level: Level, step: Positions) -> Positions:
+    if level.link == "line":
+        return np.abs(step)
+    ahead = step % level.size
+    return ahead if level.link == "one-way-ring" else np.minimum(ahead, level.size - ahead)
+
+
+def _edges(
+    level: Level, here: Positions, there: Positions, step: Positions, amounts: Amounts, size: int
+) -> list[Amounts]:
+    """Per direction, by how much the load of a link exceeds that of the link before it, at the device behind it."""
+    if level.link == "line":
+        forward = np.where(step > 0, amounts, 0.0)
+    elif level.link == "one-way-ring":
+        forward = amounts
+    else:
+        ahead = 2 * (step % level.size)
+        forward = np.where(ahead < level.size, amounts, np.where(ahead == level.size, amounts / 2, 0.0))
+    first = here - level.digit.value(here) * level.stride
+    found = [_interval(here, there, first, forward, step < 0, size)]
+    if level.link != "one-way-ring":
+        found.append(_interval(there, here, first, amounts - forward, step > 0, size))
+    return found
+
+
+def _interval(
+    start: Positions, stop: Positions, first: Positions, amounts: Amounts, wraps: NDArray[np.bool_], size: int
+) -> Amounts:
+    """Amounts on the links from start to stop, as what is added at each; by way of the ring's first where it wraps."""
+    edges: Amounts = np.bincount(start, amounts, size).astype(np.float64) - np.bincount(stop, amounts, size)
+    around = np.where(wraps, amounts, 0.0)
+    if around.any():
+        edges += np.bincount(first, around, size)
+    return edges
