@@ -1,7 +1,10 @@
 """Plan a reshard: candidates, and a policy that chooses among them.
 
     candidates.py   chains of steps that lead from source to target
-    policy.py       which is best: fewest bytes, then steps, then rounds
+    policy.py       which is best: fewest bytes, then steps, then rounds; or the least time on a network
+    memory.py       a limit on what a device holds at once
+    collectives.py  the cheapest chain of named collectives
+    one_axis.py     the basis of one mesh axis at a time
 
 >>> from reshard.mesh import Mesh
 >>> mesh = Mesh.of(D=2, Y=8, X=4, T=4)
@@ -13,40 +16,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from math import prod
 from typing import Any
 
+from reshard.chains import Chain, chain_through, shortest_chain
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
+from reshard.network import Network
+from reshard.network.level import is_integer
 from reshard.planner.candidates import candidates
-from reshard.planner.policy import fewest_bytes
+from reshard.planner.memory import least_peak_bytes, within_limit
+from reshard.planner.policy import best_first, priced
 from reshard.plans import Plan
 from reshard.sharding import Sharding, checked_shape, with_mesh
 
-__all__ = ["cache_clear", "plan"]
+__all__ = ["BASES", "cache_clear", "plan"]
 
 CACHED_PLANS = 4096
 """Plans that are kept; the one that was used longest ago makes room."""
+BASES = ("any",)
+"""Which steps a plan may have: all; named collectives; those of one mesh axis at a time, in the cheapest order or
+in the order of the MLIR document."""
 
 
-def plan(source: Sharding, target: Sharding, shape: Sequence[int], dtype: Any = "float32") -> Plan:
+@dataclass(frozen=True)
+class Request:
+    """Everything that a plan depends on: the key of the cache."""
+
+    source: Sharding
+    target: Sharding
+    shape: tuple[int, ...]
+    dtype: DType
+    network: Network | None
+    basis: str
+    memory_limit: int | None
+
+
+def plan(
+    source: Sharding,
+    target: Sharding,
+    shape: Sequence[int],
+    dtype: Any = "float32",
+    *,
+    network: Network | str | None = None,
+    basis: str = "any",
+    memory_limit: int | None = None,
+) -> Plan:
     """The plan that takes a tensor from one sharding to another.
 
-    Each device receives the bytes that it lacks and no others; of all such plans the one with the fewest steps,
-    then the fewest rounds.
+    Without a network each device receives the bytes that it lacks and no others; of all such plans this is the
+    one with the fewest steps, then the fewest rounds.
+    With a network it is the one that takes the least time there, of those known; where it moves more than the
+    bound it says so and why.
     Where an end lies on the empty mesh, it is taken as replicated on the mesh of the other.
-    Plans are cached by all four arguments; the cache is bounded and may be used by many threads.
+    Plans are cached by all arguments; the cache is bounded and may be used by many threads.
 
     Args:
         source: where the tensor is.
         target: where it is wanted, on the same mesh or any other.
         shape: the sizes of the whole tensor.
         dtype: its element type, by either name or as NumPy's.
+        network: what the devices are connected by, or the name of a preset.
+        basis: which steps the plan may have: one of `BASES`.
+        memory_limit: bytes that a device may hold at once; pieces then go in chunks where that is needed.
 
     Raises:
-        ReshardError: `rank-mismatch`, `bad-shape`, `too-large`, `unknown-dtype`, `reduction-dtype`, and `no-plan`
-            where parts would become partial under avg.
+        ReshardError: `rank-mismatch`, `bad-shape`, `too-large`, `unknown-dtype`, `reduction-dtype`, `bad-network`,
+            `bad-argument`; `no-plan` where parts would become partial under avg, where the basis has no way, or
+            where no plan keeps the limit: the sentence names the smallest that would do.
 
     >>> from reshard.mesh import Mesh
     >>> mesh = Mesh.of(x=2, y=4)
@@ -56,18 +96,98 @@ def plan(source: Sharding, target: Sharding, shape: Sequence[int], dtype: Any = 
     for sharding in (source, target):
         if not isinstance(sharding, Sharding):
             raise ReshardError("bad-argument", f"source and target must be of type Sharding, got: {sharding!r}")
-    return _planned(source, target, checked_shape(shape), dtype_named(dtype))
+    if isinstance(network, str):
+        network = Network.preset(network)
+    if network is not None and not isinstance(network, Network):
+        raise ReshardError(
+            "bad-argument", f"network must be a Network, the name of a preset, or None, got: {network!r}"
+        )
+    if basis not in BASES:
+        raise ReshardError("bad-argument", f"basis {basis!r} must be one of {', '.join(BASES)}")
+    if memory_limit is not None and not (is_integer(memory_limit) and memory_limit >= 0):
+        raise ReshardError(
+            "bad-argument", f"memory_limit must be a number of bytes of at least 0, got: {memory_limit!r}"
+        )
+    return _planned(Request(source, target, checked_shape(shape), dtype_named(dtype), network, basis, memory_limit))
 
 
 @lru_cache(CACHED_PLANS)
-def _planned(source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: DType) -> Plan:
-    source, target = with_mesh(source, target.mesh), with_mesh(target, source.mesh)
+def _planned(request: Request) -> Plan:
+    source = with_mesh(request.source, request.target.mesh)
+    target = with_mesh(request.target, source.mesh)
     for sharding in (source, target):
-        sharding.layout_for(shape)
+        sharding.layout_for(request.shape)
         if sharding.unreduced:
-            dtype.check_reduction(sharding.reduction)
-    plans = [Plan(source, target, shape, dtype, steps) for steps in candidates(source, target, shape, dtype)]
-    return plans[0] if len(plans) == 1 else min(plans, key=fewest_bytes)
+            request.dtype.check_reduction(sharding.reduction)
+    request = Request(
+        source, target, request.shape, request.dtype, request.network, request.basis, request.memory_limit
+    )
+    made = (Plan(source, target, request.shape, request.dtype, steps) for steps in _chains(request))
+    plans = [priced(found, request.network) for found in made if _shrinks_first(found)]
+    kept = _within(plans, request)
+    best = kept[0] if len(kept) == 1 else best_first(kept, request.network)[0]
+    return best.with_alternatives(partial(_alternatives, request, best))
+
+
+def _chains(request: Request) -> Iterator[Chain]:
+    """The chains that the basis allows."""
+    ends = request.source, request.target, request.shape, request.dtype
+    if request.network is None:
+        yield from candidates(*ends)
+    else:
+        strides = {level.stride for level in request.network.levels} | {request.target.mesh.size}
+        yield from candidates(*ends, sorted(strides - {1}))
+
+
+def _shrinks_first(found: Plan) -> bool:
+    """Whether no tile between is larger than the larger of the two ends."""
+    sizes = [prod(end.local_shape(found.shape)) for end in (found.source, *(step.after for step in found.steps))]
+    return max(sizes[1:-1], default=0) <= max(sizes[0], prod(found.target.local_shape(found.shape)))
+
+
+def _within(plans: list[Plan], request: Request) -> list[Plan]:
+    """The plans that keep the memory limit, in as many chunks as it takes.
+
+    Raises:
+        ReshardError: `no-plan`, with the smallest limit that would do.
+    """
+    limit = request.memory_limit
+    if limit is None:
+        return plans
+    kept = [fitted for found in plans if (fitted := within_limit(found, limit)) is not None]
+    if not kept:
+        least = min(map(least_peak_bytes, plans))
+        raise ReshardError(
+            "no-plan",
+            f"{request.source.text()} -> {request.target.text()} needs {least} bytes on a device at the least; "
+            f"memory_limit is {limit}",
+        )
+    return [priced(found, request.network) for found in kept]
+
+
+def _alternatives(request: Request, best: Plan) -> tuple[Plan, ...]:
+    """What else would do: every candidate, the collectives, and a gather of everything; each distinct, best first."""
+    ends = request.source, request.target, request.shape, request.dtype
+    whole = Sharding.of(request.target.mesh, *[None] * len(request.target.dims))
+    ways: list[Callable[[], list[Chain]]] = [
+        lambda: list(_chains(request)),
+        lambda: [shortest_chain(*ends)],
+        lambda: [chain_through((request.source, whole, request.target), request.shape, request.dtype)],
+    ]
+    plans: list[Plan] = []
+    for way in ways:
+        try:
+            plans += [priced(Plan(*ends, steps), request.network) for steps in way()]
+        except ReshardError:
+            continue  # a way that does not exist for these ends is no alternative
+    distinct: dict[tuple[Any, ...], Plan] = {_outline(best): best}
+    for other in best_first(plans, request.network):
+        distinct.setdefault(_outline(other), other)
+    return tuple(distinct.values())[1:]
+
+
+def _outline(found: Plan) -> tuple[Any, ...]:
+    return tuple((step.kind, step.after) for step in found.steps)
 
 
 def cache_clear() -> None:

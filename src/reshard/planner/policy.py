@@ -1,9 +1,19 @@
-"""Which of several plans is best."""
+"""Which of several plans is best, and what it costs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from reshard.errors import ReshardError
-from reshard.plans import Plan
+from reshard.network import Network, seconds_of
+from reshard.plans import Plan, seconds_text
+
+
+def priced(plan: Plan, network: Network | None) -> Plan:
+    """The plan with what each step takes on the network."""
+    if network is None:
+        return plan
+    return replace(plan, step_seconds=tuple(seconds_of(step, network) for step in plan.steps))
 
 
 def fewest_bytes(plan: Plan) -> tuple[int, int, int, int]:
@@ -13,3 +23,16 @@ def fewest_bytes(plan: Plan) -> tuple[int, int, int, int]:
     except ReshardError:
         rounds = 2**62
     return plan.received_bytes, plan.total_received_bytes, len(plan.steps), rounds
+
+
+def best_first(plans: list[Plan], network: Network | None) -> list[Plan]:
+    """The plans by time on the network, then as without one; the best says why, where it moves more than another."""
+    if network is None:
+        return sorted(plans, key=fewest_bytes)
+    ordered = sorted(plans, key=lambda plan: (plan.seconds, *fewest_bytes(plan)))
+    best, leanest = ordered[0], min(ordered, key=fewest_bytes)
+    if best.received_bytes > leanest.received_bytes and best.seconds is not None and leanest.seconds is not None:
+        name = network.name or "the network"
+        reason = f"on {name} fewer bytes would take {seconds_text(leanest.seconds)}"
+        ordered[0] = replace(best, reason=reason)
+    return ordered
