@@ -15,6 +15,10 @@ What both can say is a closed list of collectives, each of which works at the mi
 A step that is no such collective, as an Exchange is not, is refused; moves that meet in a dim take one all_to_all
 after another, which may send more than the step did.
 
+Shardy's verifier takes the `sdy` text, and its pass `sdy-convert-global-to-local` lowers it where tiles are even.
+Beware of that pass in jaxlib 0.10.2: it does not know the operations that make values partial, and a permutation that
+moves a part of an axis goes to the wrong devices.
+
 >>> from reshard.mesh import Mesh
 >>> from reshard.steps import step_between
 >>> mesh = Mesh.of(x=2, y=4)
@@ -45,6 +49,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from reshard.axis import Axis, aligned, common_prefix, difference, merged, sorted_and_merged
@@ -78,10 +83,16 @@ class Collective(NamedTuple):
     axes: Axes = ()
     """Of an operation that works on no dim."""
     reduction: str = "sum"
+    idle: bool = False
+    """Of a permutation that only changes how axes of size 1 are named."""
 
 
 class _NoOne(Exception):  # noqa: N818 - an answer inside this module, not an error that leaves it
-    """Why a step is not a sequence of these operations."""
+    """Why a step is not a sequence of these operations, and whether another plan's steps would be."""
+
+    def __init__(self, reason: str, *, others: bool = True) -> None:
+        super().__init__(reason)
+        self.others = others
 
 
 def write_sdy(source: Sharding, target: Sharding, shape: Sequence[int], dtype: Any, steps: Iterable[Step]) -> str:
@@ -113,7 +124,7 @@ def write_sdy(source: Sharding, target: Sharding, shape: Sequence[int], dtype: A
     def sharding_text(sharding: Sharding) -> str:
         return f"<@{names[sharding.mesh]}, {replace(sharding, uneven='ceil').text()}>"
 
-    lines = []
+    lines: list[str] = []
     value = "%arg0"
     for collective in _collectives(steps, "sdy"):
         arguments = _sdy_arguments(collective)
@@ -163,9 +174,7 @@ def write_shard(source: Sharding, target: Sharding, shape: Sequence[int], dtype:
                 local[cut] //= size
             grid = f"on @mesh grid_axes = {[number[axis.name] for axis in axes]}"
             before, kind = kind, _tensor(local, dtype)
-            lines.append(
-                f"%{len(lines)} = shard.{collective.name} {value} {grid}{text} : {before} -> {kind}"
-            )
+            lines.append(f"%{len(lines)} = shard.{collective.name} {value} {grid}{text} : {before} -> {kind}")
             value = f"%{len(lines) - 1}"
     ends = [_tensor(sharding.local_shape(shape), dtype) for sharding in (source, target)]
     grid = "x".join(str(size) for _, size in mesh.axes)
@@ -198,18 +207,26 @@ def _collectives(steps: Sequence[Step], dialect: str) -> list[Collective]:
     result: list[Collective] = []
     for number, step in enumerate(steps, 1):
         try:
-            result += collectives_of(step)
+            found = collectives_of(step)
+            if dialect == "shard":
+                _check_names(found)
         except _NoOne as reason:
-            raise _refusal(number, step, dialect, str(reason)) from None
+            raise ReshardError(
+                "no-plan",
+                f"step {number}, {step.kind} from {step.before.text()} to {step.after.text()}, cannot be written in "
+                f"the {dialect} dialect: {reason}"
+                + ('; a plan in the basis "collectives" can be written' if reason.others else ""),
+            ) from None
+        result += found
     return result
 
 
-def _refusal(number: int, step: Step, dialect: str, reason: str) -> ReshardError:
-    return ReshardError(
-        "no-plan",
-        f"step {number}, {step.kind} from {step.before.text()} to {step.after.text()}, cannot be written in the "
-        f'{dialect} dialect: {reason}; a plan in the basis "collectives" can be written',
-    )
+def _check_names(collectives: Iterable[Collective]) -> None:
+    for collective in collectives:
+        if collective.name == "collective_permute" and not collective.idle:
+            raise _NoOne("it has no operation that permutes whole tiles", others=False)
+        if collective.name.endswith("_to_unreduced"):
+            raise _NoOne("it has no operation that makes values partial", others=False)
 
 
 def _check_sdy(sharding: Sharding, shape: tuple[int, ...]) -> None:
@@ -221,7 +238,8 @@ def _check_sdy(sharding: Sharding, shape: tuple[int, ...]) -> None:
     _check_ceil(sharding, shape, "sdy")
     if sharding.unreduced and sharding.reduction not in ("sum", "max", "min"):
         raise ReshardError(
-            "no-plan", f"{sharding.text()} cannot be written in the sdy dialect, which reduces by sum, max and min alone"
+            "no-plan",
+            f"{sharding.text()} cannot be written in the sdy dialect, which reduces by sum, max and min alone",
         )
 
 
@@ -241,7 +259,9 @@ def _check_shard(sharding: Sharding, mesh: Mesh) -> None:
         )
     for axis in sharding.axes():
         if not axis.is_whole and axis not in sharding.replicated:
-            raise ReshardError("no-plan", f"sub-axis {axis} cannot be written in the shard dialect, whose axes are whole")
+            raise ReshardError(
+                "no-plan", f"sub-axis {axis} cannot be written in the shard dialect, whose axes are whole"
+            )
 
 
 # What the operations are told in the sdy dialect.
@@ -285,3 +305,167 @@ def _shard_operations(collective: Collective) -> list[tuple[str, Axes, int | Non
             grown, cut = (dim, None) if collective.name == "all_gather" else (None, dim)
             result.append((f"{reduction} {_SHARD_WORDS[collective.name]} = {dim}", axes, grown, cut))
     return result
+
+
+# Steps as collectives: what changes in the axis lists says which.
+
+
+def collectives_of(step: Step) -> list[Collective]:
+    """The operations that a step is.
+
+    Axes of size 1, which cut nothing, may stand in the way of the axis lists; then they leave before the step and
+    come back after it, in permutations that send nothing.
+    """
+    try:
+        return _direct(step.kind, step.before, step.after)
+    except _NoOne:
+        before, after = _without_units(step.before), _without_units(step.after)
+        if before == step.before and after == step.after:
+            raise
+        leaves = [Collective("collective_permute", before, idle=True)] if before != step.before else []
+        comes = [Collective("collective_permute", step.after, idle=True)] if after != step.after else []
+        return [*leaves, *(_direct(step.kind, before, after) if before != after else []), *comes]
+
+
+def _without_units(sharding: Sharding) -> Sharding:
+    sizes = sharding.mesh.sizes
+    lists = [merged([axis for axis in dim.axes if axis.size_in(sizes[axis.name]) > 1], sizes) for dim in sharding.dims]
+    return (
+        _with_axes(sharding, lists) if any(a != b.axes for a, b in zip(lists, sharding.dims, strict=True)) else sharding
+    )
+
+
+def _with_axes(sharding: Sharding, lists: Iterable[Axes]) -> Sharding:
+    """The sharding with other axes in its dims, none of them replicated, and no priorities."""
+    dims = [replace(dim, axes=axes, priority=None) for dim, axes in zip(sharding.dims, lists, strict=True)]
+    return replace(sharding, dims=tuple(dims), replicated=())
+
+
+def _direct(kind: str, before: Sharding, after: Sharding) -> list[Collective]:
+    if kind == "Exchange":
+        raise _NoOne("it is no collective but an exchange of pieces")
+    if kind == "Permute":
+        return [_permute(before, after)]
+    if before.mesh != after.mesh:
+        raise _NoOne(f"it leads from mesh {before.mesh} to mesh {after.mesh}", others=False)
+    if kind == "ToUnreduced":
+        return _to_unreduced(before, after)
+    if kind == "AllToAll":
+        _same_unreduced(before, after)
+        return _all_to_alls(before, after)
+    reduced = difference(before.unreduced, after.unreduced, before.mesh.sizes)
+    if kind in ("AllReduce", "ReduceScatter"):
+        if difference(after.unreduced, before.unreduced, before.mesh.sizes):
+            raise _NoOne("the values become partial along other axes", others=False)
+        comes = _tails(before, after, "come to")
+        if kind == "AllReduce":
+            if any(comes):
+                raise _NoOne("the axes of a dim change")
+            return [Collective("all_reduce", after, axes=reduced, reduction=before.reduction)]
+        if set(_set_of(comes, before)) != set(reduced):
+            raise _NoOne("the axes that come to the dims are not those that were unreduced")
+        return [Collective("reduce_scatter", after, comes, reduction=before.reduction)]
+    _same_unreduced(before, after)
+    if kind == "AllGather":
+        return [Collective("all_gather", after, _tails(after, before, "leave"))]
+    return [Collective("all_slice", after, _tails(before, after, "come to"))]
+
+
+def _same_unreduced(before: Sharding, after: Sharding) -> None:
+    if before.unreduced != after.unreduced:
+        raise _NoOne("the unreduced axes are others", others=False)
+
+
+def _tails(short: Sharding, long: Sharding, verb: str) -> tuple[Axes, ...]:
+    """Per dim, the axes of `long` that follow those of `short`."""
+    sizes = short.mesh.sizes
+    tails = []
+    for number, (few, many) in enumerate(zip(short.dims, long.dims, strict=True)):
+        tail = difference(many.axes, few.axes, sizes)
+        if merged([*few.axes, *tail], sizes) != many.axes:
+            raise _NoOne(f"the axes that {verb} dim {number} are not its most minor ones")
+        tails.append(tail)
+    return tuple(tails)
+
+
+def _set_of(lists: Iterable[Axes], sharding: Sharding) -> Axes:
+    return sorted_and_merged([axis for axes in lists for axis in axes], sharding.mesh.sizes)
+
+
+def _permute(before: Sharding, after: Sharding) -> Collective:
+    if before.mesh.axes != after.mesh.axes:
+        raise _NoOne(f"it leads from mesh {before.mesh} to mesh {after.mesh}", others=False)
+    counts = [[sharding.layout.shards(dim) for dim in range(len(sharding.dims))] for sharding in (before, after)]
+    if counts[0] != counts[1]:
+        raise _NoOne("a dim is cut into another number of parts")
+    if before.unreduced or after.unreduced:
+        raise _NoOne("a permutation does not look at unreduced axes", others=False)
+    return Collective("collective_permute", after)
+
+
+def _to_unreduced(before: Sharding, after: Sharding) -> list[Collective]:
+    sizes = before.mesh.sizes
+    if after.reduction != "sum":
+        raise _NoOne(f"values become partial under sum alone, not under {after.reduction}", others=False)
+    made = difference(after.unreduced, before.unreduced, sizes)
+    leaves = _tails(after, before, "leave")
+    from_dims = _set_of(leaves, before)
+    from_copies = difference(made, from_dims, sizes)
+    if difference(from_dims, made, sizes) or difference(before.unreduced, after.unreduced, sizes):
+        raise _NoOne("an axis that leaves does not become unreduced")
+    result = []
+    middle = after
+    if from_copies and from_dims:
+        here = sorted_and_merged([*before.unreduced, *from_dims], sizes)
+        middle = replace(after, replicated=(), unreduced=here)
+    if from_dims:
+        result.append(Collective("sharded_to_unreduced", middle, leaves))
+    if from_copies:
+        result.append(Collective("replicated_to_unreduced", after, axes=from_copies))
+    return result
+
+
+def _all_to_alls(before: Sharding, after: Sharding) -> list[Collective]:
+    """Moves from minor end to minor end, each piece once; as many at a time as have dims of their own."""
+    sizes = before.mesh.sizes
+    kept = [list(common_prefix(a.axes, b.axes)) for a, b in zip(before.dims, after.dims, strict=True)]
+    outs, ins = (
+        [difference(dim.axes, prefix, sizes) for dim, prefix in zip(sharding.dims, kept, strict=True)]
+        for sharding in (before, after)
+    )
+    cut = aligned(list(chain.from_iterable(outs)), list(chain.from_iterable(ins)), sizes)
+    if set(cut[0]) != set(cut[1]):
+        raise _NoOne("the axes that leave the dims are not those that come to them")
+    leaving, missing = (
+        [[piece for axis in axes for piece in pieces if axis.contains(piece)] for axes in lists]
+        for lists, pieces in zip((outs, ins), cut, strict=True)
+    )
+    result: list[Collective] = []
+    while any(missing):
+        moves = _next_moves(leaving, missing)
+        if not moves:
+            raise _NoOne("an axis that moves is not at the minor end of its dim, or its place is not")
+        done = []
+        for axes, source, target in moves:
+            del leaving[source][-len(axes) :]
+            del missing[target][: len(axes)]
+            kept[target] += axes
+            done.append(Move(merged(axes, sizes), source, target))
+        lists = [merged([*prefix, *left], sizes) for prefix, left in zip(kept, leaving, strict=True)]
+        here = _with_axes(after, lists) if any(missing) else after
+        result.append(Collective("all_to_all", here, moves=tuple(done)))
+    return result
+
+
+def _next_moves(leaving: list[list[Axis]], missing: list[list[Axis]]) -> list[Move]:
+    """The moves that can be made now, no dim in two of them, the longest run of axes in each."""
+    moves: list[Move] = []
+    for source, tail in enumerate(leaving):
+        for target, need in enumerate(missing):
+            used = {dim for move in moves for dim in move[1:]}
+            if leaving[target] or used & {source, target}:
+                continue
+            runs = [n for n in range(1, len(tail) + 1) if tail[-n:] == need[:n]]
+            if runs:
+                moves.append(Move(tuple(tail[-max(runs) :]), source, target))
+    return moves

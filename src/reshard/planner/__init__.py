@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import prod
 from typing import Any
@@ -119,14 +119,12 @@ def _planned(request: Request) -> Plan:
         sharding.layout_for(request.shape)
         if sharding.unreduced:
             request.dtype.check_reduction(sharding.reduction)
-    request = Request(
-        source, target, request.shape, request.dtype, request.network, request.basis, request.memory_limit
-    )
+    request = replace(request, source=source, target=target)
     made = (Plan(source, target, request.shape, request.dtype, steps) for steps in _chains(request))
     plans = [priced(found, request.network) for found in made if _shrinks_first(found)]
     kept = _within(plans, request)
     best = kept[0] if len(kept) == 1 else best_first(kept, request.network)[0]
-    return best.with_alternatives(partial(_alternatives, request, best))
+    return best.with_planner(partial(_alternatives, request, best), partial(_collectives, request))
 
 
 def _chains(request: Request) -> Iterator[Chain]:
@@ -163,6 +161,11 @@ def _within(plans: list[Plan], request: Request) -> list[Plan]:
             f"memory_limit is {limit}",
         )
     return [priced(found, request.network) for found in kept]
+
+
+def _collectives(request: Request) -> Plan:
+    """The plan for the same request in the basis of named collectives."""
+    return _planned(replace(request, basis="collectives"))
 
 
 def _alternatives(request: Request, best: Plan) -> tuple[Plan, ...]:

@@ -42,10 +42,13 @@ from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import Exchange, Tiling, find_exchange, kept_apart, kept_size, total_bound
 from reshard.layout import index_of
+from reshard.mlir import write_sdy, write_shard
 from reshard.notation import parse_sharding
 from reshard.partial import made_axes
+from reshard.plans.table import counted, table
 from reshard.sharding import Sharding, checked_shape
 from reshard.steps import Step
+from reshard.trace import chrome_trace
 
 SCHEMA = "reshard.plan/1"
 """Names the form of the JSON text; it changes when a reader of the old form would be wrong."""
@@ -102,9 +105,9 @@ class Plan:
         others: Callable[[], tuple[Plan, ...]] = self.__dict__.get("_others", tuple)
         return others()
 
-    def with_alternatives(self, others: Callable[[], tuple[Plan, ...]]) -> Plan:
-        """This plan, with a way to find the others when they are asked for."""
-        self.__dict__["_others"] = others
+    def with_planner(self, others: Callable[[], tuple[Plan, ...]], collectives: Callable[[], Plan]) -> Plan:
+        """This plan, with a way to find the alternatives and the chain of collectives when they are asked for."""
+        self.__dict__.update(_others=others, _collectives=collectives)
         return self
 
     @cached_property
@@ -248,6 +251,50 @@ class Plan:
         duals = [point.dual() for point in points]
         return Plan(duals[0], duals[-1], self.shape, self.dtype, chain_through(duals, self.shape, self.dtype))
 
+    def to_mlir(self, dialect: str = "sdy", *, exchange: str = "refuse") -> str:
+        """The plan as an MLIR module: collectives of the sdy dialect, or of the shard dialect.
+
+        Args:
+            dialect: sdy or shard.
+            exchange: what becomes of an Exchange, which neither dialect has: refuse, or collectives, which puts
+                the cheapest chain of named collectives in place of the whole plan.
+
+        Raises:
+            ReshardError: `bad-argument`; `no-plan` where the dialect cannot hold a step, or no chain of
+                collectives is known; `not-divisible` where the shard dialect's local types need even tiles.
+        """
+        writers = {"sdy": write_sdy, "shard": write_shard}
+        if dialect not in writers or exchange not in ("refuse", "collectives"):
+            raise ReshardError(
+                "bad-argument",
+                f"dialect must be sdy or shard, exchange refuse or collectives, got: {dialect!r}, {exchange!r}",
+            )
+        steps = self.steps
+        if exchange == "collectives" and any(step.kind == "Exchange" for step in steps):
+            steps = self.collectives().steps
+        return writers[dialect](self.source, self.target, self.shape, self.dtype, steps)
+
+    def collectives(self) -> Plan:
+        """The plan between the same ends that has only named collectives.
+
+        Raises:
+            ReshardError: `no-plan` where there is none, or where no planner made this plan.
+        """
+        make: Callable[[], Plan] | None = self.__dict__.get("_collectives")
+        if make is None:
+            raise ReshardError("no-plan", "only a plan that the planner made knows its chain of collectives")
+        return make()
+
+    def to_trace(self) -> str:
+        """The priced plan as a Chrome trace in JSON, which Perfetto opens: a row of steps and one per busy device.
+
+        Raises:
+            ReshardError: `bad-argument` where the plan was made without a network.
+        """
+        if self.step_seconds is None:
+            raise ReshardError("bad-argument", "a trace needs the prices of a plan made for a network")
+        return chrome_trace(self.steps, self.step_seconds, self.devices)
+
     def to_json(self) -> str:
         """The plan as JSON text, with its figures; `from_json` reads it back.
 
@@ -269,7 +316,7 @@ class Plan:
                     "before": str(step.before),
                     "after": str(step.after),
                     "axes": [str(axis) for axis in step.axes],
-                    "rounds": _counted(step),
+                    "rounds": counted(step),
                     "received_bytes": step.received_bytes,
                     "peak_bytes": step.peak_bytes,
                     "near": step.near,
@@ -278,7 +325,7 @@ class Plan:
                 }
                 for step, seconds in zip(self.steps, self.step_seconds or [None] * len(self.steps), strict=True)
             ],
-            "rounds": _counted(self),
+            "rounds": counted(self),
             "received_bytes": self.received_bytes,
             "total_received_bytes": self.total_received_bytes,
             "lower_bound_bytes": self.lower_bound_bytes,
@@ -331,126 +378,7 @@ class Plan:
         return plan
 
     def __str__(self) -> str:
-        lines = [
-            f"{' x '.join(map(str, self.shape)) or 'scalar'} {self.dtype} on {_devices(self.source, self.target)}",
-            f"from  {short(self.source, self.target)}",
-            f"to    {short(self.target, self.source)}",
-            "",
-        ]
-        rows = [["", *table_head(self)]]
-        rows += [[str(number), *cells] for number, cells in enumerate(table_rows(self), 1)]
-        right = {column for column, title in enumerate(rows[0]) if title in FIGURES}
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        for row in rows if self.steps else []:
-            cells = [
-                cell.rjust(width) if column in right else cell.ljust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            lines.append("  ".join(cells).rstrip())
-        lines += [*([""] if self.steps else ["nothing to do: both are one placement", ""]), verdict(self)]
-        return "\n".join(lines)
-
-
-FIGURES = ("rounds", "received", "peak", "time")
-"""The columns of a table that hold figures."""
-
-
-def table_head(plan: Plan) -> list[str]:
-    """The titles of the columns of a table of the plan; time is there where the plan has prices."""
-    return ["step", "axes", "rounds", "received", "peak", *([] if plan.seconds is None else ["time"]), "sharding"]
-
-
-def table_rows(plan: Plan) -> list[list[str]]:
-    """Per step what a table shows of it, under `table_head`."""
-    return [
-        [
-            step.kind,
-            ", ".join(
-                axis.name if axis.is_whole else f"{axis.name}:({axis.pre_size}){axis.size}" for axis in step.axes
-            ),
-            rounds_text(step),
-            bytes_text(step.received_bytes),
-            bytes_text(step.peak_bytes),
-            *([] if seconds is None else [seconds_text(seconds)]),
-            short(step.after, plan.source),
-        ]
-        for step, seconds in zip(plan.steps, plan.step_seconds or [None] * len(plan.steps), strict=True)
-    ]
-
-
-def rounds_text(item: Plan | Step) -> str:
-    """The number of rounds; `many` where the pieces are too many to list."""
-    rounds = _counted(item)
-    return "many" if rounds is None else str(rounds)
-
-
-def seconds_text(seconds: float) -> str:
-    """A time to read, to 3 digits.
-
-    >>> seconds_text(0.0000123), seconds_text(2.5)
-    ('12.3 us', '2.5 s')
-    """
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
-
-
-def verdict(plan: Plan) -> str:
-    """One line, or two: what the plan receives, against the bound, and what it takes, where it has prices."""
-    time = (
-        ""
-        if plan.seconds is None
-        else f"\ntakes {seconds_text(plan.seconds)}{'; ' if plan.reason else ''}{plan.reason}"
-    )
-    return _against_bound(plan) + time
-
-
-def _against_bound(plan: Plan) -> str:
-    received, bound = plan.received_bytes, plan.lower_bound_bytes
-    text = f"received {bytes_text(received)} on the busiest device, {bytes_text(plan.total_received_bytes)} in all"
-    if plan.bound_kind == "exact":
-        return f"{text}; lower bound {bytes_text(bound)}: " + (
-            "exact" if received == bound else f"{received / bound:.2f} times"
-        )
-    if plan.bound_kind == "unreduced":
-        return f"{text}; the target is partial, so no bound is stated"
-    total = plan.total_lower_bound_bytes
-    times = plan.total_received_bytes / max(total, 1)
-    return f"{text}; with partial values at least {bytes_text(total)} in all: {times:.2f} times"
-
-
-def short(sharding: Sharding, beside: Sharding) -> str:
-    """A sharding's text, with its mesh only where another stands beside it."""
-    return sharding.text() if sharding.mesh == beside.mesh else f"mesh{sharding.mesh} {sharding.text()}"
-
-
-def bytes_text(count: int) -> str:
-    """A number of bytes to read: exact below 10 KiB and wherever a unit divides it, else to 4 digits.
-
-    >>> bytes_text(96), bytes_text(65536), bytes_text(10**9)
-    ('96 B', '64 KiB', '953.7 MiB')
-    """
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        size = 1024**power
-        if count >= 10 * size or (count >= size and count % size == 0):
-            return f"{count // size} {unit}" if count % size == 0 else f"{count / size:.4g} {unit}"
-    return f"{count} B"
-
-
-def _devices(source: Sharding, target: Sharding) -> str:
-    counts = (source.mesh.size, target.mesh.size)
-    if (source.mesh.device_ids is None and target.mesh.device_ids is None) or source.mesh == target.mesh:
-        return f"{max(counts)} device{'s' if max(counts) != 1 else ''}"
-    return f"{counts[0]} devices to {counts[1]} devices"
-
-
-def _counted(item: Plan | Step) -> int | None:
-    """The rounds; None where the pieces are too many to list."""
-    try:
-        return item.rounds
-    except ReshardError:
-        return None
+        return table(self)
 
 
 def _differences(given: dict[str, Any], right: dict[str, Any]) -> list[str]:
