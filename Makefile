@@ -25,16 +25,17 @@ RUN_READY := $(VENV)/.run-ready
 TEST_READY := $(VENV)/.test-ready
 
 DEMO_OUT := build/demo
-DEMO_LAYOUTS := --mesh x=2,y=4 --source '[{"y"}, {}]' --target '[{"x"}, {"y"}]'
+DEMO_SOURCE := '[{"y"}, {}]'
+DEMO_TARGET := '[{"x"}, {"y"}]'
 
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
 .PHONY: demo test check lint types arrows format sweep bench docs clean
 
 demo: $(RUN_READY)
-	$(BIN)/reshard plan $(DEMO_LAYOUTS) --shape 8,8 --dtype float32
+	$(BIN)/reshard plan --mesh x=2,y=4 --shape 8,8 --dtype float32 $(DEMO_SOURCE) $(DEMO_TARGET)
 	@rm -rf $(DEMO_OUT)
-	$(BIN)/reshard run examples/demo.npy $(DEMO_LAYOUTS) --out $(DEMO_OUT)
+	$(BIN)/reshard run examples/demo.npy --mesh x=2,y=4 --source $(DEMO_SOURCE) --target $(DEMO_TARGET) --out $(DEMO_OUT)
 
 test: $(TEST_READY)
 	$(PYTEST) -n auto --maxprocesses $(WORKERS) $(ARGS)

@@ -1,4 +1,4 @@
-"""What every device holds, by index arithmetic on names and coordinates: slow, plain, and written apart from the package.
+"""What every device holds, by index arithmetic on names and coordinates: plain, and written apart from the package.
 
 A sharding is read field by field: the axes of its mesh, its device ids, the axes of its dims, its rule for uneven dims.
 No box, layout or digit of the package is asked, so an error there shows as a difference here.
@@ -103,10 +103,7 @@ def slices(runs: tuple[range, ...]) -> tuple[slice, ...]:
 
 def tiles(array: Array, sharding: Sharding) -> dict[int, Array]:
     """The array cut for every device; partial values are not made."""
-    return {
-        device: array[(..., *slices(runs))]
-        for device, runs in ranges(sharding, array.shape).items()
-    }
+    return {device: array[(..., *slices(runs))] for device, runs in ranges(sharding, array.shape).items()}
 
 
 def encoded(shape: Sequence[int]) -> NDArray[np.int64]:
@@ -163,29 +160,40 @@ def missing(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> dict[
     return found
 
 
-def values(sharding: Sharding, shape: tuple[int, ...], held: dict[int, Array]) -> Array:
-    """The tensor that tiles stand for: one value per class, which all its holders share, reduced over the classes.
+def assembled(sharding: Sharding, shape: tuple[int, ...], held: dict[int, Array]) -> list[Array]:
+    """Per class of partial values the tensor that its holders hold, class 0 first.
 
     Raises:
         AssertionError: where devices of one class differ in an element, or nobody has one.
     """
-    found: dict[int, tuple[Array, Array]] = {}
+    dtype = next(iter(held.values())).dtype
+    wholes = np.zeros((class_count(sharding), *shape), dtype)
+    known = np.zeros(wholes.shape, dtype=np.bool_)
     for device, runs in ranges(sharding, shape).items():
-        first = next(iter(held.values()))
-        whole, known = found.setdefault(
-            classes(sharding)[device], (np.zeros(shape, first.dtype), np.zeros(shape, dtype=np.bool_))
-        )
-        part = (..., *slices(runs))
+        part = (classes(sharding)[device], ..., *slices(runs))
         tile, filled = held[device], known[part]
         assert tile.shape == filled.shape, f"device {device} holds {tile.shape}, not {filled.shape}"
-        same = np.array_equal(whole[part][filled], tile[filled], equal_nan=tile.dtype.kind in "fc")
+        same = wholes[part][filled].tobytes() == tile[filled].tobytes()
         assert same, f"device {device} differs from another of its class"
-        whole[part] = tile
+        wholes[part] = tile
         known[part] = True
-    assert all(known.all() for _, known in found.values()), "an element is held by nobody"
-    with np.errstate(over="ignore"):
-        total = reduce(COMBINE[sharding.reduction], [found[number][0] for number in sorted(found)])
-    return total / len(found) if sharding.unreduced and sharding.reduction == "avg" else total
+    assert known.all(), "an element is held by nobody"
+    return list(wholes)
+
+
+def values(sharding: Sharding, shape: tuple[int, ...], held: dict[int, Array]) -> Array:
+    """The tensor that tiles stand for: the reduction of the classes.
+
+    Raises:
+        AssertionError: as `assembled`.
+    """
+    return reduced(assembled(sharding, shape, held), sharding)
+
+
+def reduced(per_class: Sequence[Array], sharding: Sharding) -> Array:
+    """The tensors of all classes combined, the first first."""
+    total = reduce(COMBINE[sharding.reduction], per_class).astype(per_class[0].dtype)
+    return total / len(per_class) if sharding.unreduced and sharding.reduction == "avg" else total
 
 
 def partial_tiles(per_class: Sequence[Array], sharding: Sharding) -> dict[int, Array]:
@@ -199,18 +207,15 @@ def class_count(sharding: Sharding) -> int:
     return prod(part_size(axis, sharding.mesh) for axis in sharding.unreduced)
 
 
-def placement(sharding: Sharding, shape: tuple[int, ...]) -> frozenset[tuple[int, tuple[frozenset[int], ...], Any]]:
-    """What is alike for two shardings of one placement: per device its elements and who shares its class with it.
+def placement(sharding: Sharding, shape: tuple[int, ...]) -> dict[int, tuple[frozenset[int], frozenset[int]]]:
+    """What is alike for two shardings of one placement: per device its elements, and who holds the same as it does.
 
-    A tile without elements counts as no more than that, wherever it lies; its device's class still counts only
-    where the tensor has elements there.
+    The same are the same elements of one class of partial values; of tiles without elements it does not matter where
+    they lie.
     """
-    held = held_elements(sharding, shape)
     numbers = classes(sharding)
-    mates: dict[tuple[frozenset[int], int], list[int]] = {}
-    for device, elements in held.items():
-        mates.setdefault((frozenset(elements), numbers[device]), []).append(device)
-    return frozenset(
-        (device, (frozenset(elements),), tuple(mates[frozenset(elements), numbers[device]]))
-        for device, elements in held.items()
-    )
+    keys = {device: (frozenset(held), numbers[device]) for device, held in held_elements(sharding, shape).items()}
+    mates: dict[tuple[frozenset[int], int], set[int]] = {}
+    for device, key in keys.items():
+        mates.setdefault(key, set()).add(device)
+    return {device: (key[0], frozenset(mates[key])) for device, key in keys.items()}

@@ -7,8 +7,9 @@ meshes that share some devices or none, one device alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import combinations_with_replacement, permutations
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import combinations_with_replacement, pairwise, permutations
 from math import prod
 from random import Random
 from typing import NamedTuple
@@ -18,8 +19,8 @@ from reshard.mesh import Mesh
 from reshard.sharding import Sharding
 
 FACTORS = (
-    *((1,), (2,), (3,), (5,), (6,), (8,), (12,)),
-    *((2, 2), (4, 2), (2, 3), (3, 2), (6, 2), (4, 4), (3, 3), (1, 4), (8, 3)),
+    *((1,), (2,), (3,), (5,), (6,), (8,), (12,), (16,), (24,)),
+    *((2, 2), (4, 2), (2, 3), (3, 2), (6, 2), (4, 4), (3, 3), (1, 4), (8, 3), (4, 6), (2, 12)),
     *((2, 2, 2), (2, 3, 2), (4, 1, 3), (2, 2, 3), (2, 4, 3), (2, 3, 5), (1, 1, 2), (2, 2, 2, 2), (2, 1, 2, 3)),
 )
 """Sizes of axes; at most 30 devices."""
@@ -30,6 +31,7 @@ EXACT = (
     ("sum", "int64"),
     ("sum", "complex128"),
     ("avg", "float64"),
+    ("avg", "float32"),
     ("product", "int64"),
     ("max", "int16"),
     ("max", "float32"),
@@ -55,6 +57,19 @@ class Problem(NamedTuple):
         return f"{self.source} -> {self.target}, {self.shape} {self.dtype}"
 
 
+def divisors(n: int) -> list[int]:
+    """The divisors of n, 1 and n among them."""
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+@cache
+def factorisations(n: int) -> tuple[tuple[int, ...], ...]:
+    """All ways to write n as a product of sizes of at least 2, in order."""
+    if n == 1:
+        return ((),)
+    return tuple((first, *rest) for first in divisors(n)[1:] for rest in factorisations(n // first))
+
+
 def full_axis_shardings(mesh: Mesh, ndim: int) -> Iterator[Sharding]:
     """Every sharding of a rank that uses axes whole: all choices and all orders of axes, per dim."""
     names = [name for name, _ in mesh.axes]
@@ -62,20 +77,20 @@ def full_axis_shardings(mesh: Mesh, ndim: int) -> Iterator[Sharding]:
         for chosen in permutations(names, count):
             for ends in combinations_with_replacement(range(count + 1), ndim - 1):
                 cuts = [0, *ends, count]
-                yield Sharding.of(mesh, *(chosen[a:b] for a, b in zip(cuts, cuts[1:], strict=False)))
+                yield Sharding.of(mesh, *(chosen[a:b] for a, b in pairwise(cuts)))
 
 
 def split_axis(rng: Random, name: str, size: int) -> list[Axis]:
     """An axis, whole or cut into parts at random, major to minor."""
     cuts = [1]
-    while rng.random() < 0.5 and cuts[-1] < size:
+    while rng.random() < 0.8 and cuts[-1] < size:
         steps = [step for step in range(2, size // cuts[-1] + 1) if size // cuts[-1] % step == 0]
         cuts.append(cuts[-1] * rng.choice(steps))
     if cuts[-1] != size:
         cuts.append(size)
     if len(cuts) <= 2:
         return [Axis(name)]
-    return [Axis(name, a, b // a) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [Axis(name, a, b // a) for a, b in pairwise(cuts)]
 
 
 def draw_sharding(rng: Random, mesh: Mesh, ndim: int, *, partial: bool = False, reduction: str = "sum") -> Sharding:
@@ -108,8 +123,12 @@ def draw_mesh(rng: Random) -> Mesh:
 
 
 def transposed(rng: Random, factors: tuple[int, ...]) -> list[int]:
-    """The numbers of devices in an order that is a transposition of the digits of a mesh."""
-    order = rng.sample(range(len(factors)), len(factors))
+    """The numbers of devices in an order that is a random transposition of the digits of a mesh."""
+    return transposed_to(rng.sample(range(len(factors)), len(factors)), factors)
+
+
+def transposed_to(order: Sequence[int], factors: tuple[int, ...]) -> list[int]:
+    """The numbers of devices when the digits of a mesh are listed in another order, the last fastest."""
     strides = [prod(factors[place + 1 :]) for place in range(len(factors))]
     ids = [0]
     for place in order:

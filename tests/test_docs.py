@@ -1,4 +1,4 @@
-"""Do the examples in README and the documents run as shown?
+"""Whether the examples in README and the documents run as shown.
 
 Python blocks are doctests.
 In console blocks a line that starts with `$` is a command, and the lines after it are what it prints; three dots

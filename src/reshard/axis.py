@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from reshard.checks import expect, shown
 from reshard.errors import ReshardError
 
 
@@ -43,13 +44,16 @@ class Axis:
     """The size of this part; None for the whole axis."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise ReshardError("axis-name", f"an axis name must be a string, got: {self.name!r}")
+        expect(self.name, str, "an axis name", "axis-name")
         if (self.pre_size is None) != (self.size is None):
             raise ReshardError("bad-argument", f"axis {quote(self.name)} has a pre-size without a size or the reverse")
         for number in (self.pre_size, self.size):
-            if number is not None and not isinstance(number, int):
-                raise ReshardError("bad-argument", f"a sub-axis of {quote(self.name)} has sizes that are no integers")
+            if number is not None:
+                expect(number, int, f"a size of a sub-axis of {quote(self.name)}")
+        if self.pre_size is not None and self.pre_size < 1:
+            raise ReshardError("sub-axis-pre-size", f"sub-axis {self} has a pre-size below 1")
+        if self.size is not None and self.size < 1:
+            raise ReshardError("sub-axis-size", f"sub-axis {self} has a size below 2")
 
     def __str__(self) -> str:
         return quote(self.name) if self.size is None else f"{quote(self.name)}:({self.pre_size}){self.size}"
@@ -64,7 +68,7 @@ class Axis:
         if isinstance(text, Axis):
             return text
         if not isinstance(text, str):
-            raise ReshardError("axis-name", f"an axis must be a name or an Axis, got: {text!r}")
+            raise ReshardError("axis-name", f"an axis must be a name or an Axis, got: {shown(text)}")
         name, colon, part = text.rpartition(":")
         pre_size, bracket, size = part.removeprefix("(").partition(")")
         if colon and bracket and part.startswith("(") and is_number(pre_size) and is_number(size):

@@ -102,4 +102,6 @@ def _single(before: Sharding, after: Sharding, shape: tuple[int, ...], dtype: DT
     ):
         return ()
     step = step_between(before, after, shape, dtype, near=near)
-    return () if step.kind == "Slice" and before.is_equivalent_to(after, shape) else (step,)
+    # partial values that stay so may count their classes in another order, and still lie where they are wanted
+    unmoved = step.kind == "Slice" or (after.unreduced and before.mesh.device_ids != after.mesh.device_ids)
+    return () if unmoved and before.is_equivalent_to(after, shape) else (step,)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from reshard.checks import shown
 from reshard.errors import ReshardError
 
 REDUCTIONS: dict[str, str] = {
@@ -97,4 +98,5 @@ def dtype_named(value: Any) -> DType:
     name = value if isinstance(value, str) else getattr(value, "name", None) or getattr(value, "__name__", None)
     if isinstance(name, str) and name in DTYPES:
         return DTYPES[name]
-    raise ReshardError("unknown-dtype", f"dtype {value!r} is not known; it must be one of {', '.join(sorted(DTYPES))}")
+    known = ", ".join(sorted(DTYPES))
+    raise ReshardError("unknown-dtype", f"dtype {shown(value)} is not known; it must be one of {known}")

@@ -309,7 +309,7 @@ def refine(source: Layout, target: Layout, shape: Sequence[int], bounds: Iterabl
         return None
     ties = source_ties + target_ties
     cuts: list[set[int]] = [set() for _ in shape]
-    strides = {1, source.positions, *bounds}
+    strides = {1, source.positions, *(bound for bound in bounds if bound < source.positions)}
     for stride, size in (*source.unreduced, *target.unreduced):
         strides.update((stride, stride * size))
     for dim, (stride, size), element in ties:

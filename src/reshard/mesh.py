@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.axis import Axis, quote
+from reshard.checks import all_of, expect, integer, listed, shown
 from reshard.errors import ReshardError
 
 LIMIT = 2**62
@@ -59,17 +60,19 @@ class Mesh:
     """The device at each position; None where they are 0, 1, 2, …"""
 
     def __post_init__(self) -> None:
-        for name, size in self.axes:
-            if not isinstance(name, str):
-                raise ReshardError("axis-name", f"an axis name must be a string, got: {name!r}")
-            if size < 1:
-                raise ReshardError("axis-size", f"axis {quote(name)} has size {size}; it must be at least 1")
+        for pair in all_of(self.axes, tuple, "the axes of a mesh"):
+            if len(pair) != 2:
+                raise ReshardError("bad-argument", f"an axis of a mesh must be a name and a size, got: {shown(pair)}")
+            name, size = expect(pair[0], str, "an axis name", "axis-name"), pair[1]
+            if expect(size, int, f"the size of axis {quote(name)}") < 1:
+                raise ReshardError("axis-size", f"axis {quote(name)} has size {shown(size)}; it must be at least 1")
         total = 1
         for _, size in self.axes:
             total *= size
             if total >= LIMIT:
                 raise ReshardError("too-large", "a mesh of 2**62 devices or more is too large")
         if self.device_ids is not None:
+            all_of(self.device_ids, int, "the device ids of a mesh")
             self._check_device_ids(self.device_ids, total)
         if len(self.sizes) != len(self.axes):
             names = [name for name, _ in self.axes]
@@ -78,9 +81,9 @@ class Mesh:
 
     def _check_device_ids(self, ids: tuple[int, ...], total: int) -> None:
         if any(device < 0 for device in ids):
-            raise ReshardError("negative-device-id", f"device id {min(ids)} is negative; it must be at least 0")
+            raise ReshardError("negative-device-id", f"device id {shown(min(ids))} is negative; it must be at least 0")
         if max(ids, default=0) >= LIMIT:
-            raise ReshardError("too-large", f"device id {max(ids)} is too large; it must be below 2**62")
+            raise ReshardError("too-large", f"device id {shown(max(ids))} is too large; it must be below 2**62")
         if not self.axes and len(ids) > 1:
             raise ReshardError("maximal-mesh", f"a mesh without axes has {len(ids)} device ids; it may have one")
         if len(self.sizes) == len(self.axes):
@@ -130,19 +133,19 @@ class Mesh:
         >>> Mesh.of({"data axis": 2}) == Mesh((("data axis", 2),))
         True
         """
-        pairs = [*(axes.items() if isinstance(axes, Mapping) else axes or ()), *sizes.items()]
-        try:
-            checked = tuple((name, _integer(size)) for name, size in pairs)
-            ids = (
-                None
-                if device_ids is None
-                else tuple(_integer(device) for device in np.ravel(list(device_ids)).tolist())
-            )
-        except (TypeError, ValueError) as error:
-            raise ReshardError(
-                "bad-argument", f"axes are names with integer sizes, device ids are integers: {error}"
-            ) from None
-        return cls(checked, ids)
+        pairs = listed(axes.items() if isinstance(axes, Mapping) else () if axes is None else axes, "axes")
+        checked = []
+        for pair in [*pairs, *sizes.items()]:
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise ReshardError("bad-argument", f"an axis of a mesh must be a name and a size, got: {shown(pair)}")
+            name = expect(pair[0], str, "an axis name", "axis-name")
+            checked.append((name, integer(pair[1], f"the size of axis {quote(name)}")))
+        if isinstance(device_ids, np.ndarray):
+            device_ids = device_ids.ravel()
+        ids = None
+        if device_ids is not None:
+            ids = tuple(integer(device, "a device id") for device in listed(device_ids, "device_ids"))
+        return cls(tuple(checked), ids)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -174,7 +177,13 @@ class Mesh:
         return {device: position for position, device in enumerate(self.devices)}
 
     def device_at(self, position: int) -> int:
-        """The device at a position."""
+        """The device at a position.
+
+        Raises:
+            ReshardError: `bad-argument` where there is no such position.
+        """
+        if not 0 <= integer(position, "a position") < self.size:
+            raise ReshardError("bad-argument", f"position {shown(position)} is not in a mesh of {self.size}")
         return self.devices[position]
 
     def position_of(self, device: int) -> int:
@@ -184,7 +193,7 @@ class Mesh:
             ReshardError: `unknown-device`.
         """
         if device not in self:
-            raise ReshardError("unknown-device", f"device {device} is not in mesh {self}")
+            raise ReshardError("unknown-device", f"device {shown(device)} is not in mesh {self}")
         return int(device) if self.device_ids is None else self._positions[device]
 
     @cached_property
@@ -222,7 +231,7 @@ class Mesh:
         return self.positions if self.device_ids is None else np.array(self.device_ids, dtype=np.int64)
 
     def __contains__(self, device: object) -> bool:
-        if not isinstance(device, int | np.integer):
+        if isinstance(device, bool) or not isinstance(device, int | np.integer):
             return False
         return bool(0 <= device < self.size) if self.device_ids is None else device in self._positions
 
@@ -251,12 +260,6 @@ class Mesh:
             strides[name] = (stride, size)
             stride *= size
         return strides
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{value!r} is no integer")
-    return int(value.__index__())
 
 
 def common_mesh(meshes: Iterable[Mesh]) -> Mesh | None:

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.box import Box
+from reshard.checks import expect
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import Tiling, kept_size
@@ -60,6 +61,8 @@ def identity(reduction: str, dtype: np.dtype[Any]) -> Any:
     """
     dtype_named(dtype).check_reduction(reduction)
     if reduction in ("sum", "avg", "bor", "bxor"):
+        if dtype.type(0) != 0:
+            raise ReshardError("reduction-dtype", f"{reduction} has no identity among values of dtype {dtype}")
         return dtype.type(0)
     if reduction == "product":
         return dtype.type(1)
@@ -71,7 +74,17 @@ def identity(reduction: str, dtype: np.dtype[Any]) -> Any:
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         return dtype.type(limits.max if largest else limits.min)
-    return dtype.type(np.inf if largest else -np.inf)
+    infinite = dtype.type(np.inf if largest else -np.inf)
+    if dtype.kind == "f" or np.isinf(infinite):
+        return infinite
+    limits = _float_limits(dtype)  # an 8-bit float without infinities
+    return dtype.type(limits.max if largest else limits.min)
+
+
+def _float_limits(dtype: np.dtype[Any]) -> Any:
+    import ml_dtypes  # noqa: PLC0415  # an optional package, and there where such a dtype is
+
+    return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
 
 
 def scatter(array: Array, sharding: Sharding) -> Tiles:
@@ -84,14 +97,19 @@ def scatter(array: Array, sharding: Sharding) -> Tiles:
         ReshardError: `rank-mismatch`, `reduction-dtype`, `too-large`.
     """
     array = np.asanyarray(array)
+    expect(sharding, Sharding, "what an array is scattered by")
     tiling = Tiling.of(sharding, array.shape)
+    if sharding.unreduced:
+        dtype_named(array.dtype).check_reduction(sharding.reduction)
     tiles = {}
     for position, device in enumerate(sharding.mesh.device_array.tolist()):
         part = _view(array, tiling.layout.box(position, array.shape))
         if index_of(tiling.layout.unreduced, position) and sharding.reduction != "avg":
-            tiles[device] = np.full(part.shape, identity(sharding.reduction, array.dtype), array.dtype)
+            tiles[device] = _empty(part.shape, array.dtype)
+            tiles[device][...] = identity(sharding.reduction, array.dtype)
         else:
-            tiles[device] = np.array(part, order="C")
+            tiles[device] = _empty(part.shape, array.dtype)
+            tiles[device][...] = part
     return tiles
 
 
@@ -101,9 +119,9 @@ def gather(tiles: Mapping[int, Array], sharding: Sharding, shape: Sequence[int])
     Raises:
         ReshardError: `bad-tiles` where tiles are missing or of a wrong shape or dtype; `rank-mismatch`.
     """
-    tiling = Tiling.of(sharding, shape)
+    tiling = Tiling.of(expect(sharding, Sharding, "what tiles are gathered by"), shape)
     dtype = _check_tiles(tiles, tiling, None)
-    whole = np.empty(tiling.shape, dtype)
+    whole = _empty(tiling.shape, dtype)
     free = tiling.layout.free_digits()
     partial = tiling.layout.unreduced
     positions = [p for p in range(sharding.mesh.size) if index_of(free, p) == 0]
@@ -130,12 +148,16 @@ def run(plan: Plan, tiles: Mapping[int, Array], *, received_bytes: dict[int, int
     Raises:
         ReshardError: `bad-tiles` where tiles are missing, or of another shape or dtype than the plan's.
     """
+    expect(plan, Plan, "what is run")
+    if received_bytes is not None:
+        expect(received_bytes, dict, "received_bytes")
     _check_tiles(tiles, Tiling.of(plan.source, plan.shape), plan)
-    counts = dict.fromkeys(plan.devices, 0) if received_bytes is None else received_bytes
-    counts.update(dict.fromkeys(plan.devices, 0))
+    counts = dict.fromkeys(plan.devices, 0)
     here = {device: np.asarray(tiles[device]) for device in plan.source.mesh.device_array.tolist()}
     for step in plan.steps:
         here = _to_unreduced(step, here) if step.kind == "ToUnreduced" else _moved(step, here, counts)
+    if received_bytes is not None:
+        received_bytes.update(counts)
     if plan.steps:
         return here
     target = Tiling.of(plan.target, plan.shape)  # empty tiles may be empty in another dim
@@ -156,7 +178,7 @@ def _received(move: Move, device: int, sources: Tiles, counts: dict[int, int]) -
     """One device's tile, made of the pieces that come into it."""
     exchange = move.exchange
     box = exchange.target.box(device)
-    tile = np.empty(box.shape, next(iter(sources.values())).dtype)
+    tile = _empty(box.shape, next(iter(sources.values())).dtype)
     placed = set()
     for piece in exchange.incoming(device):
         part = _view(tile, piece.box, box)
@@ -173,6 +195,18 @@ def _received(move: Move, device: int, sources: Tiles, counts: dict[int, int]) -
     return tile
 
 
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """A fresh array, not filled.
+
+    Raises:
+        ReshardError: `too-large` where there is no memory for it.
+    """
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError):
+        raise ReshardError("too-large", f"there is no memory for a tile of shape {shape} of {dtype}") from None
+
+
 def _view(array: Array, box: Box, within: Box | None = None) -> Array:
     """The part of an array that a box is; of a scalar too a view, not its value."""
     index: tuple[Any, ...] = (..., *box.slices(within))
@@ -185,7 +219,8 @@ def _to_unreduced(step: Step, tiles: Tiles) -> Tiles:
     result = {}
     for device, tile in tiles.items():
         box, kept = after.box(device), step.contribution(device)
-        made = np.full(box.shape, identity(step.after.reduction, tile.dtype), tile.dtype)
+        made = _empty(box.shape, tile.dtype)
+        made[...] = identity(step.after.reduction, tile.dtype)
         if kept is not None and not kept.is_empty:
             _view(made, kept, box)[...] = _view(tile, kept, before.box(device))
         result[device] = made

@@ -17,7 +17,6 @@ By hand, 4 x 8 on x=2, y=4, z=2 with `[{"x"}, {"z", "y"}]`: dim 0 is cut into 2 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,6 +26,7 @@ import numpy as np
 
 from reshard.axis import Axis, difference, merged, mesh_order, quote, refined_mesh, sorted_and_merged
 from reshard.box import Box
+from reshard.checks import all_of, expect, integer, listed, shown
 from reshard.dtypes import REDUCTIONS
 from reshard.errors import ReshardError
 from reshard.layout import Digit, Layout, Positions, joined, refine
@@ -54,6 +54,12 @@ class DimSharding:
     priority: int | None = None
     """When propagation looks at it: 0 first; None counts as 0."""
 
+    def __post_init__(self) -> None:
+        all_of(self.axes, Axis, "the axes of a dim")
+        expect(self.is_open, bool, "is_open")
+        if self.priority is not None:
+            expect(self.priority, int, "a priority")
+
     def __str__(self) -> str:
         parts = [*map(str, self.axes), *(["?"] if self.is_open else [])]
         return "{" + ", ".join(parts) + "}" + ("" if self.priority is None else f"p{self.priority}")
@@ -61,7 +67,7 @@ class DimSharding:
     @classmethod
     def of(cls, *axes: str | Axis, priority: int | None = None) -> DimSharding:
         """A dim sharding from names; a last `?` opens it."""
-        is_open = bool(axes) and axes[-1] == "?"
+        is_open = bool(axes) and isinstance(axes[-1], str) and axes[-1] == "?"
         return cls(tuple(Axis.of(axis) for axis in (axes[:-1] if is_open else axes)), is_open, priority)
 
 
@@ -100,13 +106,17 @@ class Sharding:
     """How a dim is cut that its shard count does not divide: ceil or chunk."""
 
     def __post_init__(self) -> None:
-        if self.reduction not in REDUCTIONS:
+        expect(self.mesh, Mesh, "the mesh of a sharding")
+        all_of(self.dims, DimSharding, "the dims of a sharding")
+        all_of(self.replicated, Axis, "the replicated axes of a sharding")
+        all_of(self.unreduced, Axis, "the unreduced axes of a sharding")
+        if expect(self.reduction, str, "a reduction", "unknown-reduction") not in REDUCTIONS:
             raise ReshardError(
-                "unknown-reduction", f"reduction {self.reduction!r} must be one of {', '.join(REDUCTIONS)}"
+                "unknown-reduction", f"reduction {shown(self.reduction)} must be one of {', '.join(REDUCTIONS)}"
             )
-        if self.uneven not in UNEVEN:
+        if expect(self.uneven, str, "the rule for uneven dims", "unknown-rule") not in UNEVEN:
             raise ReshardError(
-                "unknown-rule", f"the rule for uneven dims {self.uneven!r} must be one of {', '.join(UNEVEN)}"
+                "unknown-rule", f"the rule for uneven dims {shown(self.uneven)} must be one of {', '.join(UNEVEN)}"
             )
         if not self.unreduced and self.reduction != "sum":
             object.__setattr__(self, "reduction", "sum")
@@ -164,8 +174,6 @@ class Sharding:
             refined_mesh(axes, self.mesh.sizes)
 
     def _check_sub_axis(self, axis: Axis, full_size: int) -> None:
-        if axis.start < 1:
-            raise ReshardError("sub-axis-pre-size", f"sub-axis {axis} has a pre-size below 1")
         if axis.size_in(full_size) < 2:
             raise ReshardError("sub-axis-size", f"sub-axis {axis} has a size below 2")
         if full_size % axis.stop_in(full_size):
@@ -203,8 +211,7 @@ class Sharding:
         >>> print(Sharding.of(mesh, ("y:(1)2", "y:(2)2", "?"), None, unreduced="x").text())
         [{"y":(1)4, ?}, {}], unreduced={"x"}
         """
-        if not isinstance(mesh, Mesh):
-            raise ReshardError("bad-argument", f"a sharding needs a Mesh first, got: {mesh!r}")
+        expect(mesh, Mesh, "what a sharding is on")
         sizes = mesh.sizes
         built = []
         for dim in dims:
@@ -293,7 +300,8 @@ class Sharding:
         >>> [Sharding.of(Mesh.of(x=3), "x").box(device, (4,)) for device in range(3)]
         [Box([(0, 2)]), Box([(2, 4)]), Box([(4, 4)])]
         """
-        return self.layout_for(shape).box(self.mesh.position_of(device), shape)
+        sizes = checked_shape(shape)
+        return self.layout_for(sizes).box(self.mesh.position_of(device), sizes)
 
     def local_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of the largest tile: per dim the ceiling of its size over its shards.
@@ -301,7 +309,8 @@ class Sharding:
         Raises:
             ReshardError: `rank-mismatch`, `bad-shape`, `too-large`.
         """
-        return self.layout_for(shape).local_shape(shape)
+        sizes = checked_shape(shape)
+        return self.layout_for(sizes).local_shape(sizes)
 
     def check_divisible(self, shape: Sequence[int]) -> None:
         """Refuse a shape that some dim's shards do not divide.
@@ -309,8 +318,9 @@ class Sharding:
         Raises:
             ReshardError: `not-divisible`, and what `local_shape` raises.
         """
-        layout = self.layout_for(shape)
-        for dim, size in enumerate(shape):
+        sizes = checked_shape(shape)
+        layout = self.layout_for(sizes)
+        for dim, size in enumerate(sizes):
             if size % layout.shards(dim):
                 raise ReshardError(
                     "not-divisible", f"dim {dim} with size {size} is not divisible by its {layout.shards(dim)} shards"
@@ -329,6 +339,8 @@ class Sharding:
         >>> flat.is_equivalent_to(Sharding.of(Mesh.of(x=2, y=2, z=2), ("x", "y"), "z"), (4, 4))
         True
         """
+        shape = checked_shape(shape)
+        expect(other, Sharding, "what a sharding is compared with")
         first, second = with_mesh(self, other.mesh), with_mesh(other, self.mesh)
         mine, theirs = first.layout_for(shape), second.layout_for(shape)
         if mine.unreduced and theirs.unreduced and first.reduction != second.reduction:
@@ -397,11 +409,7 @@ def _labels(rows: Positions) -> Positions:
 def _listed(axes: AxesLike) -> list[str | Axis]:
     if axes is None:
         return []
-    if isinstance(axes, str | Axis):
-        return [axes]
-    if not isinstance(axes, Iterable):
-        raise ReshardError("bad-argument", f"axes must be None, a name, or a list of names, got: {axes!r}")
-    return list(axes)
+    return [axes] if isinstance(axes, str | Axis) else listed(axes, "axes")
 
 
 def _braced(axes: Iterable[Axis]) -> str:
@@ -414,13 +422,11 @@ def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     Raises:
         ReshardError: `bad-shape`, `too-large`.
     """
-    try:
-        sizes = tuple(int(size.__index__()) for size in shape)
-    except (TypeError, AttributeError):
-        raise ReshardError("bad-shape", f"a shape must be a sequence of integers, got: {shape!r}") from None
+    given = listed(shape, "a shape", "bad-shape")
+    sizes = tuple(integer(size, f"the size of dim {dim}", "bad-shape") for dim, size in enumerate(given))
     for dim, size in enumerate(sizes):
         if size < 0:
-            raise ReshardError("bad-shape", f"dim {dim} has size {size}; it must be at least 0")
+            raise ReshardError("bad-shape", f"dim {dim} has size {shown(size)}; it must be at least 0")
         if size >= LIMIT:
-            raise ReshardError("too-large", f"dim {dim} has size {size}; it must be below 2**62")
+            raise ReshardError("too-large", f"dim {dim} has size {shown(size)}; it must be below 2**62")
     return sizes

@@ -31,13 +31,14 @@ import numpy as np
 
 from reshard.axis import Axis, aligned, sorted_and_merged
 from reshard.box import Box
+from reshard.checks import expect, shown
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange, Tiling, combine_then_gather, kept_size
-from reshard.layout import PARTIAL, Positions, within
+from reshard.layout import PARTIAL, Positions, Stage, index_of, offsets, within, without
 from reshard.mesh import LIMIT
 from reshard.partial import made_axes
-from reshard.sharding import Sharding
+from reshard.sharding import Sharding, checked_shape
 
 KINDS = ("Slice", "Permute", "AllGather", "AllToAll", "ReduceScatter", "AllReduce", "Exchange", "ToUnreduced")
 """Every kind of step."""
@@ -77,6 +78,14 @@ class Step:
     """In how many parts, along its longest dim, a piece goes one after the other."""
 
     def __post_init__(self) -> None:
+        expect(self.before, Sharding, "the sharding before a step")
+        expect(self.after, Sharding, "the sharding after a step")
+        expect(self.dtype, DType, "the dtype of a step")
+        if not 0 <= expect(self.near, int, "near") < LIMIT or not 1 <= expect(self.chunks, int, "chunks") < LIMIT:
+            raise ReshardError("bad-argument", "near must be at least 0, chunks at least 1, and both below 2**62")
+        object.__setattr__(self, "shape", checked_shape(self.shape))
+        if expect(self.kind, str, "the kind of a step", "bad-step") not in (UNNAMED, *KINDS):
+            raise ReshardError("bad-step", f"a step must be one of {', '.join(KINDS)}, got: {shown(self.kind)}")
         classes = prod(digit.size for digit in self.before.layout_for(self.shape).unreduced)
         for sharding in (self.before, self.after):
             layout = sharding.layout_for(self.shape)
@@ -210,7 +219,7 @@ def step_between(
         ReshardError: as `Step`; `bad-step` where no one step leads there, since values become partial along some
             axes while others move.
     """
-    return Step(UNNAMED, before, after, tuple(shape), dtype_named(dtype), near, chunks)
+    return Step(UNNAMED, before, after, checked_shape(shape), dtype_named(dtype), near, chunks)
 
 
 def _kind_of(exchanges: tuple[Exchange, ...]) -> str:
@@ -269,24 +278,29 @@ def _check_to_unreduced(before: Sharding, after: Sharding, shape: tuple[int, ...
         tilings[0].layout.unreduced and before.reduction != after.reduction
     ):
         raise ReshardError("bad-step", f"{text} moves values while they become partial")
-    here = before.mesh.positions
-    cells = [
-        (tilings[0].layout.intervals(dim, size, here), tilings[1].layout.intervals(dim, size, here))
-        for dim, size in enumerate(shape)
-    ]
-    empty = np.logical_or.reduce([start >= stop for (start, stop), _ in cells], axis=0) if cells else False
-    for (start, stop), (low, high) in cells:
-        if not np.all(empty | ((low <= start) & (stop <= high))):
-            raise ReshardError("bad-step", f"{text} moves values while they become partial")
-    sharded = any(tilings[0].layout.shards(dim) != tilings[1].layout.shards(dim) for dim in range(len(shape)))
-    if after.reduction == "avg" and sharded:
+    if after.reduction == "avg" and tilings[0].layout.dims != tilings[1].layout.dims:
         raise ReshardError("no-plan", f"{text} would make parts partial under avg; only whole values can be")
+    given, whole = np.ones_like(before.mesh.positions), np.ones_like(before.mesh.positions)
+    inside = np.ones(len(given), dtype=np.bool_)
+    for (start, stop), (low, high) in zip(tilings[0].all_bounds, tilings[1].all_bounds, strict=True):
+        given *= stop - start
+        whole *= high - low
+        inside &= (low <= start) & (stop <= high)
+    for digit in _newly_unreduced(*tilings):
+        given[digit.value(before.mesh.positions) > 0] = 0
+    made = without(tilings[1].layout.unreduced, tilings[0].layout.unreduced)
+    group = before.mesh.positions - offsets(made)[index_of(made, before.mesh.positions)]
+    sums = np.zeros_like(given)
+    np.add.at(sums, group, given)
+    complete = after.reduction == "avg" or np.array_equal(sums[group], whole)
+    if not complete or not np.all(inside | (given == 0)):
+        raise ReshardError("bad-step", f"{text} moves values while they become partial")
 
 
-def _newly_unreduced(before: Tiling, after: Tiling) -> list[Any]:
+def _newly_unreduced(before: Tiling, after: Tiling) -> Stage:
     """The digits that are unreduced after and replicated before."""
     from_free = before.layout.free_digits()
-    return [part for digit in after.layout.unreduced for part in within(from_free, digit)]
+    return tuple(part for digit in after.layout.unreduced for part in within(from_free, digit))
 
 
 def _changed_axes(before: Sharding, after: Sharding) -> tuple[Axis, ...]:

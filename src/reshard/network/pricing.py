@@ -197,7 +197,7 @@ def _loads_of(
     gathered: tuple[int, ...],
 ) -> Loads:
     shared = receivers is source or receivers == source
-    moved = {i for i, j in enumerate(determined_by) if i != j} | set(gathered)
+    moved = {end for pair in enumerate(determined_by) if pair[0] != pair[1] for end in pair} | set(gathered)
     kept, cycles = _worth_listing(network, source, digits, determined_by, moved) if shared else (digits, [])
     k = prod(digits[i].size for i in gathered)
     if k * prod(digit.size for digit in kept) > ENUMERABLE:
@@ -221,7 +221,7 @@ def _names(mesh: Mesh, positions: Positions) -> Positions:
 
 
 Cycle = list[int]
-"""Digits of which each determines the next, and the last the first."""
+"""Digits of which each determines the next, and the last the first; with near senders any that determine each other."""
 
 
 def _worth_listing(
@@ -236,8 +236,9 @@ def _worth_listing(
     """
     stages = [device_stage(mesh, (digit,)) for digit in digits]
     known = [stage for stage in stages if stage is not None]
-    if len(known) < len(stages):
-        return digits, []
+    parts = [part for stage in known for level in network.levels for part in within(stage, level.digit)]
+    if len(known) < len(stages) or prod(part.size for part in parts) < prod(digit.size for digit in digits):
+        return digits, []  # a digit that no split of the levels holds changes several of them by carrying over
     torus = [level for level in network.levels if not level.is_switch]
     busy = [level for level in torus if any(_share(known[i], level) for i in moved)]
     if busy:
@@ -252,20 +253,18 @@ def _worth_listing(
 
 
 def _cycles(determined_by: tuple[int, ...]) -> list[Cycle]:
-    """The cycles of a permutation.
+    """The cycles of a permutation; of any other map the digits that arrows join, whichever way they point.
 
-    >>> _cycles((2, 1, 0))
-    [[0, 2], [1]]
+    >>> _cycles((2, 1, 0)), _cycles((1, 1, 2))
+    ([[0, 2], [1]], [[0, 1], [2]])
     """
-    found: list[Cycle] = []
-    seen: set[int] = set()
-    for start in range(len(determined_by)):
-        if start not in seen:
-            found.append([start])
-            while (after := determined_by[found[-1][-1]]) != start:
-                found[-1].append(after)
-            seen.update(found[-1])
-    return found
+    name = list(range(len(determined_by)))
+    for i, j in enumerate(determined_by):
+        name = [name[i] if other == name[j] else other for other in name]
+    found: dict[int, Cycle] = {}
+    for i, group in enumerate(name):
+        found.setdefault(group, []).append(i)
+    return list(found.values())
 
 
 def _turned_back(positions: Positions, digits: tuple[Digit, ...], cycles: list[Cycle]) -> Positions:

@@ -23,10 +23,10 @@ from math import prod
 from typing import Any
 
 from reshard.chains import Chain, chain_through, shortest_chain
+from reshard.checks import expect, integer, shown
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.network import Network
-from reshard.network.level import is_integer
 from reshard.planner.candidates import candidates
 from reshard.planner.memory import least_peak_bytes, within_limit
 from reshard.planner.policy import best_first, priced
@@ -94,20 +94,17 @@ def plan(
     ['AllGather']
     """
     for sharding in (source, target):
-        if not isinstance(sharding, Sharding):
-            raise ReshardError("bad-argument", f"source and target must be of type Sharding, got: {sharding!r}")
+        expect(sharding, Sharding, "an end of a plan")
     if isinstance(network, str):
         network = Network.preset(network)
-    if network is not None and not isinstance(network, Network):
-        raise ReshardError(
-            "bad-argument", f"network must be a Network, the name of a preset, or None, got: {network!r}"
-        )
-    if basis not in BASES:
-        raise ReshardError("bad-argument", f"basis {basis!r} must be one of {', '.join(BASES)}")
-    if memory_limit is not None and not (is_integer(memory_limit) and memory_limit >= 0):
-        raise ReshardError(
-            "bad-argument", f"memory_limit must be a number of bytes of at least 0, got: {memory_limit!r}"
-        )
+    if network is not None:
+        expect(network, Network, "the network of a plan")
+    if expect(basis, str, "the basis of a plan") not in BASES:
+        raise ReshardError("bad-argument", f"basis {shown(basis)} must be one of {', '.join(BASES)}")
+    if memory_limit is not None:
+        memory_limit = integer(memory_limit, "memory_limit")
+        if memory_limit < 0:
+            raise ReshardError("bad-argument", f"memory_limit must be at least 0 bytes, got: {memory_limit}")
     return _planned(Request(source, target, checked_shape(shape), dtype_named(dtype), network, basis, memory_limit))
 
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, product
+from itertools import islice
 
 from reshard.axis import Axis, aligned, difference, merged
 from reshard.chains import Chain, chain_through, shortest_chain
 from reshard.dtypes import DType
+from reshard.errors import ReshardError
 from reshard.layout import Digit
 from reshard.partial import made_axes, parts_within
 from reshard.sharding import Sharding
@@ -44,15 +45,26 @@ def candidates(
         ReshardError: as `shortest_chain`.
     """
     yield shortest_chain(source, target, shape, dtype)
+    for points, near in _detours(source, target, shape, boundaries):
+        try:
+            yield chain_through(points, shape, dtype, near)
+        except ReshardError:
+            continue  # a detour that cannot be made is none
+
+
+def _detours(
+    source: Sharding, target: Sharding, shape: tuple[int, ...], boundaries: Sequence[int]
+) -> Iterator[tuple[tuple[Sharding, ...], int]]:
+    """Points to pass, and from which stride on near replicas send."""
     combined = made_axes(target, source)  # partial before and no longer
     if combined:
         scattered = refinements(source, [*combined, *source.unused_axes()], target, shape)
         for middle in islice(scattered, TRIED):
-            yield chain_through((source, middle, target), shape, dtype)
+            yield (source, middle, target), 0
     for boundary in boundaries if target.mesh.device_ids is None else ():
-        yield shortest_chain(source, target, shape, dtype, boundary)
+        yield (source, target), boundary
         for middle in islice(refinements(target, _below(target, boundary), source, shape), TRIED):
-            yield chain_through((source, middle, target), shape, dtype, boundary)
+            yield (source, middle, target), boundary
 
 
 def _below(sharding: Sharding, boundary: int) -> list[Axis]:
@@ -79,13 +91,19 @@ def refinements(
     ]
     parts, _ = aligned(list(axes), [axis for axis, _ in cutting], sizes)
     wanted = {part: number for part in parts for axis, number in cutting if axis.contains(part)}
-    choices = [[wanted[part]] if part in wanted else range(len(shape)) for part in parts]
-    for numbers in product(*choices) if parts else ():
-        dims = list(sharding.dims)
-        for number, part in zip(numbers, parts, strict=True):
-            dims[number] = replace(dims[number], axes=merged([*dims[number].axes, part], sizes))
-        # an axis that was partial and now cuts a dim is partial no longer
-        left = difference(sharding.unreduced, parts, sizes)
-        found = replace(sharding, dims=tuple(dims), unreduced=left, replicated=())
-        if all(size % found.layout.shards(number) == 0 for number, size in enumerate(shape)):
+    left = difference(sharding.unreduced, parts, sizes)  # what was partial and now cuts a dim is partial no longer
+
+    def placed(found: Sharding, rest: Sequence[Axis]) -> Iterator[Sharding]:
+        if not rest:
             yield found
+            return
+        part, *others = rest
+        for number in [wanted[part]] if part in wanted else range(len(shape)):
+            dims = list(found.dims)
+            dims[number] = replace(dims[number], axes=merged([*dims[number].axes, part], sizes))
+            further = replace(found, dims=tuple(dims))
+            if shape[number] % further.layout.shards(number) == 0:
+                yield from placed(further, others)
+
+    if parts:
+        yield from placed(replace(sharding, unreduced=left, replicated=()), parts)

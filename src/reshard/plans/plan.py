@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 
 from reshard.chains import chain_through
+from reshard.checks import all_of, expect, shown
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import Exchange, Tiling, find_exchange, kept_apart, kept_size, total_bound
@@ -76,6 +77,11 @@ class Plan:
     """Why the plan moves more than the bound, where a network made it so."""
 
     def __post_init__(self) -> None:
+        expect(self.source, Sharding, "the source of a plan")
+        expect(self.target, Sharding, "the target of a plan")
+        expect(self.dtype, DType, "the dtype of a plan")
+        all_of(self.steps, Step, "the steps of a plan")
+        object.__setattr__(self, "shape", checked_shape(self.shape))
         self.source.layout_for(self.shape)
         self.target.layout_for(self.shape)
         here = self.source
@@ -116,9 +122,9 @@ class Plan:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """The devices of source and target, in ascending order."""
-        here, there = self.source.mesh.device_array, self.target.mesh.device_array
-        return tuple(np.union1d(here, there).tolist())
+        """The devices of source and target, and of the steps between, in ascending order."""
+        meshes = {self.source.mesh, self.target.mesh, *(step.after.mesh for step in self.steps)}
+        return tuple(np.unique(np.concatenate([mesh.device_array for mesh in meshes])).tolist())
 
     @cached_property
     def rounds(self) -> int:
@@ -160,8 +166,9 @@ class Plan:
         )
 
     def _check_device(self, device: int) -> None:
-        if device not in self.source.mesh and device not in self.target.mesh:
-            raise ReshardError("unknown-device", f"device {device} is neither in the source nor in the target")
+        ends = (self.source, self.target, *(step.after for step in self.steps))
+        if not any(device in end.mesh for end in ends):
+            raise ReshardError("unknown-device", f"device {shown(device)} is neither in the source nor in the target")
 
     @cached_property
     def bound_kind(self) -> str:
@@ -169,10 +176,12 @@ class Plan:
 
         `exact`: nothing is partial, every plan must move this much and one exists that moves no more.
         `reduction`: partial values are combined; no plan moves less, and the best may move more.
-        `unreduced`: the target is newly partial; nothing needs to move where devices hold parts of their tiles.
+        `unreduced`: the target is partial where the source is not, or over devices in another order; how partial
+        values are shared out is free, and nothing needs to move where devices hold parts of their tiles.
         """
         before, after = self._tilings
-        if made_axes(self.source, self.target):
+        reordered = bool(after.layout.unreduced) and not before.same_order_as(after)
+        if reordered or made_axes(self.source, self.target):
             return "unreduced"
         return "exact" if kept_size(before) == kept_size(after) else "reduction"
 
@@ -231,8 +240,8 @@ class Plan:
     def transpose(self) -> Plan:
         """The plan of the gradient: from the dual of the target to the dual of the source, step by step.
 
-        An AllGather becomes a ReduceScatter and the reverse, a Slice a ToUnreduced, an AllReduce, a Permute and
-        an AllToAll their own kind, an Exchange one that moves the other way.
+        An AllGather becomes a ReduceScatter and the reverse, a Slice a ToUnreduced, an AllReduce and an AllToAll
+        their own kind, and so does a Permute where nothing is replicated; an Exchange moves the other way.
 
         Raises:
             ReshardError: `bad-argument` where a reduction is no sum.
@@ -347,7 +356,7 @@ class Plan:
         try:
             given = json.loads(text)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ReshardError("bad-plan-text", f"a plan must be JSON text: {error}") from None
+            raise ReshardError("bad-plan-text", f"a plan must be JSON text: {str(error).rstrip('.')}") from None
         schema = given.get("schema") if isinstance(given, dict) else None
         if schema != SCHEMA:
             raise ReshardError("bad-plan-text", f"a plan must have the schema {SCHEMA!r}, got: {schema!r}")
@@ -361,15 +370,17 @@ class Plan:
                     parse_sharding(step["after"]),
                     shape,
                     dtype,
-                    int(step.get("near", 0)),
-                    int(step.get("chunks", 1)),
+                    step.get("near", 0),
+                    step.get("chunks", 1),
                 )
                 for step in given["steps"]
             ]
             seconds = [step.get("seconds") for step in given["steps"]]
             prices = None if given.get("seconds") is None else tuple(map(float, seconds))
             reason = str(given.get("reason", ""))
-        except (KeyError, TypeError, AttributeError) as error:
+        except ReshardError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ReshardError("bad-plan-text", f"a plan lacks a field or has one of another type: {error}") from None
         plan = cls(source, target, shape, dtype, tuple(steps), prices, reason)
         wrong = _differences(given, plan.as_dict())

@@ -1,0 +1,82 @@
+"""What every public function asks of its arguments before it uses them.
+
+>>> integer(3, "the number of shards")
+3
+>>> expect((1, 2), tuple, "a shape")
+(1, 2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from reshard.errors import ReshardError
+
+T = TypeVar("T")
+LISTABLE = 2**24
+"""Longer lists are refused before they are made."""
+_NOUNS: dict[type, str] = {str: "string", int: "integer", bool: "truth value", dict: "dictionary"}
+
+
+def shown(value: object) -> str:
+    """A value as it stands in a sentence: its repr, cut where it is long."""
+    try:
+        text = repr(value)
+    except Exception:  # whatever a stranger's repr does, the sentence must come out
+        text = f"a {type(value).__name__}"
+    text = " ".join(text.split())
+    return (text if len(text) <= 80 else text[:77] + "…").rstrip(".")
+
+
+def integer(value: Any, what: str, code: str = "bad-argument") -> int:
+    """An integer, of Python or of NumPy, as Python's.
+
+    Raises:
+        ReshardError: `code`.
+    """
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        raise ReshardError(code, f"{what} must be an integer, got: {shown(value)}")
+    try:
+        return int(value.__index__())
+    except (TypeError, ValueError):  # an array of several
+        raise ReshardError(code, f"{what} must be an integer, got: {shown(value)}") from None
+
+
+def expect(value: Any, kind: type[T], what: str, code: str = "bad-argument") -> T:
+    """The value, if it is of the kind.
+
+    Raises:
+        ReshardError: `code`.
+    """
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        noun = _NOUNS.get(kind, kind.__name__)
+        article = "an" if noun[0] in "aeiouA" else "a"
+        raise ReshardError(code, f"{what} must be {article} {noun}, got: {shown(value)}")
+    return value
+
+
+def all_of(values: Any, kind: type[T], what: str, code: str = "bad-argument") -> tuple[T, ...]:
+    """The tuple, if it is one and all in it are of the kind.
+
+    Raises:
+        ReshardError: `code`.
+    """
+    expect(values, tuple, what, code)
+    return tuple(expect(value, kind, f"each of {what}", code) for value in values)
+
+
+def listed(values: Any, what: str, code: str = "bad-argument") -> list[Any]:
+    """The values of any iterable that is no text.
+
+    Raises:
+        ReshardError: `code`.
+    """
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ReshardError(code, f"{what} must be a list, got: {shown(values)}")
+    if isinstance(values, range | list | tuple) and len(values) > LISTABLE:
+        raise ReshardError("too-large", f"{what} must be a list of fewer than {LISTABLE} entries")
+    try:
+        return list(values)
+    except TypeError:  # an array without dims, or a list that cannot count itself
+        raise ReshardError(code, f"{what} must be a list, got: {shown(values)}") from None

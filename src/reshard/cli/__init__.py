@@ -1,0 +1,104 @@
+"""The command line: one module per command, and what they share.
+
+    arguments.py    options that several commands take, and the shardings they name
+    plan.py         `reshard plan`: what a reshard does and costs
+    run.py          `reshard run`: does it, from file to files
+    show.py         `reshard show`: draws who holds what
+    output.py       standard output and standard error
+    interrupts.py   signals as exceptions
+    storage/        tensors on disk: reading, moving, writing, checking
+
+A command is a function of its parsed arguments that prints and returns nothing.
+What goes wrong comes out of it as an exception, and only here becomes a sentence and an exit status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import reshard
+from reshard.cli import output, plan, run, show
+from reshard.cli.interrupts import Terminated, raised
+from reshard.errors import ReshardError
+
+__all__ = ["main"]
+
+DONE, REFUSED, MISUSED, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
+"""Exit statuses. The last two are what a shell reports of a program that a signal ended."""
+
+EXAMPLES = """\
+examples:
+  reshard plan --mesh D=2,Y=8,X=4,T=4 --shape 2048,2048 '[{"D"}, {"X", "Y"}]' '[{}, {"D", "Y", "X", "T"}]'
+  reshard run weights.npy --mesh x=2,y=4 --target '[{"x"}, {"y"}]' --out sharded
+  reshard show --mesh x=2,y=2 --shape 4,4 '[{"x"}, {"y"}]'
+
+exit status: 0 done; 1 refused, with the reason on standard error; 2 misused; 130 interrupted
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="reshard",
+        description="Moves a tensor from any layout over a set of devices to any other, and says what that costs.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"reshard {reshard.__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    for command in (plan, run, show):
+        command.add_to(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit status.
+
+    Args:
+        argv: the arguments after the program's name; those of the process if not given.
+    """
+    output.make_tolerant()
+    try:
+        with raised():
+            status = _run_command(argv)
+            output.flush()
+    except BrokenPipeError:
+        output.abandon()
+        return NO_READER
+    except KeyboardInterrupt as stop:
+        terminated = isinstance(stop, Terminated)
+        status = stop.status if isinstance(stop, Terminated) else INTERRUPTED
+        output.complain("; ".join(["terminated" if terminated else "interrupted", *getattr(stop, "__notes__", [])]))
+        output.abandon()
+    except OSError as error:
+        reason = error.strerror or error
+        output.complain(f"{error.filename or 'standard output'} could not be read or written: {reason}")
+        output.abandon()
+        status = REFUSED
+    return status
+
+
+def _run_command(argv: Sequence[str] | None) -> int:
+    """Parse and run; refusals become their sentence."""
+    try:
+        args = build_parser().parse_args(argv)
+        args.command_function(args)
+    except SystemExit as stop:  # argparse has said what it had to say
+        return stop.code if isinstance(stop.code, int) else MISUSED
+    except ReshardError as error:
+        output.complain(str(error))
+        return REFUSED
+    except MemoryError:
+        output.complain("there is not enough memory")
+        return REFUSED
+    except OSError:
+        raise
+    except Exception as error:
+        if sys.flags.dev_mode:
+            raise
+        output.complain(f"a fault in reshard itself, {type(error).__name__}: {error}; python -X dev shows where")
+        return REFUSED
+    return DONE

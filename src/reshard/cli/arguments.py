@@ -1,0 +1,128 @@
+"""What several commands take: meshes, a shape, a dtype, and the texts of shardings.
+
+>>> shape_of("2048, 2048"), shape_of("()"), shape_of("8 x 8")
+((2048, 2048), (), (8, 8))
+>>> source, target = parse_pair('[{"y"}, {}]', '[{"x"}, {"y"}]', parse_mesh("x=2,y=4"), None, 2)
+>>> print(source.text(), target.text())
+[{"y"}, {}] [{"x"}, {"y"}]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any, Protocol
+
+from reshard.errors import ReshardError
+from reshard.mesh import Mesh
+from reshard.notation import parse_mesh, parse_sharding
+from reshard.sharding import Sharding, checked_shape
+
+FORMS = """\
+a sharding may be written as
+  [{"x"}, {"y", "z"}]                       Shardy's text, bare or whole
+  [[0], [1, 2]]                             mesh axes by number, per dim
+  {devices=[2,4]<=[8]}                      XLA's text
+  A[I_x, J_yz]                              named dims, axes of one letter
+"""
+
+
+class Commands(Protocol):
+    """What argparse gives to add commands to."""
+
+    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
+        """A parser for one more command."""
+        ...
+
+
+def add_command(commands: Commands, name: str, function: Any, summary: str, epilog: str) -> argparse.ArgumentParser:
+    """A command with the options that all have."""
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=epilog + "\n" + FORMS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(command_function=function)
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
+    return parser
+
+
+def add_meshes(parser: argparse.ArgumentParser) -> None:
+    """The options that name the devices."""
+    parser.add_argument("--mesh", metavar="MESH", help='the devices, as x=2,y=4 or <["x"=2, "y"=4], device_ids=[...]>')
+    parser.add_argument("--target-mesh", metavar="MESH", help="the devices of the target; those of --mesh unless given")
+
+
+def add_shape(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """The option for the sizes of the tensor."""
+    parser.add_argument(
+        "--shape", required=required, metavar="N,N", help="the sizes of the whole tensor; () or nothing for a scalar"
+    )
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """The shape that a text gives: sizes with commas or `x` between them, in brackets or not.
+
+    Raises:
+        ReshardError: `bad-shape`, `too-large`.
+    """
+    inner = text.strip()
+    if inner[:1] + inner[-1:] in ("()", "[]"):
+        inner = inner[1:-1].strip()
+    inner = inner.removesuffix(",").rstrip()
+    sizes = re.split(r"\s*[,x]\s*", inner) if inner else []
+    if not all(re.fullmatch(r"-?[0-9]+", size) for size in sizes):
+        raise ReshardError("bad-shape", f"a shape must be sizes joined by commas, such as 2048,512, got: {text!r}")
+    if any(len(size) > 40 for size in sizes):
+        raise ReshardError("too-large", "a size of the shape has more than 40 digits; it must be below 2**62")
+    return checked_shape([int(size) for size in sizes])
+
+
+def mesh_of(text: str | None) -> Mesh | None:
+    """The mesh that an option gives, if it is given.
+
+    Raises:
+        ReshardError: `syntax`, or the code of the rule of `Mesh` that is broken.
+    """
+    return None if text is None else parse_mesh(text)
+
+
+def parse_pair(
+    source: str | None, target: str, mesh: Mesh | None, target_mesh: Mesh | None, ndim: int
+) -> tuple[Sharding | None, Sharding]:
+    """Source and target from their texts; the source is None where it has none.
+
+    A text that names its own mesh needs no other; that of the target may differ from `mesh`.
+    One that names none is on the mesh given for it, or on that of the other side.
+
+    Raises:
+        ReshardError: as `parse_sharding`.
+    """
+    here = None if source is None else _parsed(source, mesh, ndim)
+    if target_mesh is not None:
+        there: Sharding | None = parse_sharding(target, target_mesh, ndim)
+    else:
+        there = _parsed(target, mesh, ndim, is_default=True)
+    if source is not None and here is None:
+        here = parse_sharding(source, there.mesh if there else None, ndim)
+    if there is None:
+        there = parse_sharding(target, here.mesh if here else None, ndim)
+    return here, there
+
+
+def _parsed(text: str, mesh: Mesh | None, ndim: int, *, is_default: bool = False) -> Sharding | None:
+    """The sharding; None where the text lacks a mesh and none is given.
+
+    Where the mesh is only a default, a text that names another is on that.
+    """
+    try:
+        return parse_sharding(text, mesh, ndim)
+    except ReshardError as error:
+        if mesh is None and error.code == "unknown-mesh":
+            return None
+        if is_default and error.code == "different-meshes":
+            return parse_sharding(text, None, ndim)
+        raise

@@ -1,0 +1,78 @@
+"""Standard output and standard error: text, JSON, the one sentence of a refusal."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import sys
+from typing import Any
+
+from reshard.plans import Plan
+from reshard.view.tables import plan_group
+
+PIPED_WIDTH = 120
+"""Columns of a drawing that does not go to a terminal."""
+
+
+def make_tolerant() -> None:
+    """Print what the encoding of a stream lacks as an escape, where it would be an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def is_terminal() -> bool:
+    """Whether standard output is a terminal."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def width() -> int:
+    """The columns that a drawing may have."""
+    return shutil.get_terminal_size().columns if is_terminal() else PIPED_WIDTH
+
+
+def write(text: str) -> None:
+    """One text, and the end of its line."""
+    print(text)
+
+
+def write_plan(plan: Plan) -> None:
+    """A plan: as a table where standard output is a terminal, else as its plain text."""
+    if not is_terminal():
+        print(plan)
+        return
+    from rich.console import Console  # noqa: PLC0415  # loads with the first table, not with the package
+
+    Console().print(plan_group(plan))
+
+
+def write_json(value: Any) -> None:
+    """One JSON document."""
+    print(json.dumps(value, indent=1))
+
+
+def flush() -> None:
+    """Hand over what has been printed, so that it fails here and not when the process ends."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def complain(sentence: str) -> None:
+    """The sentence of a refusal, to standard error; where nobody reads that, to nobody."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"reshard: {sentence}", file=sys.stderr, flush=True)
+
+
+def abandon() -> None:
+    """Drop what standard output still holds and can no longer be written, so that nothing is said at exit."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        descriptor = sys.stdout.fileno()
+        try:
+            sys.stdout.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)

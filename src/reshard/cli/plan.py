@@ -1,0 +1,132 @@
+"""`reshard plan`: what a reshard does and what it costs, before it is done."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any
+
+from reshard.box import Box
+from reshard.cli import output
+from reshard.cli.arguments import Commands, add_command, add_meshes, add_shape, mesh_of, parse_pair, shape_of
+from reshard.dtypes import dtype_named
+from reshard.errors import ReshardError
+from reshard.exchange import Exchange, Piece
+from reshard.planner import plan as make_plan
+from reshard.plans import Plan, bytes_text
+from reshard.steps import Step
+
+EXAMPLES = """\
+examples:
+  reshard plan --mesh D=2,Y=8,X=4,T=4 --shape 2048,2048 '[{"D"}, {"X", "Y"}]' '[{}, {"D", "Y", "X", "T"}]'
+  reshard plan --mesh x=2,y=4 --shape 8,8 --dtype bf16 'A[I_y, J]' 'A[I_x, J_y]' --device 5
+  reshard plan --mesh x=8 --target-mesh '<["x"=4], device_ids=[3, 2, 1, 0]>' --shape 64 '[{"x"}]' '[{"x"}]' --json
+"""
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the parser."""
+    parser = add_command(commands, "plan", run, "say what a reshard does and what it costs", EXAMPLES)
+    add_meshes(parser)
+    add_shape(parser, required=True)
+    parser.add_argument("--dtype", default="float32", metavar="NAME", help="the element type, as f32 or float32")
+    parser.add_argument("--device", type=int, metavar="N", help="add what this device receives and sends")
+    parser.add_argument("source", metavar="SOURCE", help="the sharding in which the tensor is")
+    parser.add_argument("target", metavar="TARGET", help="the sharding in which it is wanted")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Plan and print."""
+    shape = shape_of(args.shape)
+    source, target = parse_pair(args.source, args.target, mesh_of(args.mesh), mesh_of(args.target_mesh), len(shape))
+    plan = make_plan(source, target, shape, dtype_named(args.dtype))  # type: ignore[arg-type]  # a text was given
+    traffic = None if args.device is None else device_traffic(plan, args.device)
+    if args.json:
+        if traffic is None:
+            output.write(plan.to_json())
+        else:
+            output.write_json(plan.as_dict() | {"device": traffic})
+        return
+    output.write_plan(plan)
+    if traffic is not None:
+        output.write("\n" + traffic_text(traffic))
+
+
+def device_traffic(plan: Plan, device: int) -> dict[str, Any]:
+    """What one device receives, sends and keeps, step by step and exchange by exchange.
+
+    Raises:
+        ReshardError: `unknown-device`.
+    """
+    if device not in plan.source.mesh and device not in plan.target.mesh:
+        raise ReshardError("unknown-device", f"device {device} is neither in the source nor in the target")
+    return {
+        "device": device,
+        "source_box": _tile(plan, device, of_source=True),
+        "target_box": _tile(plan, device, of_source=False),
+        "received_bytes": plan.received_bytes_on(device),
+        "lower_bound_bytes": plan.lower_bound_bytes_on(device),
+        "steps": [{"kind": step.kind, "exchanges": _exchanges(step, device)} for step in plan.steps],
+    }
+
+
+def _tile(plan: Plan, device: int, *, of_source: bool) -> list[list[int]] | None:
+    sharding = plan.source if of_source else plan.target
+    return _listed(sharding.box(device, plan.shape)) if device in sharding.mesh else None
+
+
+def _exchanges(step: Step, device: int) -> list[dict[str, Any]]:
+    return [_pieces(move.exchange, device, step.dtype.itemsize) | {"reduction": move.reduction} for move in step.moves]
+
+
+def _pieces(exchange: Exchange, device: int, itemsize: int) -> dict[str, Any]:
+    if device not in exchange.source.mesh and device not in exchange.target.mesh:
+        return {"keeps": [], "receives": [], "sends": []}
+
+    def records(pieces: Iterable[Piece], name: str, other: str) -> list[dict[str, Any]]:
+        return [
+            {
+                name: getattr(piece, other),
+                "box": _listed(piece.box),
+                "bytes": piece.box.size * itemsize,
+                "round": piece.round,
+            }
+            for piece in pieces
+        ]
+
+    incoming, outgoing = exchange.incoming(device), exchange.outgoing(device)
+    return {
+        "keeps": [_listed(piece.box) for piece in incoming if piece.sender == device],
+        "receives": records((piece for piece in incoming if piece.sender != device), "from", "sender"),
+        "sends": records((piece for piece in outgoing if piece.receiver != device), "to", "receiver"),
+    }
+
+
+def _listed(box: Box) -> list[list[int]]:
+    return [list(interval) for interval in box]
+
+
+def traffic_text(traffic: dict[str, Any]) -> str:
+    """What `device_traffic` found, to read."""
+    held, needed = _box_text(traffic["source_box"]), _box_text(traffic["target_box"])
+    received, bound = bytes_text(traffic["received_bytes"]), bytes_text(traffic["lower_bound_bytes"])
+    lines = [f"device {traffic['device']}: holds {held}, needs {needed}; receives {received}, lower bound {bound}"]
+    for number, step in enumerate(traffic["steps"], 1):
+        many = len(step["exchanges"]) > 1
+        for turn, exchange in enumerate(step["exchanges"], 1):
+            part = f", exchange {turn} of {len(step['exchanges'])}" if many else ""
+            what = f": what arrives for one box is combined by {exchange['reduction']}" if exchange["reduction"] else ""
+            lines.append(f"step {number} {step['kind']}{part}{what}")
+            lines += [f"  keeps {_box_text(box)}" for box in exchange["keeps"]]
+            for verb, other in (("receives", "from"), ("sends", "to")):
+                lines += [
+                    f"  {verb} {_box_text(piece['box'])} {other} device {piece[other]}, {bytes_text(piece['bytes'])}"
+                    for piece in exchange[verb]
+                ]
+        if not step["exchanges"]:
+            lines.append(f"step {number} {step['kind']}: nothing is sent")
+    return "\n".join(lines)
+
+
+def _box_text(box: list[list[int]] | None) -> str:
+    return "nothing" if box is None else str(Box((start, stop) for start, stop in box))

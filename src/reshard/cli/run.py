@@ -1,0 +1,136 @@
+"""`reshard run`: reshards a tensor that lies in a file, or in the files of an earlier run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from reshard.cli import output, progress
+from reshard.cli.arguments import Commands, add_command, add_meshes, add_shape, mesh_of, parse_pair, shape_of
+from reshard.cli.storage import Input, Outcome, check_absent, open_input, reshard_files
+from reshard.cli.storage.index import tile_record
+from reshard.dtypes import dtype_named
+from reshard.errors import ReshardError
+from reshard.mesh import Mesh
+from reshard.planner import plan as make_plan
+from reshard.plans import Plan, bytes_text
+from reshard.sharding import Sharding
+
+EXAMPLES = """\
+examples:
+  reshard run weights.npy --mesh x=2,y=4 --target '[{"x"}, {"y"}]' --out sharded
+  reshard run sharded --target '[{"y"}, {}]' --out resharded
+  reshard run model.safetensors --tensor wte --mesh x=8 --source '[{"x"}, {}]' --target '[{}, {"x"}]' --out wte
+
+INPUT is one of
+  a .npy or .safetensors file, which holds the whole tensor: it is taken as lying in the sharding --source, or
+    on every device of the mesh whole, unless one is given
+  a folder that an earlier run wrote, which says itself what mesh, sharding, shape and dtype it has
+
+DIR gets a .npy file per device, in the byte order and the order of dims of the input, and an index.json
+with the mesh, the sharding, and every file's box and checksum. bfloat16 and 8-bit floats, which .npy does not
+know, are written as unsigned integers of the same bits. All is read again and compared before DIR appears.
+"""
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the parser."""
+    parser = add_command(commands, "run", run, "reshard a tensor on disk and check what was written", EXAMPLES)
+    parser.add_argument("input", type=Path, metavar="INPUT", help="a .npy or .safetensors file, or a folder of tiles")
+    add_meshes(parser)
+    parser.add_argument("--source", metavar="SHARDING", help="the sharding in which the tensor is")
+    parser.add_argument("--target", required=True, metavar="SHARDING", help="the sharding in which it is wanted")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder to write, which must be new")
+    parser.add_argument("--tensor", metavar="NAME", help="which tensor of a .safetensors file")
+    add_shape(parser, required=False)
+    parser.add_argument(
+        "--dtype", metavar="NAME", help="what the input must hold; in a .npy file also what its bytes mean"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Reshard and print what was written."""
+    dtype = None if args.dtype is None else dtype_named(args.dtype)
+    shape = None if args.shape is None else shape_of(args.shape)
+    check_absent(args.out)
+    found = open_input(args.input, args.tensor, dtype, shape)
+    source, target = _ends(args, found)
+    plan = make_plan(source, target, found.shape, found.encoding.dtype)
+    if plan.target.mesh.is_empty:
+        raise ReshardError("bad-argument", "the mesh <[]> has no devices to write for; --mesh must name some")
+    outcome = reshard_files(plan, found, args.out, progress.for_terminal())
+    if args.json:
+        output.write_json(outcome_record(plan, outcome, args.out))
+    else:
+        output.write_plan(plan)
+        output.write("\n" + outcome_text(outcome, args.out))
+
+
+def _ends(args: argparse.Namespace, found: Input) -> tuple[Sharding, Sharding]:
+    """Source and target."""
+    mesh, target_mesh, ndim = mesh_of(args.mesh), mesh_of(args.target_mesh), len(found.shape)
+    if found.index is not None:
+        held = found.index.sharding
+        _check_agreement(args, found, mesh, held)
+        _, target = parse_pair(None, args.target, held.mesh, target_mesh, ndim)
+        return held, target
+    source, target = parse_pair(args.source, args.target, mesh, target_mesh, ndim)
+    if source is None:
+        source = _everywhere(mesh or target.mesh, ndim)
+    return source, target
+
+
+def _everywhere(mesh: Mesh, ndim: int) -> Sharding:
+    """The sharding in which every device holds the whole tensor."""
+    return Sharding.of(mesh) if mesh.is_maximal else Sharding.of(mesh, *[None] * ndim)
+
+
+def _check_agreement(args: argparse.Namespace, found: Input, mesh: Mesh | None, held: Sharding) -> None:
+    """Refuse a mesh or a source that is not that of the folder."""
+    if mesh is not None and mesh != held.mesh:
+        raise ReshardError(
+            "different-meshes",
+            f"{found.path} lies on mesh {held.mesh}, not on {mesh}; the target's is --target-mesh",
+        )
+    if args.source is not None:
+        _, said = parse_pair(None, args.source, held.mesh, None, len(found.shape))
+        if not said.is_equivalent_to(held, found.shape):
+            raise ReshardError("bad-argument", f"{found.path} lies in the sharding {held}, not in {said}")
+
+
+def outcome_record(plan: Plan, outcome: Outcome, out: Path) -> dict[str, object]:
+    """What was written, for programs."""
+    return {
+        "plan": plan.as_dict(),
+        "out": str(out),
+        "tiles": [
+            tile_record(entry) | {"received_bytes": outcome.received_bytes[entry.device]}
+            for entry in outcome.index.entries
+        ],
+        "total_bytes": sum(entry.size for entry in outcome.index.entries),
+        "total_received_bytes": sum(outcome.received_bytes.values()),
+        "verified": True,
+    }
+
+
+def outcome_text(outcome: Outcome, out: Path) -> str:
+    """What was written, to read."""
+    entries, received_bytes = outcome.index.entries, outcome.received_bytes
+    rows = [("device", "file", "box", "bytes", "received")]
+    rows += [
+        (
+            str(entry.device),
+            entry.file,
+            str(entry.box),
+            bytes_text(entry.size),
+            bytes_text(received_bytes[entry.device]),
+        )
+        for entry in entries
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = (str.rjust, str.ljust, str.ljust, str.rjust, str.rjust)
+    padded = [[side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)] for row in rows]
+    lines = ["  ".join(cells).rstrip() for cells in padded]
+    total, received = sum(entry.size for entry in entries), sum(received_bytes.values())
+    files = f"{len(entries)} file{'s' if len(entries) != 1 else ''} of {bytes_text(total)} in {out}"
+    return "\n".join([*lines, "", f"{files}; received {bytes_text(received)} in all; verified"])

@@ -1,0 +1,105 @@
+"""An output folder that is there whole or not at all.
+
+What is written goes to a folder beside it, `.NAME.partial-…`, which takes its name at the end.
+On any error, and on a signal that asks to stop, it is removed, with the folders above it that were made for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from reshard.cli.interrupts import held
+from reshard.cli.storage.files import write_failed
+from reshard.errors import ReshardError
+
+
+def check_absent(out: Path) -> None:
+    """Refuse an output that is already there, be it a dangling link, and one that cannot be named.
+
+    Raises:
+        ReshardError: `file-exists`, `bad-argument`, `write-failed`.
+    """
+    try:
+        out.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise write_failed(out, error) from None
+    except ValueError as error:
+        raise ReshardError("bad-argument", f"the output cannot be called {str(out)!r}: {error}") from None
+    raise ReshardError("file-exists", f"{out} is already there; the output must be a new folder")
+
+
+def check_room(out: Path, needed_bytes: int) -> None:
+    """Refuse an output that the disk has no room for, where the disk can tell.
+
+    Raises:
+        ReshardError: `write-failed`.
+    """
+    try:
+        free = shutil.disk_usage(_nearest_folder(out)).free
+    except OSError:
+        return
+    if needed_bytes > free:
+        raise ReshardError("write-failed", f"{out} would need {needed_bytes} bytes; {free} are free on its disk")
+
+
+def _nearest_folder(out: Path) -> Path:
+    """The folder above that is there."""
+    return next(folder for folder in [*out.absolute().parents] if folder.is_dir())
+
+
+@contextlib.contextmanager
+def output_folder(out: Path) -> Iterator[Path]:
+    """A folder to write to, which is called `out` when all went well and is gone when not.
+
+    Raises:
+        ReshardError: `file-exists`, `bad-argument`, `write-failed`.
+    """
+    check_absent(out)
+    partial = out.parent / f".{out.name[:40]}.partial-{secrets.token_hex(8)}"
+    made: list[Path] = []
+    try:
+        _make(partial, made)
+        yield partial
+        with held():
+            _take_name(partial, out)
+            made.clear()
+    except BaseException as error:
+        with held():
+            _remove(partial, made)
+        if isinstance(error, KeyboardInterrupt):
+            left = f"{partial} could not be removed" if partial.exists() else "what was written so far is removed"
+            error.add_note(left)
+        raise
+
+
+def _make(partial: Path, made: list[Path]) -> None:
+    """Make a folder and those above it that are not there; each is listed before it is made, as a signal may come."""
+    try:
+        for folder in [*reversed(partial.parents), partial]:
+            if not folder.exists():
+                made.append(folder)
+                folder.mkdir()
+    except OSError as error:
+        raise write_failed(partial.parent, error) from None
+
+
+def _take_name(partial: Path, out: Path) -> None:
+    check_absent(out)
+    try:
+        partial.rename(out)
+    except OSError as error:
+        raise write_failed(out, error) from None
+
+
+def _remove(partial: Path, made: list[Path]) -> None:
+    if partial in made:
+        shutil.rmtree(partial, ignore_errors=True)
+    for folder in reversed(made):
+        with contextlib.suppress(OSError):
+            folder.rmdir()

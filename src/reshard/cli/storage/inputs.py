@@ -1,0 +1,133 @@
+"""What a tensor is read from: a file that holds it whole, or a folder of tiles with its index."""
+
+from __future__ import annotations
+
+import stat
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from reshard.box import Box
+from reshard.cli.storage import npy, safetensors
+from reshard.cli.storage.encoding import Encoding, encoding_of
+from reshard.cli.storage.files import Reader, TileFile
+from reshard.cli.storage.index import NAME, Entry, Index, read_index, tile_files
+from reshard.cli.storage.transfer import Advance, TensorFiles
+from reshard.dtypes import DType
+from reshard.errors import ReshardError
+from reshard.exchange import Tiling
+from reshard.layout import index_of
+from reshard.sharding import Sharding
+
+CHUNK_BYTES = 2**24
+"""Bytes that are read at a time to check a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A tensor on disk, its header or index read."""
+
+    path: Path
+    shape: tuple[int, ...]
+    encoding: Encoding
+    offset: int = 0
+    """Where the first element begins in a file that holds the whole tensor."""
+    index: Index | None = None
+    """That of a folder."""
+
+    def tensor_files(self, sharding: Sharding) -> TensorFiles:
+        """Where the tile of every device is; a whole file is taken as cut by the sharding.
+
+        Along unreduced axes the first device of a whole file has the value and the others the identity of the
+        reduction; under avg all have the value.
+
+        Raises:
+            ReshardError: `bad-file` where a tile in a folder is not what the index says; `too-large`.
+        """
+        if self.index is not None:
+            return TensorFiles(self.encoding, tile_files(self.index, self.path))
+        whole = TileFile(self.path, self.offset, self.encoding.stored_box(Box.whole(self.shape)))
+        tiling = Tiling.of(sharding, self.shape)
+        devices = sharding.mesh.device_array.tolist()
+        blank = [
+            device
+            for position, device in enumerate(devices)
+            if sharding.reduction != "avg" and index_of(tiling.layout.unreduced, position)
+        ]
+        return TensorFiles(self.encoding, dict.fromkeys(devices, whole), frozenset(blank), sharding.reduction)
+
+    def check_bytes(self) -> int:
+        """How many bytes `check_sums` reads."""
+        return 0 if self.index is None else sum(entry.size for entry in self.index.entries)
+
+    def check_sums(self, advance: Advance) -> None:
+        """Read every file of a folder and compare its checksum with that in the index.
+
+        Raises:
+            ReshardError: `bad-file`.
+        """
+        with Reader() as reader:
+            for entry in self.index.entries if self.index else ():
+                _check_sum(reader, self.path / entry.file, entry, advance)
+
+
+def _check_sum(reader: Reader, path: Path, entry: Entry, advance: Advance) -> None:
+    found = 0
+    buffer = np.empty(min(entry.size, CHUNK_BYTES), np.uint8).data
+    for start in range(0, entry.size, CHUNK_BYTES):
+        chunk = buffer[: entry.size - start]
+        reader.read_into(path, start, chunk)
+        found = zlib.crc32(chunk, found)
+        advance(len(chunk))
+    if found != entry.crc32:
+        raise ReshardError("bad-file", f"{path} has the checksum {found:08x}; the index says {entry.crc32:08x}")
+
+
+def open_input(path: Path, tensor: str | None, dtype: DType | None, shape: tuple[int, ...] | None) -> Input:
+    """A tensor on disk.
+
+    Args:
+        path: a `.npy` file, a `.safetensors` file, or a folder with an index.
+        tensor: the name of one tensor of a `.safetensors` file.
+        dtype: what the elements must be, if that is known.
+        shape: what the shape must be, if that is known.
+
+    Raises:
+        ReshardError: `bad-file` where it is none of these, or is malformed, or of another shape or dtype;
+            `bad-argument` where a tensor is named that is not needed, or not named where it is.
+    """
+    try:
+        mode = path.stat().st_mode
+        start = _first_bytes(path) if stat.S_ISREG(mode) else b""
+    except (OSError, ValueError) as error:
+        raise ReshardError(
+            "bad-file", f"{path} could not be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise ReshardError("bad-file", f"{path} is neither a file nor a folder")
+    is_named = path.suffix == ".safetensors" and start != npy.MAGIC
+    if tensor is not None and not is_named:
+        raise ReshardError("bad-argument", f"--tensor names a tensor of a .safetensors file; {path} is none")
+    if stat.S_ISDIR(mode):
+        index = read_index(path)
+        found = Input(path, index.shape, index.encoding, index=index)
+    elif is_named:
+        entry = safetensors.read_entry(path, tensor)
+        found = Input(path, entry.shape, Encoding.of(entry.dtype), entry.offset)
+    elif start == npy.MAGIC or path.suffix == ".npy":
+        header = npy.read_header(path)
+        found = Input(path, header.shape, encoding_of(header.descr, header.fortran, dtype, path), header.offset)
+    else:
+        raise ReshardError("bad-file", f"{path} is no .npy file, no .safetensors file and no folder with an {NAME}")
+    if dtype is not None and found.encoding.dtype != dtype:
+        raise ReshardError("bad-file", f"{path} holds {found.encoding.dtype} values; they were said to be {dtype}")
+    if shape is not None and found.shape != shape:
+        raise ReshardError("bad-file", f"{path} holds a tensor of shape {found.shape}; it was said to be {shape}")
+    return found
+
+
+def _first_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(npy.MAGIC))

@@ -1,0 +1,81 @@
+"""The header of a `.npy` file.
+
+>>> import numpy as np
+>>> len(header_bytes(np.dtype("<f4"), (2, 3), fortran=False))
+128
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from reshard.errors import ReshardError
+from reshard.sharding import checked_shape
+
+MAGIC = npy_format.MAGIC_PREFIX
+MAX_HEADER = 2**16
+"""Bytes in which a header must end, so that one that lies about its length is not believed."""
+
+
+class Header(NamedTuple):
+    """What a `.npy` header says."""
+
+    descr: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    offset: int
+    """Where the data begins, in bytes."""
+
+
+def header_bytes(descr: np.dtype[Any], shape: Sequence[int], *, fortran: bool) -> bytes:
+    """A header, padded so that the data behind it is aligned."""
+    text = io.BytesIO()
+    fields = {"descr": npy_format.dtype_to_descr(descr), "fortran_order": fortran, "shape": tuple(shape)}
+    npy_format.write_array_header_1_0(text, fields)
+    return text.getvalue()
+
+
+def read_header(path: Path) -> Header:
+    """The header of a file, whose size must be what the header says.
+
+    Raises:
+        ReshardError: `bad-file`.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, io.SEEK_END)
+            file.seek(0)
+            header = _parsed(io.BytesIO(file.read(MAX_HEADER)))
+    except OSError as error:
+        raise ReshardError("bad-file", f"{path} could not be read: {error.strerror or error}") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # the parser behind it evaluates a literal, and fails in many ways
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ReshardError("bad-file", f"{path} is no .npy file: {reason}") from None
+    if header.descr.hasobject:
+        raise ReshardError("bad-file", f"{path} holds Python objects, which cannot be moved")
+    needed = header.offset + prod(header.shape) * header.descr.itemsize
+    if size != needed:
+        raise ReshardError("bad-file", f"{path} has {size} bytes; its header asks for {needed}")
+    return header
+
+
+def _parsed(file: io.BytesIO) -> Header:
+    version = npy_format.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ReshardError("bad-file", f"version {version[0]}.{version[1]} of the format is not known")
+    # Version 3 differs from 2 in that names of fields may be of any script; elements with fields are refused anyway.
+    read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # headers that Python 2 wrote are read like any other
+        shape, fortran, descr = read(file)
+    return Header(descr, checked_shape([int(size) for size in shape]), fortran and len(shape) > 1, file.tell())

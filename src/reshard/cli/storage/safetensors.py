@@ -1,0 +1,147 @@
+"""The header of a `.safetensors` file: eight bytes that give its length, then JSON, then the data without gaps.
+
+The format is that of the package of the same name, which is not needed to read it.
+Its order of bytes is little-endian, its order of elements row-major.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reshard.dtypes import DType, dtype_named
+from reshard.errors import ReshardError
+from reshard.sharding import checked_shape
+
+MAX_HEADER = 2**25
+"""Bytes of JSON that are read at the most."""
+
+DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
+"""The format's names of dtypes, with ours."""
+
+
+class Entry(NamedTuple):
+    """One tensor of a file."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    offset: int
+    """Where its data begins in the file, in bytes."""
+
+
+def read_entry(path: Path, name: str | None) -> Entry:
+    """One tensor of a file, by its name; the only one where none is given.
+
+    Raises:
+        ReshardError: `bad-file` where the file is malformed or has no such tensor; `bad-argument` where a name is
+            needed.
+    """
+    header, data_start, data_size = _read_json(path)
+    tensors = {key: value for key, value in header.items() if key != "__metadata__"}
+    spans = {key: _span(path, key, value) for key, value in tensors.items()}
+    _check_cover(path, list(spans.values()), data_size)
+    if name is None:
+        if len(tensors) != 1:
+            raise ReshardError("bad-argument", f"{path} holds {_named(tensors)}; --tensor must name one")
+        (name,) = tensors
+    if name not in tensors:
+        raise ReshardError("bad-file", f"{path} holds no tensor {name!r}, but {_named(tensors)}")
+    record, (start, stop) = tensors[name], spans[name]
+    said = record.get("dtype")
+    dtype = DTYPES.get(said) if isinstance(said, str) else None
+    if dtype is None:
+        raise ReshardError("bad-file", f"tensor {name!r} of {path} is of dtype {said!r}, which is not known")
+    entry = Entry(dtype_named(dtype), _shape(path, name, record), data_start + start)
+    needed = prod(entry.shape) * entry.dtype.itemsize
+    if stop - start != needed:
+        raise ReshardError("bad-file", f"tensor {name!r} of {path} has {stop - start} bytes; its shape needs {needed}")
+    return entry
+
+
+def _read_json(path: Path) -> tuple[dict[str, Any], int, int]:
+    """The header, where the data begins, and how many bytes of it there are."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, io.SEEK_END)
+            file.seek(0)
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > size - 8:
+                raise ReshardError("bad-file", f"{path} has {size} bytes, which cannot hold a header of {length}")
+            if length > MAX_HEADER:
+                raise ReshardError("bad-file", f"{path} has a header of {length} bytes; up to {MAX_HEADER} are read")
+            text = file.read(length)
+    except OSError as error:
+        raise ReshardError("bad-file", f"{path} could not be read: {error.strerror or error}") from None
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=_without_twins)
+    except (ValueError, RecursionError) as error:
+        raise ReshardError("bad-file", f"the header of {path} is no JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise ReshardError("bad-file", f"the header of {path} must be a JSON object")
+    return header, 8 + length, size - 8 - length
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice")
+    return found
+
+
+def _span(path: Path, name: str, record: Any) -> tuple[int, int]:
+    """Where a tensor begins and ends in the data."""
+    span = record.get("data_offsets") if isinstance(record, dict) else None
+    if not isinstance(span, list) or len(span) != 2 or not all(type(end) is int for end in span):
+        raise ReshardError("bad-file", f"tensor {name!r} of {path} has no pair of data_offsets")
+    start, stop = span
+    if not 0 <= start <= stop:
+        raise ReshardError("bad-file", f"tensor {name!r} of {path} has the data_offsets {span}, which are out of order")
+    return start, stop
+
+
+def _check_cover(path: Path, spans: list[tuple[int, int]], size: int) -> None:
+    """Refuse tensors that overlap, leave gaps, or do not end where the file does."""
+    ordered = [(0, 0), *sorted(spans), (size, size)]
+    for (_, stop), (start, _) in pairwise(ordered):
+        if start != stop:
+            raise ReshardError(
+                "bad-file",
+                f"tensors in {path} overlap or leave a gap: one ends at byte {stop}, the next begins at {start}",
+            )
+
+
+def _shape(path: Path, name: str, record: dict[str, Any]) -> tuple[int, ...]:
+    shape = record.get("shape")
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise ReshardError("bad-file", f"tensor {name!r} of {path} has the shape {shape!r}, which is no list of sizes")
+    return checked_shape(shape)
+
+
+def _named(tensors: dict[str, Any]) -> str:
+    """The names of a file's tensors, of the first few."""
+    names = [repr(name) for name in list(tensors)[:5]]
+    return f"{len(tensors)} tensors: {', '.join(names)}{', ...' if len(tensors) > 5 else ''}" if names else "no tensor"

@@ -1,0 +1,288 @@
+"""Moving a tensor from files to files: exchange by exchange, region by region, device by device.
+
+A `Transfer` is one exchange of a plan, or what takes its place where nothing is sent; it ends in a set of files,
+and a plan of several is run through files in between.
+`parts` makes the tiles of a transfer from the files of its source, in the order in which they lie in their files.
+`write` appends what it yields; `check` reads what was written and compares it with what `parts` yields anew.
+So each element is compared with those that it was made of, where values are combined too: the same values,
+combined in the same order, are the same bits.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.box import Box
+from reshard.cli.storage import regions as regional
+from reshard.cli.storage.encoding import Encoding
+from reshard.cli.storage.files import Array, Reader, TileFile, Writer, bytes_of, run_count
+from reshard.cli.storage.npy import header_bytes
+from reshard.errors import ReshardError
+from reshard.exchange import Piece, Tiling
+from reshard.numpy import COMBINE, identity
+from reshard.plans import Plan
+from reshard.steps import Step
+
+CALL_BYTES = 2**13
+"""Bytes that could be read in the time that the call for one run takes."""
+CACHE_BYTES = 2**26
+"""Bytes of regions of source files that are kept in memory at the most."""
+
+Advance = Callable[[int], None]
+"""Is told how many bytes more are done."""
+
+
+@dataclass(frozen=True)
+class TensorFiles:
+    """A tensor on disk: where the tile of every device is."""
+
+    encoding: Encoding
+    files: Mapping[int, TileFile]
+    """Per device; one file may be that of many."""
+    blank: frozenset[int] = frozenset()
+    """Devices whose tiles are the identity of the reduction, and stand in no file."""
+    reduction: str = "sum"
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The tiles of a target, and what each is made of."""
+
+    target: Tiling
+    incoming: Callable[[int], Iterable[Piece]]
+    """The pieces that come into a device, in the order in which they are combined."""
+    reduction: str | None = None
+    """How pieces of one box are combined; None where no two are of one box."""
+    classes: int = 1
+    """The number of partial values that are combined into one."""
+    fill: str | None = None
+    """The reduction whose identity stands where no piece comes; None where pieces cover every tile."""
+
+    @property
+    def devices(self) -> list[int]:
+        """Who receives, in the order of the mesh."""
+        devices: list[int] = self.target.mesh.device_array.tolist()
+        return devices
+
+    @property
+    def calculates(self) -> bool:
+        """Whether it needs to know what the elements mean."""
+        return self.reduction is not None or self.fill is not None
+
+
+@dataclass
+class Written:
+    """What a transfer has written of one device."""
+
+    path: Path
+    header: bytes
+    box: Box
+    """In the tensor."""
+    size: int = 0
+    """Bytes of the file."""
+    crc32: int = 0
+    received_bytes: int = 0
+    """What the device has taken from others."""
+
+
+def transfers_of(plan: Plan) -> list[Transfer]:
+    """The transfers that run a plan, at least one."""
+    found = [transfer for step in plan.steps for transfer in _of_step(step)]
+    if found:
+        return found
+    target = Tiling.of(plan.target, plan.shape)
+    return [Transfer(target, lambda device: _own(device, target.box(device)))]
+
+
+def _of_step(step: Step) -> list[Transfer]:
+    target = Tiling.of(step.after, step.shape)
+    if step.kind == "ToUnreduced":
+        return [Transfer(target, lambda device: _own(device, step.contribution(device)), fill=step.after.reduction)]
+    found = [
+        Transfer(move.exchange.target, move.exchange.incoming, move.reduction, move.classes) for move in step.moves
+    ]
+    # A scalar may be moved as a vector of one element, but is a scalar in the end.
+    return [*found[:-1], replace(found[-1], target=target)]
+
+
+def _own(device: int, box: Box | None) -> list[Piece]:
+    return [] if box is None or box.is_empty else [Piece(device, device, box, 0)]
+
+
+def parts(transfer: Transfer, source: TensorFiles, dtype: np.dtype[Any]) -> Iterator[tuple[int, Array, int]]:
+    """The tiles of a transfer, in parts.
+
+    Every device's parts come in the order in which they lie in its file.
+
+    Args:
+        transfer: what to make.
+        source: of what.
+        dtype: the type of the parts.
+
+    Yields:
+        A device, a part of its tile as a contiguous array that is only to be read, and how many bytes of what it is
+        made of came from others.
+    """
+    encoding = source.encoding
+    elements = max(1, regional.REGION_BYTES // dtype.itemsize)
+
+    def incoming(device: int) -> Iterator[Piece]:
+        for piece in transfer.incoming(device):
+            yield piece._replace(box=encoding.stored_box(piece.box))
+
+    def tile(device: int) -> Box:
+        return encoding.stored_box(transfer.target.box(device))
+
+    with Reader() as reader, np.errstate(all="ignore"):
+        for pieces in regional.piece_tables(transfer.devices, tile, incoming):
+            for region in regional.regions(pieces.hull(), elements):
+                sources = _RegionReader(source, region, dtype, reader)
+                wanted = list(pieces.within(region))
+                sources.expect(piece for _, _, found in wanted for piece in found)
+                for device, part, found in wanted:
+                    others = sum(box.size for sender, box in found if sender != device)
+                    yield device, _made(transfer, part, found, sources), others * dtype.itemsize
+
+
+def _made(transfer: Transfer, part: Box, pieces: list[tuple[int, Box]], sources: _RegionReader) -> Array:
+    """A part of a tile, made of its pieces; as `reshard.numpy` makes it."""
+    if len(pieces) == 1 and pieces[0][1] == part and transfer.classes == 1:
+        return np.ascontiguousarray(sources.read(*pieces[0]))
+    made: Array = np.empty(part.shape, sources.dtype)
+    if transfer.fill is not None:
+        made[...] = identity(transfer.fill, sources.dtype)
+    placed = set()
+    for sender, box in pieces:
+        here, given = made[box.slices(part)], sources.read(sender, box)
+        if box in placed and transfer.reduction is not None:
+            COMBINE[transfer.reduction](here, given, out=here)
+        else:
+            here[...] = given
+            placed.add(box)
+    if transfer.reduction == "avg":
+        made /= transfer.classes
+    return made
+
+
+@dataclass
+class _RegionReader:
+    """Reads pieces of one region: by themselves, or as views of all that a file holds of the region.
+
+    A file is read in one go where its pieces together would take longer, that is, where they are many or in
+    short runs.
+    """
+
+    source: TensorFiles
+    region: Box
+    dtype: np.dtype[Any]
+    reader: Reader
+    at_once: set[TileFile] = field(default_factory=set)
+    """Files of which all that lies in the region is read."""
+    kept: OrderedDict[TileFile, tuple[Box, Array]] = field(default_factory=OrderedDict)
+    """What has been read so."""
+    kept_bytes: int = 0
+
+    def expect(self, pieces: Iterable[tuple[int, Box]]) -> None:
+        """Choose how to read, knowing all that will be asked for."""
+        costs: dict[TileFile, int] = {}
+        for sender, box in pieces:
+            if sender not in self.source.blank:
+                file = self.source.files[sender]
+                cost = box.size * self.dtype.itemsize + run_count(box, file.box) * CALL_BYTES
+                costs[file] = costs.get(file, 0) + cost
+        for file, cost in costs.items():
+            if file.box.intersect(self.region).size * self.dtype.itemsize < cost:
+                self.at_once.add(file)
+
+    def read(self, sender: int, box: Box) -> Array:
+        """A piece, perhaps a view of what is kept."""
+        if sender in self.source.blank:
+            return np.full(box.shape, identity(self.source.reduction, self.dtype), self.dtype)
+        file = self.source.files[sender]
+        if file not in self.at_once:
+            return self.reader.read_box(file, box, self.dtype)
+        if file not in self.kept:
+            whole = file.box.intersect(self.region)
+            self.kept_bytes += whole.size * self.dtype.itemsize
+            while self.kept and self.kept_bytes > CACHE_BYTES:
+                self.kept_bytes -= self.kept.popitem(last=False)[1][1].nbytes
+            self.kept[file] = whole, self.reader.read_box(file, whole, self.dtype)
+        self.kept.move_to_end(file)
+        within, array = self.kept[file]
+        return array[box.slices(within)]
+
+
+def write(
+    transfer: Transfer, source: TensorFiles, dtype: np.dtype[Any], folder: Path, advance: Advance
+) -> dict[int, Written]:
+    """Write the tiles of a transfer into a folder, a file per device.
+
+    Raises:
+        ReshardError: `write-failed`, and `bad-file` where the source cannot be read.
+    """
+    encoding = source.encoding
+    digits = len(str(max(transfer.devices)))
+    written = {}
+    with Writer() as writer:
+        for device in transfer.devices:
+            box = transfer.target.box(device)
+            header = header_bytes(encoding.stored, box.shape, fortran=encoding.fortran)
+            path = folder / f"device-{device:0{digits}d}.npy"
+            writer.append(path, header)
+            written[device] = Written(path, header, box, len(header), zlib.crc32(header))
+        for device, part, received in parts(transfer, source, dtype):
+            record, data = written[device], bytes_of(part)
+            writer.append(record.path, data)
+            record.crc32 = zlib.crc32(data, record.crc32)
+            record.size += len(data)
+            record.received_bytes += received
+            advance(len(data))
+    return written
+
+
+def check(
+    transfer: Transfer, source: TensorFiles, dtype: np.dtype[Any], written: Mapping[int, Written], advance: Advance
+) -> None:
+    """Read every file that was written and compare it, with its checksum and with what it was made of.
+
+    Raises:
+        ReshardError: `verify-failed`, and `bad-file` where the source cannot be read.
+    """
+    places = {device: len(record.header) for device, record in written.items()}
+    sums = {}
+    with Reader() as reader:
+        for device, record in written.items():
+            header = _read_back(reader, record.path, 0, len(record.header)).tobytes()
+            if header != record.header or record.path.stat().st_size != record.size:
+                raise ReshardError("verify-failed", f"{record.path} lacks the header or the size that was written")
+            sums[device] = zlib.crc32(header)
+        for device, part, _ in parts(transfer, source, dtype):
+            record, right = written[device], bytes_of(part)
+            found = _read_back(reader, record.path, places[device], len(right))
+            wrong = np.flatnonzero(found != np.frombuffer(right, np.uint8))
+            if len(wrong):
+                place = places[device] + int(wrong[0])
+                raise ReshardError("verify-failed", f"{record.path} differs from its source at byte {place}")
+            sums[device] = zlib.crc32(found.data, sums[device])
+            places[device] += len(right)
+            advance(len(right))
+    for device, record in written.items():
+        if (places[device], sums[device]) != (record.size, record.crc32):
+            raise ReshardError("verify-failed", f"{record.path} is not what was written: its checksum differs")
+
+
+def _read_back(reader: Reader, path: Path, offset: int, count: int) -> NDArray[np.uint8]:
+    data = np.empty(count, np.uint8)
+    try:
+        reader.read_into(path, offset, data.data)
+    except ReshardError as error:
+        raise ReshardError("verify-failed", f"what was written cannot be read back: {error}") from None
+    return data
