@@ -315,8 +315,10 @@ def _changed_axes(before: Sharding, after: Sharding) -> tuple[Axis, ...]:
         lists = [*(dim.axes for dim in sharding.dims), sharding.unreduced]
         for number, axes in enumerate(lists):
             inside = [piece for axis in axes for piece in pieces if axis.contains(piece)]
-            for place, piece in enumerate(inside):
-                places[piece] = (number, place if number < len(sharding.dims) else 0)
+            parts = 1  # into which the axes major to this one cut the dim
+            for piece in inside:
+                places[piece] = (number, parts if number < len(sharding.dims) else 0)
+                parts *= piece.size_in(sizes[piece.name])
         roles.append(places)
     changed = [axis for axis in dict.fromkeys([*roles[0], *roles[1]]) if roles[0].get(axis) != roles[1].get(axis)]
     return sorted_and_merged(changed, sizes)

@@ -8,8 +8,10 @@ import json
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import Any
 
+from reshard.errors import ReshardError
 from reshard.plans import Plan
 from reshard.view.tables import plan_group
 
@@ -47,6 +49,21 @@ def write_plan(plan: Plan) -> None:
     from rich.console import Console  # noqa: PLC0415  # loads with the first table, not with the package
 
     Console().print(plan_group(plan))
+
+
+def write_file(path: str, text: str) -> None:
+    """A text into a new file.
+
+    Raises:
+        ReshardError: `file-exists`, `write-failed`.
+    """
+    try:
+        with Path(path).open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ReshardError("file-exists", f"{path} is already there") from None
+    except OSError as error:
+        raise ReshardError("write-failed", f"{path} could not be written: {error.strerror}") from None
 
 
 def write_json(value: Any) -> None:

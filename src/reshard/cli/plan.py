@@ -12,14 +12,17 @@ from reshard.cli.arguments import Commands, add_command, add_meshes, add_shape, 
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import Exchange, Piece
+from reshard.planner import BASES
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan, bytes_text
 from reshard.steps import Step
+from reshard.xla_branches import explain
 
 EXAMPLES = """\
 examples:
   reshard plan --mesh D=2,Y=8,X=4,T=4 --shape 2048,2048 '[{"D"}, {"X", "Y"}]' '[{}, {"D", "Y", "X", "T"}]'
   reshard plan --mesh x=2,y=4 --shape 8,8 --dtype bf16 'A[I_y, J]' 'A[I_x, J_y]' --device 5
+  reshard plan --mesh h=2,g=8 --shape 8192,8192 --network h100-2x8 --alternatives '[{}, {"h"}]' '[{"h"}, {}]'
   reshard plan --mesh x=8 --target-mesh '<["x"=4], device_ids=[3, 2, 1, 0]>' --shape 64 '[{"x"}]' '[{"x"}]' --json
 """
 
@@ -31,6 +34,15 @@ def add_to(commands: Commands) -> None:
     add_shape(parser, required=True)
     parser.add_argument("--dtype", default="float32", metavar="NAME", help="the element type, as f32 or float32")
     parser.add_argument("--device", type=int, metavar="N", help="add what this device receives and sends")
+    parser.add_argument("--network", metavar="NAME", help="choose by time on this network, as h100-2x8")
+    parser.add_argument("--basis", default="any", choices=BASES, help="which steps the plan may have")
+    parser.add_argument("--memory-limit", type=int, metavar="BYTES", help="what a device may hold at once")
+    parser.add_argument("--alternatives", action="store_true", help="add the other plans, best first")
+    parser.add_argument("--mlir", choices=("sdy", "shard"), help="print the plan in this dialect of MLIR instead")
+    parser.add_argument("--trace", metavar="FILE", help="write a Chrome trace of the priced plan, for Perfetto")
+    parser.add_argument(
+        "--explain-xla", action="store_true", help="say which branch of XLA's partitioner it falls into"
+    )
     parser.add_argument("source", metavar="SOURCE", help="the sharding in which the tensor is")
     parser.add_argument("target", metavar="TARGET", help="the sharding in which it is wanted")
 
@@ -39,7 +51,20 @@ def run(args: argparse.Namespace) -> None:
     """Plan and print."""
     shape = shape_of(args.shape)
     source, target = parse_pair(args.source, args.target, mesh_of(args.mesh), mesh_of(args.target_mesh), len(shape))
-    plan = make_plan(source, target, shape, dtype_named(args.dtype))  # type: ignore[arg-type]  # a text was given
+    plan = make_plan(
+        source,  # type: ignore[arg-type]  # a text was given
+        target,
+        shape,
+        dtype_named(args.dtype),
+        network=args.network,
+        basis=args.basis,
+        memory_limit=args.memory_limit,
+    )
+    if args.trace:
+        output.write_file(args.trace, plan.to_trace())
+    if args.mlir:
+        output.write(plan.to_mlir(args.mlir, exchange="collectives"))
+        return
     traffic = None if args.device is None else device_traffic(plan, args.device)
     if args.json:
         if traffic is None:
@@ -48,6 +73,12 @@ def run(args: argparse.Namespace) -> None:
             output.write_json(plan.as_dict() | {"device": traffic})
         return
     output.write_plan(plan)
+    for number, other in enumerate(plan.alternatives if args.alternatives else (), 1):
+        output.write(f"\nalternative {number}")
+        output.write_plan(other)
+    if args.explain_xla:
+        branch = explain(plan.source, plan.target, shape)
+        output.write(f"\nXLA: {branch.branch.name}, by {', '.join(branch.collectives) or 'nothing'}: {branch.why}")
     if traffic is not None:
         output.write("\n" + traffic_text(traffic))
 

@@ -23,15 +23,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reshard.plans import Plan, table_rows, verdict
+from reshard.plans import FIGURES, Plan, table_head, table_rows, verdict
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
-
-NUMBERS = ("rounds", "received", "peak")
-"""The columns of numbers, which stand to the right."""
-COLUMNS = ("", "step", "axes", *NUMBERS, "sharding")
 
 
 def draw_plan(plan: Plan, *, width: int) -> str:
@@ -70,8 +66,8 @@ def plan_table(plan: Plan) -> Table:
     from rich.text import Text  # noqa: PLC0415
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in COLUMNS:
-        right = name in NUMBERS
+    for name in ("", *table_head(plan)):
+        right = name in FIGURES  # figures stand to the right
         table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
     for number, cells in enumerate(table_rows(plan), 1):
         table.add_row(str(number), *map(Text, cells))  # as Text, for brackets are no markup here
