@@ -1,6 +1,6 @@
 """Run the benchmarks and write them into bench/RESULTS.md.
 
-python -m bench [planning] [engine] [disk]
+python -m bench [planning] [networks] [engine] [disk]
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 
 import reshard as rs
-from bench import disk, engine, planning
+from bench import disk, engine, networks, planning
 from bench.timing import Row
 
 GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "planning": planning.rows,
+    "networks": networks.rows,
     "engine": engine.rows,
     "disk": disk.rows,
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from shardy import _loaded
 
@@ -63,4 +64,4 @@ def shardy_points(pairs: Sequence[Pair], shape: Sequence[int]) -> list[list[Shar
 def received(points: Sequence[Sharding], shape: tuple[int, ...]) -> tuple[Step, ...]:
     """The steps between shardings; none where two are one placement."""
     ends = [point for number, point in enumerate(points) if number == 0 or point != points[number - 1]]
-    return tuple(step_between(a, b, shape, "int8") for a, b in zip(ends, ends[1:], strict=False))
+    return tuple(step_between(a, b, shape, "int8") for a, b in pairwise(ends))

@@ -264,7 +264,8 @@ class Layout:
                 for old, stride in sorted(order, reverse=True):
                     low, high = max(old.stride, digit.stride), min(old.stride * old.size, end)
                     if low < high:
-                        if low % old.stride or high % low or low % digit.stride:
+                        nests = old.stride * old.size % high == 0 and end % high == 0
+                        if not nests or low % old.stride or high % low or low % digit.stride:
                             return None
                         result.append(Digit(stride * (low // old.stride), high // low))
             return joined(result)

@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import prod
@@ -28,7 +29,9 @@ from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.planner.candidates import candidates
+from reshard.planner.collectives import fewest_bytes_chain
 from reshard.planner.memory import least_peak_bytes, within_limit
+from reshard.planner.one_axis import one_axis_chain
 from reshard.planner.policy import best_first, priced
 from reshard.plans import Plan
 from reshard.sharding import Sharding, checked_shape, with_mesh
@@ -37,7 +40,7 @@ __all__ = ["BASES", "cache_clear", "plan"]
 
 CACHED_PLANS = 4096
 """Plans that are kept; the one that was used longest ago makes room."""
-BASES = ("any",)
+BASES = ("any", "collectives", "one-axis", "one-axis-document")
 """Which steps a plan may have: all; named collectives; those of one mesh axis at a time, in the cheapest order or
 in the order of the MLIR document."""
 
@@ -117,21 +120,35 @@ def _planned(request: Request) -> Plan:
         if sharding.unreduced:
             request.dtype.check_reduction(sharding.reduction)
     request = replace(request, source=source, target=target)
-    made = (Plan(source, target, request.shape, request.dtype, steps) for steps in _chains(request))
-    plans = [priced(found, request.network) for found in made if _shrinks_first(found)]
-    kept = _within(plans, request)
+    if request.basis == "any":
+        made = [Plan(source, target, request.shape, request.dtype, steps) for steps in _chains(request)]
+        found = [one for one in made if _shrinks_first(one)]
+    else:
+        found = [_in_basis(request)]
+    kept = _within([priced(one, request.network) for one in found], request)
     best = kept[0] if len(kept) == 1 else best_first(kept, request.network)[0]
     return best.with_planner(partial(_alternatives, request, best), partial(_collectives, request))
 
 
+def _in_basis(request: Request) -> Plan:
+    """The one plan of a basis; its reason says where the search ended before it was proved the cheapest."""
+    ends = request.source, request.target, request.shape, request.dtype
+    if request.basis == "collectives":
+        steps, proved = fewest_bytes_chain(*ends)
+        return Plan(*ends, steps, reason="" if proved else "not proved to be the cheapest: the search was cut short")
+    return Plan(*ends, one_axis_chain(*ends, order="document" if request.basis == "one-axis-document" else "cheapest"))
+
+
 def _chains(request: Request) -> Iterator[Chain]:
-    """The chains that the basis allows."""
+    """The chains of any steps that are worth comparing: on a network, that of named collectives too."""
     ends = request.source, request.target, request.shape, request.dtype
     if request.network is None:
         yield from candidates(*ends)
-    else:
-        strides = {level.stride for level in request.network.levels} | {request.target.mesh.size}
-        yield from candidates(*ends, sorted(strides - {1}))
+        return
+    strides = {level.stride for level in request.network.levels} | {request.target.mesh.size}
+    yield from candidates(*ends, sorted(strides - {1}))
+    with suppress(ReshardError):  # not all ends have one
+        yield fewest_bytes_chain(*ends)[0]
 
 
 def _shrinks_first(found: Plan) -> bool:
@@ -172,6 +189,7 @@ def _alternatives(request: Request, best: Plan) -> tuple[Plan, ...]:
     ways: list[Callable[[], list[Chain]]] = [
         lambda: list(_chains(request)),
         lambda: [shortest_chain(*ends)],
+        lambda: [fewest_bytes_chain(*ends)[0]],
         lambda: [chain_through((request.source, whole, request.target), request.shape, request.dtype)],
     ]
     plans: list[Plan] = []

@@ -29,10 +29,13 @@ def best_first(plans: list[Plan], network: Network | None) -> list[Plan]:
     """The plans by time on the network, then as without one; the best says why, where it moves more than another."""
     if network is None:
         return sorted(plans, key=fewest_bytes)
-    ordered = sorted(plans, key=lambda plan: (plan.seconds, *fewest_bytes(plan)))
-    best, leanest = ordered[0], min(ordered, key=fewest_bytes)
-    if best.received_bytes > leanest.received_bytes and best.seconds is not None and leanest.seconds is not None:
-        name = network.name or "the network"
-        reason = f"on {name} fewer bytes would take {seconds_text(leanest.seconds)}"
-        ordered[0] = replace(best, reason=reason)
-    return ordered
+    times = [plan.seconds for plan in plans]
+    if len(set(times)) < len(times):
+        plans = sorted(plans, key=fewest_bytes)
+    best, *others = sorted(plans, key=lambda plan: plan.seconds or 0.0)
+    if best.received_bytes > best.lower_bound_bytes:
+        leanest = min(plans, key=fewest_bytes)
+        if leanest.received_bytes < best.received_bytes:
+            time = seconds_text(leanest.seconds or 0.0)
+            best = replace(best, reason=f"on {network.name or 'the network'} fewer bytes would take {time}")
+    return [best, *others]

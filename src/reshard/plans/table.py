@@ -57,13 +57,10 @@ def seconds_text(seconds: float) -> str:
 
 
 def verdict(plan: Plan) -> str:
-    """One line, or two: what the plan receives, against the bound, and what it takes, where it has prices."""
-    time = (
-        ""
-        if plan.seconds is None
-        else f"\ntakes {seconds_text(plan.seconds)}{'; ' if plan.reason else ''}{plan.reason}"
-    )
-    return _against_bound(plan) + time
+    """One line, or two: what the plan receives, against the bound; what it takes, where it has prices; and why."""
+    time = "" if plan.seconds is None else f"takes {seconds_text(plan.seconds)}"
+    second = "; ".join(part for part in (time, plan.reason) if part)
+    return _against_bound(plan) + (f"\n{second}" if second else "")
 
 
 def _against_bound(plan: Plan) -> str:
