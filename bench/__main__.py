@@ -15,12 +15,13 @@ from pathlib import Path
 import numpy as np
 
 import reshard as rs
-from bench import disk, engine, networks, planning
+from bench import bases, disk, engine, networks, planning
 from bench.timing import Row
 
 GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "planning": planning.rows,
     "networks": networks.rows,
+    "bases": bases.rows,
     "engine": engine.rows,
     "disk": disk.rows,
 }
