@@ -287,9 +287,11 @@ class BoxExchange(Exchange):
         found = asked[cells.receiver[asked] == base]
         return np.repeat(place, len(found)), found
 
-    @cached_property
     def _travelling(self) -> tuple[Positions, Positions, Positions]:
-        """Every piece that goes from one device to another: positions of sender and receiver, elements."""
+        """Every piece that goes from one device to another: positions of sender and receiver, elements.
+
+        A large table, so it is not kept.
+        """
         cells = self._cells([EVERY] * len(self.overlaps), [EVERY] * len(self.overlaps))
         if len(cells.holder) * len(self._copies) > ENUMERABLE:
             count = len(cells.holder) * len(self._copies)
@@ -301,13 +303,13 @@ class BoxExchange(Exchange):
         return sender[others], receiver[others], cells.elements[cell][others]
 
     def traffic(self) -> tuple[Positions, Positions, Positions]:
-        sender, receiver, elements = self._travelling
+        sender, receiver, elements = self._travelling()
         return self.source.mesh.device_array[sender], self.target.mesh.device_array[receiver], elements
 
     @property
     def rounds(self) -> int:
         """The largest number of pieces that one device sends to others or receives from them."""
-        sender, receiver, _ = self._travelling
+        sender, receiver, _ = self._travelling()
         return max(int(np.bincount(column).max(initial=0)) for column in (sender, receiver))
 
     @property
@@ -316,7 +318,7 @@ class BoxExchange(Exchange):
 
     def all_sent(self) -> Positions:
         """Per position of the source, the number of elements that its device sends to others."""
-        sender, _, elements = self._travelling
+        sender, _, elements = self._travelling()
         sent = np.zeros_like(self.source.mesh.positions)
         np.add.at(sent, sender, elements)
         return sent

@@ -38,7 +38,7 @@ from reshard.sharding import Sharding, checked_shape, with_mesh
 
 __all__ = ["BASES", "cache_clear", "plan"]
 
-CACHED_PLANS = 4096
+CACHED_PLANS = 1024
 """Plans that are kept; the one that was used longest ago makes room."""
 BASES = ("any", "collectives", "one-axis", "one-axis-document")
 """Which steps a plan may have: all; named collectives; those of one mesh axis at a time, in the cheapest order or
