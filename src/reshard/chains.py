@@ -76,8 +76,9 @@ def _by_way_of(
     middle: Sharding, before: Sharding, after: Sharding, shape: tuple[int, ...], dtype: DType, near: int
 ) -> Chain:
     first = _single(before, middle, shape, dtype, near)
-    if not first and before.mesh.device_ids != middle.mesh.device_ids:
-        first = (step_between(before, middle, shape, dtype),)  # one placement, but the last step must know the order
+    same_layout = before.layout_for(shape) == middle.layout_for(shape)
+    if not first and not (same_layout and before.mesh.device_ids == middle.mesh.device_ids):
+        first = (step_between(before, middle, shape, dtype),)  # one placement, but the last step must know its digits
     return (*first, step_between(middle if first else before, after, shape, dtype))
 
 
