@@ -62,7 +62,8 @@ def _detours(
         for middle in islice(scattered, TRIED):
             yield (source, middle, target), 0
     for boundary in boundaries if target.mesh.device_ids is None else ():
-        yield (source, target), boundary
+        if any(stride * size > boundary for stride, size in source.layout.free_digits()):  # else none is nearer
+            yield (source, target), boundary
         for middle in islice(refinements(target, _below(target, boundary), source, shape), TRIED):
             yield (source, middle, target), boundary
 

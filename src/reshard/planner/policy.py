@@ -29,10 +29,10 @@ def best_first(plans: list[Plan], network: Network | None) -> list[Plan]:
     """The plans by time on the network, then as without one; the best says why, where it moves more than another."""
     if network is None:
         return sorted(plans, key=fewest_bytes)
-    times = [plan.seconds for plan in plans]
-    if len(set(times)) < len(times):
-        plans = sorted(plans, key=fewest_bytes)
-    best, *others = sorted(plans, key=lambda plan: plan.seconds or 0.0)
+    ordered = sorted(plans, key=lambda plan: plan.seconds or 0.0)
+    fastest = [plan for plan in ordered if plan.seconds == ordered[0].seconds]
+    best = fastest[0] if len(fastest) == 1 else min(fastest, key=fewest_bytes)
+    others = [plan for plan in ordered if plan is not best]
     if best.received_bytes > best.lower_bound_bytes:
         leanest = min(plans, key=fewest_bytes)
         if leanest.received_bytes < best.received_bytes:
