@@ -345,3 +345,13 @@ def test_a_lowered_permute_of_a_sub_axis_goes_right():
     pytest.importorskip("jaxlib")
     mesh = Mesh.of(y=4, z=2)
     assert goes_right(Sharding.of(mesh, "z"), Sharding.of(mesh, "y:(1)2"))
+
+
+@pytest.mark.engine
+def test_ends_that_differ_in_open_dims_alone_are_written_closed_where_values_become_partial() -> None:
+    mesh = Mesh.of(x=1, y=4)
+    open_source = Sharding.of(mesh, "?")
+    text = text_between(open_source, Sharding.of(mesh, None, unreduced="y"), size=8)
+    assert "?" not in text
+    pytest.importorskip("jaxlib")
+    lowered(text)

@@ -7,6 +7,8 @@ The bound in all is held from below, and from above within half of it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from fractions import Fraction
 from math import prod
 from random import Random
@@ -123,6 +125,33 @@ def test_random_mixes(chunk: int) -> None:
 def test_further_random_mixes(chunk: int) -> None:
     for seed in range(RANDOM + chunk, 20 * RANDOM, CHUNKS):
         check(Random(seed))
+
+
+def other_ways(problem: Problem) -> Iterator[Plan]:
+    """The plans of every basis and of a network, and the alternatives of the plan without one."""
+    made = plan(*problem)
+    yield from made.alternatives
+    count = max(problem.source.mesh.size, problem.target.mesh.size, *problem.source.mesh.devices, 1) + 1
+    for options in ({"basis": "collectives"}, {"basis": "one-axis"}, {"network": f"h100-{-(-count // 8)}x8"}):
+        with suppress(ReshardError):  # not every problem has a chain in every basis
+            yield plan(*problem, **options)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_other_way_gives_the_same_values(chunk: int) -> None:
+    x, y = Mesh.of(x=2, y=2), "int64"
+    by_hand = Problem(Sharding.of(x, "x", unreduced="y"), Sharding.of(x, None, unreduced="x"), (4,), y)
+    drawn = [problems.draw_reduction(Random(seed)) for seed in range(chunk, 160, CHUNKS)]
+    for problem in [by_hand, *drawn]:
+        if is_refused_avg(problem):
+            continue
+        values = draw_values(Random(chunk), problem)
+        expected = oracle.reduced(values, problem.source)
+        for made in other_ways(problem):
+            found = run(made, oracle.partial_tiles(values, problem.source))
+            total = oracle.values(problem.target, problem.shape, found)
+            kinds = [step.kind for step in made.steps]
+            assert np.allclose(total, expected, equal_nan=True), f"{problem}: {kinds} gives {total}, not {expected}"
 
 
 def test_the_draw_has_every_kind() -> None:

@@ -121,7 +121,12 @@ def write_sdy(source: Sharding, target: Sharding, shape: Sequence[int], dtype: A
     names = {mesh: "mesh" + (f"_{number}" if number else "") for number, mesh in enumerate(meshes)}
     kind = _tensor(shape, dtype)
 
+    closed = any(step.kind == "ToUnreduced" for step in steps)  # whose operation wants dims that are letter-equal
+
     def sharding_text(sharding: Sharding) -> str:
+        if closed:
+            dims = tuple(replace(dim, is_open=False, priority=None) for dim in sharding.dims)
+            sharding = replace(sharding, dims=dims)
         return f"<@{names[sharding.mesh]}, {replace(sharding, uneven='ceil').text()}>"
 
     lines: list[str] = []

@@ -278,6 +278,8 @@ def _check_to_unreduced(before: Sharding, after: Sharding, shape: tuple[int, ...
         tilings[0].layout.unreduced and before.reduction != after.reduction
     ):
         raise ReshardError("bad-step", f"{text} moves values while they become partial")
+    if without(tilings[0].layout.unreduced, tilings[1].layout.unreduced):
+        raise ReshardError("bad-step", f"{text} combines values while others become partial")
     if after.reduction == "avg" and tilings[0].layout.dims != tilings[1].layout.dims:
         raise ReshardError("no-plan", f"{text} would make parts partial under avg; only whole values can be")
     given, whole = np.ones_like(before.mesh.positions), np.ones_like(before.mesh.positions)

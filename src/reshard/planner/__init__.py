@@ -72,8 +72,8 @@ def plan(
 
     Without a network each device receives the bytes that it lacks and no others; of all such plans this is the
     one with the fewest steps, then the fewest rounds.
-    With a network it is the one that takes the least time there, of those known; where it moves more than the
-    bound it says so and why.
+    With a network it is the one that takes the least time there, of those known in which no tile on the way is
+    larger than the larger of the two ends; where it moves more than the bound it says so and why.
     Where an end lies on the empty mesh, it is taken as replicated on the mesh of the other.
     Plans are cached by all arguments; the cache is bounded and may be used by many threads.
 
@@ -131,12 +131,25 @@ def _planned(request: Request) -> Plan:
 
 
 def _in_basis(request: Request) -> Plan:
-    """The one plan of a basis; its reason says where the search ended before it was proved the cheapest."""
+    """The one plan of a basis; its reason says where the search ended before it was proved the cheapest.
+
+    Raises:
+        ReshardError: `no-plan` where the search finds no chain whose steps all are what the basis has.
+    """
     ends = request.source, request.target, request.shape, request.dtype
-    if request.basis == "collectives":
-        steps, proved = fewest_bytes_chain(*ends)
-        return Plan(*ends, steps, reason="" if proved else "not proved to be the cheapest: the search was cut short")
-    return Plan(*ends, one_axis_chain(*ends, order="document" if request.basis == "one-axis-document" else "cheapest"))
+    try:
+        if request.basis == "collectives":
+            steps, proved = fewest_bytes_chain(*ends)
+            return Plan(
+                *ends, steps, reason="" if proved else "not proved to be the cheapest: the search was cut short"
+            )
+        order = "document" if request.basis == "one-axis-document" else "cheapest"
+        return Plan(*ends, one_axis_chain(*ends, order=order))
+    except ReshardError as error:
+        if error.code in ("no-plan", "too-large", "reduction-dtype"):
+            raise
+        text = f"{request.source.text()} -> {request.target.text()}"
+        raise ReshardError("no-plan", f"no chain in the basis {request.basis} is known for {text}: {error}") from error
 
 
 def _chains(request: Request) -> Iterator[Chain]:
@@ -183,7 +196,10 @@ def _collectives(request: Request) -> Plan:
 
 
 def _alternatives(request: Request, best: Plan) -> tuple[Plan, ...]:
-    """What else would do: every candidate, the collectives, and a gather of everything; each distinct, best first."""
+    """What else would do: every candidate, the collectives, and a gather of everything; each distinct, best first.
+
+    Those whose tiles grow on the way are among them; those beyond the memory limit are not.
+    """
     ends = request.source, request.target, request.shape, request.dtype
     whole = Sharding.of(request.target.mesh, *[None] * len(request.target.dims))
     ways: list[Callable[[], list[Chain]]] = [
@@ -198,6 +214,9 @@ def _alternatives(request: Request, best: Plan) -> tuple[Plan, ...]:
             plans += [priced(Plan(*ends, steps), request.network) for steps in way()]
         except ReshardError:
             continue  # a way that does not exist for these ends is no alternative
+    if request.memory_limit is not None:
+        fitted = (within_limit(found, request.memory_limit) for found in plans)
+        plans = [priced(found, request.network) for found in fitted if found is not None]
     distinct: dict[tuple[Any, ...], Plan] = {_outline(best): best}
     for other in best_first(plans, request.network):
         distinct.setdefault(_outline(other), other)
