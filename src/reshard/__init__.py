@@ -23,6 +23,7 @@ from reshard.axis import Axis
 from reshard.box import Box
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
+from reshard.network import Network
 from reshard.notation import parse_mesh, parse_sharding
 from reshard.planner import plan
 from reshard.plans import Plan
@@ -36,6 +37,7 @@ __all__ = [
     "Box",
     "DimSharding",
     "Mesh",
+    "Network",
     "Plan",
     "ReshardError",
     "Sharding",

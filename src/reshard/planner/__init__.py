@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from reshard.sharding import Sharding, checked_shape, with_mesh
 
 __all__ = ["BASES", "cache_clear", "plan"]
 
+LOGGER = logging.getLogger("reshard")
 CACHED_PLANS = 1024
 """Plans that are kept; the one that was used longest ago makes room."""
 BASES = ("any", "collectives", "one-axis", "one-axis-document")
@@ -127,6 +129,7 @@ def _planned(request: Request) -> Plan:
         found = [_in_basis(request)]
     kept = _within([priced(one, request.network) for one in found], request)
     best = kept[0] if len(kept) == 1 else best_first(kept, request.network)[0]
+    LOGGER.debug("%s -> %s: %s", source, target, ", ".join(step.kind for step in best.steps) or "nothing to do")
     return best.with_planner(partial(_alternatives, request, best), partial(_collectives, request))
 
 
