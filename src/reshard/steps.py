@@ -60,6 +60,7 @@ class Step:
     """One step of a plan.
 
     Rules, in the order checked:
+        bad-argument: every field is of its kind, `near` at least 0 and `chunks` at least 1
         rank-mismatch, bad-shape, too-large: both shardings fit the shape
         reduction-dtype: the reduction is defined for the dtype
         bad-step: a step of this kind leads from `before` to `after`

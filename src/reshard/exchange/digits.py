@@ -112,7 +112,7 @@ class DigitExchange(Exchange):
     @property
     def shares_devices(self) -> bool:
         """Whether the target is on the devices of the source."""
-        return self.receivers is self.source.mesh
+        return self.receivers == self.source.mesh
 
     @property
     def rounds(self) -> int:
