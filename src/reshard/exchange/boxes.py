@@ -85,12 +85,15 @@ class Cells(NamedTuple):
     own: Positions
     """Sorted, cell * R + copy: the copies of target tiles whose device holds the source tile itself."""
 
-    def box(self, cell: int) -> Box:
-        """The box that the two tiles share."""
-        return Box(
-            (int(part.start[number]), int(part.stop[number]))
-            for part, number in zip(self.parts, self.overlap[:, cell].tolist(), strict=True)
-        )
+    def boxes(self, cells: Positions) -> list[Box]:
+        """The boxes that the two tiles of these cells share."""
+        if not self.parts:
+            return [Box()] * len(cells)
+        columns = [
+            zip(part.start[number].tolist(), part.stop[number].tolist(), strict=True)
+            for part, number in zip(self.parts, self.overlap[:, cells], strict=True)
+        ]
+        return list(map(Box, zip(*columns, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -242,10 +245,8 @@ class BoxExchange(Exchange):
         mine = np.flatnonzero(cells.receiver == base)
         senders = self._senders(cells, mine, np.repeat(copy, len(mine)))
         names = self.source.mesh.devices
-        return sorted(
-            Piece(names[sender], device, cells.box(cell), 0)
-            for sender, cell in zip(senders.tolist(), mine.tolist(), strict=True)
-        )
+        pairs = zip(senders.tolist(), cells.boxes(mine), strict=True)
+        return sorted(Piece(names[sender], device, box, 0) for sender, box in pairs)
 
     def outgoing(self, device: int) -> list[Piece]:
         if device not in self.source.mesh:
@@ -275,8 +276,8 @@ class BoxExchange(Exchange):
 
     def _sent(self, device: int, cells: Cells, receivers: Positions, cell: Positions) -> list[Piece]:
         names = self.target.mesh.devices
-        pairs = zip(receivers.tolist(), cell.tolist(), strict=True)
-        return sorted(Piece(device, names[receiver], cells.box(number), 0) for receiver, number in pairs)
+        pairs = zip(receivers.tolist(), cells.boxes(cell), strict=True)
+        return sorted(Piece(device, names[receiver], box, 0) for receiver, box in pairs)
 
     def _own_cell(self, cells: Cells, asked: Positions, position: int) -> tuple[Positions, Positions]:
         """What a source position keeps for itself, as (target positions, cells), where the deal leaves it out."""
