@@ -19,6 +19,16 @@ from reshard.sharding import Sharding
 State = tuple[tuple[str, ...], ...]
 Cost = tuple[int, int]
 
+FAMILIES = {
+    "2x2x2, rank 2": ((2, 2, 2), (16, 16)),
+    "4x2, rank 2": ((4, 2), (8, 16)),
+    "2x3, rank 2": ((2, 3), (6, 12)),
+    "2x3x5, rank 2": ((2, 3, 5), (60, 30)),
+    "3x3x2, rank 2": ((3, 3, 2), (18, 36)),
+    "2x3x2, rank 3": ((2, 3, 2), (12, 12, 12)),
+}
+"""Axis sizes of a mesh and the shape of a tensor, all pairs of whose shardings are gone through."""
+
 
 def prime_parts(axis: Axis, full_size: int) -> list[str]:
     """An axis or a sub-axis as its prime parts, each by the name of the axis and its own ends."""

@@ -14,6 +14,7 @@ from math import prod
 from random import Random
 
 import checkers
+import exhaustive
 import numpy as np
 import problems
 import pytest
@@ -31,13 +32,8 @@ from reshard.sharding import Sharding
 from reshard.steps import Step
 
 FAMILIES = {
-    "2x2x2, rank 2": ((2, 2, 2), (16, 16)),
-    "4x2, rank 2": ((4, 2), (8, 16)),
-    "2x3, rank 2": ((2, 3), (6, 12)),
-    "2x3x5, rank 2": ((2, 3, 5), (60, 30)),
-    "3x3x2, rank 2": ((3, 3, 2), (18, 36)),
+    **exhaustive.FAMILIES,
     "2x2x2, rank 3": ((2, 2, 2), (8, 8, 8)),
-    "2x3x2, rank 3": ((2, 3, 2), (12, 12, 12)),
     "6x2, rank 2": ((6, 2), (12, 12)),
 }
 """Sizes of the mesh, and a shape that all shards divide."""

@@ -10,7 +10,7 @@ from random import Random
 import checkers
 import problems
 import pytest
-from exhaustive import Space, State
+from exhaustive import FAMILIES, Space, State
 
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
@@ -20,14 +20,6 @@ from reshard.plans import Plan
 from reshard.sharding import Sharding
 from reshard.steps import Step
 
-FAMILIES = {
-    "2x2x2, rank 2": ((2, 2, 2), (16, 16)),
-    "4x2, rank 2": ((4, 2), (8, 16)),
-    "2x3, rank 2": ((2, 3), (6, 12)),
-    "2x3x5, rank 2": ((2, 3, 5), (60, 30)),
-    "3x3x2, rank 2": ((3, 3, 2), (18, 36)),
-    "2x3x2, rank 3": ((2, 3, 2), (12, 12, 12)),
-}
 KINDS = {"Slice", "AllGather", "AllToAll", "Permute"}
 
 

@@ -230,6 +230,14 @@ class Mesh:
         """
         return self.positions if self.device_ids is None else np.array(self.device_ids, dtype=np.int64)
 
+    def same_order_as(self, other: Mesh) -> bool:
+        """Whether both list the same devices in the same order, whatever their axes.
+
+        >>> Mesh.of(a=4, b=2).same_order_as(Mesh.of(x=2, y=2, z=2))
+        True
+        """
+        return self.size == other.size and self.device_ids == other.device_ids
+
     def __contains__(self, device: object) -> bool:
         if isinstance(device, bool) or not isinstance(device, int | np.integer):
             return False

@@ -26,7 +26,7 @@ def kept_axes(before: Sharding, after: Sharding) -> tuple[Axis, ...]:
     if not before.unreduced or not after.unreduced or before.reduction != after.reduction:
         return ()
     partial = before.layout.unreduced
-    if before.mesh.device_ids != after.mesh.device_ids or before.mesh.size != after.mesh.size:
+    if not before.mesh.same_order_as(after.mesh):
         counts = [prod(digit.size for digit in digits) for digits in (partial, after.layout.unreduced)]
         return after.unreduced if counts[0] == counts[1] else ()
     pieces = [piece for axis in after.unreduced for digit in partial for piece in parts_within(axis, digit, after.mesh)]

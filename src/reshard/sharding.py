@@ -345,7 +345,7 @@ class Sharding:
         mine, theirs = first.layout_for(shape), second.layout_for(shape)
         if mine.unreduced and theirs.unreduced and first.reduction != second.reduction:
             return False
-        if first.mesh.device_ids == second.mesh.device_ids and first.mesh.size == second.mesh.size:
+        if first.mesh.same_order_as(second.mesh):
             common = refine(mine, theirs, shape)
             if common is not None and common.source_roles == common.target_roles:
                 return True

@@ -108,7 +108,7 @@ class Step:
 
     def _right_kind(self) -> str:
         if made_axes(self.before, self.after):
-            _check_to_unreduced(self.before, self.after, self.shape)
+            _check_to_unreduced(self.before, self.after, *self._tilings)
             return "ToUnreduced"
         return _kind_of(self._exchanges)
 
@@ -271,9 +271,8 @@ def _change(roles: tuple[int | None, int | None]) -> str:
     return "Exchange" if before is None else "AllGather" if after is None else "AllToAll"
 
 
-def _check_to_unreduced(before: Sharding, after: Sharding, shape: tuple[int, ...]) -> None:
+def _check_to_unreduced(before: Sharding, after: Sharding, *tilings: Tiling) -> None:
     """Refuse where a device would need anything but its own tile."""
-    tilings = Tiling.of(before, shape), Tiling.of(after, shape)
     text = f"{before.text()} -> {after.text()}"
     if not tilings[0].same_order_as(tilings[1]) or (
         tilings[0].layout.unreduced and before.reduction != after.reduction

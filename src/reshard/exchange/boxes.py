@@ -317,13 +317,6 @@ class BoxExchange(Exchange):
     def piece_shape(self) -> tuple[int, ...]:
         return tuple(int((part.stop - part.start).max(initial=0)) for part in self.overlaps)
 
-    def all_sent(self) -> Positions:
-        """Per position of the source, the number of elements that its device sends to others."""
-        sender, _, elements = self._travelling()
-        sent = np.zeros_like(self.source.mesh.positions)
-        np.add.at(sent, sender, elements)
-        return sent
-
     def all_received(self) -> Positions:
         needed = self.target.all_elements * prod(digit.size for digit in self.combined)
         return needed - self.all_held

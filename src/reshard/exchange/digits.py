@@ -129,10 +129,7 @@ class DigitExchange(Exchange):
         if not self.shares_devices:
             return needed
         places = self.source.mesh.positions_of(self.target.mesh.device_array)
-        senders = sum(
-            Digit(*self.common.digits[j]).value(places) * digit.stride
-            for digit, j in zip(self.common.digits, self.determined_by, strict=True)
-        )
+        (senders,) = senders_by_round(self.common.digits, self.determined_by, (), places)  # of round 0
         return needed - np.where(senders == places, self.all_held, 0)
 
     def traffic(self) -> tuple[Positions, Positions, Positions]:

@@ -56,7 +56,7 @@ class Tiling:
 
     def same_order_as(self, other: Tiling) -> bool:
         """Whether both name the same devices in the same order."""
-        return self.mesh.size == other.mesh.size and self.mesh.device_ids == other.mesh.device_ids
+        return self.mesh.same_order_as(other.mesh)
 
     def is_even(self) -> bool:
         """Whether all tiles have one shape."""

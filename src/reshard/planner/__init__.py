@@ -24,7 +24,7 @@ from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
-from reshard.chains import Chain, chain_through, shortest_chain
+from reshard.chains import Chain, chain_through
 from reshard.checks import expect, integer, shown
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
@@ -207,7 +207,6 @@ def _alternatives(request: Request, best: Plan) -> tuple[Plan, ...]:
     whole = Sharding.of(request.target.mesh, *[None] * len(request.target.dims))
     ways: list[Callable[[], list[Chain]]] = [
         lambda: list(_chains(request)),
-        lambda: [shortest_chain(*ends)],
         lambda: [fewest_bytes_chain(*ends)[0]],
         lambda: [chain_through((request.source, whole, request.target), request.shape, request.dtype)],
     ]

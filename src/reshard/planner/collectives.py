@@ -127,7 +127,7 @@ class _Planner:
         """To a target that is newly partial: first to where nothing has to move any more."""
         last = shortest_chain(source, target, self.shape, self.dtype)[-1]
         first, proved = self.chain(source, last.before) if source != last.before else ((), True)
-        if not first and not _one_order(source, target):
+        if not first and not source.mesh.same_order_as(target.mesh):
             first = (step_between(source, last.before, self.shape, self.dtype),)  # the last step must know the order
         before = first[-1].after if first else source
         steps = (*first, step_between(before, target, self.shape, self.dtype))
@@ -139,7 +139,7 @@ class _Planner:
         for sharding, other in ((source, target), (target, source)):
             dims = list(sharding.dims)
             for dim, size in enumerate(self.shape):
-                alike = sharding.layout.dims[dim] == other.layout.dims[dim] and _one_order(source, target)
+                alike = sharding.layout.dims[dim] == other.layout.dims[dim] and source.mesh.same_order_as(target.mesh)
                 if size % sharding.layout.shards(dim) and not alike:
                     dims[dim] = DimSharding()
             ends.append(
@@ -178,7 +178,9 @@ class _Planner:
     def _searched(self, source: Sharding, target: Sharding) -> tuple[Chain, bool]:
         frame = frame_of(source, target)
         if frame is None:
-            return (self._reordered if not _one_order(source, target) else self._parted)(source, target), False
+            return (self._reordered if not source.mesh.same_order_as(target.mesh) else self._parted)(
+                source, target
+            ), False
         proved = True
         found = _solve(frame, self.shape, self.budget)
         if found is None:
@@ -201,7 +203,7 @@ class _Planner:
         def there(number: int) -> Sharding:
             return target if number == last else frame.there.sharding(*states[number], source)
 
-        if _one_order(source, target):
+        if source.mesh.same_order_as(target.mesh):
             points = [*map(here, range(last)), target]
             return tuple(
                 self._step(before, after) or _raise(self._refusal(before, after))
@@ -263,10 +265,6 @@ class _Planner:
 
 def _raise(error: ReshardError) -> Step:
     raise error
-
-
-def _one_order(source: Sharding, target: Sharding) -> bool:
-    return source.mesh.size == target.mesh.size and source.mesh.device_ids == target.mesh.device_ids
 
 
 def _without_conflicts(side: Sharding, other: Sharding) -> Sharding | None:
