@@ -384,3 +384,24 @@ def test_on_a_terminal_the_plan_is_a_table_and_the_work_has_a_bar(tmp_path: Path
     assert "────" in done.stdout
     assert "verifying" in done.stdout
     assert "verified" in done.stdout
+
+
+def test_bench_planner_says_how_long_and_how_far_from_the_bound() -> None:
+    options = ["bench", "planner", "--mesh", "x=2,y=3", "--shape", "12,12", "--pairs", "20"]
+    assert command(*options).out.startswith("20 random pairs of shardings of 12 x 12, mesh x=2,y=3\n")
+    figures = command(*options, "--json").record
+    assert sum(figures["steps"].values()) == figures["pairs"] == 20
+    assert 0 < figures["milliseconds"]["median"] <= figures["milliseconds"]["p99"] <= figures["milliseconds"]["max"]
+    assert figures["received_over_bound"] == {"median": 1.0, "max": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (("--pairs", "0"), "--pairs must be from 1"),
+        (("--mesh", "<[], device_ids=[0]>"), "a mesh with axes"),
+        (("--shape", "()"), "a shape with dims"),
+    ],
+)
+def test_bench_planner_refuses(wrong: tuple[str, str], reason: str) -> None:
+    assert reason in refused("bench", "planner", *wrong)

@@ -232,10 +232,6 @@ def test_with_latency_no_plan_is_dearer_than_its_alternatives() -> None:
                 )
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a step between two others is not planned anew: 1 of 30 plans is 1.14 times as long as its parts",
-)
 def test_with_latency_no_plan_is_dearer_than_its_parts() -> None:
     """A plan's own parts are the plans from its source to a point on its way, and from there to its target."""
     rng, shape = Random(3), (256, 256)
@@ -333,11 +329,11 @@ def triangle(sizes: tuple[int, ...], network: Network) -> tuple[NDArray[Any], li
     return np.where(dearer, direct / np.where(dearer, around, 1.0), 0.0), shardings
 
 
-def check_triangle(excess: NDArray[Any], shardings: list[Sharding], most: float = 0.0) -> None:
+def check_triangle(excess: NDArray[Any], shardings: list[Sharding]) -> None:
     a, b, c = np.unravel_index(int(excess.argmax()), excess.shape)
     largest = float(excess.max())
     ends = f"{shardings[a].text()} -> {shardings[c].text()}, dearer than by way of {shardings[b].text()}"
-    assert largest <= most, f"{np.count_nonzero(excess)} of {excess.size}; worst by {largest:.3g}: {ends}"
+    assert not largest, f"{np.count_nonzero(excess)} of {excess.size}; worst by {largest:.3g}: {ends}"
 
 
 MESHES = ((2, 2), (4, 2), (2, 2, 2))
@@ -348,20 +344,10 @@ def test_by_way_of_a_third_is_no_cheaper_on_a_flat_network(sizes: tuple[int, ...
     check_triangle(*triangle(sizes, switches((prod(sizes), 1e9))))
 
 
-@pytest.mark.xfail(
-    reason="the way that spreads what a host needs over its devices, and puts it in place inside, is no candidate: "
-    "42 of 1331 triples on 2x2, 40 on 4x2, 3180 of 117649 on 2x2x2, by up to 1.8, 1.29 and 1.8"
-)
 @pytest.mark.parametrize("sizes", MESHES)
 def test_by_way_of_a_third_is_no_cheaper_on_hosts(sizes: tuple[int, ...]) -> None:
     inside = prod(sizes[1:])
     check_triangle(*triangle(sizes, switches((inside, 9e9), (sizes[0], 1e9))))
-
-
-@pytest.mark.parametrize("sizes", MESHES)
-def test_by_way_of_a_third_is_at_most_1_8_times_cheaper_on_hosts(sizes: tuple[int, ...]) -> None:
-    inside = prod(sizes[1:])
-    check_triangle(*triangle(sizes, switches((inside, 9e9), (sizes[0], 1e9))), 1.8 + 1e-9)
 
 
 # Without a network.

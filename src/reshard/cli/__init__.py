@@ -4,6 +4,7 @@
     plan.py         `reshard plan`: what a reshard does and costs
     run.py          `reshard run`: does it, from file to files
     show.py         `reshard show`: draws who holds what
+    bench.py        `reshard bench`: how long planning takes
     output.py       standard output and standard error
     interrupts.py   signals as exceptions
     storage/        tensors on disk: reading, moving, writing, checking
@@ -19,7 +20,7 @@ import sys
 from collections.abc import Sequence
 
 import reshard
-from reshard.cli import output, plan, run, show
+from reshard.cli import bench, output, plan, run, show
 from reshard.cli.interrupts import Terminated, raised
 from reshard.errors import ReshardError
 
@@ -49,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"reshard {reshard.__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    for command in (plan, run, show):
+    for command in (plan, run, show, bench):
         command.add_to(commands)
     return parser
 

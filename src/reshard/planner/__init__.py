@@ -1,6 +1,8 @@
 """Plan a reshard: candidates, and a policy that chooses among them.
 
     candidates.py   chains of steps that lead from source to target
+    spread.py       middles in which all devices of a host share what crosses between hosts
+    legs.py         a chain whose parts are planned anew
     policy.py       which is best: fewest bytes, then steps, then rounds; or the least time on a network
     memory.py       a limit on what a device holds at once
     collectives.py  the cheapest chain of named collectives
@@ -21,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -31,6 +34,7 @@ from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.planner.candidates import candidates
 from reshard.planner.collectives import fewest_bytes_chain
+from reshard.planner.legs import with_better_legs
 from reshard.planner.memory import least_peak_bytes, within_limit
 from reshard.planner.one_axis import one_axis_chain
 from reshard.planner.policy import best_first, priced
@@ -86,7 +90,8 @@ def plan(
         dtype: its element type, by either name or as NumPy's.
         network: what the devices are connected by, or the name of a preset.
         basis: which steps the plan may have: one of `BASES`.
-        memory_limit: bytes that a device may hold at once; pieces then go in chunks where that is needed.
+        memory_limit: bytes that a device may hold at once; pieces then go in chunks where that is needed, and
+            a tile on the way may be larger than both ends where the limit has room for it.
 
     Raises:
         ReshardError: `rank-mismatch`, `bad-shape`, `too-large`, `unknown-dtype`, `reduction-dtype`, `bad-network`,
@@ -122,13 +127,10 @@ def _planned(request: Request) -> Plan:
         if sharding.unreduced:
             request.dtype.check_reduction(sharding.reduction)
     request = replace(request, source=source, target=target)
-    if request.basis == "any":
-        made = [Plan(source, target, request.shape, request.dtype, steps) for steps in _chains(request)]
-        found = [one for one in made if _shrinks_first(one)]
-    else:
-        found = [_in_basis(request)]
+    found = _among_candidates(request) if request.basis == "any" else [_in_basis(request)]
     kept = _within([priced(one, request.network) for one in found], request)
     best = kept[0] if len(kept) == 1 else best_first(kept, request.network)[0]
+    best = _with_better_legs(best, request)
     LOGGER.debug("%s -> %s: %s", source, target, ", ".join(step.kind for step in best.steps) or "nothing to do")
     return best.with_planner(partial(_alternatives, request, best), partial(_collectives, request))
 
@@ -161,10 +163,52 @@ def _chains(request: Request) -> Iterator[Chain]:
     if request.network is None:
         yield from candidates(*ends)
         return
-    strides = {level.stride for level in request.network.levels} | {request.target.mesh.size}
-    yield from candidates(*ends, sorted(strides - {1}))
+    levels, size = request.network.levels, request.target.mesh.size
+    strides = {level.stride for level in levels} | {size}
+    slower = (outer.stride for inner, outer in pairwise(levels) if outer.bandwidth < inner.bandwidth)
+    yield from candidates(*ends, sorted(strides - {1}), {stride for stride in slower if stride < size})
     with suppress(ReshardError):  # not all ends have one
         yield fewest_bytes_chain(*ends)[0]
+
+
+def _among_candidates(request: Request) -> list[Plan]:
+    """A plan of each chain worth comparing, that of the shortest first.
+
+    No tile on the way is larger than both ends, unless a memory limit says how large it may be.
+    """
+    ends = request.source, request.target, request.shape, request.dtype
+    found = [Plan(*ends, steps) for steps in dict.fromkeys(_chains(request))]
+    if request.memory_limit is None:
+        return [one for one in found if _shrinks_first(one)]
+    with suppress(ReshardError):
+        found.append(Plan(*ends, _gather(request)))
+    return found
+
+
+def _gather(request: Request) -> Chain:
+    """Everything to everyone, then each its part."""
+    whole = Sharding.of(request.target.mesh, *[None] * len(request.target.dims))
+    return chain_through((request.source, whole, request.target), request.shape, request.dtype)
+
+
+@lru_cache(CACHED_PLANS)
+def _best_candidate(request: Request) -> Plan:
+    """The best of the candidates on a network, its legs as they are."""
+    return best_first([priced(found, request.network) for found in _among_candidates(request)], request.network)[0]
+
+
+def _with_better_legs(best: Plan, request: Request) -> Plan:
+    """The plan, its legs planned anew where messages wait: then what is cheapest whole need not be so in parts."""
+    network = request.network
+    if request.basis != "any" or network is None or not any(level.latency_s for level in network.levels):
+        return best
+
+    def replan(source: Sharding, target: Sharding) -> Plan:
+        return _best_candidate(replace(request, source=source, target=target, memory_limit=None))
+
+    better = with_better_legs(best, replan)
+    limit = request.memory_limit
+    return better if (_shrinks_first(better) if limit is None else better.peak_bytes <= limit) else best
 
 
 def _shrinks_first(found: Plan) -> bool:
@@ -204,11 +248,10 @@ def _alternatives(request: Request, best: Plan) -> tuple[Plan, ...]:
     Those whose tiles grow on the way are among them; those beyond the memory limit are not.
     """
     ends = request.source, request.target, request.shape, request.dtype
-    whole = Sharding.of(request.target.mesh, *[None] * len(request.target.dims))
     ways: list[Callable[[], list[Chain]]] = [
         lambda: list(_chains(request)),
         lambda: [fewest_bytes_chain(*ends)[0]],
-        lambda: [chain_through((request.source, whole, request.target), request.shape, request.dtype)],
+        lambda: [_gather(request)],
     ]
     plans: list[Plan] = []
     for way in ways:
@@ -232,3 +275,4 @@ def _outline(found: Plan) -> tuple[Any, ...]:
 def cache_clear() -> None:
     """Forget the cached plans."""
     _planned.cache_clear()
+    _best_candidate.cache_clear()

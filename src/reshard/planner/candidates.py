@@ -1,19 +1,20 @@
 """Chains of steps that lead from source to target.
 
 The first is the shortest chain, which receives exactly the bound wherever nothing is partial.
-Two kinds of detour may do better:
+Three kinds of detour may do better:
     scatter in place    where partial values are combined: combine them where they are, over as many devices as
                         can share the work, and move the result
     gather late         where a network has a slow level: cut the target further by the axes that lie within a
                         fast part, so that what is needed there crosses the slow level once, and gather inside;
                         near replicas send
+    spread in a host    where what hosts hold changes: let all devices of a host share what crosses (`spread`)
 
-Both are refinements of an end by axes that it does not use.
+The first two are refinements of an end by axes that it does not use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -23,6 +24,7 @@ from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.layout import Digit
 from reshard.partial import made_axes, parts_within
+from reshard.planner.spread import collides, spread
 from reshard.sharding import Sharding
 
 TRIED = 16
@@ -30,7 +32,12 @@ TRIED = 16
 
 
 def candidates(
-    source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: DType, boundaries: Sequence[int] = ()
+    source: Sharding,
+    target: Sharding,
+    shape: tuple[int, ...],
+    dtype: DType,
+    boundaries: Sequence[int] = (),
+    hosts: Container[int] = (),
 ) -> Iterator[Chain]:
     """Chains worth comparing, the shortest first.
 
@@ -39,13 +46,14 @@ def candidates(
         target: where it is wanted.
         shape: of the whole tensor.
         dtype: of its elements.
-        boundaries: strides of the device number at which a slower level begins.
+        boundaries: strides of the device number at which a level begins.
+        hosts: those of them at which it is slower than the one inside.
 
     Raises:
         ReshardError: as `shortest_chain`.
     """
     yield shortest_chain(source, target, shape, dtype)
-    for points, near in _detours(source, target, shape, boundaries):
+    for points, near in _detours(source, target, shape, boundaries, hosts):
         try:
             yield chain_through(points, shape, dtype, near)
         except ReshardError:
@@ -53,7 +61,7 @@ def candidates(
 
 
 def _detours(
-    source: Sharding, target: Sharding, shape: tuple[int, ...], boundaries: Sequence[int]
+    source: Sharding, target: Sharding, shape: tuple[int, ...], boundaries: Sequence[int], hosts: Container[int]
 ) -> Iterator[tuple[tuple[Sharding, ...], int]]:
     """Points to pass, and from which stride on near replicas send."""
     combined = made_axes(target, source)  # partial before and no longer
@@ -64,8 +72,28 @@ def _detours(
     for boundary in boundaries if target.mesh.device_ids is None else ():
         if any(stride * size > boundary for stride, size in source.layout.free_digits()):  # else none is nearer
             yield (source, target), boundary
-        for middle in islice(refinements(target, _below(target, boundary), source, shape), TRIED):
+        late = list(islice(refinements(target, _below(target, boundary), source, shape), TRIED))
+        for middle in late:
             yield (source, middle, target), boundary
+        if boundary in hosts:
+            for middles in _spread(source, target, late, shape, boundary):
+                yield (source, *middles, target), boundary
+
+
+def _spread(
+    source: Sharding, target: Sharding, late: Sequence[Sharding], shape: tuple[int, ...], boundary: int
+) -> Iterator[tuple[Sharding, ...]]:
+    """Middles that share out what crosses between hosts, where no end and no middle known does."""
+    giving = collides(source, target, boundary)
+    taking = giving or all(collides(middle, source, boundary) for middle in late or [target])
+    arriving = spread(target, source, shape, boundary) if taking else None
+    leaving = spread(source, target, shape, boundary) if giving else None
+    if arriving:
+        yield (arriving,)
+    if leaving:
+        yield (leaving,)
+        if arriving:
+            yield leaving, arriving
 
 
 def _below(sharding: Sharding, boundary: int) -> list[Axis]:

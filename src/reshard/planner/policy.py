@@ -26,7 +26,10 @@ def fewest_bytes(plan: Plan) -> tuple[int, int, int, int]:
 
 
 def best_first(plans: list[Plan], network: Network | None) -> list[Plan]:
-    """The plans by time on the network, then as without one; the best says why, where it moves more than another."""
+    """The plans by time on the network, then as without one; the best says why, where it moves more than the first.
+
+    The first given is that of the shortest chain, which moves least.
+    """
     if network is None:
         return sorted(plans, key=fewest_bytes)
     ordered = sorted(plans, key=lambda plan: plan.seconds or 0.0)
@@ -34,7 +37,7 @@ def best_first(plans: list[Plan], network: Network | None) -> list[Plan]:
     best = fastest[0] if len(fastest) == 1 else min(fastest, key=fewest_bytes)
     others = [plan for plan in ordered if plan is not best]
     if best.received_bytes > best.lower_bound_bytes:
-        leanest = min(plans, key=fewest_bytes)
+        leanest = plans[0]
         if leanest.received_bytes < best.received_bytes:
             time = seconds_text(leanest.seconds or 0.0)
             best = replace(best, reason=f"on {network.name or 'the network'} fewer bytes would take {time}")

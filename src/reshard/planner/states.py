@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -33,6 +33,8 @@ from reshard.planner.weak import FAR, STEP_LIMIT, Numbers, WeakGraph, distances
 
 State = tuple[tuple[int, ...], ...]
 """Per dim its digits, major to minor: a number from 0, or a blank below 0."""
+CACHED = 65536
+"""Differences of nodes that are kept."""
 CLASS_BITS = 5
 
 
@@ -195,7 +197,7 @@ class Tables:
         if key not in self._changes:
             graph = self.task.graph
             rows = (graph.nodes[after] - graph.nodes[before]).reshape(graph.ndim, -1).tolist()
-            self._changes[key] = _change_of([tuple(row) for row in rows])
+            self._changes[key] = _change_of(tuple(map(tuple, rows)))
         return self._changes[key]
 
     def apply(self, state: State, change: Change, pending: bool = False, only: int = -1) -> Iterator[State]:
@@ -246,7 +248,8 @@ def _orders(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
                 yield (number, *rest)
 
 
-def _change_of(rows: list[tuple[int, ...]]) -> Change:
+@lru_cache(CACHED)
+def _change_of(rows: tuple[tuple[int, ...], ...]) -> Change:
     """A difference of nodes, per dim and class, as what is done to the digits."""
     flat = [number for row in rows for number in row]
     if min(flat) >= 0:

@@ -1,0 +1,129 @@
+"""Middles in which all devices of a host share what crosses between hosts.
+
+A reshard that changes what hosts hold goes fastest where every device of a host takes as much of what the host
+lacks (and gives as much of what others lack) as any other; inside, the fast level then puts it in place.
+What a host holds is said by the axes that join hosts.
+Where the axes inside a host cut a dim where the axes between hosts of the other end cut it too, some devices
+of the host lack everything and some nothing; so such axes, and those that are not used, cut elsewhere in the middle.
+
+By hand, 2 hosts `h` of 2 devices `a`, rows and columns cut by `h` in the source's columns, by `a` in the target's:
+one device of each host has all the columns that it needs and the other has none of them.
+By way of rows cut by `a`, each takes half of what its host lacks.
+
+>>> from reshard.mesh import Mesh
+>>> mesh = Mesh.of(h=2, a=2)
+>>> source, target = Sharding.of(mesh, None, "h"), Sharding.of(mesh, None, "a")
+>>> print(spread(target, source, (64, 64), 2).text())
+[{"a"}, {}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
+
+from reshard.axis import Axis, merged
+from reshard.layout import Digit
+from reshard.mesh import Mesh
+from reshard.partial import parts_within
+from reshard.sharding import Sharding
+
+
+class Cut(NamedTuple):
+    """A part of an axis that cuts a dim."""
+
+    axis: Axis
+    start: int
+    """The number of parts before the cut."""
+    stop: int
+    """The number of parts after it."""
+    inside: bool
+    """Whether it lies inside hosts, not between them."""
+
+
+def spread(end: Sharding, other: Sharding, shape: Sequence[int], boundary: int) -> Sharding | None:
+    """The middle whose hosts hold what those of `end` do, each device a part that `other`'s hosts do not cut.
+
+    Args:
+        end: the source or the target.
+        other: the opposite end.
+        shape: of the whole tensor.
+        boundary: devices per host.
+
+    Returns:
+        None where there is none, or it is `end` itself.
+    """
+    sizes = end.mesh.sizes
+    ours, theirs = _all_cuts(end, boundary), _all_cuts(other, boundary)
+    if ours is None or theirs is None:
+        return None
+    barriers = [[cut for cut in cuts if not cut.inside] for cuts in theirs]
+    kept = [_firm(cuts, barrier) for cuts, barrier in zip(ours, barriers, strict=True)]
+    loose = [cut.axis for cuts, stays in zip(ours, kept, strict=True) for cut in cuts[len(stays) :]]
+    loose += [part for axis in end.unused_axes() for part in parts_within(axis, Digit(1, boundary), end.mesh)]
+    if not loose:
+        return None
+    while loose:
+        fitting = [
+            (cut not in theirs[number], _meets(cut, barriers[number]), place, number, cut)
+            for place, axis in enumerate(loose)
+            for number, cuts in enumerate(kept)
+            if shape[number] % (cut := _next(axis, cuts, end.mesh)).stop == 0
+        ]
+        if not fitting:
+            return None
+        *_, number, cut = min(fitting)
+        kept[number] = [*kept[number], cut]
+        loose.remove(cut.axis)
+    axes = [merged([cut.axis for cut in cuts], sizes) for cuts in kept]
+    dims = tuple(replace(dim, axes=found) for dim, found in zip(end.dims, axes, strict=True))
+    return None if dims == end.dims else replace(end, dims=dims, replicated=())
+
+
+def collides(end: Sharding, other: Sharding, boundary: int) -> bool:
+    """Whether an axis inside hosts cuts a dim where axes between hosts cut it at the other end."""
+    ours, theirs = _all_cuts(end, boundary), _all_cuts(other, boundary)
+    if ours is None or theirs is None:
+        return False
+    return any(
+        cut.inside and _meets(cut, [there for there in barrier if not there.inside])
+        for cuts, barrier in zip(ours, theirs, strict=True)
+        for cut in cuts
+    )
+
+
+def _firm(cuts: list[Cut], barrier: list[Cut]) -> list[Cut]:
+    """The cuts that stay where they are: to the last between hosts, and those after it that meet no barrier."""
+    last = max((place for place, cut in enumerate(cuts) if not cut.inside), default=-1)
+    meets = (place for place, cut in enumerate(cuts) if place > last and _meets(cut, barrier))
+    return cuts[: next(meets, len(cuts))]
+
+
+def _all_cuts(sharding: Sharding, boundary: int) -> list[list[Cut]] | None:
+    """Per dim its cuts, major to minor; None where no split of an axis holds what lies inside hosts."""
+    mesh = sharding.mesh
+    found = []
+    for dim in sharding.dims:
+        cuts: list[Cut] = []
+        for axis in dim.axes:
+            between = parts_within(axis, Digit(boundary, max(1, mesh.size // boundary)), mesh)
+            inside = parts_within(axis, Digit(1, boundary), mesh)
+            full = mesh.sizes[axis.name]
+            if prod(part.size_in(full) for part in (*between, *inside)) != axis.size_in(full):
+                return None
+            for part in (*between, *inside):
+                cuts.append(_next(part, cuts, mesh)._replace(inside=part in inside))
+        found.append(cuts)
+    return found
+
+
+def _next(axis: Axis, cuts: list[Cut], mesh: Mesh) -> Cut:
+    """The cut by an axis inside hosts, minor to others."""
+    start = cuts[-1].stop if cuts else 1
+    return Cut(axis, start, start * axis.size_in(mesh.sizes[axis.name]), True)
+
+
+def _meets(cut: Cut, others: list[Cut]) -> bool:
+    return any(cut.start < other.stop and other.start < cut.stop for other in others)
