@@ -420,3 +420,13 @@ def test_an_exchange_by_boxes_is_priced_by_its_pieces() -> None:
     pieces = list(zip(*boxes().traffic(), strict=True))
     carried, _ = counted(network, pieces)
     assert exchange_seconds(boxes(), 4, network) == pytest.approx(4 * max(carried[0] / 10, carried[1]))
+
+
+def test_every_chunk_waits_for_its_messages() -> None:
+    mesh, network = Mesh.of(x=8), Network((Level(1, 8, "switch", 1e9, 1e-6),), launch_s=2e-6)
+    step = step_between(Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "x"), (64, 64), dtype_named("int64"))
+    whole, parted = seconds_of(step, network), seconds_of(replace(step, chunks=4), network)
+    without_wait = Network((Level(1, 8, "switch", 1e9, 0.0),))
+    moving = seconds_of(step, without_wait)
+    assert seconds_of(replace(step, chunks=4), without_wait) == pytest.approx(moving)
+    assert parted - moving == pytest.approx(4 * (whole - moving))

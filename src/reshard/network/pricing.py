@@ -4,7 +4,7 @@ A collective over digits that lie on levels is priced by its formula, stage by s
 and all-reduce over any parts of levels, all-to-all over one level.
 Every other exchange is priced by the traffic of its pieces: the busiest link or port of the busiest level, and
 the latencies of all messages that one device sends or receives, one after another.
-Rounds are not waited for, so bytes count in total and not round by round.
+Rounds are not waited for, so bytes count in total and not round by round; chunks are, so latencies count in each.
 A slice, and what only becomes partial, costs nothing but copies in memory, where these are asked for.
 
 >>> from reshard.dtypes import dtype_named
@@ -54,14 +54,15 @@ def seconds_of(step: Step, network: Network, *, copies: bool = False) -> float:
         ReshardError: `bad-network` where a device is beyond the network, `too-large`.
     """
     total = _local_seconds(step, network) if copies else 0.0
+    share = step.dtype.itemsize / step.chunks  # each chunk is an exchange of its own, of so much of every element
     if step.kind == "AllReduce":
-        found = _all_reduce_seconds(step, network)
+        found = _all_reduce_seconds(step, share, network)
         if found is not None:
-            return total + found
-    return total + sum(exchange_seconds(move.exchange, step.dtype.itemsize, network) for move in step.moves)
+            return total + step.chunks * found
+    return total + step.chunks * sum(exchange_seconds(move.exchange, share, network) for move in step.moves)
 
 
-def exchange_seconds(exchange: Exchange, itemsize: int, network: Network) -> float:
+def exchange_seconds(exchange: Exchange, itemsize: float, network: Network) -> float:
     """Seconds that one exchange takes.
 
     Args:
@@ -106,7 +107,7 @@ def _local_seconds(step: Step, network: Network) -> float:
     return sum(tiles) * step.dtype.itemsize / network.memory_bandwidth
 
 
-def _all_reduce_seconds(step: Step, network: Network) -> float | None:
+def _all_reduce_seconds(step: Step, itemsize: float, network: Network) -> float | None:
     """A reduce-scatter and an all-gather in each group; None where the groups do not lie on levels."""
     exchange = step.moves[0].exchange
     if not isinstance(exchange, DigitExchange):
@@ -117,11 +118,11 @@ def _all_reduce_seconds(step: Step, network: Network) -> float | None:
     stages = _stages(network, step.before.mesh, combined)
     if stages is None:
         return None
-    tile = prod(step.before.local_shape(step.shape)) * step.dtype.itemsize
+    tile = prod(step.before.local_shape(step.shape)) * itemsize
     return 2 * staged_all_gather(stages, tile) + (network.launch_s if tile else 0.0)
 
 
-def _collective_seconds(exchange: DigitExchange, itemsize: int, network: Network) -> float | None:
+def _collective_seconds(exchange: DigitExchange, itemsize: float, network: Network) -> float | None:
     """The price by a formula; None where the exchange is none of the collectives, or does not lie on levels."""
     kinds = {_kind(exchange, i) for i in exchange.gathered}
     if len(kinds) != 1 or not exchange.stays:
