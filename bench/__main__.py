@@ -1,6 +1,6 @@
 """Run the benchmarks and write them into bench/RESULTS.md.
 
-python -m bench [planning] [networks] [engine] [disk]
+python -m bench [planning] [networks] [bases] [engine] [disk] [redistribute] [resharding_jax]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import reshard as rs
-from bench import bases, disk, engine, networks, planning
+from bench import bases, disk, engine, networks, planning, redistribute, resharding_jax
 from bench.timing import Row
 
 GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
@@ -24,6 +24,8 @@ GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "bases": bases.rows,
     "engine": engine.rows,
     "disk": disk.rows,
+    "redistribute": redistribute.rows,
+    "resharding_jax": resharding_jax.rows,
 }
 RESULTS = Path(__file__).parent / "RESULTS.md"
 

@@ -17,6 +17,9 @@ import os
 import hypothesis
 import pytest
 
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=32".strip()
+"""JAX reads it when it is first imported: one process then has 32 devices."""
+
 ENGINES = ("jax", "torch")
 """The engines that are installed apart; NumPy is always there."""
 

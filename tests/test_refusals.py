@@ -32,6 +32,10 @@ FILE_CODES = {"bad-file", "file-exists", "write-failed", "verify-failed", "missi
 """Codes of files, which the tests of the storage cause."""
 NETWORK_CODES = {"bad-network"}
 """Codes of networks, which the tests of networks cause."""
+PROGRAM_CODES = {"bad-program"}
+"""Codes of programs, which the tests of programs cause."""
+PROCESS_CODES = {"ranks-disagree", "exchange-failed"}
+"""Codes of exchanges between processes, which the tests of the engines cause."""
 
 XY = Mesh.of(x=2, y=4)
 Y12 = Mesh.of(y=12)
@@ -353,7 +357,7 @@ TABLE = [*MESHES, *SHARDINGS, *TEXTS, *ARGUMENTS, *PLANS]
 
 
 def test_every_code_has_a_row() -> None:
-    assert {code for code, *_ in TABLE} == set(CODES) - FILE_CODES - NETWORK_CODES
+    assert {code for code, *_ in TABLE} == set(CODES) - FILE_CODES - NETWORK_CODES - PROGRAM_CODES - PROCESS_CODES
 
 
 @pytest.mark.parametrize("row", TABLE, ids=[f"{number}-{row[0]}" for number, row in enumerate(TABLE)])

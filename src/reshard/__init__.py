@@ -16,17 +16,21 @@ True
 
 from __future__ import annotations
 
+import importlib
 import logging
+from typing import Any
 
 from reshard import numpy
 from reshard.axis import Axis
 from reshard.box import Box
+from reshard.contraction import EinsumPlan, einsum
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network import Network
 from reshard.notation import parse_mesh, parse_sharding
 from reshard.planner import plan
 from reshard.plans import Plan
+from reshard.propagation import Program
 from reshard.sharding import DimSharding, Sharding
 from reshard.steps import Step
 
@@ -36,16 +40,34 @@ __all__ = [
     "Axis",
     "Box",
     "DimSharding",
+    "EinsumPlan",
     "Mesh",
     "Network",
     "Plan",
+    "Program",
     "ReshardError",
     "Sharding",
     "Step",
+    "einsum",
     "numpy",
     "parse_mesh",
     "parse_sharding",
     "plan",
 ]
+
+ENGINES = ("jax", "torch")
+"""The engines that load on first use, each the name of its module here, its package and its extra."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ENGINES:
+        raise AttributeError(f"module 'reshard' has no attribute {name!r}")
+    try:
+        return importlib.import_module(f"reshard.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != name:
+            raise
+        raise ReshardError("missing-extra", f"{name} is not installed: pip install 'reshard[{name}]'") from None
+
 
 logging.getLogger("reshard").addHandler(logging.NullHandler())

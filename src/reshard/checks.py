@@ -51,7 +51,7 @@ def expect(value: Any, kind: type[T], what: str, code: str = "bad-argument") -> 
     """
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         noun = _NOUNS.get(kind, kind.__name__)
-        article = "an" if noun[0] in "aeiouA" else "a"
+        article = "an" if noun[0] in "aeiouAE" else "a"
         raise ReshardError(code, f"{what} must be {article} {noun}, got: {shown(value)}")
     return value
 

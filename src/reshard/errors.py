@@ -51,6 +51,8 @@ CODES: dict[str, str] = {
     "unknown-dtype": "a dtype is not known by that name",
     "reduction-dtype": "a reduction has no meaning for a dtype",
     "unknown-device": "a device is not in the mesh",
+    # programs
+    "bad-program": "a program contradicts itself, or names a value wrongly",
     # plans and engines
     "bad-step": "a step does not lead from its first sharding to its second",
     "broken-chain": "the steps of a plan do not join",
@@ -58,6 +60,8 @@ CODES: dict[str, str] = {
     "bad-plan-text": "a plan in JSON is malformed, of another version, or contradicts itself",
     "bad-network": "a network is described wrongly, or not by a known name",
     "bad-tiles": "the tiles handed in are not those of the sharding",
+    "ranks-disagree": "the processes that must exchange ask for different things",
+    "exchange-failed": "an exchange broke off: a process has gone, or did not come in time",
     # files
     "bad-file": "a file cannot be read as what it was said to be",
     "file-exists": "an output is already there",

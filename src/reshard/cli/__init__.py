@@ -4,6 +4,9 @@
     plan.py         `reshard plan`: what a reshard does and costs
     run.py          `reshard run`: does it, from file to files
     show.py         `reshard show`: draws who holds what
+    einsum.py       `reshard einsum`: where a contraction is computed and what it costs
+    inspect.py      `reshard inspect`: reads what XLA prints
+    propagate.py    `reshard propagate`: a program's shardings carried through
     bench.py        `reshard bench`: how long planning takes
     output.py       standard output and standard error
     interrupts.py   signals as exceptions
@@ -20,7 +23,7 @@ import sys
 from collections.abc import Sequence
 
 import reshard
-from reshard.cli import bench, output, plan, run, show
+from reshard.cli import bench, einsum, inspect, output, plan, propagate, run, show
 from reshard.cli.interrupts import Terminated, raised
 from reshard.errors import ReshardError
 
@@ -34,6 +37,7 @@ examples:
   reshard plan --mesh D=2,Y=8,X=4,T=4 --shape 2048,2048 '[{"D"}, {"X", "Y"}]' '[{}, {"D", "Y", "X", "T"}]'
   reshard run weights.npy --mesh x=2,y=4 --target '[{"x"}, {"y"}]' --out sharded
   reshard show --mesh x=2,y=2 --shape 4,4 '[{"x"}, {"y"}]'
+  python train.py 2>&1 | reshard inspect
 
 exit status: 0 done; 1 refused, with the reason on standard error; 2 misused; 130 interrupted
 """
@@ -50,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"reshard {reshard.__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    for command in (plan, run, show, bench):
+    for command in (plan, run, show, einsum, propagate, inspect, bench):
         command.add_to(commands)
     return parser
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from reshard.errors import ReshardError
+from reshard.hlo import Report
 from reshard.plans import Plan
+from reshard.view.inspection import report_group
 from reshard.view.tables import plan_group
 
 PIPED_WIDTH = 120
@@ -49,6 +51,16 @@ def write_plan(plan: Plan) -> None:
     from rich.console import Console  # noqa: PLC0415  # loads with the first table, not with the package
 
     Console().print(plan_group(plan))
+
+
+def write_report(report: Report) -> None:
+    """A report on texts: as tables where standard output is a terminal, else as plain text."""
+    if not is_terminal():
+        print(report)
+        return
+    from rich.console import Console  # noqa: PLC0415  # loads with the first table, not with the package
+
+    Console().print(report_group(report))
 
 
 def write_file(path: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The engine in one process: devices are keys of a dictionary, tiles are NumPy arrays.
+"""Tiles of all devices in one process: cut, moved by a plan, put together.
 
 It moves exactly the pieces of the plan, each copied once from the sender's tile into the receiver's, and can
 count what every device received.
@@ -105,10 +105,10 @@ def scatter(array: Array, sharding: Sharding) -> Tiles:
     for position, device in enumerate(sharding.mesh.device_array.tolist()):
         part = _view(array, tiling.layout.box(position, array.shape))
         if index_of(tiling.layout.unreduced, position) and sharding.reduction != "avg":
-            tiles[device] = _empty(part.shape, array.dtype)
+            tiles[device] = empty(part.shape, array.dtype)
             tiles[device][...] = identity(sharding.reduction, array.dtype)
         else:
-            tiles[device] = _empty(part.shape, array.dtype)
+            tiles[device] = empty(part.shape, array.dtype)
             tiles[device][...] = part
     return tiles
 
@@ -121,7 +121,7 @@ def gather(tiles: Mapping[int, Array], sharding: Sharding, shape: Sequence[int])
     """
     tiling = Tiling.of(expect(sharding, Sharding, "what tiles are gathered by"), shape)
     dtype = _check_tiles(tiles, tiling, None)
-    whole = _empty(tiling.shape, dtype)
+    whole = empty(tiling.shape, dtype)
     free = tiling.layout.free_digits()
     partial = tiling.layout.unreduced
     positions = [p for p in range(sharding.mesh.size) if index_of(free, p) == 0]
@@ -178,7 +178,7 @@ def _received(move: Move, device: int, sources: Tiles, counts: dict[int, int]) -
     """One device's tile, made of the pieces that come into it."""
     exchange = move.exchange
     box = exchange.target.box(device)
-    tile = _empty(box.shape, next(iter(sources.values())).dtype)
+    tile = empty(box.shape, next(iter(sources.values())).dtype)
     placed = set()
     for piece in exchange.incoming(device):
         part = _view(tile, piece.box, box)
@@ -195,7 +195,7 @@ def _received(move: Move, device: int, sources: Tiles, counts: dict[int, int]) -
     return tile
 
 
-def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """A fresh array, not filled.
 
     Raises:
@@ -219,7 +219,7 @@ def _to_unreduced(step: Step, tiles: Tiles) -> Tiles:
     result = {}
     for device, tile in tiles.items():
         box, kept = after.box(device), step.contribution(device)
-        made = _empty(box.shape, tile.dtype)
+        made = empty(box.shape, tile.dtype)
         made[...] = identity(step.after.reduction, tile.dtype)
         if kept is not None and not kept.is_empty:
             _view(made, kept, box)[...] = _view(tile, kept, before.box(device))

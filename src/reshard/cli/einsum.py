@@ -1,0 +1,90 @@
+"""`reshard einsum`: where a contraction of sharded tensors is computed, and what that costs."""
+
+from __future__ import annotations
+
+import argparse
+
+from reshard.cli import output
+from reshard.cli.arguments import Commands, add_command, shape_of
+from reshard.contraction import einsum
+from reshard.errors import ReshardError
+from reshard.notation import parse_mesh, parse_sharding
+from reshard.patterns import Pattern
+from reshard.sharding import Sharding
+
+EXAMPLES = """\
+examples:
+  reshard einsum 'ij,jk->ik' --mesh X=4,Y=2 --shape 2048,8192 --shape 8192,28672 \\
+      --operand '[{"Y"}, {"X"}]' --operand '[{"X"}, {}]' --target '[{"Y"}, {"X"}]'
+  reshard einsum 'bd,df->bf' --mesh data=8 --shape 4096,4096 --shape 4096,14336 --dtype bf16 \\
+      --operand 'A[B_data, D]' --operand 'W[D_data, F]' --network h100-1x8 --alternatives
+  reshard einsum '(a b) c -> a (b c)' --mesh x=4 --shape 8,3 --size a=2 --operand '[{"x"}, {}]'
+"""
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the parser."""
+    summary = "say where an einsum of sharded tensors is computed and what that costs"
+    parser = add_command(commands, "einsum", run, summary, EXAMPLES)
+    parser.add_argument("expression", metavar="EXPRESSION", help="as ij,jk->ik, or with words as (a b) c -> a (b c)")
+    parser.add_argument("--mesh", required=True, metavar="MESH", help='the devices, as x=2,y=4 or <["x"=2, "y"=4]>')
+    parser.add_argument("--shape", action="append", default=[], metavar="N,N", help="the sizes of an operand; one each")
+    parser.add_argument(
+        "--operand",
+        action="append",
+        default=[],
+        metavar="SHARDING",
+        help="the sharding of an operand; one each, or none",
+    )
+    parser.add_argument("--target", metavar="SHARDING", help="the sharding of the result; the cheapest unless given")
+    parser.add_argument("--dtype", default="float32", metavar="NAME", help="the element type, as f32 or float32")
+    parser.add_argument("--size", action="append", default=[], metavar="LABEL=N", help="the size of a label")
+    parser.add_argument("--network", metavar="NAME", help="choose by time on this network, as h100-2x8")
+    parser.add_argument("--leave-partial", action="store_true", help="without a target, let sums be left to be made")
+    parser.add_argument("--prove", action="store_true", help="search on until no other layout can be cheaper")
+    parser.add_argument("--alternatives", action="store_true", help="add the other layouts, best first")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Plan and print."""
+    pattern, mesh = Pattern.of(args.expression), parse_mesh(args.mesh)
+    shapes = [shape_of(text) for text in args.shape]
+    ndims = [len(term) for term in pattern.operands]
+    texts = args.operand or [None] * len(ndims)
+    operands = [
+        Sharding.of(mesh, *[None] * ndim) if text is None else parse_sharding(text, mesh, ndim)
+        for text, ndim in zip(texts, ndims, strict=False)
+    ]
+    if len(texts) != len(ndims):
+        raise ReshardError("bad-argument", f"{pattern} has {len(ndims)} operands, got {len(texts)} shardings")
+    plan = einsum(
+        pattern,
+        *operands,
+        shapes=shapes,
+        dtype=args.dtype,
+        target=None if args.target is None else parse_sharding(args.target, mesh, len(pattern.output)),
+        network=args.network,
+        sizes=dict(_size(text) for text in args.size),
+        leave_partial=args.leave_partial,
+        prove=args.prove,
+    )
+    others = plan.alternatives if args.alternatives else ()
+    if args.json:
+        more = {"alternatives": [other.as_dict() for other in others]} if args.alternatives else {}
+        output.write_json(plan.as_dict() | more)
+        return
+    output.write(str(plan))
+    for number, other in enumerate(others, 1):
+        output.write(f"\nalternative {number}\n{other}")
+
+
+def _size(text: str) -> tuple[str, int]:
+    """A label and its size.
+
+    Raises:
+        ReshardError: `bad-argument`.
+    """
+    label, _, size = text.partition("=")
+    if not size.isascii() or not size.isdigit() or len(size) > 40:
+        raise ReshardError("bad-argument", f"--size must be a label and its size, as a=2, got: {text!r}")
+    return label.strip(), int(size)

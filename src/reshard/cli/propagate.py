@@ -1,0 +1,94 @@
+"""`reshard propagate`: a program in text with its shardings carried through, and what that costs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from reshard.cli import output
+from reshard.cli.arguments import Commands, add_command
+from reshard.errors import ReshardError
+from reshard.propagation import PlacedProgram, Program
+
+EXAMPLES = """\
+examples:
+  reshard propagate layer.txt
+  reshard propagate layer.txt --until-priority 0 --text
+  reshard propagate layer.txt --network h100-2x8 --why scores
+
+FILE holds meshes and then one line per value:
+  sdy.mesh @mesh = <["data"=2, "model"=4]>
+  x = input : bf16[1024, 512] <@mesh, [{"data"}, {?}]>
+  w = input : bf16[512, 2048] <@mesh, [{}, {"model"}]>
+  h = einsum "bd,df->bf" (x, w)
+  a = relu "bf->bf" (h)
+  out = output (a)
+"""
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the parser."""
+    parser = add_command(commands, "propagate", run, "carry the shardings of a program through all of it", EXAMPLES)
+    parser.add_argument("--until-priority", type=int, metavar="N", help="stop after the dims of this priority")
+    parser.add_argument("--network", metavar="NAME", help="choose by time on this network, as h100-2x8")
+    parser.add_argument("--why", metavar="VALUE", help="say only where the sharding of this value comes from")
+    parser.add_argument("--text", action="store_true", help="print the placed program as text, to be read again")
+    parser.add_argument("--trace", metavar="OUT", help="write a Chrome trace of the reshards, for Perfetto")
+    parser.add_argument("file", metavar="FILE", help="the program")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Propagate and print."""
+    placed = Program.parse(_read(args.file)).propagate(args.network, args.until_priority)
+    if args.trace:
+        output.write_file(args.trace, placed.to_trace())
+    if args.why is not None:
+        value = placed.value(args.why)
+        if args.json:
+            output.write_json(
+                {"value": value.name, "sharding": placed.sharding(value).text(), "why": placed.why(value)}
+            )
+        else:
+            output.write(f"{value.name} {placed.sharding(value).text()}: {placed.why(value)}")
+    elif args.json:
+        output.write_json(record(placed))
+    else:
+        output.write(placed.text() if args.text else placed.table())
+
+
+def record(placed: PlacedProgram) -> dict[str, Any]:
+    """A placed program for programs."""
+    values = []
+    for operation in placed.operations:
+        value = operation.result
+        plan = placed.plans.get(value)
+        values.append(
+            {
+                "value": value.name,
+                "operation": operation.name,
+                "operands": [operand.name for operand in operation.operands],
+                "shape": list(value.shape),
+                "dtype": value.dtype.name,
+                "sharding": str(placed.sharding(value)),
+                "local_shape": list(placed.sharding(value).local_shape(value.shape)),
+                "steps": None if plan is None else [step.kind for step in plan.steps],
+                "received_bytes": 0 if plan is None else plan.received_bytes,
+                "why": placed.why(value),
+            }
+        )
+    return {
+        "values": values,
+        "received_bytes": placed.received_bytes,
+        "peak_bytes": placed.peak_bytes,
+        "seconds": placed.seconds,
+    }
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ReshardError("bad-file", f"{name} is no text in UTF-8") from None
+    except OSError as error:
+        raise ReshardError("bad-file", f"{name} cannot be read: {error.strerror}") from None

@@ -1,0 +1,339 @@
+"""The plan of a contraction: operands to the compute layout, local contraction, result to where it is wanted.
+
+>>> from reshard.contraction import einsum
+>>> from reshard.mesh import Mesh
+>>> mesh = Mesh.of(X=4)
+>>> a, b = Sharding.of(mesh, None, "X"), Sharding.of(mesh, "X", None)
+>>> print(einsum("ij,jk->ik", a, b, shapes=[(8, 64), (64, 8)], target=Sharding.of(mesh, None, None)))
+ij,jk->ik float32 on <["X"=4]>
+A[I, J_X] · B[J_X, K] → C[I, K]{U_X} → C[I, K]
+case 3 on X: both contracted dims are cut alike
+<BLANKLINE>
+   tensor  step       received  result
+C  8 x 8   AllReduce     384 B  C[I, K]
+<BLANKLINE>
+received 384 B on the busiest device, 1536 B in all; 2048 operations on a device
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reshard.checks import all_of, expect
+from reshard.contraction.bounds import Stages, stages_of
+from reshard.contraction.cases import cases_of
+from reshard.contraction.layouts import ComputeLayout
+from reshard.contraction.paths import Path, paths_of
+from reshard.contraction.table import table
+from reshard.dtypes import DType
+from reshard.errors import ReshardError
+from reshard.layout import Positions
+from reshard.network import Network
+from reshard.patterns import Pattern, Term
+from reshard.plans import Plan
+from reshard.sharding import Sharding
+
+SCHEMA = "reshard.einsum/1"
+"""Names the form of the JSON text."""
+
+
+class Price(NamedTuple):
+    """What a plan costs, in the order in which plans are compared."""
+
+    seconds: float
+    """Communication and arithmetic one after the other; 0 without a network."""
+    received_bytes: int
+    """Of the busiest device."""
+    total_received_bytes: int
+    steps: int
+    flops: int
+    """Of the busiest device."""
+
+
+@dataclass(frozen=True)
+class EinsumPlan:
+    """Reshards of the operands, a contraction on every device, and a reshard of the result.
+
+    Rules, in the order checked:
+        broken-chain: every operand's plan ends in its part of the compute layout, and the result's starts there
+        not-divisible, bad-argument: those of `ComputeLayout.check`
+    """
+
+    pattern: Pattern
+    label_sizes: tuple[int, ...]
+    """Per label of the pattern, its size."""
+    layout: ComputeLayout
+    """Which axes cut which label while it is computed."""
+    operands: tuple[Plan, ...]
+    """Per operand, from where it is to where it is used."""
+    output: Plan
+    """From the result as it comes out to where it is wanted."""
+    inputs: tuple[int | EinsumPlan, ...]
+    """Per operand, the number of the tensor that is handed in, or the plan whose result it is."""
+    network: Network | None = None
+    is_proved: bool = True
+    """Whether no compute layout that was searched can be cheaper; a search in haste may end before it knows."""
+
+    def __post_init__(self) -> None:
+        expect(self.pattern, Pattern, "the pattern of a plan")
+        all_of(self.operands, Plan, "the plans of the operands")
+        expect(self.output, Plan, "the plan of the result")
+        ends = [*(plan.target for plan in self.operands), self.output.source]
+        if len(ends) != len(self.pattern.terms) or any(
+            end != self.layout.sharding_of(term) for term, end in enumerate(ends)
+        ):
+            raise ReshardError("broken-chain", f"the plans of {self.pattern} do not meet in its compute layout")
+        self.layout.check(self.sizes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """The size of every label."""
+        return dict(zip(self.pattern.labels, self.label_sizes, strict=True))
+
+    @cached_property
+    def given(self) -> int:
+        """The number of tensors that are handed in."""
+        return sum(isinstance(one, int) for part in self.parts() for one in part.inputs)
+
+    @cached_property
+    def expression(self) -> Pattern:
+        """The pattern of the whole, of the tensors that are handed in; `pattern` is that of the last contraction."""
+        terms: dict[int, Term] = {}
+        for part in self.parts():
+            terms |= {
+                one: term for one, term in zip(part.inputs, part.pattern.operands, strict=True) if isinstance(one, int)
+            }
+        return Pattern(tuple(terms[number] for number in sorted(terms)), self.pattern.output)
+
+    @cached_property
+    def expression_sizes(self) -> dict[str, int]:
+        """The size of every label of the whole."""
+        sizes = {label: size for part in self.parts() for label, size in part.sizes.items()}
+        return {label: sizes[label] for label in self.expression.labels}
+
+    @property
+    def local_path(self) -> Path:
+        """In which order a device contracts its tiles, as pairs of places; see `reshard.contraction.paths`."""
+        return paths_of(self.pattern, self.sizes)[0]
+
+    def local_sizes(self, device: int) -> dict[str, int]:
+        """Per label, how many of its indices a device has while it computes.
+
+        Raises:
+            ReshardError: `unknown-device`.
+        """
+        found = {}
+        for label, size in self.sizes.items():
+            start, stop = self.layout.interval(label, size, device)
+            found[label] = stop - start
+        return found
+
+    @property
+    def dtype(self) -> DType:
+        """Of the operands and the result."""
+        return self.output.dtype
+
+    @property
+    def sources(self) -> tuple[Sharding, ...]:
+        """Where the operands of this contraction are."""
+        return tuple(plan.source for plan in self.operands)
+
+    @property
+    def layouts(self) -> tuple[Sharding, ...]:
+        """Where the operands are used."""
+        return tuple(plan.target for plan in self.operands)
+
+    @property
+    def target(self) -> Sharding:
+        """Where the result is in the end."""
+        return self.output.target
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the operands, and last of the result."""
+        return (*(plan.shape for plan in self.operands), self.output.shape)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The reshards of this contraction, the result's last."""
+        return (*self.operands, self.output)
+
+    def parts(self) -> Iterator[EinsumPlan]:
+        """The contractions in the order in which they are done, this one last."""
+        for given in self.inputs:
+            if isinstance(given, EinsumPlan):
+                yield from given.parts()
+        yield self
+
+    @cached_property
+    def _all_plans(self) -> tuple[Plan, ...]:
+        return tuple(plan for part in self.parts() for plan in part.plans)
+
+    @cached_property
+    def received_bytes(self) -> int:
+        """Bytes that the busiest device receives from others, over all reshards."""
+        return busiest(self._all_plans)
+
+    @cached_property
+    def total_received_bytes(self) -> int:
+        """Bytes that all devices together receive from others."""
+        return sum(plan.total_received_bytes for plan in self._all_plans)
+
+    def received_bytes_on(self, device: int) -> int:
+        """Bytes that one device receives from others.
+
+        Raises:
+            ReshardError: `unknown-device` where it takes no part.
+        """
+        plans = [plan for plan in self._all_plans if device in plan.source.mesh or device in plan.target.mesh]
+        if not plans:
+            self.output.received_bytes_on(device)
+        return sum(plan.received_bytes_on(device) for plan in plans)
+
+    @cached_property
+    def flops(self) -> int:
+        """Operations of the busiest device: a multiplication per further operand and element, and an addition."""
+        return sum(local_flops(part.layout, part.sizes, stages_of(part.pattern, part.sizes)) for part in self.parts())
+
+    @property
+    def communication_seconds(self) -> float | None:
+        """What the reshards take on the network, one after the other; None without one."""
+        return None if self.network is None else sum(plan.seconds or 0.0 for plan in self._all_plans)
+
+    @property
+    def arithmetic_seconds(self) -> float | None:
+        """What the arithmetic takes; None without a network, 0 on one that does not say how fast devices are."""
+        if self.network is None:
+            return None
+        return self.flops / self.network.flops if self.network.flops else 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        """Communication and arithmetic one after the other: the price; None without a network."""
+        if self.network is None:
+            return None
+        return (self.communication_seconds or 0.0) + (self.arithmetic_seconds or 0.0)
+
+    @property
+    def overlapped_seconds(self) -> float | None:
+        """The larger of the two: what no overlap can go below; None without a network."""
+        if self.network is None:
+            return None
+        return max(self.communication_seconds or 0.0, self.arithmetic_seconds or 0.0)
+
+    @property
+    def bound(self) -> str | None:
+        """Which of the two is the larger, `communication` or `arithmetic`; None without a network."""
+        if self.network is None:
+            return None
+        is_slow = (self.communication_seconds or 0.0) > (self.arithmetic_seconds or 0.0)
+        return "communication" if is_slow else "arithmetic"
+
+    @property
+    def price(self) -> Price:
+        """What plans are compared by."""
+        steps = sum(len(plan.steps) for plan in self._all_plans)
+        return Price(self.seconds or 0.0, self.received_bytes, self.total_received_bytes, steps, self.flops)
+
+    @cached_property
+    def cases(self) -> dict[str, str]:
+        """Per axis that cuts an operand, which case of a product of two sharded matrices it is.
+
+        >>> from reshard.contraction import einsum
+        >>> from reshard.mesh import Mesh
+        >>> mesh = Mesh.of(X=2, Y=2)
+        >>> a, b = Sharding.of(mesh, "X", "Y"), Sharding.of(mesh, None, "X")
+        >>> einsum("ij,jk->ik", a, b, shapes=[(4, 4), (4, 4)]).cases
+        {'X': 'case 4', 'Y': 'case 2'}
+        """
+        return cases_of(self.pattern, self.sources)
+
+    @property
+    def case(self) -> str:
+        """The cases in one line, such as `case 2` or `case 4 on X, case 2 on Y`; case 1 where no axis is in the way."""
+        found = {axis: case for axis, case in self.cases.items() if case != "case 1"}
+        if len(set(found.values())) <= 1:
+            return next(iter(found.values()), "case 1")
+        return ", ".join(f"{case} on {axis}" for axis, case in found.items())
+
+    @cached_property
+    def alternatives(self) -> tuple[EinsumPlan, ...]:
+        """Other compute layouts with what they cost, best first; none where no search made this plan."""
+        others: Callable[[], tuple[EinsumPlan, ...]] = self.__dict__.get("_others", tuple)
+        return others()
+
+    def with_alternatives(self, others: Callable[[], tuple[EinsumPlan, ...]]) -> EinsumPlan:
+        """This plan, with a way to find the alternatives when they are asked for."""
+        self.__dict__["_others"] = others
+        return self
+
+    def to_json(self) -> str:
+        """The plan as JSON text, with its figures."""
+        return json.dumps(self.as_dict(), indent=1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `to_json` writes."""
+        return {
+            "schema": SCHEMA,
+            "expression": str(self.expression),
+            "pattern": str(self.pattern),
+            "label_sizes": self.sizes,
+            "case": self.case,
+            "cases": self.cases,
+            "layout": {
+                label: list(map(str, axes)) for label, axes in zip(self.pattern.labels, self.layout.axes, strict=True)
+            },
+            "inputs": [given if isinstance(given, int) else given.as_dict() for given in self.inputs],
+            "operands": [plan.as_dict() for plan in self.operands],
+            "output": self.output.as_dict(),
+            "received_bytes": self.received_bytes,
+            "total_received_bytes": self.total_received_bytes,
+            "flops": self.flops,
+            "communication_seconds": self.communication_seconds,
+            "arithmetic_seconds": self.arithmetic_seconds,
+            "seconds": self.seconds,
+            "overlapped_seconds": self.overlapped_seconds,
+            "bound": self.bound,
+            "is_proved": self.is_proved,
+        }
+
+    def __str__(self) -> str:
+        return table(self)
+
+
+def local_flops(layout: ComputeLayout, sizes: dict[str, int], stages: Stages) -> int:
+    """Operations of the busiest device in a layout."""
+    parts = layout.largest_parts(sizes)
+    total = 0
+    for labels, operations in stages:
+        count = operations
+        for label in labels:
+            count *= parts[label]
+        total += count
+    return total
+
+
+def busiest(plans: Sequence[Plan]) -> int:
+    """Bytes that the busiest device receives over several plans, on whatever meshes."""
+    moving = [plan for plan in plans if any(step.moves for step in plan.steps)]
+    if len(moving) < 2:
+        return sum(plan.received_bytes for plan in moving)
+    steps = [step for plan in moving for step in plan.steps if step.moves]
+    meshes = {step.after.mesh for step in steps}
+    if len({(mesh.size, mesh.device_ids) for mesh in meshes}) == 1:
+        total: Positions = sum((step.all_received_bytes() for step in steps), np.zeros(1, dtype=np.int64))
+        return int(total.max())
+    devices = np.unique(np.concatenate([mesh.device_array for mesh in meshes]))
+    total = np.zeros(len(devices), dtype=np.int64)
+    for step in steps:
+        total[np.searchsorted(devices, step.after.mesh.device_array)] += step.all_received_bytes()
+    return int(total.max())

@@ -1,0 +1,122 @@
+"""Where a contraction is computed: which axes cut which label.
+
+A compute layout gives axes to labels, major to minor; every operand and the result are cut as their labels are.
+What is summed over a label that is cut comes out unreduced along that label's axes.
+An axis along which one operand is unreduced may stay so: the operation is linear in each operand, so the result is
+unreduced along it too, provided that nothing else uses the axis.
+
+By hand, `ij,jk->ik` with i on X and j on Y: the operands lie as [I_X, J_Y] and [J_Y, K], the result as [I_X, K] {U_Y}.
+
+>>> from reshard.mesh import Mesh
+>>> axes = ((Axis("X"),), (Axis("Y"),), ())
+>>> layout = ComputeLayout(Mesh.of(X=2, Y=2), Pattern.of("ij,jk->ik"), axes, ((), ()))
+>>> print(*[layout.sharding_of(term).text() for term in range(3)])
+[{"X"}, {"Y"}] [{"Y"}, {}] [{"X"}, {}], unreduced={"Y"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from reshard.axis import Axis
+from reshard.errors import ReshardError
+from reshard.mesh import Mesh
+from reshard.patterns import Pattern
+from reshard.sharding import DimSharding, Sharding
+
+Axes = tuple[Axis, ...]
+
+
+@dataclass(frozen=True)
+class ComputeLayout:
+    """Axes of a mesh, given to the labels of a pattern."""
+
+    mesh: Mesh
+    pattern: Pattern
+    axes: tuple[Axes, ...]
+    """Per label of the pattern, in its order, the axes that cut it, major to minor."""
+    partial: tuple[Axes, ...]
+    """Per operand, the axes along which it stays unreduced."""
+    reduction: str = "sum"
+    """How what is unreduced in the result combines."""
+    uneven: str = "ceil"
+    """How a label is cut that its shards do not divide."""
+
+    def axes_of(self, label: str) -> Axes:
+        """The axes that cut a label, major to minor."""
+        return self.axes[self.pattern.labels.index(label)]
+
+    def shards(self, label: str) -> int:
+        """The number of parts that a label is cut into."""
+        return prod(axis.size_in(self.mesh.sizes[axis.name]) for axis in self.axes_of(label))
+
+    def sharding_of(self, term: int) -> Sharding:
+        """How an operand lies, or, under the number of operands, the result as it comes out.
+
+        Raises:
+            ReshardError: the code of the rule of `Sharding` that is broken.
+        """
+        pattern = self.pattern
+        dims = tuple(tuple(axis for label in group for axis in self.axes_of(label)) for group in pattern.terms[term])
+        if term < len(pattern.operands):
+            unreduced = self.partial[term]
+        else:
+            kept = {label for group in pattern.output for label in group}
+            summed = [axis for label in pattern.labels if label not in kept for axis in self.axes_of(label)]
+            unreduced = (*summed, *(axis for axes in self.partial for axis in axes))
+        return _sharding(self.mesh, dims, tuple(unreduced), self.reduction, self.uneven)
+
+    def largest_parts(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Per label, how many of its indices a device has at most."""
+        return {label: -(-size // self.shards(label)) for label, size in sizes.items()}
+
+    def interval(self, label: str, size: int, device: int) -> tuple[int, int]:
+        """The indices of a label that a device has."""
+        dims = (DimSharding(self.axes_of(label)),)
+        along = Sharding.of(self.mesh, *dims, uneven=self.uneven)
+        return along.box(device, (size,))[0]
+
+    def check(self, sizes: Mapping[str, int]) -> None:
+        """Refuse a layout under which some tensor's tiles are not the products of the parts of their labels.
+
+        Raises:
+            ReshardError: `not-divisible` where a group is cut otherwise than from its major end, evenly;
+                `bad-argument` where a label that stands twice in an operand is cut.
+        """
+        for label in self.pattern.repeated:
+            if self.axes_of(label):
+                raise ReshardError(
+                    "bad-argument", f"label {label} stands twice in one operand of {self.pattern}, so it cannot be cut"
+                )
+        for group in (group for term in self.pattern.terms for group in term):
+            if not is_cut_evenly([(sizes[label], self.shards(label)) for label in group]):
+                text = " ".join(group)
+                raise ReshardError("not-divisible", f"the parts of ({text}) in {self.pattern} do not lie side by side")
+
+
+@lru_cache(4096)
+def _sharding(mesh: Mesh, dims: tuple[Axes, ...], unreduced: Axes, reduction: str, uneven: str) -> Sharding:
+    """A sharding from its parts: of many layouts some operand lies alike."""
+    return Sharding.of(mesh, *dims, unreduced=unreduced, reduction=reduction, uneven=uneven)
+
+
+def is_cut_evenly(parts: Sequence[tuple[int, int]]) -> bool:
+    """Whether a dim of several labels, each of a size cut into shards, is cut into the same blocks as a whole.
+
+    A label alone is, however it is cut; among others a label must be cut evenly, those major to it to the end.
+
+    >>> is_cut_evenly([(2, 2), (3, 3)]), is_cut_evenly([(4, 2), (3, 3)]), is_cut_evenly([(5, 2)])
+    (True, False, True)
+    """
+    cut = [(size, shards) for size, shards in parts if (size, shards) != (1, 1)]
+    if len(cut) < 2:
+        return True
+    full = True
+    for size, shards in cut:
+        if shards > 1 and (not full or size % shards):
+            return False
+        full = full and size == shards
+    return True

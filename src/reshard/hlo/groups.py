@@ -1,0 +1,135 @@
+"""Which devices take part in a collective together: the spellings of `replica_groups`.
+
+    {{0,1},{2,3}}                                                   a list
+    [4,2]<=[2,4]T(1,0)                                              4 groups of 2, from a transposed iota
+    {}                                                              all at once
+    mesh['a'=2,'b'=4], device_ids=([2,2,2]T(1,0,2)) {'b':(2)2}      along axes of a mesh of devices
+    dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>                       StableHLO's list
+
+A sub-axis is (pre-size)size, as in Shardy.
+
+>>> parse_groups("[4,2]<=[2,4]T(1,0)")
+((0, 4), (1, 5), (2, 6), (3, 7))
+>>> parse_groups("mesh['a'=2,'b'=4], device_ids=([2,2,2]T(1,0,2)) {'b':(2)2}")
+((0, 1), (4, 5), (2, 3), (6, 7))
+>>> parse_pairs("{{0,1},{1,0}}")
+((0, 1), (1, 0))
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.axis import Axis
+from reshard.errors import ReshardError
+from reshard.mesh import Mesh
+
+Groups = tuple[tuple[int, ...], ...]
+_Numbers = NDArray[np.int64]
+
+_MOST = 2**22
+"""Devices in all groups, at the most."""
+_IOTA = re.compile(r"\s*\[([\d,\s]*)\]\s*<=\s*\[([\d,\s]*)\]\s*(?:T\(([\d,\s]*)\))?\s*")
+_LISTED = re.compile(r"\s*\{\s*(?:\{[\d,\s]*\}\s*,?\s*)*\}\s*")
+_MESH = re.compile(
+    r"\s*mesh\[((?:'[^']*'\s*=\s*\d+\s*,?\s*)*)\](?:\s*,\s*device_ids=\(([^()]*(?:\([^()]*\))?)\))?\s*\{([^{}]*)\}\s*"
+)
+_MESH_AXIS = re.compile(r"'([^']*)'\s*=\s*(\d+)")
+_AXIS = re.compile(r"\s*'([^']*)'\s*(?::\s*\((\d+)\)\s*(\d+))?\s*")
+_DEVICES = re.compile(r"\s*\[([\d,\s]*)\]\s*(?:T\(([\d,\s]*)\))?\s*")
+_DENSE = re.compile(r"\s*dense<(.*?)>\s*:\s*tensor<([\dx]*)x?[a-z]+\d+>\s*", re.DOTALL)
+
+
+@lru_cache(4096)
+def parse_groups(text: str) -> Groups | None:
+    """The groups; no groups for `{}`, which stands for all devices; None where the text is none of the spellings."""
+    if (found := _IOTA.fullmatch(text)) is not None:
+        shape, sizes, order = (_numbers(part) for part in found.groups(default=""))
+        devices = _iota(sizes, order if found.group(3) is not None else None)
+        if devices is None or len(shape) != 2 or prod(shape) != len(devices):
+            return None
+        return _rows(devices.reshape(shape))
+    if _LISTED.fullmatch(text):
+        return tuple(_numbers(part) for part in re.findall(r"\{([\d,\s]*)\}", text.strip()[1:-1]))
+    if (found := _MESH.fullmatch(text)) is not None:
+        return _along(*found.groups(default=""))
+    if (found := _DENSE.fullmatch(text)) is not None:
+        return _dense(found.group(1), found.group(2))
+    return None
+
+
+def parse_pairs(text: str) -> tuple[tuple[int, int], ...] | None:
+    """Pairs of sender and receiver; None where the text is no list of pairs."""
+    groups = parse_groups(text)
+    if groups is None or any(len(group) != 2 for group in groups):
+        return None
+    return tuple((group[0], group[1]) for group in groups)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text))
+
+
+def _rows(devices: _Numbers) -> Groups:
+    return tuple(tuple(row) for row in devices.tolist())
+
+
+def _iota(sizes: tuple[int, ...], order: tuple[int, ...] | None) -> _Numbers | None:
+    if not sizes or prod(sizes) > _MOST or (order is not None and sorted(order) != list(range(len(sizes)))):
+        return None
+    return np.arange(prod(sizes), dtype=np.int64).reshape(sizes).transpose(order).ravel()
+
+
+def _along(mesh_text: str, devices_text: str, axes_text: str) -> Groups | None:
+    """The groups along axes of a mesh: all else is fixed within one."""
+    try:
+        mesh = Mesh(tuple((name, int(size)) for name, size in _MESH_AXIS.findall(mesh_text)))
+    except (ReshardError, ValueError):
+        return None
+    if mesh.size > _MOST:
+        return None
+    devices: _Numbers = np.arange(mesh.size, dtype=np.int64)
+    if devices_text:
+        found = _DEVICES.fullmatch(devices_text)
+        if found is not None:
+            listed = _iota(_numbers(found.group(1)), None if found.group(2) is None else _numbers(found.group(2)))
+        else:
+            listed = np.array(_numbers(devices_text), dtype=np.int64)
+        if listed is None or len(listed) != mesh.size:
+            return None
+        devices = listed
+    position = np.arange(mesh.size, dtype=np.int64)
+    inside, outside = np.zeros_like(position), position.copy()
+    for part in axes_text.split(",") if axes_text.strip() else []:
+        axis = _AXIS.fullmatch(part)
+        if axis is None or axis.group(1) not in mesh.sizes:
+            return None
+        name, full = axis.group(1), mesh.sizes[axis.group(1)]
+        pre, size = (1, full) if axis.group(2) is None else (int(axis.group(2)), int(axis.group(3)))
+        if pre * size == 0 or full % (pre * size):
+            return None
+        stride = mesh.stride_of(Axis(name))[0] * (full // (pre * size))
+        digit = position // stride % size
+        inside = inside * size + digit
+        outside = outside - digit * stride
+    order = np.lexsort((inside, outside))
+    count = len(np.unique(outside))
+    return _rows(devices[order].reshape(count, -1))
+
+
+def _dense(values: str, sizes: str) -> Groups | None:
+    shape = _numbers(sizes)
+    if len(shape) != 2 or prod(shape) > _MOST:
+        return None
+    numbers = [int(part) for part in re.findall(r"-?\d+", values)]
+    if prod(shape) and len(numbers) == 1:
+        numbers *= prod(shape)
+    if len(numbers) != prod(shape):
+        return None
+    rows = np.array(numbers, dtype=np.int64).reshape(shape).tolist()
+    return tuple(tuple(number for number in row if number >= 0) for row in rows)

@@ -1,0 +1,179 @@
+"""What a text of XLA's says, in one form: HLO and StableHLO become the same computations of instructions.
+
+Opcodes have HLO's spelling (`all-gather`), and a value of several parts is taken apart by `get-tuple-element`.
+A region of StableHLO is a computation that sees the names of the one around it.
+
+>>> result = Result.array(Shape("f32", (24, 12)))
+>>> result.bytes, str(result.shapes[0])
+(1152, 'f32[24,12]')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple
+
+from reshard.dtypes import DTYPES
+from reshard.mesh import Mesh
+
+_BITS = {"s4": 4, "u4": 4, "i4": 4, "ui4": 4, "s2": 2, "u2": 2, "i2": 2, "ui2": 2, "s1": 1, "u1": 1, "f4e2m1fn": 4}
+_BITS |= {"token": 0, "opaque": 0}
+
+
+class Shape(NamedTuple):
+    """An array's element type, as the text has it, and its sizes."""
+
+    dtype: str
+    dims: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """How large it is; 0 for an element type that is not known."""
+        bits = 8 * DTYPES[self.dtype].itemsize if self.dtype in DTYPES else _BITS.get(self.dtype.lower(), 0)
+        return -(-bits * prod(self.dims) // 8)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the element type has a known size."""
+        return self.dtype in DTYPES or self.dtype.lower() in _BITS
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+
+class Result(NamedTuple):
+    """What an instruction results in."""
+
+    parts: tuple[tuple[Shape, ...], ...]
+    """One part, or one per element of a tuple; the arrays of a nested tuple stand side by side."""
+    is_tuple: bool
+
+    @classmethod
+    def array(cls, shape: Shape) -> Result:
+        """A single array."""
+        return cls(((shape,),), False)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """All arrays."""
+        return tuple(shape for part in self.parts for shape in part)
+
+    @property
+    def bytes(self) -> int:
+        """Of all arrays."""
+        return sum(shape.bytes for shape in self.shapes)
+
+
+@dataclass(eq=False, slots=True)
+class Instruction:
+    """One instruction."""
+
+    name: str
+    opcode: str
+    """In HLO's spelling."""
+    result: Result
+    operands: tuple[str, ...]
+    """Names of instructions of the same computation, or of one around it."""
+    line: int
+    """Where it stands in its text, from 1."""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """What else is said of it, as text."""
+    shardings: tuple[str, ...] = ()
+    """The text of its sharding; of a tuple's, one text per part."""
+    is_root: bool = False
+    """Whether it is what its computation results in."""
+    printed: tuple[Shape, ...] = ()
+    """The shapes of the operands, where the text gives them."""
+
+    @property
+    def shape(self) -> Shape | None:
+        """Of the one array that it results in; None of a tuple."""
+        return None if self.result.is_tuple or not self.result.parts else self.result.parts[0][0]
+
+
+@dataclass(eq=False, slots=True)
+class Computation:
+    """Instructions, each after its operands."""
+
+    name: str
+    line: int
+    is_entry: bool = False
+    parent: Computation | None = None
+    """The computation around it, whose names it sees."""
+    instructions: dict[str, Instruction] = field(default_factory=dict)
+    results: tuple[str, ...] = ()
+    """The texts of the shardings that its results are declared to have; `` where one has none."""
+
+    def find(self, name: str) -> tuple[Computation, Instruction] | None:
+        """The instruction of that name, and the computation where it stands."""
+        here: Computation | None = self
+        while here is not None:
+            if name in here.instructions:
+                return here, here.instructions[name]
+            here = here.parent
+        return None
+
+    @property
+    def root(self) -> Instruction | None:
+        """What it results in; None where the text was cut before it."""
+        last = None
+        for last in reversed(self.instructions.values()):
+            if last.is_root:
+                return last
+        return None
+
+    def parameters(self) -> list[Instruction]:
+        """Its parameters in order."""
+        found = [one for one in self.instructions.values() if one.opcode == "parameter"]
+        return sorted(found, key=lambda one: int(one.attributes.get("index", "0")))
+
+
+class Note(NamedTuple):
+    """Something that was not understood."""
+
+    line: int
+    problem: str
+    excerpt: str = ""
+
+
+@dataclass(eq=False, slots=True)
+class Module:
+    """One module of a text."""
+
+    form: str
+    """`hlo` or `stablehlo`."""
+    name: str
+    line: int
+    computations: dict[str, Computation] = field(default_factory=dict)
+    partitions: int = 1
+    replicas: int = 1
+    has_header: bool = True
+    """Whether the text has the line that says so much."""
+    is_scheduled: bool = False
+    meshes: dict[str, Mesh] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    lines: int = 0
+    """How many lines it has."""
+    stopped: str = ""
+    """Where the text ends in the middle of the module; nothing where it is whole."""
+    locations: dict[str, str] = field(default_factory=dict)
+    """The source line of each location that instructions refer to."""
+
+    @property
+    def entry(self) -> Computation | None:
+        """The computation where it begins."""
+        return next((one for one in self.computations.values() if one.is_entry), None)
+
+    def instructions(self) -> Iterator[tuple[Computation, Instruction]]:
+        """All instructions."""
+        for computation in self.computations.values():
+            for instruction in computation.instructions.values():
+                yield computation, instruction
+
+    def source_of(self, instruction: Instruction) -> str:
+        """The source line that it comes from, as `file:line`; nothing where the text does not tell."""
+        return self.locations.get(instruction.attributes.get("location", ""), "") or instruction.attributes.get(
+            "source", ""
+        )

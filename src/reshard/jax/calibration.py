@@ -1,0 +1,81 @@
+"""A network fitted to the devices at hand: what a message costs, measured by sending messages.
+
+One level per axis of a mesh; along each, the devices that come first send to the next, all at once, in one
+`ppermute`: the same operation that a round of an exchange is.
+What it takes to start the program is in the latency, so rounds are priced with it, and the planner prefers one
+collective to many rounds where that is what the devices say.
+
+>>> mesh = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])
+>>> calibrate(mesh)[0].levels
+()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding, PartitionSpec
+
+from reshard.checks import expect
+from reshard.jax.conversions import mesh_of
+from reshard.network import Calibration, Network
+from reshard.network.calibration import Pairs
+
+SIZES = tuple(2**power for power in range(10, 25, 2))
+"""Bytes that are sent to measure a level: 1 KiB to 16 MiB."""
+RUNS = 5
+"""Of so many runs of a compiled exchange the fastest counts: what else the machine does is not the network."""
+
+
+def calibrate(mesh: JaxMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 3) -> tuple[Network, Calibration]:
+    """The network of a mesh's devices, one level per axis, and how well it predicts timings that it has not seen.
+
+    It compiles and runs an exchange per axis and size, some seconds in all; give what it finds as `network=`.
+
+    Args:
+        mesh: of all devices that reshards will use; its order must be a transposition of digits of the places in
+            `jax.devices()`, as that of a mesh of `jax.make_mesh` is.
+        sizes: bytes to send, at least six sizes.
+        repeats: how often each is measured; the median counts.
+
+    Raises:
+        ReshardError: `bad-network` where the mesh has no such order or larger messages do not take longer;
+            `bad-argument`.
+    """
+    expect(mesh, JaxMesh, "what is calibrated")
+    ours = mesh_of(mesh)
+    guess = Network.of(ours, {name: ("switch", 1e9, 1e-6) for name, _ in ours.axes}, name="devices")
+    programs: dict[tuple[Pairs, int], Callable[[], Any]] = {}
+
+    def time_exchange(_: int, n_bytes: int, pairs: Pairs) -> float:
+        run = programs.setdefault((pairs, n_bytes), _exchange(mesh, n_bytes, pairs))
+        return min(_timed(run) for _ in range(RUNS))
+
+    return guess.calibrate(time_exchange, sizes=sizes, repeats=repeats)
+
+
+def _exchange(mesh: JaxMesh, n_bytes: int, pairs: Pairs) -> Callable[[], Any]:
+    """A compiled run of one round: every sender of the pairs sends so many bytes."""
+    position = mesh_of(mesh).position_of
+    ends = [(position(sender), position(receiver)) for sender, receiver in pairs]
+    spec = PartitionSpec(mesh.axis_names)
+
+    def send(tile: jax.Array) -> Any:
+        return lax.ppermute(tile, mesh.axis_names, ends)
+
+    program = jax.jit(jax.shard_map(send, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    tiles = jax.device_put(np.zeros(n_bytes * mesh.size, np.uint8), NamedSharding(mesh, spec))
+    jax.block_until_ready(program(tiles))
+    return lambda: jax.block_until_ready(program(tiles))
+
+
+def _timed(run: Callable[[], Any]) -> float:
+    start = perf_counter()
+    run()
+    return perf_counter() - start

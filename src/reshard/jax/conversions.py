@@ -1,0 +1,297 @@
+"""JAX's meshes and shardings as ours, and ours as JAX's.
+
+| JAX | here | device numbers |
+|---|---|---|
+| `Mesh` | `mesh_of` | the places of its devices in `jax.devices()` |
+| `AbstractMesh` | `mesh_of` | 0, 1, 2, …: it has an order and no devices |
+| `PartitionSpec`, `NamedSharding`, `HloSharding` | `sharding_of` | those of the mesh |
+| `PartitionSpec` | `partition_spec_of` | |
+| `NamedSharding` | `named_sharding_of` | those of the mesh that is given |
+| `HloSharding` | `hlo_sharding_of` | positions in the mesh, as XLA counts them |
+
+Device ids of JAX are not used: they leave gaps where there are several processes.
+A spec has whole axes alone; `named_sharding_of(refine=True)` splits the axes of the mesh where a sharding has
+sub-axes, over the same devices in the same order.
+The texts of XLA's shardings are read by `reshard.parse_sharding` and written by `reshard.notation.to_xla`.
+
+>>> import jax, numpy as np
+>>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("x", "y"))
+>>> sharding = sharding_of(jax.P(("y", "x")), mesh, ndim=2)
+>>> print(sharding)
+#sdy.sharding<mesh<["x"=1, "y"=1]>, [{"y", "x"}, {}]>
+>>> partition_spec_of(sharding)
+P(('y', 'x'), None)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src.lib import xla_client  # type: ignore[attr-defined]  # the one place where HloSharding is found
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh as JaxMesh
+
+from reshard.axis import Axis, refined_mesh
+from reshard.checks import expect, shown
+from reshard.errors import ReshardError
+from reshard.mesh import Mesh
+from reshard.notation import parse_sharding, to_xla
+from reshard.sharding import DimSharding, Sharding
+
+AnyMesh = JaxMesh | AbstractMesh
+HloSharding: Any = xla_client.HloSharding
+
+
+def mesh_of(mesh: AnyMesh) -> Mesh:
+    """A mesh of JAX as ours; a device is its place in `jax.devices()`.
+
+    Raises:
+        ReshardError: `axis-name` where a name is no string, `bad-argument` where it is no mesh.
+    """
+    if not isinstance(mesh, JaxMesh | AbstractMesh):
+        raise ReshardError("bad-argument", f"a mesh of JAX is wanted, got: {shown(mesh)}")
+    return _mesh_of(mesh)
+
+
+@lru_cache(256)
+def _mesh_of(mesh: AnyMesh) -> Mesh:
+    axes = tuple(mesh.shape.items())
+    if isinstance(mesh, AbstractMesh) or not mesh.devices.size:
+        return Mesh(axes)
+    return Mesh(axes, device_numbers(mesh.devices.flat) if axes else (device_numbers(mesh.devices.flat)[0],))
+
+
+def device_numbers(devices: Iterable[Any]) -> tuple[int, ...]:
+    """The places of devices in `jax.devices()`, or in the list of their own backend."""
+    listed = list(devices)
+    places = {device: place for place, device in enumerate(listed[0].client.devices())} if listed else {}
+    return tuple(places[device] for device in listed)
+
+
+def devices_at(numbers: Iterable[int]) -> list[Any]:
+    """The devices at places in `jax.devices()`.
+
+    Raises:
+        ReshardError: `unknown-device`.
+    """
+    known, wanted = jax.devices(), list(numbers)
+    if wanted and max(wanted) >= len(known):
+        raise ReshardError("unknown-device", f"device {max(wanted)} is wanted; JAX has {len(known)} devices here")
+    return [known[number] for number in wanted]
+
+
+def sharding_of(sharding: Any, mesh: AnyMesh | Mesh | None = None, ndim: int | None = None) -> Sharding:
+    """A sharding of JAX or XLA as ours.
+
+    Dims that a spec does not name are whole; `UNCONSTRAINED` is an open dim that nothing cuts; `reduced` axes
+    are explicitly replicated.
+
+    Args:
+        sharding: a `PartitionSpec`, a `NamedSharding` or another sharding of JAX, an `HloSharding`; ours is
+            given back.
+        mesh: what a `PartitionSpec` is on, and may be what an `HloSharding` is on: its axes then name what it
+            can name.
+        ndim: the number of dims of the tensor; where not given, a spec is for as many dims as it names.
+
+    Raises:
+        ReshardError: `unknown-mesh` where a mesh is needed, `rank-mismatch` where a spec names more dims than
+            there are, `bad-argument` where it is no sharding, or the code of the rule of `Sharding` that it breaks.
+    """
+    given = mesh_of(mesh) if isinstance(mesh, JaxMesh | AbstractMesh) else mesh
+    if isinstance(sharding, Sharding):
+        return sharding
+    if isinstance(sharding, NamedSharding):
+        return _of_spec(sharding.spec, mesh_of(sharding.mesh), ndim)
+    if isinstance(sharding, PartitionSpec):
+        if given is None:
+            raise ReshardError("unknown-mesh", f"{sharding} does not say on which mesh; a mesh must be given or set")
+        return _of_spec(sharding, given, ndim)
+    if isinstance(sharding, HloSharding):
+        return _of_hlo(sharding, given, ndim)
+    if isinstance(sharding, SingleDeviceSharding):
+        return Sharding(Mesh((), device_numbers(sharding.device_set)), ())
+    if isinstance(sharding, jax.sharding.Sharding) and ndim is not None:
+        devices = Mesh.of(devices=len(sharding.device_set), device_ids=device_numbers(sharding._device_assignment))
+        return _of_hlo(sharding._to_xla_hlo_sharding(ndim), devices, ndim)
+    raise ReshardError("bad-argument", f"a sharding must be a PartitionSpec, a NamedSharding or ours, got: {sharding}")
+
+
+def _of_spec(spec: PartitionSpec, mesh: Mesh, ndim: int | None) -> Sharding:
+    rank = len(spec.partitions) if ndim is None else ndim
+    if len(spec.partitions) > rank:
+        raise ReshardError("rank-mismatch", f"{spec} names {len(spec.partitions)} dims, the tensor has {rank}")
+    dims = []
+    for entry in [*spec.partitions, *[None] * (rank - len(spec.partitions))]:
+        is_open = entry is PartitionSpec.UNCONSTRAINED
+        names = () if entry is None or is_open else entry if isinstance(entry, tuple) else (entry,)
+        dims.append(DimSharding(tuple(_axis(name) for name in names), is_open))
+    if mesh.is_maximal:
+        return Sharding(mesh, ())
+    sets = [[_axis(name) for name in names] for names in (spec.reduced, spec.unreduced)]
+    return Sharding.of(mesh, *dims, replicated=sets[0], unreduced=sets[1])
+
+
+def _axis(name: Any) -> Axis:
+    return Axis(expect(name, str, "an axis name", "axis-name"))
+
+
+def _of_hlo(sharding: Any, mesh: Mesh | None, ndim: int | None) -> Sharding:
+    """XLA counts positions in the mesh; once the text is read on them, the devices come back."""
+    rank = ndim if not sharding.is_tiled() else None
+    if mesh is None or mesh.is_empty:
+        return parse_sharding(str(sharding), None, rank)
+    found = parse_sharding(str(sharding), Mesh(mesh.axes) if mesh.axes else None, rank)
+    if ndim is not None and found.ndim not in (None, ndim):
+        raise ReshardError("rank-mismatch", f"{sharding} has {found.ndim} dims, the tensor has {ndim}")
+    if found.mesh.is_empty:  # the text was read without a mesh, and names no device
+        return Sharding(mesh, ())
+    ids = tuple(mesh.device_at(position) for position in found.mesh.devices)
+    return replace(found, mesh=Mesh(found.mesh.axes, ids))
+
+
+def partition_spec_of(sharding: Sharding) -> PartitionSpec:
+    """The spec of a sharding whose axes are whole.
+
+    Open dims and priorities are dropped; explicitly replicated axes are `reduced` to JAX only where the values
+    are gradients, so they are dropped too.
+
+    Raises:
+        ReshardError: `cannot-express` where the sharding has sub-axes, or partial values under another
+            reduction than a sum.
+    """
+    expect(sharding, Sharding, "what a spec is made of")
+    if sharding.reduction != "sum":
+        raise ReshardError(
+            "cannot-express", f"JAX has sums alone, but {sharding.text()} is partial under {sharding.reduction}"
+        )
+    for axis in [*(axis for dim in sharding.dims for axis in dim.axes), *sharding.unreduced]:
+        if not axis.is_whole:
+            raise ReshardError(
+                "cannot-express",
+                f"JAX has no sub-axes, but {sharding.text()} has {axis}; ask for a refined mesh with refine=True",
+            )
+    entries = [tuple(axis.name for axis in dim.axes) for dim in sharding.dims]
+    dims = [None if not names else names[0] if len(names) == 1 else names for names in entries]
+    return PartitionSpec(*dims, unreduced=frozenset(axis.name for axis in sharding.unreduced))
+
+
+def named_sharding_of(sharding: Sharding, mesh: AnyMesh | None = None, *, refine: bool = False) -> NamedSharding:
+    """The sharding as JAX's, over the devices of a mesh in its order.
+
+    Args:
+        sharding: ours, on the same devices; under another mesh's names it is put in terms of the mesh given.
+        mesh: what the result is on; where not given, a mesh like that of the sharding over `jax.devices()`.
+        refine: whether the result may be on a refined mesh, in which the axes are split that the sharding has
+            in part (axis y of size 8 into y0, y1, …), or, where the axes cannot be split so, on the axes that
+            the sharding itself has.
+
+    Raises:
+        ReshardError: `cannot-express` where the sharding has no whole axes of the mesh and `refine` is not
+            set, or partial values under another reduction than a sum; `different-meshes` where the mesh has
+            other devices or another order; `unknown-device`.
+    """
+    expect(sharding, Sharding, "what a sharding of JAX is made of")
+    if mesh is None:
+        mesh = _jax_mesh_like(sharding.mesh)
+    if sharding.mesh.is_maximal:
+        raise ReshardError("cannot-express", "a sharding of JAX with names must have axes; this is on one device")
+    there = on_mesh(sharding, mesh, refine=refine)
+    if refine:
+        mesh, there = _refined(there, mesh)
+    return NamedSharding(mesh, partition_spec_of(there))
+
+
+def on_mesh(sharding: Sharding, mesh: AnyMesh, *, refine: bool = False) -> Sharding:
+    """The sharding in terms of the axes of a mesh of JAX, or, if it may be, of its own where those do not do.
+
+    An `AbstractMesh` has no devices: whatever has its axes is on it.
+
+    Raises:
+        ReshardError: `different-meshes`, `cannot-express`.
+    """
+    ours = mesh_of(mesh)
+    if sharding.mesh == ours:
+        return sharding
+    if isinstance(mesh, AbstractMesh):
+        if sharding.mesh.axes == ours.axes:
+            return replace(sharding, mesh=ours)
+        ours = Mesh(ours.axes, sharding.mesh.device_ids if sharding.mesh.size == ours.size else None)
+    if sharding.mesh.size != ours.size or set(sharding.mesh.devices) != set(ours.devices):
+        raise ReshardError("different-meshes", f"{sharding} is on other devices than the mesh {ours} of JAX")
+    found = parse_sharding(to_xla(sharding), ours, len(sharding.dims)) if sharding.mesh.axes else sharding
+    if found.mesh == ours:
+        return replace(found, mesh=Mesh(ours.axes) if isinstance(mesh, AbstractMesh) else ours)
+    if refine and sharding.mesh.same_order_as(ours):
+        return sharding
+    raise ReshardError("cannot-express", f"the axes of mesh {ours} cannot express {sharding}")
+
+
+def _refined(sharding: Sharding, mesh: AnyMesh) -> tuple[AnyMesh, Sharding]:
+    """A mesh over the same devices whose whole axes the sharding has, and the sharding on it."""
+    if sharding.mesh.axes != tuple(mesh.shape.items()):
+        return _with_axes(mesh, sharding.mesh.axes, None), sharding
+    sizes = sharding.mesh.sizes
+    parts = refined_mesh(sharding.axes(), sizes)
+    if all(part.is_whole for part in parts):
+        return mesh, sharding
+    names = _part_names(parts)
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    axes = tuple((names[part], part.size_in(sizes[part.name])) for part in parts)
+    refined = _with_axes(mesh, axes, tuple(types[part.name] for part in parts))
+
+    def renamed(given: Iterable[Axis]) -> tuple[Axis, ...]:
+        return tuple(Axis(names[part]) for axis in given for part in parts if axis.contains(part))
+
+    dims = tuple(replace(dim, axes=renamed(dim.axes)) for dim in sharding.dims)
+    ours = mesh_of(refined)
+    return refined, Sharding(
+        ours, dims, renamed(sharding.replicated), renamed(sharding.unreduced), sharding.reduction, sharding.uneven
+    )
+
+
+def _part_names(parts: Sequence[Axis]) -> dict[Axis, str]:
+    """Names of the axes of a refined mesh: y0, y1, … for the parts of y, with `_` before the number where taken."""
+    taken = {part.name for part in parts}
+    names, counts = {}, dict.fromkeys(taken, 0)
+    for part in parts:
+        name = part.name
+        if not part.is_whole:
+            name = f"{part.name}{counts[part.name]}"
+            counts[part.name] += 1
+            while name in taken:
+                name = f"{part.name}_{name[len(part.name) :]}"
+        taken.add(name)
+        names[part] = name
+    return names
+
+
+def _with_axes(mesh: AnyMesh, axes: tuple[tuple[str, int], ...], types: tuple[Any, ...] | None) -> AnyMesh:
+    """The devices of a mesh in their order under other axes, which are as the first axis was unless said."""
+    names, sizes = tuple(name for name, _ in axes), tuple(size for _, size in axes)
+    kinds = types or (mesh.axis_types[0],) * len(names)
+    if isinstance(mesh, AbstractMesh):
+        return AbstractMesh(sizes, names, axis_types=kinds, abstract_device=mesh.abstract_device)
+    return JaxMesh(mesh.devices.reshape(sizes), names, axis_types=kinds)
+
+
+def _jax_mesh_like(mesh: Mesh) -> JaxMesh:
+    names, sizes = [name for name, _ in mesh.axes], [size for _, size in mesh.axes]
+    devices = np.array(devices_at(mesh.devices), dtype=object)
+    return JaxMesh(devices.reshape(sizes), names)
+
+
+def hlo_sharding_of(sharding: Sharding, ndim: int | None = None) -> Any:
+    """The sharding as XLA's object, with positions in its mesh for devices; its `str` is XLA's text.
+
+    Raises:
+        ReshardError: `cannot-express` where XLA's form cannot hold it, `rank-mismatch`.
+    """
+    expect(sharding, Sharding, "what a sharding of XLA is made of")
+    mesh = sharding.mesh
+    positions = Mesh((), (0,)) if mesh.is_maximal else Mesh(mesh.axes)
+    return HloSharding.from_string(to_xla(replace(sharding, mesh=positions), ndim))

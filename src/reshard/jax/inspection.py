@@ -1,0 +1,93 @@
+"""What JAX's compiled and lowered functions say of their reshards.
+
+A compiled function knows the shardings of its arguments and results, which its text does not tell, so every chain from
+the one to the other is recognised.
+
+>>> import jax
+>>> report = inspect(jax.jit(lambda x: 2 * x).lower(1.0).compile())
+>>> report.collectives
+[]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.stages import Compiled, Lowered
+
+from reshard.checks import shown
+from reshard.errors import ReshardError
+from reshard.hlo import End, Ends, Report, inspect_texts
+from reshard.jax.conversions import AnyMesh, mesh_of, sharding_of
+from reshard.mesh import Mesh
+from reshard.sharding import Sharding
+
+
+def inspect(program: Any, *, mesh: AnyMesh | Mesh | None = None) -> Report:
+    """Every collective and every reshard of a program, with what the plan needs for it.
+
+    Given the lowered function and the compiled one, what the first asks for is joined with what the second sends:
+    `inspect([lowered, lowered.compile()])`.
+
+    Args:
+        program: what `lower` or `compile` gave, a text of XLA's in any form, or a sequence of these.
+        mesh: names the axes where a text has none.
+
+    Raises:
+        ReshardError: `bad-argument` where it is none of these.
+    """
+    texts: list[tuple[str, str]] = []
+    ends: dict[str, Ends] = {}
+    for number, part in enumerate(_parts(program), 1):
+        kind = "lowered" if isinstance(part, Lowered) else "compiled" if isinstance(part, Compiled) else "text"
+        name = kind if isinstance(program, str | Lowered | Compiled) else f"{kind} {number}"
+        if isinstance(part, Lowered):
+            texts.append((name, part.as_text(debug_info=True)))
+        elif isinstance(part, Compiled):
+            texts.append((name, part.as_text() or ""))
+            ends[name] = _ends_of(part)
+        elif isinstance(part, str):
+            texts.append((name, part))
+        else:
+            raise ReshardError(
+                "bad-argument", f"a compiled or lowered function or a text is wanted, got: {shown(part)}"
+            )
+    ours = mesh if isinstance(mesh, Mesh) or mesh is None else Mesh(mesh_of(mesh).axes)
+    return inspect_texts(texts, mesh=ours, ends=ends)
+
+
+def _parts(program: Any) -> Sequence[Any]:
+    return program if isinstance(program, list | tuple) else [program]
+
+
+def _ends_of(compiled: Compiled) -> Ends:
+    """What is known of the arguments that are used, and of the results."""
+    avals = jax.tree.leaves(compiled.in_avals)
+    shardings = jax.tree.leaves(compiled.input_shardings, is_leaf=lambda one: one is None)
+    if len(avals) != len(shardings):
+        return Ends()
+    parameters = [
+        _end(aval.shape, sharding) for aval, sharding in zip(avals, shardings, strict=True) if sharding is not None
+    ]
+    infos = jax.tree.leaves(compiled.out_info)
+    results = jax.tree.leaves(compiled.output_shardings)
+    if len(infos) != len(results):
+        return Ends(tuple(parameters))
+    return Ends(
+        tuple(parameters),
+        tuple(_end(info.shape, sharding) for info, sharding in zip(infos, results, strict=True)),
+    )
+
+
+def _end(shape: tuple[int, ...], sharding: Any) -> End | None:
+    try:
+        found = sharding_of(sharding, ndim=len(shape))
+    except ReshardError:
+        return None
+    if found.mesh.is_maximal:
+        return None
+    # XLA's text counts positions, so the numbers of the devices do not matter here.
+    mesh = Mesh(found.mesh.axes)
+    return End(tuple(shape), Sharding(mesh, found.dims, found.replicated, found.unreduced, found.reduction))

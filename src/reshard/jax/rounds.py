@@ -1,0 +1,300 @@
+"""An exchange of any kind as rounds of `ppermute`, each of boxes of one shape.
+
+In a round a device cuts a box out of its source tile, sends it, and puts what arrives into its target tile.
+All devices run one program, so where a box is cut and put is looked up by the device's position, in one table of
+all rounds, except where it is the same for all: then it is a static slice, and the whole tile is no slice at all.
+Where one box is a device's whole target tile, it is the result as it arrives; boxes that lie side by side in an
+order that is known, or that are two, are joined in one go.
+
+Devices may have nothing to receive in a round, yet the program puts a box on them too.
+It is put where they have received nothing so far and later will; where there is no such place, what was there is
+put back.
+
+By hand, a transposition on 2 x 3: source tiles of 3 x 2 in a 6 x 6 tensor, target tiles of 2 x 3; boxes have the
+shapes 2 x 2, 2 x 1, 1 x 2 and 1 x 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+from numpy.typing import NDArray
+
+from reshard.box import Box
+from reshard.exchange import DigitExchange, Exchange, Piece, schedule
+from reshard.exchange.digits import senders_by_round
+from reshard.layout import Positions
+from reshard.numpy import identity
+
+COMBINE: dict[str, Callable[..., jax.Array]] = {
+    "sum": lax.add,
+    "product": lax.mul,
+    "max": lax.max,
+    "min": lax.min,
+    "band": lax.bitwise_and,
+    "bor": lax.bitwise_or,
+    "bxor": lax.bitwise_xor,
+}
+"""What combines two partial values, by reduction."""
+Starts = tuple[NDArray[Any], NDArray[np.bool_]]
+"""Per position where its box starts, one column per dim; and whether it has one: else any place will do."""
+
+
+class Round(NamedTuple):
+    """One box from each sender to one receiver; all of one shape."""
+
+    shape: tuple[int, ...]
+    senders: Positions
+    """Positions, each at most once."""
+    receivers: Positions
+    """Positions, in the order of `senders`."""
+    cut: Positions
+    """Per pair where the box starts in the sender's tile: one row per pair, one column per dim."""
+    put: Positions
+    """Per pair where the box starts in the receiver's tile."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nothing is sent."""
+        return bool((self.senders == self.receivers).all())
+
+
+def rounds_of(exchange: Exchange) -> list[Round]:
+    """The rounds of an exchange over meshes of one order; those in which nothing is sent come first.
+
+    Where every round is a permutation of all devices, boxes that stay on their device go with it.
+    """
+    regular = isinstance(exchange, DigitExchange) and not exchange.spread
+    if regular and exchange.source.is_even() and exchange.target.is_even():
+        return _permutations(exchange)  # type: ignore[arg-type]  # known to be in digits
+    mesh = exchange.target.mesh
+    pieces = [piece for device in mesh.device_array.tolist() for piece in exchange.incoming(device)]
+    turns = [*_staying(pieces), *schedule(pieces, one_shape=True)]
+    return [_round(exchange, turn) for turn in turns]
+
+
+def _permutations(exchange: DigitExchange) -> list[Round]:
+    positions = exchange.source.mesh.positions
+    ends = [np.zeros((len(positions), len(tiling.shape)), np.int64) for tiling in (exchange.source, exchange.target)]
+    for end, tiling in zip(ends, (exchange.source, exchange.target), strict=True):
+        for dim, (start, _) in enumerate(tiling.all_bounds):
+            end[:, dim] = start
+    common = exchange.common
+    rounds = []
+    for senders in senders_by_round(common.digits, exchange.determined_by, exchange.gathered, positions):
+        start = np.maximum(ends[0][senders], ends[1])
+        rounds.append(Round(exchange.piece_shape, senders, positions, start - ends[0][senders], start - ends[1]))
+    return rounds
+
+
+def _staying(pieces: Iterable[Piece]) -> list[list[Piece]]:
+    """The pieces that stay on their device, in as few turns of one shape as can be."""
+    turns: dict[tuple[tuple[int, ...], int], list[Piece]] = {}
+    count: dict[tuple[tuple[int, ...], int], int] = {}
+    for piece in pieces:
+        if piece.sender == piece.receiver:
+            key = piece.box.shape, piece.sender
+            count[key] = number = count.get(key, -1) + 1
+            turns.setdefault((piece.box.shape, number), []).append(piece)
+    return list(turns.values())
+
+
+def _round(exchange: Exchange, turn: Sequence[Piece]) -> Round:
+    source, target = exchange.source, exchange.target
+
+    def offsets(base: Box, box: Box) -> list[int]:
+        return [low - start for (low, _), (start, _) in zip(box, base, strict=True)]
+
+    rank = len(target.shape)
+    cut = [offsets(source.box(piece.sender), piece.box) for piece in turn]
+    put = [offsets(target.box(piece.receiver), piece.box) for piece in turn]
+    return Round(
+        turn[0].box.shape,
+        source.mesh.positions_of(np.array([piece.sender for piece in turn])),
+        target.mesh.positions_of(np.array([piece.receiver for piece in turn])),
+        np.array(cut, dtype=np.int64).reshape(len(turn), rank),
+        np.array(put, dtype=np.int64).reshape(len(turn), rank),
+    )
+
+
+def in_rounds(
+    exchange: Exchange, names: tuple[str, ...], place: Any, tile: jax.Array, *, reduction: str | None
+) -> jax.Array:
+    """The target tile of a device, round by round.
+
+    Args:
+        exchange: over meshes of one order.
+        names: the axes of the mesh, in its order.
+        place: the position of the device.
+        tile: its source tile.
+        reduction: what combines boxes that arrive at one place; None where no two do.
+    """
+    combine = reduction is not None
+    blank = 0 if reduction is None else identity(reduction, tile.dtype)
+    devices = exchange.source.mesh.size
+    shape = exchange.target.layout.local_shape(exchange.target.shape)
+    rounds = rounds_of(exchange)
+    cuts = [_at(devices, one.senders, one.cut) for one in rounds]
+    if len(rounds) == 1 and rounds[0].shape == shape and len(rounds[0].receivers) == devices:
+        (at,) = starts_from(cuts, place)
+        return _sent(rounds[0], names, _cut(tile, at, shape))
+    slots = None if combine else _slots(rounds, devices, shape)
+    if slots is not None:
+        boxes = [
+            _sent(one, names, _cut(tile, at, one.shape))
+            for one, at in zip(rounds, starts_from(cuts, place), strict=True)
+        ]
+        return _joined(boxes, slots[0], slots[1], place)
+    puts, kept = _places(rounds, devices, shape, combine=combine)
+    where = starts_from([*cuts, *puts], place)
+    whole = lax.full(shape, blank, tile.dtype)
+    for number, one in enumerate(rounds):
+        box = _sent(one, names, _cut(tile, where[number], one.shape))
+        at = where[len(rounds) + number]
+        if combine or kept[number]:
+            before = _cut(whole, at, one.shape)
+            box = _or_else(one, devices, place, box, lax.full_like(box, blank) if combine else before)
+            box = box if reduction is None else COMBINE[reduction](before, box)
+        whole = lax.dynamic_update_slice(whole, box, at, allow_negative_indices=False)
+    return whole
+
+
+def _slots(rounds: Sequence[Round], devices: int, shape: tuple[int, ...]) -> tuple[int, Positions] | None:
+    """The dim along which the boxes of all rounds lie side by side, and per round and device the place there.
+
+    None where they do not, or where their order differs among the devices and they are more than two.
+    """
+    size, count = rounds[0].shape, len(rounds)
+    dims = [dim for dim in range(len(shape)) if size[dim] != shape[dim]]
+    if len(dims) != 1 or size[dims[0]] * count != shape[dims[0]]:
+        return None
+    if any(one.shape != size or len(one.receivers) != devices for one in rounds):
+        return None
+    slots = np.zeros((count, devices), dtype=np.int64)
+    for number, one in enumerate(rounds):
+        slots[number, one.receivers] = one.put[:, dims[0]] // size[dims[0]]
+    return (dims[0], slots) if count == 2 or (slots == slots[:, :1]).all() else None
+
+
+def _joined(boxes: Sequence[jax.Array], dim: int, slots: Positions, place: Any) -> jax.Array:
+    """The boxes side by side, each in its place: nothing is filled before, nothing written twice."""
+    if (slots == slots[:, :1]).all():
+        return lax.concatenate([boxes[number] for number in np.argsort(slots[:, 0])], dim)
+    first, second = boxes
+    in_order = lax.broadcast(of_device(slots[0] == 0, place), first.shape)
+    return lax.concatenate([lax.select(in_order, first, second), lax.select(in_order, second, first)], dim)
+
+
+def _sent(one: Round, names: tuple[str, ...], box: jax.Array) -> jax.Array:
+    if one.is_local:
+        return box
+    return lax.ppermute(box, names, list(zip(one.senders.tolist(), one.receivers.tolist(), strict=True)))
+
+
+def _or_else(one: Round, devices: int, place: Any, box: jax.Array, other: jax.Array) -> jax.Array:
+    """The box on the devices that receive one, something else on the others."""
+    receives = np.zeros(devices, dtype=np.bool_)
+    receives[one.receivers] = True
+    if receives.all():
+        return box
+    chosen = of_device(receives, place)
+    return lax.select(lax.broadcast(chosen, box.shape), box, other)
+
+
+def _cut(tile: jax.Array, at: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
+    if shape == tile.shape:
+        return tile
+    if all(isinstance(start, int) for start in at):
+        return lax.slice(tile, at, [start + length for start, length in zip(at, shape, strict=True)])
+    return lax.dynamic_slice(tile, at, shape, allow_negative_indices=False)
+
+
+def _at(devices: int, positions: Positions, starts: Positions) -> Starts:
+    table = np.zeros((devices, starts.shape[1]), dtype=np.int64)
+    known = np.zeros(devices, dtype=np.bool_)
+    table[positions], known[positions] = starts, True
+    return table, known
+
+
+def of_device(table: NDArray[Any], place: Any) -> jax.Array:
+    """The row of a table that is for the device at a position."""
+    return lax.dynamic_index_in_dim(table, place, keepdims=False, allow_negative_indices=False)
+
+
+def starts_from(tables: Sequence[Starts], place: Any) -> list[list[Any]]:
+    """Per table the start of the device's box, one per dim: a number where it is the same for all, else looked up.
+
+    Tables are looked up together, equal columns once.
+    """
+    columns: dict[bytes, int] = {}
+    found: list[list[Any]] = []
+    for table, known in tables:
+        row: list[Any] = []
+        for column in table.T:
+            values = column[known]
+            if len(values) == 0 or (values == values[0]).all():
+                row.append(int(values[0]) if len(values) else 0)
+            else:
+                key = np.where(known, column, values[0]).astype(np.int32).tobytes()
+                row.append(_Looked(columns.setdefault(key, len(columns))))
+        found.append(row)
+    if not columns:
+        return found
+    rows = np.stack([np.frombuffer(key, dtype=np.int32) for key in columns], axis=1)
+    mine = of_device(rows, place)
+    values = [lax.index_in_dim(mine, number, keepdims=False) for number in range(len(columns))]
+    return [[values[start.column] if isinstance(start, _Looked) else start for start in row] for row in found]
+
+
+class _Looked(NamedTuple):
+    """Stands for a start until the table is looked up."""
+
+    column: int
+
+
+def _places(
+    rounds: Sequence[Round], devices: int, shape: tuple[int, ...], *, combine: bool
+) -> tuple[list[Starts], list[bool]]:
+    """Per round where its boxes are put, on devices that receive none too; and whether what was there must stay."""
+    tables = [_at(devices, one.receivers, one.put) for one in rounds]
+    kept = [False] * len(rounds)
+    if combine or all(known.all() for _, known in tables):
+        return tables, kept
+    coming: list[list[tuple[int, ...]]] = [[] for _ in range(devices)]
+    for table, known in tables:
+        for device in np.flatnonzero(known).tolist():
+            coming[device].append(tuple(table[device].tolist()))
+    sizes = [one.shape for one in rounds]
+    done: list[list[Box]] = [[] for _ in range(devices)]
+    for number, (table, known) in enumerate(tables):
+        usual = table[known][0].tolist()
+        idle = np.flatnonzero(~known).tolist()
+        found = [_harmless(sizes[number], shape, done[d], [usual, *coming[d]]) for d in idle]
+        kept[number] = None in found
+        if not kept[number] and idle:
+            table[idle] = found
+            known[idle] = True
+        for device in np.flatnonzero(np.isin(np.arange(devices), rounds[number].receivers)).tolist():
+            done[device].append(_box(table[device].tolist(), sizes[number]))
+            coming[device].pop(0)
+    return tables, kept
+
+
+def _harmless(
+    size: tuple[int, ...], shape: tuple[int, ...], done: Sequence[Box], candidates: Iterable[Sequence[int]]
+) -> list[int] | None:
+    """Where a box may be put on a device without touching what is there; None where no candidate will do."""
+    for start in candidates:
+        at = [min(low, whole - length) for low, whole, length in zip(start, shape, size, strict=True)]
+        box = _box(at, size)
+        if all(box.intersect(other).is_empty for other in done):
+            return at
+    return None
+
+
+def _box(start: Sequence[int], size: Sequence[int]) -> Box:
+    return Box((low, low + length) for low, length in zip(start, size, strict=True))

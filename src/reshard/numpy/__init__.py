@@ -1,0 +1,14 @@
+"""The engine in one process: devices are keys of a dictionary, tiles are NumPy arrays.
+
+tiles.py         `scatter`, `run` and `gather`: a plan moves tiles
+contraction.py   `einsum`: tiles are moved and contracted
+programs.py      `run_program`: a placed program, operation by operation
+"""
+
+from __future__ import annotations
+
+from reshard.numpy.contraction import einsum
+from reshard.numpy.programs import run_program
+from reshard.numpy.tiles import COMBINE, gather, identity, run, scatter
+
+__all__ = ["COMBINE", "einsum", "gather", "identity", "run", "run_program", "scatter"]

@@ -1,0 +1,90 @@
+"""The plan of an einsum, run in one process: operands are moved, every device contracts, the result is moved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import numpy as np
+
+from reshard.checks import expect
+from reshard.contraction import EinsumPlan
+from reshard.errors import ReshardError
+from reshard.numpy.tiles import Array, Tiles, empty, run
+from reshard.plans import Plan
+
+
+def einsum(plan: EinsumPlan, *operands: Mapping[int, Array], received_bytes: dict[int, int] | None = None) -> Tiles:
+    """Run the plan of an einsum: from the tiles of its operands to those of its result, fresh arrays.
+
+    Every device contracts what it has with NumPy's einsum, in the dtype of the tiles, which is also the type that
+    sums are accumulated in.
+
+    Args:
+        plan: what to do.
+        operands: per operand, in the order of the expression, per device its tile; they are left as they are.
+        received_bytes: filled with the bytes that each device received from others, where given.
+
+    Raises:
+        ReshardError: `bad-argument` where there are more or fewer operands than the plan has; as `run`.
+
+    >>> from reshard.contraction import einsum as plan_einsum
+    >>> from reshard.mesh import Mesh
+    >>> from reshard.numpy import scatter
+    >>> from reshard.sharding import Sharding
+    >>> mesh = Mesh.of(x=2)
+    >>> rows, columns = Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "x")
+    >>> made = plan_einsum("ij,jk->ik", columns, rows, shapes=[(2, 4), (4, 2)], dtype="int64", target=rows)
+    >>> a, b = np.arange(8).reshape(2, 4), np.arange(8).reshape(4, 2)
+    >>> tiles = einsum(made, scatter(a, columns), scatter(b, rows))
+    >>> tiles[1].tolist(), (a @ b).tolist()
+    ([[76, 98]], [[28, 34], [76, 98]])
+    """
+    expect(plan, EinsumPlan, "the plan of an einsum")
+    if len(operands) != plan.given:
+        raise ReshardError("bad-argument", f"the plan has {plan.given} operands, got {len(operands)}")
+    counts: dict[int, int] = {} if received_bytes is None else received_bytes
+    counts.clear()
+    dtypes = set()
+    for one in operands:
+        if not isinstance(one, Mapping):
+            raise ReshardError("bad-tiles", f"tiles must be a mapping from device to array, got: {type(one).__name__}")
+        dtypes |= {np.asarray(tile).dtype for tile in one.values()}
+    if len(dtypes) > 1:
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise ReshardError("bad-tiles", f"the tiles of all operands must be of one dtype, got: {names}")
+    return _contracted(plan, operands, counts)
+
+
+def _contracted(plan: EinsumPlan, operands: Sequence[Mapping[int, Array]], counts: dict[int, int]) -> Tiles:
+    """The tiles of the result; what devices receive is added to `counts`."""
+
+    def moved(by: Plan, tiles: Mapping[int, Array]) -> Tiles:
+        more: dict[int, int] = {}
+        after = run(by, tiles, received_bytes=more)
+        for device, count in more.items():
+            counts[device] = counts.get(device, 0) + count
+        return after
+
+    given = [operands[one] if isinstance(one, int) else _contracted(one, operands, counts) for one in plan.inputs]
+    used = [moved(by, tiles) for by, tiles in zip(plan.operands, given, strict=True)]
+    devices = plan.layout.mesh.device_array.tolist()
+    return moved(plan.output, {device: _local(plan, device, [tiles[device] for tiles in used]) for device in devices})
+
+
+def _local(plan: EinsumPlan, device: int, tiles: Sequence[Array]) -> Array:
+    """What one device makes of its tiles: groups taken apart, contracted, put together again."""
+    pattern, sizes = plan.pattern, plan.local_sizes(device)
+    numbers = {label: number for number, label in enumerate(pattern.labels)}
+    terms = [[label for group in term for label in group] for term in pattern.terms]
+    parts = [tile.reshape([sizes[label] for label in labels]) for tile, labels in zip(tiles, terms, strict=False)]
+    held = {label for labels in terms[:-1] for label in labels}
+    arguments = [
+        part for pair in zip(parts, ([numbers[label] for label in one] for one in terms), strict=False) for part in pair
+    ]
+    path = ["einsum_path", *plan.local_path] if len(parts) > 1 else False
+    made = np.einsum(*arguments, [numbers[label] for label in terms[-1] if label in held], optimize=path)
+    index = tuple(slice(None) if label in held else None for label in terms[-1])
+    result = empty(tuple(sizes[label] for label in terms[-1]), tiles[0].dtype)
+    result[...] = np.asarray(made)[index]
+    return result.reshape([prod(sizes[label] for label in group) for group in pattern.output])

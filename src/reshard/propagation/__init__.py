@@ -1,0 +1,19 @@
+"""Programs: shardings carried from a few annotations through everything.
+
+graph.py        values and operations
+program.py      the builder, and a program once it is placed
+reshapes.py     the pattern of a reshape
+rules.py        what a pattern says about shardings
+projection.py   from the axes of a dim to those of its labels, and back
+rounds.py       the fixed point, priority by priority
+conflicts.py    choices between shardings, by price
+layouts.py      where an operation is computed, and what its reshards cost
+placement.py    reshards inserted and shared, reductions deferred, figures
+text.py         the text form
+table.py        the plain table
+"""
+
+from reshard.propagation.graph import Operation, Value
+from reshard.propagation.program import PlacedProgram, Program
+
+__all__ = ["Operation", "PlacedProgram", "Program", "Value"]

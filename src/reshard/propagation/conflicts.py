@@ -1,0 +1,179 @@
+"""Choices between shardings, made by price.
+
+Where proposals excluded one another, propagation is run again with each annotation in turn ahead of the others.
+Every value has as candidates the shardings that it had in any of the runs, these with one dim of another, and, in a
+second try, these with one dim or all cut back to what was given.
+A result that comes out partial has one more: to stay so, as long as what uses it can wait.
+The price of the whole program is a sum of one table per operation, over the candidates of its operands and its
+result; `reshard.propagation.elimination` finds the choice with the least sum.
+
+By hand: x is kept by rows, y by columns, and z = x + y may be either. The tables of the operation are {rows: the
+price of moving y, columns: that of moving x}; with x the smaller, z is kept by columns.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+
+from reshard.propagation.elimination import Scoped, Table, least
+from reshard.propagation.graph import Operation
+from reshard.propagation.layouts import IMPOSSIBLE, NOTHING, Cost, Pricer
+from reshard.propagation.projection import Axes, shards
+from reshard.propagation.rounds import Flow, Net
+from reshard.propagation.rules import waiting_operands
+from reshard.sharding import Sharding
+
+MOST_LEADERS = 12
+"""How many annotations go ahead in turn, at most: those of the largest values."""
+MOST_CANDIDATES = 10
+
+
+def runs(net: Net, until_priority: int | None) -> list[Flow]:
+    """Propagation from all annotations at once; where proposals excluded one another, also with each ahead in turn."""
+    flows = [net.run(until_priority)]
+    if flows[0].disputed:
+        leaders = sorted(
+            net.graph.annotations, key=lambda v: (-prod(v.shape) * v.dtype.itemsize, net.weights[v.number])
+        )
+        flows += [net.run(until_priority, value.number) for value in leaders[:MOST_LEADERS]]
+    return flows
+
+
+def candidates(net: Net, pricer: Pricer, flows: Sequence[Flow], *, cut: bool) -> list[list[Sharding]]:
+    """Per value the shardings that it may have, the first that of the first run.
+
+    Args:
+        net: the program.
+        pricer: what prices it.
+        flows: the runs.
+        cut: whether dims may also be cut back to what was given.
+    """
+    found = []
+    for value in net.graph.values:
+        mesh, given = net.meshes[value.number], net.graph.annotations.get(value)
+        unreduced, reduction = (given.unreduced, given.reduction) if given else ((), "sum")
+        dims = dict.fromkeys(flow.dims[value.number] for flow in flows)
+        if len(flows) > 1 and not mesh.is_maximal:
+            own = tuple(dim.axes for dim in given.dims) if given else ((),) * len(value.shape)
+            found_by_runs = list(dims)
+            dims.update(dict.fromkeys(_crossed(found_by_runs, own)))
+            if cut:
+                dims.update(dict.fromkeys(_cut(found_by_runs, own)))
+        found.append([pricer.sharding(mesh, one, unreduced, reduction) for one in dims][:MOST_CANDIDATES])
+    add_partial(net, pricer, found)
+    return found
+
+
+def _crossed(dims: list[tuple[Axes, ...]], own: tuple[Axes, ...]) -> list[tuple[Axes, ...]]:
+    """The shardings with one dim as another has it; dims that have its axes go back to what was given."""
+    made = []
+    for axes, other in itertools.permutations(dims, 2):
+        for dim, taken in enumerate(other):
+            if not taken or taken == axes[dim]:
+                continue
+            mixed = [
+                own[n] if n != dim and any(a.overlaps(b) for a in here for b in taken) else here
+                for n, here in enumerate(axes)
+            ]
+            mixed[dim] = taken
+            if not any(a.overlaps(b) for n, here in enumerate(mixed) if n != dim for a in here for b in taken):
+                made.append(tuple(mixed))
+    return made
+
+
+def _cut(dims: list[tuple[Axes, ...]], own: tuple[Axes, ...]) -> list[tuple[Axes, ...]]:
+    """The shardings with all dims, or one, cut back to what was given."""
+    one = [(*axes[:n], own[n], *axes[n + 1 :]) for axes in dims for n in range(len(own))]
+    return [own, *one]
+
+
+def add_partial(net: Net, pricer: Pricer, found: list[list[Sharding]]) -> None:
+    """To every value that comes out partial and is used by what can wait, that candidate."""
+    users: list[list[Operation]] = [[] for _ in found]
+    for operation in net.graph.operations:
+        for operand in {*operation.operands}:
+            users[operand.number].append(operation)
+    for operation, rule in zip(net.graph.operations, net.rules, strict=True):
+        value = operation.result
+        if not operation.operands or value in net.graph.annotations or operation.name in ("output", "reshard"):
+            continue
+        may_be_partial = any(role in ("reduced", "selected") for role in rule.roles) or any(
+            one.unreduced for operand in operation.operands for one in found[operand.number]
+        )
+        if not may_be_partial or not any(_can_wait(user) for user in users[value.number]):
+            continue
+        choices = itertools.islice(
+            itertools.product(*(found[o.number] for o in operation.operands)), MOST_CANDIDATES**2
+        )
+        for operands in choices:
+            made = pricer.compute(operation, rule, operands, None).result
+            if made.unreduced and made not in found[value.number] and len(found[value.number]) < MOST_CANDIDATES:
+                found[value.number].append(made)
+
+
+def _can_wait(operation: Operation) -> bool:
+    return operation.name not in ("reshard", "output") and any(
+        waiting_operands(operation, reduction) for reduction in ("sum", "max", "min", "product")
+    )
+
+
+def cheapest(net: Net, pricer: Pricer, found: Sequence[Sequence[Sharding]]) -> list[Sharding]:
+    """Per value, that of its candidates with which the program costs least."""
+    variables = [number for number, some in enumerate(found) if len(some) > 1]
+    if not variables:
+        return [some[0] for some in found]
+    tables: list[Scoped] = []
+    for number in sorted({op for value in variables for op in net.neighbours[value]} | _makers(net, variables)):
+        operation = net.graph.operations[number]
+        scope = tuple(dict.fromkeys(v.number for v in operation.values if len(found[v.number]) > 1))
+        table: Table = {}
+        for choice in itertools.product(*(range(len(found[v])) for v in scope)):
+            picked = dict(zip(scope, choice, strict=True))
+            cost = operation_cost(net, pricer, number, lambda v, picked=picked: found[v][picked.get(v, 0)])  # type: ignore[misc]
+            table[choice] = (*cost, 0)
+        tables.append((scope, table))
+    for value, likes in preferences(net, found, variables).items():
+        tables.append(((value,), {(c,): (0.0, 0.0, 0, like) for c, like in enumerate(likes)}))
+    chosen = least(tables, {value: len(found[value]) for value in variables}, net.weights)
+    return [some[chosen.get(number, 0)] for number, some in enumerate(found)]
+
+
+def preferences(net: Net, found: Sequence[Sequence[Sharding]], variables: Iterable[int]) -> dict[int, list[int]]:
+    """Per value and candidate, the number that decides between choices of equal cost; the least is taken."""
+    likes = {}
+    for value in variables:
+        keys = [_text(net, value, sharding) for sharding in found[value]]
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        likes[value] = [order.index(choice) * net.weights[value] for choice in range(len(keys))]
+    return likes
+
+
+def _makers(net: Net, variables: Iterable[int]) -> set[int]:
+    """The operations that have the values, those on another mesh too."""
+    wanted = set(variables)
+    return {n for n, operation in enumerate(net.graph.operations) if any(v.number in wanted for v in operation.values)}
+
+
+def operation_cost(net: Net, pricer: Pricer, number: int, sharding: Callable[[int], Sharding]) -> Cost:
+    """What an operation costs with its values in the shardings given by number."""
+    operation = net.graph.operations[number]
+    result = sharding(number)
+    if not operation.operands:
+        return NOTHING
+    kept = tuple(sharding(operand.number) for operand in operation.operands)
+    if operation.name in ("reshard", "output"):
+        return pricer.price(kept[0], result, operation.result.shape, operation.result.dtype)
+    try:
+        return pricer.compute(operation, net.rules[number], kept, result).cost
+    except ValueError:
+        return IMPOSSIBLE
+
+
+def _text(net: Net, value: int, sharding: Sharding) -> tuple[object, ...]:
+    """A key for a sharding in which no name counts: few partial axes first, then many shards."""
+    names = list(net.meshes[value].sizes)
+    axes = [[(names.index(a.name), a.start, a.stop) for a in dim.axes] for dim in sharding.dims]
+    parts = prod(shards(dim.axes, net.meshes[value].sizes) for dim in sharding.dims)
+    return (len(sharding.unreduced), -parts, axes, [(names.index(a.name), a.start, a.stop) for a in sharding.unreduced])

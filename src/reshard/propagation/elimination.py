@@ -1,0 +1,158 @@
+"""The choice with the least sum of tables, by variable elimination.
+
+Every table has a cost for each choice of a few variables.
+Variables are taken out one by one, the one with the fewest neighbours first: the tables that have it are added, and
+for every choice of its neighbours its best is kept, as a new table over them.
+Going back, each variable takes its best for what the later ones have taken.
+Where a new table would have more than `LARGEST_TABLE` entries, a variable is held at its first choice instead, and at
+the end all are improved one at a time.
+
+>>> a = ((0,), {(0,): (1.0, 0.0, 0, 0), (1,): (0.0, 0.0, 0, 0)})
+>>> both = ((0, 1), {(x, y): (3.0 * (x == y), 0.0, 0, 0) for x in (0, 1) for y in (0, 1)})
+>>> sorted(least([a, both], {0: 2, 1: 2}, [1, 2]).items())
+[(0, 1), (1, 0)]
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+
+LARGEST_TABLE = 4096
+Ranked = tuple[float, float, int, int]
+"""A cost, and last a number that tells apart choices of equal cost by what they are and not by their order."""
+Table = dict[tuple[int, ...], Ranked]
+Scoped = tuple[tuple[int, ...], Table]
+"""A table and its variables, in the order of its keys."""
+
+
+def least(tables: Sequence[Scoped], counts: Mapping[int, int], weights: Sequence[int]) -> dict[int, int]:
+    """Per variable its choice in the least sum.
+
+    Args:
+        tables: what is added.
+        counts: per variable, how many choices it has.
+        weights: per variable, a number that decides which of two goes first where nothing else does.
+    """
+    elimination = _Elimination(tables, counts, weights)
+    chosen = elimination.run()
+    if elimination.held:
+        _improve(tables, counts, chosen)
+    return chosen
+
+
+class _Elimination:
+    """The tables that are left, and how the variables that are gone are found again."""
+
+    def __init__(self, tables: Sequence[Scoped], counts: Mapping[int, int], weights: Sequence[int]) -> None:
+        self.counts, self.weights = counts, weights
+        self.tables: dict[int, Scoped] = {}
+        self.having: dict[int, list[int]] = {value: [] for value in counts}
+        """Per variable that is left, the tables that have it."""
+        self.fresh = itertools.count()
+        self.held: set[int] = set()
+        for scope, table in tables:
+            self.put(scope, table)
+
+    def put(self, scope: tuple[int, ...], table: Table) -> None:
+        number = next(self.fresh)
+        self.tables[number] = scope, table
+        for value in scope:
+            self.having[value].append(number)
+
+    def take(self, value: int) -> list[Scoped]:
+        """The tables that have a variable, no longer among those that are left."""
+        taken = [self.tables.pop(number) for number in self.having.pop(value)]
+        for other in {other for scope, _ in taken for other in scope if other in self.having}:
+            self.having[other] = [number for number in self.having[other] if number in self.tables]
+        return taken
+
+    def near(self, value: int) -> tuple[int, ...]:
+        """The variables that share a table with one."""
+        others = {other for number in self.having[value] for other in self.tables[number][0]} - {value}
+        return tuple(sorted(others, key=lambda other: (self.weights[other], other)))
+
+    def entries(self, value: int) -> int:
+        """The size of the table that would take the place of a variable."""
+        return prod(self.counts[other] for other in self.near(value))
+
+    def run(self) -> dict[int, int]:
+        chosen: dict[int, int] = {}
+        ways: list[tuple[int, tuple[int, ...], dict[tuple[int, ...], int]]] = []
+        sizes = {value: self.entries(value) for value in self.having}
+        queue = [(size, self.weights[value], value) for value, size in sizes.items()]
+        heapq.heapify(queue)
+        while self.having:
+            size, _, value = heapq.heappop(queue)
+            if value not in self.having or size != sizes[value]:
+                continue
+            if size * self.counts[value] > LARGEST_TABLE:
+                heapq.heappush(queue, (size, self.weights[value], value))
+                value = max(self.having, key=lambda other: (len(self.having[other]), self.weights[other], other))
+                near = self.near(value)
+                chosen[value] = 0
+                self.hold(value)
+            else:
+                near = self.near(value)
+                ways.append((value, near, self.fold(value, near)))
+            for other in near:
+                sizes[other] = self.entries(other)
+                heapq.heappush(queue, (sizes[other], self.weights[other], other))
+        for value, near, best in reversed(ways):
+            chosen[value] = best[tuple(chosen[other] for other in near)]
+        return chosen
+
+    def hold(self, value: int) -> None:
+        """Take a variable out at its first choice."""
+        self.held.add(value)
+        for scope, table in self.take(value):
+            at = scope.index(value)
+            kept = {(*key[:at], *key[at + 1 :]): cost for key, cost in table.items() if key[at] == 0}
+            self.put((*scope[:at], *scope[at + 1 :]), kept)
+
+    def fold(self, value: int, near: tuple[int, ...]) -> dict[tuple[int, ...], int]:
+        """Take a variable out; its best choice for every choice of its neighbours."""
+        taken = self.take(value)
+        best: dict[tuple[int, ...], int] = {}
+        table: Table = {}
+        for choice in itertools.product(*(range(self.counts[other]) for other in near)):
+            at = dict(zip(near, choice, strict=True))
+            costs = []
+            for own in range(self.counts[value]):
+                at[value] = own
+                costs.append(_sum(part[tuple(at[other] for other in scope)] for scope, part in taken))
+            best[choice] = min(range(len(costs)), key=costs.__getitem__)
+            table[choice] = costs[best[choice]]
+        self.put(near, table)
+        return best
+
+
+def _improve(tables: Sequence[Scoped], counts: Mapping[int, int], chosen: dict[int, int]) -> None:
+    """Change one variable at a time, as long as that lowers the sum."""
+    around: dict[int, list[Scoped]] = {value: [] for value in counts}
+    for scope, table in tables:
+        for value in scope:
+            around[value].append((scope, table))
+
+    def cost(value: int, choice: int) -> Ranked:
+        return _sum(
+            table[tuple(choice if other == value else chosen[other] for other in scope)]
+            for scope, table in around[value]
+        )
+
+    changed = True
+    while changed:
+        changed = False
+        for value, count in counts.items():
+            costs = [cost(value, choice) for choice in range(count)]
+            if min(costs) < costs[chosen[value]]:
+                chosen[value], changed = costs.index(min(costs)), True
+
+
+def _sum(costs: Iterable[Ranked]) -> Ranked:
+    a, b, c, d = 0.0, 0.0, 0, 0
+    for one in costs:
+        a, b, c, d = a + one[0], b + one[1], c + one[2], d + one[3]
+    return (a, b, c, d)

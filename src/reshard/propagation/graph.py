@@ -1,0 +1,280 @@
+"""The values of a program and the operations that make them, checked as they are added.
+
+An operation is a name, which says what is done to the elements, and a pattern, which says which dims of its operands
+and of its result run over the same index.
+What a pattern cannot say is said per label:
+
+    replicated    the operation needs all of the label's elements at once: sort, cumsum
+    shifted       an element of the result is another place of an operand: slice, pad, concatenate
+    selected      the elements that another operand names: the rows of a table
+
+Four operations have no pattern of their own: `input`, which has no operand; `reshard`, which moves its operand to
+another sharding; `constant`, one number everywhere; and `output`, under which a value leaves the program.
+A value is made once, before it is used, so a program has no cycle.
+
+>>> from reshard.mesh import Mesh
+>>> graph = Graph(Mesh.of(x=2))
+>>> a = graph.add("input", (), "a", (4, 6), "float32")
+>>> graph.add("sum", (a,), "rows", pattern=Pattern.of("ij->i")).shape
+(4,)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from reshard.axis import is_prefix, sorted_and_merged
+from reshard.checks import expect, listed, shown
+from reshard.dtypes import DType, dtype_named
+from reshard.errors import ReshardError
+from reshard.mesh import Mesh
+from reshard.patterns import Pattern
+from reshard.sharding import DimSharding, Sharding, checked_shape
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+"""What a value or an operation may be called."""
+BARE = ("input", "constant", "reshard", "output")
+"""Operations without a pattern."""
+Attribute = int | float | str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of a program."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    number: int
+    """Its place among the values of its program, in the order in which they were made."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What makes a value."""
+
+    name: str
+    operands: tuple[Value, ...]
+    result: Value
+    pattern: Pattern | None = None
+    """None for the operations without one."""
+    replicated: tuple[str, ...] = ()
+    """Labels of which every device needs all."""
+    shifted: tuple[str, ...] = ()
+    """Labels whose elements change their place."""
+    selected: tuple[str, ...] = ()
+    """Labels of the first operand whose elements the second operand names."""
+    attributes: tuple[tuple[str, Attribute], ...] = ()
+    """What else the operation depends on, by name."""
+    reduction: str | None = None
+    """How labels that the result lacks are combined, where the name does not say."""
+    payload: Any = field(default=None, compare=False, repr=False)
+    """What an engine keeps with an operation that came from it."""
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """One attribute."""
+        return dict(self.attributes).get(name, default)
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """The operands, and last the result."""
+        return (*self.operands, self.result)
+
+
+class Graph:
+    """Values, operations and what was said about the values' shardings."""
+
+    def __init__(self, mesh: Mesh | Mapping[str, Mesh]) -> None:
+        given = dict(mesh) if isinstance(mesh, Mapping) else {"mesh": mesh}
+        for name, one in given.items():
+            expect(name, str, "the name of a mesh")
+            expect(one, Mesh, "the mesh of a program")
+        if not given:
+            raise ReshardError("bad-argument", "a program must have a mesh at least")
+        self.meshes: dict[str, Mesh] = given
+        self.operations: list[Operation] = []
+        """In the order in which they run: the operation at place n makes the value with number n."""
+        self.annotations: dict[Value, Sharding] = {}
+        """What was said about a value's sharding."""
+        self._named: dict[str, Value] = {}
+
+    @property
+    def mesh(self) -> Mesh:
+        """The first mesh: that of values of which nothing else tells."""
+        return next(iter(self.meshes.values()))
+
+    @property
+    def values(self) -> list[Value]:
+        """All values, in the order in which they are made."""
+        return [operation.result for operation in self.operations]
+
+    def value(self, name: str) -> Value:
+        """The value of a name.
+
+        Raises:
+            ReshardError: `bad-program` where there is none.
+        """
+        if name not in self._named:
+            raise ReshardError("bad-program", f"there is no value {shown(name)} in the program")
+        return self._named[name]
+
+    def add(
+        self,
+        name: str,
+        operands: Iterable[Value],
+        result: str | None,
+        shape: Sequence[int] | None = None,
+        dtype: Any = None,
+        *,
+        pattern: Pattern | None = None,
+        sizes: Mapping[str, int] | None = None,
+        **fields: Any,
+    ) -> Value:
+        """Add an operation; its result.
+
+        Args:
+            name: of the operation.
+            operands: values of this program.
+            result: the name of the result; one is made up where None.
+            shape: of the result; the pattern's unless labels are shifted.
+            dtype: of the result; that of the first operand unless given.
+            pattern: of the operation.
+            sizes: of labels that the operands do not determine.
+            fields: `replicated`, `shifted`, `selected` and `attributes` of the `Operation`.
+
+        Raises:
+            ReshardError: `bad-program` where a name is taken or an operand is another program's; and as `Pattern`.
+        """
+        operands = tuple(operands)
+        if not NAME.fullmatch(expect(name, str, "the name of an operation")):
+            raise ReshardError("bad-argument", f"the name of an operation must be a word, got: {shown(name)}")
+        for operand in operands:
+            self.check_own(operand)
+        called = self._fresh(name) if result is None else result
+        if not NAME.fullmatch(expect(called, str, "the name of a value")):
+            raise ReshardError("bad-argument", f"the name of a value must be a word, got: {shown(called)}")
+        if called in self._named:
+            raise ReshardError("bad-program", f"value {called} is made twice")
+        if pattern is not None:
+            shape = _result_shape(called, name, pattern, operands, shape, sizes or {}, fields)
+        if dtype is None:
+            dtype = operands[0].dtype
+        value = Value(called, checked_shape(shape or ()), dtype_named(dtype), len(self.operations))
+        self.operations.append(Operation(name, operands, value, pattern, **fields))
+        self._named[called] = value
+        return value
+
+    def repeat(self, operation: Operation, operands: Iterable[Value], result: str) -> Value:
+        """Add an operation that another graph has, on other operands of the same shapes; its result."""
+        given = operation.result
+        value = Value(result, given.shape, given.dtype, len(self.operations))
+        self.operations.append(replace(operation, operands=tuple(operands), result=value))
+        self._named[result] = value
+        return value
+
+    def annotate(self, value: Value, sharding: Sharding) -> None:
+        """Say how a value is sharded, besides what was said before.
+
+        Raises:
+            ReshardError: `bad-program` where that contradicts what was said before; `rank-mismatch`.
+        """
+        self.check_own(value)
+        expect(sharding, Sharding, f"the sharding of value {value.name}")
+        sharding.layout_for(value.shape)
+        if sharding.mesh not in self.meshes.values():
+            number = len(self.meshes)
+            while f"mesh_{number}" in self.meshes:
+                number += 1
+            self.meshes[f"mesh_{number}"] = sharding.mesh
+        before = self.annotations.get(value)
+        self.annotations[value] = sharding if before is None else _both(value, before, sharding)
+
+    def check_own(self, value: Value) -> None:
+        """Refuse what is no value of this program.
+
+        Raises:
+            ReshardError: `bad-argument`, `bad-program`.
+        """
+        expect(value, Value, "an operand of a program")
+        if self._named.get(value.name) != value:
+            raise ReshardError("bad-program", f"value {value.name} is not of this program")
+
+    def _fresh(self, stem: str) -> str:
+        number = len(self.operations)
+        while f"{stem}_{number}" in self._named:
+            number += 1
+        return f"{stem}_{number}"
+
+
+def _result_shape(
+    called: str,
+    name: str,
+    pattern: Pattern,
+    operands: tuple[Value, ...],
+    shape: Sequence[int] | None,
+    sizes: Mapping[str, int],
+    fields: Mapping[str, Any],
+) -> tuple[int, ...]:
+    """The shape of an operation's result, which where labels are shifted must be given."""
+    if len(operands) != len(pattern.operands):
+        raise ReshardError(
+            "bad-argument",
+            f"value {called}: pattern {pattern} of {name} has {len(pattern.operands)} operands, got {len(operands)}",
+        )
+    free = {*fields.get("shifted", ())}
+    known = [*free, *fields.get("replicated", ()), *fields.get("selected", ())]
+    for label in listed(known, "the labels with a role of their own"):
+        if label not in pattern.labels:
+            raise ReshardError("bad-argument", f"value {called}: label {shown(label)} is not in {pattern}")
+    shapes = [operand.shape for operand in operands] + ([] if shape is None else [checked_shape(shape)])
+    try:
+        solved = pattern.solve_sizes(level_shapes(pattern, shapes, free), sizes)
+    except ReshardError as error:
+        raise ReshardError(error.code, f"value {called}: {error}") from None
+    return checked_shape(shape) if shape is not None else pattern.output_shape(solved)
+
+
+def level_shapes(pattern: Pattern, shapes: Sequence[tuple[int, ...]], free: Iterable[str]) -> list[tuple[int, ...]]:
+    """The shapes with a shifted label, which has a size of its own in every tensor, as large as its largest."""
+    free = set(free)
+    if not free:
+        return list(shapes)
+    largest = dict.fromkeys(free, 0)
+    for term, shape in zip(pattern.terms, shapes, strict=False):
+        for group, size in zip(term, shape, strict=False):
+            if len(group) == 1 and group[0] in free:
+                largest[group[0]] = max(largest[group[0]], size)
+    return [
+        tuple(
+            largest[group[0]] if len(group) == 1 and group[0] in free else size
+            for group, size in zip(term, shape, strict=True)
+        )
+        if len(term) == len(shape)
+        else shape
+        for term, shape in zip(pattern.terms, shapes, strict=False)
+    ]
+
+
+def _both(value: Value, before: Sharding, after: Sharding) -> Sharding:
+    """What two shardings of one value say together."""
+    both = f"value {value.name} has the shardings {before.text()} and {after.text()}"
+    if before.mesh != after.mesh:
+        raise ReshardError("bad-program", f"{both} on different meshes")
+    if (before.unreduced, before.reduction, before.uneven) != (after.unreduced, after.reduction, after.uneven):
+        raise ReshardError("bad-program", f"{both}, which differ in what is partial or in their rule for uneven dims")
+    dims = []
+    for number, (one, other) in enumerate(zip(before.dims, after.dims, strict=True)):
+        short, long = sorted((one, other), key=lambda dim: (dim.is_open is False, len(dim.axes)))
+        if not is_prefix(short.axes, long.axes) or (not short.is_open and short.axes != long.axes):
+            raise ReshardError("bad-program", f"{both}, which contradict each other in dim {number}")
+        priorities = [dim.priority or 0 for dim in (one, other) if dim.axes or dim.is_open]
+        priority = min(priorities, default=None) if (long.axes or long.is_open) else None
+        dims.append(DimSharding(long.axes, long.is_open, priority or None))
+    replicated = sorted_and_merged({*before.replicated, *after.replicated}, before.mesh.sizes)
+    try:
+        return replace(before, dims=tuple(dims), replicated=replicated)
+    except ReshardError as error:
+        raise ReshardError("bad-program", f"{both}, which contradict each other: {error}") from None

@@ -1,0 +1,269 @@
+"""A propagated program made explicit: what each operation reads and makes, the reshards between, and what they cost.
+
+Operations stay in their order.
+Before one that reads a value in another sharding than the one it is kept in stands a reshard; a second use of the
+same value in the same sharding takes what the first has made.
+After one whose result comes out otherwise than it is kept stands another.
+
+The bytes received are those of the busiest device in each reshard, added up.
+A value is held from where it is made to where it is last used, outputs to the end; what is held at most is the peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+from reshard.errors import ReshardError
+from reshard.network import Network
+from reshard.plans import Plan
+from reshard.propagation.conflicts import add_partial, candidates, cheapest, runs
+from reshard.propagation.graph import Graph, Value
+from reshard.propagation.layouts import Pricer
+from reshard.propagation.rounds import Flow, Net, Origin
+from reshard.propagation.sharing import improved, shared_cost
+from reshard.propagation.table import table
+from reshard.sharding import Sharding
+from reshard.trace import chrome_trace
+
+MOST_WORK = 2
+"""Without a network, fewer bytes are taken for at most so many times the work: values that are not cut are computed
+by everybody, and receive nothing."""
+
+
+@dataclass
+class Placement:
+    """A graph with every sharding and every reshard, and its figures."""
+
+    source: Graph
+    """What was placed."""
+    graph: Graph
+    """Every value of it is annotated, without open dims."""
+    network: Network | None
+    plans: dict[Value, Plan]
+    """By the value that the reshard makes."""
+    work: dict[Value, float]
+    """Operations of a device, by the value that they make."""
+    reasons: dict[str, str] = field(repr=False)
+    """Per name of a value, where its sharding comes from."""
+
+    def why(self, value: Value) -> str:
+        """Where the sharding of a value comes from."""
+        return self.reasons[value.name]
+
+    @cached_property
+    def received_bytes(self) -> int:
+        """Over all reshards, the bytes that the busiest device receives."""
+        return sum(plan.received_bytes for plan in self.plans.values())
+
+    @cached_property
+    def seconds(self) -> float | None:
+        """Of reshards and operations; None without a network."""
+        if self.network is None:
+            return None
+        moved = sum(plan.seconds or 0.0 for plan in self.plans.values())
+        rate = self.network.flops
+        return moved + (sum(2 * work / rate for work in self.work.values()) if rate else 0.0)
+
+    def local_bytes(self, value: Value) -> int:
+        """The bytes of a device's largest tile."""
+        return prod(self.graph.annotations[value].local_shape(value.shape)) * value.dtype.itemsize
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """What a device holds at most."""
+        operations = self.graph.operations
+        last = {v: n for n, operation in enumerate(operations) for v in operation.values}
+        for operation in operations:
+            if operation.name == "output":
+                last[operation.result] = len(operations)
+        ends: list[list[Value]] = [[] for _ in range(len(operations) + 1)]
+        for value, number in last.items():
+            ends[number].append(value)
+        held = peak = 0
+        for number, operation in enumerate(operations):
+            result = operation.result
+            held += self.local_bytes(result)
+            more = 0
+            if result in self.plans:
+                both = self.local_bytes(operation.operands[0]) + self.local_bytes(result)
+                more = max(self.plans[result].peak_bytes - both, 0)
+            peak = max(peak, held + more)
+            held -= sum(map(self.local_bytes, ends[number]))
+        return peak
+
+    def table(self) -> str:
+        """One line per value."""
+        return table(self)
+
+    def to_trace(self) -> str:
+        """The reshards, one after another, as a Chrome trace.
+
+        Raises:
+            ReshardError: `bad-argument` without a network.
+        """
+        if self.network is None:
+            raise ReshardError("bad-argument", "a trace needs the prices of a program placed for a network")
+        moving = [plan for plan in self.plans.values() if plan.steps]
+        steps = [step for plan in moving for step in plan.steps]
+        seconds = [second for plan in moving for second in plan.step_seconds or ()]
+        return chrome_trace(steps, seconds, self.graph.mesh.devices)
+
+
+def place(source: Graph, network: Network | None, until_priority: int | None) -> Placement:
+    """Carry the shardings of a graph through and place it.
+
+    Raises:
+        ReshardError: `no-plan` where an operation can be computed in no layout.
+    """
+    net, pricer = Net(source), Pricer(network)
+    flows = runs(net, until_priority)
+    found = candidates(net, pricer, flows, cut=False)
+    chosen = improved(net, pricer, found, flows, cheapest(net, pricer, found))
+    if flows[0].disputed:
+        found = candidates(net, pricer, flows, cut=True)
+        other = improved(net, pricer, found, flows, cheapest(net, pricer, found))
+        before, after = shared_cost(net, pricer, chosen), shared_cost(net, pricer, other)
+        counts = network is not None and network.flops is not None  # then the price has the work in it
+        if after < before and (counts or after[1] <= MOST_WORK * before[1]):
+            chosen = other
+    reasons = [_reason(net, flows, number, sharding) for number, sharding in enumerate(chosen)]
+    return placed(net, pricer, chosen, reasons)
+
+
+def place_as(source: Graph, kept: Mapping[str, Sharding], network: Network | None = None) -> Placement:
+    """The placement of a graph whose shardings come from elsewhere, by the names of the values.
+
+    Partial results may still wait where that is cheaper.
+
+    Raises:
+        ReshardError: `no-plan` where an operation can be computed in no layout.
+    """
+    net, pricer = Net(source), Pricer(network)
+    found = [
+        [
+            pricer.sharding(
+                kept[value.name].mesh,
+                [dim.axes for dim in kept[value.name].dims],
+                kept[value.name].unreduced,
+                kept[value.name].reduction,
+            )
+        ]
+        for value in source.values
+    ]
+    add_partial(net, pricer, found)
+    chosen = improved(net, pricer, found, (), cheapest(net, pricer, found))
+    return placed(net, pricer, chosen, ["from elsewhere"] * len(chosen))
+
+
+def placed(net: Net, pricer: Pricer, kept: Sequence[Sharding], reasons: Sequence[str]) -> Placement:
+    """The placement of a graph whose values are kept in given shardings."""
+    source = net.graph
+    graph = Graph(dict(source.meshes))
+    made: dict[Value, Value] = {}
+    moved: dict[tuple[Value, Sharding], Value] = {}
+    plans: dict[Value, Plan] = {}
+    work: dict[Value, float] = {}
+    said: dict[str, str] = {}
+    names = {value.name for value in source.values}
+
+    def named(stem: str) -> str:
+        number = 1
+        while f"{stem}.{number}" in names:
+            number += 1
+        names.add(f"{stem}.{number}")
+        return f"{stem}.{number}"
+
+    def reshard(value: Value, target: Sharding, name: str, reason: str) -> Value:
+        key = value, target
+        if key not in moved:
+            plan = pricer.plan(graph.annotations[value], target, value.shape, value.dtype)
+            if plan is None:
+                raise ReshardError("no-plan", f"value {value.name} cannot be brought to {target.text()}")
+            result = graph.add("reshard", (value,), name, value.shape)
+            graph.annotate(result, target)
+            plans[result], moved[key], said[name] = plan, result, reason
+        return moved[key]
+
+    for operation, rule, sharding, reason in zip(source.operations, net.rules, kept, reasons, strict=True):
+        value = operation.result
+        said[value.name] = reason
+        if operation.name in ("input", "constant"):
+            new = graph.repeat(operation, (), value.name)
+            graph.annotate(new, sharding)
+            made[value] = new
+            continue
+        given = tuple(made[operand] for operand in operation.operands)
+        if operation.name == "reshard":
+            made[value] = reshard(given[0], sharding, value.name, reason)
+            continue
+        if operation.name == "output":
+            if graph.annotations[given[0]] != sharding:
+                given = (reshard(given[0], sharding, named(given[0].name), f"asked for by output {value.name}"),)
+            new = graph.repeat(operation, given, value.name)
+            graph.annotate(new, sharding)
+            made[value] = new
+            continue
+        computed = pricer.compute(operation, rule, tuple(graph.annotations[v] for v in given), sharding)
+        used = []
+        for operand, needed in zip(given, computed.operands, strict=True):
+            if graph.annotations[operand] == needed:
+                used.append(operand)
+            else:
+                used.append(reshard(operand, needed, named(operand.name), f"needed by {value.name}"))
+        stays = computed.result == sharding
+        new = graph.repeat(operation, used, value.name if stays else named(value.name))
+        graph.annotate(new, computed.result)
+        work[new] = computed.cost[1]
+        if not stays:
+            said[new.name] = f"as {value.name} is computed"
+        made[value] = new if stays else reshard(new, sharding, value.name, reason)
+    return Placement(source, graph, pricer.network, plans, work, said)
+
+
+def _reason(net: Net, flows: Sequence[Flow], number: int, sharding: Sharding) -> str:
+    """Where the axes of every dim come from, in words."""
+    if net.meshes[number].is_maximal:
+        return "given"
+    dims = tuple(dim.axes for dim in sharding.dims)
+    flow = next((flow for flow in flows if flow.dims[number] == dims), None)
+    if flow is None:
+        return "partial until it is needed whole"
+    parts = []
+    for dim, axes in enumerate(dims):
+        if axes:
+            origin = flow.origins[number][dim][-1]
+            text = ", ".join(map(str, axes))
+            parts.append(f"dim {dim} {{{text}}} {_trace(net, flow, number, dim, origin)}")
+    chosen = "" if len({flow.dims[number] for flow in flows}) == 1 else "; chosen by price"
+    return ("; ".join(parts) or "nothing reaches it") + chosen
+
+
+def _trace(net: Net, flow: Flow, number: int, dim: int, origin: Origin) -> str:
+    if origin.operation is None:
+        return "given" + (f" at priority {origin.priority}" if origin.priority else "")
+    operations = net.graph.operations
+    priority = f", priority {origin.priority}" if origin.priority else ""
+    root = _root(flow, origin)
+    via = operations[origin.operation].result.name
+    through = "" if root == origin.giver else f" through {operations[origin.giver].result.name}"
+    return f"from {operations[root].result.name}{through} by {via}{priority}"
+
+
+def _root(flow: Flow, origin: Origin) -> int:
+    """The value to which the axes were given."""
+    way: dict[Origin, None] = {}
+    here = origin
+    while here not in flow.roots and here.operation is not None and here not in way:
+        way[here] = None
+        names = {axis.name for axis in here.axes}
+        ones = (one for ones in flow.origins[here.giver].values() for one in ones)
+        before = next((one for one in ones if names & {axis.name for axis in one.axes}), None)
+        if before is None:
+            break
+        here = before
+    root = flow.roots.get(here, here.giver)
+    flow.roots.update(dict.fromkeys(way, root))
+    return root

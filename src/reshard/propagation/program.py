@@ -1,0 +1,385 @@
+"""A program: values, operations on them, and what is known of their shardings.
+
+>>> from reshard.mesh import Mesh
+>>> mesh = Mesh.of(data=2, model=4)
+>>> program = Program(mesh)
+>>> x = program.input("x", (1024, 512), "bf16", Sharding.of(mesh, "data", None))
+>>> w = program.input("w", (512, 2048), "bf16", Sharding.of(mesh, None, "model"))
+>>> h = program.op("bd,df->bf", x, w, result="h")
+>>> out = program.output(program.op("bf->bf", h, name="relu"))
+>>> placed = program.propagate()
+>>> print(placed.sharding(h).text(), placed.received_bytes)
+[{"data"}, {"model"}] 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from reshard.checks import all_of, expect, integer, listed, shown
+from reshard.errors import ReshardError
+from reshard.network import Network
+from reshard.patterns import Pattern
+from reshard.propagation.graph import Attribute, Graph, Value
+from reshard.propagation.placement import Placement, place
+from reshard.propagation.reshapes import reshape_pattern
+from reshard.propagation.text import read, read_meshes, write
+from reshard.sharding import Sharding
+
+if TYPE_CHECKING:
+    from reshard.plans import Plan
+
+
+class Program(Graph):
+    """A program under construction.
+
+    Args:
+        mesh: the devices; or several meshes by name, of which the first is that of values of which nothing tells.
+            A mesh that a sharding names joins by itself.
+    """
+
+    def input(self, name: str, shape: Sequence[int], dtype: Any = "float32", sharding: Sharding | None = None) -> Value:
+        """A value that is given to the program; without a sharding all its dims are open.
+
+        Raises:
+            ReshardError: `bad-program` where the name is taken; `bad-shape`, `unknown-dtype`, `rank-mismatch`.
+        """
+        value = self.add("input", (), name, shape, dtype)
+        return value if sharding is None else self.constrain(value, sharding)
+
+    def op(
+        self,
+        pattern: str | Pattern,
+        *operands: Value,
+        name: str = "einsum",
+        result: str | None = None,
+        dtype: Any = None,
+        shape: Sequence[int] | None = None,
+        sizes: Mapping[str, int] | None = None,
+        replicated: Iterable[str] = (),
+        shifted: Iterable[str] = (),
+        selected: Iterable[str] = (),
+        attributes: Mapping[str, Attribute] | None = None,
+    ) -> Value:
+        """An operation by its pattern; its result.
+
+        Args:
+            pattern: which dims run over the same index.
+            operands: in the order of the pattern.
+            name: what is done: `einsum` multiplies and sums, as do all labels that the result lacks; `sum`, `max`,
+                `min` and `product` combine otherwise; any other is done element by element.
+            result: the name of the result; one is made up unless given.
+            dtype: of the result; that of the first operand unless given.
+            shape: of the result, where labels are shifted.
+            sizes: of labels that the operands do not determine.
+            replicated: labels of which the operation needs all elements at once.
+            shifted: labels whose elements change their place.
+            selected: labels of the first operand whose elements the second names.
+            attributes: what else the operation depends on.
+
+        Raises:
+            ReshardError: `syntax`, `bad-shape`, `rank-mismatch` where the pattern is none or does not fit the
+                shapes; `bad-program`, `bad-argument`.
+        """
+        items = () if attributes is None else tuple(sorted((key, _plain(value)) for key, value in attributes.items()))
+        return self.add(
+            name,
+            operands,
+            result,
+            shape,
+            dtype,
+            pattern=Pattern.of(pattern),
+            sizes=sizes,
+            replicated=tuple(replicated),
+            shifted=tuple(shifted),
+            selected=tuple(selected),
+            attributes=items,
+        )
+
+    def constant(self, value: float, shape: Sequence[int], dtype: Any = "float32", result: str | None = None) -> Value:
+        """A tensor of one number, which every device makes for itself."""
+        return self.add("constant", (), result, shape, dtype, attributes=(("value", value),))
+
+    def transpose(self, value: Value, order: Sequence[int], result: str | None = None) -> Value:
+        """The dims of a value in another order, given by their numbers."""
+        labels = self._labels(value)
+        places = [integer(number, "a dim of a transpose") for number in listed(order, "the order of a transpose")]
+        if sorted(places) != list(range(len(labels))):
+            raise ReshardError("bad-argument", f"the order {places} must have every dim of {value.shape} once")
+        moved = tuple(labels[number] for number in places)
+        return self.op(Pattern((labels,), moved), value, name="transpose", result=result)
+
+    def reshape(self, value: Value, shape: Sequence[int], result: str | None = None) -> Value:
+        """The elements of a value, in their order, in another shape.
+
+        The dims are cut into the factors that both shapes share, so shardings go through wherever they line up.
+
+        Raises:
+            ReshardError: `bad-shape` where the shapes hold different numbers of elements.
+        """
+        self.check_own(value)
+        given = tuple(integer(size, "a size of a shape", "bad-shape") for size in listed(shape, "a shape", "bad-shape"))
+        pattern, sizes, replicated = reshape_pattern(value.shape, given)
+        return self.op(pattern, value, name="reshape", result=result, sizes=sizes, replicated=replicated)
+
+    def broadcast(self, value: Value, shape: Sequence[int], dims: Sequence[int], result: str | None = None) -> Value:
+        """A value repeated: its dim n becomes dim `dims[n]` of the shape, and a dim of size 1 grows.
+
+        Raises:
+            ReshardError: `bad-shape` where a size differs and is not 1.
+        """
+        self.check_own(value)
+        places = [integer(at, "a dim of a broadcast") for at in listed(dims, "the dims of a broadcast")]
+        if len(places) != len(value.shape) or len({*places}) != len(places):
+            raise ReshardError("bad-argument", f"dims {places} must be one for each dim of {value.shape}")
+        if any(not 0 <= at < len(shape) for at in places):
+            raise ReshardError("bad-argument", f"dims {places} must be dims of shape {tuple(shape)}")
+        term = []
+        for own, at in enumerate(places):
+            if value.shape[own] not in (1, shape[at]):
+                raise ReshardError("bad-shape", f"dim {own} of {value.shape} cannot become dim {at} of {shape}")
+            term.append(() if value.shape[own] != shape[at] else (f"d{at}",))
+        pattern = Pattern((tuple(term),), tuple((f"d{at}",) for at in range(len(shape))))
+        sizes = {f"d{at}": size for at, size in enumerate(shape)}
+        return self.op(pattern, value, name="broadcast", result=result, sizes=sizes)
+
+    def slice(
+        self,
+        value: Value,
+        start: Sequence[int],
+        stop: Sequence[int],
+        step: Sequence[int] | None = None,
+        result: str | None = None,
+    ) -> Value:
+        """Per dim the elements from `start` on, every `step`-th, before `stop`.
+
+        Raises:
+            ReshardError: `bad-argument` where they are not within the value.
+        """
+        self.check_own(value)
+        begin, end = _ints(start, "start", value), _ints(stop, "stop", value)
+        stride = _ints([1] * len(value.shape) if step is None else step, "step", value)
+        if not all(0 <= a <= b <= n and s > 0 for a, b, s, n in zip(begin, end, stride, value.shape, strict=True)):
+            raise ReshardError("bad-argument", f"a slice from {begin} to {end} by {stride} is not in {value.shape}")
+        shape = [-(-(b - a) // s) for a, b, s in zip(begin, end, stride, strict=True)]
+        return self._shift("slice", (value,), shape, result, {"start": begin, "stop": end, "step": stride})
+
+    def pad(
+        self,
+        value: Value,
+        low: Sequence[int],
+        high: Sequence[int],
+        fill: float = 0,
+        result: str | None = None,
+    ) -> Value:
+        """A value with `low` elements before it and `high` after it in every dim, all of them `fill`."""
+        self.check_own(value)
+        before, after = _ints(low, "low", value), _ints(high, "high", value)
+        if min([*before, *after], default=0) < 0:
+            raise ReshardError("bad-argument", f"a pad of {before} and {after} must be at least 0")
+        shape = [a + n + b for a, n, b in zip(before, value.shape, after, strict=True)]
+        return self._shift("pad", (value,), shape, result, {"low": before, "high": after, "value": fill})
+
+    def concatenate(self, values: Sequence[Value], dim: int, result: str | None = None) -> Value:
+        """Values one after another in one dim.
+
+        Raises:
+            ReshardError: `bad-shape` where they differ in another dim.
+        """
+        parts = [expect(value, Value, "what is concatenated") for value in listed(values, "what is concatenated")]
+        if not parts or not 0 <= integer(dim, "the dim of a concatenation") < len(parts[0].shape):
+            raise ReshardError("bad-argument", f"dim {shown(dim)} is no dim of what is concatenated")
+        shape = list(parts[0].shape)
+        shape[dim] = sum(part.shape[dim] for part in parts if len(part.shape) == len(shape))
+        return self._shift("concatenate", tuple(parts), shape, result, {"dim": dim})
+
+    def take(self, table: Value, rows: Value, result: str | None = None) -> Value:
+        """Rows of a table by their numbers, as an embedding has them: table `[v, ...]`, rows of any shape.
+
+        Where the table is sharded by rows, each device gives the rows that it has and zeros for the others.
+
+        Raises:
+            ReshardError: `bad-argument` where the table has no dims or the rows are no integers.
+        """
+        self.check_own(table)
+        self.check_own(rows)
+        if not table.shape or rows.dtype.kind not in "iu":
+            raise ReshardError("bad-argument", f"{table.name} must have rows and {rows.name} must be integers")
+        features = tuple((f"d{dim}",) for dim in range(1, len(table.shape)))
+        places = tuple((f"r{dim}",) for dim in range(len(rows.shape)))
+        pattern = Pattern(((("v",), *features), places), (*places, *features))
+        return self.op(pattern, table, rows, name="take", result=result, selected=("v",))
+
+    def reshard(self, value: Value, sharding: Sharding, result: str | None = None) -> Value:
+        """A value in another sharding, which may be on another mesh."""
+        self.check_own(value)
+        moved = self.add("reshard", (value,), result, value.shape)
+        return self.constrain(moved, sharding)
+
+    def constrain(self, value: Value, sharding: Sharding) -> Value:
+        """Say how a value is sharded, wherever it stands in the program; the value.
+
+        Raises:
+            ReshardError: `bad-program` where this contradicts what was said before; `rank-mismatch`.
+        """
+        self.annotate(value, sharding)
+        return value
+
+    def output(self, value: Value, sharding: Sharding | None = None, result: str | None = None) -> Value:
+        """A value that the program gives back; without a sharding, in that which propagation finds."""
+        self.check_own(value)
+        given = self.add("output", (value,), result, value.shape)
+        return given if sharding is None else self.constrain(given, sharding)
+
+    @property
+    def inputs(self) -> list[Value]:
+        """The values that are given to the program."""
+        return [operation.result for operation in self.operations if operation.name == "input"]
+
+    @property
+    def outputs(self) -> list[Value]:
+        """The values that it gives back."""
+        return [operation.result for operation in self.operations if operation.name == "output"]
+
+    def propagate(self, network: Network | str | None = None, until_priority: int | None = None) -> PlacedProgram:
+        """The program with every sharding filled in and every reshard explicit.
+
+        Args:
+            network: what the devices are connected by, or the name of a preset: choices go by time; without one by
+                bytes received, then by the work of a device.
+            until_priority: stop after the dims of this priority.
+
+        Raises:
+            ReshardError: `bad-network`, `bad-argument`; and as `plan`.
+        """
+        if isinstance(network, str):
+            network = Network.preset(network)
+        if network is not None:
+            expect(network, Network, "the network of a program")
+        if until_priority is not None and integer(until_priority, "until_priority") < 0:
+            raise ReshardError("bad-argument", f"until_priority must be at least 0, got: {until_priority}")
+        return PlacedProgram(place(self, network, until_priority))
+
+    @classmethod
+    def parse(cls, text: str) -> Program:
+        """The program of a text, as `str` writes it.
+
+        Raises:
+            ReshardError: `syntax`, `bad-program`, and what the shardings and operations themselves raise, with the
+                line and the value.
+        """
+        program = cls(read_meshes(text)[0])
+        read(text, program)
+        return program
+
+    def __str__(self) -> str:
+        return write(self)
+
+    def _labels(self, value: Value) -> tuple[tuple[str, ...], ...]:
+        self.check_own(value)
+        return tuple((f"d{dim}",) for dim in range(len(value.shape)))
+
+    def _shift(
+        self,
+        name: str,
+        operands: tuple[Value, ...],
+        shape: Sequence[int],
+        result: str | None,
+        attributes: Mapping[str, Attribute],
+    ) -> Value:
+        term = self._labels(operands[0])
+        shifted = {
+            label
+            for operand in operands
+            for (label,), before, after in zip(term, operand.shape, shape, strict=False)
+            if before != after or (name == "concatenate" and label == f"d{attributes['dim']}")
+        }
+        pattern = Pattern((term,) * len(operands), term)
+        return self.op(
+            pattern, *operands, name=name, result=result, shape=shape, shifted=sorted(shifted), attributes=attributes
+        )
+
+
+class PlacedProgram(Program):
+    """A program in which every value has its sharding and every reshard is an operation.
+
+    Values keep their names; what a reshard makes is named after its operand.
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__(placement.graph.meshes)
+        self.placement = placement
+        self.operations = placement.graph.operations
+        self.annotations = placement.graph.annotations
+        self._named = {value.name: value for value in self.values}
+
+    def sharding(self, value: Value | str) -> Sharding:
+        """The sharding of a value, given by its name or as it stands in either program.
+
+        Raises:
+            ReshardError: `bad-program` where there is no such value.
+        """
+        return self.annotations[self.value(value.name if isinstance(value, Value) else value)]
+
+    def why(self, value: Value | str) -> str:
+        """Where the sharding of a value comes from: per dim the value that it was given to, and on what way it came.
+
+        Raises:
+            ReshardError: `bad-program` where there is no such value.
+        """
+        return self.placement.why(self.value(value.name if isinstance(value, Value) else value))
+
+    @property
+    def plans(self) -> dict[Value, Plan]:
+        """The plan of every reshard, by the value that it makes."""
+        return self.placement.plans
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that devices receive: over all reshards, those of the busiest device in each."""
+        return self.placement.received_bytes
+
+    @property
+    def seconds(self) -> float | None:
+        """What reshards and operations take on the network that it was placed for; None without one."""
+        return self.placement.seconds
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes that a device holds at most: all values that are still needed, and what a reshard needs besides."""
+        return self.placement.peak_bytes
+
+    def table(self) -> str:
+        """The values with their shapes, shardings, local shapes, communication, and why."""
+        return self.placement.table()
+
+    def to_trace(self) -> str:
+        """The reshards one after another as a Chrome trace in JSON, which Perfetto opens.
+
+        Raises:
+            ReshardError: `bad-argument` where the program was placed without a network.
+        """
+        return self.placement.to_trace()
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def text(self) -> str:
+        """The program as text that `Program.parse` reads."""
+        return write(self)
+
+
+def _ints(values: Sequence[int], what: str, value: Value) -> tuple[int, ...]:
+    given = tuple(integer(one, what) for one in listed(values, what))
+    if len(given) != len(value.shape):
+        raise ReshardError("bad-argument", f"{what} {given} must be one for each dim of {value.shape}")
+    return given
+
+
+def _plain(value: Any) -> Attribute:
+    if isinstance(value, list | tuple):
+        return all_of(tuple(integer(one, "an attribute") for one in value), int, "an attribute")
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ReshardError("bad-argument", f"an attribute must be a number, a text or integers, got: {shown(value)}")
+    return value

@@ -1,0 +1,43 @@
+"""The plain table of a placed program: one line per value."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reshard.plans.table import bytes_text
+
+if TYPE_CHECKING:
+    from reshard.propagation.placement import Placement
+
+TITLES = ("value", "made by", "shape", "sharding", "local shape", "received", "why")
+
+
+def table(placement: Placement) -> str:
+    """The values in the order in which they are made, and the figures of the whole."""
+    rows = [TITLES]
+    for operation in placement.graph.operations:
+        value = operation.result
+        sharding = placement.graph.annotations[value]
+        plan = placement.plans.get(value)
+        received = "" if plan is None else bytes_text(plan.received_bytes)
+        kind = operation.name if plan is None or not plan.steps else " + ".join(step.kind for step in plan.steps)
+        given = ", ".join(operand.name for operand in operation.operands)
+        rows.append(
+            (
+                value.name,
+                f"{kind}({given})" if given else kind,
+                " x ".join(map(str, value.shape)) or "scalar",
+                sharding.text(),
+                " x ".join(map(str, sharding.local_shape(value.shape))) or "scalar",
+                received,
+                placement.why(value),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(TITLES))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    seconds = "" if placement.seconds is None else f", {placement.seconds * 1e6:.1f} us"
+    figures = (
+        f"{len(placement.plans)} reshards, received {bytes_text(placement.received_bytes)} on the busiest device of "
+        f"each{seconds}; peak {bytes_text(placement.peak_bytes)}"
+    )
+    return "\n".join([*lines, "", figures])

@@ -1,0 +1,23 @@
+"""The engine for PyTorch: DTensors between any placements, in one exchange.
+
+y = reshard.torch.redistribute(x, [Shard(1), Replicate()])     another DTensor, on all ranks
+print(reshard.torch.explain(x, [Shard(1), Replicate()]))       what it does, and what torch would do
+
+conversions.py   meshes and placements to ours and back
+exchange.py      one rank's part of an exchange, and how it runs
+transfer.py      one rank's part of a plan, kept per kind of call
+agreement.py     whether all ranks ask for the same
+redistribute.py  the call itself, its gradient, its asynchronous form
+compiled.py      the same inside `torch.compile`
+explanation.py   our plan beside those of torch's planners
+"""
+
+from __future__ import annotations
+
+import torch  # noqa: F401  # fails here where PyTorch is not installed
+
+from reshard.torch.conversions import mesh_of, placements_of, sharding_of
+from reshard.torch.explanation import explain
+from reshard.torch.redistribute import redistribute, workspace_size
+
+__all__ = ["explain", "mesh_of", "placements_of", "redistribute", "sharding_of", "workspace_size"]

@@ -1,0 +1,283 @@
+"""Torch's meshes and placements as ours, and ours as torch's.
+
+| torch | here |
+|---|---|
+| `DeviceMesh` | `mesh_of`: a device is a global rank; mesh dims without names are `dim_0`, `dim_1`, … |
+| `DTensor`, its spec, a list of placements | `sharding_of` |
+| a list of placements | `placements_of` |
+
+Torch cuts a dim in chunks of chunks, one mesh dim after the other, so what it has is `uneven="chunk"`.
+By itself it takes the mesh dims from left to right.
+Another order it spells in two ways, and both are read: in the spec's own `shard_order`, or as a `_StridedShard`,
+whose split factor is the number of parts into which mesh dims to its right have cut the dim before it.
+Only the second can be written in a list of placements, and is what `placements_of` gives.
+A `_StridedShard` whose split factor is no such product interleaves rows; no order of axes does that, and it is
+refused.
+
+By hand, 8 rows on a mesh of 2 x 2: `[Shard(0), Shard(0)]` gives the ranks rows 0-1, 2-3, 4-5, 6-7, and
+`[_StridedShard(0, split_factor=2), Shard(0)]` rows 0-1, 4-5, 2-3, 6-7: the second mesh dim is the major one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from reshard.axis import Axis
+from reshard.checks import expect, listed, shown
+from reshard.dtypes import REDUCTIONS, DType, dtype_named
+from reshard.errors import ReshardError
+from reshard.layout import Digit, digit_order
+from reshard.mesh import Mesh
+from reshard.sharding import DimSharding, Sharding, checked_shape
+
+CACHED = 1024
+"""Conversions that are kept."""
+
+
+def mesh_of(mesh: DeviceMesh) -> Mesh:
+    """A mesh of torch as ours; a device is a global rank.
+
+    Raises:
+        ReshardError: `bad-argument` where it is no `DeviceMesh`, `duplicate-axis` where two mesh dims share a name.
+    """
+    return _mesh_of(expect(mesh, DeviceMesh, "a mesh of torch"))
+
+
+@lru_cache(CACHED)
+def _mesh_of(mesh: DeviceMesh) -> Mesh:
+    names = mesh.mesh_dim_names or tuple(f"dim_{number}" for number in range(mesh.ndim))
+    return Mesh(tuple(zip(names, mesh.shape, strict=True)), tuple(mesh.mesh.flatten().tolist()))
+
+
+def dtype_of(dtype: torch.dtype) -> DType:
+    """An element type of torch as ours.
+
+    Raises:
+        ReshardError: `unknown-dtype`.
+    """
+    return dtype_named(str(dtype).removeprefix("torch."))
+
+
+def sharding_of(value: Any, mesh: DeviceMesh | None = None, ndim: int | None = None) -> Sharding:
+    """What a DTensor, its spec, or a list of placements says, as a sharding.
+
+    Args:
+        value: a `DTensor`, a `DTensorSpec`, or placements, one per mesh dim; a `Sharding` is given back.
+        mesh: what placements are on; a DTensor and a spec bring their own.
+        ndim: the number of dims of the tensor, for placements.
+
+    Raises:
+        ReshardError: `unknown-mesh` where placements come without a mesh, `bad-argument` where they are not one
+            per mesh dim or no placements, `rank-mismatch` where one names a dim that is not there,
+            `cannot-express` where reductions are mixed, or a shard is strided as no order of axes is.
+    """
+    if isinstance(value, Sharding):
+        return value
+    if isinstance(value, DTensor):
+        value = value._spec
+    if hasattr(value, "placements") and hasattr(value, "mesh"):
+        rank = ndim if value.tensor_meta is None else len(value.tensor_meta.shape)
+        order = None if value.use_strided_shard_as_shard_order else value.shard_order
+        return _sharding_of(tuple(value.placements), value.mesh, expect(rank, int, "the number of dims"), order)
+    if mesh is None:
+        raise ReshardError("unknown-mesh", f"placements {shown(value)} do not say on which mesh; give a DeviceMesh")
+    placements = tuple(listed(value, "placements"))
+    return _sharding_of(placements, expect(mesh, DeviceMesh, "a mesh"), expect(ndim, int, "the number of dims"), None)
+
+
+Order = tuple[tuple[int, tuple[int, ...]], ...]
+"""Per dim that is cut, the mesh dims that cut it, major to minor."""
+
+
+@lru_cache(CACHED)
+def _sharding_of(placements: tuple[Placement, ...], mesh: DeviceMesh, ndim: int, order: Order | None) -> Sharding:
+    ours = _mesh_of(mesh)
+    placements = normalized(placements, mesh, ndim)
+    partial = [(number, placement) for number, placement in enumerate(placements) if isinstance(placement, Partial)]
+    reductions = {placement.reduce_op for _, placement in partial}
+    if len(reductions) > 1:
+        raise ReshardError(
+            "cannot-express", f"partial values under {' and '.join(sorted(reductions))} at once are not supported"
+        )
+    strided = any(isinstance(placement, _StridedShard) for placement in placements)
+    if order is None:
+        cutters = _decoded(placements, mesh, ndim)
+    elif strided:
+        raise ReshardError("cannot-express", f"the strided shards of {_text(placements)} are no order of mesh dims")
+    else:
+        cutters = [dict(order).get(dim, ()) for dim in range(ndim)]
+    names = [Axis(name) for name, _ in ours.axes]
+    return Sharding(
+        ours,
+        tuple(DimSharding(tuple(names[number] for number in numbers)) for numbers in cutters if not ours.is_maximal),
+        unreduced=tuple(names[number] for number, _ in partial),
+        reduction=reductions.pop() if reductions else "sum",
+        uneven="chunk",
+    )
+
+
+def normalized(placements: Sequence[Placement], mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
+    """The placements with dims counted from the left, each checked.
+
+    Raises:
+        ReshardError: `bad-argument`, `rank-mismatch`, `cannot-express`, `unknown-reduction`.
+    """
+    if len(placements) != mesh.ndim:
+        raise ReshardError(
+            "bad-argument",
+            f"{len(placements)} placements {_text(placements)} are given for a mesh of {mesh.ndim} dims",
+        )
+    return tuple(_normal(placement, ndim) for placement in placements)
+
+
+def _normal(placement: Placement, ndim: int) -> Placement:
+    if isinstance(placement, Replicate):
+        return placement
+    if type(placement) is Partial:
+        if placement.reduce_op not in REDUCTIONS:
+            raise ReshardError(
+                "unknown-reduction", f"reduction {placement.reduce_op} must be one of {', '.join(REDUCTIONS)}"
+            )
+        return placement
+    if isinstance(placement, Shard | _StridedShard):
+        if not -ndim <= placement.dim < ndim:
+            raise ReshardError("rank-mismatch", f"placement {placement} names a dim that a tensor of {ndim} has not")
+        if placement.dim >= 0:
+            return placement
+        if isinstance(placement, _StridedShard):
+            return _StridedShard(placement.dim + ndim, split_factor=placement.split_factor)
+        return Shard(placement.dim + ndim)
+    if isinstance(placement, Placement):
+        raise ReshardError("cannot-express", f"placement {placement!r} is private to an operation and has no sharding")
+    raise ReshardError("bad-argument", f"a placement must be Shard, Replicate or Partial, got: {shown(placement)}")
+
+
+def _decoded(placements: Sequence[Placement], mesh: DeviceMesh, ndim: int) -> list[tuple[int, ...]]:
+    """Per dim the mesh dims that cut it, major to minor, out of the split factors.
+
+    Read from the right, each mesh dim goes where those already placed before it make up its split factor.
+    """
+    cutters: list[list[int]] = [[] for _ in range(ndim)]
+    for number in reversed(range(len(placements))):
+        placement = placements[number]
+        if not isinstance(placement, Shard | _StridedShard):
+            continue
+        factor = placement.split_factor if isinstance(placement, _StridedShard) else 1
+        there = cutters[placement.dim]
+        parts = itertools.accumulate((mesh.size(other) for other in there), lambda a, b: a * b, initial=1)
+        place = next((place for place, count in enumerate(parts) if count == factor), None)
+        if place is None:
+            raise ReshardError(
+                "cannot-express",
+                f"placement {placement!r} in {_text(placements)} interleaves rows as no order of mesh dims does",
+            )
+        there.insert(place, number)
+    return [tuple(numbers) for numbers in cutters]
+
+
+def placements_of(sharding: Sharding, mesh: DeviceMesh, shape: Sequence[int] | None = None) -> tuple[Placement, ...]:
+    """The placements on a mesh of torch that are the sharding.
+
+    The sharding may be on any mesh over the same ranks; what it says must come out as whole mesh dims.
+    Mesh dims that cut one tensor dim in another order than from left to right come as `_StridedShard`.
+
+    Args:
+        sharding: what the placements must mean.
+        mesh: the mesh that they are for.
+        shape: of the tensor; where given, dims that do not divide are checked to be cut at the same places.
+
+    Raises:
+        ReshardError: `cannot-express` where torch has no placements for it, or cuts the shape at other places;
+            `different-meshes` where the sharding is over other ranks; `rank-mismatch`.
+    """
+    expect(sharding, Sharding, "what placements are made of")
+    expect(mesh, DeviceMesh, "a mesh of torch")
+    return _placements_of(sharding, mesh, None if shape is None else checked_shape(shape))
+
+
+@lru_cache(CACHED)
+def _placements_of(sharding: Sharding, mesh: DeviceMesh, shape: tuple[int, ...] | None) -> tuple[Placement, ...]:
+    ours = _mesh_of(mesh)
+    if sharding.mesh.is_maximal:
+        if ours.size != 1 or ours.devices[0] != sharding.mesh.devices[0]:
+            raise ReshardError("different-meshes", f"{sharding} is on another device than {ours}")
+        return (Replicate(),) * mesh.ndim
+    cutters = [_mesh_dims(digits, ours, sharding) for digits in _dim_digits(sharding, ours)]
+    partial = cutters.pop()
+    _add_trivial(cutters, partial, sharding, ours)
+    placements: list[Placement] = [Replicate()] * mesh.ndim
+    for number in partial:
+        placements[number] = Partial(sharding.reduction)
+    for dim, numbers in enumerate(cutters):
+        for place, number in enumerate(numbers):
+            factor = prod(mesh.size(other) for other in numbers[:place] if other > number)
+            placements[number] = Shard(dim) if factor == 1 else _StridedShard(dim, split_factor=factor)
+    result = tuple(placements)
+    if shape is not None and not _sharding_of(result, mesh, len(shape), None).is_equivalent_to(sharding, shape):
+        raise ReshardError(
+            "cannot-express",
+            f"{sharding.text()} cuts shape {shape} elsewhere than the chunks of chunks of {_text(result)}",
+        )
+    return result
+
+
+def _dim_digits(sharding: Sharding, mesh: Mesh) -> list[tuple[Digit, ...]]:
+    """Per dim the digits of the mesh's positions that cut it, and last those that are unreduced."""
+    layout = sharding.layout
+    if not sharding.mesh.same_order_as(mesh):
+        places = mesh.positions_of(sharding.mesh.device_array)
+        if sharding.mesh.size != mesh.size or (places < 0).any():
+            raise ReshardError("different-meshes", f"{sharding} is over other devices than {mesh}")
+        order = digit_order(places)
+        moved = None if order is None else layout.relabelled(order)
+        if moved is None:
+            raise ReshardError(
+                "cannot-express", f"{sharding} takes the ranks in an order that is none of the mesh dims of {mesh}"
+            )
+        layout = moved
+    return [*(layout.digits_of(dim) for dim in range(len(sharding.dims))), layout.unreduced]
+
+
+def _mesh_dims(digits: Sequence[Digit], mesh: Mesh, sharding: Sharding) -> list[int]:
+    """The mesh dims that are the digits, major to minor."""
+    ends = {stride * size: (number, stride) for number, (stride, size) in enumerate(_strides(mesh)) if size > 1}
+    result = []
+    for stride, size in digits:
+        top = stride * size
+        while top > stride:
+            number, low = ends.get(top, (0, 0))
+            if low < stride:
+                raise ReshardError(
+                    "cannot-express", f"{sharding.text()} uses a part of a mesh dim of {mesh}, which torch cannot"
+                )
+            result.append(number)
+            top = low
+    return result
+
+
+def _strides(mesh: Mesh) -> list[tuple[int, int]]:
+    return [mesh.stride_of(Axis(name)) for name, _ in mesh.axes]
+
+
+def _add_trivial(cutters: list[list[int]], partial: list[int], sharding: Sharding, mesh: Mesh) -> None:
+    """Put back the axes of size 1, which have no digit, where the sharding names those of this very mesh."""
+    if sharding.mesh.axes != mesh.axes:
+        return
+    numbers = {name: number for number, (name, size) in enumerate(mesh.axes) if size == 1}
+    for dim, numbered in zip(sharding.dims, cutters, strict=True):
+        for number in (numbers[axis.name] for axis in dim.axes if axis.name in numbers):
+            numbered.insert(next((i for i, other in enumerate(numbered) if other > number), len(numbered)), number)
+    partial += [numbers[axis.name] for axis in sharding.unreduced if axis.name in numbers]
+
+
+def _text(placements: Sequence[Any]) -> str:
+    return f"[{', '.join(map(str, placements))}]"

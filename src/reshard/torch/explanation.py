@@ -1,0 +1,168 @@
+"""What a redistribute does: our plan, and beside it what torch's own two planners would do.
+
+Nothing is communicated, so one process can ask for any mesh that it can describe.
+
+    explain(x, [Shard(1), Shard(0)])                        of a DTensor
+    explain([Shard(0), Shard(1)], [Shard(1), Shard(0)],     of placements
+            mesh=mesh, shape=(4096, 4096), dtype=torch.float32)
+
+The text shows our plan, then a table for each planner of torch's, one where they agree: per transform the bytes
+that the busiest rank receives and holds, as torch plans it and, where that makes a difference, as it runs on CPU,
+where an all-to-all is an all-gather; under it the sums, as multiples of the lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+
+from reshard.checks import expect, listed, shown
+from reshard.errors import ReshardError
+from reshard.planner import plan as planned
+from reshard.plans import Plan
+from reshard.plans.table import bytes_text
+from reshard.sharding import Sharding, checked_shape
+from reshard.torch.conversions import dtype_of, mesh_of, normalized, placements_of, sharding_of
+from reshard.torch.planners import PLANNERS, Placed, Route, route
+
+FIGURES = ("received", "peak", "received on CPU", "peak on CPU")
+"""The columns of a route that hold figures; the last two where an all-to-all makes a difference."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Our plan and the routes of torch's planners, for one redistribute; `print` shows all of it."""
+
+    plan: Plan
+    """Ours."""
+    routes: tuple[Route, ...]
+    """Torch's, in the order of `PLANNERS`."""
+    dim_names: tuple[str, ...]
+    """What the mesh dims are called."""
+
+    def ratio(self, found: Route, *, on_cpu: bool = False) -> float | None:
+        """What a route receives over the lower bound; None where the bound is 0."""
+        bound = self.plan.lower_bound_bytes
+        return found.total(on_cpu=on_cpu).received_bytes / bound if bound else None
+
+    def __str__(self) -> str:
+        alike = groupby(self.routes, key=lambda found: (found.transforms, found.refusal))
+        return "\n\n".join([f"reshard\n{self.plan}", *(self._section(list(routes)) for _, routes in alike)])
+
+    def _section(self, routes: Sequence[Route]) -> str:
+        """What one planner does, or several that do the same."""
+        head, found = "torch, " + " and ".join(found.planner for found in routes), routes[0]
+        if found.refusal:
+            return f"{head}\nno route: {found.refusal}"
+        if not found.transforms:
+            return f"{head}\n{found.trace}\nnothing to do"
+        kinds = (False, True) if found.differs_on_cpu else (False,)
+        rows = [["", "step", "mesh dim", *FIGURES[: 2 * len(kinds)], "placements"]]
+        for number, transform in enumerate(found.transforms, 1):
+            names = ", ".join(self.dim_names[mesh_dim] for mesh_dim in transform.mesh_dims)
+            costs = [transform.on_cpu if on_cpu else transform.planned for on_cpu in kinds]
+            figures = [bytes_text(count) for cost in costs for count in cost]
+            rows.append([str(number), transform.kind, names, *figures, transform.after])
+        totals = [self._total(found, on_cpu=on_cpu) for on_cpu in kinds]
+        return "\n".join([head, found.trace, "", *_aligned(rows), "", *totals])
+
+    def _total(self, found: Route, *, on_cpu: bool) -> str:
+        received, peak = found.total(on_cpu=on_cpu)
+        ratio = self.ratio(found, on_cpu=on_cpu)
+        times = "" if ratio is None else f", {ratio:.2f} times the lower bound"
+        where = "on CPU " if on_cpu else ""
+        return f"received {where}{bytes_text(received)} on the busiest rank{times}; peak at least {bytes_text(peak)}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows with their cells under one another, figures to the right."""
+    columns = []
+    for column in zip(*rows, strict=True):
+        width = max(map(len, column))
+        columns.append([cell.rjust(width) if column[0] in FIGURES else cell.ljust(width) for cell in column])
+    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+
+
+def explain(
+    x: DTensor | Sequence[Any],
+    target: Sequence[Any] | Sharding,
+    device_mesh: DeviceMesh | None = None,
+    *,
+    mesh: DeviceMesh | None = None,
+    shape: Sequence[int] | None = None,
+    dtype: torch.dtype | None = None,
+    planners: Sequence[str] = PLANNERS,
+) -> Explanation:
+    """Our plan from x to a target, and what torch's planners would do, without communication.
+
+    Args:
+        x: a DTensor; or its placements, and then mesh, shape and dtype as well.
+        target: placements, or a `Sharding` of any devices.
+        device_mesh: what the target's placements are on, where not on the mesh of x.
+        mesh: the mesh of x, where that is placements.
+        shape: of the whole tensor.
+        dtype: its element type.
+        planners: of torch's, those to ask; `min-cost` takes seconds on meshes of 5 dims.
+
+    Raises:
+        ReshardError: `bad-argument`, and what `reshard.plan` and the conversion of placements refuse.
+    """
+    if unknown := [name for name in planners if name not in PLANNERS]:
+        raise ReshardError("bad-argument", f"planner {shown(unknown[0])} must be one of {', '.join(PLANNERS)}")
+    placements, mesh, sizes, element = _described(x, mesh, shape, dtype)
+    before = sharding_of(x if isinstance(x, DTensor) else placements, mesh, len(sizes))
+    there = mesh if device_mesh is None else expect(device_mesh, DeviceMesh, "device_mesh")
+    after = sharding_of(target, there, len(sizes))
+    ours = planned(before, after, sizes, dtype_of(element))
+    names = tuple(name for name, _ in mesh_of(mesh).axes)
+    source = Placed(placements, _order(before, names), mesh, sizes, element)
+    try:
+        goal = _goal(source, target, after, there)
+    except ReshardError as refused:
+        return Explanation(ours, tuple(Route(name, "", 0, refusal=str(refused)) for name in planners), names)
+    return Explanation(ours, tuple(route(name, source, goal) for name in planners), names)
+
+
+def _goal(source: Placed, target: Any, after: Sharding, mesh: DeviceMesh) -> Placed:
+    """The target as torch has it.
+
+    Raises:
+        ReshardError: `cannot-express` where it has it not; the sentence is what `Route.refusal` says.
+    """
+    if isinstance(target, Sharding):
+        try:
+            placements = placements_of(target, source.mesh, source.shape)
+        except ReshardError as refused:
+            raise ReshardError("cannot-express", f"torch has no placements for it: {refused}") from None
+        after = sharding_of(placements, source.mesh, len(source.shape))
+    else:
+        placements = normalized(tuple(target), mesh, len(source.shape))
+        if mesh != source.mesh and placements == source.placements:
+            raise ReshardError("cannot-express", "torch compares placements alone, and leaves it on the mesh it is on")
+        if mesh != source.mesh:
+            raise ReshardError("cannot-express", "torch refuses another mesh: cross device mesh comm not supported yet")
+    order = _order(after, tuple(name for name, _ in mesh_of(source.mesh).axes))
+    return Placed(placements, order, source.mesh, source.shape, source.dtype)
+
+
+def _described(x: Any, mesh: Any, shape: Any, dtype: Any) -> tuple[tuple[Placement, ...], Any, tuple[int, ...], Any]:
+    """The placements, the mesh, the shape and the dtype of what is redistributed."""
+    if isinstance(x, DTensor):
+        if (mesh, shape, dtype) != (None, None, None):
+            raise ReshardError("bad-argument", "a DTensor has a mesh, a shape and a dtype; give none beside it")
+        return tuple(x.placements), x.device_mesh, tuple(x.shape), x.dtype
+    expect(mesh, DeviceMesh, "the mesh of placements")
+    sizes = checked_shape(listed(shape, "the shape of the whole tensor", "bad-shape"))
+    placements = normalized(tuple(listed(x, "placements")), mesh, len(sizes))
+    return placements, mesh, sizes, expect(dtype, torch.dtype, "the dtype of the tensor")
+
+
+def _order(sharding: Sharding, names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """Per tensor dim the mesh dims that cut it, major to minor."""
+    return tuple(tuple(names.index(axis.name) for axis in dim.axes) for dim in sharding.dims)

@@ -1,0 +1,205 @@
+"""`redistribute`: a DTensor in, a DTensor out.
+
+Eagerly, this rank's `Transfer` runs on the local tensor, and what comes out is made a DTensor again.
+The gradient of a redistribute is a redistribute back, itself planned and differentiable.
+Under `torch.compile` the same legs run as functional collectives, see `compiled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+
+from reshard.checks import expect, shown
+from reshard.errors import ReshardError
+from reshard.sharding import Sharding
+from reshard.torch.compiled import redistribute_traced
+from reshard.torch.transfer import Transfer, World, transfer_for, world
+
+CHECKS = ("first", "always", "never")
+"""When ranks compare what they are about to do: at the first call of each kind, at every call, or not at all."""
+
+Target = Sharding | Sequence[Placement]
+
+
+def redistribute(
+    x: DTensor,
+    target: Target,
+    device_mesh: DeviceMesh | None = None,
+    *,
+    async_op: bool = False,
+    check: str = "first",
+    out: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> DTensor:
+    """The same tensor under other placements, each rank receiving the bytes that it lacks and no others.
+
+    All ranks of the source's mesh and of the target's must call it, with a DTensor of one shape, dtype and
+    placements and with one target; a rank that is in neither gets its DTensor back with an empty tile.
+    Values, local shapes and the strides of the whole are those of `DTensor.redistribute`, tiles are contiguous;
+    where source and target are one placement, the result shares the memory of `x`.
+
+    What `check` sees. The ranks compare digests of source, target, shape and dtype through the store of the
+    default process group, before anything moves; where they differ every rank gets the same error, and where one
+    does not come, the others are told which.
+
+    - `first`: at the first call of each kind. Later calls of that kind pay nothing and see nothing: a rank that
+      then passes another target which it has used before, with messages of the same sizes, gives wrong data
+      without an error; with messages of other sizes or to other ranks, an error or a wait until the timeout.
+    - `always`: at every call, some requests to the store each time. No wrong data, whatever the ranks pass.
+    - `never`: nothing is compared.
+
+    In no mode can ranks tell each other about a call that one of them refuses by itself, or makes on other ranks
+    than the rest: those that wait get an error when the timeout of the process group is over. A rank that dies
+    is an error for all that exchange data with it.
+
+    Args:
+        x: on a rank outside of its mesh, a DTensor with an empty tile.
+        target: placements, one per dim of the mesh they are on, or a `Sharding`.
+        device_mesh: what the result is on, where not on the mesh of `x`: any mesh over ranks of the same world.
+        async_op: whether to return at once; the first use of the result waits.
+        check: when ranks compare what they are about to do: `first`, `always` or `never`.
+        out: contiguous memory for the tile of the result, of its shape and the dtype of `x`.
+        workspace: memory for what is packed and received, flat, of the dtype of `x`, and of at least
+            `workspace_size` elements.
+
+    Raises:
+        ReshardError: before anything moves, `bad-argument`, `bad-tiles`, `rank-mismatch`, `unknown-reduction`,
+            `reduction-dtype`, `unknown-dtype`; `no-plan` where values cannot become partial so;
+            `cannot-express` and `different-meshes` where torch has no placements for the target;
+            `ranks-disagree`; and `exchange-failed` where a rank is gone or does not come in time.
+    """
+    if not isinstance(x, DTensor):
+        raise ReshardError("bad-argument", f"a DTensor is redistributed, got: {shown(x)}")
+    if check not in CHECKS:
+        raise ReshardError("bad-argument", f"check must be one of {', '.join(CHECKS)}, got: {shown(check)}")
+    if torch.compiler.is_compiling():
+        return redistribute_traced(x, target, device_mesh, check)
+    if device_mesh is not None:
+        expect(device_mesh, DeviceMesh, "device_mesh")
+    here = world()
+    transfer = transfer_for(here, x._spec, target, device_mesh)
+    if torch.is_grad_enabled() and x.requires_grad:
+        if out is not None:
+            raise ReshardError("bad-argument", "out cannot be given where a gradient is wanted")
+        result: DTensor = _Redistribute.apply(x, transfer, here, async_op, check, workspace)  # type: ignore[no-untyped-call]
+        return result
+    return _run(x, transfer, here, async_op, check, out, workspace)
+
+
+def workspace_size(x: DTensor, target: Target, device_mesh: DeviceMesh | None = None) -> int:
+    """The number of elements that `workspace` must have on this rank.
+
+    Raises:
+        ReshardError: as `redistribute`.
+    """
+    return transfer_for(world(), expect(x, DTensor, "x")._spec, target, device_mesh).workspace_size
+
+
+class _Redistribute(torch.autograd.Function):
+    """A redistribute and, as its gradient, the redistribute back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: DTensor,
+        transfer: Transfer,
+        here: World,
+        async_op: bool,
+        check: str,
+        workspace: torch.Tensor | None,
+    ) -> DTensor:
+        """Run the transfer."""
+        ctx.transfer, ctx.async_op, ctx.check = transfer, async_op, check
+        return _run(x, transfer, here, async_op, check, None, workspace, wants_gradient=True)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: DTensor) -> tuple[DTensor | None, ...]:
+        """Take the gradient back to where `x` is; what was partial comes back replicated, as torch has it."""
+        source, back = ctx.transfer.source, list(ctx.transfer.back)
+        if gradient._spec.mesh == source.mesh:
+            for number, (old, new) in enumerate(zip(source.placements, gradient.placements, strict=True)):
+                if old.is_partial() and old == new:
+                    back[number] = old
+        result = redistribute(gradient, back, source.mesh, async_op=ctx.async_op, check=ctx.check)
+        return (result, None, None, None, None, None)
+
+
+def _run(
+    x: DTensor,
+    transfer: Transfer,
+    here: World,
+    async_op: bool,
+    check: str,
+    out: torch.Tensor | None,
+    workspace: torch.Tensor | None,
+    *,
+    wants_gradient: bool = False,
+) -> DTensor:
+    tile = x._local_tensor
+    if isinstance(tile, AsyncCollectiveTensor):
+        tile = tile.trigger_wait()  # type: ignore[no-untyped-call]
+    transfer.check_tile(tile)
+    if out is not None:
+        _check_out(out, transfer, tile)
+    if workspace is not None:
+        _check_workspace(workspace, transfer, tile)
+    here.check(transfer, check)
+    if not async_op or transfer.keeps_tile:
+        result = transfer.start(tile, out, workspace)()
+    else:
+        if out is None:
+            out = tile.new_empty((0,) if transfer.target_shape is None else transfer.target_shape)
+        result = _promised(out, transfer.start(tile, out, workspace))
+    return DTensor(result, transfer.target, requires_grad=wants_gradient)  # type: ignore[no-untyped-call]
+
+
+class _Pending(dist.Work):
+    """What torch waits for before the first use of a tile that is still on its way."""
+
+    def __init__(self, finish: Callable[[], torch.Tensor]) -> None:
+        super().__init__()
+        self._finish: Callable[[], torch.Tensor] | None = finish
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the messages and put them in their places."""
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
+        return True
+
+
+def _promised(out: torch.Tensor, finish: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The tile as torch's own asynchronous collectives give it: it waits when it is first used."""
+    torch._C._distributed_c10d._register_work(out, _Pending(finish))
+    return AsyncCollectiveTensor(out)
+
+
+def _check_out(out: torch.Tensor, transfer: Transfer, tile: torch.Tensor) -> None:
+    expect(out, torch.Tensor, "out")
+    shape = (0,) if transfer.target_shape is None else transfer.target_shape
+    if out.shape != shape or out.dtype != tile.dtype or out.device != tile.device or not out.is_contiguous():
+        raise ReshardError(
+            "bad-tiles",
+            f"out has shape {tuple(out.shape)} of {out.dtype} on {out.device}; it must be contiguous, {shape} of "
+            f"{tile.dtype} on {tile.device}",
+        )
+
+
+def _check_workspace(workspace: torch.Tensor, transfer: Transfer, tile: torch.Tensor) -> None:
+    expect(workspace, torch.Tensor, "workspace")
+    size = transfer.workspace_size
+    fits = workspace.dim() == 1 and workspace.numel() >= size and workspace.is_contiguous()
+    if not fits or workspace.dtype != tile.dtype or workspace.device != tile.device:
+        raise ReshardError(
+            "bad-tiles",
+            f"workspace has shape {tuple(workspace.shape)} of {workspace.dtype} on {workspace.device}; it must be "
+            f"flat, at least {size} elements of {tile.dtype} on {tile.device}",
+        )

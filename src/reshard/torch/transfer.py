@@ -1,0 +1,428 @@
+"""One rank's part of a whole plan: the legs of its steps, made once and run many times.
+
+A `Route` takes a tile along a plan; a `Transfer` is one that belongs to a source spec and a target.
+Every rank makes its own, from its own coordinates.
+`transfer_for` keeps them, for as long as the default process group lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Placement, Replicate
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+from reshard.box import Box
+from reshard.errors import ReshardError
+from reshard.planner import plan as planned
+from reshard.plans import Plan
+from reshard.sharding import Sharding
+from reshard.steps import Step
+from reshard.torch.agreement import Agreement, digest_of
+from reshard.torch.conversions import dtype_of, mesh_of, normalized, placements_of, sharding_of
+from reshard.torch.exchange import COMBINE, UNWATCHED, Finish, Leg, Watch, make_leg
+
+T = TypeVar("T")
+KEPT = 4096
+"""Transfers that are kept; beyond that the oldest goes."""
+
+
+@dataclass(frozen=True)
+class Fill:
+    """Values become partial: this rank's tile, with the identity of the reduction where others hold the value."""
+
+    shape: tuple[int, ...]
+    kept: tuple[tuple[slice, ...], tuple[slice, ...]] | None
+    """Where in the new tile the rank's values go, and where in the old they are."""
+    identity: Any
+
+    buffer_size = 0
+    sent_size = 0
+    received_size = 0
+    mesh_dim = None
+
+    def start(
+        self, tile: torch.Tensor, _group: Any, out: torch.Tensor | None, _workspace: Any, _watch: Watch = UNWATCHED
+    ) -> Finish:
+        """The new tile; nothing travels."""
+        if out is None:
+            out = tile.new_empty(self.shape)
+        out.fill_(self.identity)
+        if self.kept is not None:
+            out[self.kept[0]] = tile[self.kept[1]]
+        return lambda: out
+
+
+@dataclass(frozen=True)
+class Route:
+    """What one rank does to take a tile along a plan."""
+
+    plan: Plan
+    source_shape: tuple[int, ...] | None
+    """Of the rank's tile; None where it has none."""
+    target_shape: tuple[int, ...] | None
+    stages: tuple[Leg | Fill, ...]
+    groups: tuple[Any, ...]
+    """Per stage the process group that has its messages; None for the default one."""
+    words: str
+    """What is done, for a sentence."""
+    divisor: int = 1
+    """What the values are divided by at the end, where averages were taken as sums."""
+
+    @property
+    def workspace_size(self) -> int:
+        """The number of elements of the largest buffers of a stage."""
+        return max((stage.buffer_size for stage in self.stages), default=0)
+
+    @property
+    def keeps_tile(self) -> bool:
+        """Whether source and target are one placement, so that the tile itself is the result."""
+        return not self.stages
+
+    def check_tile(self, tile: torch.Tensor) -> None:
+        """Refuse a tile that is not the rank's.
+
+        Raises:
+            ReshardError: `bad-tiles`.
+        """
+        if self.source_shape is not None and tile.shape != self.source_shape:
+            raise ReshardError(
+                "bad-tiles", f"the tile of this rank has shape {tuple(tile.shape)}; it must be {self.source_shape}"
+            )
+
+    def start(
+        self,
+        tile: torch.Tensor,
+        out: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None,
+        watch: Watch = UNWATCHED,
+    ) -> Finish:
+        """Begin; what is given back ends it and gives the target tile.
+
+        What is watched is what the first stage reads and the last one writes.
+
+        Raises:
+            ReshardError: `exchange-failed`, here or at the end.
+        """
+        if not self.stages:
+            shape = tile.shape if self.target_shape is None else self.target_shape
+            result = tile if tile.shape == shape else tile.reshape(shape)  # empty in another dim
+            return lambda: result if out is None else out.copy_(result)
+        try:
+            finish = self._post(0, tile, out, workspace, watch)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+
+        def end() -> torch.Tensor:
+            try:
+                result = finish()
+                for number in range(1, len(self.stages)):
+                    result = self._post(number, result, out, workspace, watch)()
+            except RuntimeError as error:
+                raise self._failed(error) from error
+            if self.divisor > 1:
+                result /= self.divisor
+            shape = (0,) if self.target_shape is None else self.target_shape
+            return result if result.shape == shape else result.view(shape)
+
+        return end
+
+    def _post(
+        self, number: int, tile: torch.Tensor, out: torch.Tensor | None, workspace: torch.Tensor | None, watch: Watch
+    ) -> Finish:
+        stage = self.stages[number]
+        is_last = number + 1 == len(self.stages)
+        told = Watch(watch.before_read if number == 0 else None, watch.after_write if is_last else None)
+        if isinstance(stage, Leg):
+            if stage.source_shape is not None and tile.shape != stage.source_shape:  # a scalar, seen as a vector
+                tile = tile.reshape(stage.source_shape)
+            if not is_last:
+                out = None
+            elif out is not None and stage.target_shape is not None:
+                out = out.view(stage.target_shape)
+        return stage.start(tile, self.groups[number], out if is_last else None, workspace, told)
+
+    def _failed(self, error: RuntimeError) -> ReshardError:
+        return ReshardError("exchange-failed", f"{self.words} broke off: {str(error).splitlines()[0]}")
+
+
+@dataclass(frozen=True)
+class Transfer(Route):
+    """What one rank does to take a tensor from its source to its target."""
+
+    source: DTensorSpec = field(kw_only=True)
+    target: DTensorSpec = field(kw_only=True)
+    back: tuple[Placement, ...] = field(kw_only=True)
+    """The placements of the gradient on the source's mesh: those of the source, partial ones replicated."""
+    ranks: tuple[int, ...] = field(kw_only=True)
+    """All that take part."""
+    digest: str = field(kw_only=True)
+
+
+class Agreed(Protocol):
+    """What ranks agree on."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All that take part."""
+
+    @property
+    def digest(self) -> str:
+        """What is done, in short."""
+
+    @property
+    def words(self) -> str:
+        """What is done, for a sentence."""
+
+
+class World:
+    """What is kept for one default process group."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.rank = dist.get_rank()
+        self.transfers: dict[Any, Any] = {}
+        """Transfers, and what else is made once per kind of call."""
+        self.agreed: set[str] = set()
+        self.agreement = Agreement()
+        # One process plays all ranks of torch's fake backend: there is nobody to agree with.
+        self.is_fake = dist.get_backend() == "fake"
+        self.timeout = _timeout()
+
+    def check(self, transfer: Agreed, mode: str) -> None:
+        """Agree with the other ranks on a transfer or the like, if the mode asks for it: `first`, `always` or `never`.
+
+        Raises:
+            ReshardError: `ranks-disagree`, `exchange-failed`.
+        """
+        if mode == "never" or (mode == "first" and transfer.digest in self.agreed):
+            return
+        if len(transfer.ranks) == 1 or self.rank not in transfer.ranks or self.is_fake:
+            return
+        self.agreement.agree(transfer.ranks, transfer.digest, transfer.words, self.timeout)
+        if mode == "first":
+            self.agreed.add(transfer.digest)
+
+    def kept(self, key: Any, make: Callable[[], T]) -> T:
+        """What is kept under a key, or is made now."""
+        found: T | None = self.transfers.get(key)
+        if found is None:
+            found = make()
+            if len(self.transfers) >= KEPT:
+                del self.transfers[next(iter(self.transfers))]
+            self.transfers[key] = found
+        return found
+
+
+_KEPT: list[tuple[Any, World]] = []
+"""The default process group and what is kept for it; another group takes its place."""
+
+
+def world() -> World:
+    """What is kept for the default process group.
+
+    Raises:
+        ReshardError: `exchange-failed` where there is none.
+    """
+    group = dist.group.WORLD
+    if group is None:
+        raise ReshardError("exchange-failed", "torch.distributed has no default process group")
+    if not _KEPT or _KEPT[0][0] is not group:
+        _KEPT[:] = [(group, World())]
+    return _KEPT[0][1]
+
+
+def _timeout() -> timedelta:
+    """The timeout of the default process group."""
+    group: Any = dist.group.WORLD
+    try:
+        backend = group._get_backend(group._device_types[-1])
+        return timedelta(seconds=backend.options._timeout.total_seconds())
+    except (AttributeError, IndexError, RuntimeError):  # a backend without options
+        return dist.default_pg_timeout
+
+
+def transfer_for(
+    here: World, source: DTensorSpec, target: Sharding | Sequence[Placement], mesh: DeviceMesh | None
+) -> Transfer:
+    """The transfer of this rank, kept or made.
+
+    Raises:
+        ReshardError: as `redistribute` where the target cannot be.
+    """
+    key = (source, target if isinstance(target, Sharding) else tuple(target), mesh)
+    return here.kept(key, lambda: _made(source, target, mesh, here.rank))
+
+
+def _made(source: DTensorSpec, target: Sharding | Sequence[Placement], mesh: DeviceMesh | None, rank: int) -> Transfer:
+    meta = source.tensor_meta
+    if meta is None:
+        raise ReshardError("bad-argument", "a DTensor without shape and dtype cannot be redistributed")
+    shape, dtype = tuple(meta.shape), dtype_of(meta.dtype)
+    target_mesh = source.mesh if mesh is None else mesh
+    if target_mesh.device_type != source.mesh.device_type:
+        raise ReshardError(
+            "bad-argument",
+            f"a tensor on {source.mesh.device_type} cannot go to a mesh of {target_mesh.device_type}; move it first",
+        )
+    placements = _placements(target, source.mesh, mesh, shape)
+    as_sums, placed, divisor = _averages_as_sums(source, placements, target_mesh)
+    before = sharding_of(as_sums)
+    after = sharding_of(placed, target_mesh, len(shape))
+    plan = planned(before, after, shape, dtype)
+    words = (
+        f"redistribute {'x'.join(map(str, shape)) or 'a scalar'} of {dtype} from {_words(source.placements)} to "
+        f"{_words(placements)}" + ("" if mesh is None else f" on {mesh_of(mesh)}")
+    )
+    route = route_of(plan, rank, source.mesh, meta.dtype, words)
+    return Transfer(
+        route.plan,
+        route.source_shape,
+        route.target_shape,
+        route.stages,
+        route.groups,
+        route.words,
+        divisor,
+        source=source,
+        target=DTensorSpec(target_mesh, placements, tensor_meta=meta),
+        back=gradient_placements(source.placements),
+        ranks=tuple(sorted({*before.mesh.devices, *after.mesh.devices})),
+        digest=digest_of(str(before), str(after), shape, dtype.name),
+    )
+
+
+def route_of(plan: Plan, rank: int, mesh: DeviceMesh | None, dtype: torch.dtype, words: str) -> Route:
+    """The part of a rank in a plan.
+
+    Args:
+        plan: what all ranks do.
+        rank: a global rank.
+        mesh: the mesh of torch that the source is on, whose process groups are used; None where there is none.
+        dtype: of the tiles.
+        words: what is done, for a sentence.
+
+    Raises:
+        ReshardError: `reduction-dtype` where torch cannot combine values of the dtype.
+    """
+    before, after = plan.source, plan.target
+    for step in plan.steps:
+        _check_combines(step, dtype)
+    stages = tuple(stage for step in plan.steps for stage in _stages(step, rank, before, after))
+    return Route(
+        plan,
+        before.box(rank, plan.shape).shape if rank in before.mesh else None,
+        after.box(rank, plan.shape).shape if rank in after.mesh else None,
+        stages,
+        tuple(
+            None
+            if mesh is None or stage.mesh_dim is None or rank not in before.mesh
+            else mesh.get_group(stage.mesh_dim)
+            for stage in stages
+        ),
+        words,
+    )
+
+
+def _averages_as_sums(
+    source: DTensorSpec, placements: tuple[Placement, ...], mesh: DeviceMesh
+) -> tuple[DTensorSpec, tuple[Placement, ...], int]:
+    """Source and target with sums in place of averages, and what to divide by, where the source has both.
+
+    An average is a sum divided by the number of ranks, so sums and averages side by side are sums; what is reduced
+    of the averages is divided at the end, what stays partial is left as it is.
+    """
+    partial = {placement.reduce_op for placement in source.placements if isinstance(placement, Partial)}
+    if partial != {"sum", "avg"} or source.tensor_meta is None:
+        return source, placements, 1
+    dtype_of(source.tensor_meta.dtype).check_reduction("avg")
+    same = mesh == source.mesh
+    divisor = 1
+    for number, placement in enumerate(source.placements):
+        kept = same and placements[number] == placement
+        if placement == Partial("avg") and not kept:
+            divisor *= source.mesh.size(number)
+    target = placements
+    if same:
+        both = zip(source.placements, placements, strict=True)
+        target = tuple(Partial() if new == old == Partial("avg") else new for old, new in both)
+    before = tuple(Partial() if placement == Partial("avg") else placement for placement in source.placements)
+    return replace(source, placements=before), target, divisor
+
+
+def gradient_placements(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """Where a gradient goes: to the placements themselves, but replicated where they are partial."""
+    return tuple(Replicate() if isinstance(placement, Partial) else placement for placement in placements)
+
+
+def _placements(
+    target: Sharding | Sequence[Placement], source_mesh: DeviceMesh, mesh: DeviceMesh | None, shape: tuple[int, ...]
+) -> tuple[Placement, ...]:
+    """The target as placements on its mesh."""
+    if not isinstance(target, Sharding):
+        return normalized(tuple(target), mesh or source_mesh, len(shape))
+    try:
+        return placements_of(target, mesh or source_mesh, shape)
+    except ReshardError as error:
+        if mesh is None and error.code in ("different-meshes", "cannot-express"):
+            raise ReshardError(error.code, f"{error}; give the DeviceMesh that the result is on") from None
+        raise
+
+
+def _stages(step: Step, rank: int, before: Sharding, after: Sharding) -> list[Leg | Fill]:
+    if step.kind == "ToUnreduced":
+        return [_fill(step, rank)] if rank in step.before.mesh else []
+    mesh = before.mesh if before.mesh == after.mesh else None
+    return [make_leg(move, rank, mesh) for move in step.moves]
+
+
+def _fill(step: Step, rank: int) -> Fill:
+    old, new = step.before.box(rank, step.shape), step.after.box(rank, step.shape)
+    kept: Box | None = step.contribution(rank)
+    inside = None if kept is None or kept.is_empty else (kept.slices(new), kept.slices(old))
+    dtype = getattr(torch, step.dtype.name)
+    return Fill(new.shape, inside, identity(step.after.reduction, dtype))
+
+
+def identity(reduction: str, dtype: torch.dtype) -> Any:
+    """The value that leaves any other as it is under a reduction.
+
+    >>> identity("max", torch.int8), identity("band", torch.bool), identity("sum", torch.float32)
+    (-128, True, 0)
+    """
+    if reduction in ("sum", "avg", "bor", "bxor"):
+        return 0
+    if reduction == "product":
+        return 1
+    if dtype == torch.bool:
+        return reduction != "max"
+    if reduction == "band":
+        return -1 if dtype.is_signed else torch.iinfo(dtype).max
+    if dtype.is_floating_point:
+        return float("inf") if reduction == "min" else -float("inf")
+    limits = torch.iinfo(dtype)
+    return limits.max if reduction == "min" else limits.min
+
+
+def _check_combines(step: Step, dtype: torch.dtype) -> None:
+    """Refuse a reduction that torch cannot do on a dtype.
+
+    Raises:
+        ReshardError: `reduction-dtype`.
+    """
+    reductions = {move.reduction for move in step.moves} if step.moves else {step.after.reduction}
+    for reduction in reductions - {None}:
+        try:
+            value = torch.empty(1, dtype=dtype)
+            COMBINE[str(reduction)](value, value, out=value)
+        except RuntimeError:
+            raise ReshardError("reduction-dtype", f"torch has no {reduction} of values of dtype {dtype}") from None
+
+
+def _words(placements: Sequence[Placement]) -> str:
+    return f"[{', '.join(map(str, placements))}]"

@@ -1,0 +1,81 @@
+"""What a compiled program of JAX moves: collectives and received bytes per device, counted from its optimised HLO.
+
+It reads XLA's text with expressions of its own and asks nothing of the package.
+"""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from typing import NamedTuple
+
+SIZES = {
+    **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2"), 1),
+    **dict.fromkeys(("s16", "u16", "f16", "bf16"), 2),
+    **dict.fromkeys(("s32", "u32", "f32"), 4),
+    **dict.fromkeys(("s64", "u64", "f64", "c64"), 8),
+    "c128": 16,
+}
+KINDS = "all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter|ragged-all-to-all|collective-broadcast"
+LINE = re.compile(rf"^\s*(?:ROOT )?%?[\w.-]+ = (?P<type>.*?) (?P<kind>{KINDS})(?P<half>-start|-done)?\((?P<rest>.*)$")
+ARRAY = re.compile(r"\b([a-z]+\d+[a-z0-9]*|pred)\[([\d,]*)\]")
+
+
+class Collective(NamedTuple):
+    kind: str
+    received: dict[int, int]
+    """Per device the bytes that it takes from others."""
+
+
+def collectives(text: str, devices: int) -> list[Collective]:
+    """Every collective of a program without loops, in the order of the text."""
+    assert " while(" not in text
+    found = []
+    for line in text.splitlines():
+        if match := LINE.match(re.sub(r"/\*index=\d+\*/", "", line)):
+            assert not match["half"], line
+            found.append(Collective(match["kind"], received(match["kind"], match["type"], match["rest"], devices)))
+    mentioned = re.findall(rf" (?:{KINDS})(?:-start)?\(", text)
+    assert len(found) == len(mentioned), "a collective stands in a line that is not understood"
+    return found
+
+
+def received(kind: str, type_: str, rest: str, devices: int) -> dict[int, int]:
+    size = sum(SIZES[name] * prod(map(int, filter(None, dims.split(",")))) for name, dims in ARRAY.findall(type_))
+    if kind == "collective-permute":
+        pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", rest)
+        assert pairs, rest
+        ends = [tuple(map(int, pair)) for pair in re.findall(r"\{(\d+),(\d+)\}", pairs[1])]
+        assert len({b for _, b in ends}) == len({a for a, _ in ends}) == len(ends), "a device stands twice"
+        return {device: size * any(a != device and b == device for a, b in ends) for device in range(devices)}
+    members = group_size(rest, devices)
+    share = {
+        "all-gather": size * (members - 1) // members,
+        "all-to-all": size * (members - 1) // members,
+        "reduce-scatter": size * (members - 1),
+        "all-reduce": 2 * size * (members - 1) // members,
+    }[kind]
+    return dict.fromkeys(range(devices), share)
+
+
+def group_size(rest: str, devices: int) -> int:
+    """How many devices each group has; the groups must hold every device once."""
+    if listed := re.search(r"replica_groups=\{((?:\{[\d,]+\},?)+)\}", rest):
+        groups = [list(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", listed[1])]
+        assert sorted(device for group in groups for device in group) == list(range(devices))
+        assert len({len(group) for group in groups}) == 1
+        return len(groups[0])
+    if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", rest):
+        assert int(iota[1]) * int(iota[2]) == devices
+        return int(iota[2])
+    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(.*?\))? \{([^}]*)\}", rest):
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh[1])}
+        parts = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", mesh[2])
+        return prod(int(size) if size else sizes[name] for name, size in parts)
+    assert "replica_groups={}" in rest, rest
+    return devices
+
+
+def received_bytes(found: list[Collective], devices: int) -> list[int]:
+    """Per device the bytes that it takes from others in all."""
+    return [sum(one.received[device] for one in found) for device in range(devices)]

@@ -1,0 +1,96 @@
+"""Propagation against itself with names and orders changed, and what decides its choices."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from programs import conflicting, generate
+
+from reshard import Mesh, Sharding
+from reshard.patterns import Pattern
+from reshard.propagation import Program, Value
+
+
+def shuffled(program: Program, rng: random.Random) -> tuple[Program, dict[Value, Value]]:
+    """The program with its operations in another order and with other names for values and labels."""
+    other = Program({"other": program.mesh})
+    made: dict[Value, Value] = {}
+    left = list(program.operations)
+    while left:
+        ready = [operation for operation in left if all(operand in made for operand in operation.operands)]
+        operation = rng.choice(ready)
+        left.remove(operation)
+        pattern, roles = operation.pattern, (operation.replicated, operation.shifted, operation.selected)
+        if pattern is not None:
+            named = {label: f"q{rng.randrange(10**6)}_{n}" for n, label in enumerate(pattern.labels)}
+            terms = [tuple(tuple(named[label] for label in group) for group in term) for term in pattern.terms]
+            pattern = Pattern(tuple(terms[:-1]), terms[-1])
+            roles = tuple(tuple(named[label] for label in role) for role in roles)  # type: ignore[assignment]
+        value = other.add(
+            operation.name,
+            [made[operand] for operand in operation.operands],
+            f"w{rng.randrange(10**9)}",
+            operation.result.shape,
+            operation.result.dtype,
+            pattern=pattern,
+            sizes={} if pattern is None else _sizes(pattern, operation.values),
+            replicated=roles[0],
+            shifted=roles[1],
+            selected=roles[2],
+            attributes=operation.attributes,
+        )
+        made[operation.result] = value
+    given = list(program.annotations.items())
+    rng.shuffle(given)
+    for value, sharding in given:
+        other.constrain(made[value], sharding)
+    return other, made
+
+
+def _sizes(pattern: Pattern, values: tuple[Value, ...]) -> dict[str, int]:
+    try:
+        return pattern.solve_sizes([value.shape for value in values], {})
+    except ValueError:
+        return {}
+
+
+@pytest.mark.parametrize("make", [generate, conflicting])
+def test_neither_order_nor_names_have_a_say(make: object) -> None:
+    for seed in range(60):
+        program = make(seed)  # type: ignore[operator]
+        rng = random.Random(seed)
+        placed = program.propagate()
+        for _ in range(2):
+            other, made = shuffled(program, rng)
+            again = other.propagate()
+            for value, renamed in made.items():
+                assert again.sharding(renamed) == placed.sharding(value), (seed, value)
+            assert again.received_bytes == placed.received_bytes
+
+
+def test_a_choice_goes_by_price() -> None:
+    """The smaller operand moves, whichever comes first."""
+    for rows in (True, False):
+        program = generate(0)
+        mesh = program.mesh
+        program = Program(mesh)
+        big = program.input("big", (64, 64), sharding=Sharding.of(mesh, *(("x", None) if rows else (None, "x"))))
+        small = program.input("small", (64, 64), "float32", Sharding.of(mesh, *((None, "x") if rows else ("x", None))))
+        halved = program.op("ij,ij->ij", small, big, name="add", result="sum")
+        wide = program.op("ij->ijk", halved, name="broadcast", sizes={"k": 8}, result="wide")
+        program.output(wide, Sharding.of(mesh, *(("x", None, None) if rows else (None, "x", None))))
+        placed = program.propagate()
+        assert placed.sharding("sum").dims == placed.sharding("big").dims
+        moved = [operation.operands[0].name for operation in placed.operations if operation.name == "reshard"]
+        assert moved == ["small"]
+
+
+def test_two_labels_of_one_dim_do_not_take_one_axis() -> None:
+    mesh = Mesh.of(y=8, z=2)
+    program = Program(mesh)
+    a = program.input("a", (8, 4), sharding=Sharding.of(mesh, "?", ("z", "?")))
+    b = program.reshape(a, (32,), result="b")
+    program.constrain(b, Sharding.of(mesh, ("y:(1)4", "z", "?")))
+    program.output(b)
+    assert program.propagate().sharding("b").text() == '[{"y":(1)4, "z"}]'

@@ -1,0 +1,101 @@
+"""`reshard.torch.redistribute` under real gloo processes, against torch's own and against index arithmetic."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch_features
+from torch_problems import Problem, check_problems, random_problem
+from torch_ranks import run_ranks
+
+pytestmark = [pytest.mark.engine, pytest.mark.heavy]
+
+MESHES: dict[int, list[tuple[int, ...]]] = {2: [(2,)], 4: [(4,), (2, 2)], 8: [(8,), (2, 4), (2, 2, 2)]}
+ON_FOUR = [
+    "values_become_partial",
+    "replicas_are_bit_equal",
+    "sums_beside_averages",
+    "gradients_are_those_of_torch",
+    "the_result_may_come_later",
+    "memory_may_be_handed_in",
+    "memory_stays_within_the_plan",
+    "tiles_need_not_be_contiguous",
+    "orders_of_mesh_dims",
+    "another_mesh",
+    "a_compiled_graph_has_no_break",
+    "a_compiled_call_takes_other_shapes",
+    "what_cannot_be_is_refused",
+    "disagreements",
+    "a_flattened_submesh_does_no_harm",  # last: torch is wrong from then on
+]
+
+
+def problems(ranks: int, count: int, seed: int, partial: str = "") -> list[Problem]:
+    rng = random.Random(seed)
+    return [random_problem(rng, rng.choice(MESHES[ranks]), partial=partial) for _ in range(count)]
+
+
+@pytest.mark.parametrize(("ranks", "count"), [(2, 50), (4, 125), (8, 125)])
+def test_value_placements_local_shape_and_bytes(ranks: int, count: int) -> None:
+    """As torch's own on every rank, and no byte more than the rank lacks."""
+    wanted = problems(ranks, count, seed=ranks) + problems(ranks, count // 4, seed=10 + ranks, partial="source")
+    wrong = [text for texts in run_ranks(check_problems, ranks, wanted) for text in texts]
+    assert not wrong, "\n".join(wrong[:5])
+
+
+@pytest.fixture(scope="module")
+def on_four() -> list[dict[str, list[str]]]:
+    """What four ranks find wrong with each feature."""
+    return run_ranks(torch_features.features, 4, ON_FOUR)
+
+
+@pytest.mark.parametrize("name", ON_FOUR)
+def test_feature(name: str, on_four: list[dict[str, list[str]]]) -> None:
+    wrong = [text for found in on_four for text in found[name]]
+    assert not wrong, "\n".join(wrong[:5])
+
+
+def test_every_order_of_mesh_dims() -> None:
+    wrong = [
+        text
+        for found in run_ranks(torch_features.features, 8, ["orders_on_eight"])
+        for text in found["orders_on_eight"]
+    ]
+    assert not wrong, "\n".join(wrong[:5])
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    results = run_ranks(torch_features.features, 2, ["a_rank_that_does_not_come"], timeout_s=3)
+    assert not [text for found in results for texts in found.values() for text in texts]
+
+
+def test_a_rank_that_dies_is_an_error_for_the_others() -> None:
+    results = run_ranks(torch_features.features, 4, ["a_rank_that_dies"], timeout_s=5, alive=False)
+    assert results[1] is None
+    survivors = [found for rank, found in enumerate(results) if rank != 1]
+    assert all(found is not None for found in survivors)
+    assert not [text for found in survivors for texts in found.values() for text in texts]
+
+
+def wrong_on_purpose(rank: int, wanted: list[Problem]) -> list[str]:
+    """Every rank takes what it was sent for the wrong place."""
+    from reshard.torch import exchange
+
+    kept = exchange._inside
+
+    def inside(buffer: Any, begin: int, part: Any) -> Any:
+        return kept(buffer, begin, part).flip(0) if part.shape and part.shape[0] > 1 else kept(buffer, begin, part)
+
+    exchange._inside = inside
+    return check_problems(rank, wanted)
+
+
+def test_the_checks_see_what_is_wrong() -> None:
+    """The helpers that the tests above trust find tiles that are unpacked upside down."""
+    wanted = problems(2, 20, seed=5)
+    assert any(run_ranks(wrong_on_purpose, 2, wanted))

@@ -1,0 +1,125 @@
+"""Real processes for the tests of the torch engine: one group of ranks per call, many problems within it."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import pickle
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+PRELOADED = ["torch.distributed.tensor", "reshard.torch", "torch_ranks"]
+LIMIT_S = 240
+COMMUNICATE = (
+    "all_",
+    "barrier",
+    "batch_",
+    "broadcast",
+    "gather",
+    "irecv",
+    "isend",
+    "new_",
+    "recv",
+    "reduce_",
+    "scatter",
+    "send",
+)
+
+
+def run_ranks(
+    worker: Callable[..., Any], size: int, *args: Any, timeout_s: float = 60, alive: bool = True
+) -> list[Any]:
+    """What `worker(rank, *args)` gives on every rank of a gloo group of that size.
+
+    Args:
+        worker: a function at the top of a module.
+        size: the number of processes.
+        args: the same for all.
+        timeout_s: of the process group.
+        alive: whether every rank must come to its end; else the result of one that did not is None.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            context.Process(target=_rank, args=(worker, rank, size, folder, timeout_s, args), daemon=True)
+            for rank in range(size)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(LIMIT_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        results: list[Any] = [None] * size
+        for rank in range(size):
+            path = Path(folder) / f"result{rank}"
+            if path.exists():
+                done, value = pickle.loads(path.read_bytes())
+                assert done, f"rank {rank}:\n{value}"
+                results[rank] = value
+            else:
+                assert not alive, f"rank {rank} ended without a result, with code {processes[rank].exitcode}"
+        return results
+
+
+def _rank(worker: Callable[..., Any], rank: int, size: int, folder: str, timeout_s: float, args: Any) -> None:
+    torch.set_num_threads(1)
+    logging.getLogger("torch").setLevel(logging.ERROR)  # torch tells of its own slow ways
+    try:
+        store = dist.FileStore(f"{folder}/store", size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
+        result = (True, worker(rank, *args))
+    except BaseException:
+        result = (False, traceback.format_exc())
+    path = Path(folder) / f"part{rank}"
+    path.write_bytes(pickle.dumps(result))
+    path.rename(Path(folder) / f"result{rank}")
+
+
+class Traffic:
+    """Bytes that a rank hands to the collective calls."""
+
+    sent = 0
+    received = 0
+    calls = 0
+
+
+@contextmanager
+def counted_traffic() -> Iterator[Traffic]:
+    """Count what goes through sends and receives; whatever else would communicate is an error."""
+    traffic = Traffic()
+    kept = {name: getattr(dist, name) for name in dir(dist) if name.startswith(COMMUNICATE)}
+
+    def counted(name: str, field: str) -> Callable[..., Any]:
+        def call(tensor: torch.Tensor, *args: Any) -> Any:
+            traffic.calls += 1
+            setattr(traffic, field, getattr(traffic, field) + tensor.nbytes)
+            return kept[name](tensor, *args)
+
+        return call
+
+    for name in kept:
+        setattr(dist, name, _refused(name))
+    dist.isend, dist.irecv = counted("isend", "sent"), counted("irecv", "received")
+    try:
+        yield traffic
+    finally:
+        for name, function in kept.items():
+            setattr(dist, name, function)
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError(f"torch.distributed.{name} was called")
+
+    return refuse
