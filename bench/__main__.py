@@ -1,6 +1,7 @@
 """Run the benchmarks and write them into bench/RESULTS.md.
 
-python -m bench [planning] [networks] [bases] [engine] [disk] [redistribute] [resharding_jax]
+python -m bench [planning] [networks] [bases] [engine] [disk] [redistribute] [contraction_jax] [contraction_torch]
+    [resharding_jax]
 """
 
 from __future__ import annotations
@@ -15,7 +16,17 @@ from pathlib import Path
 import numpy as np
 
 import reshard as rs
-from bench import bases, disk, engine, networks, planning, redistribute, resharding_jax
+from bench import (
+    bases,
+    contraction_jax,
+    contraction_torch,
+    disk,
+    engine,
+    networks,
+    planning,
+    redistribute,
+    resharding_jax,
+)
 from bench.timing import Row
 
 GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
@@ -25,6 +36,8 @@ GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "engine": engine.rows,
     "disk": disk.rows,
     "redistribute": redistribute.rows,
+    "contraction_jax": contraction_jax.rows,
+    "contraction_torch": contraction_torch.rows,
     "resharding_jax": resharding_jax.rows,
 }
 RESULTS = Path(__file__).parent / "RESULTS.md"

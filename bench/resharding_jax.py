@@ -166,15 +166,15 @@ def rows_of(case: Case, compiled: dict[str, Any], times: dict[str, list[float]] 
     )
 
 
-def measured(task: str, devices: int) -> dict[str, Any]:
-    """What a process with so many devices finds.
+def measured(task: str, devices: int, module: str = "bench.resharding_jax") -> dict[str, Any]:
+    """What a process with so many devices finds, in which a module does a task.
 
     Raises:
         RuntimeError: where it fails; with what it said.
     """
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     environment = {**os.environ, "XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-m", "bench.resharding_jax", task]
+    command = [sys.executable, "-m", module, task]
     process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     if process.returncode:
         raise RuntimeError(f"{task} failed:\n{process.stderr[-2000:]}")

@@ -28,8 +28,8 @@ class Collective(NamedTuple):
 
 
 def collectives(text: str, devices: int) -> list[Collective]:
-    """Every collective of a program without loops, in the order of the text."""
-    assert " while(" not in text
+    """Every collective of a program, in the order of the text; each is carried out once."""
+    assert_once(text)
     found = []
     for line in text.splitlines():
         if match := LINE.match(re.sub(r"/\*index=\d+\*/", "", line)):
@@ -38,6 +38,21 @@ def collectives(text: str, devices: int) -> list[Collective]:
     mentioned = re.findall(rf" (?:{KINDS})(?:-start)?\(", text)
     assert len(found) == len(mentioned), "a collective stands in a line that is not understood"
     return found
+
+
+def assert_once(text: str) -> None:
+    """A loop's body holds no collective but in the branches of one choice, of which there are as many as turns."""
+    bodies = dict(re.findall(r"^%?([\w.-]+) \([^\n]*\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL))
+    for loop in re.findall(r"^.* while\(.*$", text, re.MULTILINE):
+        body, turns = re.search(r"body=%?([\w.-]+)", loop), re.search(r'known_trip_count":\{"n":"(\d+)"', loop)
+        assert body, loop
+        assert turns, loop
+        inside = bodies[body[1]]
+        (branches,) = re.findall(r" conditional\(.*branch_computations=\{([^}]*)\}", inside)
+        named = [name.strip().lstrip("%") for name in branches.split(",")]
+        assert len(set(named)) == len(named) == int(turns[1])
+        assert not re.search(rf" (?:{KINDS})(?:-start)?\(", inside)
+        assert all(len(re.findall(rf" (?:{KINDS})(?:-start)?\(", bodies[name])) <= 1 for name in named)
 
 
 def received(kind: str, type_: str, rest: str, devices: int) -> dict[int, int]:

@@ -7,6 +7,7 @@ begin and end apart.
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import random
@@ -482,3 +483,23 @@ ENTRY %e (p: (s32[], f32[4,8])) -> f32[8,8] {
         ("x", "t", {(4, 8)}, {(8, 8)}),
         ("t", "k", {(8, 8)}, {(8, 8)}),
     ]
+
+
+def test_colors_are_no_part_of_a_text() -> None:
+    colored = "\n".join(f"\x1b[1;32m{line}\x1b[0m" for line in text_of("loop.txt").split("\n"))
+    assert inspect_texts([("loop.txt", colored)]) == inspected("loop.txt")
+    assert inspected("loop.txt").collectives
+
+
+def test_hlo_behind_a_prefix_is_named() -> None:
+    text = "\n".join(f"I1121 01:02:03.004 pass.cc:5] {line}" for line in text_of("loop.txt").split("\n"))
+    report = inspect_texts([("t", text)])
+    assert not report.collectives
+    assert len(report.remarks) == 1 + len(inspected("loop.txt").collectives)
+    assert {one.problem for one in report.remarks} == {"HLO behind the beginning of a log's line is not read"}
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    for data in (gzip.compress(text_of("loop.txt").encode()), bytes(range(256)) * 9, bytes(5000)):
+        (tmp_path / "x.txt").write_bytes(data)
+        assert refused("inspect", tmp_path / "x.txt").endswith("is no text; what is compressed must be unpacked first")

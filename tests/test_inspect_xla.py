@@ -316,3 +316,16 @@ def test_all_texts_before_partitioning_ask_for_the_same(seed: int) -> None:
         assert [one.lower_bound_bytes for one in report.reshards] == expected
         assert not report.remarks
         assert not report.unrecognised
+
+
+def test_a_choice_with_a_branch_for_every_turn_runs_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rounds of a plan in a loop: what is counted is what the plan says."""
+    from reshard.jax import rounds
+
+    monkeypatch.setattr(rounds, "MANY_ROUNDS", 2)
+    mesh = jax.make_mesh((2, 8), ("x", "y"), devices=jax.devices()[:16])
+    x = jax.ShapeDtypeStruct((64, 64), "float32", sharding=jax.NamedSharding(mesh, jax.P("y", None)))
+    report = rs.jax.inspect(jax.jit(lambda x: rs.jax.reshard(x, jax.P("x", None)) + 0).lower(x).compile())
+    (total,) = report.totals
+    bound = rs.plan(rs.jax.sharding_of(x.sharding, None, 2), rs.Sharding.of(rs.Mesh.of(x=2, y=8), "x", None), x.shape)
+    assert (total.kind, total.received_bytes, total.is_least) == ("collective-permute", bound.lower_bound_bytes, False)

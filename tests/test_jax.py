@@ -30,6 +30,7 @@ class Setting:
 
     def __init__(self, kind: AxisType, named: bool) -> None:
         self.mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(kind,) * 2, devices=jax.devices()[:8])
+        self.explicit = kind == AxisType.Explicit
         self.source, self.target = self.on(SOURCE), self.on(TARGET)
         self.said = self.source if named else None
         self.x = jax.device_put(ARRAY, self.source)
@@ -126,6 +127,51 @@ def test_eager_to_another_mesh(setting: Setting) -> None:
         assert_there(reshard(setting.x, target), target)
 
 
+def test_none_in_a_pytree_stays(setting: Setting) -> None:
+    tree = {"a": setting.x, "b": None}
+    for target in (setting.target, {"a": setting.target, "b": None}):
+        for result in (
+            reshard(tree, target),
+            jax.jit(lambda t, to=target: reshard(t, to, setting.said))(tree),
+        ):
+            assert result["b"] is None
+            assert_there(result["a"], setting.target)
+
+
+def test_arrays_of_numpy_in_jit_are_put_on_the_mesh(setting: Setting) -> None:
+    """Where no argument is on the mesh, the target alone says what devices the program is for."""
+    for function, given in (
+        (setting.move, (ARRAY,)),
+        (lambda: setting.move(ARRAY), ()),
+        (lambda: setting.move(jax.numpy.asarray(ARRAY)), ()),
+        (jax.grad(lambda x: (setting.move(x) * ARRAY).sum()), (ARRAY,)),
+    ):
+        with jax.set_mesh(setting.mesh):
+            assert np.array_equal(jax.jit(function)(*given), ARRAY)
+        assert np.array_equal(jax.jit(function)(*given), ARRAY)
+    assert_there(jax.jit(setting.move)(ARRAY), setting.target)
+    with jax.set_mesh(setting.mesh):
+        assert_there(jax.jit(setting.move)(ARRAY), setting.target)
+
+
+def test_jacobians(setting: Setting) -> None:
+    """A tangent lies elsewhere than its value."""
+    z = jax.device_put(np.arange(8, dtype=np.float32), setting.on(P("y")))
+    for jacobian in (jax.jacfwd, jax.jacrev):
+        run = jacobian(lambda z: reshard(z, setting.on(P("x")), setting.said and setting.on(P("y"))) ** 2)
+        for result in (run(z), jax.jit(run)(z)):
+            assert np.array_equal(result, np.diag(2 * np.arange(8)))
+
+
+def test_the_gradient_along_axes_of_both_kinds_moves_the_bound() -> None:
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=KINDS, devices=jax.devices()[:8])
+    source, target = (NamedSharding(mesh, spec) for spec in (P("x", "y"), P("y", "x")))
+    x, given = (jax.device_put(ARRAY, end) for end in (source, target))
+    back = found(lambda x, g: jax.vjp(lambda x: reshard(x, target, source), x)[1](g)[0], x, given)
+    plan = rs.plan(sharding_of(target), sharding_of(source), (8, 8))
+    assert received_bytes(back, 8) == [plan.lower_bound_bytes_on(device) for device in range(8)]
+
+
 def test_under_checkpoint_cond_and_linear_transpose(setting: Setting) -> None:
     loss = jax.checkpoint(lambda x: (setting.move(x) ** 2).sum())
     assert np.array_equal(jax.jit(jax.grad(loss))(setting.x), 2 * ARRAY)
@@ -140,6 +186,16 @@ def test_scalars_and_empty_arrays(setting: Setting) -> None:
     assert float(jax.jit(lambda x: reshard(x, setting.on(P()), setting.said and setting.on(P())))(one)) == 3
     empty = jax.device_put(np.zeros((0, 8), np.float32), setting.source)
     assert jax.jit(setting.move)(empty).shape == (0, 8)
+
+
+def test_where_integers_have_64_bits(setting: Setting) -> None:
+    """A box starts at a place that is known along one dim and looked up along another."""
+    for source, target in ((P("y", None), P("y", "x")), (P("x", "y"), P("y", "x")), (P(None, "y"), P("y"))):
+        ends = setting.on(source), setting.on(target)
+        with jax.enable_x64(True):
+            x = jax.device_put(ARRAY.astype(np.float64), ends[0])
+            result = jax.jit(lambda x, ends=ends: reshard(x, ends[1], setting.said and ends[0]))(x)
+            assert_there(result, ends[1], ARRAY.astype(np.float64))
 
 
 def test_the_same_placement_moves_nothing(setting: Setting) -> None:
@@ -321,6 +377,24 @@ REFUSED = {
         "bad-argument",
         "the target does not fit the pytree",
     ),
+    "devices in another order": (
+        lambda s, x: reshard(
+            x, NamedSharding(jax.sharding.Mesh(s.mesh.devices[::-1], ("x", "y"), axis_types=s.mesh.axis_types), TARGET)
+        ),
+        "different-meshes",
+        "inside jit both must be the same in one order",
+    ),
+    "no array": (lambda s, x: reshard("x", s.target), "bad-argument", "an array or a number is resharded, got: 'x'"),
+    "keys": (
+        lambda s, x: reshard(jax.random.split(jax.random.key(0), 8), s.on(P("x"))),
+        "unknown-dtype",
+        "reshard its jax.random.key_data",
+    ),
+    "a batch on an axis of the target": (
+        lambda s, x: jax.vmap(lambda x: reshard(x, s.on(P("y"))), spmd_axis_name=None if s.explicit else "y")(x),
+        "duplicate-axis-ref",
+        'vmap maps over axis "y"',
+    ),
     "a network of no kind": (lambda s, x: reshard(x, s.target, s.said, network=3), "bad-argument", "the network"),
 }
 
@@ -361,6 +435,15 @@ def shardy_off() -> Iterator[None]:
         yield
     finally:
         jax.config.update("jax_use_shardy_partitioner", True)
+
+
+def test_devices_in_another_order_are_refused_without_a_mesh_that_is_set(setting: Setting) -> None:
+    mesh = jax.sharding.Mesh(setting.mesh.devices[::-1], ("x", "y"), axis_types=setting.mesh.axis_types)
+    target = NamedSharding(mesh, TARGET)
+    with pytest.raises(ValueError, match="incompatible devices"):
+        jax.jit(lambda x: reshard(x, target, setting.said and NamedSharding(mesh, SOURCE)))(setting.x)
+    with pytest.raises(rs.ReshardError, match="reshard outside"):
+        jax.grad(lambda x: reshard(x, target).sum())(setting.x)
 
 
 def test_without_a_mesh_there_is_no_target() -> None:

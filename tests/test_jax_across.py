@@ -277,6 +277,32 @@ def test_from_an_array_on_one_device(others: Any, shape: tuple[int, ...], gather
     assert_holds(y, target, array)
 
 
+@pytest.mark.parametrize("spec", [("x",), (None, "x"), (None, ("y", "x"))])
+def test_an_empty_array_on_its_own_mesh_has_tiles_of_the_target(spec: tuple[Any, ...]) -> None:
+    mesh, array = mesh_over(range(10), 2, 5), np.zeros((0, 10, 1), np.float32)
+    target = other(mesh, *spec)
+    assert_holds(reshard(jax.device_put(array, other(mesh, None, "y")), target), target, array)
+
+
+def test_an_empty_array_of_keys_is_refused() -> None:
+    mesh = mesh_over(range(8), 2, 4)
+    keys = jax.device_put(jax.random.split(jax.random.key(0), (0, 8)), other(mesh, None, "x"))
+    with pytest.raises(rs.ReshardError) as refusal:
+        reshard(keys, other(mesh, None, "y"))
+    assert refusal.value.code == "unknown-dtype"
+
+
+def test_an_empty_array_of_partial_values() -> None:
+    mesh = Mesh(np.array(jax.devices()[:10]).reshape(2, 5), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    x = jax.device_put(np.zeros((0, 10), np.float32), other(mesh, None, "y"))
+    target = NamedSharding(mesh, PartitionSpec(None, "y", unreduced={"x"}))
+    y = reshard(x, target)
+    assert y.sharding == target
+    assert {shard.data.shape for shard in y.addressable_shards} == {(0, 2)}
+    back = other(mesh, None, ("y", "x"))
+    assert_holds(reshard(y, back), back, np.zeros((0, 10), np.float32))
+
+
 def test_a_dim_that_does_not_divide_is_refused() -> None:
     x = jax.device_put(np.zeros((6, 6), np.float32), other(mesh_over(range(3), 3), "x"))
     with pytest.raises(rs.ReshardError) as refusal:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import prod
 from random import Random
+from typing import Any
 
 import numpy as np
 import oracle
@@ -14,8 +16,10 @@ from problems import Problem, draw_problem, draw_reduction
 jax = pytest.importorskip("jax")
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
+from jax_hlo import collectives, received_bytes  # noqa: E402
 
 import reshard as rs  # noqa: E402
+from reshard.jax import rounds  # noqa: E402
 from reshard.jax.lowering import groups_of, run_on_device  # noqa: E402
 from reshard.layout import Digit  # noqa: E402
 from reshard.plans import Plan  # noqa: E402
@@ -26,25 +30,44 @@ SEEDS = [pytest.param(number, marks=[] if number < 4 else [pytest.mark.slow]) fo
 
 
 def run(plan: Plan, tiles: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-    """The plan over devices in a row, each tile in the corner of an array of the largest tile's shape."""
-    count, names = plan.source.mesh.size, ("devices",)
-    mesh = Mesh(np.array(jax.devices()[:count]), names)
+    """The plan over devices in the target's order, each tile in the corner of an array of the largest tile's shape."""
     shape = plan.source.local_shape(plan.shape)
-    stacked = np.zeros((count, *shape), next(iter(tiles.values())).dtype)
-    for place, device in enumerate(plan.source.mesh.devices):
+    stacked = np.zeros((plan.source.mesh.size, *shape), next(iter(tiles.values())).dtype)
+    for place, device in enumerate(plan.target.mesh.devices):
         stacked[(place, *(slice(size) for size in tiles[device].shape))] = tiles[device]
-    spec = PartitionSpec("devices")
-
-    def body(given: jax.Array) -> jax.Array:
-        return run_on_device(plan, names, given[0])[None]
-
-    program = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
-    result = np.asarray(program(jax.device_put(stacked, NamedSharding(mesh, spec))))
+    result = np.asarray(program_of(plan)(stacked))
     assert result.shape[1:] == plan.target.local_shape(plan.shape)
     return {
         device: result[(place, *(slice(size) for size in plan.target.box(device, plan.shape).shape))]
         for place, device in enumerate(plan.target.mesh.devices)
     }
+
+
+def program_of(plan: Plan) -> Any:
+    """From source tiles to target tiles, both stacked."""
+    names = ("devices",)
+    mesh = Mesh(np.array(jax.devices()[: plan.source.mesh.size]), names)
+    spec = PartitionSpec("devices")
+
+    def body(given: jax.Array) -> jax.Array:
+        return run_on_device(plan, names, given[0])[None]
+
+    program = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    return jax.jit(program, in_shardings=NamedSharding(mesh, spec))
+
+
+def assert_runs(plan: Plan) -> None:
+    """Every device gets what the oracle says."""
+    array = np.arange(prod(plan.shape), dtype=np.float32).reshape(plan.shape)
+    found = run(plan, oracle.tiles(array, plan.source))
+    for device, tile in oracle.tiles(array, plan.target).items():
+        np.testing.assert_array_equal(found[device], tile, err_msg=f"{device}\n{plan}")
+
+
+def rounds_in(plan: Plan) -> list[rounds.Round]:
+    """Those in which something is sent."""
+    (move,) = (move for step in plan.steps for move in step.moves)
+    return [one for one in rounds.rounds_of(move.exchange) if not one.is_local]
 
 
 def in_one_order(rng: Random, draw: object) -> Problem:
@@ -119,3 +142,75 @@ def test_a_whole_tile_that_changes_place_is_neither_cut_nor_put() -> None:
     text = str(jax.make_jaxpr(program)(np.zeros((64, 4), np.float32)))
     assert "ppermute" in text
     assert "slice" not in text
+
+
+TURNED = {
+    (2, 3): 6,  # in six shapes there are as many, of 13 units in all
+    (3, 4): 12,
+    (2, 5): 10,
+    (3, 5): 15,
+}
+"""Transpositions of meshes whose sides do not nest, and the boxes of one unit that the busiest device handles."""
+
+
+@pytest.mark.parametrize("sizes", TURNED)
+def test_pieces_of_many_shapes_travel_in_boxes_of_one_unit(sizes: tuple[int, int]) -> None:
+    mesh, side = rs.Mesh.of(x=sizes[0], y=sizes[1]), 2 * prod(sizes)
+    plan = rs.plan(rs.Sharding.of(mesh, "x", "y"), rs.Sharding.of(mesh, "y", "x"), (side, side), "float32")
+    sent = rounds_in(plan)
+    assert {one.shape for one in sent} == {(2, 2)}
+    assert len(sent) == TURNED[sizes]
+    assert len(sent) * 4 * 4 == plan.lower_bound_bytes  # 4 elements of 4 bytes: the bound, in full rounds
+    assert_runs(plan)
+    found = collectives(program_of(plan).lower(stacked_shape(plan)).compile().as_text(), mesh.size)
+    assert received_bytes(found, mesh.size) == [plan.lower_bound_bytes_on(device) for device in mesh.devices]
+
+
+def stacked_shape(plan: Plan) -> Any:
+    return jax.ShapeDtypeStruct((plan.source.mesh.size, *plan.source.local_shape(plan.shape)), np.float32)
+
+
+def test_pieces_without_a_common_unit_stay_whole() -> None:
+    """In units of one element they would be 221 rounds."""
+    mesh = rs.Mesh.of(x=2, y=3)
+    plan = rs.plan(rs.Sharding.of(mesh, "x", "y"), rs.Sharding.of(mesh, "y", "x"), (37, 35), "float32")
+    assert len(rounds_in(plan)) == 12
+    assert_runs(plan)
+
+
+MANY = {
+    "permutations": ({"x": 2, "y": 2, "z": 8}, (None, "z", ("y", "x")), (("y", "z"), None, "x"), (16, 8, 8), 16),
+    "boxes, and some that stay": ({"x": 3, "y": 5}, ("x", "y"), ("y", "x"), (30, 30), 15),
+    "uneven tiles": ({"x": 12}, ("x", None), (None, "x"), (22, 24), 11),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_many_rounds_are_a_loop_that_sends_each_permutation_once(name: str) -> None:
+    axes, before, after, shape, count = MANY[name]
+    mesh = rs.Mesh.of(axes)
+    plan = rs.plan(rs.Sharding.of(mesh, *before), rs.Sharding.of(mesh, *after), shape, "float32")
+    assert len(rounds_in(plan)) == count
+    assert_runs(plan)
+    text = program_of(plan).lower(stacked_shape(plan)).compile().as_text()
+    assert " while(" in text
+    found = collectives(text, mesh.size)
+    assert [one.kind for one in found] == ["collective-permute"] * count
+    assert received_bytes(found, mesh.size) == [plan.lower_bound_bytes_on(device) for device in mesh.devices]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_loops_of_a_few_rounds_give_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "MANY_ROUNDS", 1)
+    test_moves_put_on_every_device_what_the_oracle_says(seed + 100)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_devices_in_any_order_run_one_program(seed: int) -> None:
+    rng = Random(f"orders {seed}")
+    for _ in range(6):
+        problem = in_one_order(rng, draw_problem)
+        order = tuple(rng.sample(range(problem.target.mesh.size), problem.target.mesh.size))
+        meshes = [replace(end.mesh, device_ids=ids) for end, ids in ((problem.source, order), (problem.target, None))]
+        source, target = (replace(end, mesh=one) for end, one in zip(problem[:2], meshes, strict=True))
+        assert_runs(rs.plan(source, target, problem.shape, "float32"))

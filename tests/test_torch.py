@@ -25,6 +25,7 @@ ON_FOUR = [
     "memory_may_be_handed_in",
     "memory_stays_within_the_plan",
     "tiles_need_not_be_contiguous",
+    "a_single_element_has_any_stride",
     "orders_of_mesh_dims",
     "another_mesh",
     "a_compiled_graph_has_no_break",
@@ -71,6 +72,11 @@ def test_every_order_of_mesh_dims() -> None:
 
 def test_a_rank_that_does_not_come_is_named() -> None:
     results = run_ranks(torch_features.features, 2, ["a_rank_that_does_not_come"], timeout_s=3)
+    assert not [text for found in results for texts in found.values() for text in texts]
+
+
+def test_a_rank_that_comes_late_is_told() -> None:
+    results = run_ranks(torch_features.features, 2, ["a_rank_that_comes_late"], timeout_s=3)
     assert not [text for found in results for texts in found.values() for text in texts]
 
 

@@ -232,6 +232,18 @@ def tiles_need_not_be_contiguous(rank: int) -> list[str]:
     return wrong
 
 
+def a_single_element_has_any_stride(rank: int) -> list[str]:
+    """Torch calls one element contiguous whatever its stride; types that travel as bytes must not care."""
+    mesh = init_device_mesh("cpu", (4,))
+    wrong = []
+    for dtype in (torch.int16, torch.complex64, torch.bool, torch.float32):
+        whole = tensor((4,), dtype)
+        tile = torch.stack([whole, whole], -1)[rank : rank + 1, 0]  # strides 2
+        x = DTensor.from_local(tile, mesh, [S0], run_check=False, shape=whole.shape, stride=whole.stride())
+        wrong.append(unless(same(rs.torch.redistribute(x, [R]).to_local(), whole), f"{dtype}"))
+    return wrong
+
+
 def orders_of_mesh_dims(rank: int) -> list[str]:
     """`_StridedShard` on either side, against torch, whose planner takes it for an order of shards."""
     mesh = init_device_mesh("cpu", (2, 2))
@@ -496,6 +508,26 @@ def a_rank_that_does_not_come(rank: int) -> list[str]:
     except rs.ReshardError as error:
         return [unless(error.code == "exchange-failed" and "rank 1 did not come" in str(error), error)]
     return ["nothing was said"]
+
+
+def a_rank_that_comes_late(rank: int) -> list[str]:
+    """Rank 1 comes when the others wait no longer: it gets their error, begins nothing, and what follows works."""
+    mesh = init_device_mesh("cpu", (2,))
+    x = distribute_tensor(tensor((4, 4)), mesh, [S0])
+    if rank == 1:
+        time.sleep(5)
+    wrong = []
+    with counted_traffic() as traffic:
+        try:
+            rs.torch.redistribute(x, [S1])
+            wrong.append("nothing was said")
+        except rs.ReshardError as error:
+            wrong.append(unless(error.code == "exchange-failed" and "rank 1 did not come" in str(error), error))
+    wrong.append(unless(traffic.calls == 0, "something was sent"))
+    for check in ("first", "always"):
+        y = rs.torch.redistribute(x, [R], check=check)
+        wrong.append(unless(same(y.to_local(), tensor((4, 4))), f"the next call, {check}"))
+    return wrong
 
 
 def a_rank_that_dies(rank: int) -> list[str]:

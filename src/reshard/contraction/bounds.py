@@ -165,7 +165,7 @@ class Bounds:
             exact = True if size == 1 else self.is_even
             into = bandwidth_into(network, number if in_order else 0) * size
             found = np.where(exact, received, 0.0) * itemsize / into
-            bound, guess = np.maximum(bound, found), guess + found
+            bound, guess = np.maximum(bound, found), guess + found + level.latency_s * (found > 0)
         return bound, guess
 
     def _outside(self, size: int) -> _Cut | None:

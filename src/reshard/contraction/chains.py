@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from reshard.contraction.choices import Problem
 from reshard.contraction.einsum_plan import EinsumPlan, Price
 from reshard.contraction.paths import Path, pair_pattern, paths_of
-from reshard.contraction.search import ROWS_IN_VAIN, Search
+from reshard.contraction.search import Search
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.network import Network
@@ -21,6 +21,8 @@ from reshard.sharding import Sharding
 
 PLACES = 3
 """In how many places a product is tried, with its sums made and without."""
+ROWS_IN_VAIN = 2
+"""After how many rows that were no better the search for a product that goes on ends; there are many such products."""
 KEPT = 4
 """How many chains go on after each contraction."""
 

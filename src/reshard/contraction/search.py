@@ -28,7 +28,7 @@ from reshard.planner.candidates import refinements
 from reshard.plans import Plan
 from reshard.sharding import Sharding
 
-ROWS_IN_VAIN = 2
+ROWS_IN_VAIN = 8
 """After how many rows that were no better a search in haste ends, though its bounds do not rule out the rest.
 Of each of its rows it prices one order of the axes, that which moves the fewest bytes."""
 PROVED_ROWS = 1024

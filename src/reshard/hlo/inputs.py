@@ -37,7 +37,7 @@ def inspect_paths(paths: Iterable[str], *, mesh: Mesh | None = None) -> Report:
     left: list[Remark] = []
     for path in paths:
         if path == "-":
-            texts.append(("standard input", _decoded(sys.stdin.buffer.read())))
+            texts.append(("standard input", _decoded(sys.stdin.buffer.read(), "standard input")))
         elif Path(path).is_dir():
             _add_folder(Path(path), texts, keys, left)
         else:
@@ -80,10 +80,14 @@ def _add_folder(folder: Path, texts: list[tuple[str, str]], keys: dict[str, str]
 
 def _read(path: Path) -> str:
     try:
-        return _decoded(path.read_bytes())
+        return _decoded(path.read_bytes(), str(path))
     except OSError as error:
         raise ReshardError("bad-file", f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _decoded(data: bytes) -> str:
-    return data.decode("utf-8", errors="replace")
+def _decoded(data: bytes, name: str) -> str:
+    text = data.decode("utf-8", errors="replace")
+    start = text[:4096]
+    if 10 * (start.count("\ufffd") + start.count("\0")) > len(start):
+        raise ReshardError("bad-file", f"{name} is no text; what is compressed must be unpacked first")
+    return text

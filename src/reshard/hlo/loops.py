@@ -20,6 +20,7 @@ Executions(times=7, unknown='')
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import NamedTuple
 
 from reshard.hlo.ir import Computation, Instruction, Module
@@ -42,23 +43,24 @@ class Executions(NamedTuple):
 
 def executions(module: Module) -> dict[str, Executions]:
     """How often each computation runs, by its name; one that nothing calls runs once."""
-    calls: dict[str, list[tuple[str, int, str]]] = {name: [] for name in module.computations}
+    calls: dict[str, list[tuple[str, Fraction, str]]] = {name: [] for name in module.computations}
     callers: dict[str, int] = dict.fromkeys(calls, 0)
+    turns = _turns(module)
     for computation, instruction in module.instructions():
-        for called, count, unknown in _calls(module, computation, instruction):
+        for called, count, unknown in _calls(module, computation, instruction, turns.get(computation.name)):
             if called in callers:
                 calls[computation.name].append((called, count, unknown))
                 callers[called] += 1
-    totals: dict[str, int] = dict.fromkeys(calls, 0)
+    totals: dict[str, Fraction] = dict.fromkeys(calls, Fraction(0))
     reasons: dict[str, str] = dict.fromkeys(calls, "")
     ready = [name for name, count in callers.items() if not count]
     found: dict[str, Executions] = {}
-    totals |= dict.fromkeys(ready, 1)
+    totals |= dict.fromkeys(ready, Fraction(1))
     while ready:
         name = ready.pop()
-        found[name] = Executions(min(totals[name], _MOST), reasons[name])
+        found[name] = Executions(min(int(totals[name]), _MOST), reasons[name])
         for called, count, unknown in calls[name]:
-            totals[called] += found[name].times * count
+            totals[called] += totals[name] * count
             reasons[called] = reasons[called] or unknown or reasons[name]
             callers[called] -= 1
             if not callers[called]:
@@ -77,18 +79,57 @@ def called_by(instruction: Instruction) -> list[str]:
     return names + [value for key, value in instruction.attributes.items() if key.rstrip("'") == "branch"]
 
 
-def _calls(module: Module, here: Computation, instruction: Instruction) -> list[tuple[str, int, str]]:
+Turns = tuple[int, int]
+"""Of the body of a loop that counts from 0 by 1: which of its values counts, and how often it runs."""
+
+
+def _turns(module: Module) -> dict[str, Turns]:
+    """The turns of the bodies of loops, where the text tells."""
+    found = {}
+    for here, loop in module.instructions():
+        condition = module.computations.get(loop.attributes.get("condition", "").lstrip("%"))
+        body = module.computations.get(loop.attributes.get("body", "").lstrip("%"))
+        root = None if condition is None else _result(condition, 0)
+        if loop.opcode != "while" or condition is None or body is None or root is None:
+            continue
+        compared, trips = _compared(module, condition, root), trip_count(module, here, loop)
+        if compared is None or not trips or _step(module, body, compared[0]) != 1:
+            continue
+        if _constant(*_initial(here, loop, compared[0])) == 0:
+            found[body.name] = compared[0], trips
+    return found
+
+
+def _calls(
+    module: Module, here: Computation, instruction: Instruction, turns: Turns | None
+) -> list[tuple[str, Fraction, str]]:
+    """What an instruction runs, how often, and why that may not hold.
+
+    A choice by the counter of the loop around it that has a branch for every turn runs each of them once.
+    """
     attributes = instruction.attributes
     if instruction.opcode != "while":
         names = called_by(instruction)
         chosen = instruction.opcode in ("conditional", "case", "if") or "branch" in attributes
+        if chosen and turns is not None and len(names) == turns[1] and _chooser(module, here, instruction) == turns[0]:
+            return [(name, Fraction(1, turns[1]), "") for name in names]
         why = f"which branch of line {instruction.line} runs is not told" if chosen else ""
-        return [(name, 1, why) for name in names]
+        return [(name, Fraction(1), why) for name in names]
     trips = trip_count(module, here, instruction)
     why = "" if trips is not None else f"the trip count of the loop in line {instruction.line} is not told"
     loops = [(attributes.get("body", "").lstrip("%"), 1 if trips is None else trips)]
     loops.append((attributes.get("condition", "").lstrip("%"), 1 if trips is None else trips + 1))
-    return [(name, count, why) for name, count in loops if name]
+    return [(name, Fraction(count), why) for name, count in loops if name]
+
+
+def _chooser(module: Module, here: Computation, choice: Instruction) -> int | None:
+    """Which of the loop's values chooses the branch, clamped to the branches there are or not."""
+    place = _through(here.find(choice.operands[0])) if choice.operands else None
+    found = None if place is None else _unfused(module, place)
+    if found is None or place is None:
+        return None
+    name = found[1][1] if found[0].opcode == "clamp" and len(found[1]) == 3 else choice.operands[0]
+    return None if name.startswith("=") else _counter(here, name)
 
 
 def trip_count(module: Module, here: Computation, loop: Instruction) -> int | None:

@@ -20,6 +20,9 @@ from reshard.hlo.text import INSTRUCTION, HloReader
 
 _LOG = re.compile(r"(?:[IWEF]\d{4} \d\d:|\d{4}-\d\d-\d\d \d\d:|\[[\w.=, ]*\]\s*(?:[IWEF]\d{4}|\d{4}-))")
 """How a line of a log begins."""
+_HIDDEN = re.compile(r"HloModule \S|\s=\s+[(a-z].*[\])}] (?:all|reduce|collective|ragged)-[a-z-]+\(")
+"""HLO that stands behind something else in its line."""
+_COLORS = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 _MLIR = re.compile(
     r"\s*(?:builtin\.)?module(?:\s+@|\s+attributes|\s*\{)|\s*sdy\.mesh\s+@|\s*func\.func\s|#loc\d*\s*=\s*loc\("
 )
@@ -51,6 +54,7 @@ def read_text(text: str, name: str = "text") -> Text:
         name: what to call it.
     """
     result = Text(name)
+    text = _COLORS.sub("", text) if "\x1b" in text else text
     lines = text.removesuffix("\n").split("\n") if text else []
     result.lines = len(lines)
     reader: HloReader | StableReader | None = None
@@ -61,6 +65,8 @@ def read_text(text: str, name: str = "text") -> Text:
             continue
         if _LOG.match(line):
             result.ignored += 1
+            if _HIDDEN.search(line):
+                result.notes.append(Note(number, "HLO behind the beginning of a log's line is not read", excerpt(line)))
             continue
         begun = _begun(line, number, reader)
         if begun is not None:

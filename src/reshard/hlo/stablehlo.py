@@ -32,7 +32,7 @@ OPERATION = re.compile(
 )
 """How the line of an operation begins."""
 _TYPE = re.compile(
-    r"tensor<((?:(?:\d+|\?)x)*)([A-Za-z]\w*)(?:,[^<>]*(?:<[^<>]*>)?)?>|(!?[\w.]+<[^<>]*>|!?[A-Za-z][\w.]*)"
+    r"tensor<((?:(?:\d+|\?)x)*)([A-Za-z]\w*(?:<\w+>)?)(?:,[^<>]*(?:<[^<>]*>)?)?>|(!?[\w.]+<[^<>]*>|!?[A-Za-z][\w.]*)"
 )
 _VALUE = re.compile(r"%[\w$.\-]+(?:#\d+)?")
 _MESH = re.compile(r"sdy\.mesh\s+@(\"[^\"]*\"|[\w.$]+)\s*=")
@@ -313,8 +313,8 @@ class StableReader:
 def read_types(text: str) -> tuple[Shape, ...] | None:
     """The shapes of types with commas between them, in brackets or not; None where one is none.
 
-    >>> [str(shape) for shape in read_types("(tensor<4x8xbf16>, tensor<f32>)")]
-    ['bf16[4,8]', 'f32[]']
+    >>> [str(shape) for shape in read_types("(tensor<4x8xbf16>, tensor<f32>, tensor<2xcomplex<f32>>)")]
+    ['bf16[4,8]', 'f32[]', 'c64[2]']
     """
     shapes = []
     for found in _TYPE.finditer(text):
@@ -333,8 +333,10 @@ def _dtype(name: str) -> str:
     """HLO's name of MLIR's element type."""
     if name == "i1":
         return "pred"
-    if found := re.fullmatch(r"(ui|i|complex)(\d+)", name):
-        return {"ui": "u", "i": "s", "complex": "c"}[found.group(1)] + found.group(2)
+    if found := re.fullmatch(r"(ui|i)(\d+)", name):
+        return {"ui": "u", "i": "s"}[found.group(1)] + found.group(2)
+    if found := re.fullmatch(r"complex<f(\d{1,3})>", name):
+        return f"c{2 * int(found.group(1))}"
     return name.lower()
 
 

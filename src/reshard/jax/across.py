@@ -41,6 +41,7 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.box import Box
+from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import Tiling
 from reshard.jax.conversions import sharding_of
@@ -88,9 +89,11 @@ def reshard_across(x: jax.Array, target: NamedSharding) -> jax.Array:
             f"the array is on {len(listed[0])} devices and the target on other {len(listed[1])}, not all of them in "
             "this process; between processes an array can go to the devices that it is on, in any order",
         )
-    if x.size == 0:  # where the order differs, device_put makes tiles of another shape
-        empty = np.zeros(target.shard_shape(x.shape), x.dtype)
-        return jax.make_array_from_callback(x.shape, target, lambda _: empty)
+    if x.size == 0:  # device_put and programs of XLA make tiles of another shape
+        dtype_named(x.dtype.name)  # refuses what is no number
+        empty, here = np.zeros(target.shard_shape(x.shape), x.dtype), target.addressable_devices
+        tiles = [jax.device_put(empty, device) for device in _devices_of(target) if device in here]
+        return _assembled(x.shape, target, tiles)
     if in_one_process and not _is_easy(source, wanted, devices):
         return _piecewise(x, source, wanted, target, devices)
     if source.unreduced or wanted.unreduced:

@@ -21,6 +21,7 @@ By hand, 8 x 8 on y=4, `[{"y"}, {}] -> [{}, {"y"}]`: a source tile of 2 x 8 is s
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from math import prod
@@ -47,8 +48,8 @@ def run_on_device(plan: Plan, names: Names, tile: jax.Array) -> jax.Array:
     """The target tile of a device, from its source tile, where all axes of the mesh are manual.
 
     Args:
-        plan: what to do, over meshes of one order.
-        names: the axes of the mesh, in its order.
+        plan: what to do, over the same devices; in several orders only where nothing is reduced.
+        names: the axes of the target's mesh, in its order.
         tile: the source tile.
     """
     local_shape = plan.target.local_shape(plan.shape)
@@ -92,6 +93,7 @@ def _moved(move: Move, names: Names, place: Any, tile: jax.Array) -> jax.Array:
         isinstance(exchange, DigitExchange)
         and exchange.stays
         and exchange.gathered_values > 1
+        and exchange.source.same_order_as(exchange.target)
         and exchange.source.is_even()
         and exchange.target.is_even()
     ):
@@ -145,14 +147,17 @@ def _in_groups(exchange: DigitExchange, names: Names, place: Any, tile: jax.Arra
         rest = parts.shape[:first], parts.shape[first + len(order) :]
         parts = lax.reshape(parts, (*rest[0], prod(sizes), *rest[1]))
         if len(partial) == len(order) and reduction == "sum":
-            parts = lax.psum_scatter(parts, names, scatter_dimension=first, axis_index_groups=groups, tiled=True)
+            parts = lax.transpose(parts, [first, *(dim for dim in range(parts.ndim) if dim != first)])
+            parts = lax.psum_scatter(parts, names, axis_index_groups=groups, tiled=True)  # of parts in one run: faster
             return lax.reshape(parts, piece)
         parts = _exchanged(parts, names, first, groups)
         parts = lax.reshape(parts, (*rest[0], *sizes, *rest[1]))
     if partial:
-        start = identity(reduction, parts.dtype)
-        parts = lax.reduce(parts, start, COMBINE[reduction], [now.index(i) for i in partial])
-        now = [i for i in now if i not in partial]
+        for i in partial:  # pair by pair: what some backends do much faster than a reduction along a dim
+            dim = now.index(i)
+            values = (lax.index_in_dim(parts, n, dim, keepdims=False) for n in range(digits[i].size))
+            parts = functools.reduce(COMBINE[reduction], values)
+            now.remove(i)
     wanted, shape = _seen_by([i for i in order if i not in partial], before, digits, piece)
     parts = lax.transpose(parts, [now.index(i) for i in wanted])
     return lax.reshape(parts, [prod(shape[low:high]) for low, high in _runs(wanted)])
@@ -228,7 +233,7 @@ def _to_unreduced(step: Step, place: Any, tile: jax.Array) -> jax.Array:
     at, ends = starts_from([(starts, keeps), (sizes, keeps)], place)
     mine = lax.broadcast(of_device(keeps, place), tile.shape)
     for dim, end in enumerate(ends):
-        if not isinstance(end, int) or end != tile.shape[dim]:
+        if not isinstance(end, np.int32) or end != tile.shape[dim]:
             mine = mine & (lax.broadcasted_iota(np.int32, tile.shape, dim) < end)
     tile = lax.select(mine, tile, lax.full_like(tile, 0))
     shape = after.layout.local_shape(step.shape)

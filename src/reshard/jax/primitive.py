@@ -24,9 +24,11 @@ from string import ascii_letters
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import core, dispatch
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.mesh import get_concrete_mesh
+from jax._src.pjit import sharding_constraint_p
 from jax._src.sharding_impls import GSPMDSharding
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -40,18 +42,42 @@ from reshard.planner import plan as make_plan
 from reshard.plans import Plan
 
 reshard_p = core.Primitive("reshard_by_plan")
-"""Parameters: the mesh of both ends, source and target as specs for every dim, the network or None."""
+"""Parameters: the mesh of both ends, source and target as specs for every dim, the network or None, the devices."""
 open_p = core.Primitive("reshard_by_plan_when_known")
-"""Parameters: the mesh, the target as a spec for every dim or None, the dims that are kept, the network or None."""
+"""Parameters: the mesh, the target as a spec for every dim or None, the dims that are kept, network, devices."""
 
 
 def bind(
-    x: Any, mesh: AnyMesh, source: PartitionSpec | None, target: PartitionSpec | None, network: Network | None = None
+    x: Any,
+    mesh: AnyMesh,
+    source: PartitionSpec | None,
+    target: PartitionSpec | None,
+    network: Network | None = None,
+    devices: Any = None,
 ) -> Any:
-    """The reshard of one array, traced or not; ends that are None are open."""
+    """The reshard of one array, traced or not; ends that are None are open; `devices` is what `devices_of` makes."""
     if source is None or target is None:
-        return open_p.bind(x, mesh=mesh, target=target, kept=(), network=network)
-    return reshard_p.bind(x, mesh=mesh, source=source, target=target, network=network)
+        return open_p.bind(x, mesh=mesh, target=target, kept=(), network=network, devices=devices)
+    return reshard_p.bind(x, mesh=mesh, source=source, target=target, network=network, devices=devices)
+
+
+@lru_cache(256)
+def devices_of(mesh: AnyMesh) -> Any:
+    """A program that does nothing on the devices of a mesh; None where it has none.
+
+    `jit` takes its devices from its arguments and from the shardings that it finds in its operations and in the
+    programs that are their parameters. Without this one it would put an array of NumPy on one device alone.
+    """
+    if not isinstance(mesh, JaxMesh):
+        return None
+    stays = partial(
+        sharding_constraint_p.bind,
+        sharding=NamedSharding(mesh, PartitionSpec()),
+        layout=None,
+        context_mesh=mesh.abstract_mesh,
+        unconstrained_dims=frozenset(),
+    )
+    return jax.make_jaxpr(stays)(np.float32(0)).jaxpr
 
 
 @lru_cache(1024)
@@ -110,6 +136,10 @@ def _on_devices(x: Any, *, mesh: AnyMesh, target: PartitionSpec, network: Networ
     there = x.sharding
     if not isinstance(there, NamedSharding) or there.mesh.shape_tuple != mesh.shape_tuple:
         return jax.device_put(x, NamedSharding(mesh, target))
+    if isinstance(mesh, JaxMesh) and not mesh_of(there.mesh).same_order_as(mesh_of(mesh)):
+        raise ReshardError(
+            "different-meshes", "derivatives and vmap cannot lead to other devices or another order; reshard outside"
+        )
     source = filled(there.spec, x.ndim)
     return x if source == target else _program(there.mesh, source, target, network)(x)
 
@@ -123,7 +153,7 @@ def _program(
     return jax.jit(function, out_shardings=NamedSharding(mesh, target))
 
 
-def _lowered(ctx: Any, x: Any, *, mesh: Any, source: Any, target: Any, network: Any) -> Any:
+def _lowered(ctx: Any, x: Any, *, mesh: Any, source: Any, target: Any, network: Any, **_: Any) -> Any:
     (aval,) = ctx.avals_in
     source = lies(aval, mesh, source)
     plan = plan_between(mesh, source, target, aval.shape, aval.dtype, network)
@@ -141,25 +171,39 @@ def over_devices(mesh: AnyMesh) -> AnyMesh:
     return JaxMesh(current.devices.reshape(mesh.axis_sizes), mesh.axis_names, axis_types=mesh.axis_types)
 
 
-def _transposed(cotangent: Any, x: Any, *, mesh: Any, source: Any, target: Any, network: Any) -> Any:
-    start, end = target.to_ct_spec(), lies(x.aval, mesh, source).to_ct_spec()
-    return [bind(cotangent, mesh, lies(jax.typeof(cotangent), mesh, start), end, network)]
+def _transposed(cotangent: Any, x: Any, *, mesh: Any, source: Any, target: Any, network: Any, devices: Any) -> Any:
+    start = lies(jax.typeof(cotangent), mesh, target.to_ct_spec())
+    return [bind(cotangent, mesh, start, lies(x.aval, mesh, source.to_ct_spec()), network, devices)]
 
 
-def _batched(axis: Any, values: Any, dims: Any, *, mesh: Any, source: Any, target: Any, network: Any) -> Any:
+def _batched(
+    axis: Any, values: Any, dims: Any, *, mesh: Any, source: Any, target: Any, network: Any, devices: Any
+) -> Any:
     (x,), (dim,) = values, dims
     if dim is None:
-        return bind(x, mesh, source, target, network), None
+        return bind(x, mesh, source, target, network, devices), None
     mapped = axis.explicit_mesh_axis or axis.spmd_name
     if mapped is not None or AxisType.Explicit in mesh.axis_types:
-        return bind(x, mesh, with_dim(source, dim, mapped), with_dim(target, dim, mapped), network), dim
+        return bind(x, mesh, with_dim(source, dim, mapped), with_dim(target, dim, mapped), network, devices), dim
     if isinstance(x, core.Tracer):
         x = _constrained(x, mesh, with_dim(source, dim, None), (dim,))
-    return open_p.bind(x, mesh=mesh, target=with_dim(target, dim, None), kept=(dim,), network=network), dim
+    target = with_dim(target, dim, None)
+    return open_p.bind(x, mesh=mesh, target=target, kept=(dim,), network=network, devices=devices), dim
 
 
 def with_dim(spec: PartitionSpec, dim: int, entry: Any) -> PartitionSpec:
-    """The spec with one more dim."""
+    """The spec with one more dim.
+
+    Raises:
+        ReshardError: `duplicate-axis-ref` where another dim has its axis.
+    """
+    taken = {name for other in spec.partitions for name in names_in(other)}
+    for name in names_in(entry):
+        if name in taken:
+            raise ReshardError(
+                "duplicate-axis-ref",
+                f'vmap maps over axis "{name}", which a reshard under it gives to another dim: {spec}',
+            )
     return spec.update(partitions=(*spec.partitions[:dim], entry, *spec.partitions[dim:]))
 
 
@@ -178,7 +222,9 @@ batching.fancy_primitive_batchers[reshard_p] = _batched
 # An end is open
 
 
-def _open_on_devices(x: Any, *, mesh: AnyMesh, target: Any, kept: tuple[int, ...], network: Network | None) -> Any:
+def _open_on_devices(
+    x: Any, *, mesh: AnyMesh, target: Any, kept: tuple[int, ...], network: Network | None, **_: Any
+) -> Any:
     if target is None:
         return x
     if isinstance(x.sharding, NamedSharding):
@@ -195,7 +241,7 @@ def _with_kept(target: PartitionSpec, source: PartitionSpec, kept: tuple[int, ..
     return target.update(partitions=tuple(dims))
 
 
-def _open_lowered(ctx: Any, x: Any, *, mesh: Any, target: Any, kept: tuple[int, ...], network: Any) -> Any:
+def _open_lowered(ctx: Any, x: Any, *, mesh: Any, target: Any, kept: tuple[int, ...], network: Any, **_: Any) -> Any:
     """XLA's identity with two ends; with an open target they are alike unless something makes them differ."""
     (aval,) = ctx.avals_in
     shardy = jax.config.jax_use_shardy_partitioner  # type: ignore[attr-defined]
@@ -246,32 +292,39 @@ def _partition(network: Network | None, mesh: JaxMesh, arguments: Any, result: A
     return mesh, partial(run_on_device, plan, mesh.axis_names), target, (start,)
 
 
-def _open_jvp(primals: Any, tangents: Any, *, mesh: Any, target: Any, kept: tuple[int, ...], network: Any) -> Any:
+def _open_jvp(
+    primals: Any, tangents: Any, *, mesh: Any, target: Any, kept: tuple[int, ...], network: Any, devices: Any
+) -> Any:
     """As of any linear operation, but that an array that is there tells the source, so the gradient knows it."""
     (x,), (tangent,) = primals, tangents
-    run = partial(open_p.bind, mesh=mesh, target=target, kept=kept, network=network)
+    run = partial(open_p.bind, mesh=mesh, target=target, kept=kept, network=network, devices=devices)
     if target is not None and not isinstance(x, core.Tracer) and isinstance(x.sharding, NamedSharding):
         source = filled(x.sharding.spec, x.ndim)
-        run = partial(bind, mesh=mesh, source=source, target=_with_kept(target, source, kept), network=network)
+        target = _with_kept(target, source, kept)
+        run = partial(bind, mesh=mesh, source=source, target=target, network=network, devices=devices)
     y = run(x)
     zero = type(tangent) is ad.Zero  # type: ignore[attr-defined]
     return y, ad.p2tz(y) if zero else run(tangent)  # type: ignore[attr-defined]
 
 
-def _open_transposed(cotangent: Any, _: Any, *, mesh: Any, target: Any, kept: tuple[int, ...], network: Any) -> Any:
+def _open_transposed(
+    cotangent: Any, _: Any, *, mesh: Any, target: Any, kept: tuple[int, ...], network: Any, devices: Any
+) -> Any:
     if target is not None and isinstance(cotangent, core.Tracer):
         cotangent = _constrained(cotangent, mesh, target, kept)
-    return [bind(cotangent, mesh, None, None, network)]
+    return [bind(cotangent, mesh, None, None, network, devices)]
 
 
-def _open_batched(axis: Any, values: Any, dims: Any, *, mesh: Any, target: Any, kept: Any, network: Any) -> Any:
+def _open_batched(
+    axis: Any, values: Any, dims: Any, *, mesh: Any, target: Any, kept: Any, network: Any, devices: Any
+) -> Any:
     (x,), (dim,) = values, dims
     if dim is not None:
         kept = (*(other + (dim <= other) for other in kept), dim)
     if dim is not None and target is not None:
         target = with_dim(target, dim, axis.spmd_name)
         kept = kept if axis.spmd_name is None else kept[:-1]
-    return open_p.bind(x, mesh=mesh, target=target, kept=kept, network=network), dim
+    return open_p.bind(x, mesh=mesh, target=target, kept=kept, network=network, devices=devices), dim
 
 
 open_p.def_abstract_eval(type_of_result)

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+from jax._src.mesh import get_concrete_mesh
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 
@@ -27,7 +28,7 @@ from reshard.checks import expect, shown
 from reshard.errors import ReshardError
 from reshard.jax.across import reshard_across
 from reshard.jax.conversions import AnyMesh, mesh_of, named_sharding_of, on_mesh, partition_spec_of, sharding_of
-from reshard.jax.primitive import bind, filled, plan_between
+from reshard.jax.primitive import bind, devices_of, filled, plan_between
 from reshard.network import Network
 from reshard.sharding import Sharding
 
@@ -79,7 +80,7 @@ def _for_leaves(given: Any, x: Any, what: str) -> list[Any]:
     except ValueError as error:
         text = str(error).splitlines()[0].rstrip(".")
         raise ReshardError("bad-argument", f"the {what} does not fit the pytree that is resharded: {text}") from None
-    found: list[Any] = jax.tree.structure(x).flatten_up_to(tree)
+    found: list[Any] = jax.tree.structure(x).flatten_up_to(tree)  # type: ignore[attr-defined]
     for one in found:
         if not isinstance(one, Target) and not (what == "source" and one is None):
             wanted = "a PartitionSpec, a NamedSharding or a Sharding"
@@ -89,7 +90,12 @@ def _for_leaves(given: Any, x: Any, what: str) -> list[Any]:
 
 def _one(x: Any, target: Target, source: Any, network: Network | None, refine: bool) -> Any:
     if not isinstance(x, jax.Array):
-        x = jax.numpy.asarray(x)
+        try:
+            x = jax.numpy.asarray(x)
+        except (TypeError, ValueError):
+            raise ReshardError("bad-argument", f"an array or a number is resharded, got: {shown(x)}") from None
+    if isinstance(x, jax.core.Tracer) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):  # type: ignore[attr-defined]
+        raise ReshardError("unknown-dtype", f"inside jit no {x.dtype} is resharded; reshard its jax.random.key_data")
     for size in x.shape:
         if not isinstance(size, int):
             raise ReshardError("bad-shape", f"a reshard needs a static shape, got: {x.shape}")
@@ -110,6 +116,8 @@ def _there(x: jax.Array, target: Target, source: Any, network: Network | None, r
     sharding_of(wanted, None, x.ndim).check_divisible(x.shape)
     if not x.committed or here.memory_kind != wanted.memory_kind:
         return jax.device_put(x, wanted)
+    if x.size == 0:  # a program of XLA would give it tiles of another shape
+        return reshard_across(x, wanted)
     if not isinstance(here, NamedSharding) or not mesh_of(here.mesh).same_order_as(mesh_of(wanted.mesh)):
         return reshard_across(x, wanted)
     there = here if here.mesh == wanted.mesh else by_names_of(wanted.mesh, here, x.ndim)
@@ -173,13 +181,11 @@ def _traced(x: Any, target: Target, source: Any, network: Network | None, refine
     wanted = wanted_in(mesh, target, refine, x.ndim)
     if wanted.mesh != mesh and wanted.mesh.shape_tuple != mesh.shape_tuple:
         return _on_refined(x, mesh, given, wanted, network)
-    if here.mesh.empty and set(mesh.axis_types) == {AxisType.Explicit}:  # of NumPy, or a constant: XLA makes it there
+    current = jax.sharding.get_abstract_mesh()
+    if here.mesh.empty and current.are_all_axes_explicit and mesh == wanted.mesh:  # XLA makes it where it is wanted
         sharding_of(wanted, None, x.ndim).check_divisible(x.shape)
         return jax.sharding.reshard(x, wanted)
-    y = _bound(x, wanted.mesh, given, wanted.spec, network)
-    if isinstance(wanted.mesh, JaxMesh) and set(wanted.mesh.axis_types) == {AxisType.Auto}:
-        y = jax.lax.with_sharding_constraint(y, wanted)  # it tells jit the devices where no argument is on them
-    return y
+    return _bound(x, wanted.mesh, given, wanted.spec, network)
 
 
 def _mesh_of_trace(own: AbstractMesh, target: Target, source: Any) -> AnyMesh:
@@ -199,6 +205,14 @@ def _mesh_of_trace(own: AbstractMesh, target: Target, source: Any) -> AnyMesh:
                 "different-meshes",
                 f"the array is traced on mesh {mesh_of(mesh)}, the target is on {mesh_of(known[0])}; "
                 "inside jit both must be on one mesh, so reshard outside",
+            )
+    set_now = get_concrete_mesh()
+    for mesh in known:
+        if isinstance(mesh, JaxMesh) and not set_now.empty and not mesh_of(mesh).same_order_as(mesh_of(set_now)):
+            raise ReshardError(
+                "different-meshes",
+                f"the mesh that is set has devices {mesh_of(set_now).devices}, the target is on "
+                f"{mesh_of(mesh).devices}; inside jit both must be the same in one order, so reshard outside",
             )
     types = next((mesh for mesh in (current, own) if not mesh.empty), known[0]).axis_types
     first = next((mesh for mesh in known if isinstance(mesh, JaxMesh)), known[0])
@@ -264,16 +278,28 @@ def _on_refined(x: Any, mesh: AnyMesh, given: Any, wanted: NamedSharding, networ
         start = filled(partition_spec_of(on_mesh(ours, fine)), x.ndim)
     with jax.sharding.use_abstract_mesh(fine.abstract_mesh):
         if AxisType.Explicit in mesh.axis_types:
-            x = jax.sharding.reshard(x, NamedSharding(fine, start))
-        return _bound(x, fine, start, wanted.spec, network)
+            try:
+                x = jax.sharding.reshard(x, NamedSharding(fine, start))
+            except KeyError as error:  # the axes of a batch are those of the mesh
+                raise ReshardError(
+                    "cannot-express", f"vmap maps over axis {error}, of which the target of the reshard has a part"
+                ) from None
+        return _bound(x, fine, start, wanted.spec, network, of_jit=mesh)
 
 
-def _bound(x: Any, mesh: AnyMesh, source: PartitionSpec | None, target: PartitionSpec, network: Network | None) -> Any:
-    """The reshard itself, once a plan is known to exist."""
+def _bound(
+    x: Any,
+    mesh: AnyMesh,
+    source: PartitionSpec | None,
+    target: PartitionSpec,
+    network: Network | None,
+    of_jit: AnyMesh | None = None,
+) -> Any:
+    """The reshard itself, once a plan is known to exist; `of_jit` is the mesh of all else, where it is another."""
     target = filled(target, x.ndim)
     if source is None:
         sharding_of(target, mesh, x.ndim).check_divisible(x.shape)
     else:
         source = filled(source, x.ndim)
         plan_between(mesh, source, target, x.shape, x.dtype, network)
-    return bind(x, mesh, source, target, network)
+    return bind(x, mesh, source, target, network, devices_of(of_jit or mesh))

@@ -10,13 +10,26 @@ Devices may have nothing to receive in a round, yet the program puts a box on th
 It is put where they have received nothing so far and later will; where there is no such place, what was there is
 put back.
 
+**One unit.** A round costs every device a whole box, whether it has one to send or not, so rounds of many shapes
+in which few devices take part are dear.
+Pieces are then cut into boxes of one shape, per dim the greatest common divisor of their lengths.
+
 By hand, a transposition on 2 x 3: source tiles of 3 x 2 in a 6 x 6 tensor, target tiles of 2 x 3; boxes have the
-shapes 2 x 2, 2 x 1, 1 x 2 and 1 x 1.
+shapes 2 x 2, 2 x 1, 1 x 2 and 1 x 1, and in six rounds every device handles 4 + 2 + 2 + 2 + 2 + 1 = 13 elements.
+In boxes of 1 x 1 there are six rounds too, and 6 elements.
+
+**One loop.** A compiler makes a kernel of every cut and every put whose place is looked up.
+Many rounds of one shape are therefore a loop with one of each, in which the number of the round chooses the
+permutation; it is the same on all devices, so all take part in it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import groupby, product
+from math import gcd, prod
 from typing import Any, NamedTuple
 
 import jax
@@ -44,12 +57,16 @@ Starts = tuple[NDArray[Any], NDArray[np.bool_]]
 """Per position where its box starts, one column per dim; and whether it has one: else any place will do."""
 
 
+MANY_ROUNDS = 8
+"""More rounds than these are a loop: fewer run faster one by one, more take too long to compile."""
+
+
 class Round(NamedTuple):
     """One box from each sender to one receiver; all of one shape."""
 
     shape: tuple[int, ...]
     senders: Positions
-    """Positions, each at most once."""
+    """Positions in the target, each at most once."""
     receivers: Positions
     """Positions, in the order of `senders`."""
     cut: Positions
@@ -64,17 +81,20 @@ class Round(NamedTuple):
 
 
 def rounds_of(exchange: Exchange) -> list[Round]:
-    """The rounds of an exchange over meshes of one order; those in which nothing is sent come first.
+    """The rounds of an exchange over the same devices, in any order; those in which nothing is sent come first.
 
     Where every round is a permutation of all devices, boxes that stay on their device go with it.
     """
-    regular = isinstance(exchange, DigitExchange) and not exchange.spread
-    if regular and exchange.source.is_even() and exchange.target.is_even():
-        return _permutations(exchange)  # type: ignore[arg-type]  # known to be in digits
+    even = exchange.source.is_even() and exchange.target.is_even()
+    if even and isinstance(exchange, DigitExchange) and not exchange.spread and _in_one_order(exchange):
+        return _permutations(exchange)
     mesh = exchange.target.mesh
     pieces = [piece for device in mesh.device_array.tolist() for piece in exchange.incoming(device)]
-    turns = [*_staying(pieces), *schedule(pieces, one_shape=True)]
-    return [_round(exchange, turn) for turn in turns]
+    return [_round(exchange, turn) for turn in [*_staying(pieces), *_travelling(pieces)]]
+
+
+def _in_one_order(exchange: Exchange) -> bool:
+    return exchange.source.same_order_as(exchange.target)
 
 
 def _permutations(exchange: DigitExchange) -> list[Round]:
@@ -103,6 +123,28 @@ def _staying(pieces: Iterable[Piece]) -> list[list[Piece]]:
     return list(turns.values())
 
 
+def _travelling(pieces: Iterable[Piece]) -> list[list[Piece]]:
+    """The pieces that travel, in turns of one shape; in boxes of one unit where devices then handle fewer elements."""
+    sent = [piece for piece in pieces if piece.sender != piece.receiver]
+    turns = schedule(sent, one_shape=True)
+    if len({piece.box.shape for piece in sent}) < 2:
+        return turns
+    unit = [gcd(*lengths) for lengths in zip(*(piece.box.shape for piece in sent), strict=True)]
+    busy: Counter[tuple[int, bool]] = Counter()
+    for piece in sent:
+        busy[piece.sender, False] += piece.box.size
+        busy[piece.receiver, True] += piece.box.size
+    handled = max(busy.values())  # as many rounds as the busiest device has units
+    if 4 * (handled // prod(unit)) > 5 * len(turns) or handled >= sum(turn[0].box.size for turn in turns):
+        return turns
+    return schedule(box for piece in sent for box in _cut_into(unit, piece))
+
+
+def _cut_into(unit: Sequence[int], piece: Piece) -> list[Piece]:
+    starts = product(*(range(low, high, length) for (low, high), length in zip(piece.box, unit, strict=True)))
+    return [piece._replace(box=_box(start, unit)) for start in starts]
+
+
 def _round(exchange: Exchange, turn: Sequence[Piece]) -> Round:
     source, target = exchange.source, exchange.target
 
@@ -114,7 +156,7 @@ def _round(exchange: Exchange, turn: Sequence[Piece]) -> Round:
     put = [offsets(target.box(piece.receiver), piece.box) for piece in turn]
     return Round(
         turn[0].box.shape,
-        source.mesh.positions_of(np.array([piece.sender for piece in turn])),
+        target.mesh.positions_of(np.array([piece.sender for piece in turn])),
         target.mesh.positions_of(np.array([piece.receiver for piece in turn])),
         np.array(cut, dtype=np.int64).reshape(len(turn), rank),
         np.array(put, dtype=np.int64).reshape(len(turn), rank),
@@ -127,9 +169,9 @@ def in_rounds(
     """The target tile of a device, round by round.
 
     Args:
-        exchange: over meshes of one order.
-        names: the axes of the mesh, in its order.
-        place: the position of the device.
+        exchange: over the same devices, in any order.
+        names: the axes of the target's mesh, in its order.
+        place: the position of the device there.
         tile: its source tile.
         reduction: what combines boxes that arrive at one place; None where no two do.
     """
@@ -142,7 +184,7 @@ def in_rounds(
     if len(rounds) == 1 and rounds[0].shape == shape and len(rounds[0].receivers) == devices:
         (at,) = starts_from(cuts, place)
         return _sent(rounds[0], names, _cut(tile, at, shape))
-    slots = None if combine else _slots(rounds, devices, shape)
+    slots = None if combine or len(rounds) > MANY_ROUNDS else _slots(rounds, devices, shape)
     if slots is not None:
         boxes = [
             _sent(one, names, _cut(tile, at, one.shape))
@@ -152,14 +194,23 @@ def in_rounds(
     puts, kept = _places(rounds, devices, shape, combine=combine)
     where = starts_from([*cuts, *puts], place)
     whole = lax.full(shape, blank, tile.dtype)
-    for number, one in enumerate(rounds):
-        box = _sent(one, names, _cut(tile, where[number], one.shape))
-        at = where[len(rounds) + number]
-        if combine or kept[number]:
-            before = _cut(whole, at, one.shape)
-            box = _or_else(one, devices, place, box, lax.full_like(box, blank) if combine else before)
-            box = box if reduction is None else COMBINE[reduction](before, box)
-        whole = lax.dynamic_update_slice(whole, box, at, allow_negative_indices=False)
+    for _, alike in groupby(range(len(rounds)), key=lambda number: rounds[number].shape):
+        numbers = list(alike)
+        if len(numbers) > MANY_ROUNDS and not combine:
+            those = slice(numbers[0], numbers[-1] + 1)
+            held = any(kept[those])
+            whole = _in_loop(rounds[those], cuts[those], puts[those], names, place, tile, whole, keep=held)
+            continue
+        for number in numbers:
+            one, at = rounds[number], where[len(rounds) + number]
+            box = _sent(one, names, _cut(tile, where[number], one.shape))
+            if combine or kept[number]:
+                before = _cut(whole, at, one.shape)
+                if len(one.receivers) < devices:
+                    here = of_device(_receives(one, devices), place)
+                    box = _box_if(here, box, lax.full_like(box, blank) if combine else before)
+                box = box if reduction is None else COMBINE[reduction](before, box)
+            whole = lax.dynamic_update_slice(whole, box, at, allow_negative_indices=False)
     return whole
 
 
@@ -189,26 +240,58 @@ def _joined(boxes: Sequence[jax.Array], dim: int, slots: Positions, place: Any) 
     return lax.concatenate([lax.select(in_order, first, second), lax.select(in_order, second, first)], dim)
 
 
+def _in_loop(
+    rounds: Sequence[Round],
+    cuts: Sequence[Starts],
+    puts: Sequence[Starts],
+    names: tuple[str, ...],
+    place: Any,
+    tile: jax.Array,
+    whole: jax.Array,
+    *,
+    keep: bool,
+) -> jax.Array:
+    """Boxes of one shape put into a tile, one by one: one cut, one put, and the permutation by its number.
+
+    `keep`: whether devices that receive nothing in a round put back what was there.
+    """
+    cut, put = (of_device(np.stack([starts for starts, _ in one], 1).astype(np.int32), place) for one in (cuts, puts))
+    devices = len(cuts[0][0])
+    here = of_device(np.stack([_receives(one, devices) for one in rounds], 1), place)
+    sends = [partial(_sent, one, names) for one in rounds]
+
+    def after(number: Any, whole: jax.Array) -> jax.Array:
+        box = lax.dynamic_slice(tile, of_device(cut, number), rounds[0].shape, allow_negative_indices=False)
+        box, at = lax.switch(number, sends, box), of_device(put, number)
+        if keep:
+            before = lax.dynamic_slice(whole, at, box.shape, allow_negative_indices=False)
+            box = _box_if(of_device(here, number), box, before)
+        return lax.dynamic_update_slice(whole, box, at, allow_negative_indices=False)
+
+    return lax.fori_loop(0, len(rounds), after, whole)
+
+
 def _sent(one: Round, names: tuple[str, ...], box: jax.Array) -> jax.Array:
     if one.is_local:
         return box
     return lax.ppermute(box, names, list(zip(one.senders.tolist(), one.receivers.tolist(), strict=True)))
 
 
-def _or_else(one: Round, devices: int, place: Any, box: jax.Array, other: jax.Array) -> jax.Array:
-    """The box on the devices that receive one, something else on the others."""
-    receives = np.zeros(devices, dtype=np.bool_)
-    receives[one.receivers] = True
-    if receives.all():
-        return box
-    chosen = of_device(receives, place)
+def _receives(one: Round, devices: int) -> NDArray[np.bool_]:
+    """Per position whether its device receives a box."""
+    found = np.zeros(devices, dtype=np.bool_)
+    found[one.receivers] = True
+    return found
+
+
+def _box_if(chosen: jax.Array, box: jax.Array, other: jax.Array) -> jax.Array:
     return lax.select(lax.broadcast(chosen, box.shape), box, other)
 
 
 def _cut(tile: jax.Array, at: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
     if shape == tile.shape:
         return tile
-    if all(isinstance(start, int) for start in at):
+    if all(isinstance(start, np.int32) for start in at):
         return lax.slice(tile, at, [start + length for start, length in zip(at, shape, strict=True)])
     return lax.dynamic_slice(tile, at, shape, allow_negative_indices=False)
 
@@ -220,7 +303,7 @@ def _at(devices: int, positions: Positions, starts: Positions) -> Starts:
     return table, known
 
 
-def of_device(table: NDArray[Any], place: Any) -> jax.Array:
+def of_device(table: NDArray[Any] | jax.Array, place: Any) -> jax.Array:
     """The row of a table that is for the device at a position."""
     return lax.dynamic_index_in_dim(table, place, keepdims=False, allow_negative_indices=False)
 
@@ -237,7 +320,7 @@ def starts_from(tables: Sequence[Starts], place: Any) -> list[list[Any]]:
         for column in table.T:
             values = column[known]
             if len(values) == 0 or (values == values[0]).all():
-                row.append(int(values[0]) if len(values) else 0)
+                row.append(np.int32(values[0] if len(values) else 0))  # as those looked up: JAX mixes no two types
             else:
                 key = np.where(known, column, values[0]).astype(np.int32).tobytes()
                 row.append(_Looked(columns.setdefault(key, len(columns))))

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.checks import expect
+from reshard.checks import expect, shown
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.numpy.tiles import gather, identity, run, scatter
@@ -65,6 +65,8 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "broadcast": lambda a: a,
 }
 """What is done element by element, by the name of the operation."""
+OPERANDS = dict.fromkeys(("add", "sub", "mul", "div", "maximum", "minimum", "pow", "equal", "less"), 2) | {"select": 3}
+"""How many operands they have, where it is not one."""
 WHOLE: dict[str, Callable[..., Any]] = {
     "sort": np.sort,
     "cumsum": np.cumsum,
@@ -95,6 +97,8 @@ def run_program(
             is not known here.
     """
     expect(placed, PlacedProgram, "what is run")
+    if not isinstance(inputs, Mapping):
+        raise ReshardError("bad-tiles", f"inputs must be a mapping from name to array, got: {shown(inputs)}")
     tiles: dict[str, Tiles] = {}
     results: dict[str, Array] = {}
     for operation in placed.operations:
@@ -160,7 +164,7 @@ class _Local:
             kept = [label for label in out if any(label in some for some in labels[:-1])]
             pairs = [part for pair in zip(arrays, labels, strict=False) for part in pair]
             return self._spread(device, np.einsum(*pairs, kept), kept)
-        if name in REDUCTIONS:
+        if name in REDUCTIONS and len(arrays) == 1:
             return self._reduced(device, arrays[0], labels[0])
         if name in ("slice", "pad", "concatenate"):
             return self._shifted(arrays)
@@ -171,7 +175,8 @@ class _Local:
             return WHOLE[name](arrays[0], axis=labels[0].index(place))
         if name == "reshape" and labels[0] != out:
             return self._reshaped(arrays[0], labels)
-        if name in ELEMENTWISE and all(label in out for ls in labels for label in ls):
+        plain = all(len({*ls}) == len(ls) and {*ls} <= {*out} for ls in labels)
+        if plain and name in ELEMENTWISE and len(arrays) == OPERANDS.get(name, 1):
             return ELEMENTWISE[name](
                 *(self._spread(device, array, ls) for array, ls in zip(arrays, labels, strict=False))
             )
@@ -215,7 +220,7 @@ class _Local:
         here = (rows >= start) & (rows < stop)
         if stop <= start:
             return np.zeros((*rows.shape, *table.shape[1:]), table.dtype)
-        found: Array = table[np.where(here, rows - start, 0)]
+        found: Array = np.array(table[np.where(here, rows - start, 0)])
         found[~here] = 0
         return found
 
@@ -242,4 +247,4 @@ def _label_sharding(
     for group, size, own in zip(rule.terms[term], shape, dims, strict=True):
         sizes += [size] if len(group) == 1 else [rule.sizes[label] for label in group]
         axes += labels_of(group, own, rule.sizes, mesh.sizes).lists
-    return (Sharding(mesh, ()) if mesh.is_maximal else Sharding.of(mesh, *axes)), tuple(sizes)
+    return (Sharding(mesh, ()) if mesh.is_maximal else Sharding.of(mesh, *axes, uneven=sharding.uneven)), tuple(sizes)

@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
-from reshard.propagation.elimination import Scoped, Table, least
+from reshard.propagation.elimination import LARGEST_TABLE, Scoped, Table, least
 from reshard.propagation.graph import Operation
 from reshard.propagation.layouts import IMPOSSIBLE, NOTHING, Cost, Pricer
 from reshard.propagation.projection import Axes, shards
@@ -54,6 +54,7 @@ def candidates(net: Net, pricer: Pricer, flows: Sequence[Flow], *, cut: bool) ->
     for value in net.graph.values:
         mesh, given = net.meshes[value.number], net.graph.annotations.get(value)
         unreduced, reduction = (given.unreduced, given.reduction) if given else ((), "sum")
+        uneven = given.uneven if given else None
         dims = dict.fromkeys(flow.dims[value.number] for flow in flows)
         if len(flows) > 1 and not mesh.is_maximal:
             own = tuple(dim.axes for dim in given.dims) if given else ((),) * len(value.shape)
@@ -61,9 +62,18 @@ def candidates(net: Net, pricer: Pricer, flows: Sequence[Flow], *, cut: bool) ->
             dims.update(dict.fromkeys(_crossed(found_by_runs, own)))
             if cut:
                 dims.update(dict.fromkeys(_cut(found_by_runs, own)))
-        found.append([pricer.sharding(mesh, one, unreduced, reduction) for one in dims][:MOST_CANDIDATES])
+        found.append([pricer.sharding(mesh, one, unreduced, reduction, uneven) for one in dims][:MOST_CANDIDATES])
     add_partial(net, pricer, found)
+    _thin(net, found)
     return found
+
+
+def _thin(net: Net, found: list[list[Sharding]]) -> None:
+    """Take from the values of operations of many operands their last candidates, until their tables are small."""
+    for operation in net.graph.operations:
+        scope = sorted({value.number for value in operation.values}, key=lambda number: net.weights[number])
+        while prod(len(found[number]) for number in scope) > LARGEST_TABLE:
+            found[max(scope, key=lambda number: len(found[number]))].pop()
 
 
 def _crossed(dims: list[tuple[Axes, ...]], own: tuple[Axes, ...]) -> list[tuple[Axes, ...]]:

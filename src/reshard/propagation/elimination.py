@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
+from math import fsum, prod
 
 LARGEST_TABLE = 4096
 Ranked = tuple[float, float, int, int]
@@ -152,7 +152,5 @@ def _improve(tables: Sequence[Scoped], counts: Mapping[int, int], chosen: dict[i
 
 
 def _sum(costs: Iterable[Ranked]) -> Ranked:
-    a, b, c, d = 0.0, 0.0, 0, 0
-    for one in costs:
-        a, b, c, d = a + one[0], b + one[1], c + one[2], d + one[3]
-    return (a, b, c, d)
+    first, second, third, fourth = zip((0.0, 0.0, 0, 0), *costs, strict=True)
+    return (fsum(first), fsum(second), sum(third), sum(fourth))

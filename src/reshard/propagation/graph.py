@@ -69,6 +69,8 @@ class Operation:
     """Labels of the first operand whose elements the second operand names."""
     attributes: tuple[tuple[str, Attribute], ...] = ()
     """What else the operation depends on, by name."""
+    sizes: tuple[tuple[str, int], ...] = ()
+    """Of all labels, where the shapes alone do not tell them."""
     reduction: str | None = None
     """How labels that the result lacks are combined, where the name does not say."""
     payload: Any = field(default=None, compare=False, repr=False)
@@ -90,7 +92,8 @@ class Graph:
     def __init__(self, mesh: Mesh | Mapping[str, Mesh]) -> None:
         given = dict(mesh) if isinstance(mesh, Mapping) else {"mesh": mesh}
         for name, one in given.items():
-            expect(name, str, "the name of a mesh")
+            if not NAME.fullmatch(expect(name, str, "the name of a mesh")):
+                raise ReshardError("bad-argument", f"the name of a mesh must be a word, got: {shown(name)}")
             expect(one, Mesh, "the mesh of a program")
         if not given:
             raise ReshardError("bad-argument", "a program must have a mesh at least")
@@ -117,7 +120,7 @@ class Graph:
         Raises:
             ReshardError: `bad-program` where there is none.
         """
-        if name not in self._named:
+        if expect(name, str, "the name of a value") not in self._named:
             raise ReshardError("bad-program", f"there is no value {shown(name)} in the program")
         return self._named[name]
 
@@ -148,7 +151,9 @@ class Graph:
         Raises:
             ReshardError: `bad-program` where a name is taken or an operand is another program's; and as `Pattern`.
         """
-        operands = tuple(operands)
+        operands = tuple(expect(operand, Value, "an operand of a program") for operand in operands)
+        if (pattern is None) != (name in BARE):
+            raise ReshardError("bad-program", f"operation {name} must have {'no' if name in BARE else 'a'} pattern")
         if not NAME.fullmatch(expect(name, str, "the name of an operation")):
             raise ReshardError("bad-argument", f"the name of an operation must be a word, got: {shown(name)}")
         for operand in operands:
@@ -159,10 +164,10 @@ class Graph:
         if called in self._named:
             raise ReshardError("bad-program", f"value {called} is made twice")
         if pattern is not None:
-            shape = _result_shape(called, name, pattern, operands, shape, sizes or {}, fields)
-        if dtype is None:
+            shape, fields["sizes"] = _solved(called, name, pattern, operands, shape, sizes or {}, fields)
+        if dtype is None and operands:
             dtype = operands[0].dtype
-        value = Value(called, checked_shape(shape or ()), dtype_named(dtype), len(self.operations))
+        value = Value(called, checked_shape(() if shape is None else shape), dtype_named(dtype), len(self.operations))
         self.operations.append(Operation(name, operands, value, pattern, **fields))
         self._named[called] = value
         return value
@@ -174,6 +179,11 @@ class Graph:
         self.operations.append(replace(operation, operands=tuple(operands), result=value))
         self._named[result] = value
         return value
+
+    def take_back(self, value: Value) -> None:
+        """Undo the last addition."""
+        self.operations.pop()
+        del self._named[value.name]
 
     def annotate(self, value: Value, sharding: Sharding) -> None:
         """Say how a value is sharded, besides what was said before.
@@ -209,7 +219,7 @@ class Graph:
         return f"{stem}_{number}"
 
 
-def _result_shape(
+def _solved(
     called: str,
     name: str,
     pattern: Pattern,
@@ -217,8 +227,8 @@ def _result_shape(
     shape: Sequence[int] | None,
     sizes: Mapping[str, int],
     fields: Mapping[str, Any],
-) -> tuple[int, ...]:
-    """The shape of an operation's result, which where labels are shifted must be given."""
+) -> tuple[tuple[int, ...], tuple[tuple[str, int], ...]]:
+    """The shape of an operation's result, which where labels are shifted must be given, and the sizes to keep."""
     if len(operands) != len(pattern.operands):
         raise ReshardError(
             "bad-argument",
@@ -234,7 +244,14 @@ def _result_shape(
         solved = pattern.solve_sizes(level_shapes(pattern, shapes, free), sizes)
     except ReshardError as error:
         raise ReshardError(error.code, f"value {called}: {error}") from None
-    return checked_shape(shape) if shape is not None else pattern.output_shape(solved)
+    result = checked_shape(shape) if shape is not None else pattern.output_shape(solved)
+    if not sizes:
+        return result, ()
+    try:
+        pattern.solve_sizes(level_shapes(pattern, [operand.shape for operand in operands] + [result], free), {})
+    except ReshardError:
+        return result, tuple(solved.items())
+    return result, ()
 
 
 def level_shapes(pattern: Pattern, shapes: Sequence[tuple[int, ...]], free: Iterable[str]) -> list[tuple[int, ...]]:

@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf, prod
+from math import fsum, inf, prod
 from typing import NamedTuple
 
 from reshard.axis import Axis, merged, sorted_and_merged
@@ -40,8 +40,9 @@ MOST_LAYOUTS = 256
 
 
 def added(*costs: Cost) -> Cost:
-    """The sum of costs."""
-    return (sum(c[0] for c in costs), sum(c[1] for c in costs), sum(c[2] for c in costs))
+    """The sum of costs, the same in whatever order they are."""
+    first, second, third = zip(*costs, strict=True)
+    return (fsum(first), fsum(second), sum(third))
 
 
 class Computed(NamedTuple):
@@ -62,6 +63,8 @@ class Pricer:
     """Prices of reshards and of operations on one network, each looked at once."""
 
     network: Network | None
+    uneven: str = "ceil"
+    """How dims are cut that their shards do not divide, where nothing says otherwise."""
     _plans: dict[tuple[Sharding, Sharding, tuple[int, ...], DType], Plan | None] = field(default_factory=dict)
     _chosen: dict[tuple[object, ...], Computed] = field(default_factory=dict)
     _shardings: dict[tuple[object, ...], Sharding] = field(default_factory=dict)
@@ -86,14 +89,19 @@ class Pricer:
         return (found.received_bytes if found.seconds is None else found.seconds, 0.0, int(bool(found.steps)))
 
     def sharding(
-        self, mesh: Mesh, dims: Iterable[Axes], unreduced: Iterable[Axis] = (), reduction: str = "sum"
+        self,
+        mesh: Mesh,
+        dims: Iterable[Axes],
+        unreduced: Iterable[Axis] = (),
+        reduction: str = "sum",
+        uneven: str | None = None,
     ) -> Sharding:
         """A closed sharding; the same object for the same arguments."""
-        key = (mesh, tuple(dims), tuple(unreduced), reduction)
+        key = (mesh, tuple(dims), tuple(unreduced), reduction, uneven or self.uneven)
         if key not in self._shardings:
             built = tuple(DimSharding(merged(axes, mesh.sizes)) for axes in key[1])
             self._shardings[key] = Sharding(
-                mesh, () if mesh.is_maximal else built, (), sorted_and_merged(key[2], mesh.sizes), reduction
+                mesh, () if mesh.is_maximal else built, (), sorted_and_merged(key[2], mesh.sizes), reduction, key[4]
             )
         return self._shardings[key]
 

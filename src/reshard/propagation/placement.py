@@ -118,7 +118,7 @@ def place(source: Graph, network: Network | None, until_priority: int | None) ->
     Raises:
         ReshardError: `no-plan` where an operation can be computed in no layout.
     """
-    net, pricer = Net(source), Pricer(network)
+    net, pricer = Net(source), Pricer(network, _uneven(source))
     flows = runs(net, until_priority)
     found = candidates(net, pricer, flows, cut=False)
     chosen = improved(net, pricer, found, flows, cheapest(net, pricer, found))
@@ -131,6 +131,12 @@ def place(source: Graph, network: Network | None, until_priority: int | None) ->
             chosen = other
     reasons = [_reason(net, flows, number, sharding) for number, sharding in enumerate(chosen)]
     return placed(net, pricer, chosen, reasons)
+
+
+def _uneven(graph: Graph) -> str:
+    """The rule for uneven dims of all shardings that were given and cut anything, if it is one."""
+    rules = {sharding.uneven for sharding in graph.annotations.values() if any(dim.axes for dim in sharding.dims)}
+    return rules.pop() if len(rules) == 1 else "ceil"
 
 
 def place_as(source: Graph, kept: Mapping[str, Sharding], network: Network | None = None) -> Placement:
@@ -149,6 +155,7 @@ def place_as(source: Graph, kept: Mapping[str, Sharding], network: Network | Non
                 [dim.axes for dim in kept[value.name].dims],
                 kept[value.name].unreduced,
                 kept[value.name].reduction,
+                kept[value.name].uneven,
             )
         ]
         for value in source.values
@@ -197,7 +204,10 @@ def placed(net: Net, pricer: Pricer, kept: Sequence[Sharding], reasons: Sequence
             continue
         given = tuple(made[operand] for operand in operation.operands)
         if operation.name == "reshard":
-            made[value] = reshard(given[0], sharding, value.name, reason)
+            start = given[0]
+            while (start, sharding) in moved:  # made already under another name
+                start = moved[start, sharding]
+            made[value] = reshard(start, sharding, value.name, reason)
             continue
         if operation.name == "output":
             if graph.annotations[given[0]] != sharding:

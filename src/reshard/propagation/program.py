@@ -14,18 +14,22 @@
 
 from __future__ import annotations
 
+import importlib
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from reshard.checks import all_of, expect, integer, listed, shown
+from reshard.checks import expect, integer, listed, shown
+from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.patterns import Pattern
-from reshard.propagation.graph import Attribute, Graph, Value
+from reshard.propagation.graph import NAME, Attribute, Graph, Value
 from reshard.propagation.placement import Placement, place
 from reshard.propagation.reshapes import reshape_pattern
-from reshard.propagation.text import read, read_meshes, write
-from reshard.sharding import Sharding
+from reshard.propagation.rules import REDUCTIONS
+from reshard.propagation.text import ROLES, read, read_meshes, write
+from reshard.sharding import Sharding, checked_shape
 
 if TYPE_CHECKING:
     from reshard.plans import Plan
@@ -45,8 +49,7 @@ class Program(Graph):
         Raises:
             ReshardError: `bad-program` where the name is taken; `bad-shape`, `unknown-dtype`, `rank-mismatch`.
         """
-        value = self.add("input", (), name, shape, dtype)
-        return value if sharding is None else self.constrain(value, sharding)
+        return self._annotated(self.add("input", (), name, shape, _given(dtype)), sharding)
 
     def op(
         self,
@@ -82,7 +85,11 @@ class Program(Graph):
             ReshardError: `syntax`, `bad-shape`, `rank-mismatch` where the pattern is none or does not fit the
                 shapes; `bad-program`, `bad-argument`.
         """
-        items = () if attributes is None else tuple(sorted((key, _plain(value)) for key, value in attributes.items()))
+        for given, what in ((sizes, "sizes"), (attributes, "attributes")):
+            if given is not None and not isinstance(given, Mapping):
+                raise ReshardError("bad-argument", f"{what} must be a mapping, got: {shown(given)}")
+        if name in REDUCTIONS and name != "einsum" and len(operands) != 1:
+            raise ReshardError("bad-argument", f"operation {name} must have one operand, got {len(operands)}")
         return self.add(
             name,
             operands,
@@ -91,15 +98,15 @@ class Program(Graph):
             dtype,
             pattern=Pattern.of(pattern),
             sizes=sizes,
-            replicated=tuple(replicated),
-            shifted=tuple(shifted),
-            selected=tuple(selected),
-            attributes=items,
+            replicated=_labels_with_a_role(replicated, "replicated"),
+            shifted=_labels_with_a_role(shifted, "shifted"),
+            selected=_labels_with_a_role(selected, "selected"),
+            attributes=_plain_items(attributes or {}),
         )
 
     def constant(self, value: float, shape: Sequence[int], dtype: Any = "float32", result: str | None = None) -> Value:
         """A tensor of one number, which every device makes for itself."""
-        return self.add("constant", (), result, shape, dtype, attributes=(("value", value),))
+        return self.add("constant", (), result, shape, _given(dtype), attributes=(("value", _number(value)),))
 
     def transpose(self, value: Value, order: Sequence[int], result: str | None = None) -> Value:
         """The dims of a value in another order, given by their numbers."""
@@ -130,6 +137,7 @@ class Program(Graph):
             ReshardError: `bad-shape` where a size differs and is not 1.
         """
         self.check_own(value)
+        shape = checked_shape(shape)
         places = [integer(at, "a dim of a broadcast") for at in listed(dims, "the dims of a broadcast")]
         if len(places) != len(value.shape) or len({*places}) != len(places):
             raise ReshardError("bad-argument", f"dims {places} must be one for each dim of {value.shape}")
@@ -179,7 +187,7 @@ class Program(Graph):
         if min([*before, *after], default=0) < 0:
             raise ReshardError("bad-argument", f"a pad of {before} and {after} must be at least 0")
         shape = [a + n + b for a, n, b in zip(before, value.shape, after, strict=True)]
-        return self._shift("pad", (value,), shape, result, {"low": before, "high": after, "value": fill})
+        return self._shift("pad", (value,), shape, result, {"low": before, "high": after, "value": _number(fill)})
 
     def concatenate(self, values: Sequence[Value], dim: int, result: str | None = None) -> Value:
         """Values one after another in one dim.
@@ -191,7 +199,16 @@ class Program(Graph):
         if not parts or not 0 <= integer(dim, "the dim of a concatenation") < len(parts[0].shape):
             raise ReshardError("bad-argument", f"dim {shown(dim)} is no dim of what is concatenated")
         shape = list(parts[0].shape)
-        shape[dim] = sum(part.shape[dim] for part in parts if len(part.shape) == len(shape))
+        for part in parts:
+            self.check_own(part)
+            if len(part.shape) != len(shape) or any(
+                one != other for n, (one, other) in enumerate(zip(part.shape, shape, strict=True)) if n != dim
+            ):
+                raise ReshardError(
+                    "bad-shape",
+                    f"{part.name} of {part.shape} and {parts[0].name} of {parts[0].shape} may differ in dim {dim} only",
+                )
+        shape[dim] = sum(part.shape[dim] for part in parts)
         return self._shift("concatenate", tuple(parts), shape, result, {"dim": dim})
 
     def take(self, table: Value, rows: Value, result: str | None = None) -> Value:
@@ -214,8 +231,8 @@ class Program(Graph):
     def reshard(self, value: Value, sharding: Sharding, result: str | None = None) -> Value:
         """A value in another sharding, which may be on another mesh."""
         self.check_own(value)
-        moved = self.add("reshard", (value,), result, value.shape)
-        return self.constrain(moved, sharding)
+        expect(sharding, Sharding, "the sharding of a reshard")
+        return self._annotated(self.add("reshard", (value,), result, value.shape), sharding)
 
     def constrain(self, value: Value, sharding: Sharding) -> Value:
         """Say how a value is sharded, wherever it stands in the program; the value.
@@ -229,8 +246,7 @@ class Program(Graph):
     def output(self, value: Value, sharding: Sharding | None = None, result: str | None = None) -> Value:
         """A value that the program gives back; without a sharding, in that which propagation finds."""
         self.check_own(value)
-        given = self.add("output", (value,), result, value.shape)
-        return given if sharding is None else self.constrain(given, sharding)
+        return self._annotated(self.add("output", (value,), result, value.shape), sharding)
 
     @property
     def inputs(self) -> list[Value]:
@@ -275,6 +291,14 @@ class Program(Graph):
 
     def __str__(self) -> str:
         return write(self)
+
+    def _annotated(self, value: Value, sharding: Sharding | None) -> Value:
+        """A value just made, with what is said about it; where that is refused, nothing is made."""
+        try:
+            return value if sharding is None else self.constrain(value, sharding)
+        except ReshardError:
+            self.take_back(value)
+            raise
 
     def _labels(self, value: Value) -> tuple[tuple[str, ...], ...]:
         self.check_own(value)
@@ -330,6 +354,22 @@ class PlacedProgram(Program):
         """
         return self.placement.why(self.value(value.name if isinstance(value, Value) else value))
 
+    def to_jax(self) -> Any:
+        """A function for `jax.jit` that equals the program, with its reshards inside; as `reshard.jax.to_jax`.
+
+        Raises:
+            ReshardError: `missing-extra` where JAX is not installed, and as `reshard.jax.to_jax`.
+        """
+        return _engine("jax").to_jax(self)
+
+    def to_torch(self, device_mesh: Any = None) -> Any:
+        """A function of DTensors that equals the program; as `reshard.torch.to_torch`.
+
+        Raises:
+            ReshardError: `missing-extra` where PyTorch is not installed, and as `reshard.torch.to_torch`.
+        """
+        return _engine("torch").to_torch(self, device_mesh)
+
     @property
     def plans(self) -> dict[Value, Plan]:
         """The plan of every reshard, by the value that it makes."""
@@ -377,9 +417,52 @@ def _ints(values: Sequence[int], what: str, value: Value) -> tuple[int, ...]:
     return given
 
 
+def _given(dtype: Any) -> Any:
+    """A dtype of a value without operands, which must be said."""
+    return dtype_named(dtype)
+
+
+def _number(value: Any) -> int | float:
+    """A number of Python or of NumPy, as Python's.
+
+    Raises:
+        ReshardError: `bad-argument`.
+    """
+    if hasattr(type(value), "__index__"):
+        return int(value.__index__())
+    if not isinstance(value, numbers.Real):
+        raise ReshardError("bad-argument", f"what fills a tensor must be a number, got: {shown(value)}")
+    return float(value)
+
+
+def _labels_with_a_role(labels: Iterable[str], role: str) -> tuple[str, ...]:
+    """Labels from a list, or letters from a text."""
+    return tuple(labels) if isinstance(labels, str) else tuple(listed(labels, f"the {role} labels"))
+
+
+def _plain_items(attributes: Mapping[Any, Any]) -> tuple[tuple[str, Attribute], ...]:
+    """Attributes as an operation keeps them: such as the text form can hold."""
+    for key in attributes:
+        taken = key in ROLES or str(key).startswith("sizes.")
+        if not isinstance(key, str) or not NAME.fullmatch(key) or taken:
+            raise ReshardError("bad-argument", f"the name of an attribute must be a word of its own, got: {shown(key)}")
+    return tuple(sorted((key, _plain(value)) for key, value in attributes.items()))
+
+
 def _plain(value: Any) -> Attribute:
     if isinstance(value, list | tuple):
-        return all_of(tuple(integer(one, "an attribute") for one in value), int, "an attribute")
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ReshardError("bad-argument", f"an attribute must be a number, a text or integers, got: {shown(value)}")
-    return value
+        return tuple(integer(one, "an attribute") for one in value)
+    if isinstance(value, str):
+        if not value.isprintable() or '"' in value:
+            raise ReshardError(
+                "bad-argument", f"an attribute must be printable and have no quotes, got: {shown(value)}"
+            )
+        return value
+    if not isinstance(value, bool) and isinstance(value, numbers.Real):
+        return _number(value)
+    raise ReshardError("bad-argument", f"an attribute must be a number, a text or integers, got: {shown(value)}")
+
+
+def _engine(name: str) -> Any:
+    """An engine, found by its name: engines rest on programs, so no import here may lead up to one."""
+    return getattr(importlib.import_module("reshard"), name)

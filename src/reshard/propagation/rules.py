@@ -80,6 +80,7 @@ def rule_of(
     selected: tuple[str, ...] = (),
     *,
     reduces: bool = True,
+    known: tuple[tuple[str, int], ...] = (),
 ) -> Rule:
     """The rule of a pattern.
 
@@ -90,8 +91,9 @@ def rule_of(
         shifted: labels whose elements change their place.
         selected: labels whose elements an operand names.
         reduces: whether labels that the result lacks may be combined from parts.
+        known: the sizes of labels that the shapes do not tell.
     """
-    sizes = pattern.solve_sizes(level_shapes(pattern, shapes, shifted), {})
+    sizes = pattern.solve_sizes(level_shapes(pattern, shapes, shifted), dict(known))
     numbers = {label: number for number, label in enumerate(pattern.labels)}
     roles = []
     for label in pattern.labels:
@@ -127,6 +129,7 @@ def operation_rule(operation: Operation) -> Rule:
         operation.shifted,
         operation.selected,
         reduces=operation.reduction is not None or operation.name in REDUCTIONS,
+        known=operation.sizes,
     )
 
 

@@ -92,7 +92,7 @@ def _choice_of(flow: Flow, found: Sequence[Sequence[Sharding]], pricer: Pricer, 
         dims = [tuple(dim.axes) for dim in some[0].dims]
         wanted = list(flow.dims[number])
         if dims != wanted:
-            wished = pricer.sharding(net.meshes[number], wanted, some[0].unreduced, some[0].reduction)
+            wished = pricer.sharding(net.meshes[number], wanted, some[0].unreduced, some[0].reduction, some[0].uneven)
             choice.append(some.index(wished) if wished in some else 0)
         else:
             choice.append(0)

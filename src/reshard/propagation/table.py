@@ -36,8 +36,9 @@ def table(placement: Placement) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(TITLES))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     seconds = "" if placement.seconds is None else f", {placement.seconds * 1e6:.1f} us"
+    reshards = "1 reshard" if len(placement.plans) == 1 else f"{len(placement.plans)} reshards"
     figures = (
-        f"{len(placement.plans)} reshards, received {bytes_text(placement.received_bytes)} on the busiest device of "
-        f"each{seconds}; peak {bytes_text(placement.peak_bytes)}"
+        f"{reshards}, received {bytes_text(placement.received_bytes)} on the busiest device of each{seconds}; "
+        f"peak {bytes_text(placement.peak_bytes)}"
     )
     return "\n".join([*lines, "", figures])

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from reshard.dtypes import dtype_named
@@ -34,7 +35,6 @@ from reshard.notation.grammar import Form, checked_text, parse, placed
 from reshard.notation.shardy import read_mesh, read_sharding
 from reshard.patterns import Pattern
 from reshard.propagation.graph import Attribute, Graph, Operation, Value
-from reshard.propagation.rules import operation_rule
 
 ROLES = ("replicated", "shifted", "selected")
 _MESH = re.compile(r"^[ \t]*sdy\.mesh\b[^\r\n]*", re.MULTILINE)
@@ -256,18 +256,6 @@ def _fields(operation: Operation) -> list[str]:
         if isinstance(value, tuple):
             fields.append(f"{key}=[{', '.join(map(str, value))}]")
         else:
-            fields.append(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}")
-    if operation.pattern is not None and _is_open(operation):
-        rule = operation_rule(operation)
-        fields += [f"sizes.{label}={size}" for label, size in zip(operation.pattern.labels, rule.sizes, strict=True)]
-    return fields
-
-
-def _is_open(operation: Operation) -> bool:
-    """Whether the shapes alone do not tell the sizes of the labels."""
-    assert operation.pattern is not None
-    try:
-        operation.pattern.solve_sizes([value.shape for value in operation.values], {})
-    except ReshardError:
-        return not operation.shifted
-    return False
+            number = isinstance(value, float) and not isfinite(value)  # a name unless it has a sign
+            fields.append(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value:{'+' * number}}")
+    return fields + [f"sizes.{label}={size}" for label, size in operation.sizes]

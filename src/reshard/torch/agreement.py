@@ -7,6 +7,7 @@ That takes four requests to the store per rank and no process group, so any set 
 does not come is named when the time is up.
 
 Statements are counted per set of ranks.
+A rank that comes when the others have given up gets their error, and is in step with their next call.
 Ranks that call in different order, or a rank that is elsewhere, are seen as a disagreement or as absent.
 """
 
@@ -21,7 +22,9 @@ import torch.distributed as dist
 
 from reshard.errors import ReshardError
 
-AGREED = b"agreed"
+AGREED = "agreed"
+ABSENT = "absent: "
+"""What a verdict begins with where a rank did not come."""
 
 
 def digest_of(*parts: Any) -> str:
@@ -52,20 +55,23 @@ class Agreement:
         first = store.compare_set(f"{key}/first", "", f"{digest}|{me}|{words}").decode()
         agreed_with, rank, said = first.split("|", 2)
         if agreed_with != digest:
-            store.set(f"{key}/verdict", f"rank {me} asks for {words}, rank {rank} for {said}")
+            store.compare_set(f"{key}/verdict", "", f"rank {me} asks for {words}, rank {rank} for {said}")
         elif store.add(f"{key}/count", 1) == len(members):
-            store.set(f"{key}/verdict", AGREED.decode())
+            store.compare_set(f"{key}/verdict", "", AGREED)
             for left in ("first", "count", "verdict", *map(str, members)) if number > 1 else ():
                 store.delete_key(f"{name}/{number - 1}/{left}")  # all have left that one behind
         try:
             store.wait([f"{key}/verdict"], timeout)
-        except RuntimeError:  # out of time
+        except RuntimeError:  # out of time, for those too that come later: they would begin alone
             absent = [rank for rank in members if not store.check([f"{key}/{rank}"])]
-            raise ReshardError(
-                "exchange-failed",
-                f"rank{'s' if len(absent) != 1 else ''} {', '.join(map(str, absent)) or 'unknown'} did not come to "
-                f"{words} within {timeout.total_seconds():g} s",
-            ) from None
-        verdict = store.get(f"{key}/verdict")
+            store.compare_set(
+                f"{key}/verdict",
+                "",
+                f"{ABSENT}rank{'s' if len(absent) != 1 else ''} {', '.join(map(str, absent)) or 'unknown'} did not "
+                f"come to {words} within {timeout.total_seconds():g} s",
+            )
+        verdict = store.get(f"{key}/verdict").decode()
+        if verdict.startswith(ABSENT):
+            raise ReshardError("exchange-failed", verdict.removeprefix(ABSENT))
         if verdict != AGREED:
-            raise ReshardError("ranks-disagree", verdict.decode())
+            raise ReshardError("ranks-disagree", verdict)

@@ -93,12 +93,15 @@ class Message(NamedTuple):
     """Whether it is the first of those that share a place in the buffer."""
 
     def packed(self) -> Iterator[tuple[int, Part]]:
-        """Where in the buffer each part begins; nothing where there is no buffer."""
-        begin = self.start
-        if begin is not None:
-            for part in self.parts:
-                yield begin, part
-                begin += part.size
+        """Where each part begins in the message's place in the buffer; nothing where there is no buffer."""
+        begin = 0
+        for part in () if self.start is None else self.parts:
+            yield begin, part
+            begin += part.size
+
+    def place_in(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Its place in the buffer, if it has one."""
+        return buffer if self.start is None else buffer[self.start : self.start + self.size]
 
 
 @dataclass(frozen=True)
@@ -158,16 +161,25 @@ class Leg:
         if out is None:
             out = tile.new_empty((0,) if self.target_shape is None else self.target_shape)
         if workspace is None:
-            sent, received = tile.new_empty(self.send_size), tile.new_empty(self.receive_size)
+            sent = tile.new_empty(self.send_size)
+            # One for each message, as the memory of large blocks is mapped and faulted in anew at every call.
+            received = [out if message.start is None else tile.new_empty(message.size) for message in self.receives]
         else:
-            sent, received = workspace[: self.send_size], workspace[self.send_size : self.buffer_size]
+            sent = workspace[: self.send_size]
+            received = [message.place_in(workspace[self.send_size :]) for message in self.receives]
         sends = self.sends
         if not tile.is_contiguous():  # nothing is sent from its own memory
             sends, size = _messages({message.peer: message.parts for message in sends}, None)
             sent = tile.new_empty(size)
         sending, receiving = _posted(
-            [(_memory(message, out, received), message.peer) for message in self.receives],
-            ((_memory(message, tile, sent, packs=True), message.peer) for message in _announced(sends, watch)),
+            [
+                (_memory(message, place, out), message.peer)
+                for message, place in zip(self.receives, received, strict=True)
+            ],
+            (
+                (_memory(message, message.place_in(sent), tile, packs=True), message.peer)
+                for message in _announced(sends, watch)
+            ),
             tile.device,
             dist.group.WORLD if group is None else group,
         )
@@ -181,7 +193,7 @@ class Leg:
         tile: torch.Tensor,
         out: torch.Tensor,
         sent: torch.Tensor,
-        received: torch.Tensor,
+        received: list[torch.Tensor],
         watch: Watch,
     ) -> torch.Tensor:
         """Wait and unpack; tile and send buffer must live until all is sent."""
@@ -192,7 +204,7 @@ class Leg:
         return out
 
     def _unpack(
-        self, tile: torch.Tensor, out: torch.Tensor, received: torch.Tensor, receiving: list[Any], watch: Watch
+        self, tile: torch.Tensor, out: torch.Tensor, received: list[torch.Tensor], receiving: list[Any], watch: Watch
     ) -> None:
         """Copy what the rank keeps, then put every message in its place, as soon as it is there and in their order."""
         combine = None if self.reduction is None else COMBINE[self.reduction]
@@ -207,7 +219,7 @@ class Leg:
             if number < len(receiving):
                 receiving[number].wait()  # once and no more: gloo would wait for a second message
             for begin, part in message.packed():
-                room, value = _at(out, part.index), _inside(received, begin, part)
+                room, value = _at(out, part.index), _inside(received[number], begin, part)
                 if combine is not None and part.box in placed:
                     combine(room, value, out=room)
                 else:
@@ -336,21 +348,13 @@ def _inside(buffer: torch.Tensor, begin: int, part: Part) -> torch.Tensor:
     return buffer[begin : begin + part.size].view(part.shape)
 
 
-def _memory(message: Message, tile: torch.Tensor, buffer: torch.Tensor, *, packs: bool = False) -> torch.Tensor:
+def _memory(message: Message, place: torch.Tensor, tile: torch.Tensor, *, packs: bool = False) -> torch.Tensor:
     """The contiguous memory that a message is sent from, into which it is packed before, or received into."""
-    begin, first = message.start, message.parts[0]
-    packs = packs and message.fresh
-    if begin is None:
-        memory = _at(tile, first.index)
-    elif len(message.parts) == 1:
-        memory = _inside(buffer, begin, first)
-        if packs:
-            memory.copy_(_at(tile, first.index))
-    else:
-        memory = buffer[begin : begin + message.size]
-        for begin, part in message.packed() if packs else ():
-            _inside(buffer, begin, part).copy_(_at(tile, part.index))
-    return memory if memory.dtype in CARRIED else memory.view(-1).view(torch.uint8)
+    memory = _at(tile, message.parts[0].index) if message.start is None else place
+    for begin, part in message.packed() if packs and message.fresh else ():
+        _inside(place, begin, part).copy_(_at(tile, part.index))
+    # Not by `view(-1)`, which leaves a single element whatever stride it has, and that has no bytes then.
+    return memory if memory.dtype in CARRIED else memory.as_strided((memory.numel(),), (1,)).view(torch.uint8)
 
 
 def _posted(

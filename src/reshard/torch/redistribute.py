@@ -52,7 +52,8 @@ def redistribute(
 
     - `first`: at the first call of each kind. Later calls of that kind pay nothing and see nothing: a rank that
       then passes another target which it has used before, with messages of the same sizes, gives wrong data
-      without an error; with messages of other sizes or to other ranks, an error or a wait until the timeout.
+      without an error; with messages of other sizes or to other ranks, an error or a wait until the timeout, and
+      gloo ends a process that is sent more than it waits for.
     - `always`: at every call, some requests to the store each time. No wrong data, whatever the ranks pass.
     - `never`: nothing is compared.
 

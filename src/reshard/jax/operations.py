@@ -1,0 +1,126 @@
+"""The operations of a program that was written by hand, on the tiles of one device.
+
+A tile is seen with one dim per label, so that a pattern says all that is to be done; the names are those that
+`reshard.numpy.programs` knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from reshard.errors import ReshardError
+from reshard.numpy import identity
+from reshard.propagation import Operation
+from reshard.propagation.rules import REDUCTIONS, Rule, operation_rule
+
+if TYPE_CHECKING:
+    from reshard.jax.programs import Tiles
+
+ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    "add": jnp.add,
+    "sub": jnp.subtract,
+    "mul": jnp.multiply,
+    "div": jnp.divide,
+    "maximum": jnp.maximum,
+    "minimum": jnp.minimum,
+    "pow": jnp.power,
+    "neg": jnp.negative,
+    "exp": jnp.exp,
+    "log": jnp.log,
+    "sqrt": jnp.sqrt,
+    "rsqrt": lax.rsqrt,
+    "tanh": jnp.tanh,
+    "abs": jnp.abs,
+    "relu": lambda a: jnp.maximum(a, 0),
+    "sigmoid": jax.nn.sigmoid,
+    "silu": jax.nn.silu,
+    "equal": jnp.equal,
+    "less": jnp.less,
+    "select": jnp.where,
+    **dict.fromkeys(("copy", "convert", "transpose", "reshape", "broadcast"), lambda a: a),
+}
+"""What is done element by element, by the name of the operation."""
+WHOLE: dict[str, Callable[..., Any]] = {"sort": jnp.sort, "cumsum": jnp.cumsum, "softmax": jax.nn.softmax}
+"""What needs all elements of one dim, by the name of the operation."""
+COMBINE: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "product": jnp.prod}
+
+
+def compute(here: Tiles, tiles: Sequence[Any]) -> Any:
+    """The device's tile of the result of an operation.
+
+    Raises:
+        ReshardError: `bad-program` where the operation is not known here.
+    """
+    operation, rule = here.operation, operation_rule(here.operation)
+    labels = [[label for group in term for label in group] for term in rule.terms]
+    arrays = [lax.reshape(tile, here.label_shape(term)) for term, tile in enumerate(tiles)]
+    result = _applied(here, operation, rule, arrays, labels)
+    return lax.reshape(result, here.shapes[-1]).astype(operation.result.dtype.name)
+
+
+def _applied(here: Tiles, operation: Operation, rule: Rule, arrays: list[Any], labels: list[list[int]]) -> Any:
+    name, out = operation.name, labels[-1]
+
+    def spread(array: Any, own: Sequence[int]) -> Any:
+        """An array with the labels of the result, in its order, those that it lacks repeated."""
+        own = list(own)
+        turned = jnp.transpose(array, [own.index(label) for label in out if label in own])
+        index = tuple(slice(None) if label in own else None for label in out)
+        return jnp.broadcast_to(turned[index], here.label_shape(len(arrays)))
+
+    if name == "einsum":
+        kept = [label for label in out if any(label in some for some in labels[:-1])]
+        pairs = [part for pair in zip(arrays, labels, strict=False) for part in pair]
+        return spread(jnp.einsum(*pairs, kept), kept)
+    if name in REDUCTIONS:
+        gone = tuple(place for place, label in enumerate(labels[0]) if label not in out)
+        start = identity(REDUCTIONS[name], arrays[0].dtype)
+        reduced = COMBINE[REDUCTIONS[name]](arrays[0], axis=gone, initial=start)
+        return spread(reduced, [label for label in labels[0] if label in out])
+    if name in ("slice", "pad", "concatenate"):
+        return _shifted(operation, arrays)
+    if name == "take":
+        return _taken(here, arrays)
+    if name in WHOLE and operation.replicated and operation.pattern is not None:
+        place = operation.pattern.labels.index(operation.replicated[0])
+        return WHOLE[name](arrays[0], axis=labels[0].index(place))
+    if name == "reshape" and labels[0] != out:
+        sizes = here.label_shape(0)
+        local = [sizes[labels[0].index(label)] if label in labels[0] else rule.sizes[label] for label in out]
+        if sorted(labels[0]) == sorted(out):
+            return jnp.transpose(arrays[0], [labels[0].index(label) for label in out])
+        if prod(local) == arrays[0].size:
+            return lax.reshape(arrays[0], local)
+    elif name in ELEMENTWISE and all(label in out for some in labels for label in some):
+        return ELEMENTWISE[name](*(spread(*pair) for pair in zip(arrays, labels, strict=False)))
+    raise ReshardError("bad-program", f"value {operation.result.name}: operation {name} is not known here")
+
+
+def _shifted(operation: Operation, arrays: list[Any]) -> Any:
+    """A slice, a pad or a concatenation; a dim that is sharded is one that it does not change."""
+    attribute = operation.attribute
+    if operation.name == "concatenate":
+        return lax.concatenate(arrays, attribute("dim"))
+    if operation.name == "slice":
+        steps = zip(attribute("start"), attribute("stop"), attribute("step"), strict=True)
+        sizes = zip(operation.operands[0].shape, operation.result.shape, strict=True)
+        return arrays[0][
+            tuple(slice(*step) if a != b else slice(None) for step, (a, b) in zip(steps, sizes, strict=True))
+        ]
+    width = list(zip(attribute("low"), attribute("high"), strict=True))
+    return jnp.pad(arrays[0], width, constant_values=attribute("value", 0))
+
+
+def _taken(here: Tiles, arrays: list[Any]) -> Any:
+    """Rows of the part of the table that is here; zeros for rows that are elsewhere."""
+    table, rows = arrays
+    at = rows - here.start(0, 0)
+    mine = (at >= 0) & (at < table.shape[0])
+    found = table[jnp.where(mine, at, 0)]
+    return jnp.where(mine.reshape(*mine.shape, *[1] * (table.ndim - 1)), found, jnp.zeros((), table.dtype))

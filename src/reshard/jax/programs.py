@@ -1,0 +1,348 @@
+"""A placed program as a function of JAX.
+
+The whole program is one `shard_map`: a value is the device's tile of it, an operation its local computation, a
+reshard the plan's collectives.
+So nothing is left to XLA's partitioner, and whatever the program says can be: sub-axes, several meshes over the same
+devices, dims that the shards do not divide, values that are partial under any reduction.
+
+**Gradients.** A reshard is linear, and its transpose goes from the dual of the target to the dual of the source:
+what is replicated has a cotangent that is partial, and the reverse.
+That is how `shard_map` sees the cotangents of tiles too, so the gradient of the function is its own transpose, with
+plans for collectives.
+A maximum over devices has the gradient of those that hold it, in equal parts.
+The derivatives are those of the operations; where a function has a derivative of its own (`custom_vjp`), trace its
+gradient.
+
+**Tiles that are cut short** fill a corner of an array as large as the largest tile. What lies beyond it is put at the
+identity of a reduction before one, and is dropped elsewhere.
+
+**Loops** are scans over tiles: `reshard.jax.tracing` says what leads into them and out of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.custom_derivatives import linear_call
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding, PartitionSpec
+
+from reshard.checks import expect
+from reshard.errors import ReshardError
+from reshard.jax.conversions import devices_at
+from reshard.jax.emitter import Local, Loop
+from reshard.jax.lowering import run_on_device
+from reshard.jax.operations import compute
+from reshard.jax.rounds import of_device
+from reshard.jax.traced import TracedProgram, loops_around
+from reshard.layout import Stage
+from reshard.mesh import Mesh
+from reshard.numpy import identity
+from reshard.planner import plan as make_plan
+from reshard.plans import Plan
+from reshard.propagation import Operation, PlacedProgram, Value
+from reshard.propagation.projection import labels_of, shards
+from reshard.propagation.rules import operation_rule, reduction_of
+from reshard.sharding import Sharding
+
+Names = tuple[str, ...]
+Env = dict[str, Any]
+"""Tiles by the names of values."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedFunction:
+    """A function of global arrays, to be used in `jit`.
+
+    It takes what the traced function takes, or, of a program that was written by hand, its inputs one after another,
+    and gives what that gives, or its output, or a tuple of its outputs.
+    """
+
+    placed: PlacedProgram
+    mesh: JaxMesh
+    """On which its shardings are: the devices of the program in its order."""
+    in_shardings: Any
+    """How the arguments are laid out; what is laid out otherwise XLA brings there."""
+    out_shardings: Any
+    """How the results are laid out."""
+    _run: Callable[..., Any] = field(repr=False)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The results.
+
+        Raises:
+            ReshardError: `bad-argument` where the arguments are not those of the program; `bad-shape`.
+        """
+        source = self.placed.placement.source
+        tree = source.in_tree if isinstance(source, TracedProgram) else None
+        leaves, given = jax.tree.flatten(arguments)
+        if (tree is not None and given != tree) or len(leaves) != len(self.placed.inputs):
+            raise ReshardError("bad-argument", f"the arguments must be those of the program, got: {given}")
+        for value, leaf in zip(self.placed.inputs, leaves, strict=True):
+            if jnp.shape(leaf) != value.shape:
+                raise ReshardError("bad-shape", f"input {value.name} must have shape {value.shape}")
+        arrays = [jnp.asarray(leaf, value.dtype.name) for value, leaf in zip(self.placed.inputs, leaves, strict=True)]
+        return _out_of(self.placed, self._run(*arrays))
+
+
+def to_jax(placed: PlacedProgram) -> PlacedFunction:
+    """The function of a placed program: the values of the original, moved by its plans, with gradients.
+
+    Raises:
+        ReshardError: `not-divisible` where an input or an output has a dim that its shards do not divide, which JAX
+            cannot hold; `cannot-express` where one is partial, where meshes have other devices or another order, or
+            where their axes fit into no mesh; `unknown-device`.
+    """
+    expect(placed, PlacedProgram, "what becomes a function of JAX")
+    mesh, specs = _mesh_and_specs(placed)
+    body = _Body(placed, mesh.axis_names)
+    ends = [[specs[value.name] for value in values] for values in (placed.inputs, placed.outputs)]
+    run = jax.shard_map(body, mesh=mesh, in_specs=tuple(ends[0]), out_specs=tuple(ends[1]), check_vma=False)
+    ins, outs = ([NamedSharding(mesh, spec) for spec in some] for some in ends)
+    source = placed.placement.source
+    given = jax.tree.unflatten(source.in_tree, ins) if isinstance(source, TracedProgram) else tuple(ins)
+    return PlacedFunction(placed, mesh, given, _out_of(placed, outs), run)
+
+
+def _out_of(placed: PlacedProgram, results: Sequence[Any]) -> Any:
+    source = placed.placement.source
+    if isinstance(source, TracedProgram):
+        return jax.tree.unflatten(source.out_tree, results)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+# The mesh
+
+
+def _mesh_and_specs(placed: PlacedProgram) -> tuple[JaxMesh, dict[str, PartitionSpec]]:
+    """A mesh of whose axes every input and output has whole ones, and their specs."""
+    first = placed.mesh
+    for mesh in {sharding.mesh for sharding in placed.annotations.values()}:
+        if mesh.is_maximal or not mesh.same_order_as(first):
+            raise ReshardError("cannot-express", f"{mesh} has other devices than {first}, or another order of them")
+    ends = [*placed.inputs, *placed.outputs]
+    stages: dict[str, list[Stage]] = {}
+    cuts = {1, first.size}
+    for value in ends:
+        sharding = placed.sharding(value)
+        if sharding.unreduced:
+            raise ReshardError("cannot-express", f"value {value.name} is partial, {sharding.text()}, and leaves")
+        try:
+            sharding.check_divisible(value.shape)
+        except ReshardError as error:
+            raise ReshardError(error.code, f"value {value.name}: {error}") from None
+        layout = sharding.layout_for(value.shape)
+        stages[value.name] = [layout.digits_of(dim) for dim in range(len(value.shape))]
+        cuts.update(cut for stage in stages[value.name] for digit in stage for cut in (digit[0], digit[0] * digit[1]))
+    strides = list(itertools.accumulate(reversed([size for _, size in first.axes]), int.__mul__, initial=1))
+    if _nest(cuts | set(strides)):
+        cuts |= set(strides)
+    if not _nest(cuts):
+        raise ReshardError("cannot-express", "the shardings of inputs and outputs fit into no mesh of JAX together")
+    names = _part_names(sorted(cuts), first)
+    sizes = [high // low for low, high in reversed(names)]
+    devices = np.array(devices_at(first.devices), dtype=object).reshape(sizes)
+    made = JaxMesh(devices, tuple(names[part] for part in reversed(names)))
+
+    def entry(stage: Stage) -> tuple[str, ...]:
+        inside = [
+            [names[low, high] for low, high in reversed(names) if stride <= low and high <= stride * size]
+            for stride, size in stage
+        ]
+        return tuple(name for part in inside for name in part)
+
+    return made, {name: PartitionSpec(*(entry(stage) or None for stage in dims)) for name, dims in stages.items()}
+
+
+def _nest(cuts: set[int]) -> bool:
+    return not any(high % low for low, high in itertools.pairwise(sorted(cuts)))
+
+
+def _part_names(cuts: Sequence[int], mesh: Mesh) -> dict[tuple[int, int], str]:
+    """Per part between two strides, minor first, a name: that of the axis which it is, or a new one."""
+    parts = list(itertools.pairwise(cuts))
+    names: dict[tuple[int, int], str] = {}
+    stop = mesh.size
+    for name, size in mesh.axes:
+        start = stop // size
+        inside = [part for part in parts if start <= part[0] and part[1] <= stop]
+        names.update({part: name if len(inside) == 1 else f"{name}_{n}" for n, part in enumerate(reversed(inside))})
+        stop = start
+    return {part: names.get(part, f"part_{part[0]}") for part in parts}
+
+
+# What one device does
+
+
+class _Body:
+    """The program of one device: from the tiles of the inputs to those of the outputs."""
+
+    def __init__(self, placed: PlacedProgram, names: Names) -> None:
+        self.placed, self.names = placed, names
+        self.operations = placed.operations
+        self.loops = {
+            operation.result.name: loops_around(self.operations, operation.result) for operation in self.operations
+        }
+
+    def __call__(self, *tiles: Any) -> tuple[Any, ...]:
+        place = lax.axis_index(self.names) if self.names else np.int32(0)
+        env: Env = {value.name: tile for value, tile in zip(self.placed.inputs, tiles, strict=True)}
+        self.block((), env, place)
+        return tuple(env[value.name] for value in self.placed.outputs)
+
+    def block(self, loops: tuple[Loop, ...], env: Env, place: Any) -> None:
+        """All that is made in a loop, or outside of all of them."""
+        for operation in self.operations:
+            name = operation.result.name
+            if name in env or self.loops[name] != loops:
+                continue
+            payload = operation.payload
+            if isinstance(payload, Local) and payload.part in ("last", "stack") and payload.loop is not None:
+                self.loop(payload.loop, loops, env, place)
+            else:
+                env[name] = self.made(operation, [env[operand.name] for operand in operation.operands], place)
+
+    def loop(self, loop: Loop, around: tuple[Loop, ...], env: Env, place: Any) -> None:
+        """A scan over tiles; its results join the others."""
+        parts: dict[str, list[Operation]] = {"carry": [], "element": [], "last": [], "stack": []}
+        for operation in self.operations:
+            if isinstance(operation.payload, Local) and operation.payload.loop is loop:
+                parts[operation.payload.part].append(operation)
+
+        def tiles(operations: Sequence[Operation], known: Env) -> list[Any]:
+            return [known[operation.operands[0].name] for operation in operations]
+
+        def turn(carry: list[Any], elements: list[Any]) -> tuple[list[Any], list[Any]]:
+            inside = dict(env)
+            for operation, tile in zip([*parts["carry"], *parts["element"]], [*carry, *elements], strict=True):
+                inside[operation.result.name] = tile
+            self.block((*around, loop), inside, place)
+            return tiles(parts["last"], inside), tiles(parts["stack"], inside)
+
+        carried, stacked = lax.scan(
+            turn,
+            tiles(parts["carry"], env),
+            tiles(parts["element"], env),
+            length=loop.length,
+            reverse=loop.reverse,
+            unroll=loop.unroll,
+        )
+        for operation, tile in zip([*parts["last"], *parts["stack"]], [*carried, *stacked], strict=True):
+            env[operation.result.name] = tile
+
+    def made(self, operation: Operation, tiles: list[Any], place: Any) -> Any:
+        """The tile that an operation makes."""
+        if operation.result in self.placed.plans:
+            return moved(self.placed.plans[operation.result], self.names, tiles[0])
+        if operation.name == "output":
+            return tiles[0]
+        here = Tiles(self.placed, operation, place)
+        if operation.name == "constant" and operation.payload is None:
+            return lax.full(here.shapes[-1], operation.attribute("value"), operation.result.dtype.name)
+        tiles = here.cleared(tiles)
+        return operation.payload.run(here, tiles) if isinstance(operation.payload, Local) else compute(here, tiles)
+
+
+class Tiles:
+    """What an operation may ask about the tiles of its operands and its result on a device."""
+
+    def __init__(self, placed: PlacedProgram, operation: Operation, place: Any) -> None:
+        self.operation, self.place = operation, place
+        self.values: tuple[Value, ...] = operation.values
+        self.shardings: list[Sharding] = [placed.sharding(value) for value in self.values]
+
+    @cached_property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the arrays that hold the tiles: those of the largest."""
+        return [s.local_shape(value.shape) for s, value in zip(self.shardings, self.values, strict=True)]
+
+    def _bounds(self, term: int, dim: int) -> tuple[Any, Any]:
+        value, sharding = self.values[term], self.shardings[term]
+        return sharding.layout_for(value.shape).intervals(dim, value.shape[dim], sharding.mesh.positions)
+
+    def start(self, term: int, dim: int) -> Any:
+        """Where a tile begins in its tensor."""
+        return self._mine(self._bounds(term, dim)[0])
+
+    def _mine(self, table: Any) -> Any:
+        if (table == table[0]).all():
+            return np.int32(table[0])
+        return of_device(table.astype(np.int32), self.place)
+
+    def label_shape(self, term: int) -> tuple[int, ...]:
+        """The shape of a tile with one dim per label."""
+        rule, sharding = operation_rule(self.operation), self.shardings[term]
+        sizes: list[int] = []
+        for group, own, dim in zip(rule.terms[term], self.shapes[term], sharding.dims, strict=True):
+            found = labels_of(group, dim.axes, rule.sizes, sharding.mesh.sizes)
+            parts = [shards(axes, sharding.mesh.sizes) for axes in found.lists]
+            sizes += [own] if len(group) == 1 else [rule.sizes[n] // p for n, p in zip(group, parts, strict=True)]
+        return tuple(sizes)
+
+    def cleared(self, tiles: Sequence[Any]) -> list[Any]:
+        """The tiles, what lies beyond their ends put at the identity of the reduction that would take it in."""
+        if self.operation.pattern is None:
+            return list(tiles)
+        rule, found = operation_rule(self.operation), list(tiles)
+        for term, tile in enumerate(tiles):
+            for dim, group in enumerate(rule.terms[term]):
+                start, stop = self._bounds(term, dim)
+                length = self.shapes[term][dim]
+                if not group or rule.roles[group[-1]] != "reduced" or (stop - start == length).all():
+                    continue
+                inside = lax.broadcasted_iota(np.int32, tile.shape, dim) < self._mine(stop - start)
+                blank = identity(reduction_of(self.operation), tile.dtype)
+                found[term] = lax.select(inside, found[term], lax.full_like(tile, blank))
+        return found
+
+
+# Reshards of tiles
+
+
+def moved(plan: Plan, names: Names, tile: Any) -> Any:
+    """The target tile of a device from its source tile, with its derivative."""
+    if not plan.steps:
+        return tile
+    if tile.dtype == np.bool_:  # which JAX has no maximum over devices for
+        return run_on_device(plan, names, tile.astype(np.uint8)).astype(np.bool_)
+    if not jnp.issubdtype(tile.dtype, np.inexact):
+        return run_on_device(plan, names, tile)
+    if plan.source.unreduced and plan.source.reduction != "sum":
+        return _extreme(plan, names)(tile)
+    back = plan.transpose()
+    return linear_call(
+        lambda _, x: run_on_device(plan, names, x), lambda _, ct: run_on_device(back, names, ct), (), tile
+    )
+
+
+def _extreme(plan: Plan, names: Names) -> Any:
+    """The reshard of what is partial under a maximum or a minimum."""
+    source, reduction = plan.source, plan.source.reduction
+    if reduction not in ("max", "min"):
+        return lambda tile: run_on_device(plan, names, tile)
+    ends = replace(source, reduction="sum"), replace(plan.target, reduction="sum")
+    added = make_plan(*ends, shape=plan.shape, dtype=plan.dtype.name)
+    everywhere = replace(source, unreduced=())
+    best = make_plan(source, everywhere, plan.shape, plan.dtype.name)
+    count = make_plan(ends[0], replace(everywhere, reduction="sum"), plan.shape, plan.dtype.name)
+
+    @jax.custom_jvp
+    def run(tile: Any) -> Any:
+        return run_on_device(plan, names, tile)
+
+    @run.defjvp
+    def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+        (tile,), (tangent,) = primals, tangents
+        holds = (tile == run_on_device(best, names, tile)).astype(tile.dtype)
+        share = lax.stop_gradient(holds / run_on_device(count, names, holds))
+        return run(tile), moved(added, names, tangent * share)
+
+    return run

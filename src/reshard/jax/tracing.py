@@ -1,0 +1,309 @@
+"""A program from a function of JAX: its jaxpr, equation by equation.
+
+Calls (`jit`, `checkpoint`, functions with derivatives of their own) are taken apart where they stand.
+`sharding_constraint` and our own `reshard` say how a value is sharded.
+
+**Scan.** The body is in the program once. What it reads of the carry and of the stacked inputs are values of their
+own, and what it gives back is tied to what it reads by an operation of two operands that must be alike, so shardings
+go around the loop until nothing changes.
+Then the carry is held: before the loop, around it and after it one sharding, and the rest is placed around that.
+
+By hand, `scan` of h -> tanh(h @ w) over stacked w, h kept by rows: the carry is kept by rows too, for the contraction
+hands its rows on and the tie brings them to where the loop begins.
+
+>>> mesh = Mesh.of(x=2)
+>>> def layer(x, w):
+...     return jax.numpy.tanh(x @ w)
+>>> shape = jax.ShapeDtypeStruct((4, 4), "float32")
+>>> program = trace(layer, shape, shape, in_shardings=(Sharding.of(mesh, "x", None), None))
+>>> print(program)
+sdy.mesh @mesh = <["x"=2]>
+x = input : float32[4, 4] <@mesh, [{"x"}, {}]>
+w = input : float32[4, 4]
+einsum_2 = einsum "l0 c0, c0 r1 -> l0 r1" (x, w) : float32[4, 4]
+tanh_3 = tanh "d0 d1 -> d0 d1" (einsum_2) : float32[4, 4]
+out = output (tanh_3) : float32[4, 4]
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src.interpreters.partial_eval import dce_jaxpr
+from jax.extend.core import Literal
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh as JaxMesh
+
+from reshard.checks import shown
+from reshard.errors import ReshardError
+from reshard.jax.conversions import mesh_of, sharding_of
+from reshard.jax.emitter import Emitter, Loop, labels
+from reshard.jax.equations import equation_values
+from reshard.jax.traced import Carry, TracedProgram
+from reshard.mesh import Mesh
+from reshard.propagation import Value
+from reshard.sharding import Sharding
+
+CALLS = {
+    "jit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_lin": "call_jaxpr",
+}
+"""Primitives that call a jaxpr, and the parameter that has it."""
+IDENTITIES = ("optimization_barrier", "name", "pvary")
+"""Primitives whose results are their operands."""
+CONSTRAINTS = ("sharding_constraint", "reshard_by_plan", "reshard_by_plan_when_known", "reshard")
+"""Primitives that say how a value is sharded."""
+
+logger = logging.getLogger("reshard")
+
+
+def trace(
+    fn: Callable[..., Any], *avals: Any, in_shardings: Any = None, out_shardings: Any = None, mesh: Any = None
+) -> TracedProgram:
+    """The program of a function of JAX.
+
+    Args:
+        fn: a function of arrays, or of pytrees of arrays; what `jax.make_jaxpr` takes.
+        avals: for each argument arrays or `jax.ShapeDtypeStruct`; a sharding that one of these has is taken, unless
+            `in_shardings` says otherwise.
+        in_shardings: per argument a pytree of shardings: a `PartitionSpec`, a `NamedSharding`, or a
+            `reshard.Sharding`, which may have open dims and priorities; one may stand for a whole subtree. None
+            leaves the dims of an argument open.
+        out_shardings: the same for the results.
+        mesh: what specs are on: a mesh of JAX or ours; without it the one that is set, or that of another sharding.
+
+    Raises:
+        ReshardError: `unknown-mesh` where nothing tells the mesh, `bad-argument` where a tree of shardings does not
+            fit, `unknown-dtype`; and as `Program.constrain`.
+    """
+    closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*avals)
+    jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    leaves, in_tree = jax.tree.flatten(avals)
+    results, out_tree = jax.tree.flatten(out_shape)
+    ins = _for_leaves(in_shardings, avals, len(leaves), "in_shardings")
+    outs = _for_leaves(out_shardings, out_shape, len(results), "out_shardings")
+    ins = [_own(aval) if given is None else given for given, aval in zip(ins, leaves, strict=True)]
+    where = _mesh(mesh, [*ins, *outs])
+    program = TracedProgram(where)
+    program.in_tree, program.out_tree = in_tree, out_tree
+    tracing = _Tracing(program)
+    arguments = []
+    avals_in: list[Any] = [var.aval for var in jaxpr.invars]
+    for name, aval, given in zip(_names(fn, avals), avals_in, ins, strict=True):
+        sharding = None if given is None else sharding_of(given, where, aval.ndim)
+        arguments.append(program.input(name, aval.shape, aval.dtype, sharding))
+    made = tracing.run(jaxpr, [tracing.literal(value) for value in closed.consts], arguments)
+    for name, value, given in zip(_out_names(out_shape), made, outs, strict=True):
+        sharding = None if given is None else sharding_of(given, where, len(value.shape))
+        while name in program._named:
+            name += "_"
+        program.output(value, sharding, name)
+    program.without_rule = tracing.without_rule
+    if program.without_rule:
+        logger.warning("primitives without a rule, whole on every device: %s", ", ".join(program.without_rule))
+    return program
+
+
+class _Tracing(Emitter):
+    """Goes through a jaxpr."""
+
+    def run(self, jaxpr: Any, consts: Sequence[Value], arguments: Sequence[Value]) -> list[Value]:
+        """The results of a jaxpr."""
+        known: dict[Any, Value] = dict(zip(jaxpr.constvars, consts, strict=True))
+        known.update(zip(jaxpr.invars, arguments, strict=True))
+
+        def read(atom: Any) -> Value:
+            if not isinstance(atom, Literal):
+                return known[atom]
+            aval: Any = atom.aval
+            return self.literal(np.asarray(atom.val, aval.dtype))
+
+        for equation in jaxpr.eqns:
+            results = self.equation(equation, [read(atom) for atom in equation.invars])
+            known.update(zip(equation.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def equation(self, equation: Any, operands: list[Value]) -> list[Value]:
+        """The results of an equation."""
+        name = str(equation.primitive)
+        if name in IDENTITIES:
+            return operands
+        if name in CONSTRAINTS:
+            return [self.constrained(operands[0], _asked(equation))]
+        if name == "scan":
+            return self.scan(equation, operands)
+        if name in CALLS:
+            called = equation.params[CALLS[name]]
+            inner, consts = (called.jaxpr, called.consts) if hasattr(called, "consts") else (called, ())
+            given = equation.params.get("in_shardings", [None] * len(operands))
+            wanted = equation.params.get("out_shardings", [None] * len(equation.outvars))
+            operands = [self.constrained(*pair) for pair in zip(operands, given, strict=True)]
+            results = self.run(inner, [self.literal(value) for value in consts], operands)
+            return [self.constrained(*pair) for pair in zip(results, wanted, strict=True)]
+        return equation_values(self, equation, operands)
+
+    def constrained(self, value: Value, sharding: Any) -> Value:
+        """The value, from here on in a sharding, where it says one."""
+        if not isinstance(sharding, NamedSharding):
+            return value
+        return self.program.constrain(self.copy("copy", value), sharding_of(sharding, None, len(value.shape)))
+
+    def copy(self, name: str, value: Value, **local: Any) -> Value:
+        """The value again, under a name of its own."""
+        return self.emit(
+            name, [value], [labels(len(value.shape))] * 2, _Aval(value), lambda _, tiles: tiles[0], local=local
+        )
+
+    def scan(self, equation: Any, operands: list[Value]) -> list[Value]:
+        """A loop: its body once, between operations that lead into it and out of it."""
+        params = equation.params
+        first, stop = params["num_consts"], params["num_consts"] + params["num_carry"]
+        loop = Loop(params["length"], params["reverse"], params["unroll"])
+        outside = self.loops
+        starts = [self.program.add("reshard", (value,), None, value.shape) for value in operands[first:stop]]
+        self.loops = (*outside, loop)
+        carries = [
+            self.copy("carry", value, part="carry", place=place, loop=loop) for place, value in enumerate(starts)
+        ]
+        elements = [self._element(value, loop, place) for place, value in enumerate(operands[stop:])]
+        body = params["jaxpr"]
+        consts = [self.literal(value) for value in body.consts]
+        results = self.run(body.jaxpr, consts, [*operands[:first], *carries, *elements])
+        after = [self.program.add("reshard", (value,), None, value.shape) for value in results[: len(carries)]]
+        self.loops = outside
+        last = []
+        for place, (value, inside) in enumerate(zip(after, carries, strict=True)):
+            terms = [labels(len(value.shape))] * 3
+            local = {"part": "last", "place": place, "loop": loop}
+            last.append(self.emit("last", [value, inside], terms, _Aval(value), _never, local=local))
+        assert isinstance(self.program, TracedProgram)
+        self.program.carries += [Carry(*values) for values in zip(starts, carries, after, last, strict=True)]
+        return last + [self._stacked(value, loop, place) for place, value in enumerate(results[len(carries) :])]
+
+    def _element(self, value: Value, loop: Loop, place: int) -> Value:
+        """What a turn of the loop reads of a stacked value."""
+        term = (("turn",), *labels(len(value.shape) - 1))
+        local = {"part": "element", "place": place, "loop": loop}
+        aval = jax.ShapeDtypeStruct(value.shape[1:], value.dtype.name)
+        return self.emit("element", [value], [term, term[1:]], aval, _never, local=local, replicated=("turn",))
+
+    def _stacked(self, value: Value, loop: Loop, place: int) -> Value:
+        """What the turns of the loop have made, one after another."""
+        term = (("turn",), *labels(len(value.shape)))
+        local = {"part": "stack", "place": place, "loop": loop}
+        aval = jax.ShapeDtypeStruct((loop.length, *value.shape), value.dtype.name)
+        return self.emit("stack", [value], [term[1:], term], aval, _never, local=local, replicated=("turn",))
+
+
+class _Aval:
+    """The shape and the dtype of a value."""
+
+    def __init__(self, value: Value) -> None:
+        self.shape, self.dtype = value.shape, value.dtype
+
+
+def _never(here: Any, tiles: Any) -> Any:
+    """What leads into a loop or out of it is no operation by itself."""
+    raise ReshardError("bad-program", "a loop runs as a whole")
+
+
+def _asked(equation: Any) -> Any:
+    """The sharding that a primitive asks for."""
+    params = equation.params
+    if "sharding" in params:
+        return params["sharding"]
+    target = params.get("target", params.get("dst_sharding"))
+    if isinstance(target, PartitionSpec):
+        entries = [PartitionSpec.UNCONSTRAINED if dim in params.get("kept", ()) else e for dim, e in enumerate(target)]
+        return NamedSharding(params["mesh"], target.update(partitions=tuple(entries)))
+    return target
+
+
+def _is_leaf(value: Any) -> bool:
+    return value is None or isinstance(value, PartitionSpec | jax.sharding.Sharding | Sharding)
+
+
+def _for_leaves(given: Any, tree: Any, count: int, what: str) -> list[Any]:
+    """What is given for each leaf, where it may be given for whole subtrees."""
+    if given is None:
+        return [None] * count
+    try:
+        spread = jax.tree.broadcast(given, tree, is_leaf=_is_leaf)
+    except ValueError as error:
+        text = str(error).splitlines()[0].rstrip(".")
+        raise ReshardError("bad-argument", f"{what} does not fit the pytree that it is for: {text}") from None
+    found = jax.tree.leaves(spread, is_leaf=_is_leaf)
+    for one in found:
+        if not _is_leaf(one):
+            wanted = "None, a PartitionSpec, a NamedSharding or a Sharding"
+            raise ReshardError("bad-argument", f"{what} must be {wanted}, got: {shown(one)}")
+    return found
+
+
+def _own(aval: Any) -> Any:
+    sharding = getattr(aval, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) and not sharding.mesh.empty else None
+
+
+def _mesh(given: Any, shardings: Sequence[Any]) -> Mesh:
+    """The mesh of specs, and of values of which nothing tells."""
+    if isinstance(given, JaxMesh | AbstractMesh):
+        return mesh_of(given)
+    if isinstance(given, Mesh):
+        return given
+    if given is not None:
+        raise ReshardError("bad-argument", f"the mesh of a trace must be one of JAX or ours, got: {shown(given)}")
+    for one in shardings:
+        if isinstance(one, NamedSharding):
+            return mesh_of(one.mesh)
+        if isinstance(one, Sharding):
+            return one.mesh
+    current = jax.sharding.get_mesh()
+    if not current.empty:
+        return mesh_of(current)
+    raise ReshardError("unknown-mesh", "no sharding says on which mesh the function runs; pass mesh= or set a mesh")
+
+
+def _names(fn: Callable[..., Any], avals: Sequence[Any]) -> list[str]:
+    """Names for the inputs: those of the parameters, and the way to a leaf."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    stems = [plain[n] if n < len(plain) else f"arg{n}" for n in range(len(avals))]
+    return _distinct(
+        [
+            stem + jax.tree_util.keystr(path)
+            for stem, aval in zip(stems, avals, strict=True)
+            for path, _ in jax.tree_util.tree_leaves_with_path(aval)
+        ]
+    )
+
+
+def _out_names(out_shape: Any) -> list[str]:
+    return _distinct(["out" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(out_shape)])
+
+
+def _distinct(texts: Sequence[str]) -> list[str]:
+    """Words made of the texts, no two alike."""
+    found: list[str] = []
+    for text in texts:
+        word = re.sub(r"\.+", ".", re.sub(r"[^A-Za-z0-9_]+", ".", text)).strip(".")
+        word = word if re.match(r"[A-Za-z_]", word) else f"_{word}"
+        while word in found:
+            word += "_"
+        found.append(word)
+    return found

@@ -1,0 +1,272 @@
+"""A placed program as a function of DTensors.
+
+A value is the rank's tile of it, an operation its local computation, a reshard the plan's exchange.
+So whatever the program says can be: sub-axes, several meshes, dims that the shards do not divide; only what goes in
+and comes out must have placements.
+
+**Gradients.** A reshard is linear, and its transpose goes from the dual of the target to the dual of the source: what
+is replicated has a gradient that is partial, and the reverse.
+Between reshards the gradients are those of torch for the local computation.
+What flows in with the gradient of a result is brought to its dual, and what flows out to an input is summed: it comes
+where the input is, replicated where that is partial, as `redistribute` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch._prims_common import make_contiguous_strides_for
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+from reshard.checks import expect, shown
+from reshard.errors import ReshardError
+from reshard.layout import index_of
+from reshard.mesh import Mesh
+from reshard.propagation import Operation, PlacedProgram, Value
+from reshard.sharding import Sharding
+from reshard.torch.conversions import mesh_of, placements_of
+from reshard.torch.operations import LocalOperation
+from reshard.torch.redistribute import redistribute
+from reshard.torch.transfer import Route, World, gradient_placements, identity, route_of, world
+
+Run = Callable[..., torch.Tensor]
+
+
+class PlacedFunction:
+    """A function of DTensors: the inputs of a program one after another; its output, or a tuple of its outputs.
+
+    An input that lies elsewhere than the program has it is brought there.
+    """
+
+    def __init__(self, placed: PlacedProgram, device_mesh: DeviceMesh | None) -> None:
+        """As `to_torch`."""
+        self.placed = placed
+        self.device_mesh = device_mesh
+        self._ready: tuple[World, dict[Mesh, DeviceMesh], dict[str, Run]] | None = None
+
+    def __call__(self, *inputs: DTensor) -> DTensor | tuple[DTensor, ...]:
+        """The results; all ranks of the program must call it.
+
+        Raises:
+            ReshardError: `bad-argument` where the inputs are not those of the program, `bad-shape`,
+                `cannot-express`, `different-meshes`; `bad-program` where an operation is not known here;
+                and as `redistribute`.
+        """
+        values = self.placed.inputs
+        if len(inputs) != len(values):
+            raise ReshardError("bad-argument", f"the program has {len(values)} inputs, got {len(inputs)}")
+        for value, x in zip(values, inputs, strict=True):
+            if not isinstance(x, DTensor):
+                raise ReshardError("bad-argument", f"input {value.name} must be a DTensor, got: {shown(x)}")
+            if tuple(x.shape) != value.shape or x.dtype != _dtype(value):
+                raise ReshardError(
+                    "bad-shape",
+                    f"input {value.name} is {tuple(x.shape)} of {x.dtype}; it must be {value.shape} of {_dtype(value)}",
+                )
+        runs = self._runs(inputs)
+        tiles: dict[str, torch.Tensor] = {}
+        results: list[Any] = []
+        given = iter(inputs)
+        for operation in self.placed.operations:
+            value = operation.result
+            taken = [next(given)] if operation.name == "input" else [tiles[one.name] for one in operation.operands]
+            tiles[value.name] = runs[value.name](*taken)
+            if operation.name == "output":
+                results.append(tiles[value.name])
+        found: DTensor | tuple[DTensor, ...] = results[0] if len(results) == 1 else tuple(results)
+        return found
+
+    def _runs(self, inputs: tuple[DTensor, ...]) -> Mapping[str, Run]:
+        """What this rank does for every value, by its name; made at the first call."""
+        here, first = world(), inputs[0].device_mesh if inputs else self.device_mesh
+        meshes = [self.device_mesh or first, *(x.device_mesh for x in inputs)]
+        known = {mesh_of(mesh): mesh for mesh in reversed(meshes) if mesh is not None}
+        if self._ready is None or self._ready[0] is not here or self._ready[1] != known:
+            maker = _Maker(self.placed, here.rank, known)
+            runs = {operation.result.name: maker.run_of(operation) for operation in self.placed.operations}
+            self._ready = here, known, runs
+        return self._ready[2]
+
+
+def to_torch(placed: PlacedProgram, device_mesh: DeviceMesh | None = None) -> PlacedFunction:
+    """The function of a placed program: the values of the original, moved by its plans, with gradients.
+
+    Args:
+        placed: what is run.
+        device_mesh: what results are on, where no input lies on their devices.
+
+    Raises:
+        ReshardError: `bad-argument`.
+    """
+    if device_mesh is not None:
+        expect(device_mesh, DeviceMesh, "device_mesh")
+    return PlacedFunction(expect(placed, PlacedProgram, "what becomes a function of torch"), device_mesh)
+
+
+class _Maker:
+    """Makes what one rank does for every operation."""
+
+    def __init__(self, placed: PlacedProgram, rank: int, meshes: Mapping[Mesh, DeviceMesh]) -> None:
+        self.placed = placed
+        self.rank = rank
+        self.meshes = meshes
+
+    def run_of(self, operation: Operation) -> Run:
+        """What is called with the tiles of the operands, or with an input."""
+        value = operation.result
+        sharding = self.placed.sharding(value)
+        if operation.name == "input":
+            end = _End(value, sharding, self._mesh_for(sharding))
+            return lambda x: _Enter.apply(end.brought(x), end)  # type: ignore[no-untyped-call]
+        if operation.name == "output":
+            end = _End(value, sharding, self._mesh_for(sharding))
+            return lambda tile: _Leave.apply(tile, end)  # type: ignore[no-untyped-call]
+        if operation.name == "constant":
+            tile = self._constant(operation, sharding)
+            return lambda: tile
+        if value in self.placed.plans:
+            way = _Way(self.placed, value, self.rank, self.meshes)
+            if not way.there.stages:
+                return lambda tile: way.there.start(tile)()
+            return lambda tile: _Moved.apply(tile, way)  # type: ignore[no-untyped-call]
+        shardings = [self.placed.sharding(one) for one in operation.values]
+        if self.rank not in sharding.mesh:
+            return partial(_nothing, _dtype(value))
+        return _from_all(LocalOperation(operation, shardings, self.rank))
+
+    def _mesh_for(self, sharding: Sharding) -> DeviceMesh:
+        """The mesh of torch that an input or a result is on."""
+        devices = {*sharding.mesh.devices}
+        found = next((mesh for ours, mesh in self.meshes.items() if {*ours.devices} == devices), None)
+        if found is None:
+            raise ReshardError("different-meshes", f"no DeviceMesh is given for {sharding.mesh}")
+        return self.meshes.get(sharding.mesh, found)
+
+    def _constant(self, operation: Operation, sharding: Sharding) -> torch.Tensor:
+        value = operation.result
+        if self.rank not in sharding.mesh:
+            return torch.empty(0, dtype=_dtype(value), device=self._device)
+        number: Any = operation.attribute("value")
+        position = sharding.mesh.position_of(self.rank)
+        if sharding.unreduced and index_of(sharding.layout.unreduced, position) and sharding.reduction != "avg":
+            number = identity(sharding.reduction, _dtype(value))
+        shape = sharding.box(self.rank, value.shape).shape
+        return torch.full(shape, number, dtype=_dtype(value), device=self._device)
+
+    @property
+    def _device(self) -> str:
+        return next((mesh.device_type for mesh in self.meshes.values()), "cpu")
+
+
+def _from_all(local: LocalOperation) -> Run:
+    return lambda *tiles: local(tiles)
+
+
+def _nothing(dtype: torch.dtype, *tiles: torch.Tensor) -> torch.Tensor:
+    """The empty tile of a rank that has no part in a value, for the gradient a function of all operands."""
+    return torch.cat([tile.reshape(-1)[:0].to(dtype) for tile in tiles])
+
+
+def _dtype(value: Value) -> torch.dtype:
+    found: torch.dtype = getattr(torch, value.dtype.name)
+    return found
+
+
+class _End:
+    """An input or a result of a program, as a DTensor."""
+
+    def __init__(self, value: Value, sharding: Sharding, mesh: DeviceMesh) -> None:
+        """Find the placements, of the value and of its gradient.
+
+        Raises:
+            ReshardError: `cannot-express` where there are none.
+        """
+        self.sharding, self.mesh, self.shape = sharding, mesh, value.shape
+        self.placements = placements_of(sharding, mesh, value.shape)
+        stride = tuple(make_contiguous_strides_for(value.shape))
+        self.meta = TensorMeta(torch.Size(value.shape), stride, _dtype(value))
+
+    @cached_property
+    def dual(self) -> tuple[Placement, ...]:
+        """How the gradient lies."""
+        return placements_of(self.sharding.dual(), self.mesh, self.shape)
+
+    def brought(self, x: DTensor) -> DTensor:
+        """An input where the program has it."""
+        if x.device_mesh == self.mesh and x.placements == self.placements:
+            return x
+        return redistribute(x, self.placements, self.mesh)
+
+    def tensor(self, tile: torch.Tensor, placements: tuple[Placement, ...], *, wants_gradient: bool = False) -> DTensor:
+        """A tile as part of a DTensor."""
+        spec = DTensorSpec(self.mesh, placements, tensor_meta=self.meta)
+        return DTensor(tile, spec, requires_grad=wants_gradient)  # type: ignore[no-untyped-call]
+
+
+class _Way:
+    """A reshard, there and back."""
+
+    def __init__(self, placed: PlacedProgram, value: Value, rank: int, meshes: Mapping[Mesh, DeviceMesh]) -> None:
+        self.plan, self.rank, self.meshes, self.dtype = placed.plans[value], rank, meshes, _dtype(value)
+        self.words = f"reshard {value.name}"
+        self.there = self._route(self.plan)
+
+    @cached_property
+    def back(self) -> Route:
+        """For the gradient.
+
+        Raises:
+            ReshardError: `bad-argument` where a reduction is no sum.
+        """
+        return self._route(self.plan.transpose())
+
+    def _route(self, plan: Any) -> Route:
+        return route_of(plan, self.rank, self.meshes.get(plan.source.mesh), self.dtype, self.words)
+
+
+class _Enter(torch.autograd.Function):
+    """From a DTensor to its tile."""
+
+    @staticmethod
+    def forward(ctx: Any, x: DTensor, end: _End) -> torch.Tensor:
+        ctx.end = end
+        tile: torch.Tensor = x._local_tensor
+        return tile.view_as(tile)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[DTensor, None]:
+        end = ctx.end
+        unreduced = end.tensor(gradient.contiguous(), end.dual)
+        return redistribute(unreduced, gradient_placements(end.placements)), None
+
+
+class _Leave(torch.autograd.Function):
+    """From a tile to its DTensor."""
+
+    @staticmethod
+    def forward(ctx: Any, tile: torch.Tensor, end: _End) -> DTensor:
+        ctx.end = end
+        return end.tensor(tile.view_as(tile), end.placements, wants_gradient=tile.requires_grad)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: DTensor) -> tuple[torch.Tensor, None]:
+        end = ctx.end
+        return redistribute(gradient, end.dual, end.mesh)._local_tensor, None
+
+
+class _Moved(torch.autograd.Function):
+    """A reshard of tiles."""
+
+    @staticmethod
+    def forward(ctx: Any, tile: torch.Tensor, way: _Way) -> torch.Tensor:
+        ctx.way = way
+        return way.there.start(tile)()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.way.back.start(gradient.contiguous())(), None

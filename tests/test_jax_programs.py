@@ -1,0 +1,369 @@
+"""Placed programs as functions of JAX: values, gradients, and bytes, on 8 devices."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from math import prod
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+from jax_functions import FUNCTIONS, GRADIENTS, scalar  # noqa: E402
+from jax_hlo import collectives, received_bytes  # noqa: E402
+from llama import SMALL, layer, shardings, step  # noqa: E402
+from programs import generate, reference  # noqa: E402
+
+import reshard as rs  # noqa: E402
+from reshard.jax import to_jax, trace  # noqa: E402
+from reshard.propagation import PlacedProgram, Program  # noqa: E402
+
+pytestmark = pytest.mark.engine
+MESH = rs.Mesh.of(x=2, y=4)
+
+
+def drawn(rng: Random, shape: tuple[int, ...], mesh: rs.Mesh = MESH) -> rs.Sharding:
+    """A sharding with each axis on a dim that it divides, or on none; the dims are open."""
+    dims: list[list[str]] = [[] for _ in shape]
+    left = list(shape)
+    for axis in rng.sample(list(mesh.sizes), len(mesh.sizes)):
+        fits = [dim for dim, size in enumerate(left) if size % mesh.sizes[axis] == 0]
+        if fits and rng.random() < 0.8:
+            dim = rng.choice(fits)
+            dims[dim].append(axis)
+            left[dim] //= mesh.sizes[axis]
+    return rs.Sharding.of(mesh, *([*dim, "?"] for dim in dims))
+
+
+def assert_close(found: Any, wanted: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert one.dtype == other.dtype
+        if jnp.issubdtype(one.dtype, jnp.inexact):
+            one, other = (np.asarray(array, np.float64) for array in (one, other))
+            largest = np.abs(other[np.isfinite(other)]).max(initial=1)
+            np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5 * largest)
+        else:
+            np.testing.assert_array_equal(one, other)
+
+
+class Compiled:
+    """A function compiled for the shardings of a placed one."""
+
+    def __init__(self, function: Callable[..., Any], like: Any, arguments: Any) -> None:
+        jitted = jax.jit(function, in_shardings=like.in_shardings, out_shardings=like.out_shardings)
+        self.run = jitted.lower(*arguments).compile()
+        self.arguments, self.text = jax.device_put(arguments, like.in_shardings), self.run.as_text()
+
+    def results(self) -> Any:
+        return self.run(*self.arguments)
+
+    @property
+    def received_bytes(self) -> int:
+        """What the busiest device receives, counted from the program."""
+        return max(received_bytes(collectives(self.text, 8), 8))
+
+
+def placed_with(name: str, function: Callable[..., Any], arguments: Any) -> PlacedProgram:
+    rng = Random(zlib.crc32(name.encode()))
+    given = tuple(drawn(rng, argument.shape) if rng.random() < 0.7 else None for argument in arguments)
+    return trace(function, *arguments, in_shardings=given, mesh=MESH).propagate()
+
+
+SHIFTED = {"slice", "dynamic slice", "dynamic update", "concatenate", "rotate half", "pad", "no rule"}
+"""Of these the dims that shift are whole on every device, where XLA may send the border alone."""
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_bytes(name: str) -> None:
+    function, draw = FUNCTIONS[name]
+    arguments = draw()
+    placed = placed_with(name, function, arguments)
+    assert (list(placed.without_rule) == ["cond"]) == (name == "no rule")
+    made = to_jax(placed)
+    ours = Compiled(made, made, arguments)
+    assert_close(ours.results(), jax.jit(function)(*arguments))
+    if " while(" in ours.text or not all(map(is_shared, placed.plans.values())):
+        return
+    assert ours.received_bytes == placed.received_bytes
+    if name not in SHIFTED:
+        assert ours.received_bytes <= Compiled(function, made, arguments).received_bytes
+
+
+def is_shared(plan: rs.Plan) -> bool:
+    """Whether a sum of partial values is JAX's, where each member of a group has a part of it to combine.
+
+    Of fewer elements than members the other count takes fractions, and where there are copies of the partial values
+    a plan lets them share the work, JAX does not.
+    """
+    source = plan.source
+    return not source.unreduced or (prod(source.local_shape(plan.shape)) >= 8 and not source.unused_axes())
+
+
+FEW = ("matmul", "attention", "max min product", "embedding", "scatter add", "own derivative", "scan", "no rule")
+"""Gradients of these are taken of the placed function by default; of all on demand."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FEW else [pytest.mark.slow]) for name in GRADIENTS]
+)
+def test_gradients_of_the_placed_function(name: str) -> None:
+    function, draw = FUNCTIONS[name]
+    arguments = draw()
+    floating = tuple(n for n, argument in enumerate(arguments) if argument.dtype == np.float32)
+    placed = placed_with(name, function, arguments)
+    found = jax.jit(jax.grad(scalar(to_jax(placed)), floating))(*arguments)
+    if name == "own derivative":  # the program has the function's operations, and their derivatives
+        wanted = jax.grad(scalar(lambda x: 2 * x), floating)(*arguments)
+    else:
+        wanted = jax.jit(jax.grad(scalar(function), floating))(*arguments)
+    assert_close(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "cumulative" else []) for name in GRADIENTS]
+)
+def test_programs_of_gradients(name: str) -> None:
+    function, draw = FUNCTIONS[name]
+    arguments = draw()
+    floating = tuple(n for n, argument in enumerate(arguments) if argument.dtype == np.float32)
+    gradient = jax.value_and_grad(scalar(function), floating)
+    placed = placed_with(name, gradient, arguments)
+    assert set(placed.without_rule) <= {"cond"}
+    assert_close(jax.jit(to_jax(placed))(*arguments), jax.jit(gradient)(*arguments))
+
+
+# What only a program of one device can say
+
+
+def test_dims_that_the_shards_do_not_divide() -> None:
+    def function(a: Any, b: Any) -> Any:
+        c = jnp.concatenate([a, b])  # 7 rows
+        return (c * 2).sum(0), c.max(0), (c @ c.T).sum(1).mean(), jnp.cumsum(c, 1)[:4]
+
+    arguments = np.random.default_rng(3).normal(size=(4, 8)), np.random.default_rng(4).normal(size=(3, 8))
+    arguments = tuple(array.astype(np.float32) for array in arguments)
+    program = trace(function, *arguments, mesh=MESH)
+    uneven = [value for value in program.values if 7 in value.shape]
+    for value in uneven:
+        dims = [
+            ("y", "?") if size == 7 and dim == value.shape.index(7) else "?" for dim, size in enumerate(value.shape)
+        ]
+        program.constrain(value, rs.Sharding.of(MESH, *dims))
+    placed = program.propagate()
+    assert any(placed.sharding(value).local_shape(value.shape)[0] == 2 for value in uneven)
+    made = to_jax(placed)
+    assert_close(jax.jit(made)(*arguments), function(*arguments))
+    found = jax.jit(jax.grad(scalar(made), (0, 1)))(*arguments)
+    assert_close(found, jax.grad(scalar(function), (0, 1))(*arguments))
+
+
+def test_sub_axes_and_two_meshes() -> None:
+    other = rs.Mesh.of(a=4, b=2)
+    program = Program({"mesh": MESH, "other": other})
+    a = program.input("a", (8, 8), "float32", rs.parse_sharding('[{"y":(1)2}, {"y":(2)2}]', MESH))
+    b = program.op("ij->ij", a, name="tanh")
+    c = program.reshard(b, rs.Sharding.of(other, "b", "a"))
+    program.output(program.op("ij->ij", c, name="neg"))
+    placed = program.propagate()
+    made = to_jax(placed)
+    array = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+    assert_close(jax.jit(made)(array), jnp.asarray(-np.tanh(array)))
+    assert_close(jax.jit(jax.grad(lambda x: made(x).sum()))(array), jnp.asarray(np.tanh(array) ** 2 - 1))
+    assert dict(made.mesh.shape) == {"x": 2, "y_0": 2, "y_1": 2}
+    assert made.out_shardings.shard_shape((8, 8)) == (4, 2)
+
+
+def test_devices_in_another_order() -> None:
+    mesh = rs.Mesh.of(x=2, y=4, device_ids=[5, 3, 0, 6, 2, 7, 1, 4])
+    function, draw = FUNCTIONS["attention"]
+    arguments = draw()
+    given = rs.Sharding.of(mesh, "x", None, None), rs.Sharding.of(mesh, "?", "y", "?"), None, None
+    made = to_jax(trace(function, *arguments, in_shardings=given).propagate())
+    result = jax.jit(made)(*arguments)
+    assert_close(result, function(*arguments))
+    assert [device.id for device in result.sharding.mesh.devices.flat] == [5, 3, 0, 6, 2, 7, 1, 4]
+
+
+def test_a_maximum_over_devices_and_its_gradient() -> None:
+    rows = rs.Sharding.of(MESH, ("x", "y"), None)
+
+    def function(a: Any) -> Any:
+        return a.max(0) * a.min(0)
+
+    array = np.random.default_rng(1).normal(size=(16, 24)).astype(np.float32)
+    array[3] = array[12]  # the gradient is shared where two are largest
+    placed = trace(function, array, in_shardings=rows, out_shardings=rs.Sharding.of(MESH, "y")).propagate()
+    assert {plan.source.reduction for plan in placed.plans.values() if plan.source.unreduced} == {"max", "min"}
+    made = to_jax(placed)
+    ours = Compiled(made, made, (array,))
+    assert_close(ours.results(), function(jnp.asarray(array)))
+    assert ours.received_bytes == placed.received_bytes
+    assert_close(jax.jit(jax.grad(scalar(made)))(array), jax.grad(scalar(function))(jnp.asarray(array)))
+
+
+def test_second_derivatives() -> None:
+    array = np.random.default_rng(1).normal(size=(8, 16)).astype(np.float32)
+
+    def function(a: Any) -> Any:
+        return jnp.tanh(a @ a.T).sum()
+
+    made = to_jax(trace(function, array, in_shardings=rs.Sharding.of(MESH, "x", "y")).propagate())
+
+    def twice(f: Any) -> Any:
+        return jax.grad(lambda a: (jax.grad(f)(a) ** 2).sum())
+
+    assert_close(jax.jit(twice(made))(array), jax.jit(twice(function))(array))
+    (_, found), (_, wanted) = (jax.jvp(f, (array,), (array * 0.5,)) for f in (made, function))
+    assert_close(found, wanted)
+
+
+def divides(sharding: rs.Sharding, shape: tuple[int, ...]) -> bool:
+    boxes = {sharding.box(device, shape).shape for device in sharding.mesh.devices}
+    return len(boxes) == 1 and all(size % sharding.layout.shards(dim) == 0 for dim, size in enumerate(shape))
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(12), pytest.param(range(12, 150), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_programs_written_by_hand(seeds: range) -> None:
+    ran = 0
+    for seed in seeds:
+        program = generate(seed)
+        placed = program.propagate()
+        ends = [*placed.inputs, *placed.outputs]
+        if not all(divides(placed.sharding(value), value.shape) for value in ends):
+            with pytest.raises(rs.ReshardError, match="divisible"):
+                to_jax(placed)
+            continue
+        made = to_jax(placed)
+        rng = np.random.default_rng(seed)
+        arrays = {value.name: rng.normal(size=value.shape).astype(np.float32) for value in placed.inputs}
+        wanted = reference(program, arrays)
+        found = jax.jit(made)(*arrays.values())
+        found = found if isinstance(found, tuple) else (found,)
+        for value, one in zip(placed.outputs, found, strict=True):
+            np.testing.assert_allclose(one, wanted[value.name], rtol=1e-3, atol=1e-3)
+        ran += 1
+    assert ran > len(seeds) // 4
+
+
+def test_operations_written_by_hand() -> None:
+    program = Program(MESH)
+    a = program.input("a", (8, 16), "float32", rs.Sharding.of(MESH, "y", "x"))
+    table = program.input("table", (24, 16), "float32", rs.Sharding.of(MESH, "y", None))
+    rows = program.input("rows", (8,), "int32", rs.Sharding.of(MESH, "x"))
+    taken = program.take(table, rows)
+    both = program.op("ij,ij->ij", a, taken, name="add")
+    parts = program.concatenate([both, a], 0)
+    cut = program.pad(program.slice(parts, (2, 0), (10, 16)), (0, 1), (0, 2), 5.0)
+    soft = program.op("ij->ij", cut, name="softmax", replicated=["j"])
+    scaled = program.op("ij,->ij", soft, program.constant(2.0, ()), name="mul")
+    program.output(program.op("ij->j", scaled, name="max"), rs.Sharding.of(MESH, None))
+    placed = program.propagate()
+    rng = np.random.default_rng(0)
+    arrays = {
+        "a": rng.normal(size=(8, 16)).astype(np.float32),
+        "table": rng.normal(size=(24, 16)).astype(np.float32),
+        "rows": rng.integers(0, 24, 8).astype(np.int32),
+    }
+    made = to_jax(placed)
+    (wanted,) = rs.numpy.run_program(placed, arrays).values()
+    assert_close(jax.jit(made)(*arrays.values()), jnp.asarray(wanted))
+
+
+def test_refusals() -> None:
+    def of(shape: tuple[int, ...], sharding: rs.Sharding, *more: rs.Sharding) -> Any:
+        program = Program(MESH)
+        a = program.input("a", shape, "float32", sharding)
+        for number, one in enumerate(more):
+            a = program.reshard(a, one, f"b{number}")
+        program.output(a)
+        return program.propagate()
+
+    reverse = rs.Mesh.of(x=2, y=4, device_ids=range(7, -1, -1))
+    far = rs.Mesh.of(z=64)
+    partial = rs.Sharding.of(MESH, None, unreduced=["x"])
+    cases = [
+        ("not-divisible", of((6,), rs.Sharding.of(MESH, "y")), "value a: dim 0"),
+        ("cannot-express", of((8,), rs.Sharding.of(MESH, "y"), rs.Sharding.of(reverse, "y")), "another order"),
+        ("cannot-express", of((8,), partial), "value a is partial"),
+        ("unknown-device", of((64,), rs.Sharding.of(far, "z"), rs.Sharding.of(MESH, "y")), "device"),
+    ]
+    for code, placed, text in cases:
+        with pytest.raises(rs.ReshardError) as caught:
+            to_jax(placed)
+        assert text in str(caught.value)
+        assert caught.value.code == code or far in placed.meshes.values()
+    made = to_jax(trace(lambda p: p["a"] + 1, {"a": np.zeros(8, np.float32)}, mesh=MESH).propagate())
+    for code, argument in (("bad-argument", {"b": 1}), ("bad-shape", {"a": np.zeros(4)})):
+        with pytest.raises(rs.ReshardError) as caught:
+            made(argument)
+        assert caught.value.code == code
+
+
+# A layer of Llama 3 at a sixteenth of its size
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        {},
+        pytest.param({"sequence": "model"}, marks=pytest.mark.slow),
+        pytest.param({"fully": "data"}, marks=pytest.mark.slow),
+        pytest.param({"sequence": "model", "fully": "data"}, marks=pytest.mark.slow),
+        pytest.param({"fully": "data", "priorities": True}, marks=pytest.mark.slow),
+    ],
+    ids=lambda ways: " ".join(ways) or "plain",
+)
+def test_a_layer_of_llama_forward_and_backward(ways: dict[str, Any]) -> None:
+    mesh = rs.Mesh.of(data=2, model=4)
+    given = shardings(mesh, **ways)
+    rng = np.random.default_rng(0)
+    weights = {
+        name: (rng.normal(size=sizes) / np.sqrt(sizes[0])).astype(np.float32) for name, sizes in SMALL.shapes.items()
+    }
+    arguments = weights, rng.normal(size=SMALL.x).astype(np.float32)
+    placed = trace(step, *arguments, in_shardings=given, out_shardings=(None, given)).propagate()
+    made = to_jax(placed)
+    ours, theirs = (Compiled(one, made, arguments) for one in (made, step))
+    assert_close(ours.results(), jax.jit(step)(*arguments))
+    assert ours.received_bytes == placed.received_bytes < theirs.received_bytes
+    assert "remat" not in ours.text
+
+
+def test_a_stack_of_layers_by_scan_forward_and_backward() -> None:
+    mesh = rs.Mesh.of(data=2, model=4)
+    each, x = shardings(mesh)
+    given = {name: rs.Sharding(mesh, (rs.DimSharding(), *one.dims)) for name, one in each.items()}, x
+    rng = np.random.default_rng(0)
+    weights = {
+        name: (rng.normal(size=(2, *sizes)) / np.sqrt(sizes[0])).astype(np.float32)
+        for name, sizes in SMALL.shapes.items()
+    }
+    arguments = weights, rng.normal(size=SMALL.x).astype(np.float32)
+
+    def train(weights: Any, x: Any) -> Any:
+        def loss(weights: Any, x: Any) -> Any:
+            return (jax.lax.scan(lambda h, one: (jax.checkpoint(layer)(one, h), None), x, weights)[0] ** 2).mean()
+
+        return jax.value_and_grad(loss)(weights, x)
+
+    placed = trace(train, *arguments, in_shardings=given, out_shardings=(None, given[0])).propagate()
+    assert not placed.without_rule
+    assert_close(jax.jit(to_jax(placed))(*arguments), jax.jit(train)(*arguments))
+
+
+def test_a_placed_program_makes_its_own_function() -> None:
+    program = rs.Program(rs.Mesh.of(x=2, y=4))
+    x = program.input("x", (8, 8), "float32", rs.Sharding.of(program.mesh, "x", None))
+    w = program.input("w", (8, 8), "float32", rs.Sharding.of(program.mesh, None, "y"))
+    program.output(program.op("bd,df->bf", x, w))
+    function = program.propagate().to_jax()
+    arrays = [np.arange(64, dtype="float32").reshape(8, 8), np.eye(8, dtype="float32")]
+    assert np.array_equal(jax.jit(function)(*arrays), arrays[0])

@@ -1,0 +1,320 @@
+"""Programs from functions of JAX: what is traced, and how shardings go through it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+from jax import lax  # noqa: E402
+from jax.sharding import AxisType, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
+from jax_functions import attention  # noqa: E402
+from llama import REAL, layer, shardings, step  # noqa: E402
+
+import reshard as rs  # noqa: E402
+from reshard.jax import mesh_of, trace  # noqa: E402
+from reshard.propagation import Program  # noqa: E402
+
+pytestmark = pytest.mark.engine
+MESH = rs.Mesh.of(data=2, model=4)
+
+
+def on(*dims: Any, mesh: rs.Mesh = MESH) -> rs.Sharding:
+    return rs.Sharding.of(mesh, *dims)
+
+
+def shape(*sizes: int, dtype: str = "float32") -> Any:
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+def texts(placed: Any, name: str) -> list[str]:
+    """The shardings of the results of all operations of a name."""
+    return [placed.sharding(op.result).text() for op in placed.operations if op.name == name]
+
+
+def mlp(x: Any, up: Any, down: Any) -> Any:
+    return jnp.tanh(x @ up) @ down
+
+
+def test_a_program_line_by_line() -> None:
+    program = trace(mlp, shape(8, 4), shape(4, 16), shape(16, 4), in_shardings=(on("data", None), None, None))
+    assert str(program).splitlines() == [
+        'sdy.mesh @mesh = <["data"=2, "model"=4]>',
+        'x = input : float32[8, 4] <@mesh, [{"data"}, {}]>',
+        "up = input : float32[4, 16]",
+        "down = input : float32[16, 4]",
+        'einsum_3 = einsum "l0 c0, c0 r1 -> l0 r1" (x, up) : float32[8, 16]',
+        'tanh_4 = tanh "d0 d1 -> d0 d1" (einsum_3) : float32[8, 16]',
+        'einsum_5 = einsum "l0 c0, c0 r1 -> l0 r1" (tanh_4, down) : float32[8, 4]',
+        "out = output (einsum_5) : float32[8, 4]",
+    ]
+    again = Program.parse(str(program))
+    assert str(again) == str(program)
+    assert again.propagate().received_bytes == program.propagate().received_bytes
+
+
+def test_what_numpy_knows_runs_there_too() -> None:
+    def function(x: Any, up: Any, down: Any) -> Any:
+        y = mlp(x, up, down) / 2 - x[:, :1]
+        return jnp.concatenate([jnp.cumsum(y, 1), jnp.maximum(y, 0).reshape(8, 2, 2).sum(2)], 1), jnp.exp(y.max(0))
+
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=size).astype(np.float32) for size in ((8, 4), (4, 16), (16, 4))]
+    given = on("data", None), on(None, "model"), on("model", None)
+    placed = trace(function, *arrays, in_shardings=given).propagate()
+    found = rs.numpy.run_program(placed, dict(zip(("x", "up", "down"), arrays, strict=True)))
+    for one, wanted in zip(found.values(), function(*arrays), strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-5)
+    back = trace(lambda x: lax.cumsum(x, reverse=True), shape(8), in_shardings=on("data")).propagate()
+    with pytest.raises(rs.ReshardError, match="cumsum_back is not known here"):
+        rs.numpy.run_program(back, {"x": np.ones(8, np.float32)})
+
+
+def test_megatron_from_one_weight_each() -> None:
+    placed = trace(
+        mlp,
+        shape(8, 4),
+        shape(4, 16),
+        shape(16, 4),
+        in_shardings=(on("data", None), on("?", "model"), None),
+        out_shardings=on("data", None),
+    ).propagate()
+    assert placed.sharding("down").text() == '[{"model"}, {}]'
+    assert texts(placed, "tanh") == ['[{"data"}, {"model"}]']
+    (plan,) = placed.plans.values()
+    assert [one.kind for one in plan.steps] == ["AllReduce"]
+    assert placed.received_bytes == 2 * 3 * (4 * 4 * 4) // 4
+
+
+def test_heads_of_attention_go_all_the_way() -> None:
+    heads = on("?", "model", "?")
+    placed = trace(
+        attention,
+        shape(4, 8, 16),
+        *[shape(16, 4, 8)] * 3,
+        in_shardings=(on("data", None, None), heads, None, None),
+    ).propagate()
+    assert placed.received_bytes == 0
+    assert placed.sharding("wv").text() == '[{}, {"model"}, {}]'
+    assert placed.sharding("out").text() == '[{"data"}, {}, {"model"}, {}]'
+    assert texts(placed, "exp") == ['[{"data"}, {"model"}, {}, {}]']
+
+
+def test_a_reshape_splits_heads_on_part_of_an_axis() -> None:
+    mesh = rs.Mesh.of(x=8)
+    program = trace(lambda a: a.reshape(4, 4, 8), shape(4, 32), in_shardings=on(None, "x", mesh=mesh))
+    assert program.propagate().sharding("out").text() == '[{}, {"x":(1)4}, {"x":(4)2}]'
+
+
+def test_every_way_to_say_a_sharding() -> None:
+    there = jax.make_mesh((2, 4), ("data", "model"), devices=jax.devices()[:8])
+    spec, wanted = P("data", None), '[{"data"}, {}]'
+    forms = [
+        trace(jnp.sin, shape(8, 4), in_shardings=on("data", None)),
+        trace(jnp.sin, shape(8, 4), in_shardings=(spec,), mesh=there),
+        trace(jnp.sin, shape(8, 4), in_shardings=spec, mesh=there.abstract_mesh),
+        trace(jnp.sin, shape(8, 4), in_shardings=spec, mesh=MESH),
+        trace(jnp.sin, shape(8, 4), in_shardings=NamedSharding(there, spec)),
+        trace(jnp.sin, jax.ShapeDtypeStruct((8, 4), "float32", sharding=NamedSharding(there, spec))),
+        trace(jnp.sin, jax.device_put(np.zeros((8, 4), np.float32), NamedSharding(there, spec))),
+        trace(jnp.sin, shape(8, 4), out_shardings=NamedSharding(there, spec)),
+    ]
+    with jax.set_mesh(there):
+        forms.append(trace(jnp.sin, shape(8, 4), in_shardings=spec))
+    for program in forms:
+        assert program.mesh == MESH == mesh_of(there)
+        assert program.propagate().sharding("out").text() == wanted
+
+
+def test_trees_and_their_names() -> None:
+    def function(params: Any, x: Any) -> Any:
+        return {"y": x * params["a"][0], "z": params["b"]}
+
+    program = trace(
+        function,
+        {"a": [shape(8)], "b": shape(4)},
+        shape(8),
+        in_shardings=({"a": on("data"), "b": None}, None),
+        out_shardings={"y": None, "z": on("model")},
+    )
+    assert [value.name for value in program.inputs] == ["params.a.0", "params.b", "x"]
+    assert [value.name for value in program.outputs] == ["out.y", "out.z"]
+    assert program.propagate().sharding("params.b").text() == '[{"model"}]'
+    assert program.propagate().sharding("x").text() == '[{"data"}]'
+
+
+def test_constraints_inside() -> None:
+    there = jax.make_mesh((2, 4), ("data", "model"), (AxisType.Auto,) * 2, devices=jax.devices()[:8])
+
+    def function(x: Any) -> Any:
+        y = lax.with_sharding_constraint(jnp.sin(x), NamedSharding(there, P("data", P.UNCONSTRAINED)))
+        z = jax.jit(jnp.cos, out_shardings=NamedSharding(there, P(None, "model")))(y)
+        return rs.jax.reshard(z, NamedSharding(there, P("model", "data")))
+
+    placed = trace(function, shape(8, 8), mesh=there).propagate()
+    assert placed.sharding("out").text() == '[{"model"}, {"data"}]'
+    assert placed.sharding("x").text() == '[{"data"}, {"model"}]'  # dim 1 is open, and gets what comes after it
+    moves = [(plan.source.text(), plan.target.text()) for plan in placed.plans.values()]
+    assert moves == [
+        ('[{"data"}, {"model"}]', '[{}, {"model"}]'),
+        ('[{}, {"model"}]', '[{"model"}, {"data"}]'),
+    ]
+
+
+def test_a_primitive_without_a_rule_is_named_and_whole(caplog: pytest.LogCaptureFixture) -> None:
+    def function(x: Any) -> Any:
+        return lax.while_loop(lambda a: a.sum() < 100, lambda a: a + 1, x) * 2
+
+    program = trace(function, shape(8, 4), in_shardings=on("data", None), out_shardings=on("data", None))
+    assert program.without_rule == {"while": 1}
+    assert "while" in caplog.text
+    placed = program.propagate()
+    assert "without a rule, whole on every device: while (1)" in str(placed)
+    assert texts(placed, "while") in (["[{}, {}]"], ['[{"data"}, {}]'])
+    (made,) = (op for op in placed.operations if op.name == "while")
+    assert placed.sharding(made.operands[0]).text() == "[{}, {}]"
+    assert placed.sharding(made.result).text() == "[{}, {}]"
+
+
+def test_embeddings_are_taken_where_they_are() -> None:
+    placed = trace(
+        lambda table, ids: table[ids],
+        shape(16, 8),
+        shape(4, 6, dtype="int32"),
+        in_shardings=(on("model", None), on("data", None)),
+        out_shardings=on("data", None, None),
+    ).propagate()
+    (plan,) = placed.plans.values()
+    assert plan.source.text() == '[{"data"}, {}, {}], unreduced={"model"}'
+    grad = trace(
+        jax.grad(lambda table, ids: (table[ids] ** 2).sum()),
+        shape(16, 8),
+        shape(4, 6, dtype="int32"),
+        in_shardings=(on(None, "model"), on("data", None)),
+        out_shardings=on(None, "model"),
+    ).propagate()
+    sums = [plan for plan in grad.plans.values() if plan.source.unreduced]
+    assert [plan.source.text() for plan in sums] == ['[{}, {"model"}], unreduced={"data"}']
+
+
+def test_the_carry_of_a_scan_is_a_fixed_point() -> None:
+    def function(x: Any, w: Any) -> Any:
+        return lax.scan(lambda h, one: (jnp.tanh(h @ one), h.sum(0)), x, w)
+
+    arguments = (shape(8, 16), shape(5, 16, 16))
+    for given, wanted in (  # what one end of the loop is given goes to the other, through the body
+        ({"out_shardings": (on("data", "?"), None)}, '[{"data"}, {}]'),
+        ({"in_shardings": (on("data", "?"), None)}, '[{"data"}, {}]'),
+    ):
+        placed = trace(function, *arguments, mesh=MESH, **given).propagate()
+        carries = {placed.sharding(op.result).text() for op in placed.operations if op.name in ("carry", "last")}
+        assert carries == {placed.sharding("x").text()} == {placed.sharding("out.0").text()} == {wanted}
+        (sums,) = (value for value, plan in placed.plans.items() if plan.steps)
+        assert placed.turns(sums) == 5
+        assert placed.received_bytes == 5 * placed.plans[sums].received_bytes == 5 * 64
+
+
+def test_priorities_batch_then_megatron_then_zero() -> None:
+    arguments = (shape(16, 8), shape(8, 32), shape(32, 8))
+    given = (
+        on(rs.DimSharding.of("data"), "?"),
+        on(rs.DimSharding.of("data", "?", priority=2), rs.DimSharding.of("model", priority=1)),
+        on(rs.DimSharding.of("model", priority=1), rs.DimSharding.of("data", "?", priority=2)),
+    )
+    program = trace(jax.value_and_grad(lambda x, a, b: mlp(x, a, b).sum(), (1, 2)), *arguments, in_shardings=given)
+    rounds = [program.propagate(until_priority=number) for number in (0, 1, 2)]
+    assert [texts(one, "tanh") for one in rounds] == [
+        ['[{"data"}, {}]'],
+        ['[{"data"}, {"model"}]'],
+        ['[{"data"}, {"model"}]'],
+    ]
+    assert [one.sharding("a").text() for one in rounds] == ["[{}, {}]", '[{}, {"model"}]', '[{"data"}, {"model"}]']
+
+
+def test_refusals() -> None:
+    cases = [
+        ("unknown-mesh", lambda: trace(jnp.sin, shape(8)), "no sharding says on which mesh"),
+        ("bad-argument", lambda: trace(jnp.sin, shape(8), in_shardings=(on("data"), on("data"))), "in_shardings"),
+        ("bad-argument", lambda: trace(jnp.sin, shape(8), in_shardings=3), "in_shardings must be"),
+        ("bad-argument", lambda: trace(jnp.sin, shape(8), mesh=3), "the mesh of a trace"),
+        ("rank-mismatch", lambda: trace(jnp.sin, shape(8), in_shardings=on("data", None)), "2 dims"),
+        ("unknown-axis", lambda: trace(jnp.sin, shape(8), in_shardings=P("z"), mesh=MESH), '"z"'),
+        ("unknown-dtype", lambda: trace(jnp.sin, shape(8, dtype="int4"), mesh=MESH), "int4"),
+    ]
+    for code, call, text in cases:
+        with pytest.raises(rs.ReshardError) as caught:
+            call()
+        assert (caught.value.code, text in str(caught.value)) == (code, True), str(caught.value)
+
+
+# A layer of Llama 3
+
+
+def llama(mesh: rs.Mesh, **ways: Any) -> Any:
+    weights, x = shardings(mesh, **ways)
+    shapes = {name: shape(*sizes, dtype="bfloat16") for name, sizes in REAL.shapes.items()}
+    return trace(
+        step, shapes, shape(*REAL.x, dtype="bfloat16"), in_shardings=(weights, x), out_shardings=(None, (weights, x))
+    )
+
+
+def test_a_layer_of_llama_at_real_size() -> None:
+    started = time.process_time()
+    placed = llama(rs.Mesh.of(data=8, model=8)).propagate()
+    assert time.process_time() - started < 2
+    assert not placed.without_rule
+    kinds = [one.kind for plan in placed.plans.values() for one in plan.steps]
+    assert kinds.count("AllReduce") == len(kinds) == 14  # 2 forward, 2 backward, and one for each gradient, and a loss
+    scores = [value for value in placed.values if value.shape == (16, 8, 4, 8192, 8192)]
+    assert {placed.sharding(value).text() for value in scores} == {'[{"data"}, {"model"}, {}, {}, {}]'}
+
+
+def test_a_stack_by_scan_costs_a_small_factor_of_a_layer() -> None:
+    mesh = rs.Mesh.of(data=8, model=8)
+    weights, x = shardings(mesh)
+    many = {name: shape(48, *sizes, dtype="bfloat16") for name, sizes in REAL.shapes.items()}
+    held = {name: rs.Sharding(mesh, (rs.DimSharding(), *one.dims)) for name, one in weights.items()}
+
+    def train(weights: Any, x: Any) -> Any:
+        def loss(weights: Any, x: Any) -> Any:
+            out = lax.scan(lambda h, one: (layer(one, h), None), x, weights)[0]
+            return (out.astype(jnp.float32) ** 2).mean()
+
+        return jax.value_and_grad(loss, (0, 1))(weights, x)
+
+    one = llama(mesh)
+    stack = trace(
+        train, many, shape(*REAL.x, dtype="bfloat16"), in_shardings=(held, x), out_shardings=(None, (held, x))
+    )
+    times, placed = [], []
+    for program in (one, stack):
+        started = time.process_time()
+        placed.append(program.propagate())
+        times.append(time.process_time() - started)
+    assert len(stack.operations) < 1.5 * len(one.operations)
+    assert times[1] < 5 * times[0] + 1
+    (loss,) = (plan.received_bytes for plan in placed[0].plans.values() if plan.shape == ())
+    assert placed[1].received_bytes - loss == 48 * (placed[0].received_bytes - loss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "ways",
+    [
+        {"sequence": "model"},
+        {"fully": "data"},
+        {"sequence": "model", "fully": "data"},
+        {"fully": "data", "priorities": True},
+    ],
+    ids=" ".join,
+)
+def test_other_ways_to_shard_a_layer_at_real_size(ways: dict[str, Any]) -> None:
+    placed, plain = (llama(rs.Mesh.of(data=8, model=8), **way).propagate() for way in (ways, {}))
+    assert not placed.without_rule
+    assert placed.received_bytes <= plain.received_bytes
