@@ -1,7 +1,7 @@
 """Run the benchmarks and write them into bench/RESULTS.md.
 
-python -m bench [planning] [networks] [bases] [engine] [disk] [redistribute] [contraction_jax] [contraction_torch]
-    [resharding_jax]
+python -m bench [planning] [networks] [bases] [engine] [disk] [contraction] [programs] [redistribute]
+    [contraction_jax] [contraction_torch] [resharding_jax]
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import numpy as np
 import reshard as rs
 from bench import (
     bases,
+    contraction,
     contraction_jax,
     contraction_torch,
     disk,
     engine,
     networks,
     planning,
+    programs,
     redistribute,
     resharding_jax,
 )
@@ -35,6 +37,8 @@ GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "bases": bases.rows,
     "engine": engine.rows,
     "disk": disk.rows,
+    "contraction": contraction.rows,
+    "programs": programs.rows,
     "redistribute": redistribute.rows,
     "contraction_jax": contraction_jax.rows,
     "contraction_torch": contraction_torch.rows,

@@ -14,8 +14,10 @@ from test_einsum_optimal import layouts, matrix_shardings
 import reshard as rs
 from reshard.contraction import EinsumPlan, cache_clear
 from reshard.contraction.bounds import Bounds
+from reshard.contraction.chains import BUDGET
 from reshard.contraction.choices import Problem, Table
 from reshard.contraction.layouts import ComputeLayout
+from reshard.contraction.moves import Moves
 from reshard.contraction.search import Search
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
@@ -287,7 +289,8 @@ def test_no_price_is_below_its_bound(network: str | None) -> None:
             [{"i": 64, "j": 128, "k": 256}, {"i": 9, "j": 30, "k": 7}, {"i": 4096, "j": 4096, "k": 8192}]
         )
         target = rng.choice([None, placed("S0 S1", mesh), placed("P R", mesh), placed("R S1", mesh)])
-        search = Search(Problem(Pattern.of("ij,jk->ik"), mesh, sources, target, sizes), dtype_named("float32"), found)
+        problem = Problem(Pattern.of("ij,jk->ik"), mesh, sources, target, sizes)
+        search = Search(problem, Moves(dtype_named("float32"), found))
         for row in rng.sample(range(len(search.table.rows)), 12):
             made = search._cheapest_of(row, None)
             assert made is not None
@@ -300,7 +303,7 @@ def test_bounds_are_exact_where_nothing_is_in_another_order() -> None:
         Problem(
             Pattern.of("ij,jk->ik"), PAIR, (placed("S0", PAIR), placed("S1", PAIR)), None, {"i": 8, "j": 8, "k": 8}
         ),
-        dtype_named("int8"),
+        Moves(dtype_named("int8")),
     )
     assert isinstance(search.bounds, Bounds)
     prices = [search._cheapest_of(row, None) for row in range(len(search.table.rows))]
@@ -439,3 +442,57 @@ def test_a_contracted_dim_that_does_not_divide_is_right() -> None:
     a, b = np.arange(10).reshape(2, 5), np.arange(15).reshape(5, 3)
     made = rs.numpy.einsum(plan, rs.numpy.scatter(a, plan.sources[0]), rs.numpy.scatter(b, plan.sources[1]))
     assert all(np.array_equal(tile, a @ b) for tile in made.values())
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float32"])
+@pytest.mark.parametrize("shapes", [((5, 6), (6, 7)), ((5, 4), (4, 5)), ((3, 2), (2, 1)), ((9, 3), (3, 11))], ids=str)
+@pytest.mark.parametrize("places", ["R P", "P R", "S1 S0", "S0 P", "P S1"])
+def test_an_open_target_is_no_dearer_than_any_cut_of_the_result(
+    places: str, shapes: tuple[tuple[int, int], tuple[int, int]], dtype: str
+) -> None:
+    mesh = Mesh.of(x=2)
+    sources = [placed(one, mesh) for one in places.split()]
+
+    def received(target: Sharding | None) -> int:
+        return rs.einsum("ij,jk->ik", *sources, shapes=shapes, dtype=dtype, target=target).received_bytes
+
+    assert received(None) <= min(received(placed(one, mesh)) for one in ("R", "S0", "S1"))
+
+
+def test_sums_of_an_uneven_result_are_scattered_where_the_tile_is_smallest() -> None:
+    plan = rs.einsum("ij,jk->ik", placed("R", PAIR), placed("P", PAIR), shapes=[(5, 6), (6, 7)])
+    assert (plan.target, plan.received_bytes) == (placed("S1", PAIR), 5 * 4 * 4)
+
+
+FIVE = Mesh.of(a=2, b=4, c=8, d=2, e=2)
+
+
+def chain_of_three(*, prove: bool = False, network: str | None = "h100-32x8") -> rs.EinsumPlan:
+    sources = (
+        Sharding.of(FIVE, ("a", "c"), ("b", "e")),
+        Sharding.of(FIVE, ("e", "d"), ("a", "c")),
+        Sharding.of(FIVE, "c", ("b", "d")),
+    )
+    target = Sharding.of(FIVE, ("d", "b"), ("c", "a"))
+    shapes = [(256, 512), (512, 1024), (1024, 256)]
+    return rs.einsum("ij,jk,kl->il", *sources, shapes=shapes, dtype="bf16", target=target, network=network, prove=prove)
+
+
+def test_many_operands_on_many_axes_are_planned_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+    planned = Moves.plan
+
+    def counted(moves: Moves, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> rs.Plan | None:
+        nonlocal made
+        made += (source, target, shape) not in moves._plans
+        return planned(moves, source, target, shape)
+
+    monkeypatch.setattr(Moves, "plan", counted)
+    cache_clear()
+    plan = chain_of_three()
+    # four budgets, at once and along three paths, of 8 * 2 for each plan of a matrix, and the chain that goes on alone
+    assert made <= 4 * (BUDGET // 16 + 24)
+    assert not plan.is_proved
+    assert "not proved to be the cheapest: the search was cut short" in str(plan)
+    cache_clear()
+    assert chain_of_three() == plan

@@ -3,6 +3,8 @@
     layouts.py      which axes cut which label while it is computed
     choices.py      all ways to give axes to labels
     bounds.py       what each costs at the least
+    moves.py        plans of single tensors, each made once
+    targets.py      where a result may go whose place is open
     search.py       the cheapest, best first
     einsum_plan.py  `EinsumPlan`
     cases.py        the four cases of a product of sharded matrices
@@ -29,9 +31,10 @@ from functools import lru_cache, partial
 from typing import Any
 
 from reshard.checks import expect, listed, shown
-from reshard.contraction.chains import chains
+from reshard.contraction.chains import BUDGET, chains
 from reshard.contraction.choices import Problem
 from reshard.contraction.einsum_plan import EinsumPlan
+from reshard.contraction.moves import Moves
 from reshard.contraction.search import Search
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
@@ -98,7 +101,8 @@ def einsum(
         sizes: of labels that the shapes do not determine.
         leave_partial: whether, without a target, sums over cut labels may be left to the next operation to make.
         prove: whether to search on until no other layout can be cheaper; without it a search on a network, or of
-            many axes, ends once several that looked best are not, and `is_proved` says so.
+            many axes, ends once several that looked best are not, or, of more than two operands, once so many moves
+            are planned as a budget allows, and `is_proved` says so.
 
     Raises:
         ReshardError: `syntax`, `rank-mismatch`, `bad-shape`, `bad-argument`, `unknown-dtype`, `reduction-dtype`,
@@ -162,11 +166,14 @@ def _planned(request: Request) -> EinsumPlan:
     found: list[tuple[EinsumPlan, Others]] = []
     for mesh in meshes:
         problem = Problem(pattern, mesh, request.sources, request.target, sizes, request.may_stay_partial)
-        search = Search(problem, request.dtype, request.network)
+        moves = Moves(request.dtype, request.network)
+        search = Search(problem, moves)
+        if len(request.sources) > 2 and not request.prove:
+            moves.allow(BUDGET)
         best = search.best(1, search.rows_in_vain(request.prove))[0]
         found.append((best, search.alternatives(best, ALTERNATIVES)))
         if len(request.sources) > 2:
-            found += [(made, tuple) for made in chains(problem, request.dtype, request.network, request.prove)]
+            found += [(made, tuple) for made in chains(problem, moves, request.prove)]
     (best, others), *rest = sorted(found, key=lambda pair: pair[0].price)
     LOGGER.debug("%s: %s", pattern, best.case)
     return best.with_alternatives(partial(_alternatives, others, [made for made, _ in rest]))

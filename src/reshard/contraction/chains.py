@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 
 from reshard.contraction.choices import Problem
 from reshard.contraction.einsum_plan import EinsumPlan, Price
+from reshard.contraction.moves import Moves
 from reshard.contraction.paths import Path, pair_pattern, paths_of
 from reshard.contraction.search import Search
-from reshard.dtypes import DType
 from reshard.errors import ReshardError
-from reshard.network import Network
 from reshard.patterns import Term
 from reshard.sharding import Sharding
 
@@ -25,6 +24,8 @@ ROWS_IN_VAIN = 2
 """After how many rows that were no better the search for a product that goes on ends; there are many such products."""
 KEPT = 4
 """How many chains go on after each contraction."""
+BUDGET = 512
+"""How much is planned along one path before the cheapest chain so far goes on alone; see `Moves.allow`."""
 
 
 @dataclass(frozen=True)
@@ -36,24 +37,27 @@ class _Live:
     given: int | EinsumPlan
 
 
-def chains(problem: Problem, dtype: DType, network: Network | None, prove: bool) -> list[EinsumPlan]:
+def chains(problem: Problem, moves: Moves, prove: bool) -> list[EinsumPlan]:
     """The cheapest plan along every path, best first; none where no path has a plan."""
     found = []
     for path in paths_of(problem.pattern, problem.sizes):
-        made = _along(path, problem, dtype, network, prove)
+        moves.allow(None if prove else BUDGET)
+        made = _along(path, problem, moves, prove)
         if made is not None:
             found.append(made)
     return sorted(found, key=lambda made: made.price)
 
 
-def _along(path: Path, problem: Problem, dtype: DType, network: Network | None, prove: bool) -> EinsumPlan | None:
-    """The cheapest chain along one path that is found."""
+def _along(path: Path, problem: Problem, moves: Moves, prove: bool) -> EinsumPlan | None:
+    """The cheapest chain along one path that is found; once the budget is spent, the cheapest so far goes on alone."""
     operands = zip(problem.pattern.operands, problem.sources, strict=True)
     kept = [tuple(_Live(term, source, number) for number, (term, source) in enumerate(operands))]
     for pair in path:
         further: list[tuple[Price, tuple[_Live, ...]]] = []
         for live in kept:
-            for made in _products(live, pair, problem, dtype, network, prove):
+            if further and moves.is_spent:
+                break
+            for made in _products(live, pair, problem, moves, prove):
                 rest = [one for place, one in enumerate(live) if place not in pair]
                 product = _Live(made.pattern.output, made.target, made)
                 further.append((_spent([*rest, product]), (*rest, product)))
@@ -78,8 +82,7 @@ def _products(
     live: tuple[_Live, ...],
     pair: tuple[int, int],
     problem: Problem,
-    dtype: DType,
-    network: Network | None,
+    moves: Moves,
     prove: bool,
 ) -> Iterator[EinsumPlan]:
     """Plans of the product of two tensors: where it is wanted, if it is the last, or in several places."""
@@ -92,8 +95,10 @@ def _products(
     seen: set[Sharding] = set()
     for may_stay_partial in [problem.may_stay_partial] if is_last else [True, False]:
         part = replace(part, may_stay_partial=may_stay_partial)
+        if seen and moves.is_spent:
+            break
         try:
-            search = Search(part, dtype, network)
+            search = Search(part, moves)
             made = search.best(1, search.rows_in_vain(prove)) if is_last else search.best(PLACES, ROWS_IN_VAIN)
         except ReshardError:
             continue  # a product that cannot be made so is none

@@ -19,18 +19,15 @@ from reshard.contraction.bounds import Bounds, bandwidth_into
 from reshard.contraction.choices import Problem, Table
 from reshard.contraction.einsum_plan import EinsumPlan, Price, busiest
 from reshard.contraction.layouts import ComputeLayout
-from reshard.dtypes import DType
+from reshard.contraction.moves import Move, Moves
+from reshard.contraction.targets import targets
 from reshard.errors import ReshardError
-from reshard.mesh import LIMIT
-from reshard.network import Network
-from reshard.planner import plan
-from reshard.planner.candidates import refinements
 from reshard.plans import Plan
 from reshard.sharding import Sharding
 
 ROWS_IN_VAIN = 8
 """After how many rows that were no better a search in haste ends, though its bounds do not rule out the rest.
-Of each of its rows it prices one order of the axes, that which moves the fewest bytes."""
+Of each of its rows it prices one order of the axes, that which lacks the fewest elements."""
 PROVED_ROWS = 1024
 """Up to how many rows a search without a network goes on until no other can be better."""
 SLACK = 1 - 1e-9
@@ -40,12 +37,12 @@ SLACK = 1 - 1e-9
 class Search:
     """The compute layouts of a problem and their prices."""
 
-    def __init__(self, problem: Problem, dtype: DType, network: Network | None = None) -> None:
+    def __init__(self, problem: Problem, moves: Moves) -> None:
         self.problem = problem
-        self.dtype = dtype
-        self.network = network
-        self.refusal: ReshardError | None = None
-        self._plans: dict[tuple[int, Sharding, Sharding, bool], Plan | None] = {}
+        self.moves = moves
+        self.dtype, self.network = moves.dtype, moves.network
+        network = moves.network
+        self._open: dict[Sharding, list[Sharding]] = {}
         self.table = Table(problem, [level.stride for level in network.levels] if network else ())
         self.bounds = Bounds(self.table)
         self._lowest = self._lower_bounds()
@@ -89,7 +86,7 @@ class Search:
                 if guess:
                     continue
                 break
-            if limit is not None and rows_in_vain is not None and vain > rows_in_vain:
+            if limit is not None and rows_in_vain is not None and (vain > rows_in_vain or self.moves.is_spent):
                 proved = False
                 break
             made = self._cheapest_of(row, limit, all_orders=not in_haste)
@@ -98,7 +95,9 @@ class Search:
                 found = sorted([*found, (made.price, count, made)], key=lambda one: one[:2])[:keep]
                 vain = 0
         if not found:
-            raise self.refusal or ReshardError("no-plan", f"no compute layout is known for {self.problem.pattern}")
+            raise self.moves.refusal or ReshardError(
+                "no-plan", f"no compute layout is known for {self.problem.pattern}"
+            )
         return [made if proved else replace(made, is_proved=False) for _, _, made in found]
 
     def _cheapest_of(self, row: int, limit: Price | None, *, all_orders: bool = True) -> EinsumPlan | None:
@@ -106,34 +105,47 @@ class Search:
         best: EinsumPlan | None = None
         lowest = tuple(bound[row] for bound in self._lowest)
         layouts = list(self.table.layouts(self.table.rows[row].tolist()))
-        for layout in layouts if all_orders or len(layouts) == 1 else [min(layouts, key=self._bytes_of)]:
+        kept = layouts if all_orders or len(layouts) == 1 else [min(layouts, key=self._elements_of)]
+        for layout, target in [(one, target) for one in kept for target in self._targets(one)]:
             bar = limit if best is None else best.price
-            made = self._plan_for(layout, row, bar)
+            made = self._plan_for(layout, target, row, bar)
             if made is not None and (bar is None or made.price < bar):
                 best = made
                 if best.price <= lowest:
                     break  # no other order can be better
         return best
 
-    def _ends(self, layout: ComputeLayout) -> list[tuple[Sharding, Sharding]]:
-        """Per term, from where to where a layout takes it."""
+    def _targets(self, layout: ComputeLayout) -> list[Sharding]:
+        """Where the result of a layout may go."""
+        if self.problem.target is not None:
+            return [self.problem.target]
         local = layout.sharding_of(len(self.problem.sources))
+        if self.problem.may_stay_partial:
+            return [local]
+        if local not in self._open:
+            self._open[local] = targets(local, self.problem.shapes[-1])
+        return self._open[local]
+
+    def _moves_of(self, layout: ComputeLayout, target: Sharding) -> list[Move]:
+        """Per term, from where to where a layout takes it."""
         used = [(source, layout.sharding_of(number)) for number, source in enumerate(self.problem.sources)]
-        return [*used, (local, self._target(local))]
+        ends = [*used, (layout.sharding_of(len(used)), target)]
+        return [(*pair, shape) for pair, shape in zip(ends, self.problem.shapes, strict=True)]
 
-    def _bytes_of(self, layout: ComputeLayout) -> int:
-        """Bytes that a layout moves, whatever the network."""
-        plans = [self._plan(term, *ends, without_network=True) for term, ends in enumerate(self._ends(layout))]
-        return sum(LIMIT if moved is None else moved.received_bytes for moved in plans)
+    def _elements_of(self, layout: ComputeLayout) -> int:
+        """Elements that lie elsewhere than a layout has them: of the orders of a row, the leanest has the fewest."""
+        moves = self._moves_of(layout, self._targets(layout)[0])
+        return sum(int(self.moves.missing(*move).max(initial=0)) for move in moves)
 
-    def _plan_for(self, layout: ComputeLayout, row: int, limit: Price | None) -> EinsumPlan | None:
+    def _plan_for(self, layout: ComputeLayout, target: Sharding, row: int, limit: Price | None) -> EinsumPlan | None:
         """The plan of one layout; None where it has none below the limit."""
-        if self._is_hopeless(layout, row, limit):
+        moves = self._moves_of(layout, target)
+        if self._is_hopeless(moves, row, limit):
             return None
         spent = self._time_left(row)
         plans: list[Plan] = []
-        for term, (source, target) in enumerate(self._ends(layout)):
-            moved = self._plan(term, source, target)
+        for term, move in enumerate(moves):
+            moved = self.moves.plan(*move)
             if moved is None:
                 return None
             plans.append(moved)
@@ -145,18 +157,20 @@ class Search:
         inputs = tuple(range(len(operands)))
         return EinsumPlan(self.problem.pattern, sizes, layout, tuple(operands), output, inputs, self.network)
 
-    def _is_hopeless(self, layout: ComputeLayout, row: int, limit: Price | None) -> bool:
-        """Whether the bytes that this order of the axes asks for take longer than the limit, whatever way they go."""
-        if self.network is None or limit is None:
+    def _is_hopeless(self, moves: list[Move], row: int, limit: Price | None) -> bool:
+        """Whether the elements that this order of the axes asks for alone cost more than the limit, whatever way."""
+        if limit is None:
             return False
-        spent = self._time_left(row)
-        for term, (source, target) in enumerate(self._ends(layout)):
-            if source.unreduced or target.unreduced:
-                continue  # of these no bytes are a bound
-            free = self._plan(term, source, target, without_network=True)
-            least = 0.0 if free is None else free.received_bytes / bandwidth_into(self.network)
-            spent += max(0.0, least - float(self._seconds[term, row]))
-        return spent * SLACK > limit.seconds
+        # of partial values no elements are a bound
+        known = {term: move for term, move in enumerate(moves) if not (move[0].unreduced or move[1].unreduced)}
+        least = {
+            term: int(self.moves.missing(*move).max(initial=0)) * self.dtype.itemsize for term, move in known.items()
+        }
+        if self.network is None:
+            return max(least.values(), default=0) > limit.received_bytes
+        into = bandwidth_into(self.network)
+        more = sum(max(0.0, received / into - float(self._seconds[term, row])) for term, received in least.items())
+        return (self._time_left(row) + more) * SLACK > limit.seconds
 
     def _time_left(self, row: int) -> float:
         """What the whole takes at the least on the network."""
@@ -177,27 +191,6 @@ class Search:
         return max(one.received_bytes for one in plans) > limit.received_bytes or (
             len(plans) > len(self.problem.sources) and busiest(plans) > limit.received_bytes
         )
-
-    def _target(self, local: Sharding) -> Sharding:
-        """Where the result may go; where that is open, sums are scattered, over any dims that they divide."""
-        if self.problem.target is not None:
-            return self.problem.target
-        if self.problem.may_stay_partial or not local.unreduced:
-            return local
-        anywhere = Sharding.of(local.mesh, *[None] * len(local.dims))
-        scattered = refinements(local, local.unreduced, anywhere, self.problem.shapes[-1])
-        return next(scattered, replace(local, unreduced=()))
-
-    def _plan(self, term: int, source: Sharding, target: Sharding, *, without_network: bool = False) -> Plan | None:
-        """The planner's plan for one term; None where it refuses."""
-        network = None if without_network else self.network
-        key = (term, source, target, network is None)
-        if key not in self._plans:
-            try:
-                self._plans[key] = plan(source, target, self.problem.shapes[term], self.dtype, network=network)
-            except ReshardError as error:
-                self.refusal, self._plans[key] = error, None
-        return self._plans[key]
 
     def alternatives(self, best: EinsumPlan, keep: int) -> Callable[[], tuple[EinsumPlan, ...]]:
         """A function that finds the other plans."""

@@ -14,7 +14,7 @@ price of moving y, columns: that of moving x}; with x the smaller, z is kept by 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
 from reshard.propagation.elimination import LARGEST_TABLE, Scoped, Table, least
@@ -28,6 +28,11 @@ from reshard.sharding import Sharding
 MOST_LEADERS = 12
 """How many annotations go ahead in turn, at most: those of the largest values."""
 MOST_CANDIDATES = 10
+FIRST_EFFORT, SECOND_EFFORT, WHOLE_EFFORT = 3000, 5000, 8000
+"""How many entries are priced for the tables of the first try and of the second, before partial candidates, and of
+both with them; entries of equal operations are priced once."""
+KNOWN = 100
+"""An entry that was priced for an equal operation takes so many times less."""
 
 
 def runs(net: Net, until_priority: int | None) -> list[Flow]:
@@ -41,14 +46,17 @@ def runs(net: Net, until_priority: int | None) -> list[Flow]:
     return flows
 
 
-def candidates(net: Net, pricer: Pricer, flows: Sequence[Flow], *, cut: bool) -> list[list[Sharding]]:
+def candidates(
+    net: Net, pricer: Pricer, flows: Sequence[Flow], most_effort: float, around: Sequence[Sharding] | None = None
+) -> list[list[Sharding]]:
     """Per value the shardings that it may have, the first that of the first run.
 
     Args:
         net: the program.
         pricer: what prices it.
         flows: the runs.
-        cut: whether dims may also be cut back to what was given.
+        most_effort: how many entries the tables may have, before partial candidates.
+        around: a choice whose dims, and those of the runs, may also be cut back to what was given.
     """
     found = []
     for value in net.graph.values:
@@ -60,12 +68,44 @@ def candidates(net: Net, pricer: Pricer, flows: Sequence[Flow], *, cut: bool) ->
             own = tuple(dim.axes for dim in given.dims) if given else ((),) * len(value.shape)
             found_by_runs = list(dims)
             dims.update(dict.fromkeys(_crossed(found_by_runs, own)))
-            if cut:
+            if around is not None:
                 dims.update(dict.fromkeys(_cut(found_by_runs, own)))
         found.append([pricer.sharding(mesh, one, unreduced, reduction, uneven) for one in dims][:MOST_CANDIDATES])
-    add_partial(net, pricer, found)
+    limits = range(MOST_CANDIDATES, 2, -1)
+    most = next((n for n, size in zip(limits, effort(net, found, limits), strict=True) if size <= most_effort), 2)
+    if most < MOST_CANDIDATES:
+        if around is not None and len(flows) > 1:
+            found = [_nearest(net, pricer, number, around[number], some) for number, some in enumerate(found)]
+        found = [some[:most] for some in found]
+    add_partial(net, pricer, found, most + 2)
     _thin(net, found)
     return found
+
+
+def effort(net: Net, found: Sequence[Sequence[Sharding]], most: Iterable[int] = (MOST_CANDIDATES,)) -> list[float]:
+    """What the tables take to price, counted in entries, for every number of candidates that a value may have."""
+    scopes = [
+        (_signature(net, number, found), [len(found[n]) for n in {value.number for value in operation.values}])
+        for number, operation in enumerate(net.graph.operations)
+        if operation.operands
+    ]
+    efforts = []
+    for limit in most:
+        sizes = [(key, prod(min(count, limit) for count in counts)) for key, counts in scopes]
+        efforts.append(sum(dict(sizes).values()) + sum(size for _, size in sizes) / KNOWN)
+    return efforts
+
+
+def _nearest(net: Net, pricer: Pricer, number: int, chosen: Sharding, some: Sequence[Sharding]) -> list[Sharding]:
+    """The candidates of a value, those first that differ from its choice by a cut."""
+    mesh, given = net.meshes[number], net.graph.annotations.get(net.graph.values[number])
+    if mesh.is_maximal:
+        return list(some)
+    own = tuple(dim.axes for dim in given.dims) if given else ((),) * len(chosen.dims)
+    base = some[0].unreduced, some[0].reduction, some[0].uneven
+    dims = tuple(dim.axes for dim in chosen.dims)
+    near = [pricer.sharding(mesh, one, *base) for one in (dims, *_cut([dims], own))]
+    return list(dict.fromkeys([some[0], *near, *some]))
 
 
 def _thin(net: Net, found: list[list[Sharding]]) -> None:
@@ -99,7 +139,7 @@ def _cut(dims: list[tuple[Axes, ...]], own: tuple[Axes, ...]) -> list[tuple[Axes
     return [own, *one]
 
 
-def add_partial(net: Net, pricer: Pricer, found: list[list[Sharding]]) -> None:
+def add_partial(net: Net, pricer: Pricer, found: list[list[Sharding]], most: int = MOST_CANDIDATES) -> None:
     """To every value that comes out partial and is used by what can wait, that candidate."""
     users: list[list[Operation]] = [[] for _ in found]
     for operation in net.graph.operations:
@@ -118,8 +158,10 @@ def add_partial(net: Net, pricer: Pricer, found: list[list[Sharding]]) -> None:
             itertools.product(*(found[o.number] for o in operation.operands)), MOST_CANDIDATES**2
         )
         for operands in choices:
+            if len(found[value.number]) >= min(most, MOST_CANDIDATES):
+                break
             made = pricer.compute(operation, rule, operands, None).result
-            if made.unreduced and made not in found[value.number] and len(found[value.number]) < MOST_CANDIDATES:
+            if made.unreduced and made not in found[value.number]:
                 found[value.number].append(made)
 
 
@@ -135,19 +177,36 @@ def cheapest(net: Net, pricer: Pricer, found: Sequence[Sequence[Sharding]]) -> l
     if not variables:
         return [some[0] for some in found]
     tables: list[Scoped] = []
-    for number in sorted({op for value in variables for op in net.neighbours[value]} | _makers(net, variables)):
+    priced: dict[tuple[object, ...], Table] = {}
+    for number in sorted(_makers(net, variables)):
         operation = net.graph.operations[number]
         scope = tuple(dict.fromkeys(v.number for v in operation.values if len(found[v.number]) > 1))
-        table: Table = {}
-        for choice in itertools.product(*(range(len(found[v])) for v in scope)):
-            picked = dict(zip(scope, choice, strict=True))
-            cost = operation_cost(net, pricer, number, lambda v, picked=picked: found[v][picked.get(v, 0)])  # type: ignore[misc]
-            table[choice] = (*cost, 0)
-        tables.append((scope, table))
+        key = _signature(net, number, found)
+        if key not in priced:
+            priced[key] = {}
+            for choice in itertools.product(*(range(len(found[v])) for v in scope)):
+                picked = dict(zip(scope, choice, strict=True))
+                kept = [found[v.number][picked.get(v.number, 0)] for v in operation.values]
+                priced[key][choice] = (*operation_cost(net, pricer, number, kept), 0)
+        tables.append((scope, priced[key]))
     for value, likes in preferences(net, found, variables).items():
         tables.append(((value,), {(c,): (0.0, 0.0, 0, like) for c, like in enumerate(likes)}))
     chosen = least(tables, {value: len(found[value]) for value in variables}, net.weights)
     return [some[chosen.get(number, 0)] for number, some in enumerate(found)]
+
+
+def _signature(net: Net, number: int, found: Sequence[Sequence[Sharding]]) -> tuple[object, ...]:
+    """What the table of an operation depends on, so that equal operations share one."""
+    operation = net.graph.operations[number]
+    numbers = [value.number for value in operation.values]
+    some = [(value.dtype, *found[value.number]) for value in operation.values]
+    return (
+        net.rules[number],
+        operation.name,
+        operation.attribute("value"),
+        tuple(map(numbers.index, numbers)),
+        tuple(some),
+    )
 
 
 def preferences(net: Net, found: Sequence[Sequence[Sharding]], variables: Iterable[int]) -> dict[int, list[int]]:
@@ -166,13 +225,13 @@ def _makers(net: Net, variables: Iterable[int]) -> set[int]:
     return {n for n, operation in enumerate(net.graph.operations) if any(v.number in wanted for v in operation.values)}
 
 
-def operation_cost(net: Net, pricer: Pricer, number: int, sharding: Callable[[int], Sharding]) -> Cost:
-    """What an operation costs with its values in the shardings given by number."""
+def operation_cost(net: Net, pricer: Pricer, number: int, shardings: Sequence[Sharding]) -> Cost:
+    """What an operation costs with its operands, and last its result, in given shardings."""
     operation = net.graph.operations[number]
-    result = sharding(number)
     if not operation.operands:
         return NOTHING
-    kept = tuple(sharding(operand.number) for operand in operation.operands)
+    *operands, result = shardings
+    kept = tuple(operands)
     if operation.name in ("reshard", "output"):
         return pricer.price(kept[0], result, operation.result.shape, operation.result.dtype)
     try:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import fsum, prod
 
 LARGEST_TABLE = 4096
@@ -115,14 +115,15 @@ class _Elimination:
     def fold(self, value: int, near: tuple[int, ...]) -> dict[tuple[int, ...], int]:
         """Take a variable out; its best choice for every choice of its neighbours."""
         taken = self.take(value)
+        place = {other: n for n, other in enumerate((*near, value))}
+        parts = [(part, [place[other] for other in scope]) for scope, part in taken]
         best: dict[tuple[int, ...], int] = {}
         table: Table = {}
         for choice in itertools.product(*(range(self.counts[other]) for other in near)):
-            at = dict(zip(near, choice, strict=True))
             costs = []
             for own in range(self.counts[value]):
-                at[value] = own
-                costs.append(_sum(part[tuple(at[other] for other in scope)] for scope, part in taken))
+                full = (*choice, own)
+                costs.append(_sum([part[tuple([full[n] for n in at])] for part, at in parts]))
             best[choice] = min(range(len(costs)), key=costs.__getitem__)
             table[choice] = costs[best[choice]]
         self.put(near, table)
@@ -138,8 +139,10 @@ def _improve(tables: Sequence[Scoped], counts: Mapping[int, int], chosen: dict[i
 
     def cost(value: int, choice: int) -> Ranked:
         return _sum(
-            table[tuple(choice if other == value else chosen[other] for other in scope)]
-            for scope, table in around[value]
+            [
+                table[tuple([choice if other == value else chosen[other] for other in scope])]
+                for scope, table in around[value]
+            ]
         )
 
     changed = True
@@ -151,6 +154,11 @@ def _improve(tables: Sequence[Scoped], counts: Mapping[int, int], chosen: dict[i
                 chosen[value], changed = costs.index(min(costs)), True
 
 
-def _sum(costs: Iterable[Ranked]) -> Ranked:
+def _sum(costs: Sequence[Ranked]) -> Ranked:
+    if len(costs) == 1:
+        return costs[0]
+    if len(costs) == 2:  # one addition rounds as fsum does
+        one, two = costs
+        return (one[0] + two[0], one[1] + two[1], one[2] + two[2], one[3] + two[3])
     first, second, third, fourth = zip((0.0, 0.0, 0, 0), *costs, strict=True)
     return (fsum(first), fsum(second), sum(third), sum(fourth))

@@ -19,7 +19,16 @@ from math import prod
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.plans import Plan
-from reshard.propagation.conflicts import add_partial, candidates, cheapest, runs
+from reshard.propagation.conflicts import (
+    FIRST_EFFORT,
+    SECOND_EFFORT,
+    WHOLE_EFFORT,
+    add_partial,
+    candidates,
+    cheapest,
+    effort,
+    runs,
+)
 from reshard.propagation.graph import Graph, Value
 from reshard.propagation.layouts import Pricer
 from reshard.propagation.rounds import Flow, Net, Origin
@@ -120,10 +129,11 @@ def place(source: Graph, network: Network | None, until_priority: int | None) ->
     """
     net, pricer = Net(source), Pricer(network, _uneven(source))
     flows = runs(net, until_priority)
-    found = candidates(net, pricer, flows, cut=False)
+    found = candidates(net, pricer, flows, FIRST_EFFORT)
     chosen = improved(net, pricer, found, flows, cheapest(net, pricer, found))
     if flows[0].disputed:
-        found = candidates(net, pricer, flows, cut=True)
+        left = WHOLE_EFFORT - effort(net, found)[0]
+        found = candidates(net, pricer, flows, min(left, SECOND_EFFORT), chosen)
         other = improved(net, pricer, found, flows, cheapest(net, pricer, found))
         before, after = shared_cost(net, pricer, chosen), shared_cost(net, pricer, other)
         counts = network is not None and network.flops is not None  # then the price has the work in it

@@ -1,16 +1,20 @@
 """Choices looked at again with reshards shared.
 
 Tables of single operations do not see that two operations may read one and the same reshard of a value.
-Here the whole program is priced with equal reshards made once, and changed as long as that lowers the price: one
-value to another of its candidates, two that are made of the same value, or a part of the program to what one run of
-propagation says there.
+Here the program is priced with equal reshards made once, and changed as long as that lowers the price: one value to
+another of its candidates, two that are made of the same value, or a part of the program to what one run of propagation
+says there.
 Of all changes the best is made first, so that no order has a say.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from typing import NamedTuple
 
 from reshard.errors import ReshardError
 from reshard.propagation.conflicts import preferences
@@ -21,6 +25,10 @@ from reshard.sharding import Sharding
 MOST_PRICED = 200_000
 """How many operations are priced again at most, in all tries together."""
 Choice = tuple[int, ...]
+Move = dict[int, int]
+"""The candidates of the values that a change gives others."""
+Need = tuple[int, Sharding, Sharding]
+"""A reshard of a value: its number, and from where to where."""
 
 
 def improved(
@@ -32,51 +40,132 @@ def improved(
         return list(chosen)
     liked = preferences(net, found, variables)
     runs = [_choice_of(flow, found, pricer, net) for flow in flows]
-    here: Choice = tuple(found[number].index(sharding) for number, sharding in enumerate(chosen))
+    state = _State(net, pricer, chosen)
+    budget = max(MOST_PRICED // len(found), 1)
+    while budget > 0:
+        here = tuple(some.index(sharding) for some, sharding in zip(found, state.chosen, strict=True))
+        moves = list(itertools.islice(_moves(net, found, runs, variables, here), budget))
+        budget -= len(moves)
+        best_price, best = (state.cost, 0), Move()
+        for move in moves:
+            likes = sum(liked[value][choice] - liked[value][here[value]] for value, choice in move.items())
+            price = state.cost_with({value: found[value][choice] for value, choice in move.items()}), likes
+            if price < best_price or (best and price == best_price and _before(move, best, here)):
+                best_price, best = price, move
+        if not best:
+            break
+        state.change({value: found[value][choice] for value, choice in best.items()})
+    return state.chosen
 
-    def price(choice: Choice) -> tuple[Cost, int]:
-        likes = sum(liked[value][choice[value]] for value in variables)
-        return shared_cost(net, pricer, [some[c] for some, c in zip(found, choice, strict=True)]), likes
 
-    def descended(choice: Choice, budget: int) -> tuple[tuple[Cost, int], Choice]:
-        now = price(choice)
-        while budget > 0:
-            moves = list(dict.fromkeys(itertools.islice(_moves(net, found, runs, variables, choice), budget)))
-            budget -= len(moves)
-            best_price, best = min((price(move), move) for move in moves)
-            if best_price >= now:
-                break
-            now, choice = best_price, best
-        return now, choice
+def _before(one: Move, other: Move, here: Choice) -> bool:
+    """Whether the choice after one change comes before that after another."""
+    places = sorted({*one, *other})
+    return [one.get(n, here[n]) for n in places] < [other.get(n, here[n]) for n in places]
 
-    _, best = descended(here, max(MOST_PRICED // len(found), 1))
-    return [some[c] for some, c in zip(found, best, strict=True)]
+
+class _State:
+    """A choice, what each operation costs in it, and which reshards it needs."""
+
+    def __init__(self, net: Net, pricer: Pricer, chosen: Sequence[Sharding]) -> None:
+        self.net, self.pricer, self.chosen = net, pricer, list(chosen)
+        self.having: list[list[int]] = [[] for _ in chosen]
+        """Per value, the operations that have it, on whatever mesh."""
+        for number, operation in enumerate(net.graph.operations):
+            for value in {value.number for value in operation.values}:
+                self.having[value].append(number)
+        self.parts = [_part(net, pricer, number, self.chosen) for number in range(len(chosen))]
+        self.uses = Counter(need for part in self.parts for need in part.needs)
+        """Per reshard, how many operations need it."""
+        self.cost = self.total()
+
+    def total(self) -> Cost:
+        moved = [self.reshard(need) for need in self.uses]
+        return added(NOTHING, *(part.cost for part in self.parts), *moved)
+
+    def reshard(self, need: Need) -> Cost:
+        number, own, target = need
+        value = self.net.graph.operations[number].result
+        return self.pricer.price(own, target, value.shape, value.dtype)
+
+    def touched(self, changes: Mapping[int, Sharding]) -> list[tuple[int, _Part]]:
+        """The operations that have one of the values, as they are after a change."""
+        before = {value: self.chosen[value] for value in changes}
+        for value, sharding in changes.items():
+            self.chosen[value] = sharding
+        numbers = {number for value in changes for number in self.having[value]}
+        parts = [(number, _part(self.net, self.pricer, number, self.chosen)) for number in numbers]
+        for value, sharding in before.items():
+            self.chosen[value] = sharding
+        return parts
+
+    def cost_with(self, changes: Mapping[int, Sharding]) -> Cost:
+        """What the program costs after a change: only what the change touches is priced."""
+        more: list[Cost] = []
+        less: list[Cost] = []
+        needed: Counter[Need] = Counter()
+        for number, part in self.touched(changes):
+            more.append(part.cost)
+            less.append(self.parts[number].cost)
+            needed.update(part.needs)
+            needed.subtract(self.parts[number].needs)
+        for need, count in needed.items():
+            before = self.uses.get(need, 0)
+            if before == 0 < count:
+                more.append(self.reshard(need))
+            elif 0 < before == -count:
+                less.append(self.reshard(need))
+        if any(cost[0] == inf for cost in more):
+            return IMPOSSIBLE
+        if self.cost[0] == inf:  # of which nothing can be taken away
+            return _State(self.net, self.pricer, [changes.get(n, one) for n, one in enumerate(self.chosen)]).cost
+        change = added(NOTHING, *more, *((-cost[0], -cost[1], -cost[2]) for cost in less))
+        return added(self.cost, change)
+
+    def change(self, changes: Mapping[int, Sharding]) -> None:
+        for number, part in self.touched(changes):
+            self.uses.subtract(self.parts[number].needs)
+            self.uses.update(part.needs)
+            self.parts[number] = part
+        self.uses = +self.uses
+        for value, sharding in changes.items():
+            self.chosen[value] = sharding
+        self.cost = self.total()
+
+
+class _Part(NamedTuple):
+    """One operation in a choice."""
+
+    cost: Cost
+    """Of its work, and of the reshard after it."""
+    needs: tuple[Need, ...]
+    """The reshards before it."""
+
+
+def _part(net: Net, pricer: Pricer, number: int, chosen: Sequence[Sharding]) -> _Part:
+    operation = net.graph.operations[number]
+    if not operation.operands:
+        return _Part(NOTHING, ())
+    result = chosen[number]
+    kept = tuple(chosen[operand.number] for operand in operation.operands)
+    cost = NOTHING
+    needed: tuple[Sharding, ...] = (result,)
+    if operation.name not in ("reshard", "output"):
+        try:
+            computed = pricer.compute(operation, net.rules[number], kept, result)
+        except ReshardError:
+            return _Part(IMPOSSIBLE, ())
+        needed = computed.operands
+        after = pricer.price(computed.result, result, operation.result.shape, operation.result.dtype)
+        cost = added(computed.work, after)
+    numbers = [operand.number for operand in operation.operands]
+    needs = dict.fromkeys(need for need in zip(numbers, kept, needed, strict=False) if need[1] != need[2])
+    return _Part(cost, tuple(needs))
 
 
 def shared_cost(net: Net, pricer: Pricer, chosen: Sequence[Sharding]) -> Cost:
     """What the program costs when equal reshards of a value are made once."""
-    costs: list[Cost] = []
-    seen: set[tuple[int, Sharding]] = set()
-    for number, operation in enumerate(net.graph.operations):
-        if not operation.operands:
-            continue
-        result = chosen[number]
-        kept = tuple(chosen[operand.number] for operand in operation.operands)
-        if operation.name in ("reshard", "output"):
-            needed: tuple[Sharding, ...] = (result,)
-        else:
-            try:
-                computed = pricer.compute(operation, net.rules[number], kept, result)
-            except ReshardError:
-                return IMPOSSIBLE
-            needed = computed.operands
-            costs.append(computed.work)
-            costs.append(pricer.price(computed.result, result, operation.result.shape, operation.result.dtype))
-        for operand, own, target in zip(operation.operands, kept, needed, strict=True):
-            if own != target and (operand.number, target) not in seen:
-                seen.add((operand.number, target))
-                costs.append(pricer.price(own, target, operand.shape, operand.dtype))
-    return added(*costs) if costs else NOTHING
+    return _State(net, pricer, chosen).cost
 
 
 def _shares(net: Net) -> bool:
@@ -101,19 +190,25 @@ def _choice_of(flow: Flow, found: Sequence[Sequence[Sharding]], pricer: Pricer, 
 
 def _moves(
     net: Net, found: Sequence[Sequence[Sharding]], runs: Sequence[Choice], variables: Sequence[int], here: Choice
-) -> Iterator[Choice]:
+) -> Iterator[Move]:
+    """The changes that are tried, each once."""
+    seen: set[tuple[tuple[int, int], ...]] = set()
     for run in runs:
         other = [value for value in variables if run[value] != here[value]]
         for part in (set(other), *_parts(net, other)):
-            yield tuple(run[value] if value in part else c for value, c in enumerate(here))
+            move = {value: run[value] for value in sorted(part)}
+            key = tuple(move.items())
+            if move and key not in seen:
+                seen.add(key)
+                yield move
     for value in variables:
         for choice in range(len(found[value])):
-            yield (*here[:value], choice, *here[value + 1 :])
+            if choice != here[value]:
+                yield {value: choice}
     for one, two in _pairs(net, set(variables)):
         for first, second in itertools.product(range(len(found[one])), range(len(found[two]))):
-            changed = list(here)
-            changed[one], changed[two] = first, second
-            yield tuple(changed)
+            if first != here[one] and second != here[two]:
+                yield {one: first, two: second}
 
 
 def _pairs(net: Net, variables: set[int]) -> Iterator[tuple[int, int]]:
@@ -122,8 +217,9 @@ def _pairs(net: Net, variables: set[int]) -> Iterator[tuple[int, int]]:
     for number, operation in enumerate(net.graph.operations):
         for operand in operation.operands:
             users.setdefault(operand.number, set()).add(number)
-    pairs = {pair for some in users.values() for pair in itertools.combinations(sorted(some & variables), 2)}
-    yield from sorted(pairs)
+    ways = [itertools.combinations(sorted(some & variables), 2) for some in users.values()]
+    for pair, _ in itertools.groupby(heapq.merge(*ways)):
+        yield pair
 
 
 def _parts(net: Net, values: Sequence[int]) -> Iterator[set[int]]:

@@ -281,3 +281,9 @@ def _add_trivial(cutters: list[list[int]], partial: list[int], sharding: Shardin
 
 def _text(placements: Sequence[Any]) -> str:
     return f"[{', '.join(map(str, placements))}]"
+
+
+def forget_meshes() -> None:
+    """Let go of the meshes that conversions are kept for, and so of their process groups."""
+    for conversion in (_mesh_of, _sharding_of, _placements_of):
+        conversion.cache_clear()

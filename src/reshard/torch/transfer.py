@@ -7,6 +7,8 @@ Every rank makes its own, from its own coordinates.
 
 from __future__ import annotations
 
+import atexit
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -25,7 +27,7 @@ from reshard.plans import Plan
 from reshard.sharding import Sharding
 from reshard.steps import Step
 from reshard.torch.agreement import Agreement, digest_of
-from reshard.torch.conversions import dtype_of, mesh_of, normalized, placements_of, sharding_of
+from reshard.torch.conversions import dtype_of, forget_meshes, mesh_of, normalized, placements_of, sharding_of
 from reshard.torch.exchange import COMBINE, UNWATCHED, Finish, Leg, Watch, make_leg
 
 T = TypeVar("T")
@@ -236,6 +238,18 @@ def world() -> World:
     if not _KEPT or _KEPT[0][0] is not group:
         _KEPT[:] = [(group, World())]
     return _KEPT[0][1]
+
+
+@atexit.register
+def forget() -> None:
+    """Let go of all process groups.
+
+    The threads of a group that outlives Python may end it: one that gives back a value then is stopped in the midst
+    of C++, which calls that an error. So groups that were destroyed go before Python does.
+    """
+    _KEPT.clear()
+    forget_meshes()
+    gc.collect()
 
 
 def _timeout() -> timedelta:

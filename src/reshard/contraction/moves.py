@@ -1,0 +1,81 @@
+"""Plans of single tensors, shared by all searches of one einsum, and how many elements a move takes at the least.
+
+Planning a move on a large mesh takes milliseconds, what each device lacks microseconds; so orders are compared by
+the latter, and only those that are left are planned.
+The number of plans is counted: all who plan the same einsum must come to the same end, which a clock would not give.
+
+>>> from reshard.dtypes import dtype_named
+>>> from reshard.mesh import Mesh
+>>> mesh = Mesh.of(x=2)
+>>> moves = Moves(dtype_named("float32"))
+>>> moves.missing(Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "x"), (4, 6)).tolist()
+[6, 6]
+"""
+
+from __future__ import annotations
+
+from reshard.dtypes import DType
+from reshard.errors import ReshardError
+from reshard.exchange.pieces import Tiling, overlap_elements
+from reshard.layout import Positions
+from reshard.network import Network
+from reshard.planner import plan
+from reshard.plans import Plan
+from reshard.sharding import Sharding
+
+Move = tuple[Sharding, Sharding, tuple[int, ...]]
+
+ON_NETWORK = 8
+"""How many plans without a network take about as long as one on it."""
+
+
+class Moves:
+    """The planner's plans for one element type on one network, each made once."""
+
+    def __init__(self, dtype: DType, network: Network | None = None) -> None:
+        self.dtype = dtype
+        self.network = network
+        self.refusal: ReshardError | None = None
+        """The last one of the planner."""
+        self._plans: dict[Move, Plan | None] = {}
+        self._left: int | None = None
+        self._missing: dict[Move, Positions] = {}
+        self._tilings: dict[tuple[Sharding, tuple[int, ...]], Tiling] = {}
+
+    def allow(self, budget: int | None) -> None:
+        """From now on plans of so much work may be made before the budget is spent; any number where it is None.
+
+        A plan counts as the dims of its tensor, as each may be cut in more ways; on a network, `ON_NETWORK` times.
+        """
+        self._left = budget
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether a search should end with what it has."""
+        return self._left is not None and self._left <= 0
+
+    def plan(self, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Plan | None:
+        """The planner's plan; None where it refuses."""
+        key = (source, target, shape)
+        if key not in self._plans:
+            if self._left is not None:
+                self._left -= max(len(shape), 1) * (1 if self.network is None else ON_NETWORK)
+            try:
+                self._plans[key] = plan(*key, self.dtype, network=self.network)
+            except ReshardError as error:
+                self.refusal, self._plans[key] = error, None
+        return self._plans[key]
+
+    def missing(self, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Positions:
+        """Per position of the target, the elements of its tile that lie elsewhere; partial values count as values."""
+        key = (source, target, shape)
+        if key not in self._missing:
+            before, after = self._tiling(source, shape), self._tiling(target, shape)
+            self._missing[key] = after.all_elements - overlap_elements(before, after)
+        return self._missing[key]
+
+    def _tiling(self, sharding: Sharding, shape: tuple[int, ...]) -> Tiling:
+        key = (sharding, shape)
+        if key not in self._tilings:
+            self._tilings[key] = Tiling.of(sharding, shape)
+        return self._tilings[key]
