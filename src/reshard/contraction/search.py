@@ -25,7 +25,7 @@ from reshard.errors import ReshardError
 from reshard.plans import Plan
 from reshard.sharding import Sharding
 
-ROWS_IN_VAIN = 8
+ROWS_IN_VAIN = 4
 """After how many rows that were no better a search in haste ends, though its bounds do not rule out the rest.
 Of each of its rows it prices one order of the axes, that which lacks the fewest elements."""
 PROVED_ROWS = 1024

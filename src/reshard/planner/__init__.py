@@ -27,7 +27,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from reshard.chains import Chain, chain_through
+from reshard.chains import Chain, chain_through, shortest_chain
 from reshard.checks import expect, integer, shown
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
@@ -163,12 +163,17 @@ def _chains(request: Request) -> Iterator[Chain]:
     if request.network is None:
         yield from candidates(*ends)
         return
-    levels, size = request.network.levels, request.target.mesh.size
-    strides = {level.stride for level in levels} | {size}
-    slower = (outer.stride for inner, outer in pairwise(levels) if outer.bandwidth < inner.bandwidth)
-    yield from candidates(*ends, sorted(strides - {1}), {stride for stride in slower if stride < size})
+    size = request.target.mesh.size
+    slower = (outer.stride for inner, outer in pairwise(request.network.levels) if outer.bandwidth < inner.bandwidth)
+    strides = sorted({*_strides(request), size} - {1})
+    yield from candidates(*ends, strides, {stride for stride in slower if stride < size})
     with suppress(ReshardError):  # not all ends have one
         yield fewest_bytes_chain(*ends)[0]
+
+
+def _strides(request: Request) -> list[int]:
+    """The strides of the device number at which a level of the network begins, the innermost left out."""
+    return [level.stride for level in request.network.levels[1:]] if request.network else []
 
 
 def _among_candidates(request: Request) -> list[Plan]:
@@ -192,6 +197,17 @@ def _gather(request: Request) -> Chain:
 
 
 @lru_cache(CACHED_PLANS)
+def _best_leg(request: Request) -> Plan:
+    """The best way between points that one step joins: that step, near replicas sending or not, or collectives."""
+    ends = request.source, request.target, request.shape, request.dtype
+    chains = [shortest_chain(*ends, near) for near in (0, *_strides(request))]
+    with suppress(ReshardError):
+        chains.append(fewest_bytes_chain(*ends)[0])
+    found = [priced(Plan(*ends, chain), request.network) for chain in chains]
+    return best_first([one for one in found if _shrinks_first(one)], request.network)[0]
+
+
+@lru_cache(CACHED_PLANS)
 def _best_candidate(request: Request) -> Plan:
     """The best of the candidates on a network, its legs as they are."""
     return best_first([priced(found, request.network) for found in _among_candidates(request)], request.network)[0]
@@ -203,8 +219,9 @@ def _with_better_legs(best: Plan, request: Request) -> Plan:
     if request.basis != "any" or network is None or not any(level.latency_s for level in network.levels):
         return best
 
-    def replan(source: Sharding, target: Sharding) -> Plan:
-        return _best_candidate(replace(request, source=source, target=target, memory_limit=None))
+    def replan(source: Sharding, target: Sharding, steps: int) -> Plan:
+        leg = replace(request, source=source, target=target, memory_limit=None)
+        return _best_leg(leg) if steps == 1 else _best_candidate(leg)
 
     better = with_better_legs(best, replan)
     limit = request.memory_limit
@@ -276,3 +293,4 @@ def cache_clear() -> None:
     """Forget the cached plans."""
     _planned.cache_clear()
     _best_candidate.cache_clear()
+    _best_leg.cache_clear()

@@ -16,12 +16,12 @@ SETTLED = ("Slice", "AllGather", "AllToAll")
 """Steps that no other chain takes the place of."""
 
 
-def with_better_legs(plan: Plan, replan: Callable[[Sharding, Sharding], Plan]) -> Plan:
+def with_better_legs(plan: Plan, replan: Callable[[Sharding, Sharding, int], Plan]) -> Plan:
     """The plan, with every leg from or to an end that `replan` knows a cheaper way for put right, until none is left.
 
     Args:
         plan: priced.
-        replan: the cheapest plan that is known between two shardings, priced alike.
+        replan: the cheapest plan that is known between two shardings that so many steps join now, priced alike.
     """
     known: dict[tuple[Sharding, Sharding], Plan] = {}
     improved = True
@@ -33,7 +33,7 @@ def with_better_legs(plan: Plan, replan: Callable[[Sharding, Sharding], Plan]) -
                 continue
             ends = leg[0].before, leg[-1].after
             if ends not in known:
-                known[ends] = replan(*ends)
+                known[ends] = replan(*ends, len(leg))
             seconds = plan.step_seconds or ()
             if (known[ends].seconds or 0.0) < sum(seconds[start:stop]) * (1 - 1e-9):
                 plan = replace(
