@@ -17,8 +17,11 @@ import os
 import hypothesis
 import pytest
 
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=32".strip()
+DEVICES_FLAG = "--xla_force_host_platform_device_count=32"
 """JAX reads it when it is first imported: one process then has 32 devices."""
+flags = os.environ.get("XLA_FLAGS", "").split()
+if DEVICES_FLAG not in flags:  # a worker of xdist has it from the process that started it
+    os.environ["XLA_FLAGS"] = " ".join([*flags, DEVICES_FLAG])
 
 ENGINES = ("jax", "torch")
 """The engines that are installed apart; NumPy is always there."""

@@ -8,14 +8,18 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from reshard.errors import ReshardError
-from reshard.hlo import Report
 from reshard.plans import Plan
-from reshard.view.inspection import report_group
 from reshard.view.tables import plan_group
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+T = TypeVar("T")
 
 PIPED_WIDTH = 120
 """Columns of a drawing that does not go to a terminal."""
@@ -45,22 +49,17 @@ def write(text: str) -> None:
 
 def write_plan(plan: Plan) -> None:
     """A plan: as a table where standard output is a terminal, else as its plain text."""
+    write_drawn(plan, plan_group)
+
+
+def write_drawn(value: T, group: Callable[[T], Group]) -> None:
+    """A value: as the group that is made of it where standard output is a terminal, else as its plain text."""
     if not is_terminal():
-        print(plan)
+        print(value)
         return
     from rich.console import Console  # noqa: PLC0415  # loads with the first table, not with the package
 
-    Console().print(plan_group(plan))
-
-
-def write_report(report: Report) -> None:
-    """A report on texts: as tables where standard output is a terminal, else as plain text."""
-    if not is_terminal():
-        print(report)
-        return
-    from rich.console import Console  # noqa: PLC0415  # loads with the first table, not with the package
-
-    Console().print(report_group(report))
+    Console().print(group(value))
 
 
 def write_file(path: str, text: str) -> None:
