@@ -87,16 +87,10 @@ def _turns(module: Module) -> dict[str, Turns]:
     """The turns of the bodies of loops, where the text tells."""
     found = {}
     for here, loop in module.instructions():
-        condition = module.computations.get(loop.attributes.get("condition", "").lstrip("%"))
-        body = module.computations.get(loop.attributes.get("body", "").lstrip("%"))
-        root = None if condition is None else _result(condition, 0)
-        if loop.opcode != "while" or condition is None or body is None or root is None:
-            continue
-        compared, trips = _compared(module, condition, root), trip_count(module, here, loop)
-        if compared is None or not trips or _step(module, body, compared[0]) != 1:
-            continue
-        if _constant(*_initial(here, loop, compared[0])) == 0:
-            found[body.name] = compared[0], trips
+        count = _count(module, here, loop) if loop.opcode == "while" else None
+        trips = trip_count(module, here, loop) if count is not None else None
+        if count is not None and trips and (count.start, count.step) == (0, 1):
+            found[loop.attributes["body"].lstrip("%")] = count.value, trips
     return found
 
 
@@ -136,20 +130,32 @@ def trip_count(module: Module, here: Computation, loop: Instruction) -> int | No
     """How often the body of a `while` runs; None where the text does not tell."""
     if (noted := _TRIPS.search(loop.attributes.get("backend_config", ""))) is not None:
         return int(noted.group(1))
+    count = _count(module, here, loop)
+    if count is None or count.start is None or count.step is None or count.step < 1:
+        return None
+    return max(0, -(-(count.limit - count.start) // count.step))
+
+
+class _Count(NamedTuple):
+    """How a loop counts, as far as the text tells."""
+
+    value: int
+    """Which of the loop's values counts."""
+    start: int | None
+    step: int | None
+    limit: int
+    """What the counter stays below."""
+
+
+def _count(module: Module, here: Computation, loop: Instruction) -> _Count | None:
     condition = module.computations.get(loop.attributes.get("condition", "").lstrip("%"))
     body = module.computations.get(loop.attributes.get("body", "").lstrip("%"))
     root = None if condition is None else _result(condition, 0)
-    if condition is None or body is None or root is None:
+    compared = None if condition is None or root is None else _compared(module, condition, root)
+    if body is None or compared is None:
         return None
-    compared = _compared(module, condition, root)
-    if compared is None:
-        return None
-    counter, limit = compared
-    start = _constant(*_initial(here, loop, counter))
-    step = _step(module, body, counter)
-    if start is None or step is None or step < 1:
-        return None
-    return max(0, -(-(limit - start) // step))
+    value, limit = compared
+    return _Count(value, _constant(*_initial(here, loop, value)), _step(module, body, value), limit)
 
 
 Place = tuple[Computation, Instruction]
