@@ -241,6 +241,9 @@ def test_misuse_has_a_status_of_its_own() -> None:
     assert_misused("show", *MESH)
     assert_misused("show", *MESH, "[{}, {}]", "--cuts", "[{}, {}]", "[{}, {}]")
     assert_misused("show", *MESH, "--cuts", "[{}, {}]")
+    surplus = command("show", *MESH, "[{}, {}]", "--cut")
+    assert surplus.status == 2
+    assert surplus.err.startswith("usage: reshard show "), surplus.err  # of the command, not of all
 
 
 def assert_misused(*args: object) -> None:

@@ -89,7 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_command(argv: Sequence[str] | None) -> int:
     """Parse and run; refusals become their sentence."""
     try:
-        args = build_parser().parse_args(argv)
+        args, unknown = build_parser().parse_known_args(argv)
+        if unknown:  # the command's own usage says what it takes
+            args.command_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         args.command_function(args)
     except SystemExit as stop:  # argparse has said what it had to say
         return stop.code if isinstance(stop.code, int) else MISUSED

@@ -45,7 +45,7 @@ def add_command(commands: Commands, name: str, function: Any, summary: str, epil
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.set_defaults(command_function=function)
+    parser.set_defaults(command_function=function, command_parser=parser)
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     return parser
 
