@@ -276,15 +276,36 @@ def test_what_is_proved_on_a_network_is_the_cheapest(network: str) -> None:
         assert plan.seconds == pytest.approx(min(prices), rel=1e-9)
 
 
-@pytest.mark.parametrize("network", [None, "h100-2x4", "tpu-v5e-2x4", "tpu-v4p-2x2x2"])
+def plans_of(search: Search, row: int) -> list[EinsumPlan]:
+    """The plan of a row in every order of its pieces."""
+    found = []
+    for layout, target in search._choices(row):
+        plans = [search.moves.plan(*move) for move in search._moves_of(layout, target)]
+        found.append(search._made(layout, [plan for plan in plans if plan is not None]))
+    return found
+
+
+PAIRS = Mesh.of(x=2, y=4)
+FOURS = Mesh.of(x=4, y=2)
+LINE = Mesh.of(x=8)
+HAND_MADE = {
+    "ring and line": Network.of(PAIRS, x=("line", 3e9, 2e-6), y=("ring", 1e9, 1e-6)),
+    "line and ring": Network.of(FOURS, x=("ring", 1e9, 0.0), y=("line", 1e9, 0.0)),
+    "line of 8": Network.of(LINE, x=("line", 1e9, 1e-7)),
+    "one way": Network.of(LINE, x=("one-way-ring", 1e9, 1e-7)),
+    "switch of lines": Network.of(PAIRS, x=("switch", 2e8, 1e-6), y=("line", 1e9, 1e-7)),
+    "ring of switches": Network.of(FOURS, x=("ring", 1e9, 1e-6), y=("switch", 5e9, 1e-7)),
+}
+
+
+@pytest.mark.parametrize("network", [None, "h100-2x4", "tpu-v5e-2x4", "tpu-v4p-2x2x2", *HAND_MADE])
 def test_no_price_is_below_its_bound(network: str | None) -> None:
-    rng = random.Random(0)
-    mesh = Mesh.of(x=2, y=4)
-    found = None if network is None else Network.preset(network)
+    rng = random.Random(str(network))
+    mesh = rng.choice([PAIRS, FOURS])
+    found = None if network is None else HAND_MADE.get(network) or Network.preset(network)
+    roles = ["R", "S0", "S1", "P"]
     for _ in range(3):
-        sources = tuple(
-            placed(f"{rng.choice(['R', 'S0', 'S1', 'P'])} {rng.choice(['R', 'S0', 'S1', 'P'])}", mesh) for _ in range(2)
-        )
+        sources = tuple(placed(f"{rng.choice(roles)} {rng.choice(roles)}", mesh) for _ in range(2))
         sizes = rng.choice(
             [{"i": 64, "j": 128, "k": 256}, {"i": 9, "j": 30, "k": 7}, {"i": 4096, "j": 4096, "k": 8192}]
         )
@@ -292,10 +313,9 @@ def test_no_price_is_below_its_bound(network: str | None) -> None:
         problem = Problem(Pattern.of("ij,jk->ik"), mesh, sources, target, sizes)
         search = Search(problem, Moves(dtype_named("float32"), found))
         for row in rng.sample(range(len(search.table.rows)), 12):
-            made = search._cheapest_of(row, None)
-            assert made is not None
-            for bound, price in zip((bound[row] for bound in search._lowest), made.price, strict=True):
-                assert bound <= price, (made, row)
+            for made in plans_of(search, row):
+                for bound, price in zip((bound[row] for bound in search._lowest), made.price, strict=True):
+                    assert bound <= price, (made, row)
 
 
 def test_bounds_are_exact_where_nothing_is_in_another_order() -> None:
@@ -306,8 +326,8 @@ def test_bounds_are_exact_where_nothing_is_in_another_order() -> None:
         Moves(dtype_named("int8")),
     )
     assert isinstance(search.bounds, Bounds)
-    prices = [search._cheapest_of(row, None) for row in range(len(search.table.rows))]
-    assert search.bounds.received.sum(axis=0).tolist() == [made.received_bytes for made in prices if made is not None]
+    prices = [plans_of(search, row)[0].received_bytes for row in range(len(search.table.rows))]
+    assert search.bounds.received.sum(axis=0).tolist() == prices
 
 
 def test_many_axes_are_searched_in_a_table_of_bounded_length() -> None:
@@ -332,6 +352,31 @@ REFUSED = [
         lambda: rs.einsum("ij,jk->iz", R, R, shapes=ALIKE),
         "bad-shape",
         "label z of ij,jk->iz stands in no operand, so that its size must be given",
+    ),
+    (
+        lambda: rs.einsum("(a b) c -> a (b c)", R, shapes=[(6, 4)]),
+        "bad-shape",
+        "dim 0 of operand 0 of (a b) c -> a (b c) has size 6, which leaves a and b open; give the size of a label",
+    ),
+    (
+        lambda: rs.einsum("(a b) -> a b", Sharding.of(PAIR, "x"), shapes=[(6,)], sizes={"a": 4}),
+        "bad-shape",
+        "dim 0 of operand 0 of (a b) -> a b has size 6, which 4 does not divide",
+    ),
+    (
+        lambda: rs.einsum("ij,jk->ik", R, R, shapes=ALIKE, target=Sharding.of(PAIR, "x", None, unreduced="x")),
+        "duplicate-axis-ref",
+        'axis "x" is used twice',
+    ),
+    (
+        lambda: rs.einsum("ij->ii", R, shapes=[(4, 4)]),
+        "syntax",
+        "label i stands twice in the result of ij->ii",
+    ),
+    (
+        lambda: rs.einsum("ij,jk->ik", R, R, shapes=ALIKE, network="h100-1x1"),
+        "bad-network",
+        "device 1 is beyond the 1 devices of h100-1x1",
     ),
     (
         lambda: rs.einsum("ij,jk->ik", Sharding.of(PAIR, "x"), R, shapes=ALIKE),
@@ -427,6 +472,21 @@ def test_a_plan_whose_parts_do_not_meet_cannot_be_built() -> None:
     with pytest.raises(ReshardError) as refusal:
         twice.check({"i": 2})
     assert refusal.value.code == "bad-argument"
+
+
+@pytest.mark.parametrize("network", [None, "h100-1x8"])
+@pytest.mark.parametrize("sizes", [(0, 4, 3), (4, 0, 3), (4, 3, 0), (0, 0, 0)], ids=str)
+@pytest.mark.parametrize("mesh", [SQUARE, Mesh.of(x=1), Mesh.of()], ids=["2x2", "one device", "no axes"])
+def test_nothing_and_no_one_to_send_to(mesh: Mesh, sizes: tuple[int, int, int], network: str | None) -> None:
+    i, j, k = sizes
+    dims = [("x", None), (None, "x")] if mesh.axes else [(None, None)] * 2
+    ends = [Sharding.of(mesh, *one) for one in dims]
+    target = Sharding.of(mesh, None, None)
+    plan = rs.einsum("ij,jk->ik", *ends, shapes=[(i, j), (j, k)], dtype="float64", target=target, network=network)
+    tiles = [rs.numpy.scatter(np.ones(shape), end) for shape, end in zip(plan.shapes, ends, strict=False)]
+    made = rs.numpy.einsum(plan, *tiles)
+    assert all(np.array_equal(tile, np.zeros((i, k))) for tile in made.values())
+    assert plan.received_bytes == 0
 
 
 def test_a_contracted_dim_that_does_not_divide_is_right() -> None:

@@ -7,7 +7,7 @@ Every layout is priced with the planner's own plans, received bytes added up dev
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import permutations, product
 
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import reshard as rs
+from reshard.axis import Axis
 from reshard.mesh import Mesh
 from reshard.sharding import Sharding
 
@@ -23,13 +24,16 @@ SIZES = {"i": 12, "j": 24, "k": 36}
 SHAPES = tuple(tuple(SIZES[label] for label in term) for term in TERMS)
 SMALL = Mesh.of(x=2, y=3)
 CUBE = Mesh.of(x=2, y=2, z=2)
+SPLIT = Mesh.of(x=4, y=2)
+PIECES = ("x:(1)2", "x:(2)2", "y")
+"""Of the axes of SPLIT."""
 
 Price = tuple[int, int, int]
 
 
-def matrix_shardings(mesh: Mesh, *, partial: bool) -> list[Sharding]:
-    """Every sharding of a matrix over whole axes, with partial values along some or without."""
-    names = [name for name, _ in mesh.axes]
+def matrix_shardings(mesh: Mesh, *, partial: bool, pieces: Sequence[str] | None = None) -> list[Sharding]:
+    """Every sharding of a matrix over whole axes or these pieces, with partial values along some or without."""
+    names = pieces or [name for name, _ in mesh.axes]
     found = []
     for roles in product(("none", "rows", "columns", *(["partial"] if partial else [])), repeat=len(names)):
         rows, columns, unreduced = (
@@ -40,13 +44,17 @@ def matrix_shardings(mesh: Mesh, *, partial: bool) -> list[Sharding]:
     return found
 
 
-def layouts(mesh: Mesh, operands: tuple[Sharding, Sharding]) -> Iterator[tuple[Sharding, Sharding, Sharding]]:
-    """Every compute layout: how both operands and the result lie in it."""
-    names = [name for name, _ in mesh.axes]
-    roles = [
-        ["none", "i", "j", "k", *(f"P{n}" for n in (0, 1) if name in [a.name for a in operands[n].unreduced])]
-        for name in names
-    ]
+def is_partial(sharding: Sharding, name: str) -> bool:
+    """Whether a sharding is unreduced along an axis or a piece of one."""
+    return any(axis.contains(Axis.of(name)) for axis in sharding.unreduced)
+
+
+def layouts(
+    mesh: Mesh, operands: tuple[Sharding, Sharding], pieces: Sequence[str] | None = None
+) -> Iterator[tuple[Sharding, Sharding, Sharding]]:
+    """Every compute layout over whole axes or these pieces: how both operands and the result lie in it."""
+    names = pieces or [name for name, _ in mesh.axes]
+    roles = [["none", "i", "j", "k", *(f"P{n}" for n in (0, 1) if is_partial(operands[n], name))] for name in names]
     for chosen in product(*roles):
         given = {
             role: [n for n, r in zip(names, chosen, strict=True) if r == role] for role in ("i", "j", "k", "P0", "P1")
@@ -66,10 +74,10 @@ def cost(source: Sharding, target: Sharding, shape: tuple[int, int]) -> tuple[np
     return np.array([plan.received_bytes_on(device) for device in source.mesh.devices]), len(plan.steps)
 
 
-def exhaustive(operands: tuple[Sharding, Sharding], target: Sharding) -> Price:
+def exhaustive(operands: tuple[Sharding, Sharding], target: Sharding, pieces: Sequence[str] | None = None) -> Price:
     """The least price of all layouts: bytes of the busiest device, bytes in all, steps."""
     prices = []
-    for *used, made in layouts(target.mesh, operands):
+    for *used, made in layouts(target.mesh, operands, pieces):
         parts = [
             cost(*pair, shape)
             for pair, shape in zip((*zip(operands, used, strict=True), (made, target)), SHAPES, strict=True)
@@ -79,10 +87,10 @@ def exhaustive(operands: tuple[Sharding, Sharding], target: Sharding) -> Price:
     return min(prices)
 
 
-def check(operands: tuple[Sharding, Sharding], target: Sharding) -> None:
+def check(operands: tuple[Sharding, Sharding], target: Sharding, pieces: Sequence[str] | None = None) -> None:
     plan = rs.einsum("ij,jk->ik", *operands, shapes=SHAPES[:2], dtype="int8", target=target)
     found = plan.price[1:4]
-    assert found == exhaustive(operands, target), (operands, target, plan.layout)
+    assert found == exhaustive(operands, target, pieces), (operands, target, plan.layout)
 
 
 @pytest.mark.parametrize("first", matrix_shardings(SMALL, partial=False), ids=lambda one: one.text())
@@ -108,6 +116,15 @@ def test_no_layout_on_three_axes_is_cheaper(seed: int) -> None:
     for _ in range(10):
         first, second, target = rng.choices(every, k=3)
         check((first, second), target)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_layout_over_parts_of_axes_is_cheaper(seed: int) -> None:
+    rng = random.Random(seed)
+    every = matrix_shardings(SPLIT, partial=True, pieces=PIECES)
+    for _ in range(5):
+        first, second, target = rng.choices(every, k=3)
+        check((first, second), target, PIECES)
 
 
 @pytest.mark.sweep

@@ -2,9 +2,11 @@
 
     layouts.py      which axes cut which label while it is computed
     choices.py      all ways to give axes to labels
-    bounds.py       what each costs at the least
+    groups.py       how fast data come into parts of a network
+    bounds.py       what each way costs at the least
     moves.py        plans of single tensors, each made once
     targets.py      where a result may go whose place is open
+    ranking.py      which way to price next
     search.py       the cheapest, best first
     einsum_plan.py  `EinsumPlan`
     cases.py        the four cases of a product of sharded matrices
@@ -101,8 +103,8 @@ def einsum(
         sizes: of labels that the shapes do not determine.
         leave_partial: whether, without a target, sums over cut labels may be left to the next operation to make.
         prove: whether to search on until no other layout can be cheaper; without it a search on a network, or of
-            many axes, ends once several that looked best are not, or, of more than two operands, once so many moves
-            are planned as a budget allows, and `is_proved` says so.
+            many axes, ends once much was planned in vain, the later the more there seems to be saved, or, of more
+            than two operands, once so many moves are planned as a budget allows, and `is_proved` says so.
 
     Raises:
         ReshardError: `syntax`, `rank-mismatch`, `bad-shape`, `bad-argument`, `unknown-dtype`, `reduction-dtype`,
@@ -170,7 +172,7 @@ def _planned(request: Request) -> EinsumPlan:
         search = Search(problem, moves)
         if len(request.sources) > 2 and not request.prove:
             moves.allow(BUDGET)
-        best = search.best(1, search.rows_in_vain(request.prove))[0]
+        best = search.best(1, search.work_in_vain(request.prove))[0]
         found.append((best, search.alternatives(best, ALTERNATIVES)))
         if len(request.sources) > 2:
             found += [(made, tuple) for made in chains(problem, moves, request.prove)]

@@ -3,8 +3,8 @@
 A device receives at least the part of its tile that cannot lie in the tile that it has: as two boxes share in each
 dim at most the shorter of their sides, this much follows from the sides alone, whatever the order of the axes.
 Partial values of p classes that R devices each want combined take R + p - 2 transfers at the least.
-The same holds of groups of devices that share a fast part of a network, with what comes in from outside them, so
-that each level of the network bounds the time from below.
+The same holds of groups of devices (`groups.py`) and what comes into them from outside, so that every part of a
+network bounds the time from below.
 Arithmetic is known exactly.
 
 By hand, `ij,jk->ik` of size 8 each on X=2, from [I, J_X] and [J, K] to [I, K], cut by nothing: A's tile has 64
@@ -31,7 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.contraction.choices import Numbers, Problem, Table
+from reshard.contraction.groups import Group, groups_of
 from reshard.contraction.paths import pair_pattern, paths_of
+from reshard.layout import Digit, within
 from reshard.network import Network
 from reshard.patterns import Pattern
 from reshard.sharding import Sharding
@@ -71,12 +73,9 @@ def _divides(end: Sharding | None, shape: Sequence[int]) -> bool:
     return end is None or all(size % end.layout_for(shape).shards(dim) == 0 for dim, size in enumerate(shape))
 
 
-def bandwidth_into(network: Network, level: int = 0) -> float:
-    """Bytes/s that come into a device at the most, through its links of this level and those outside it.
-
-    Two per level, but for switches; the formulas let a device at the end of a line have as much.
-    """
-    return sum(outer.bandwidth * (1 if outer.is_switch else 2) for outer in network.levels[level:])
+def _overlap(one: Digit, other: Digit) -> bool:
+    """Whether two digits have values in common, wherever their ends are."""
+    return one.stride < other.stride * other.size and other.stride < one.stride * one.size
 
 
 class _Cut(NamedTuple):
@@ -116,9 +115,9 @@ class Bounds:
         return even & _divides(self.problem.target, self.problem.shapes[-1])
 
     @cached_property
-    def steps(self) -> Numbers:
-        """Per row, how many terms must be moved or cut."""
-        found = np.zeros(len(self.table.rows), dtype=np.int64)
+    def moved(self) -> NDArray[np.bool_]:
+        """Per term and row, whether it must be moved or cut."""
+        found = np.zeros((len(self._roles), len(self.table.rows)), dtype=np.bool_)
         labels = self.table.labels
         if 0 in self.problem.sizes.values():
             return found
@@ -132,51 +131,57 @@ class Bounds:
                 meaning[1 + number] = held[0] if held else -2 if is_result else -1
             for operand in range(len(self.problem.sources)):
                 meaning[1 + len(labels) + operand] = -2 if is_result or operand == term else -1
-            found += (meaning[self.table.rows] != np.array(roles, dtype=np.int64)).any(axis=1)
+            found[term] = (meaning[self.table.rows] != np.array(roles, dtype=np.int64)).any(axis=1)
         if self.problem.target is None:
-            found += self.received[-1] > 0
+            found[-1] = self.received[-1] > 0
+        return found
+
+    @property
+    def steps(self) -> Numbers:
+        """Per row, how many terms must be moved or cut."""
+        found: Numbers = self.moved.sum(axis=0)
         return found
 
     @cached_property
-    def flops(self) -> Numbers:
+    def flops(self) -> Amounts:
         """Per row, the operations of the busiest device."""
         parts = self._parts(self.table.shards(self.table.rows))
-        total = np.zeros(len(parts), dtype=np.float64)
+        total = np.zeros(len(parts))
         for labels, operations in self.stages:
             columns = [number for number, label in enumerate(self.table.labels) if label in labels]
             total += operations * parts[:, columns].prod(axis=1, dtype=np.float64)
-        return total.astype(np.int64)
+        return total
 
     def seconds(self, network: Network, itemsize: int) -> tuple[Amounts, Amounts]:
-        """Per term and row, seconds that its reshard takes at the least, and a guess at what it does take.
+        """Per term and row, seconds that its reshard takes at the least: those of the slowest group of devices.
 
-        The bound is that of the slowest level; the guess lets levels work one after the other.
+        And numbers that are equal where reshards are alike: the seconds of all groups, added up.
         """
         bound = np.zeros((len(self._roles), len(self.table.rows)))
-        guess = np.zeros_like(bound)
-        strides = [level.stride for level in network.levels]
-        in_order = strides == sorted(strides) and self.problem.mesh.device_ids is None
-        for number, level in enumerate(network.levels if in_order else network.levels[:1]):
-            size = level.stride if in_order else 1
-            cut = self._outside(size)
+        total = np.zeros_like(bound)
+        for group in groups_of(network, self.problem.mesh):
+            cut = self._agreeing(group)
             if cut is None:
                 continue
-            received = self.received if size == 1 else self._received(cut)
-            exact = True if size == 1 else self.is_even
-            into = bandwidth_into(network, number if in_order else 0) * size
-            found = np.where(exact, received, 0.0) * itemsize / into
-            bound, guess = np.maximum(bound, found), guess + found + level.latency_s * (found > 0)
-        return bound, guess
+            is_every = all(cut.inside)
+            received = self.received if is_every else np.where(self.is_even, self._received(cut), 0.0)
+            bytes_in = received * itemsize / (self.problem.mesh.size // cut.devices)
+            taken = bytes_in / group.bandwidth
+            taken = taken + group.latency_s if group.is_switched else np.maximum(taken, group.latency_s)
+            taken = np.where(received > 0, taken + network.launch_s, 0.0)
+            bound, total = np.maximum(bound, taken), total + taken
+        return bound, total + self.moved
 
-    def _outside(self, size: int) -> _Cut | None:
-        """The pieces that tell groups of so many devices apart; None where one lies on both sides."""
+    def _agreeing(self, group: Group) -> _Cut | None:
+        """The pieces that tell groups of a kind apart; None where one lies on both sides."""
         inside = []
         for piece in self.table.pieces:
-            stride, length = self.problem.mesh.stride_of(piece)
-            if stride < size < stride * length:
+            own = Digit(*self.problem.mesh.stride_of(piece))
+            inside.append(any(within((own,), digit) == [own] for digit in group.digits))
+            if not inside[-1] and any(_overlap(own, digit) for digit in group.digits):
                 return None
-            inside.append(stride >= size)
-        return _Cut(max(self.problem.mesh.size // size, 1), tuple(inside))
+        devices = prod(size for size, counts in zip(self.table.sizes, inside, strict=True) if counts)
+        return _Cut(devices, tuple(inside))
 
     def _parts(self, shards: Numbers) -> Numbers:
         sizes = np.array([self.problem.sizes[label] for label in self.table.labels], dtype=np.int64)

@@ -20,8 +20,8 @@ from reshard.sharding import Sharding
 
 PLACES = 3
 """In how many places a product is tried, with its sums made and without."""
-ROWS_IN_VAIN = 2
-"""After how many rows that were no better the search for a product that goes on ends; there are many such products."""
+WORK_IN_VAIN = 16
+"""After how much work that found no better place the search for a product that goes on ends; there are many such."""
 KEPT = 4
 """How many chains go on after each contraction."""
 BUDGET = 512
@@ -99,7 +99,11 @@ def _products(
             break
         try:
             search = Search(part, moves)
-            made = search.best(1, search.rows_in_vain(prove)) if is_last else search.best(PLACES, ROWS_IN_VAIN)
+            made = (
+                search.best(1, search.work_in_vain(prove))
+                if is_last
+                else search.best(PLACES, search.hasty(WORK_IN_VAIN))
+            )
         except ReshardError:
             continue  # a product that cannot be made so is none
         for one in made:

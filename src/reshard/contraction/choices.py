@@ -243,11 +243,13 @@ def _together(orders: list[list[tuple[Axis, ...]]]) -> Iterable[tuple[tuple[Axis
 
 
 def _is_natural(order: Sequence[Axis], lines: list[list[Axis]]) -> bool:
-    """Whether pieces of one axis stand as they do in it, but where a term has them otherwise."""
+    """Whether pieces of one axis stand as they do in it, but where a term has them otherwise, or only one of them."""
     for major, minor in itertools.combinations(order, 2):
         if major.name == minor.name and major.start > minor.start:
-            places = [(line.index(major), line.index(minor)) for line in lines if major in line and minor in line]
-            if not any(a < b for a, b in places):
+            held = [line for line in lines if major in line or minor in line]
+            if all(minor in line[: line.index(major)] for line in held if major in line) and all(
+                major in line for line in held
+            ):
                 return False
     return True
 

@@ -27,6 +27,8 @@ Move = tuple[Sharding, Sharding, tuple[int, ...]]
 
 ON_NETWORK = 8
 """How many plans without a network take about as long as one on it."""
+WITH_SUMS = 3
+"""How many plans that only move data take about as long as one that makes sums, on a network."""
 
 
 class Moves:
@@ -38,33 +40,42 @@ class Moves:
         self.refusal: ReshardError | None = None
         """The last one of the planner."""
         self._plans: dict[Move, Plan | None] = {}
-        self._left: int | None = None
+        self.work = 0
+        """What was done so far, see `_work_of`."""
+        self._most: int | None = None
         self._missing: dict[Move, Positions] = {}
         self._tilings: dict[tuple[Sharding, tuple[int, ...]], Tiling] = {}
 
     def allow(self, budget: int | None) -> None:
-        """From now on plans of so much work may be made before the budget is spent; any number where it is None.
-
-        A plan counts as the dims of its tensor, as each may be cut in more ways; on a network, `ON_NETWORK` times.
-        """
-        self._left = budget
+        """From now on so much work may be done before the budget is spent; any where it is None."""
+        self._most = None if budget is None else self.work + budget
 
     @property
     def is_spent(self) -> bool:
         """Whether a search should end with what it has."""
-        return self._left is not None and self._left <= 0
+        return self._most is not None and self.work >= self._most
 
     def plan(self, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Plan | None:
         """The planner's plan; None where it refuses."""
         key = (source, target, shape)
         if key not in self._plans:
-            if self._left is not None:
-                self._left -= max(len(shape), 1) * (1 if self.network is None else ON_NETWORK)
+            self.work += self._work_of(source, target, shape)
             try:
                 self._plans[key] = plan(*key, self.dtype, network=self.network)
             except ReshardError as error:
                 self.refusal, self._plans[key] = error, None
         return self._plans[key]
+
+    def _work_of(self, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> int:
+        """About how much work a plan is: the dims of its tensor, as each may be cut in more ways, times other ways."""
+        work = max(len(shape), 1)
+        if self.network is not None:
+            work *= ON_NETWORK * (WITH_SUMS if source.unreduced != target.unreduced else 1)
+        return work
+
+    def has(self, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> bool:
+        """Whether this plan is made."""
+        return (source, target, shape) in self._plans
 
     def missing(self, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Positions:
         """Per position of the target, the elements of its tile that lie elsewhere; partial values count as values."""

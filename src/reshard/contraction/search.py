@@ -1,9 +1,9 @@
 """The cheapest compute layouts: best first, by bounds that no price goes below.
 
-The rows of all choices are sorted by their bounds, and their exact prices found in that order with the planner's own
-plans, until the next bound is no lower than the best price.
+The exact price of a row of choices is found with the planner's own plans, one reshard after the other, and always in
+the row that is expected to cost least; until no bound is lower than the best price.
 On a network, where a price takes long to find and bounds are loose, and where rows are many, a search in haste ends
-when a few rows were no better, and says whether the bounds of others leave anything open.
+when much work was in vain, and says whether the bounds of other rows leave anything open.
 A price is compared component by component: seconds on the network, where one is given, then bytes on the busiest
 device, bytes in all, steps, operations.
 """
@@ -14,20 +14,29 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from reshard.contraction.bounds import Bounds, bandwidth_into
+from reshard.contraction.bounds import Bounds
 from reshard.contraction.choices import Problem, Table
 from reshard.contraction.einsum_plan import EinsumPlan, Price, busiest
+from reshard.contraction.groups import fastest_into
 from reshard.contraction.layouts import ComputeLayout
 from reshard.contraction.moves import Move, Moves
+from reshard.contraction.ranking import Ranking
 from reshard.contraction.targets import targets
 from reshard.errors import ReshardError
 from reshard.plans import Plan
 from reshard.sharding import Sharding
 
-ROWS_IN_VAIN = 4
-"""After how many rows that were no better a search in haste ends, though its bounds do not rule out the rest.
-Of each of its rows it prices one order of the axes, that which lacks the fewest elements."""
+Choice = tuple[ComputeLayout, Sharding]
+"""A compute layout, and where its result goes."""
+
+WORK_IN_VAIN = 25
+"""After how much work that found nothing better a search in haste ends, though bounds do not rule out the rest."""
+TIMES_ON_NETWORK = 5
+"""How many times that on a network, where a plan counts more."""
+PATIENCE = 30
+"""How many times as much again where all of a price is expected to be saved; by the square of the part that is."""
 PROVED_ROWS = 1024
 """Up to how many rows a search without a network goes on until no other can be better."""
 SLACK = 1 - 1e-9
@@ -45,75 +54,91 @@ class Search:
         self._open: dict[Sharding, list[Sharding]] = {}
         self.table = Table(problem, [level.stride for level in network.levels] if network else ())
         self.bounds = Bounds(self.table)
+        self._seconds = np.zeros((len(problem.shapes), len(self.table.rows)))
+        self._alike = self._seconds
+        self._arithmetic = np.zeros(len(self.table.rows))
+        if network is not None:
+            self._seconds, self._alike = self.bounds.seconds(network, self.dtype.itemsize)
+            if network.flops:
+                self._arithmetic = self.bounds.flops / network.flops
         self._lowest = self._lower_bounds()
 
-    def _lower_bounds(self) -> list[np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    def _lower_bounds(self) -> list[NDArray[np.float64]]:
         """The bounds of every component of a price."""
         bounds = self.bounds
         received = bounds.received.sum(axis=0) * self.dtype.itemsize
         total = np.where(bounds.is_even, received * self.problem.mesh.size, received)
-        seconds = np.zeros(len(received))
-        if self.network is not None:
-            self._seconds, guess = bounds.seconds(self.network, self.dtype.itemsize)
-            self._arithmetic = bounds.flops / self.network.flops if self.network.flops else np.zeros(len(received))
-            seconds = (self._seconds.sum(axis=0) + self._arithmetic) * SLACK
-            self._guess = guess.sum(axis=0) + self._arithmetic
-        return [seconds, np.ceil(received * SLACK), np.ceil(total * SLACK), bounds.steps, bounds.flops]
+        seconds = self._seconds.sum(axis=0) + self._arithmetic
+        return [seconds * SLACK, np.ceil(received * SLACK), np.ceil(total * SLACK), bounds.steps, bounds.flops]
 
-    def rows_in_vain(self, prove: bool) -> int | None:
-        """After how many rows that were no better to end: none where it is to be proved, or soon is."""
+    def work_in_vain(self, prove: bool) -> int | None:
+        """After how much work in vain to end: none where all is to be proved, or soon is."""
         soon = self.network is None and len(self.table.rows) <= PROVED_ROWS
-        return None if prove or soon else ROWS_IN_VAIN
+        return None if prove or soon else self.hasty()
 
-    def best(self, keep: int = 1, rows_in_vain: int | None = None) -> list[EinsumPlan]:
+    def hasty(self, work: int = WORK_IN_VAIN) -> int:
+        """After how much work in vain to end in haste, from how much without a network."""
+        return work if self.network is None else work * TIMES_ON_NETWORK
+
+    def best(self, keep: int = 1, work_in_vain: int | None = None) -> list[EinsumPlan]:
         """The cheapest plans of distinct rows, best first.
 
         Args:
             keep: how many.
-            rows_in_vain: after how many rows that were no better to stop, though a better one may come; never unless
-                given. What is found is then marked as not proved.
+            work_in_vain: after how much work that found none better to stop, though a better one may come; never
+                unless given. What is found is then marked as not proved.
 
         Raises:
             ReshardError: of the planner, where no row has a plan.
         """
-        found: list[tuple[Price, int, EinsumPlan]] = []
-        in_haste = rows_in_vain is not None
-        guess = [self._guess] if in_haste and self.network is not None else []
-        vain, proved = 0, True
-        for count, row in enumerate(np.lexsort([*self._lowest[::-1], *guess]).tolist()):
-            limit = found[-1][0] if len(found) == keep else None
-            if limit is not None and tuple(bound[row] for bound in self._lowest) >= limit:
-                if guess:
-                    continue
-                break
-            if limit is not None and rows_in_vain is not None and (vain > rows_in_vain or self.moves.is_spent):
-                proved = False
-                break
-            made = self._cheapest_of(row, limit, all_orders=not in_haste)
-            vain += 1
-            if made is not None:
-                found = sorted([*found, (made.price, count, made)], key=lambda one: one[:2])[:keep]
-                vain = 0
+        found: dict[int, EinsumPlan] = {}
+        choices: dict[int, list[Choice]] = {}
+        ranking = Ranking(self._lowest, self.bounds.steps, self._seconds, self._alike, self._arithmetic)
+        useful, limit, proved = self.moves.work, None, True
+        while (best := ranking.next()) is not None:
+            row, rival = best
+            if not found and self._is_vast:
+                row, rival = ranking.simplest(), np.inf
+            if work_in_vain is not None:
+                most = work_in_vain * (1 + PATIENCE * ranking.gain() ** 2)
+                if self.moves.is_spent or self.moves.work - useful > most:
+                    if limit is not None:
+                        proved = False
+                        break
+                    rival = np.inf  # on to a price, whatever others are expected to take
+            if row not in choices:
+                choices[row] = self._choices(row)
+            is_known, made = self._plan_for(choices[row][0], row, limit, ranking, rival)
+            if is_known:
+                del choices[row][0]
+                ranking.put_back(row)
+            if not choices[row]:
+                ranking.drop(row)
+            if made is None or (row in found and made.price >= found[row].price):
+                continue
+            found[row] = made
+            found = dict(sorted(found.items(), key=lambda item: item[1].price)[:keep])
+            useful = self.moves.work
+            if len(found) == keep:
+                limit = max(one.price for one in found.values())
+                ranking.limit_to(limit)
         if not found:
             raise self.moves.refusal or ReshardError(
                 "no-plan", f"no compute layout is known for {self.problem.pattern}"
             )
-        return [made if proved else replace(made, is_proved=False) for _, _, made in found]
+        return [made if proved else replace(made, is_proved=False) for made in found.values()]
 
-    def _cheapest_of(self, row: int, limit: Price | None, *, all_orders: bool = True) -> EinsumPlan | None:
-        """The best plan of a row, in any order of its pieces or the leanest; None where none is below the limit."""
-        best: EinsumPlan | None = None
-        lowest = tuple(bound[row] for bound in self._lowest)
+    @property
+    def _is_vast(self) -> bool:
+        """Whether bounds are too far from prices to lead to a good one soon."""
+        return len(self.table.rows) > PROVED_ROWS or len(self.problem.sources) > 2
+
+    def _choices(self, row: int) -> list[Choice]:
+        """The orders of the pieces of a row, with where the result goes; the leanest, which lacks least, first."""
         layouts = list(self.table.layouts(self.table.rows[row].tolist()))
-        kept = layouts if all_orders or len(layouts) == 1 else [min(layouts, key=self._elements_of)]
-        for layout, target in [(one, target) for one in kept for target in self._targets(one)]:
-            bar = limit if best is None else best.price
-            made = self._plan_for(layout, target, row, bar)
-            if made is not None and (bar is None or made.price < bar):
-                best = made
-                if best.price <= lowest:
-                    break  # no other order can be better
-        return best
+        if len(layouts) > 1:
+            layouts.sort(key=self._elements_of)
+        return [(layout, target) for layout in layouts for target in self._targets(layout)]
 
     def _targets(self, layout: ComputeLayout) -> list[Sharding]:
         """Where the result of a layout may go."""
@@ -137,21 +162,38 @@ class Search:
         moves = self._moves_of(layout, self._targets(layout)[0])
         return sum(int(self.moves.missing(*move).max(initial=0)) for move in moves)
 
-    def _plan_for(self, layout: ComputeLayout, target: Sharding, row: int, limit: Price | None) -> EinsumPlan | None:
-        """The plan of one layout; None where it has none below the limit."""
-        moves = self._moves_of(layout, target)
+    def _plan_for(
+        self, choice: Choice, row: int, limit: Price | None, ranking: Ranking, rival: float
+    ) -> tuple[bool, EinsumPlan | None]:
+        """Whether it is known what a choice costs, and its plan, where that is below the limit.
+
+        Its reshards are planned one by one, at least one more, until another row is expected to cost less.
+        """
+        moves = self._moves_of(*choice)
+        self.moves.work += 1  # a look, however soon it ends
         if self._is_hopeless(moves, row, limit):
-            return None
-        spent = self._time_left(row)
+            return True, None
+        least, expected, is_new = self._time_left(row), ranking.expected(row), False
         plans: list[Plan] = []
         for term, move in enumerate(moves):
+            if is_new and expected > rival:
+                return False, None
+            is_new = is_new or not self.moves.has(*move)
             moved = self.moves.plan(*move)
             if moved is None:
-                return None
+                return True, None
             plans.append(moved)
-            spent = self._after(spent, term, row, moved)
-            if self._is_beyond(spent, plans, limit):
-                return None
+            seconds = moved.seconds or 0.0
+            least += seconds - float(self._seconds[term, row])
+            expected += seconds - ranking.expected_of(term, row)
+            ranking.learn(term, row, seconds)
+            if self._is_beyond(least, plans, limit):
+                return True, None
+        made = self._made(choice[0], plans)
+        return True, made if limit is None or made.price < limit else None
+
+    def _made(self, layout: ComputeLayout, plans: list[Plan]) -> EinsumPlan:
+        """The plan of a layout, from the plans of its reshards."""
         *operands, output = plans
         sizes = tuple(self.problem.sizes[label] for label in self.problem.pattern.labels)
         inputs = tuple(range(len(operands)))
@@ -168,19 +210,13 @@ class Search:
         }
         if self.network is None:
             return max(least.values(), default=0) > limit.received_bytes
-        into = bandwidth_into(self.network)
+        into = fastest_into(self.network)
         more = sum(max(0.0, received / into - float(self._seconds[term, row])) for term, received in least.items())
         return (self._time_left(row) + more) * SLACK > limit.seconds
 
     def _time_left(self, row: int) -> float:
         """What the whole takes at the least on the network."""
-        return 0.0 if self.network is None else float(self._seconds[:, row].sum() + self._arithmetic[row])
-
-    def _after(self, spent: float, term: int, row: int, moved: Plan) -> float:
-        """What the whole takes at the least now that the plan of one term is known."""
-        if self.network is None:
-            return spent
-        return spent + (moved.seconds or 0.0) - float(self._seconds[term, row])
+        return float(self._seconds[:, row].sum() + self._arithmetic[row])
 
     def _is_beyond(self, spent: float, plans: list[Plan], limit: Price | None) -> bool:
         """Whether the plans alone cost more than the limit."""
@@ -196,6 +232,6 @@ class Search:
         """A function that finds the other plans."""
 
         def others() -> tuple[EinsumPlan, ...]:
-            return tuple(made for made in self.best(keep + 1, ROWS_IN_VAIN) if made.layout != best.layout)[:keep]
+            return tuple(made for made in self.best(keep + 1, self.hasty()) if made.layout != best.layout)[:keep]
 
         return others

@@ -30,6 +30,8 @@ experience" (2007), for switches.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain, combinations
+from math import prod
 
 from reshard.network.level import Level
 
@@ -44,11 +46,11 @@ def all_gather(level: Level, gathered_bytes: float) -> float:
     Through a switch: recursive doubling, ⌈log2 n⌉ messages and (n - 1) / n V through each port (Chan et al. 2007).
 
     >>> one_way, line = Level(1, 4, "one-way-ring", 45e9, 1e-6), Level(1, 4, "line", 45e9, 1e-6)
-    >>> all_gather(one_way, 36e6) == all_gather(line, 36e6) == 3 * 9e6 / 45e9
-    True
+    >>> [round(all_gather(level, 36e6) * 1e6) for level in (one_way, line)], 3 * 9 / 45e-3
+    ([600, 600], 600.0)
     """
     if level.is_switch:
-        return level.latency_s * _log2(level.size) + _gather_bytes_s(level) * gathered_bytes
+        return level.latency_s * _log2(level.size) + (level.size - 1) / level.size * gathered_bytes / level.bandwidth
     return all_gather_together([level], gathered_bytes)
 
 
@@ -57,13 +59,31 @@ def all_gather_together(levels: Sequence[Level], gathered_bytes: float) -> float
 
     The array is cut in shares that go through the levels in different orders, so that all links are busy
     ("How to Scale Your Model": the bandwidth grows by the number of axes, the latencies of all hops add up).
+    Where links are fewer or slower along some levels, these may be busy longest: the devices that agree along them
+    lack all but their part of V, and only those links lead to them.
 
     >>> levels = [Level(1, 4, "ring", 45e9, 1e-6), Level(4, 4, "ring", 45e9, 1e-6)]
     >>> all_gather_together(levels, 1024) * 1e6, round(all_gather_together(levels, 8.4e6) * 1e6, 1)
     (4.0, 46.7)
+
+    On lines of 2 and of 4 devices, the one in the corner has two links for the 7/8 that it lacks:
+
+    >>> grid = [Level(1, 2, "line", 45e9, 0.0), Level(2, 4, "line", 45e9, 0.0)]
+    >>> round(all_gather_together(grid, 8e6) * 1e6, 2), round(7e6 / (2 * 45e9) * 1e6, 2)
+    (77.78, 77.78)
     """
     floor = sum(level.latency_s * level.hops for level in levels)
-    return max(floor, gathered_bytes / sum(1 / _gather_bytes_s(level) for level in levels))
+    devices = prod(level.size for level in levels)
+    subsets = chain.from_iterable(combinations(levels, count) for count in range(1, len(levels) + 1))
+    return max(floor, gathered_bytes * max(_gather_share(some, devices) for some in subsets))
+
+
+def _gather_share(levels: Sequence[Level], devices: int) -> float:
+    """Seconds per gathered byte for what devices lack that agree along these levels of a torus."""
+    parts = prod(level.size for level in levels)
+    lacked = 1.0 if all(level.link == "ring" for level in levels) else 1 - 1 / parts
+    rate = sum(level.both_ways if level.link == "ring" else level.bandwidth for level in levels)
+    return lacked / rate * parts / devices
 
 
 def reduce_scatter(level: Level, partial_bytes: float) -> float:
@@ -137,13 +157,6 @@ def staged_all_gather(stages: Iterable[Sequence[Level]], gathered_bytes: float) 
         for level in levels:
             left /= level.size
     return total
-
-
-def _gather_bytes_s(level: Level) -> float:
-    """Seconds per gathered byte."""
-    if level.link == "ring":
-        return 1 / level.both_ways
-    return (level.size - 1) / level.size / level.bandwidth
 
 
 def _log2(size: int) -> int:
