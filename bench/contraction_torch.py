@@ -7,17 +7,12 @@ Torch's is its matrix product, followed by its redistribute where that leaves th
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from operator import truediv
-from pathlib import Path
 from typing import Any
 
+from bench.ranks import found_by
 from bench.timing import Row
 
 Case = tuple[tuple[int, ...], str, int]
@@ -39,25 +34,12 @@ CASES: tuple[Case, ...] = (
 WANTED = 1.1
 MANY = 2.0
 """Where torch receives so many times our bytes, ours is to be faster."""
-TIMEOUT_S = 280
 
 
 def measured(cases: Sequence[Case] = CASES, budget_s: float = 2.0) -> list[dict[str, Any]]:
     """Per case the seconds of each variant, round by round, of the slowest rank, and the bytes of the busiest rank."""
-    with tempfile.TemporaryDirectory() as folder:
-        store, out = Path(folder) / "store", Path(folder) / "out.json"
-        told = {"ranks": RANKS, "cases": cases, "budget_s": budget_s, "store": str(store), "out": str(out)}
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        command = [sys.executable, "-m", "bench.contraction_torch_ranks", json.dumps(told)]
-        processes = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(RANKS)]
-        try:
-            failed = [process.wait(TIMEOUT_S) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        if any(failed):
-            raise RuntimeError(f"the ranks ended with {failed}")
-        found: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))
+    told = {"cases": cases, "budget_s": budget_s}
+    found: list[dict[str, Any]] = found_by("bench.contraction_torch_ranks", RANKS, told)
     return found
 
 

@@ -6,8 +6,6 @@ each call; a call takes as long as its slowest rank.
 
 from __future__ import annotations
 
-import json
-import logging
 import sys
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 import reshard as rs
-from bench.redistribute_ranks import Variant, placements_in, times_of
+from bench.redistribute_ranks import Variant, placements_in, run_rank, times_of
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
@@ -62,11 +60,8 @@ def variants_of(case: str, mesh: DeviceMesh, side: int) -> tuple[dict[str, Varia
     return {name: Variant(call) for name, call in calls.items()}, {"reshard": ours.received, "torch": theirs.bytes}
 
 
-def main(told: dict[str, Any], rank: int) -> None:
-    """Measure every case of every side; the first rank writes what was found."""
-    torch.set_num_threads(1)
-    logging.getLogger("torch").setLevel(logging.ERROR)
-    dist.init_process_group("gloo", init_method=f"file://{told['store']}", rank=rank, world_size=told["ranks"])
+def measured(told: dict[str, Any]) -> list[dict[str, Any]]:
+    """Per case the times of each variant, and the bytes that the busiest rank receives."""
     found = []
     for sizes, case, side in told["cases"]:
         variants, received = variants_of(case, init_device_mesh("cpu", tuple(sizes)), side)
@@ -74,10 +69,8 @@ def main(told: dict[str, Any], rank: int) -> None:
         dist.all_reduce(counts, dist.ReduceOp.MAX)
         times = times_of(variants, told["budget_s"])
         found.append({"case": case, "side": side, "times": times, "received": counts.tolist()})
-    if rank == 0:
-        Path(told["out"]).write_text(json.dumps(found), encoding="utf-8")
-    dist.destroy_process_group()
+    return found
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), int(sys.argv[2]))
+    run_rank(measured)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from operator import truediv
-from pathlib import Path
 
+from bench.ranks import TIMEOUT_S, found_by
 from bench.timing import Row, within
 
 CASES = (
@@ -46,7 +44,6 @@ AS_IT_IS, KEEPING = ALLOCATORS
 RUNS = ((4, SIDES, AS_IT_IS), (8, SIDES, AS_IT_IS), (8, SIDES[1:], KEEPING))
 """Ranks, sides of the matrices, allocator."""
 WANTED = 1.1
-TIMEOUT_S = 600
 
 
 def measured(
@@ -65,26 +62,8 @@ def measured(
         allocator: one of `ALLOCATORS`.
         budget_s: how long a case goes on with the variants that are near the fastest.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        told = {
-            "mesh": MESHES[ranks],
-            "sides": list(sides),
-            "cases": list(cases),
-            "budget_s": budget_s,
-            "store": str(Path(folder) / "store"),
-            "out": str(Path(folder) / "out.json"),
-        }
-        environment = {**os.environ, **ALLOCATORS[allocator], "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        command = [sys.executable, "-m", "bench.redistribute_ranks", json.dumps(told)]
-        processes = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(ranks)]
-        try:
-            failed = [process.wait(TIMEOUT_S) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        if any(failed):
-            raise RuntimeError(f"the ranks ended with {failed}")
-        found = json.loads((Path(folder) / "out.json").read_text(encoding="utf-8"))
+    told = {"mesh": MESHES[ranks], "sides": list(sides), "cases": list(cases), "budget_s": budget_s}
+    found = found_by("bench.redistribute_ranks", ranks, told, ALLOCATORS[allocator])
     return {int(side): times for side, times in found.items()}
 
 

@@ -29,12 +29,13 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, _redistribute, p
 import reshard as rs
 
 FIRST_ROUNDS = 3
-MOST_ROUNDS = 25
+MOST_ROUNDS = 75
 NEAR = 1.6
 """Variants that take more than this many times the fastest drop out."""
 
 Box = tuple[tuple[int, int], ...]
-Call = Callable[[], torch.Tensor]
+Call = Callable[[], Any]
+"""Gives a DTensor, or a rank's tile."""
 
 
 class Variant(NamedTuple):
@@ -238,11 +239,11 @@ def variants_of(case: str, mesh: DeviceMesh, side: int) -> tuple[dict[str, Varia
     x = DTensor.from_local(tile(held[rank]), mesh, source, run_check=False)
     by_hand = Bare(x.to_local(), rank, held, wanted)
 
-    def theirs() -> torch.Tensor:
-        return x.redistribute(placements=target).to_local()
+    def theirs() -> DTensor:
+        return x.redistribute(placements=target)
 
     return {
-        "reshard": Variant(lambda: rs.torch.redistribute(x, target).to_local()),
+        "reshard": Variant(lambda: rs.torch.redistribute(x, target)),
         "bare all-to-all": Variant(by_hand.by_all_to_all),
         "bare sends": Variant(by_hand.by_sends),
         "greedy": Variant(theirs, "greedy"),
@@ -291,27 +292,33 @@ def times_of(variants: dict[str, Variant], budget_s: float) -> dict[str, list[fl
     return times
 
 
-def main(told: dict[str, Any], rank: int) -> None:
-    """Measure every case of every side; the first rank writes what was found."""
-    sizes = tuple(told["mesh"])
-    count = 1
-    for size in sizes:
-        count *= size
+def run_rank(measure: Callable[[dict[str, Any]], Any]) -> None:
+    """Be one of the ranks that `bench.ranks` started: measure what is told; the first writes what was found."""
+    told, rank = json.loads(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
     logging.getLogger("torch").setLevel(logging.ERROR)  # it warns of its own ways on CPU, which are measured here
-    dist.init_process_group("gloo", init_method=f"file://{told['store']}", rank=rank, world_size=count)
-    mesh = init_device_mesh("cpu", sizes)
-    found: dict[int, dict[str, dict[str, list[float]]]] = {side: {} for side in told["sides"]}
-    for side, case in itertools.product(told["sides"], told["cases"]):
-        variants, right = variants_of(case, mesh, side)
-        for name, variant in variants.items():
-            with torch_set_to(variant):
-                assert torch.equal(variant.call(), right), f"{name} is wrong in {case}"
-        found[side][case] = times_of(variants, told["budget_s"])
+    dist.init_process_group("gloo", init_method=f"file://{told['store']}", rank=rank, world_size=told["ranks"])
+    found = measure(told)
     if rank == 0:
         Path(told["out"]).write_text(json.dumps(found), encoding="utf-8")
     dist.destroy_process_group()
 
 
+def measured(told: dict[str, Any]) -> dict[int, dict[str, dict[str, list[float]]]]:
+    """Per side and case the times of each variant."""
+    mesh = init_device_mesh("cpu", tuple(told["mesh"]))
+    found: dict[int, dict[str, dict[str, list[float]]]] = {side: {} for side in told["sides"]}
+    for side, case in itertools.product(told["sides"], told["cases"]):
+        variants, right = variants_of(case, mesh, side)
+        for name, variant in variants.items():
+            with torch_set_to(variant):
+                made = variant.call()
+                tile = made.to_local() if isinstance(made, DTensor) else made
+                assert type(tile) is torch.Tensor, f"{name} is not there yet in {case}"
+                assert torch.equal(tile, right), f"{name} is wrong in {case}"
+        found[side][case] = times_of(variants, told["budget_s"])
+    return found
+
+
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), int(sys.argv[2]))
+    run_rank(measured)

@@ -9,9 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch_features
 from torch_problems import Problem, check_problems, random_problem
-from torch_ranks import run_ranks
+from torch_ranks import run_ranks, wrong_features
 
 pytestmark = [pytest.mark.engine, pytest.mark.heavy]
 
@@ -26,12 +25,15 @@ ON_FOUR = [
     "memory_stays_within_the_plan",
     "tiles_need_not_be_contiguous",
     "a_single_element_has_any_stride",
+    "messages_may_go_in_batches",
     "orders_of_mesh_dims",
     "another_mesh",
     "a_compiled_graph_has_no_break",
     "a_compiled_call_takes_other_shapes",
     "what_cannot_be_is_refused",
     "disagreements",
+    "a_rank_that_refuses_its_call",
+    "what_is_kept_is_bounded",
     "a_flattened_submesh_does_no_harm",  # last: torch is wrong from then on
 ]
 
@@ -50,42 +52,28 @@ def test_value_placements_local_shape_and_bytes(ranks: int, count: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def on_four() -> list[dict[str, list[str]]]:
+def wrong() -> dict[str, list[str]]:
     """What four ranks find wrong with each feature."""
-    return run_ranks(torch_features.features, 4, ON_FOUR)
+    return wrong_features("torch_features", ON_FOUR, 4)
 
 
 @pytest.mark.parametrize("name", ON_FOUR)
-def test_feature(name: str, on_four: list[dict[str, list[str]]]) -> None:
-    wrong = [text for found in on_four for text in found[name]]
-    assert not wrong, "\n".join(wrong[:5])
+def test_feature(name: str, wrong: dict[str, list[str]]) -> None:
+    assert not wrong[name], "\n".join(wrong[name][:5])
 
 
-def test_every_order_of_mesh_dims() -> None:
-    wrong = [
-        text
-        for found in run_ranks(torch_features.features, 8, ["orders_on_eight"])
-        for text in found["orders_on_eight"]
-    ]
-    assert not wrong, "\n".join(wrong[:5])
-
-
-def test_a_rank_that_does_not_come_is_named() -> None:
-    results = run_ranks(torch_features.features, 2, ["a_rank_that_does_not_come"], timeout_s=3)
-    assert not [text for found in results for texts in found.values() for text in texts]
-
-
-def test_a_rank_that_comes_late_is_told() -> None:
-    results = run_ranks(torch_features.features, 2, ["a_rank_that_comes_late"], timeout_s=3)
-    assert not [text for found in results for texts in found.values() for text in texts]
+@pytest.mark.parametrize(
+    ("name", "ranks", "timeout_s"),
+    [("orders_on_eight", 8, 60), ("a_rank_that_does_not_come", 2, 3), ("a_rank_that_comes_late", 2, 3)],
+)
+def test_feature_in_a_group_of_its_own(name: str, ranks: int, timeout_s: float) -> None:
+    found = wrong_features("torch_features", [name], ranks, timeout_s=timeout_s)[name]
+    assert not found, "\n".join(found[:5])
 
 
 def test_a_rank_that_dies_is_an_error_for_the_others() -> None:
-    results = run_ranks(torch_features.features, 4, ["a_rank_that_dies"], timeout_s=5, alive=False)
-    assert results[1] is None
-    survivors = [found for rank, found in enumerate(results) if rank != 1]
-    assert all(found is not None for found in survivors)
-    assert not [text for found in survivors for texts in found.values() for text in texts]
+    found = wrong_features("torch_features", ["a_rank_that_dies"], 4, timeout_s=5, dying=(1,))
+    assert not found["a_rank_that_dies"]
 
 
 def wrong_on_purpose(rank: int, wanted: list[Problem]) -> list[str]:

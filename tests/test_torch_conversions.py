@@ -25,7 +25,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import reshard as rs
 from reshard.torch.conversions import mesh_of, placements_of, sharding_of
-from reshard.torch.transfer import transfer_for, world
+from reshard.torch.transfer import transfer_for
+from reshard.torch.world import world
 
 pytestmark = pytest.mark.engine
 

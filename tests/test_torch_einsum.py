@@ -9,10 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch_einsums
 from torch.distributed.tensor import Placement
 from torch_einsums import S0, S1, P, Product, R, products
-from torch_ranks import run_ranks
+from torch_ranks import run_ranks, wrong_features
 
 pytestmark = [pytest.mark.engine, pytest.mark.heavy]
 
@@ -116,12 +115,11 @@ def test_products_on_two_axes(ranks: int, sizes: tuple[int, int]) -> None:
 
 
 @pytest.fixture(scope="module")
-def on_four() -> list[dict[str, list[str]]]:
+def wrong() -> dict[str, list[str]]:
     """What four ranks find wrong with each feature."""
-    return run_ranks(torch_einsums.features, 4, ON_FOUR)
+    return wrong_features("torch_einsums", ON_FOUR, 4)
 
 
 @pytest.mark.parametrize("name", ON_FOUR)
-def test_feature(name: str, on_four: list[dict[str, list[str]]]) -> None:
-    wrong = [text for found in on_four for text in found[name]]
-    assert not wrong, "\n".join(wrong[:5])
+def test_feature(name: str, wrong: dict[str, list[str]]) -> None:
+    assert not wrong[name], "\n".join(wrong[name][:5])

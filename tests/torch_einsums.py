@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_problems import coordinate, cut, same, spans
-from torch_ranks import counted_traffic
+from torch_ranks import counted_traffic, unless
 
 import reshard as rs
 from reshard.patterns import Pattern
@@ -160,21 +160,6 @@ def planned(text: str, *operands: DTensor, target: DTensor) -> rs.EinsumPlan:
         dtype="float32",
         target=rs.torch.sharding_of(target),
     )
-
-
-def features(rank: int, names: list[str]) -> dict[str, list[str]]:
-    """What is wrong with each feature, on this rank."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = [text for text in globals()[name](rank) if text]
-        except Exception:
-            found[name] = [traceback.format_exc()]
-    return found
-
-
-def unless(holds: bool, text: Any) -> str:
-    return "" if holds else str(text)
 
 
 EXPRESSIONS = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-import traceback
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,32 +15,18 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch_problems import coordinate, cut, same, spans
-from torch_ranks import counted_traffic
+from torch_ranks import counted_traffic, unless
 
 import reshard as rs
+from reshard.torch.world import world
 
 R = Replicate()
 S0, S1 = Shard(0), Shard(1)
 P = Partial()
 
 
-def features(rank: int, names: list[str]) -> dict[str, list[str]]:
-    """What is wrong with each feature, on this rank."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = [text for text in globals()[name](rank) if text]
-        except Exception:
-            found[name] = [traceback.format_exc()]
-    return found
-
-
 def tensor(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.arange(torch.Size(shape).numel(), dtype=torch.int64).reshape(shape).to(dtype)
-
-
-def unless(holds: bool, text: Any) -> str:
-    return "" if holds else str(text)
 
 
 def values_become_partial(rank: int) -> list[str]:
@@ -241,6 +227,35 @@ def a_single_element_has_any_stride(rank: int) -> list[str]:
         tile = torch.stack([whole, whole], -1)[rank : rank + 1, 0]  # strides 2
         x = DTensor.from_local(tile, mesh, [S0], run_check=False, shape=whole.shape, stride=whole.stride())
         wrong.append(unless(same(rs.torch.redistribute(x, [R]).to_local(), whole), f"{dtype}"))
+    return wrong
+
+
+def messages_may_go_in_batches(rank: int) -> list[str]:
+    """As NCCL has them: all at once, and over the group of the one mesh dim that they stay within."""
+    from reshard.torch import transfer
+
+    mesh = init_device_mesh("cpu", (2, 2))
+    kept, transfer._batches = transfer._batches, lambda group, device_type: True
+    wrong = []
+    pairs: list[tuple[list[Placement], list[Placement], Any]] = [
+        ([S0, S0], [R, R], dist.group.WORLD),
+        ([S0, R], [S1, R], mesh.get_group(0)),
+        ([R, S0], [R, R], mesh.get_group(1)),
+        ([S1, P], [S1, R], mesh.get_group(1)),
+    ]
+    try:
+        for before, after, group in pairs:
+            whole = tensor((7, 9))
+            tile = cut(whole, spans((7, 9), (2, 2), before, coordinate(rank, (2, 2))))
+            x = DTensor.from_local(tile, mesh, before, run_check=False, shape=whole.shape, stride=whole.stride())
+            y = rs.torch.redistribute(x, after)
+            theirs = x.redistribute(placements=after)
+            wrong.append(unless(same(y.to_local(), theirs.to_local()), f"{before} -> {after}"))
+            carriers = transfer.transfer_for(world(), x._spec, after, None).carriers
+            fits = all(carrier.group is group and carrier.batches for carrier in carriers)
+            wrong.append(unless(bool(carriers) and fits, f"{before} -> {after}: {carriers}"))
+    finally:
+        transfer._batches = kept
     return wrong
 
 
@@ -493,6 +508,79 @@ def disagreements(rank: int) -> list[str]:
         wrong.append("always: a known kind was not seen")
     except rs.ReshardError as error:
         wrong.append(unless(error.code == "ranks-disagree", error))
+    return wrong
+
+
+def a_rank_that_refuses_its_call(rank: int) -> list[str]:
+    """Rank 3 has a tile, a target or memory that cannot be: it says why, and those that compare are told at once."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    x = distribute_tensor(tensor((4, 6)), mesh, [S0, S1])
+    odd = DTensor.from_local(
+        torch.zeros(3, 3), mesh, [S0, S1], run_check=False, shape=torch.Size((4, 6)), stride=(6, 1)
+    )
+    refused: list[tuple[str, DTensor, list[Placement], dict[str, Any]]] = [
+        ("bad-tiles", odd, [S1, S0], {}),
+        ("rank-mismatch", x, [Shard(2), S0], {}),
+        ("bad-tiles", x, [S1, S0], {"out": torch.empty(1)}),
+    ]
+    wrong = []
+    for check, (code, mine, target, options) in itertools.product(("first", "always"), refused):
+        begun = time.monotonic()
+        with counted_traffic() as traffic:
+            try:
+                if rank == 3:
+                    rs.torch.redistribute(mine, target, check=check, **options)
+                else:
+                    rs.torch.redistribute(x, [S1, S0], check=check)
+                wrong.append(f"{check}: {code} was not seen")
+            except rs.ReshardError as error:
+                told = error.code == "ranks-disagree" and f"rank 3 refuses its own call: {code}: " in str(error)
+                wrong.append(unless(error.code == code if rank == 3 else told, f"{check}: {error.code} {error}"))
+        wrong.append(unless(traffic.calls == 0 and time.monotonic() - begun < 10, f"{check}: {code} came late"))
+    y = rs.torch.redistribute(x, [S1, S0])
+    theirs = x.redistribute(placements=[S1, S0])
+    wrong.append(unless(same(y.to_local(), theirs.to_local()), "what is agreed on then is done"))
+    return wrong
+
+
+def what_is_kept_is_bounded(rank: int) -> list[str]:
+    """Of the kinds of call that are agreed on, per set of ranks and the same on all, and of what graphs name."""
+    from reshard.torch import compiled
+    from reshard.torch import world as worlds
+    from reshard.torch.transfer import transfer_for
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    here, kept = world(), worlds.KEPT
+    worlds.KEPT = compiled.KEPT = 4
+    wrong = []
+    try:
+        for lines in (mesh["a"], mesh["b"]):
+            xs = [distribute_tensor(tensor((rows, 4)), lines, [S0]) for rows in range(8, 16)]
+            for x in xs:
+                rs.torch.redistribute(x, [S1])
+            transfers = [transfer_for(here, x._spec, [S1], None) for x in xs]
+            known = [one.digest in here.agreed for one in transfers]
+            wrong.append(unless(known == 4 * [False] + 4 * [True], f"only the newest are known: {known}"))
+            again = rs.torch.redistribute(xs[0], [S1])  # on which they agree once more
+            wrong.append(unless(same(again.to_local(), xs[0].redistribute(placements=[S1]).to_local()), "again"))
+        sizes = [len(order) for order in here._agreed_in_order.values()]
+        wrong.append(unless(len(here.agreed) == sum(sizes), f"{len(here.agreed)} {sizes}"))
+        torch._dynamo.reset()
+        targets = [[S1], [R], [Shard(2)]]
+        calls = [
+            torch.compile(partial(rs.torch.redistribute, target=to), fullgraph=True, backend="eager") for to in targets
+        ]
+        z = distribute_tensor(tensor((4, 4, 4)), mesh["a"], [S0])
+        for call, to in zip(calls, targets, strict=True):
+            wrong.append(unless(same(call(z).to_local(), z.redistribute(placements=to).to_local()), f"compiled {to}"))
+        wrong.append(unless(len(compiled._NAMED) == 4, f"{len(compiled._NAMED)} names"))
+        try:
+            calls[0](z)
+            wrong.append("a graph found what was dropped")
+        except rs.ReshardError as error:
+            wrong.append(unless(error.code == "bad-argument" and "torch.compiler.reset()" in str(error), error))
+    finally:
+        worlds.KEPT = compiled.KEPT = kept
     return wrong
 
 

@@ -9,8 +9,7 @@ import torch
 from programs import conflicting, generate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch_einsums import unless
-from torch_ranks import counted_traffic
+from torch_ranks import counted_traffic, unless
 
 import reshard as rs
 from reshard.propagation import Program, Value

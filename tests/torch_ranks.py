@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import multiprocessing
 import pickle
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -35,7 +36,7 @@ COMMUNICATE = (
 
 
 def run_ranks(
-    worker: Callable[..., Any], size: int, *args: Any, timeout_s: float = 60, alive: bool = True
+    worker: Callable[..., Any], size: int, *args: Any, timeout_s: float = 60, dying: Collection[int] = ()
 ) -> list[Any]:
     """What `worker(rank, *args)` gives on every rank of a gloo group of that size.
 
@@ -44,7 +45,7 @@ def run_ranks(
         size: the number of processes.
         args: the same for all.
         timeout_s: of the process group.
-        alive: whether every rank must come to its end; else the result of one that did not is None.
+        dying: ranks that end without a result, which is None; all others must come to their end.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -63,12 +64,11 @@ def run_ranks(
         results: list[Any] = [None] * size
         for rank in range(size):
             path = Path(folder) / f"result{rank}"
+            assert path.exists() == (rank not in dying), f"rank {rank} ended with code {processes[rank].exitcode}"
             if path.exists():
                 done, value = pickle.loads(path.read_bytes())
                 assert done, f"rank {rank}:\n{value}"
                 results[rank] = value
-            else:
-                assert not alive, f"rank {rank} ended without a result, with code {processes[rank].exitcode}"
         return results
 
 
@@ -84,6 +84,34 @@ def _rank(worker: Callable[..., Any], rank: int, size: int, folder: str, timeout
     path = Path(folder) / f"part{rank}"
     path.write_bytes(pickle.dumps(result))
     path.rename(Path(folder) / f"result{rank}")
+
+
+def wrong_features(module: str, names: list[str], size: int, **options: Any) -> dict[str, list[str]]:
+    """What is wrong with each feature, on any rank of a gloo group of that size.
+
+    Args:
+        module: where the features are: functions of the rank that give what is wrong, "" for what is not.
+        names: of the features.
+        size: the number of processes.
+        options: as for `run_ranks`.
+    """
+    found = [one for one in run_ranks(_features, size, module, names, **options) if one is not None]
+    return {name: [text for one in found for text in one[name]] for name in names}
+
+
+def _features(rank: int, module: str, names: list[str]) -> dict[str, list[str]]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = [text for text in getattr(importlib.import_module(module), name)(rank) if text]
+        except Exception:
+            found[name] = [traceback.format_exc()]
+    return found
+
+
+def unless(holds: bool, text: Any) -> str:
+    """What is wrong; nothing where it holds."""
+    return "" if holds else str(text)
 
 
 class Traffic:

@@ -8,6 +8,7 @@ conversions.py   meshes and placements to ours and back
 exchange.py      one rank's part of an exchange, and how it runs
 transfer.py      one rank's part of a plan, kept per kind of call
 agreement.py     whether all ranks ask for the same
+world.py         what is kept for a default process group
 redistribute.py  the call itself, its gradient, its asynchronous form
 compiled.py      the same inside `torch.compile`
 explanation.py   our plan beside those of torch's planners

@@ -6,6 +6,8 @@ one to arrive, or the first to differ, writes the verdict that all wait for.
 That takes four requests to the store per rank and no process group, so any set of ranks can agree, and one that
 does not come is named when the time is up.
 
+A rank that refuses its own call writes that as the verdict and waits for nobody.
+
 Statements are counted per set of ranks.
 A rank that comes when the others have given up gets their error, and is in step with their next call.
 Ranks that call in different order, or a rank that is elsewhere, are seen as a disagreement or as absent.
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -47,9 +50,8 @@ class Agreement:
                 one does not come in time.
         """
         members, me = tuple(sorted(ranks)), dist.get_rank()
-        number = self._counts[members] = self._counts.get(members, 0) + 1
+        name, number = self._next(members)
         store = dist.distributed_c10d._get_default_store()
-        name = f"reshard/{digest_of(members)}"
         key = f"{name}/{number}"
         store.set(f"{key}/{me}", "here")
         first = store.compare_set(f"{key}/first", "", f"{digest}|{me}|{words}").decode()
@@ -75,3 +77,15 @@ class Agreement:
             raise ReshardError("exchange-failed", verdict.removeprefix(ABSENT))
         if verdict != AGREED:
             raise ReshardError("ranks-disagree", verdict)
+
+    def refuse(self, ranks: Sequence[int], reason: str) -> None:
+        """Tell those ranks that wait for this one to agree, or will, that it does not come, and why."""
+        name, number = self._next(tuple(sorted(ranks)))
+        with suppress(RuntimeError):  # where the store is gone, nobody can be told
+            store = dist.distributed_c10d._get_default_store()
+            store.compare_set(f"{name}/{number}/verdict", "", f"rank {dist.get_rank()} refuses its own call: {reason}")
+
+    def _next(self, members: tuple[int, ...]) -> tuple[str, int]:
+        """What the statements of these ranks begin with in the store, and the number of the next one."""
+        number = self._counts[members] = self._counts.get(members, 0) + 1
+        return f"reshard/{digest_of(members)}", number

@@ -25,7 +25,8 @@ from reshard.errors import ReshardError
 from reshard.sharding import Sharding
 from reshard.torch.agreement import digest_of
 from reshard.torch.conversions import mesh_of, normalized, placements_of
-from reshard.torch.transfer import Transfer, gradient_placements, transfer_for, world
+from reshard.torch.transfer import Transfer, gradient_placements, transfer_for
+from reshard.torch.world import KEPT, world
 
 
 class Way(NamedTuple):
@@ -45,6 +46,7 @@ class Way(NamedTuple):
 
 
 _NAMED: dict[str, Way] = {}
+"""What graphs name; beyond `KEPT`, the name that was traced longest ago goes."""
 
 
 def redistribute_traced(
@@ -64,8 +66,19 @@ def _name_of(*asked: Any) -> str:
     way = _way(*asked)
     ends = (str(mesh_of(way.source_mesh)), str(way.source), str(mesh_of(way.mesh)), str(way.target))
     name = digest_of(*ends, str(way.dtype), way.check)
-    _NAMED[name], _NAMED[f"{name}/back"] = way, way.back()
+    for named, there in ((name, way), (f"{name}/back", way.back())):
+        _NAMED.pop(named, None)
+        _NAMED[named] = there
+    while len(_NAMED) > KEPT:
+        del _NAMED[next(iter(_NAMED))]
     return name
+
+
+def _named(name: str) -> Way:
+    """What a graph means by a name."""
+    if name not in _NAMED:
+        raise ReshardError("bad-argument", f"{KEPT // 2} other ways were compiled since; call torch.compiler.reset()")
+    return _NAMED[name]
 
 
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
@@ -89,7 +102,7 @@ def _way(
 
 def _transfer(name: str, sizes: Sequence[int]) -> Transfer:
     """The transfer of a way for one shape; sizes that are symbols become numbers, on which the graph then depends."""
-    way, shape = _NAMED[name], tuple(int(size) for size in sizes)
+    way, shape = _named(name), tuple(int(size) for size in sizes)
     stride = make_contiguous_strides_for(shape)  # whatever it is: a transfer does not depend on it
     meta = TensorMeta(torch.Size(shape), tuple(stride), way.dtype)
     spec = DTensorSpec(way.source_mesh, way.source, tensor_meta=meta)
@@ -101,7 +114,7 @@ def exchange(tile: torch.Tensor, name: str, sizes: Sequence[int]) -> torch.Tenso
     """The named transfer of a local tensor, whose whole has these sizes."""
     transfer = _transfer(name, sizes)
     transfer.check_tile(tile)
-    world().check(transfer, _NAMED[name].check)
+    world().check(transfer, _named(name).check)
     result = transfer.start(tile)()
     return result.clone() if result is tile else result  # an operator gives no memory of its input
 

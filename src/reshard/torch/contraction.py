@@ -34,7 +34,7 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.patterns import Pattern, Term
 from reshard.torch.exchange import UNWATCHED, Index, Leg, Watch
-from reshard.torch.transfer import Route, route_of
+from reshard.torch.transfer import Route, device_type_of, route_of
 
 PART_S = 2e-5
 """What a further part of a product costs, in seconds: calls, and a result that is written once more."""
@@ -267,9 +267,9 @@ def contraction_of(
     inputs = tuple(
         one if isinstance(one, int) else contraction_of(one, rank, meshes, dtype, overlap, words) for one in plan.inputs
     )
-    routes = [route_of(by, rank, meshes.get(by.source.mesh), dtype, words) for by in plan.plans]
+    routes = [route_of(by, rank, meshes, dtype, words) for by in plan.plans]
     product = None
-    _check_multiplies(plan.pattern, dtype, next((mesh.device_type for mesh in meshes.values()), "cpu"))
+    _check_multiplies(plan.pattern, dtype, device_type_of(meshes))
     if rank in plan.layout.mesh:
         product = Product(plan.pattern, plan.local_sizes(rank), plan.local_path)
     term = None if product is None or not product.is_plain or overlap is False else _busiest(plan, routes)

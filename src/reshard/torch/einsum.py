@@ -33,7 +33,8 @@ from reshard.torch.agreement import digest_of
 from reshard.torch.contraction import Contraction, contraction_of
 from reshard.torch.conversions import dtype_of, mesh_of, normalized, placements_of, sharding_of
 from reshard.torch.redistribute import CHECKS, Target
-from reshard.torch.transfer import World, gradient_placements, world
+from reshard.torch.transfer import gradient_placements
+from reshard.torch.world import World, world
 
 
 @dataclass(frozen=True)

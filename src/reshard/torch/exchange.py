@@ -9,7 +9,8 @@ While messages travel, the rank copies what it keeps.
 Partial values are combined on arrival, in the order of their senders; every element is combined on one rank, so
 the replicas that are gathered from there are equal bit for bit.
 
-Messages go by batched sends and receives, which take no more ranks than have something to exchange.
+Messages go by sends and receives, which take no more ranks than have something to exchange.
+On gloo they are faster than all-gather and reduce-scatter too, where the exchange is exactly one of these.
 Whoever wants to work while they travel is told of each piece, by a `Watch`.
 Types that a backend may refuse travel as bytes.
 """
@@ -64,6 +65,15 @@ class Watch(NamedTuple):
 
 
 UNWATCHED = Watch()
+
+
+class Carrier(NamedTuple):
+    """What brings messages to others."""
+
+    group: Any
+    """A process group that has all ranks of the exchange."""
+    batches: bool
+    """Whether it takes all messages at once, as NCCL must have them: one by one they might wait in a circle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +154,7 @@ class Leg:
     def start(
         self,
         tile: torch.Tensor,
-        group: Any,
+        carrier: Carrier | None,
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
         watch: Watch = UNWATCHED,
@@ -153,7 +163,7 @@ class Leg:
 
         Args:
             tile: the rank's source tile, of any strides.
-            group: a process group that has all ranks of the exchange; None for the default one.
+            carrier: what brings the messages to others; None where there are none.
             out: contiguous memory for the target tile, where given.
             workspace: memory for both buffers, flat and of the tile's dtype, where given.
             watch: what is told of each piece.
@@ -161,7 +171,7 @@ class Leg:
         if out is None:
             out = tile.new_empty((0,) if self.target_shape is None else self.target_shape)
         if workspace is None:
-            sent = tile.new_empty(self.send_size)
+            sent = tile.new_empty(self.send_size) if self.send_size else tile
             # One for each message, as the memory of large blocks is mapped and faulted in anew at every call.
             received = [out if message.start is None else tile.new_empty(message.size) for message in self.receives]
         else:
@@ -171,19 +181,14 @@ class Leg:
         if not tile.is_contiguous():  # nothing is sent from its own memory
             sends, size = _messages({message.peer: message.parts for message in sends}, None)
             sent = tile.new_empty(size)
-        sending, receiving = _posted(
-            [
-                (_memory(message, place, out), message.peer)
-                for message, place in zip(self.receives, received, strict=True)
-            ],
-            (
-                (_memory(message, message.place_in(sent), tile, packs=True), message.peer)
-                for message in _announced(sends, watch)
-            ),
-            tile.device,
-            dist.group.WORLD if group is None else group,
+        incoming = [
+            (_memory(message, place, out), message.peer) for message, place in zip(self.receives, received, strict=True)
+        ]
+        outgoing = (
+            (_memory(message, message.place_in(sent), tile, packs=True), message.peer)
+            for message in _announced(sends, watch)
         )
-
+        sending, receiving = ([], []) if carrier is None else _posted(incoming, outgoing, carrier)
         return partial(self._finish, sending, receiving, tile, out, sent, received, watch)
 
     def _finish(
@@ -214,13 +219,15 @@ class Leg:
             _at(out, place.index).copy_(_at(tile, held.index))
             if watch.after_write is not None:
                 watch.after_write(out, place.index)
-        placed = {place.box for place, _ in self.kept}
+        placed = {place.box for place, _ in self.kept} if combine is not None else set()
         for number, message in enumerate(self.receives):
             if number < len(receiving):
                 receiving[number].wait()  # once and no more: gloo would wait for a second message
             for begin, part in message.packed():
                 room, value = _at(out, part.index), _inside(received[number], begin, part)
-                if combine is not None and part.box in placed:
+                if combine is None:
+                    room.copy_(value)
+                elif part.box in placed:
                     combine(room, value, out=room)
                 else:
                     room.copy_(value)
@@ -357,25 +364,22 @@ def _memory(message: Message, place: torch.Tensor, tile: torch.Tensor, *, packs:
     return memory if memory.dtype in CARRIED else memory.as_strided((memory.numel(),), (1,)).view(torch.uint8)
 
 
-def _posted(
-    receives: list[Posted], sends: Iterator[Posted], device: torch.device, group: Any
-) -> tuple[list[Any], list[Any]]:
-    """Post all messages, as one batch where the backend has batches.
+def _posted(receives: list[Posted], sends: Iterator[Posted], carrier: Carrier) -> tuple[list[Any], list[Any]]:
+    """Post all messages.
 
     Args:
         receives: where messages come into.
         sends: messages, each packed when it is asked for, while those before it are on their way.
-        device: where they are.
-        group: the process group.
+        carrier: what brings them to others.
 
     Returns:
         What to wait for, once each: for what is sent, and for what is received, one per message; or, under the
         latter, one for all.
     """
-    if group._get_backend(device).supports_coalescing:
-        # As NCCL must have them: one by one they might wait for each other in a circle.
+    group = carrier.group
+    if carrier.batches:
         operations = [dist.P2POp(dist.irecv, memory, peer, group) for memory, peer in receives]
         operations += [dist.P2POp(dist.isend, memory, peer, group) for memory, peer in sends]
-        return [], dist.batch_isend_irecv(operations) if operations else []
+        return [], dist.batch_isend_irecv(operations)
     receiving = [dist.irecv(memory, peer, group) for memory, peer in receives]
     return [dist.isend(memory, peer, group) for memory, peer in sends], receiving

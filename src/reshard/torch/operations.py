@@ -1,7 +1,7 @@
 """The operations of a program on the tiles of one rank.
 
-A tile is seen with one dim per label, so that a pattern says all that is to be done; the names are those that
-`reshard.numpy.programs` knows.
+A tile is seen with one dim per label, so that a pattern says all that is to be done; the names are among those of
+`reshard.numpy.operations`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ from reshard.sharding import Sharding
 from reshard.torch.conversions import mesh_of, placements_of
 from reshard.torch.operations import LocalOperation
 from reshard.torch.redistribute import redistribute
-from reshard.torch.transfer import Route, World, gradient_placements, identity, route_of, world
+from reshard.torch.transfer import Route, device_type_of, gradient_placements, identity, route_of
+from reshard.torch.world import World, world
 
 Run = Callable[..., torch.Tensor]
 
@@ -160,7 +161,7 @@ class _Maker:
 
     @property
     def _device(self) -> str:
-        return next((mesh.device_type for mesh in self.meshes.values()), "cpu")
+        return device_type_of(self.meshes)
 
 
 def _from_all(local: LocalOperation) -> Run:
@@ -226,7 +227,7 @@ class _Way:
         return self._route(self.plan.transpose())
 
     def _route(self, plan: Any) -> Route:
-        return route_of(plan, self.rank, self.meshes.get(plan.source.mesh), self.dtype, self.words)
+        return route_of(plan, self.rank, self.meshes, self.dtype, self.words)
 
 
 class _Enter(torch.autograd.Function):

@@ -21,7 +21,9 @@ from reshard.checks import expect, shown
 from reshard.errors import ReshardError
 from reshard.sharding import Sharding
 from reshard.torch.compiled import redistribute_traced
-from reshard.torch.transfer import Transfer, World, transfer_for, world
+from reshard.torch.conversions import mesh_of
+from reshard.torch.transfer import Transfer, transfer_for
+from reshard.torch.world import World, world
 
 CHECKS = ("first", "always", "never")
 """When ranks compare what they are about to do: at the first call of each kind, at every call, or not at all."""
@@ -57,9 +59,12 @@ def redistribute(
     - `always`: at every call, some requests to the store each time. No wrong data, whatever the ranks pass.
     - `never`: nothing is compared.
 
-    In no mode can ranks tell each other about a call that one of them refuses by itself, or makes on other ranks
-    than the rest: those that wait get an error when the timeout of the process group is over. A rank that dies
-    is an error for all that exchange data with it.
+    A rank that refuses its own call, because of a target, a tile or memory that cannot be, says so to the others at
+    once. Those that compare in that call get `ranks-disagree` with the rank and its reason: with `always` all do,
+    with `first` where the call is the first of its kind. Where it is not, they compare nothing and wait for messages
+    until the timeout of the process group, and are told by what they compare next. Nobody is told with `never`, in
+    a compiled graph, of an `x` that is no DTensor, or of a call on other ranks than those of the rest. A rank that
+    dies is an error for all that exchange data with it.
 
     Args:
         x: on a rank outside of its mesh, a DTensor with an empty tile.
@@ -86,10 +91,19 @@ def redistribute(
     if device_mesh is not None:
         expect(device_mesh, DeviceMesh, "device_mesh")
     here = world()
-    transfer = transfer_for(here, x._spec, target, device_mesh)
-    if torch.is_grad_enabled() and x.requires_grad:
+    wants_gradient = torch.is_grad_enabled() and x.requires_grad
+    try:
+        transfer = transfer_for(here, x._spec, target, device_mesh)
+        transfer.check_tile(x._local_tensor)
         if out is not None:
-            raise ReshardError("bad-argument", "out cannot be given where a gradient is wanted")
+            _check_out(out, transfer, x._local_tensor, wants_gradient)
+        if workspace is not None:
+            _check_workspace(workspace, transfer, x._local_tensor)
+    except ReshardError as error:
+        meshes = (x.device_mesh,) if device_mesh is None else (x.device_mesh, device_mesh)
+        here.refuse(sorted({rank for mesh in meshes for rank in mesh_of(mesh).devices}), check, error)
+        raise
+    if wants_gradient:
         result: DTensor = _Redistribute.apply(x, transfer, here, async_op, check, workspace)  # type: ignore[no-untyped-call]
         return result
     return _run(x, transfer, here, async_op, check, out, workspace)
@@ -147,11 +161,6 @@ def _run(
     tile = x._local_tensor
     if isinstance(tile, AsyncCollectiveTensor):
         tile = tile.trigger_wait()  # type: ignore[no-untyped-call]
-    transfer.check_tile(tile)
-    if out is not None:
-        _check_out(out, transfer, tile)
-    if workspace is not None:
-        _check_workspace(workspace, transfer, tile)
     here.check(transfer, check)
     if not async_op or transfer.keeps_tile:
         result = transfer.start(tile, out, workspace)()
@@ -159,7 +168,8 @@ def _run(
         if out is None:
             out = tile.new_empty((0,) if transfer.target_shape is None else transfer.target_shape)
         result = _promised(out, transfer.start(tile, out, workspace))
-    return DTensor(result, transfer.target, requires_grad=wants_gradient)  # type: ignore[no-untyped-call]
+    # Not by `DTensor(…)`: its initialiser adds nothing, and steps out of the compiler first.
+    return DTensor.__new__(DTensor, result, transfer.target, requires_grad=wants_gradient)
 
 
 class _Pending(dist.Work):
@@ -183,7 +193,9 @@ def _promised(out: torch.Tensor, finish: Callable[[], torch.Tensor]) -> torch.Te
     return AsyncCollectiveTensor(out)
 
 
-def _check_out(out: torch.Tensor, transfer: Transfer, tile: torch.Tensor) -> None:
+def _check_out(out: torch.Tensor, transfer: Transfer, tile: torch.Tensor, wants_gradient: bool) -> None:
+    if wants_gradient:
+        raise ReshardError("bad-argument", "out cannot be given where a gradient is wanted")
     expect(out, torch.Tensor, "out")
     shape = (0,) if transfer.target_shape is None else transfer.target_shape
     if out.shape != shape or out.dtype != tile.dtype or out.device != tile.device or not out.is_contiguous():

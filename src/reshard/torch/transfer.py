@@ -2,17 +2,14 @@
 
 A `Route` takes a tile along a plan; a `Transfer` is one that belongs to a source spec and a target.
 Every rank makes its own, from its own coordinates.
-`transfer_for` keeps them, for as long as the default process group lives.
+`transfer_for` keeps them.
 """
 
 from __future__ import annotations
 
-import atexit
-import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,17 +19,15 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from reshard.box import Box
 from reshard.errors import ReshardError
+from reshard.mesh import Mesh
 from reshard.planner import plan as planned
 from reshard.plans import Plan
 from reshard.sharding import Sharding
 from reshard.steps import Step
-from reshard.torch.agreement import Agreement, digest_of
-from reshard.torch.conversions import dtype_of, forget_meshes, mesh_of, normalized, placements_of, sharding_of
-from reshard.torch.exchange import COMBINE, UNWATCHED, Finish, Leg, Watch, make_leg
-
-T = TypeVar("T")
-KEPT = 4096
-"""Transfers that are kept; beyond that the oldest goes."""
+from reshard.torch.agreement import digest_of
+from reshard.torch.conversions import dtype_of, mesh_of, normalized, placements_of, sharding_of
+from reshard.torch.exchange import COMBINE, UNWATCHED, Carrier, Finish, Leg, Watch, make_leg
+from reshard.torch.world import World
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ class Fill:
     mesh_dim = None
 
     def start(
-        self, tile: torch.Tensor, _group: Any, out: torch.Tensor | None, _workspace: Any, _watch: Watch = UNWATCHED
+        self, tile: torch.Tensor, _carrier: Any, out: torch.Tensor | None, _workspace: Any, _watch: Watch = UNWATCHED
     ) -> Finish:
         """The new tile; nothing travels."""
         if out is None:
@@ -70,8 +65,8 @@ class Route:
     """Of the rank's tile; None where it has none."""
     target_shape: tuple[int, ...] | None
     stages: tuple[Leg | Fill, ...]
-    groups: tuple[Any, ...]
-    """Per stage the process group that has its messages; None for the default one."""
+    carriers: tuple[Carrier | None, ...]
+    """Per stage what brings its messages to others; None where there are none."""
     words: str
     """What is done, for a sentence."""
     divisor: int = 1
@@ -140,7 +135,8 @@ class Route:
     ) -> Finish:
         stage = self.stages[number]
         is_last = number + 1 == len(self.stages)
-        told = Watch(watch.before_read if number == 0 else None, watch.after_write if is_last else None)
+        if len(self.stages) > 1:
+            watch = Watch(watch.before_read if number == 0 else None, watch.after_write if is_last else None)
         if isinstance(stage, Leg):
             if stage.source_shape is not None and tile.shape != stage.source_shape:  # a scalar, seen as a vector
                 tile = tile.reshape(stage.source_shape)
@@ -148,7 +144,7 @@ class Route:
                 out = None
             elif out is not None and stage.target_shape is not None:
                 out = out.view(stage.target_shape)
-        return stage.start(tile, self.groups[number], out if is_last else None, workspace, told)
+        return stage.start(tile, self.carriers[number], out if is_last else None, workspace, watch)
 
     def _failed(self, error: RuntimeError) -> ReshardError:
         return ReshardError("exchange-failed", f"{self.words} broke off: {str(error).splitlines()[0]}")
@@ -165,101 +161,6 @@ class Transfer(Route):
     ranks: tuple[int, ...] = field(kw_only=True)
     """All that take part."""
     digest: str = field(kw_only=True)
-
-
-class Agreed(Protocol):
-    """What ranks agree on."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """All that take part."""
-
-    @property
-    def digest(self) -> str:
-        """What is done, in short."""
-
-    @property
-    def words(self) -> str:
-        """What is done, for a sentence."""
-
-
-class World:
-    """What is kept for one default process group."""
-
-    def __init__(self) -> None:
-        """Nothing yet."""
-        self.rank = dist.get_rank()
-        self.transfers: dict[Any, Any] = {}
-        """Transfers, and what else is made once per kind of call."""
-        self.agreed: set[str] = set()
-        self.agreement = Agreement()
-        # One process plays all ranks of torch's fake backend: there is nobody to agree with.
-        self.is_fake = dist.get_backend() == "fake"
-        self.timeout = _timeout()
-
-    def check(self, transfer: Agreed, mode: str) -> None:
-        """Agree with the other ranks on a transfer or the like, if the mode asks for it: `first`, `always` or `never`.
-
-        Raises:
-            ReshardError: `ranks-disagree`, `exchange-failed`.
-        """
-        if mode == "never" or (mode == "first" and transfer.digest in self.agreed):
-            return
-        if len(transfer.ranks) == 1 or self.rank not in transfer.ranks or self.is_fake:
-            return
-        self.agreement.agree(transfer.ranks, transfer.digest, transfer.words, self.timeout)
-        if mode == "first":
-            self.agreed.add(transfer.digest)
-
-    def kept(self, key: Any, make: Callable[[], T]) -> T:
-        """What is kept under a key, or is made now."""
-        found: T | None = self.transfers.get(key)
-        if found is None:
-            found = make()
-            if len(self.transfers) >= KEPT:
-                del self.transfers[next(iter(self.transfers))]
-            self.transfers[key] = found
-        return found
-
-
-_KEPT: list[tuple[Any, World]] = []
-"""The default process group and what is kept for it; another group takes its place."""
-
-
-def world() -> World:
-    """What is kept for the default process group.
-
-    Raises:
-        ReshardError: `exchange-failed` where there is none.
-    """
-    group = dist.group.WORLD
-    if group is None:
-        raise ReshardError("exchange-failed", "torch.distributed has no default process group")
-    if not _KEPT or _KEPT[0][0] is not group:
-        _KEPT[:] = [(group, World())]
-    return _KEPT[0][1]
-
-
-@atexit.register
-def forget() -> None:
-    """Let go of all process groups.
-
-    The threads of a group that outlives Python may end it: one that gives back a value then is stopped in the midst
-    of C++, which calls that an error. So groups that were destroyed go before Python does.
-    """
-    _KEPT.clear()
-    forget_meshes()
-    gc.collect()
-
-
-def _timeout() -> timedelta:
-    """The timeout of the default process group."""
-    group: Any = dist.group.WORLD
-    try:
-        backend = group._get_backend(group._device_types[-1])
-        return timedelta(seconds=backend.options._timeout.total_seconds())
-    except (AttributeError, IndexError, RuntimeError):  # a backend without options
-        return dist.default_pg_timeout
 
 
 def transfer_for(
@@ -294,13 +195,13 @@ def _made(source: DTensorSpec, target: Sharding | Sequence[Placement], mesh: Dev
         f"redistribute {'x'.join(map(str, shape)) or 'a scalar'} of {dtype} from {_words(source.placements)} to "
         f"{_words(placements)}" + ("" if mesh is None else f" on {mesh_of(mesh)}")
     )
-    route = route_of(plan, rank, source.mesh, meta.dtype, words)
+    route = route_of(plan, rank, {before.mesh: source.mesh}, meta.dtype, words)
     return Transfer(
         route.plan,
         route.source_shape,
         route.target_shape,
         route.stages,
-        route.groups,
+        route.carriers,
         route.words,
         divisor,
         source=source,
@@ -311,36 +212,60 @@ def _made(source: DTensorSpec, target: Sharding | Sequence[Placement], mesh: Dev
     )
 
 
-def route_of(plan: Plan, rank: int, mesh: DeviceMesh | None, dtype: torch.dtype, words: str) -> Route:
+def route_of(plan: Plan, rank: int, meshes: Mapping[Mesh, DeviceMesh], dtype: torch.dtype, words: str) -> Route:
     """The part of a rank in a plan.
 
     Args:
         plan: what all ranks do.
         rank: a global rank.
-        mesh: the mesh of torch that the source is on, whose process groups are used; None where there is none.
+        meshes: those of torch, by what they are here; that of the source lends its process groups.
         dtype: of the tiles.
         words: what is done, for a sentence.
 
     Raises:
-        ReshardError: `reduction-dtype` where torch cannot combine values of the dtype.
+        ReshardError: `reduction-dtype` where torch cannot combine values of the dtype; `exchange-failed` where no
+            backend carries tensors on such devices.
     """
     before, after = plan.source, plan.target
     for step in plan.steps:
         _check_combines(step, dtype)
+    own = meshes.get(before.mesh) if rank in before.mesh else None
     stages = tuple(stage for step in plan.steps for stage in _stages(step, rank, before, after))
     return Route(
         plan,
         before.box(rank, plan.shape).shape if rank in before.mesh else None,
         after.box(rank, plan.shape).shape if rank in after.mesh else None,
         stages,
-        tuple(
-            None
-            if mesh is None or stage.mesh_dim is None or rank not in before.mesh
-            else mesh.get_group(stage.mesh_dim)
-            for stage in stages
-        ),
+        tuple(_carrier_of(stage, own, device_type_of(meshes)) for stage in stages),
         words,
     )
+
+
+def device_type_of(meshes: Mapping[Mesh, DeviceMesh]) -> str:
+    """Where the tiles on these meshes are."""
+    return next((mesh.device_type for mesh in meshes.values()), "cpu")
+
+
+def _carrier_of(stage: Leg | Fill, mesh: DeviceMesh | None, device_type: str) -> Carrier | None:
+    """The group of a mesh dim where messages stay within one and go in batches, which all of a group may have to open.
+
+    Else the default group, whose connections are in use anyway.
+    """
+    if not isinstance(stage, Leg) or not (stage.sends or stage.receives):
+        return None
+    try:
+        if mesh is not None and stage.mesh_dim is not None:
+            group = mesh.get_group(stage.mesh_dim)
+            if _batches(group, device_type):
+                return Carrier(group, batches=True)
+        return Carrier(dist.group.WORLD, _batches(dist.group.WORLD, device_type))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ReshardError("exchange-failed", f"no messages go between devices of {device_type}: {reason}") from None
+
+
+def _batches(group: Any, device_type: str) -> bool:
+    return bool(group._get_backend(torch.device(device_type)).supports_coalescing)
 
 
 def _averages_as_sums(

@@ -1,0 +1,129 @@
+"""What is kept for as long as the default process group lives: what was made once, and what ranks have agreed on."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import torch.distributed as dist
+
+from reshard.errors import ReshardError
+from reshard.torch.agreement import Agreement
+from reshard.torch.conversions import forget_meshes
+
+T = TypeVar("T")
+KEPT = 4096
+"""Transfers that are kept, and kinds of call that are known to be agreed on per set of ranks; then the oldest goes."""
+
+
+class Agreed(Protocol):
+    """What ranks agree on."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All that take part."""
+
+    @property
+    def digest(self) -> str:
+        """What is done, in short."""
+
+    @property
+    def words(self) -> str:
+        """What is done, for a sentence."""
+
+
+class World:
+    """What is kept for one default process group."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.rank = dist.get_rank()
+        self.transfers: dict[Any, Any] = {}
+        """Transfers, and what else is made once per kind of call."""
+        self.agreed: set[str] = set()
+        self._agreed_in_order: dict[tuple[int, ...], deque[str]] = {}
+        self.agreement = Agreement()
+        # One process plays all ranks of torch's fake backend: there is nobody to agree with.
+        self.is_fake = dist.get_backend() == "fake"
+        self.timeout = _timeout()
+
+    def check(self, transfer: Agreed, mode: str) -> None:
+        """Agree with the other ranks on a transfer or the like, if the mode asks for it: `first`, `always` or `never`.
+
+        Raises:
+            ReshardError: `ranks-disagree`, `exchange-failed`.
+        """
+        if mode == "never" or (mode == "first" and transfer.digest in self.agreed):
+            return
+        if not self._is_one_of_many(transfer.ranks):
+            return
+        self.agreement.agree(transfer.ranks, transfer.digest, transfer.words, self.timeout)
+        if transfer.digest not in self.agreed:
+            self.agreed.add(transfer.digest)
+            # The same ranks have agreed in the same order, so that all of them forget the same.
+            order = self._agreed_in_order.setdefault(transfer.ranks, deque())
+            order.append(transfer.digest)
+            if len(order) > KEPT:
+                self.agreed.discard(order.popleft())
+
+    def refuse(self, ranks: Sequence[int], mode: str, error: ReshardError) -> None:
+        """Tell the other ranks that this one refuses its call, if the mode has them ask."""
+        if mode != "never" and self._is_one_of_many(ranks):
+            self.agreement.refuse(ranks, f"{error.code}: {error}")
+
+    def _is_one_of_many(self, ranks: Sequence[int]) -> bool:
+        return len(ranks) > 1 and self.rank in ranks and not self.is_fake
+
+    def kept(self, key: Any, make: Callable[[], T]) -> T:
+        """What is kept under a key, or is made now."""
+        found: T | None = self.transfers.get(key)
+        if found is None:
+            found = make()
+            if len(self.transfers) >= KEPT:
+                del self.transfers[next(iter(self.transfers))]
+            self.transfers[key] = found
+        return found
+
+
+_KEPT: list[tuple[Any, World]] = []
+"""The default process group and what is kept for it; another group takes its place."""
+
+
+def world() -> World:
+    """What is kept for the default process group.
+
+    Raises:
+        ReshardError: `exchange-failed` where there is none.
+    """
+    group = dist.GroupMember.WORLD
+    if group is None:
+        raise ReshardError("exchange-failed", "torch.distributed has no default process group")
+    if not _KEPT or _KEPT[0][0] is not group:
+        _KEPT[:] = [(group, World())]
+    return _KEPT[0][1]
+
+
+@atexit.register
+def forget() -> None:
+    """Let go of all process groups.
+
+    The threads of a group that outlives Python may end it: one that gives back a value then is stopped in the midst
+    of C++, which calls that an error. So groups that were destroyed go before Python does.
+    """
+    _KEPT.clear()
+    forget_meshes()
+    gc.collect()
+
+
+def _timeout() -> timedelta:
+    """The timeout of the default process group."""
+    group: Any = dist.group.WORLD
+    try:
+        backend = group._get_backend(group._device_types[-1])
+        return timedelta(seconds=backend.options._timeout.total_seconds())
+    except (AttributeError, IndexError, RuntimeError):  # a backend without options
+        return dist.default_pg_timeout
