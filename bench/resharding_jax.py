@@ -62,6 +62,8 @@ CASES = (
     Case("transposition 2 x 4", XY, ("X", "Y"), ("Y", "X"), (48, 48), (SIDE, SIDE), 1.2),
     Case("transposition 2 x 3", {"X": 2, "Y": 3}, ("X", "Y"), ("Y", "X"), (48, 48), (4092, 4092), 5),
     Case("transposition 4 x 4", {"X": 4, "Y": 4}, ("X", "Y"), ("Y", "X"), (48, 48), (SIDE, SIDE)),
+    Case("gather of rows and columns", XY, ("X", "Y"), (None, None), (2048, 2048), (SIDE, SIDE)),
+    Case("columns to rows on two devices each", XY, (None, ("Y", "X")), ("Y", None), (2048, 2048), (SIDE, SIDE)),
 )
 OTHERS = {
     "the same tiles on other devices": ({"X": 2, "Y": 4}, ("X", "Y"), 8, {"X": 2, "Y": 4}, ("X", "Y")),

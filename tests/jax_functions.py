@@ -79,7 +79,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[], Arrays]]] = {
     "max min product": (lambda a: (a.max(0), a.min(1), a.prod(0), jnp.abs(a).max()), floats((8, 16))),
     "logsumexp": (lambda a: jax.nn.logsumexp(a, axis=1), floats((8, 16))),
     "any all": (lambda a: ((a > 0).any(0), (a > 0).all(1)), floats((8, 16))),
-    "reshape": (lambda a: (a.reshape(8, 4, 4), a.reshape(-1), a.reshape(4, 2, 16)), floats((8, 16))),
+    "reshape": (
+        lambda a: (a.reshape(8, 4, 4), a.reshape(-1), a.reshape(4, 2, 16), lax.reshape(a, (4, 32), (1, 0))),
+        floats((8, 16)),
+    ),
     "split heads": (lambda a: jnp.swapaxes(a.reshape(8, 4, 4, 4), 1, 2).reshape(8, 4, 16), floats((8, 4, 16))),
     "broadcast": (lambda a, b: a[:, None] * b[None] + a.sum(), floats((8, 16), (4, 16))),
     "slice": (lambda a: (a[2:6], a[:, ::3], a[:, 1], a[::-1]), floats((8, 16))),
@@ -118,12 +121,17 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[], Arrays]]] = {
     "own derivative": (doubled, floats((8, 16))),
     "scan": (stack, floats((8, 16), (3, 16, 16))),
     "nested scan": (nested_scan, floats((4, 16))),
-    "no rule": (lambda a: lax.cond(a[0, 0] > 0, jnp.sin, jnp.cos, a) + a, floats((8, 16))),
+    "choice": (lambda a: lax.cond(a[0, 0] > 0, jnp.sin, lambda b: b - b.sum(0), a) + a, floats((8, 16))),
+    "no rule": (
+        lambda a: a + lax.reduce(a / 9, np.float32(0), lambda b, c: b + c + b * c, (1,))[:, None],
+        floats((8, 16)),
+    ),
 }
 GRADIENTS = (
     "matmul", "attention", "mean and variance", "max min product", "logsumexp", "reshape", "split heads", "broadcast",
     "slice", "dynamic slice", "concatenate", "rotate half", "pad", "select clamp", "convert", "cumulative", "embedding",
-    "columns", "one per row", "scatter add", "loss", "jit inside", "own derivative", "scan", "nested scan", "no rule",
+    "columns", "one per row", "scatter add", "loss", "jit inside", "own derivative", "scan", "nested scan", "choice",
+    "no rule",
 )  # fmt: skip
 """Those of which a gradient is taken, in their floating-point arguments."""
 

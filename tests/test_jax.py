@@ -279,13 +279,18 @@ def test_partial_values_are_reduced_where_they_are_needed() -> None:
     partial = jax.jit(lambda x: reshard(x, setting.on(P(None, None, unreduced={"y"}))))(setting.x)
     assert jax.typeof(partial).sharding.spec.unreduced == {"y"}
     for spec, kinds in (
-        (P(None, None), ["all-reduce"]),
+        (P(None, None), ["all-reduce", "all-gather"]),  # the two devices with equal parts sum one half each
         (P("y", None), ["reduce-scatter", "all-gather"]),
         (P(("y", "x"), None), ["reduce-scatter"]),
     ):
         move = lambda x, spec=spec: reshard(x, setting.on(spec))  # noqa: E731
         assert np.array_equal(jax.jit(move)(partial), ARRAY)
-        assert {one.kind for one in found(move, partial)} <= set(kinds)
+        moved, plan = (
+            found(move, partial),
+            rs.plan(sharding_of(partial.sharding), sharding_of(setting.on(spec)), (8, 8)),
+        )
+        assert [one.kind for one in moved] == kinds
+        assert received_bytes(moved, 8) == [plan.received_bytes_on(device) for device in range(8)]
 
 
 def test_the_gradient_of_a_reduced_value_is_partial() -> None:

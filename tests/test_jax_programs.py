@@ -84,11 +84,11 @@ def test_values_and_bytes(name: str) -> None:
     function, draw = FUNCTIONS[name]
     arguments = draw()
     placed = placed_with(name, function, arguments)
-    assert (list(placed.without_rule) == ["cond"]) == (name == "no rule")
+    assert (list(placed.without_rule) == ["reduce"]) == (name == "no rule")
     made = to_jax(placed)
     ours = Compiled(made, made, arguments)
     assert_close(ours.results(), jax.jit(function)(*arguments))
-    if " while(" in ours.text or not all(map(is_shared, placed.plans.values())):
+    if " while(" in ours.text or name == "choice" or not all(map(is_shared, placed.plans.values())):
         return
     assert ours.received_bytes == placed.received_bytes
     if name not in SHIFTED:
@@ -96,16 +96,24 @@ def test_values_and_bytes(name: str) -> None:
 
 
 def is_shared(plan: rs.Plan) -> bool:
-    """Whether a sum of partial values is JAX's, where each member of a group has a part of it to combine.
+    """Whether every device has a part of a sum of partial values to combine.
 
-    Of fewer elements than members the other count takes fractions, and where there are copies of the partial values
-    a plan lets them share the work, JAX does not.
+    Of fewer elements than devices the other count takes fractions.
     """
-    source = plan.source
-    return not source.unreduced or (prod(source.local_shape(plan.shape)) >= 8 and not source.unused_axes())
+    return not plan.source.unreduced or prod(plan.source.local_shape(plan.shape)) >= 8
 
 
-FEW = ("matmul", "attention", "max min product", "embedding", "scatter add", "own derivative", "scan", "no rule")
+FEW = (
+    "matmul",
+    "attention",
+    "max min product",
+    "embedding",
+    "scatter add",
+    "own derivative",
+    "scan",
+    "choice",
+    "no rule",
+)
 """Gradients of these are taken of the placed function by default; of all on demand."""
 
 
@@ -134,7 +142,7 @@ def test_programs_of_gradients(name: str) -> None:
     floating = tuple(n for n, argument in enumerate(arguments) if argument.dtype == np.float32)
     gradient = jax.value_and_grad(scalar(function), floating)
     placed = placed_with(name, gradient, arguments)
-    assert set(placed.without_rule) <= {"cond"}
+    assert name == "no rule" or not placed.without_rule
     assert_close(jax.jit(to_jax(placed))(*arguments), jax.jit(gradient)(*arguments))
 
 
@@ -333,7 +341,9 @@ def test_a_layer_of_llama_forward_and_backward(ways: dict[str, Any]) -> None:
     made = to_jax(placed)
     ours, theirs = (Compiled(one, made, arguments) for one in (made, step))
     assert_close(ours.results(), jax.jit(step)(*arguments))
-    assert ours.received_bytes == placed.received_bytes < theirs.received_bytes
+    apart = sum(plan.received_bytes for plan in placed.plans.values() if not is_shared(plan))  # the loss, a scalar
+    assert 0 <= placed.received_bytes - ours.received_bytes <= apart < 32
+    assert placed.received_bytes < theirs.received_bytes
     assert "remat" not in ours.text
 
 

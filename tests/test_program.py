@@ -55,7 +55,7 @@ def test_explicitly_replicated_axes() -> None:
     c = program.op("ij,ij->ij", a, b, name="add", result="c")
     program.output(c)
     placed = program.propagate()
-    assert dims(placed, "a") == '[{"x"}, {"z"}]'
+    assert dims(placed, "a") == '[{"x"}, {"z"}], replicated={"y"}'
     assert dims(placed, "c") == '[{"x"}, {"z", "y"}]'
 
 
@@ -65,7 +65,29 @@ def test_explicitly_replicated_sub_axes() -> None:
     a = program.input("a", (4, 8), sharding=parse_sharding('[{"x"}, {?}], replicated={"y":(2)2}', mesh))
     b = program.input("b", (4, 8), sharding=parse_sharding('[{?}, {"y"}]', mesh))
     program.output(program.op("ij,ij->ij", a, b, name="add"))
-    assert dims(program.propagate(), "a") == '[{"x"}, {"y":(1)2}]'
+    assert dims(program.propagate(), "a") == '[{"x"}, {"y":(1)2}], replicated={"y":(2)2}'
+
+
+def test_explicit_replication_is_said_and_comes_back() -> None:
+    text = """
+sdy.mesh @mesh = <["x"=2, "y"=4]>
+a = input : float32[8, 8] <@mesh, [{"x"}, {?}], replicated={"y"}>
+b = input : float32[8, 8] <@mesh, [{}, {"x", "y":(1)2}], replicated={"y":(2)2}>
+c = add "ij,ij->ij" (a, b)
+out = output (c) <@mesh, [{?}, {?}], replicated={"y"}>
+"""
+    placed = Program.parse(text).propagate()
+    assert dims(placed, "out").endswith('replicated={"y"}')
+    for name, said in (("a", 'replicated={"y"}'), ("b", 'replicated={"y":(2)2}'), ("out", 'replicated={"y"}')):
+        [line] = [line for line in placed.text().splitlines() if line.startswith(f"{name} = ")]
+        [row] = [row for row in placed.table().splitlines() if row.split(" ")[0] == name]
+        assert said in line
+        assert said in row
+    again = Program.parse(placed.text())
+    assert str(again) == placed.text()
+    assert again.propagate().text() == placed.text()
+    arrays = {name: np.arange(64, dtype="float32").reshape(8, 8) + n for n, name in enumerate("ab")}
+    assert np.array_equal(run_program(placed, arrays)["out"], arrays["a"] + arrays["b"])
 
 
 def test_axis_splitting_motivation() -> None:
@@ -326,6 +348,16 @@ BAD_TEXTS = [
     ("a = input : f32[4]\nb = reshard (a)", "bad-program", "line 3, value b: reshard must have a sharding"),
     ("a = input", "bad-program", "line 2, value a: input must have a dtype and sizes"),
     ('a = input : f32[4] <@mesh, [{"x"}, {}]>', "rank-mismatch", "line 2, value a: sharding"),
+    (
+        'a = input : f32[4, 2]\nb = input : f32[3]\nc = take "v d, r -> r d" (a, b) {selected=v}',
+        "bad-argument",
+        "line 4, value c: b must be integers, to select from a",
+    ),
+    (
+        'a = input : f32[4]\nb = relu "i->i" (a) {turns=-2}',
+        "bad-argument",
+        "line 3, value b: an operation must be done 0 times or more, got: -2",
+    ),
 ]
 
 
@@ -348,8 +380,12 @@ def test_contradictions_are_refused() -> None:
     assert caught.value.code == "bad-program"
     program.constrain(a, Sharding.of(mesh, "?", "?"))
     assert program.annotations[a].text() == '[{"x"}, {}]'
-    with pytest.raises(ReshardError, match="is not of this program"):
-        Program(mesh).output(a)
+    other = Program(mesh)
+    other.input("a", (4, 4))
+    for made in (Program(mesh), other):  # one has a value of that name, shape and dtype
+        with pytest.raises(ReshardError, match="value a is not of this program") as caught:
+            made.output(a)
+        assert caught.value.code == "bad-program"
     with pytest.raises(ReshardError, match="value a is made twice"):
         program.input("a", (4,))
     with pytest.raises(ReshardError, match="must keep the number of elements"):

@@ -86,6 +86,23 @@ def test_a_choice_goes_by_price() -> None:
         assert moved == ["small"]
 
 
+def test_what_a_closed_dim_refuses_is_not_brought_there() -> None:
+    """One user needs a whole, the other would take it in parts: it is whole, for parts of it cost nothing."""
+    text = """
+sdy.mesh @mesh = <["x"=2, "y"=3]>
+a = input : float32[48] <@mesh, [{?}]>
+whole = input : float32[48, 48] <@mesh, [{}, {}]>
+first = einsum "a,az->z" (a, whole)
+parts = input : float32[48] <@mesh, [{"x", "y"}]>
+second = add "a,a->a" (a, parts) : float32[48] <@mesh, [{}]>
+one = output (first)
+two = output (second)
+"""
+    placed = Program.parse(text).propagate()
+    assert placed.sharding("a").text() == "[{}]"
+    assert placed.received_bytes == 40 * 4  # only `second` is gathered
+
+
 def test_two_labels_of_one_dim_do_not_take_one_axis() -> None:
     mesh = Mesh.of(y=8, z=2)
     program = Program(mesh)

@@ -73,7 +73,8 @@ def record(placed: PlacedProgram) -> dict[str, Any]:
                 "sharding": str(placed.sharding(value)),
                 "local_shape": list(placed.sharding(value).local_shape(value.shape)),
                 "steps": None if plan is None else [step.kind for step in plan.steps],
-                "received_bytes": 0 if plan is None else plan.received_bytes,
+                "turns": operation.turns,
+                "received_bytes": 0 if plan is None else placed.placement.received(value),
                 "why": placed.why(value),
             }
         )

@@ -128,12 +128,17 @@ def _of_spec(spec: PartitionSpec, mesh: Mesh, ndim: int | None) -> Sharding:
     dims = []
     for entry in [*spec.partitions, *[None] * (rank - len(spec.partitions))]:
         is_open = entry is PartitionSpec.UNCONSTRAINED
-        names = () if entry is None or is_open else entry if isinstance(entry, tuple) else (entry,)
+        names = () if is_open else names_in(entry)
         dims.append(DimSharding(tuple(_axis(name) for name in names), is_open))
     if mesh.is_maximal:
         return Sharding(mesh, ())
     sets = [[_axis(name) for name in names] for names in (spec.reduced, spec.unreduced)]
     return Sharding.of(mesh, *dims, replicated=sets[0], unreduced=sets[1])
+
+
+def names_in(entry: Any) -> tuple[Any, ...]:
+    """The names of the axes of one entry of a spec."""
+    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
 def _axis(name: Any) -> Axis:

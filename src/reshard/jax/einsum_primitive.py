@@ -32,8 +32,10 @@ from reshard.contraction import einsum as make_plan
 from reshard.errors import ReshardError
 from reshard.jax.contraction import Local, contract_on_device
 from reshard.jax.conversions import AnyMesh, mesh_of, partition_spec_of, sharding_of
+from reshard.jax.primitive import bind as reshard_to
 from reshard.jax.primitive import filled, over_devices, type_of_result, with_dim
 from reshard.jax.resharding import by_names_of, start_of, wanted_in
+from reshard.mesh import Mesh
 from reshard.network import Network
 from reshard.patterns import Pattern, Term
 from reshard.sharding import Sharding
@@ -238,6 +240,25 @@ def _lowered(
     function = jax.shard_map(body, mesh=mesh, in_specs=sources, out_specs=target, check_vma=False)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
+
+
+def as_contraction(equation: Any) -> Any:
+    """What stands for the operation in a program that is traced: a jaxpr of whole arrays, the target as a constraint.
+
+    The plan is that of one device, on which nothing moves; where operands are is for the program to say.
+    """
+    pattern, mesh, target = (equation.params[name] for name in ("pattern", "mesh", "target"))
+    avals = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in equation.invars]
+    ends = [Sharding.of(Mesh.of(), *[None] * len(term)) for term in pattern.terms]
+    sizes = dict(zip(pattern.labels, equation.params["sizes"], strict=True))
+    shapes, dtype = [aval.shape for aval in avals], jnp.result_type(*(aval.dtype for aval in avals))
+    plan = make_plan(pattern, *ends[:-1], shapes=shapes, dtype=dtype, target=ends[-1], sizes=sizes)
+
+    def contraction(*arrays: jax.Array) -> Any:
+        result = contract_on_device(plan, (), arrays, equation.params["how"])
+        return result if target is None else reshard_to(result, mesh, None, target)
+
+    return jax.make_jaxpr(contraction)(*avals)
 
 
 # Its derivatives and batches

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 from jax import lax
 
 from reshard.patterns import Pattern, Term
 from reshard.propagation import Program, Value
+from reshard.sharding import Sharding
 
 Shape = tuple[int, ...]
 
@@ -30,6 +33,9 @@ class Here(Protocol):
     def start(self, term: int, dim: int) -> Any:
         """Where the tile begins in its tensor."""
 
+    def length(self, term: int, dim: int) -> Any:
+        """How many elements of its tensor it has, which for a tile that is cut short is less than its shape says."""
+
 
 Run = Callable[[Here, Sequence[Any]], Any]
 """From the tiles of the operands to the tile of the result."""
@@ -37,11 +43,28 @@ Run = Callable[[Here, Sequence[Any]], Any]
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """A scan."""
+    """A scan, or a loop that goes round as long as the first of its carries is true."""
 
-    length: int
-    reverse: bool
-    unroll: int
+    length: int | None
+    """How often it goes round; None where only a run tells."""
+    reverse: bool = False
+    unroll: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """One of the branches of a choice."""
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Branches of which a number picks one."""
+
+    ways: tuple[Way, ...]
+
+
+Region = Loop | Way
+"""What operations may stand in."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,14 +73,12 @@ class Local:
 
     run: Run
     """What a device does."""
-    loops: tuple[Loop, ...] = ()
-    """The loops around it, outermost first."""
+    regions: tuple[Region, ...] = ()
+    """The loops and the branches around it, outermost first."""
     part: str = ""
-    """Of the loop that it enters or leaves: `carry`, `element`, `last`, `stack`."""
-    place: int = 0
-    """The number of the carry."""
-    loop: Loop | None = None
-    """The loop that it enters or leaves."""
+    """Of a loop that it enters or leaves: `carry`, `element`, `last`, `stack`; of a choice that it leaves: `chosen`."""
+    whole: Loop | Choice | None = None
+    """What it enters or leaves."""
 
 
 class Emitter:
@@ -65,8 +86,10 @@ class Emitter:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.loops: tuple[Loop, ...] = ()
+        self.regions: tuple[Region, ...] = ()
         self.without_rule: Counter[str] = Counter()
+        self._keys: dict[Value, Any] = {}
+        """The values that are keys of random numbers, with their dtypes."""
         self._scalars: dict[tuple[str, bytes], Value] = {}
 
     def emit(
@@ -83,13 +106,31 @@ class Emitter:
     ) -> Value:
         """Add an operation; terms are those of the operands, and last of the result."""
         pattern = Pattern(tuple(terms[:-1]), terms[-1])
-        payload = Local(run, **{"loops": self.loops, **(local or {})})
-        return self.program.add(
-            name, operands, result, aval.shape, aval.dtype, pattern=pattern, payload=payload, **fields
+        payload = Local(run, **{"regions": self.regions, **(local or {})})
+        turns = prod(region.length or 1 for region in self.regions if isinstance(region, Loop))
+        turns = prod(region.length or 1 for region in payload.regions if isinstance(region, Loop))
+        dtype = plain_dtype(aval.dtype)
+        value = self.program.add(
+            name, operands, result, aval.shape, dtype, pattern=pattern, turns=turns, payload=payload, **fields
         )
+        return self.keyed(value, aval.dtype)
+
+    def keyed(self, value: Value, dtype: Any) -> Value:
+        """The value; where it is keys of random numbers, every device is to have them all."""
+        if is_key(dtype):
+            self._keys[value] = dtype
+            self.program.constrain(value, Sharding.of(self.program.mesh, *[None] * len(value.shape)))
+        return value
+
+    def aval(self, value: Value) -> jax.ShapeDtypeStruct:
+        """The shape and the dtype of a value, as JAX has them."""
+        return jax.ShapeDtypeStruct(value.shape, self._keys.get(value, value.dtype.name))
 
     def literal(self, value: Any) -> Value:
         """A value that is known: one number, or an array of which every device takes its part."""
+        if is_key(getattr(value, "dtype", None)):
+            number = self.literal(np.int32(0))
+            return self.emit("array", [number], [(), labels(value.ndim)], value, lambda here, _: value)
         array = np.asarray(value)
         if array.ndim == 0:
             key = str(array.dtype), array.tobytes()
@@ -112,6 +153,28 @@ class Emitter:
             return lax.dynamic_slice(np.pad(array, room), starts, shape) if shape != array.shape else array
 
         return self.emit("array", [self.literal(np.int32(0))], [(), labels(array.ndim)], array, part)
+
+
+def is_key(dtype: Any) -> bool:
+    """Whether these are keys of random numbers, with which there is no arithmetic."""
+    return dtype is not None and bool(jax.numpy.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def plain_dtype(dtype: Any) -> Any:
+    """The dtype by which a program knows it: keys stand there as numbers of 8 bytes."""
+    return np.dtype(np.uint64) if is_key(dtype) else dtype
+
+
+def known_number(program: Program, value: Value) -> Any:
+    """The number that all elements of a value are, where the program says so and no dtype rounds it; else None."""
+    operation, cast = program.operations[value.number], False
+    while operation.name in ("broadcast", "copy", "convert", "cast"):
+        cast |= operation.name in ("convert", "cast")
+        operation = program.operations[operation.operands[0].number]
+    if operation.name != "constant" or value.dtype.kind == "c":
+        return None
+    number = operation.attribute("value")
+    return number if not cast or number in (-1, 0, 1) else None
 
 
 def labels(ndim: int, stem: str = "d") -> Term:

@@ -10,20 +10,25 @@ By hand, `dot_general` of `[b, i, j]` and `[b, k, j]` over j with batch dims 0: 
 `b0 l1 c0, b0 r1 c0 -> b0 l1 r1`, and a device contracts its tiles as they are.
 
 A primitive without a rule has all its operands whole on every device, and is counted in `Emitter.without_rule`.
+What only moves elements is in `reshard.jax.moves`, convolutions and pooling in `reshard.jax.windows`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 
-from reshard.jax.emitter import Emitter, Here, Shape, evaluated, labels, within
-from reshard.jax.indexed import gather, scatter_add
+from reshard.jax.einsum_primitive import as_contraction
+from reshard.jax.emitter import Emitter, Here, Run, evaluated, labels, within
+from reshard.jax.indexed import COMBINED, combining_scatter, dynamic_slice, dynamic_update_slice, gather, scatter
+from reshard.jax.moves import broadcast, concatenate, pad, reshape, slices, split, stack, tile, transpose, unstack
+from reshard.jax.windows import convolution, windows
 from reshard.propagation import Value
-from reshard.propagation.reshapes import reshape_pattern
 
 Rule = Callable[[Emitter, Any, Sequence[Value]], list[Value]]
 
@@ -38,26 +43,43 @@ NAMES = {
     "mul": "einsum",
 }
 """Operations whose name in a program is another."""
+ATTRIBUTES = ("y", "rounding_method")
+"""Parameters of elementwise primitives that stand with the operation, so that it can be done elsewhere too."""
 _ONE_BY_ONE = """
-abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex
-conj convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
-igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or polygamma
-population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left
-shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta
+abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil clamp
+clz complex conj convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor
+ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul
+mulhi ne neg nextafter not or polygamma population_count pow real reduce_precision regularized_incomplete_beta rem
+round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient
+sub tan tanh threefry2x32 xor zeta
 """
 ELEMENTWISE = frozenset(_ONE_BY_ONE.split())
 """Primitives that make every element from those at its place."""
 
 
 def elementwise(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """Every element from those at its place."""
-    (out,) = (var.aval for var in equation.outvars)
+    """Every element from those at its place; an element of another size may be several, and those are whole."""
+    out = equation.outvars[0].aval
+    if any(len(operand.shape) > out.ndim or (operand.shape and len(operand.shape) < out.ndim) for operand in operands):
+        return opaque(emitter, equation, operands)
     terms = [*(within(operand.shape, out.shape) for operand in operands), labels(out.ndim)]
     name = str(equation.primitive)
     if name == "convert_element_type":
         floats = operands[0].dtype.kind == np.dtype(out.dtype).kind == "f" or "bfloat16" in str(out.dtype)
         name = "convert" if floats and operands[0].dtype.kind == "f" else "cast"
-    return [emitter.emit(NAMES.get(name, name), operands, terms, out, evaluated(equation))]
+    single = not equation.primitive.multiple_results
+    attributes = tuple((key, int(equation.params[key])) for key in ATTRIBUTES if key in equation.params)
+    return [
+        emitter.emit(
+            NAMES.get(name, name),
+            operands,
+            terms,
+            var.aval,
+            evaluated(equation, None if single else number),
+            attributes=attributes,
+        )
+        for number, var in enumerate(equation.outvars)
+    ]
 
 
 def dot_general(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -91,11 +113,16 @@ def reduction(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> lis
 
 
 def along(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """What needs all of some dims at once, and leaves the others alone: sorts, running sums, reversals."""
+    """What needs all of some dims at once, and leaves the others alone: sorts, running sums, reversals, transforms."""
     params, term = equation.params, labels(len(operands[0].shape))
-    dims = params.get("dimensions") or (params.get("axis", params.get("dimension", params.get("operand_axis", -1))),)
-    whole = tuple(term[dim][0] for dim in dims)
+    if "fft_lengths" in params:
+        dims: Sequence[int] = range(len(term) - len(params["fft_lengths"]), len(term))
+    else:
+        named = (params[key] for key in ("axis", "dimension", "operand_axis") if key in params)
+        dims = params.get("dimensions") or (next(named, len(term) - 1),)
     alike = all(var.aval.shape == operands[0].shape for var in equation.outvars)
+    result = term if alike else tuple(("n" + group[0],) if dim in dims else group for dim, group in enumerate(term))
+    whole = {term[dim][0] for dim in dims} | {result[dim][0] for dim in dims}
     single = not equation.primitive.multiple_results
     name = str(equation.primitive)
     if params.get("reverse") or len(operands) > 1:  # something else than what the plain name says
@@ -104,44 +131,13 @@ def along(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Va
         emitter.emit(
             name,
             operands,
-            [term] * (len(operands) + 1),
+            [*[term] * len(operands), result],
             var.aval,
             evaluated(equation, None if single else number),
-            replicated=whole if alike else (),
-            shifted=() if alike else whole,
+            replicated=tuple(sorted(whole)),
         )
         for number, var in enumerate(equation.outvars)
     ]
-
-
-def transpose(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """The dims in another order."""
-    term = labels(len(operands[0].shape))
-    moved = tuple(term[dim] for dim in equation.params["permutation"])
-    return [emitter.emit("transpose", operands, [term, moved], equation.outvars[0].aval, evaluated(equation))]
-
-
-def reshape(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """The elements in their order in another shape; dims of size 1 that go or come, too."""
-    out = equation.outvars[0].aval
-    pattern, sizes, whole = reshape_pattern(operands[0].shape, out.shape)
-
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
-        return lax.reshape(tiles[0], here.shapes[-1])
-
-    return [emitter.emit("reshape", operands, pattern.terms, out, run, sizes=sizes, replicated=whole)]
-
-
-def broadcast(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """A tensor repeated along new dims, and along dims of size 1."""
-    out, dims = equation.outvars[0].aval, equation.params["broadcast_dimensions"]
-    shape = operands[0].shape
-    term = tuple((f"d{at}",) if shape[own] == out.shape[at] else () for own, at in enumerate(dims))
-
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
-        return lax.broadcast_in_dim(tiles[0], here.shapes[-1], dims)
-
-    return [emitter.emit("broadcast", operands, [term, labels(out.ndim)], out, run)]
 
 
 def iota(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -152,112 +148,63 @@ def iota(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Val
         first = lax.convert_element_type(here.start(1, dim), out.dtype)
         return lax.broadcasted_iota(out.dtype, here.shapes[-1], dim) + first
 
-    return [emitter.emit("iota", [emitter.literal(np.int32(0))], [(), labels(out.ndim)], out, run)]
-
-
-def changed(before: Shape, after: Shape) -> tuple[str, ...]:
-    """The labels of the dims whose size changes."""
-    return tuple(f"d{dim}" for dim, (one, other) in enumerate(zip(before, after, strict=True)) if one != other)
-
-
-def slices(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """The elements between two places, every few."""
-    params, out = equation.params, equation.outvars[0].aval
-    start, stop = params["start_indices"], params["limit_indices"]
-    return [_slice(emitter, operands[0], out, start, stop, params["strides"] or (1,) * len(start))]
-
-
-def _slice(emitter: Emitter, value: Value, out: Any, start: Shape, stop: Shape, step: Shape) -> Value:
-    kept = [one == other for one, other in zip(value.shape, out.shape, strict=True)]
-
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
-        ends = [local if same else end for local, same, end in zip(tiles[0].shape, kept, stop, strict=True)]
-        return lax.slice(tiles[0], start, ends, step)
-
-    return emitter.emit(
-        "slice",
-        [value],
-        [labels(out.ndim)] * 2,
-        out,
-        run,
-        shifted=changed(value.shape, out.shape),
-        attributes=(("start", tuple(start)), ("step", tuple(step)), ("stop", tuple(stop))),
-    )
-
-
-def split(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """A tensor in parts along a dim: slices."""
-    dim, found, place = equation.params["axis"], [], 0
-    for var in equation.outvars:
-        start, stop = [0] * var.aval.ndim, list(var.aval.shape)
-        start[dim], stop[dim] = place, place + stop[dim]
-        place = stop[dim]
-        found.append(_slice(emitter, operands[0], var.aval, tuple(start), tuple(stop), (1,) * var.aval.ndim))
-    return found
-
-
-def pad(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """Elements of one value before, after and between those of a tensor."""
-    out, config = equation.outvars[0].aval, equation.params["padding_config"]
-    value, fill = operands
-    shifted = tuple(f"d{dim}" for dim, entry in enumerate(config) if any(entry))
-    known = emitter.program.operations[fill.number]
-    plain = (
-        known.name == "constant" and fill.dtype.kind in "iuf" and not any(gap or min(a, b) < 0 for a, b, gap in config)
-    )
-    if not plain:
-        terms = [labels(out.ndim), (), labels(out.ndim)]
-        return [emitter.emit("pad_with", operands, terms, out, evaluated(equation), shifted=shifted)]
-    low, high = (tuple(entry[side] for entry in config) for side in (0, 1))
-    number = known.attribute("value")
-
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
-        return lax.pad(tiles[0], lax.full((), number, out.dtype), config)
-
-    attributes = (("high", high), ("low", low), ("value", number))
-    return [emitter.emit("pad", [value], [labels(out.ndim)] * 2, out, run, shifted=shifted, attributes=attributes)]
-
-
-def concatenate(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """Tensors one after another along a dim."""
-    out, dim = equation.outvars[0].aval, equation.params["dimension"]
-    terms = [labels(out.ndim)] * (len(operands) + 1)
+    attributes = (("dim", dim),)
     return [
-        emitter.emit(
-            "concatenate", operands, terms, out, evaluated(equation), shifted=(f"d{dim}",), attributes=(("dim", dim),)
-        )
+        emitter.emit("iota", [emitter.literal(np.int32(0))], [(), labels(out.ndim)], out, run, attributes=attributes)
     ]
 
 
-def dynamic_slice(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """A slice whose place is computed; a dim that it takes whole stays as it is."""
-    out, sizes = equation.outvars[0].aval, equation.params["slice_sizes"]
-    value, term = operands[0], labels(equation.outvars[0].aval.ndim)
-
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
-        return lax.dynamic_slice(tiles[0], tiles[1:], here.shapes[-1])
-
-    terms = [term, *[()] * len(sizes), term]
-    return [emitter.emit("dynamic_slice", operands, terms, out, run, shifted=changed(value.shape, out.shape))]
+def empty(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """Elements that nobody reads."""
+    out = equation.outvars[0].aval
+    zero = emitter.literal(np.zeros((), out.dtype))
+    return [emitter.emit("broadcast", [zero], [(), labels(out.ndim)], out, _repeated)]
 
 
-def dynamic_update_slice(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """A tensor with a part of it replaced."""
-    out, term = equation.outvars[0].aval, labels(equation.outvars[0].aval.ndim)
-    shifted = changed(operands[1].shape, out.shape)
-    terms = [term, term, *[()] * out.ndim, term]
-    return [emitter.emit("dynamic_update_slice", operands, terms, out, evaluated(equation), shifted=shifted)]
+def _repeated(here: Here, tiles: Sequence[Any]) -> Any:
+    return lax.broadcast(tiles[0], here.shapes[-1])
 
 
-def opaque(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """A primitive that no rule knows: every device has all of its operands and makes all of its results."""
-    emitter.without_rule[str(equation.primitive)] += 1
+def counts(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """The numbers of elements in two words each; a device counts its own, as long as the lower word is enough."""
+    shape = equation.params["shape"]
+    if prod(shape) > 2**32:
+        return whole(emitter, equation, operands)
+    strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
+
+    def low(here: Here, _: Sequence[Any]) -> Any:
+        local = here.shapes[-1]
+        total: Any = np.uint32(0)
+        for dim, stride in enumerate(strides):
+            at = lax.broadcasted_iota(np.uint32, local, dim) + lax.convert_element_type(here.start(1, dim), np.uint32)
+            total = total + at * np.uint32(stride % 2**32)
+        return total
+
+    runs: list[Run] = [lambda here, _: lax.full(here.shapes[-1], 0, np.uint32), low]
+    terms = [(), labels(len(shape))]
+    return [
+        emitter.emit("counts", [emitter.literal(np.int32(0))], terms, var.aval, run)
+        for var, run in zip(equation.outvars, runs, strict=True)
+    ]
+
+
+def matrices(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """What takes matrices as a whole; the dims that all tensors have before those are left alone."""
+    shapes = [value.shape for value in operands] + [var.aval.shape for var in equation.outvars]
+    most = min(len(operands[0].shape) - 2, *map(len, shapes))
+    batch = next((dim for dim in range(most) if len({shape[dim] for shape in shapes}) > 1), max(most, 0))
+    return whole(emitter, equation, operands, batch)
+
+
+def whole(emitter: Emitter, equation: Any, operands: Sequence[Value], batch: int = 0) -> list[Value]:
+    """What every device makes of all of its operands; their first dims may be those of a batch."""
     given = list(operands) or [emitter.literal(np.int32(0))]
-    terms = [labels(len(value.shape), f"a{number}_") for number, value in enumerate(given)]
+    first = labels(batch, "b")
+    terms = [(*first, *labels(len(value.shape) - batch, f"a{number}_")) for number, value in enumerate(given)]
     single = not equation.primitive.multiple_results
     found = []
     for number, var in enumerate(equation.outvars):
-        result = labels(var.aval.ndim, "r")
+        result = (*first, *labels(var.aval.ndim - batch, "r"))
         run = evaluated(equation, None if single else number)
         found.append(
             emitter.emit(
@@ -266,29 +213,97 @@ def opaque(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[V
                 [*terms, result],
                 var.aval,
                 run if operands else lambda here, _, run=run: run(here, ()),  # type: ignore[misc]
-                replicated=tuple(group[0] for term in (*terms, result) for group in term),
+                replicated=tuple(group[0] for term in (*terms, result) for group in term[batch:]),
             )
         )
     return found
 
 
+def opaque(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """A primitive that no rule knows: every device has all of its operands and makes all of its results."""
+    emitter.without_rule[str(equation.primitive)] += 1
+    return whole(emitter, equation, operands)
+
+
+# Primitives that are made of others
+
+
+def random_bits(equation: Any) -> Any:
+    """Random bits from the words of their keys, in operations of which any part can be made alone."""
+    (keys,) = (var.aval for var in equation.invars)
+
+    def bits(words: Any) -> Any:
+        return keys.dtype._impl.random_bits(words, equation.params["bit_width"], equation.params["shape"])
+
+    for _ in keys.shape:
+        bits = jax.vmap(bits)
+    return jax.make_jaxpr(lambda given: bits(jax.random.key_data(given)))(_like(keys))
+
+
+def place_of_extreme(equation: Any) -> Any:
+    """The first place at which the largest element stands, or the smallest: two reductions, which may be partial."""
+    ((aval,), (axis,)) = (var.aval for var in equation.invars), equation.params["axes"]
+    best = lax.reduce_max if str(equation.primitive) == "argmax" else lax.reduce_min
+    kept = [dim for dim in range(aval.ndim) if dim != axis]
+
+    def places(values: Any) -> Any:
+        if values.dtype == np.bool_:
+            values = values.astype(np.uint8)
+        found = (values == lax.broadcast_in_dim(best(values, (axis,)), aval.shape, kept)) | (values != values)
+        counts = lax.broadcasted_iota(equation.params["index_dtype"], aval.shape, axis)
+        return lax.reduce_min(lax.select(found, counts, lax.full_like(counts, aval.shape[axis] - 1)), (axis,))
+
+    return jax.make_jaxpr(places)(_like(aval))
+
+
+def _like(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+MADE_OF_OTHERS: dict[str, Callable[[Any], Any]] = {
+    "einsum_by_plan": as_contraction,
+    "random_bits": random_bits,
+    "argmax": place_of_extreme,
+    "argmin": place_of_extreme,
+}
+"""By the name of the primitive, the jaxpr that takes the place of an equation."""
+
+WINDOWS = """
+reduce_window reduce_window_max reduce_window_min reduce_window_sum select_and_gather_add select_and_scatter_add
+"""
+MATRICES = """
+cholesky cholesky_update eig eigh geqrf geqp3 hessenberg householder_product lu lu_pivots_to_permutation ormqr qr schur
+svd triangular_solve tridiagonal tridiagonal_solve
+"""
+KEYS = "random_clone random_fold_in random_seed random_split random_unwrap random_wrap"
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
-    **dict.fromkeys([*REDUCTIONS, "reduce_and", "reduce_or", "reduce_xor", "argmax", "argmin"], reduction),
-    **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "rev", "top_k"], along),
+    **dict.fromkeys([*REDUCTIONS, "reduce_and", "reduce_or", "reduce_xor"], reduction),
+    **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "rev", "top_k", "fft"], along),
     **dict.fromkeys(["reshape", "squeeze", "expand_dims"], reshape),
     "dot_general": dot_general,
     "transpose": transpose,
     "broadcast_in_dim": broadcast,
     "iota": iota,
+    "empty": empty,
+    "empty2": empty,
     "slice": slices,
     "split": split,
     "pad": pad,
     "concatenate": concatenate,
+    "stack": stack,
+    "unstack": unstack,
+    "tile": tile,
     "dynamic_slice": dynamic_slice,
     "dynamic_update_slice": dynamic_update_slice,
     "gather": gather,
-    "scatter-add": scatter_add,
+    **dict.fromkeys(COMBINED, combining_scatter),
+    **dict.fromkeys(["scatter", "scatter-sub"], scatter),
+    "conv_general_dilated": convolution,
+    **dict.fromkeys(WINDOWS.split(), windows),
+    **dict.fromkeys(MATRICES.split(), matrices),
+    "iota_2x32_shape": counts,
+    **dict.fromkeys(KEYS.split(), whole),
 }
 """By the name of the primitive. Calls and loops are in `reshard.jax.tracing`."""
 

@@ -1,7 +1,7 @@
 """The operations of a program that was written by hand, on the tiles of one device.
 
 A tile is seen with one dim per label, so that a pattern says all that is to be done; the names are those that
-`reshard.numpy.programs` knows.
+`reshard.numpy.operations` has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,26 @@ from reshard.propagation.rules import REDUCTIONS, Rule, operation_rule
 if TYPE_CHECKING:
     from reshard.jax.programs import Tiles
 
+_LIKE_NUMPY = """
+cbrt ceil conj cos cosh exp2 expm1 floor log1p sign sin sinh square tan imag real
+"""
 ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    **{name: getattr(jnp, name) for name in _LIKE_NUMPY.split()},
+    "ne": jnp.not_equal,
+    "le": jnp.less_equal,
+    "gt": jnp.greater,
+    "ge": jnp.greater_equal,
+    "and": jnp.bitwise_and,
+    "or": jnp.bitwise_or,
+    "xor": jnp.bitwise_xor,
+    "not": jnp.invert,
+    "rem": lax.rem,
+    "atan2": lax.atan2,
+    "erf": lax.erf,
+    "clamp": lax.clamp,
+    "complex": lax.complex,
+    "is_finite": lax.is_finite,
+    "select_n": lax.select_n,
     "add": jnp.add,
     "sub": jnp.subtract,
     "mul": jnp.multiply,
@@ -43,7 +62,8 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "equal": jnp.equal,
     "less": jnp.less,
     "select": jnp.where,
-    **dict.fromkeys(("copy", "convert", "transpose", "reshape", "broadcast"), lambda a: a),
+    **dict.fromkeys(("copy", "convert", "cast", "transpose", "reshape", "broadcast"), lambda a: a),
+    "stop_gradient": lax.stop_gradient,
 }
 """What is done element by element, by the name of the operation."""
 WHOLE: dict[str, Callable[..., Any]] = {"sort": jnp.sort, "cumsum": jnp.cumsum, "softmax": jax.nn.softmax}
@@ -121,6 +141,6 @@ def _taken(here: Tiles, arrays: list[Any]) -> Any:
     """Rows of the part of the table that is here; zeros for rows that are elsewhere."""
     table, rows = arrays
     at = rows - here.start(0, 0)
-    mine = (at >= 0) & (at < table.shape[0])
+    mine = (at >= 0) & (at < here.length(0, 0))
     found = table[jnp.where(mine, at, 0)]
     return jnp.where(mine.reshape(*mine.shape, *[1] * (table.ndim - 1)), found, jnp.zeros((), table.dtype))

@@ -30,7 +30,7 @@ from jax import lax
 from reshard.contraction import EinsumPlan
 from reshard.exchange import DigitExchange
 from reshard.jax.lowering import Names, groups_of
-from reshard.jax.rounds import of_device
+from reshard.jax.rounds import bits_of, of_device
 from reshard.layout import PARTIAL, Positions
 from reshard.network import Network
 from reshard.network.traffic import loads
@@ -199,11 +199,8 @@ def _on(ring: Ring, number: jax.Array, places: int) -> jax.Array:
 
 
 def _sent(ring: Ring, names: Names, x: jax.Array, places: int) -> jax.Array:
-    """What arrives where every device sends to the one so many places on.
-
-    Bits travel, not values: a backend without arithmetic on small floats would send larger ones.
-    """
-    dtype, small = x.dtype, jax.numpy.issubdtype(x.dtype, jax.numpy.floating) and x.dtype.itemsize < 4
-    x = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * dtype.itemsize}")) if small else x
+    """What arrives where every device sends to the one so many places on."""
+    dtype, bits = x.dtype, bits_of(x.dtype)
+    x = lax.bitcast_convert_type(x, bits) if bits else x
     x = lax.ppermute(x, names, ring.pairs(places))
-    return lax.bitcast_convert_type(x, dtype) if small else x
+    return lax.bitcast_convert_type(x, dtype) if bits else x

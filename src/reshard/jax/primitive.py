@@ -35,7 +35,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 
 from reshard.errors import ReshardError
-from reshard.jax.conversions import AnyMesh, HloSharding, mesh_of, sharding_of
+from reshard.jax.conversions import AnyMesh, HloSharding, mesh_of, names_in, sharding_of
 from reshard.jax.lowering import run_on_device
 from reshard.network import Network
 from reshard.planner import plan as make_plan
@@ -99,11 +99,6 @@ def plan_between(
 def filled(spec: PartitionSpec, ndim: int) -> PartitionSpec:
     """The spec with an entry for every dim."""
     return spec.update(partitions=(*spec.partitions, *[None] * (ndim - len(spec.partitions))))
-
-
-def names_in(entry: Any) -> tuple[str, ...]:
-    """The axes of one entry of a spec."""
-    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
 # Both ends are known

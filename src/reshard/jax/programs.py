@@ -16,7 +16,7 @@ gradient.
 **Tiles that are cut short** fill a corner of an array as large as the largest tile. What lies beyond it is put at the
 identity of a reduction before one, and is dropped elsewhere.
 
-**Loops** are scans over tiles: `reshard.jax.tracing` says what leads into them and out of them.
+**Loops and choices** are those of JAX over tiles: `reshard.jax.regions` says what leads into them and out of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -38,11 +38,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reshard.checks import expect
 from reshard.errors import ReshardError
 from reshard.jax.conversions import devices_at
-from reshard.jax.emitter import Local, Loop
+from reshard.jax.emitter import Choice, Local, Loop, Region, is_key
 from reshard.jax.lowering import run_on_device
 from reshard.jax.operations import compute
 from reshard.jax.rounds import of_device
-from reshard.jax.traced import TracedProgram, loops_around
+from reshard.jax.traced import TracedProgram, regions_around
 from reshard.layout import Stage
 from reshard.mesh import Mesh
 from reshard.numpy import identity
@@ -89,7 +89,10 @@ class PlacedFunction:
         for value, leaf in zip(self.placed.inputs, leaves, strict=True):
             if jnp.shape(leaf) != value.shape:
                 raise ReshardError("bad-shape", f"input {value.name} must have shape {value.shape}")
-        arrays = [jnp.asarray(leaf, value.dtype.name) for value, leaf in zip(self.placed.inputs, leaves, strict=True)]
+        arrays = [
+            leaf if is_key(getattr(leaf, "dtype", None)) else jnp.asarray(leaf, value.dtype.name)
+            for value, leaf in zip(self.placed.inputs, leaves, strict=True)
+        ]
         return _out_of(self.placed, self._run(*arrays))
 
 
@@ -188,8 +191,8 @@ class _Body:
     def __init__(self, placed: PlacedProgram, names: Names) -> None:
         self.placed, self.names = placed, names
         self.operations = placed.operations
-        self.loops = {
-            operation.result.name: loops_around(self.operations, operation.result) for operation in self.operations
+        self.regions = {
+            operation.result.name: regions_around(self.operations, operation.result) for operation in self.operations
         }
 
     def __call__(self, *tiles: Any) -> tuple[Any, ...]:
@@ -198,44 +201,65 @@ class _Body:
         self.block((), env, place)
         return tuple(env[value.name] for value in self.placed.outputs)
 
-    def block(self, loops: tuple[Loop, ...], env: Env, place: Any) -> None:
-        """All that is made in a loop, or outside of all of them."""
+    def block(self, around: tuple[Region, ...], env: Env, place: Any) -> None:
+        """All that is made in a region, or outside of all of them."""
         for operation in self.operations:
             name = operation.result.name
-            if name in env or self.loops[name] != loops:
+            if name in env or self.regions[name] != around:
                 continue
             payload = operation.payload
-            if isinstance(payload, Local) and payload.part in ("last", "stack") and payload.loop is not None:
-                self.loop(payload.loop, loops, env, place)
+            if isinstance(payload, Local) and payload.part in ("last", "stack", "chosen"):
+                if isinstance(payload.whole, Loop):
+                    self.loop(payload.whole, around, env, place)
+                elif payload.whole is not None:
+                    self.choice(payload.whole, around, env, place)
             else:
                 env[name] = self.made(operation, [env[operand.name] for operand in operation.operands], place)
 
-    def loop(self, loop: Loop, around: tuple[Loop, ...], env: Env, place: Any) -> None:
-        """A scan over tiles; its results join the others."""
-        parts: dict[str, list[Operation]] = {"carry": [], "element": [], "last": [], "stack": []}
-        for operation in self.operations:
-            if isinstance(operation.payload, Local) and operation.payload.loop is loop:
-                parts[operation.payload.part].append(operation)
+    def ends(self, whole: Loop | Choice, part: str) -> list[Operation]:
+        """The operations that are a part of what leads into a loop, or out of a loop or a choice."""
+        payloads = ((operation, operation.payload) for operation in self.operations)
+        return [
+            one for one, local in payloads if isinstance(local, Local) and (local.whole, local.part) == (whole, part)
+        ]
+
+    def loop(self, loop: Loop, around: tuple[Region, ...], env: Env, place: Any) -> None:
+        """A loop over tiles; its results join the others."""
+        carry, element, last, stack = (self.ends(loop, part) for part in ("carry", "element", "last", "stack"))
 
         def tiles(operations: Sequence[Operation], known: Env) -> list[Any]:
             return [known[operation.operands[0].name] for operation in operations]
 
-        def turn(carry: list[Any], elements: list[Any]) -> tuple[list[Any], list[Any]]:
+        def turn(carried: list[Any], elements: list[Any]) -> tuple[list[Any], list[Any]]:
             inside = dict(env)
-            for operation, tile in zip([*parts["carry"], *parts["element"]], [*carry, *elements], strict=True):
+            for operation, tile in zip([*carry, *element], [*carried, *elements], strict=True):
                 inside[operation.result.name] = tile
             self.block((*around, loop), inside, place)
-            return tiles(parts["last"], inside), tiles(parts["stack"], inside)
+            return tiles(last, inside), tiles(stack, inside)
 
-        carried, stacked = lax.scan(
-            turn,
-            tiles(parts["carry"], env),
-            tiles(parts["element"], env),
-            length=loop.length,
-            reverse=loop.reverse,
-            unroll=loop.unroll,
-        )
-        for operation, tile in zip([*parts["last"], *parts["stack"]], [*carried, *stacked], strict=True):
+        starts = tiles(carry, env)
+        stacked: list[Any] = []
+        if loop.length is None:
+            carried = lax.while_loop(lambda carried: carried[0], lambda carried: turn(carried, [])[0], starts)
+        else:
+            elements = tiles(element, env)
+            carried, stacked = lax.scan(
+                turn, starts, elements, length=loop.length, reverse=loop.reverse, unroll=loop.unroll
+            )
+        for operation, tile in zip([*last, *stack], [*carried, *stacked], strict=True):
+            env[operation.result.name] = tile
+
+    def choice(self, choice: Choice, around: tuple[Region, ...], env: Env, place: Any) -> None:
+        """One of several branches over tiles; its results join the others."""
+        chosen = self.ends(choice, "chosen")
+
+        def way(number: int) -> list[Any]:
+            inside = dict(env)
+            self.block((*around, choice.ways[number]), inside, place)
+            return [inside[operation.operands[1 + number].name] for operation in chosen]
+
+        ways = [partial(way, number) for number in range(len(choice.ways))]
+        for operation, tile in zip(chosen, lax.switch(env[chosen[0].operands[0].name], ways), strict=True):
             env[operation.result.name] = tile
 
     def made(self, operation: Operation, tiles: list[Any], place: Any) -> Any:
@@ -272,6 +296,11 @@ class Tiles:
         """Where a tile begins in its tensor."""
         return self._mine(self._bounds(term, dim)[0])
 
+    def length(self, term: int, dim: int) -> Any:
+        """How many elements of its tensor a tile has."""
+        start, stop = self._bounds(term, dim)
+        return self._mine(stop - start)
+
     def _mine(self, table: Any) -> Any:
         if (table == table[0]).all():
             return np.int32(table[0])
@@ -298,7 +327,7 @@ class Tiles:
                 length = self.shapes[term][dim]
                 if not group or rule.roles[group[-1]] != "reduced" or (stop - start == length).all():
                     continue
-                inside = lax.broadcasted_iota(np.int32, tile.shape, dim) < self._mine(stop - start)
+                inside = lax.broadcasted_iota(np.int32, tile.shape, dim) < self.length(term, dim)
                 blank = identity(reduction_of(self.operation), tile.dtype)
                 found[term] = lax.select(inside, found[term], lax.full_like(tile, blank))
         return found
@@ -309,6 +338,8 @@ class Tiles:
 
 def moved(plan: Plan, names: Names, tile: Any) -> Any:
     """The target tile of a device from its source tile, with its derivative."""
+    if 0 in plan.shape:
+        return lax.full(plan.target.local_shape(plan.shape), 0, tile.dtype)
     if not plan.steps:
         return tile
     if tile.dtype == np.bool_:  # which JAX has no maximum over devices for

@@ -45,6 +45,7 @@ from reshard.numpy import identity
 
 COMBINE: dict[str, Callable[..., jax.Array]] = {
     "sum": lax.add,
+    "avg": lax.add,
     "product": lax.mul,
     "max": lax.max,
     "min": lax.min,
@@ -52,7 +53,7 @@ COMBINE: dict[str, Callable[..., jax.Array]] = {
     "bor": lax.bitwise_or,
     "bxor": lax.bitwise_xor,
 }
-"""What combines two partial values, by reduction."""
+"""What combines two partial values, by reduction; avg divides once all are added."""
 Starts = tuple[NDArray[Any], NDArray[np.bool_]]
 """Per position where its box starts, one column per dim; and whether it has one: else any place will do."""
 
@@ -301,6 +302,15 @@ def _at(devices: int, positions: Positions, starts: Positions) -> Starts:
     known = np.zeros(devices, dtype=np.bool_)
     table[positions], known[positions] = starts, True
     return table, known
+
+
+def bits_of(dtype: Any) -> Any:
+    """The integers whose bits travel in place of values of a dtype; None where the values do.
+
+    A backend without arithmetic on small floats turns them into larger ones to send them, and sends twice the bytes.
+    """
+    small = jax.numpy.issubdtype(dtype, jax.numpy.floating) and dtype.itemsize < 4
+    return np.dtype(f"uint{8 * dtype.itemsize}") if small else None
 
 
 def of_device(table: NDArray[Any] | jax.Array, place: Any) -> jax.Array:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from reshard.axis import Axis, merged
-from reshard.jax.emitter import Local, Loop
+from reshard.jax.emitter import Local, Region
 from reshard.mesh import Mesh
 from reshard.network import Network
 from reshard.propagation import Operation, PlacedProgram, Program, Value
@@ -70,18 +70,9 @@ class PlacedTrace(PlacedProgram):
         """How often each primitive stands in it that no rule knows; its operands are whole everywhere."""
         return self.placement.source.without_rule  # type: ignore[attr-defined]  # a TracedProgram
 
-    @property
-    def received_bytes(self) -> int:
-        """As of a `PlacedProgram`; what a loop moves counts once for every turn."""
-        return sum(plan.received_bytes * self.turns(value) for value, plan in self.plans.items())
-
     def turns(self, value: Value | str) -> int:
-        """How often a value is made."""
-        operation = self.operations[self.value(value.name if isinstance(value, Value) else value).number]
-        count = 1
-        for loop in loops_around(self.operations, operation.result):
-            count *= loop.length
-        return count
+        """How often a value is made, as far as the program tells: a loop of unknown length counts as one turn."""
+        return self.placement.turns(self.value(value.name if isinstance(value, Value) else value))
 
     def table(self) -> str:
         """As of a `PlacedProgram`, and the primitives without a rule."""
@@ -105,9 +96,9 @@ def _divisible(sharding: Sharding, shape: tuple[int, ...], given: Sharding | Non
     return replace(sharding, dims=tuple(dims))
 
 
-def loops_around(operations: Sequence[Operation], value: Value) -> tuple[Loop, ...]:
-    """The loops in which a value is made; a reshard is where its operand is."""
+def regions_around(operations: Sequence[Operation], value: Value) -> tuple[Region, ...]:
+    """The loops and branches in which a value is made; a reshard is where its operand is."""
     operation = operations[value.number]
     while operation.payload is None and operation.operands:
         operation = operations[operation.operands[0].number]
-    return operation.payload.loops if isinstance(operation.payload, Local) else ()
+    return operation.payload.regions if isinstance(operation.payload, Local) else ()

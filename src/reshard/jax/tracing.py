@@ -3,10 +3,8 @@
 Calls (`jit`, `checkpoint`, functions with derivatives of their own) are taken apart where they stand.
 `sharding_constraint` and our own `reshard` say how a value is sharded.
 
-**Scan.** The body is in the program once. What it reads of the carry and of the stacked inputs are values of their
-own, and what it gives back is tied to what it reads by an operation of two operands that must be alike, so shardings
-go around the loop until nothing changes.
-Then the carry is held: before the loop, around it and after it one sharding, and the rest is placed around that.
+Loops and choices are regions of the program: `reshard.jax.regions`.
+Keys of random numbers are whole on every device, which makes for itself the part of the numbers that it needs.
 
 By hand, `scan` of h -> tanh(h @ w) over stacked w, h kept by rows: the carry is kept by rows too, for the contraction
 hands its rows on and the tie brings them to where the loop begins.
@@ -35,6 +33,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax._src.interpreters.partial_eval import dce_jaxpr
 from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
@@ -43,9 +42,10 @@ from jax.sharding import Mesh as JaxMesh
 from reshard.checks import shown
 from reshard.errors import ReshardError
 from reshard.jax.conversions import mesh_of, sharding_of
-from reshard.jax.emitter import Emitter, Loop, labels
-from reshard.jax.equations import equation_values
-from reshard.jax.traced import Carry, TracedProgram
+from reshard.jax.emitter import Emitter, labels, plain_dtype
+from reshard.jax.equations import MADE_OF_OTHERS, equation_values
+from reshard.jax.regions import cond, scan, while_loop
+from reshard.jax.traced import TracedProgram
 from reshard.mesh import Mesh
 from reshard.propagation import Value
 from reshard.sharding import Sharding
@@ -59,9 +59,13 @@ CALLS = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_lin": "call_jaxpr",
+    "custom_vmap_call": "call",
+    "composite": "jaxpr",
 }
 """Primitives that call a jaxpr, and the parameter that has it."""
-IDENTITIES = ("optimization_barrier", "name", "pvary")
+REGIONS = {"scan": scan, "while": while_loop, "cond": cond}
+"""Primitives whose jaxprs run often, or not at all."""
+IDENTITIES = ("name", "pvary")
 """Primitives whose results are their operands."""
 CONSTRAINTS = ("sharding_constraint", "reshard_by_plan", "reshard_by_plan_when_known", "reshard")
 """Primitives that say how a value is sharded."""
@@ -86,7 +90,7 @@ def trace(
 
     Raises:
         ReshardError: `unknown-mesh` where nothing tells the mesh, `bad-argument` where a tree of shardings does not
-            fit, `unknown-dtype`; and as `Program.constrain`.
+            fit, `unknown-dtype`, `cannot-express` where the function has a `shard_map`; and as `Program.constrain`.
     """
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*avals)
     jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
@@ -98,12 +102,13 @@ def trace(
     where = _mesh(mesh, [*ins, *outs])
     program = TracedProgram(where)
     program.in_tree, program.out_tree = in_tree, out_tree
-    tracing = _Tracing(program)
+    tracing = Tracing(program)
     arguments = []
     avals_in: list[Any] = [var.aval for var in jaxpr.invars]
     for name, aval, given in zip(_names(fn, avals), avals_in, ins, strict=True):
         sharding = None if given is None else sharding_of(given, where, aval.ndim)
-        arguments.append(program.input(name, aval.shape, aval.dtype, sharding))
+        argument = program.input(name, aval.shape, plain_dtype(aval.dtype), sharding)
+        arguments.append(tracing.keyed(argument, aval.dtype))
     made = tracing.run(jaxpr, [tracing.literal(value) for value in closed.consts], arguments)
     for name, value, given in zip(_out_names(out_shape), made, outs, strict=True):
         sharding = None if given is None else sharding_of(given, where, len(value.shape))
@@ -116,7 +121,7 @@ def trace(
     return program
 
 
-class _Tracing(Emitter):
+class Tracing(Emitter):
     """Goes through a jaxpr."""
 
     def run(self, jaxpr: Any, consts: Sequence[Value], arguments: Sequence[Value]) -> list[Value]:
@@ -140,19 +145,40 @@ class _Tracing(Emitter):
         name = str(equation.primitive)
         if name in IDENTITIES:
             return operands
+        if name == "optimization_barrier":
+            return [self.barrier(value) for value in operands]
         if name in CONSTRAINTS:
             return [self.constrained(operands[0], _asked(equation))]
-        if name == "scan":
-            return self.scan(equation, operands)
+        if name == "shard_map":
+            raise ReshardError(
+                "cannot-express", "a shard_map says itself what each device does, and has no place inside"
+            )
+        if name in REGIONS:
+            return REGIONS[name](self, equation, operands)
+        if name in MADE_OF_OTHERS:
+            return self.closed(MADE_OF_OTHERS[name](equation), operands)
+        if name == "platform_index":  # the choice that it is for looks for itself
+            return [self.literal(np.int32(0))]
+        if name == "custom_linear_solve":
+            sizes, solve = equation.params["const_lengths"], equation.params["jaxprs"].solve
+            first = sizes.matvec + sizes.vecmat
+            return self.closed(solve, [*operands[first : first + sizes.solve], *operands[sum(sizes) :]])
         if name in CALLS:
-            called = equation.params[CALLS[name]]
-            inner, consts = (called.jaxpr, called.consts) if hasattr(called, "consts") else (called, ())
             given = equation.params.get("in_shardings", [None] * len(operands))
             wanted = equation.params.get("out_shardings", [None] * len(equation.outvars))
             operands = [self.constrained(*pair) for pair in zip(operands, given, strict=True)]
-            results = self.run(inner, [self.literal(value) for value in consts], operands)
+            if equation.params.get("differentiated"):  # what is computed anew must not be taken from the first time
+                apart = equation.params["prevent_cse"]
+                held = apart if isinstance(apart, tuple) else [apart] * len(operands)
+                operands = [self.barrier(*pair) for pair in zip(operands, held, strict=True)]
+            results = self.closed(equation.params[CALLS[name]], operands)
             return [self.constrained(*pair) for pair in zip(results, wanted, strict=True)]
         return equation_values(self, equation, operands)
+
+    def closed(self, called: Any, operands: Sequence[Value]) -> list[Value]:
+        """The results of a jaxpr that may have constants of its own."""
+        inner, consts = (called.jaxpr, called.consts) if hasattr(called, "consts") else (called, ())
+        return self.run(inner, [self.literal(value) for value in consts], operands)
 
     def constrained(self, value: Value, sharding: Any) -> Value:
         """The value, from here on in a sharding, where it says one."""
@@ -160,63 +186,18 @@ class _Tracing(Emitter):
             return value
         return self.program.constrain(self.copy("copy", value), sharding_of(sharding, None, len(value.shape)))
 
-    def copy(self, name: str, value: Value, **local: Any) -> Value:
+    def barrier(self, value: Value, held: bool = True) -> Value:
+        """The value again, which a compiler takes for another."""
+        if not held:
+            return value
+        terms = [labels(len(value.shape))] * 2
+        return self.emit("copy", [value], terms, self.aval(value), lambda _, tiles: lax.optimization_barrier(tiles[0]))
+
+    def copy(self, name: str, value: Value, aval: Any = None, **local: Any) -> Value:
         """The value again, under a name of its own."""
-        return self.emit(
-            name, [value], [labels(len(value.shape))] * 2, _Aval(value), lambda _, tiles: tiles[0], local=local
-        )
-
-    def scan(self, equation: Any, operands: list[Value]) -> list[Value]:
-        """A loop: its body once, between operations that lead into it and out of it."""
-        params = equation.params
-        first, stop = params["num_consts"], params["num_consts"] + params["num_carry"]
-        loop = Loop(params["length"], params["reverse"], params["unroll"])
-        outside = self.loops
-        starts = [self.program.add("reshard", (value,), None, value.shape) for value in operands[first:stop]]
-        self.loops = (*outside, loop)
-        carries = [
-            self.copy("carry", value, part="carry", place=place, loop=loop) for place, value in enumerate(starts)
-        ]
-        elements = [self._element(value, loop, place) for place, value in enumerate(operands[stop:])]
-        body = params["jaxpr"]
-        consts = [self.literal(value) for value in body.consts]
-        results = self.run(body.jaxpr, consts, [*operands[:first], *carries, *elements])
-        after = [self.program.add("reshard", (value,), None, value.shape) for value in results[: len(carries)]]
-        self.loops = outside
-        last = []
-        for place, (value, inside) in enumerate(zip(after, carries, strict=True)):
-            terms = [labels(len(value.shape))] * 3
-            local = {"part": "last", "place": place, "loop": loop}
-            last.append(self.emit("last", [value, inside], terms, _Aval(value), _never, local=local))
-        assert isinstance(self.program, TracedProgram)
-        self.program.carries += [Carry(*values) for values in zip(starts, carries, after, last, strict=True)]
-        return last + [self._stacked(value, loop, place) for place, value in enumerate(results[len(carries) :])]
-
-    def _element(self, value: Value, loop: Loop, place: int) -> Value:
-        """What a turn of the loop reads of a stacked value."""
-        term = (("turn",), *labels(len(value.shape) - 1))
-        local = {"part": "element", "place": place, "loop": loop}
-        aval = jax.ShapeDtypeStruct(value.shape[1:], value.dtype.name)
-        return self.emit("element", [value], [term, term[1:]], aval, _never, local=local, replicated=("turn",))
-
-    def _stacked(self, value: Value, loop: Loop, place: int) -> Value:
-        """What the turns of the loop have made, one after another."""
-        term = (("turn",), *labels(len(value.shape)))
-        local = {"part": "stack", "place": place, "loop": loop}
-        aval = jax.ShapeDtypeStruct((loop.length, *value.shape), value.dtype.name)
-        return self.emit("stack", [value], [term[1:], term], aval, _never, local=local, replicated=("turn",))
-
-
-class _Aval:
-    """The shape and the dtype of a value."""
-
-    def __init__(self, value: Value) -> None:
-        self.shape, self.dtype = value.shape, value.dtype
-
-
-def _never(here: Any, tiles: Any) -> Any:
-    """What leads into a loop or out of it is no operation by itself."""
-    raise ReshardError("bad-program", "a loop runs as a whole")
+        terms = [labels(len(value.shape))] * 2
+        aval = self.aval(value) if aval is None else aval
+        return self.emit(name, [value], terms, aval, lambda _, tiles: tiles[0], local=local)
 
 
 def _asked(equation: Any) -> Any:

@@ -17,7 +17,7 @@ layouts are right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from reshard.checks import expect, shown
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
+from reshard.numpy.operations import ATTRIBUTED, COMBINE, ELEMENTWISE, OPERANDS, WHOLE, widened
 from reshard.numpy.tiles import gather, identity, run, scatter
 from reshard.propagation.graph import Operation
 from reshard.propagation.program import PlacedProgram
@@ -36,46 +37,6 @@ from reshard.sharding import Sharding
 
 Array = NDArray[Any]
 Tiles = dict[int, Array]
-
-ELEMENTWISE: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "pow": np.power,
-    "neg": np.negative,
-    "exp": np.exp,
-    "log": np.log,
-    "sqrt": np.sqrt,
-    "rsqrt": lambda a: 1 / np.sqrt(a),
-    "tanh": np.tanh,
-    "abs": np.abs,
-    "relu": lambda a: np.maximum(a, 0),
-    "sigmoid": lambda a: 1 / (1 + np.exp(-a)),
-    "silu": lambda a: a / (1 + np.exp(-a)),
-    "equal": np.equal,
-    "less": np.less,
-    "select": np.where,
-    "copy": lambda a: a,
-    "convert": lambda a: a,
-    "transpose": lambda a: a,
-    "reshape": lambda a: a,
-    "broadcast": lambda a: a,
-}
-"""What is done element by element, by the name of the operation."""
-OPERANDS = dict.fromkeys(("add", "sub", "mul", "div", "maximum", "minimum", "pow", "equal", "less"), 2) | {"select": 3}
-"""How many operands they have, where it is not one."""
-WHOLE: dict[str, Callable[..., Any]] = {
-    "sort": np.sort,
-    "cumsum": np.cumsum,
-    "softmax": lambda a, axis: (
-        np.exp(a - a.max(axis, keepdims=True)) / np.exp(a - a.max(axis, keepdims=True)).sum(axis, keepdims=True)
-    ),
-}
-"""What needs all elements of one dim, by the name of the operation."""
-COMBINE: dict[str, Callable[..., Any]] = {"sum": np.sum, "max": np.max, "min": np.min, "product": np.prod}
 
 
 def run_program(
@@ -147,7 +108,8 @@ class _Local:
         """The device's tile of the result from its tiles of the operands."""
         arrays = [tile.reshape(self._label_shape(device, term)) for term, tile in enumerate(tiles)]
         labels = [[label for group in term for label in group] for term in self.rule.terms]
-        result = self._apply(device, arrays, labels)
+        with np.errstate(all="ignore"):  # infinities are numbers like others
+            result = self._apply(device, arrays, labels)
         shape = self.shardings[-1].box(device, self.operation.result.shape).shape
         made: Array = np.ascontiguousarray(
             np.asarray(result).astype(self.operation.result.dtype.name, copy=False)
@@ -162,7 +124,9 @@ class _Local:
         name, out = self.operation.name, labels[-1]
         if name == "einsum":
             kept = [label for label in out if any(label in some for some in labels[:-1])]
-            pairs = [part for pair in zip(arrays, labels, strict=False) for part in pair]
+            result = np.dtype(self.operation.result.dtype.name)
+            wide = [widened(array, result) for array in arrays]
+            pairs = [part for pair in zip(wide, labels, strict=False) for part in pair]
             return self._spread(device, np.einsum(*pairs, kept), kept)
         if name in REDUCTIONS and len(arrays) == 1:
             return self._reduced(device, arrays[0], labels[0])
@@ -170,6 +134,12 @@ class _Local:
             return self._shifted(arrays)
         if name == "take":
             return self._taken(device, arrays)
+        if name == "pick":
+            return self._picked(device, arrays[0])
+        if name == "put":
+            return self._put(device, arrays[0])
+        if name == "iota" and out:
+            return self._counted(device, out)
         if name in WHOLE and self.operation.replicated:
             place = self.operation.pattern.labels.index(self.operation.replicated[0])  # type: ignore[union-attr]
             return WHOLE[name](arrays[0], axis=labels[0].index(place))
@@ -177,9 +147,8 @@ class _Local:
             return self._reshaped(arrays[0], labels)
         plain = all(len({*ls}) == len(ls) and {*ls} <= {*out} for ls in labels)
         if plain and name in ELEMENTWISE and len(arrays) == OPERANDS.get(name, 1):
-            return ELEMENTWISE[name](
-                *(self._spread(device, array, ls) for array, ls in zip(arrays, labels, strict=False))
-            )
+            given = (self._spread(device, array, ls) for array, ls in zip(arrays, labels, strict=False))
+            return ELEMENTWISE[name](*given, **dict(self.operation.attributes if name in ATTRIBUTED else ()))
         raise ReshardError("bad-program", f"value {self.operation.result.name}: operation {name} is not known here")
 
     def _spread(self, device: int, array: Array, labels: list[int]) -> Array:
@@ -223,6 +192,36 @@ class _Local:
         found: Array = np.array(table[np.where(here, rows - start, 0)])
         found[~here] = 0
         return found
+
+    def _picked(self, device: int, array: Array) -> Array:
+        """One element of each of some dims where it is here, else zero."""
+        box = self.shardings[0].box(device, self.operation.operands[0].shape)
+        for dim, at in zip(self.operation.attribute("dims"), self.operation.attribute("start"), strict=True):
+            start, stop = box[dim]
+            if start <= at < stop:
+                array = array.take([at - start], dim)
+            else:
+                array = np.zeros([1 if other == dim else size for other, size in enumerate(array.shape)], array.dtype)
+        return array
+
+    def _put(self, device: int, array: Array) -> Array:
+        """One element of each of some dims, where it is here, among others that are all alike."""
+        attribute, box = self.operation.attribute, self.shardings[-1].box(device, self.operation.result.shape)
+        made = np.full(box.shape, attribute("value"), array.dtype)
+        places = list(zip(attribute("dims"), attribute("start"), strict=True))
+        if all(box[dim][0] <= at < box[dim][1] for dim, at in places):
+            index = [slice(None)] * len(box.shape)
+            for dim, at in places:
+                index[dim] = slice(at - box[dim][0], at - box[dim][0] + 1)
+            made[tuple(index)] = array
+        return made
+
+    def _counted(self, device: int, out: list[int]) -> Array:
+        """The numbers along a dim of the part that is here."""
+        box = self.shardings[-1].box(device, self.operation.result.shape)
+        dim = self.operation.attribute("dim")
+        numbers = np.arange(*box[dim]).reshape([-1 if other == dim else 1 for other in range(len(out))])
+        return np.broadcast_to(numbers, box.shape)
 
     def _reshaped(self, array: Array, labels: list[list[int]]) -> Array:
         """A reshape in which labels that the other side lacks are whole, and lie between those that both have."""

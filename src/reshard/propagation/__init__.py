@@ -7,7 +7,8 @@ rules.py        what a pattern says about shardings
 projection.py   from the axes of a dim to those of its labels, and back
 rounds.py       the fixed point, priority by priority
 conflicts.py    choices between shardings, by price
-layouts.py      where an operation is computed, and what its reshards cost
+prices.py       what a reshard costs
+layouts.py      where an operation is computed, and what that costs with the reshards around it
 placement.py    reshards inserted and shared, reductions deferred, figures
 text.py         the text form
 table.py        the plain table

@@ -1,11 +1,20 @@
 """Choices between shardings, made by price.
 
-Where proposals excluded one another, propagation is run again with each annotation in turn ahead of the others.
+Where proposals excluded one another, or a closed dim refused one, propagation is run again with each annotation in
+turn ahead of the others.
 Every value has as candidates the shardings that it had in any of the runs, these with one dim of another, and, in a
 second try, these with one dim or all cut back to what was given.
 A result that comes out partial has one more: to stay so, as long as what uses it can wait.
 The price of the whole program is a sum of one table per operation, over the candidates of its operands and its
 result; `reshard.propagation.elimination` finds the choice with the least sum.
+
+**Budget.** Most of the time goes into pricing the entries of the tables.
+So a value has as many candidates, from `MOST_CANDIDATES` down to two, as keep the entries of all tables within a
+budget: `FIRST_EFFORT` in the first try; in the second `SECOND_EFFORT`, or what the first has left of `WHOLE_EFFORT`.
+Operations that are equal in pattern, sizes and candidates share a table, so a stack of layers costs little more than
+one; partial candidates come on top, two per value at the least.
+The numbers are such that a layer of a transformer or of experts, forward and backward on 64 devices, with its weights
+and activations cut by two or three axes, is placed in about a second.
 
 By hand: x is kept by rows, y by columns, and z = x + y may be either. The tables of the operation are {rows: the
 price of moving y, columns: that of moving x}; with x the smaller, z is kept by columns.
@@ -19,14 +28,17 @@ from math import prod
 
 from reshard.propagation.elimination import LARGEST_TABLE, Scoped, Table, least
 from reshard.propagation.graph import Operation
-from reshard.propagation.layouts import IMPOSSIBLE, NOTHING, Cost, Pricer
+from reshard.propagation.layouts import Pricer
+from reshard.propagation.prices import IMPOSSIBLE, NOTHING, Cost, times
 from reshard.propagation.projection import Axes, shards
 from reshard.propagation.rounds import Flow, Net
-from reshard.propagation.rules import waiting_operands
+from reshard.propagation.rules import COMBINED, waiting_operands
 from reshard.sharding import Sharding
 
 MOST_LEADERS = 12
 """How many annotations go ahead in turn, at most: those of the largest values."""
+MOST_VISITED = 10_000
+"""How many operations such runs go through at most where nothing was disputed, and something only refused."""
 MOST_CANDIDATES = 10
 FIRST_EFFORT, SECOND_EFFORT, WHOLE_EFFORT = 3000, 5000, 8000
 """How many entries are priced for the tables of the first try and of the second, before partial candidates, and of
@@ -36,13 +48,14 @@ KNOWN = 100
 
 
 def runs(net: Net, until_priority: int | None) -> list[Flow]:
-    """Propagation from all annotations at once; where proposals excluded one another, also with each ahead in turn."""
+    """Propagation from all annotations at once; where there is a choice, also with each ahead in turn."""
     flows = [net.run(until_priority)]
-    if flows[0].disputed:
+    if flows[0].disputed or flows[0].refused:
         leaders = sorted(
             net.graph.annotations, key=lambda v: (-prod(v.shape) * v.dtype.itemsize, net.weights[v.number])
         )
-        flows += [net.run(until_priority, value.number) for value in leaders[:MOST_LEADERS]]
+        most = MOST_LEADERS if flows[0].disputed else min(MOST_LEADERS, MOST_VISITED // len(net.rules))
+        flows += [net.run(until_priority, value.number) for value in leaders[:most]]
     return flows
 
 
@@ -145,11 +158,11 @@ def add_partial(net: Net, pricer: Pricer, found: list[list[Sharding]], most: int
     for operation in net.graph.operations:
         for operand in {*operation.operands}:
             users[operand.number].append(operation)
-    for operation, rule in zip(net.graph.operations, net.rules, strict=True):
+    for number, (operation, rule) in enumerate(zip(net.graph.operations, net.rules, strict=True)):
         value = operation.result
         if not operation.operands or value in net.graph.annotations or operation.name in ("output", "reshard"):
             continue
-        may_be_partial = any(role in ("reduced", "selected") for role in rule.roles) or any(
+        may_be_partial = any(role in COMBINED for role in rule.roles) or any(
             one.unreduced for operand in operation.operands for one in found[operand.number]
         )
         if not may_be_partial or not any(_can_wait(user) for user in users[value.number]):
@@ -160,7 +173,7 @@ def add_partial(net: Net, pricer: Pricer, found: list[list[Sharding]], most: int
         for operands in choices:
             if len(found[value.number]) >= min(most, MOST_CANDIDATES):
                 break
-            made = pricer.compute(operation, rule, operands, None).result
+            made = pricer.compute(operation, rule, operands, None, net.turns(number)).result
             if made.unreduced and made not in found[value.number]:
                 found[value.number].append(made)
 
@@ -201,6 +214,7 @@ def _signature(net: Net, number: int, found: Sequence[Sequence[Sharding]]) -> tu
     numbers = [value.number for value in operation.values]
     some = [(value.dtype, *found[value.number]) for value in operation.values]
     return (
+        net.turns(number),
         net.rules[number],
         operation.name,
         operation.attribute("value"),
@@ -233,9 +247,9 @@ def operation_cost(net: Net, pricer: Pricer, number: int, shardings: Sequence[Sh
     *operands, result = shardings
     kept = tuple(operands)
     if operation.name in ("reshard", "output"):
-        return pricer.price(kept[0], result, operation.result.shape, operation.result.dtype)
+        return times(pricer.price(kept[0], result, operation.result.shape, operation.result.dtype), operation.turns)
     try:
-        return pricer.compute(operation, net.rules[number], kept, result).cost
+        return pricer.compute(operation, net.rules[number], kept, result, net.turns(number)).cost
     except ValueError:
         return IMPOSSIBLE
 

@@ -17,15 +17,21 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import fsum, prod
 
+import numpy as np
+
+from reshard.propagation.prices import ROUNDING
+
 LARGEST_TABLE = 4096
+SMALL_TABLE = 64
+"""Fewer entries are added one by one."""
 Ranked = tuple[float, float, int, int]
-"""A cost, and last a number that tells apart choices of equal cost by what they are and not by their order."""
+"""A cost, at least 0, and last a number that tells apart choices of equal cost by what they are and not by order."""
 Table = dict[tuple[int, ...], Ranked]
 Scoped = tuple[tuple[int, ...], Table]
-"""A table and its variables, in the order of its keys."""
+"""A table and its variables, in the order of its keys, which are all there, the last variable fastest."""
 
 
 def least(tables: Sequence[Scoped], counts: Mapping[int, int], weights: Sequence[int]) -> dict[int, int]:
@@ -117,17 +123,32 @@ class _Elimination:
         taken = self.take(value)
         place = {other: n for n, other in enumerate((*near, value))}
         parts = [(part, [place[other] for other in scope]) for scope, part in taken]
+        counts = [self.counts[other] for other in (*near, value)]
         best: dict[tuple[int, ...], int] = {}
         table: Table = {}
-        for choice in itertools.product(*(range(self.counts[other]) for other in near)):
-            costs = []
-            for own in range(self.counts[value]):
-                full = (*choice, own)
-                costs.append(_sum([part[tuple([full[n] for n in at])] for part, at in parts]))
-            best[choice] = min(range(len(costs)), key=costs.__getitem__)
-            table[choice] = costs[best[choice]]
+        for choice, worth in zip(itertools.product(*map(range, counts[:-1])), _worth(parts, counts), strict=True):
+            costs = [_sum([part[tuple([(*choice, own)[n] for n in at])] for part, at in parts]) for own in worth]
+            least = min(range(len(costs)), key=costs.__getitem__)
+            best[choice], table[choice] = worth[least], costs[least]
         self.put(near, table)
         return best
+
+
+def _worth(parts: Sequence[tuple[Table, list[int]]], counts: Sequence[int]) -> Iterable[Sequence[int]]:
+    """For every choice of all variables but the last, those of the last that may have the least sum.
+
+    Sums are made roughly, all at once; those that are not near the least need not be made exactly.
+    """
+    if prod(counts) < SMALL_TABLE:
+        return itertools.repeat(range(counts[-1]), prod(counts[:-1]))
+    total = np.zeros(counts)
+    for part, at in parts:
+        costs = np.fromiter((cost[0] for cost in part.values()), float, len(part))
+        order = sorted(range(len(at)), key=at.__getitem__)
+        shape = [counts[n] if n in at else 1 for n in range(len(counts))]
+        total += costs.reshape([counts[n] for n in at]).transpose(order).reshape(shape)
+    near = total <= (1 + ROUNDING) * total.min(axis=-1, keepdims=True)
+    return [row.nonzero()[0].tolist() for row in near.reshape(-1, counts[-1])]
 
 
 def _improve(tables: Sequence[Scoped], counts: Mapping[int, int], chosen: dict[int, int]) -> None:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reshard.axis import is_prefix, sorted_and_merged
-from reshard.checks import expect, listed, shown
+from reshard.checks import expect, integer, listed, shown
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
@@ -73,6 +73,8 @@ class Operation:
     """Of all labels, where the shapes alone do not tell them."""
     reduction: str | None = None
     """How labels that the result lacks are combined, where the name does not say."""
+    turns: int = 1
+    """How often it is done: once for every turn of the loops around it; a reshard as often as its operand is made."""
     payload: Any = field(default=None, compare=False, repr=False)
     """What an engine keeps with an operation that came from it."""
 
@@ -146,7 +148,7 @@ class Graph:
             dtype: of the result; that of the first operand unless given.
             pattern: of the operation.
             sizes: of labels that the operands do not determine.
-            fields: `replicated`, `shifted`, `selected` and `attributes` of the `Operation`.
+            fields: `replicated`, `shifted`, `selected`, `turns` and `attributes` of the `Operation`.
 
         Raises:
             ReshardError: `bad-program` where a name is taken or an operand is another program's; and as `Pattern`.
@@ -158,6 +160,10 @@ class Graph:
             raise ReshardError("bad-argument", f"the name of an operation must be a word, got: {shown(name)}")
         for operand in operands:
             self.check_own(operand)
+        if name == "reshard":
+            fields["turns"] = self.operations[operands[0].number].turns
+        if integer(fields.get("turns", 1), "how often an operation is done") < 0:
+            raise ReshardError("bad-argument", f"an operation must be done 0 times or more, got: {fields['turns']}")
         called = self._fresh(name) if result is None else result
         if not NAME.fullmatch(expect(called, str, "the name of a value")):
             raise ReshardError("bad-argument", f"the name of a value must be a word, got: {shown(called)}")
@@ -209,7 +215,7 @@ class Graph:
             ReshardError: `bad-argument`, `bad-program`.
         """
         expect(value, Value, "an operand of a program")
-        if self._named.get(value.name) != value:
+        if self._named.get(value.name) is not value:
             raise ReshardError("bad-program", f"value {value.name} is not of this program")
 
     def _fresh(self, stem: str) -> str:
@@ -234,6 +240,9 @@ def _solved(
             "bad-argument",
             f"value {called}: pattern {pattern} of {name} has {len(pattern.operands)} operands, got {len(operands)}",
         )
+    if fields.get("selected") and len(operands) == 2 and operands[1].dtype.kind not in "iu":
+        table, rows = (operand.name for operand in operands)
+        raise ReshardError("bad-argument", f"value {called}: {rows} must be integers, to select from {table}")
     free = {*fields.get("shifted", ())}
     known = [*free, *fields.get("replicated", ()), *fields.get("selected", ())]
     for label in listed(known, "the labels with a role of their own"):

@@ -13,36 +13,25 @@ lies, the result is partial along y, and one all-reduce makes it whole.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from math import fsum, inf, prod
+from functools import cached_property, lru_cache
+from math import inf, prod
 from typing import NamedTuple
 
-from reshard.axis import Axis, merged, sorted_and_merged
-from reshard.dtypes import DType
+from reshard.axis import Axis
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.network import Network
-from reshard.planner import plan
-from reshard.plans import Plan
 from reshard.propagation.graph import Operation
+from reshard.propagation.prices import ROUNDING, Cost, Prices, added, times
 from reshard.propagation.projection import Axes, axes_of, labels_of, shards
-from reshard.propagation.rules import Rule, reduction_of, waiting_operands
-from reshard.sharding import DimSharding, Sharding
+from reshard.propagation.rules import COMBINED, Rule, reduction_of, waiting_operands
+from reshard.sharding import Sharding
 
-Cost = tuple[float, float, int]
-"""Seconds on the network, or bytes received without one; operations of a device; reshards."""
-NOTHING: Cost = (0.0, 0.0, 0)
-IMPOSSIBLE: Cost = (inf, inf, 0)
+Held = dict[int, Axes]
+"""The axes of labels in one tensor."""
 MOST_LAYOUTS = 256
 """Where labels could be combined in more ways, only those that one tensor leads are looked at."""
-
-
-def added(*costs: Cost) -> Cost:
-    """The sum of costs, the same in whatever order they are."""
-    first, second, third = zip(*costs, strict=True)
-    return (fsum(first), fsum(second), sum(third))
 
 
 class Computed(NamedTuple):
@@ -58,55 +47,38 @@ class Computed(NamedTuple):
     """Of its own work alone."""
 
 
+class ComputeLayout(NamedTuple):
+    """The axes of the labels, and what follows from them."""
+
+    axes: Axes
+    """Of all labels."""
+    summed: Axes
+    """Of labels that are combined, along which the result comes out partial."""
+    dims: tuple[list[Axes], ...]
+    """Per tensor."""
+    whole: tuple[Sharding, ...]
+    """What each operand is brought to where none stays partial."""
+    made: Sharding
+    """What the result then comes out as."""
+    work: Cost
+    """Of one turn."""
+
+
 @dataclass
-class Pricer:
-    """Prices of reshards and of operations on one network, each looked at once."""
+class Pricer(Prices):
+    """Prices of operations too, each looked at once."""
 
-    network: Network | None
-    uneven: str = "ceil"
-    """How dims are cut that their shards do not divide, where nothing says otherwise."""
-    _plans: dict[tuple[Sharding, Sharding, tuple[int, ...], DType], Plan | None] = field(default_factory=dict)
     _chosen: dict[tuple[object, ...], Computed] = field(default_factory=dict)
-    _shardings: dict[tuple[object, ...], Sharding] = field(default_factory=dict)
-
-    def plan(self, source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: DType) -> Plan | None:
-        """The plan of a reshard; None where there is none."""
-        key = source, target, shape, dtype
-        if key not in self._plans:
-            try:
-                self._plans[key] = plan(source, target, shape, dtype, network=self.network)
-            except ReshardError:  # a reduction without meaning for the dtype, say
-                self._plans[key] = None
-        return self._plans[key]
-
-    def price(self, source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: DType) -> Cost:
-        """What a reshard costs."""
-        if source == target:
-            return NOTHING
-        found = self.plan(source, target, shape, dtype)
-        if found is None:
-            return IMPOSSIBLE
-        return (found.received_bytes if found.seconds is None else found.seconds, 0.0, int(bool(found.steps)))
-
-    def sharding(
-        self,
-        mesh: Mesh,
-        dims: Iterable[Axes],
-        unreduced: Iterable[Axis] = (),
-        reduction: str = "sum",
-        uneven: str | None = None,
-    ) -> Sharding:
-        """A closed sharding; the same object for the same arguments."""
-        key = (mesh, tuple(dims), tuple(unreduced), reduction, uneven or self.uneven)
-        if key not in self._shardings:
-            built = tuple(DimSharding(merged(axes, mesh.sizes)) for axes in key[1])
-            self._shardings[key] = Sharding(
-                mesh, () if mesh.is_maximal else built, (), sorted_and_merged(key[2], mesh.sizes), reduction, key[4]
-            )
-        return self._shardings[key]
+    _layouts: dict[tuple[object, ...], list[ComputeLayout]] = field(default_factory=dict)
+    _held: dict[tuple[Rule, int, Sharding], Held] = field(default_factory=dict)
 
     def compute(
-        self, operation: Operation, rule: Rule, operands: tuple[Sharding, ...], result: Sharding | None
+        self,
+        operation: Operation,
+        rule: Rule,
+        operands: tuple[Sharding, ...],
+        result: Sharding | None,
+        turns: tuple[int, ...],
     ) -> Computed:
         """The cheapest way to compute an operation.
 
@@ -115,27 +87,30 @@ class Pricer:
             rule: its rule.
             operands: where they are kept, without open dims.
             result: where it is kept; None where it may stay as it comes out, on the mesh of the first operand.
+            turns: how often each operand is moved where it must be, and last how often the result is made.
         """
         dtypes = tuple(value.dtype for value in operation.values)
-        key = (rule, operation.name, operation.attribute("value"), dtypes, operands, result)
-        if key not in self._chosen:
-            self._chosen[key] = self._best(operation, rule, operands, result)
-        return self._chosen[key]
+        key = (rule, operation.name, operation.attribute("value"), dtypes, operands, result, turns)
+        found = self._chosen.get(key)
+        if found is None:
+            found = self._chosen[key] = self._best(operation, rule, operands, result, turns)
+        return found
 
     def _best(
-        self, operation: Operation, rule: Rule, operands: tuple[Sharding, ...], result: Sharding | None
+        self,
+        operation: Operation,
+        rule: Rule,
+        operands: tuple[Sharding, ...],
+        result: Sharding | None,
+        turns: tuple[int, ...],
     ) -> Computed:
         mesh = result.mesh if result is not None else operands[0].mesh
-        tensors = (*operands, result)
-        if mesh.is_maximal:
-            layouts: Iterable[tuple[Axes, ...]] = [((),) * len(rule.sizes)]
-        else:
-            layouts = Labels(rule, mesh, tensors).layouts
         waits = _waits(operation, [s if s.mesh == mesh else None for s in operands])
         best: Computed | None = None
-        for lists in layouts:
-            for waiting, unreduced, reduction in waits:
-                found = self._computed(operation, rule, mesh, lists, (waiting, unreduced, reduction), operands, result)
+        for layout in self._layouts_of(operation, rule, mesh, (*operands, result)):
+            for wait in waits:
+                most = inf if best is None else best.cost[0]
+                found = self._computed(operation, mesh, layout, wait, operands, result, turns, most)
                 if found is not None and (best is None or found.cost < best.cost):
                     best = found
         if best is None or best.cost[0] == inf:
@@ -148,84 +123,113 @@ class Pricer:
     def _computed(
         self,
         operation: Operation,
-        rule: Rule,
         mesh: Mesh,
-        lists: tuple[Axes, ...],
+        layout: ComputeLayout,
         wait: tuple[tuple[int, ...], Axes, str],
         operands: tuple[Sharding, ...],
         result: Sharding | None,
+        turns: tuple[int, ...],
+        most: float,
     ) -> Computed | None:
+        """The operation in a layout; None where that cannot be, or costs more seconds or bytes than `most`."""
         waiting, unreduced, reduction = wait
-        if any(axis.overlaps(other) for axes in lists for axis in axes for other in unreduced):
+        if unreduced and any(axis.overlaps(other) for axis in layout.axes for other in unreduced):
             return None
-        used = []
-        for term in range(len(operands)):
-            dims = _dims(rule, term, lists, mesh)
-            used.append(self.sharding(mesh, dims, unreduced if term in waiting else (), reduction))
-        summed = [axis for n, role in enumerate(rule.roles) if role in ("reduced", "selected") for axis in lists[n]]
-        made = self.sharding(
-            mesh,
-            _dims(rule, len(operands), lists, mesh),
-            [*summed, *unreduced],
-            reduction_of(operation) if summed else reduction,
-        )
-        work = rule.multiplications / max(prod(shards(axes, mesh.sizes) for axes in lists), 1)
-        if self.network is not None and self.network.flops:
-            first: Cost = (2 * work / self.network.flops, work, 0)
-        else:
-            first = (0.0, work, 0)
-        costs = [first]
         values = operation.values
-        for kept, needed, value in zip(operands, used, values, strict=False):
-            costs.append(self.price(kept, needed, value.shape, value.dtype))
-        if result is not None:
-            costs.append(self.price(made, result, values[-1].shape, values[-1].dtype))
-        return Computed(tuple(used), made, added(*costs), first)
+        used, made = layout.whole, layout.made
+        if unreduced:
+            used = tuple(
+                self.sharding(mesh, layout.dims[term], unreduced, reduction) if term in waiting else one
+                for term, one in enumerate(used)
+            )
+            combined = reduction_of(operation) if layout.summed else reduction
+            made = self.sharding(mesh, layout.dims[-1], (*layout.summed, *unreduced), combined)
+        work = times(layout.work, turns[-1])
+        costs, spent = [work], work[0]
+        for kept, needed, value, count in zip(operands, used, values, turns, strict=False):
+            if kept is not needed:
+                cost = times(self.price(kept, needed, value.shape, value.dtype), count)
+                costs.append(cost)
+                spent += cost[0]
+                if spent > (1 + ROUNDING) * most:
+                    return None
+        if result is not None and made is not result:
+            costs.append(times(self.price(made, result, values[-1].shape, values[-1].dtype), turns[-1]))
+        return Computed(used, made, added(*costs), work)
+
+    def _layouts_of(
+        self, operation: Operation, rule: Rule, mesh: Mesh, tensors: Sequence[Sharding | None]
+    ) -> list[ComputeLayout]:
+        """The layouts in which an operation on these tensors may be computed."""
+        combines = reduction_of(operation)
+
+        def remembered(labels: object, make: Callable[[], list[tuple[Axes, ...]]]) -> list[ComputeLayout]:
+            key = rule, combines, mesh, labels
+            found = self._layouts.get(key)
+            if found is None:
+                found = self._layouts[key] = [self._layout(rule, combines, mesh, lists) for lists in make()]
+            return found
+
+        if mesh.is_maximal:
+            return remembered((), lambda: [((),) * len(rule.sizes)])
+        labels = Labels(rule, mesh, [self._held_by(rule, mesh, term, one) for term, one in enumerate(tensors)])
+        found: list[ComputeLayout] = []
+        if prod(map(len, labels.options)) <= MOST_LAYOUTS:
+            found = remembered(tuple(labels.options), labels.combined)
+        # the only lists of two labels may share an axis, and then no combination can be
+        return found or remembered(tuple(tuple(here.items()) for here in labels.held), labels.led)
+
+    def _held_by(self, rule: Rule, mesh: Mesh, term: int, sharding: Sharding | None) -> Held:
+        """What the labels have in a tensor."""
+        if sharding is None or sharding.mesh != mesh:
+            return {}
+        key = rule, term, sharding
+        if key not in self._held:
+            held: dict[int, Axes] = {}
+            for group, dim in zip(rule.terms[term], sharding.dims, strict=True):
+                held.update(zip(group, labels_of(group, dim.axes, rule.sizes, mesh.sizes).lists, strict=True))
+            self._held[key] = held
+        return self._held[key]
+
+    def _layout(self, rule: Rule, combines: str, mesh: Mesh, lists: tuple[Axes, ...]) -> ComputeLayout:
+        by_label = dict(enumerate(lists))
+        dims = tuple(
+            [axes_of(group, by_label, rule.sizes, mesh.sizes) if group else () for group in term if not mesh.is_maximal]
+            for term in rule.terms
+        )
+        summed = [axis for role, axes in zip(rule.roles, lists, strict=True) if role in COMBINED for axis in axes]
+        work = rule.multiplications / max(prod(shards(axes, mesh.sizes) for axes in lists), 1)
+        seconds = 2 * work / self.network.flops if self.network is not None and self.network.flops else 0.0
+        whole = tuple(self.sharding(mesh, term) for term in dims[:-1])
+        made = self.sharding(mesh, dims[-1], summed, combines if summed else "sum")
+        return ComputeLayout(tuple(itertools.chain(*lists)), tuple(summed), dims, whole, made, (seconds, work, 0))
 
 
 class Labels:
     """The axes that each label of an operation may have."""
 
-    def __init__(self, rule: Rule, mesh: Mesh, tensors: Sequence[Sharding | None]) -> None:
-        self.rule, self.mesh = rule, mesh
-        self.held: list[dict[int, Axes]] = []
-        """Per tensor, its labels' axes."""
-        for term, sharding in enumerate(tensors):
-            here: dict[int, Axes] = {}
-            if sharding is not None and sharding.mesh == mesh:
-                for group, dim in zip(rule.terms[term], sharding.dims, strict=True):
-                    found = labels_of(group, dim.axes, rule.sizes, mesh.sizes)
-                    here.update(zip(group, found.lists, strict=True))
-            self.held.append(here)
+    def __init__(self, rule: Rule, mesh: Mesh, held: Sequence[Held]) -> None:
+        self.rule, self.mesh, self.held = rule, mesh, held
 
     @cached_property
-    def options(self) -> list[list[Axes]]:
+    def options(self) -> list[tuple[Axes, ...]]:
         """Per label, every list of axes that a tensor has for it, and its beginnings."""
-        options: list[list[Axes]] = []
+        options: list[tuple[Axes, ...]] = []
         for label, role in enumerate(self.rule.roles):
             if role in ("replicated", "shifted"):
-                options.append([()])
+                options.append(((),))
                 continue
-            lists: set[Axes] = {here[label] for here in self.held if label in here}
-            whole: set[Axes] = (
-                {axes[:stop] for axes in lists for stop in range(len(axes) + 1)} if len(lists) != 1 else lists
-            )
-            options.append(sorted(whole, key=self._rank, reverse=True) or [()])
+            lists = {here[label] for here in self.held if label in here}
+            options.append(_beginnings(frozenset(lists), self.mesh) if len(lists) > 1 else (*lists,) or ((),))
         return options
 
-    def _rank(self, axes: Axes) -> tuple[object, ...]:
-        names = list(self.mesh.sizes)
-        return (shards(axes, self.mesh.sizes), [(names.index(a.name), a.start, a.stop) for a in axes])
+    def combined(self) -> list[tuple[Axes, ...]]:
+        """The combinations that can be: no part of an axis twice, and every tensor cut as its labels are."""
+        return [lists for lists in itertools.product(*self.options) if self._fits(lists)]
 
-    @property
-    def layouts(self) -> list[tuple[Axes, ...]]:
-        """The layouts that can be: no part of an axis twice, and every tensor cut as its labels are."""
-        ways = prod(map(len, self.options))
-        combined: Iterable[tuple[Axes, ...]] = itertools.product(*self.options) if ways <= MOST_LAYOUTS else self._led()
-        found = [lists for lists in combined if self._fits(lists)]
-        if not found and ways <= MOST_LAYOUTS:  # the only lists of two labels share an axis
-            found = [lists for lists in self._led() if self._fits(lists)]
-        return found or [((),) * len(self.rule.sizes)]
+    def led(self) -> list[tuple[Axes, ...]]:
+        """The layouts that can be in which one tensor leads; that without any axis where there is none."""
+        return [lists for lists in self._led() if self._fits(lists)] or [((),) * len(self.rule.sizes)]
 
     def _led(self) -> Iterable[tuple[Axes, ...]]:
         """Layouts in which the labels of one tensor have what it has, and the others what is left."""
@@ -259,11 +263,16 @@ class Labels:
         return True
 
 
-def _dims(rule: Rule, term: int, lists: tuple[Axes, ...], mesh: Mesh) -> list[Axes]:
-    if mesh.is_maximal:
-        return []
-    by_label = dict(enumerate(lists))
-    return [axes_of(group, by_label, rule.sizes, mesh.sizes) if group else () for group in rule.terms[term]]
+@lru_cache(4096)
+def _beginnings(lists: frozenset[Axes], mesh: Mesh) -> tuple[Axes, ...]:
+    """The lists and whatever begins one, those that cut most first."""
+    names = list(mesh.sizes)
+
+    def rank(axes: Axes) -> tuple[object, ...]:
+        return (shards(axes, mesh.sizes), [(names.index(a.name), a.start, a.stop) for a in axes])
+
+    found = {axes[:stop] for axes in lists for stop in range(len(axes) + 1)}
+    return tuple(sorted(found, key=rank, reverse=True))
 
 
 def _waits(operation: Operation, operands: Sequence[Sharding | None]) -> list[tuple[tuple[int, ...], Axes, str]]:

@@ -5,14 +5,15 @@ Before one that reads a value in another sharding than the one it is kept in sta
 same value in the same sharding takes what the first has made.
 After one whose result comes out otherwise than it is kept stands another.
 
-The bytes received are those of the busiest device in each reshard, added up.
+The bytes received are those of the busiest device in each reshard, added up; what stands in a loop counts once for
+every turn, here and in the seconds.
 A value is held from where it is made to where it is last used, outputs to the end; what is held at most is the peak.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
@@ -39,7 +40,8 @@ from reshard.trace import chrome_trace
 
 MOST_WORK = 2
 """Without a network, fewer bytes are taken for at most so many times the work: values that are not cut are computed
-by everybody, and receive nothing."""
+by everybody, and receive nothing.
+Where nothing was disputed, and closed dims only refused what was proposed, for no more work."""
 
 
 @dataclass
@@ -54,7 +56,7 @@ class Placement:
     plans: dict[Value, Plan]
     """By the value that the reshard makes."""
     work: dict[Value, float]
-    """Operations of a device, by the value that they make."""
+    """Operations of a device in all turns, by the value that they make."""
     reasons: dict[str, str] = field(repr=False)
     """Per name of a value, where its sharding comes from."""
 
@@ -65,14 +67,22 @@ class Placement:
     @cached_property
     def received_bytes(self) -> int:
         """Over all reshards, the bytes that the busiest device receives."""
-        return sum(plan.received_bytes for plan in self.plans.values())
+        return sum(self.received(value) for value in self.plans)
+
+    def received(self, value: Value) -> int:
+        """The bytes that the busiest device receives in all turns of the reshard that makes a value."""
+        return self.plans[value].received_bytes * self.turns(value)
+
+    def turns(self, value: Value) -> int:
+        """How often a value is made."""
+        return self.graph.operations[value.number].turns
 
     @cached_property
     def seconds(self) -> float | None:
         """Of reshards and operations; None without a network."""
         if self.network is None:
             return None
-        moved = sum(plan.seconds or 0.0 for plan in self.plans.values())
+        moved = sum((plan.seconds or 0.0) * self.turns(value) for value, plan in self.plans.items())
         rate = self.network.flops
         return moved + (sum(2 * work / rate for work in self.work.values()) if rate else 0.0)
 
@@ -108,16 +118,16 @@ class Placement:
         return table(self)
 
     def to_trace(self) -> str:
-        """The reshards, one after another, as a Chrome trace.
+        """The reshards, one after another, as a Chrome trace; those in a loop stand once, as long as all turns take.
 
         Raises:
             ReshardError: `bad-argument` without a network.
         """
         if self.network is None:
             raise ReshardError("bad-argument", "a trace needs the prices of a program placed for a network")
-        moving = [plan for plan in self.plans.values() if plan.steps]
-        steps = [step for plan in moving for step in plan.steps]
-        seconds = [second for plan in moving for second in plan.step_seconds or ()]
+        moving = [(plan, self.turns(value)) for value, plan in self.plans.items() if plan.steps]
+        steps = [step for plan, _ in moving for step in plan.steps]
+        seconds = [second * turns for plan, turns in moving for second in plan.step_seconds or ()]
         return chrome_trace(steps, seconds, self.graph.mesh.devices)
 
 
@@ -129,17 +139,19 @@ def place(source: Graph, network: Network | None, until_priority: int | None) ->
     """
     net, pricer = Net(source), Pricer(network, _uneven(source))
     flows = runs(net, until_priority)
-    found = candidates(net, pricer, flows, FIRST_EFFORT)
-    chosen = improved(net, pricer, found, flows, cheapest(net, pricer, found))
-    if flows[0].disputed:
+    disputed = bool(flows[0].disputed)
+    looked = flows if disputed else flows[:1]
+    found = candidates(net, pricer, looked, FIRST_EFFORT)
+    chosen = improved(net, pricer, found, looked, cheapest(net, pricer, found))
+    if len(flows) > 1:
         left = WHOLE_EFFORT - effort(net, found)[0]
         found = candidates(net, pricer, flows, min(left, SECOND_EFFORT), chosen)
         other = improved(net, pricer, found, flows, cheapest(net, pricer, found))
         before, after = shared_cost(net, pricer, chosen), shared_cost(net, pricer, other)
         counts = network is not None and network.flops is not None  # then the price has the work in it
-        if after < before and (counts or after[1] <= MOST_WORK * before[1]):
-            chosen = other
-    reasons = [_reason(net, flows, number, sharding) for number, sharding in enumerate(chosen)]
+        if after < before and (counts or after[1] <= (MOST_WORK if disputed else 1) * before[1]):
+            chosen, looked = other, flows
+    reasons = [_reason(net, looked, number, sharding) for number, sharding in enumerate(chosen)]
     return placed(net, pricer, chosen, reasons)
 
 
@@ -212,23 +224,25 @@ def placed(net: Net, pricer: Pricer, kept: Sequence[Sharding], reasons: Sequence
             graph.annotate(new, sharding)
             made[value] = new
             continue
-        given = tuple(made[operand] for operand in operation.operands)
+        operands = tuple(made[operand] for operand in operation.operands)
         if operation.name == "reshard":
-            start = given[0]
+            start = operands[0]
             while (start, sharding) in moved:  # made already under another name
                 start = moved[start, sharding]
             made[value] = reshard(start, sharding, value.name, reason)
             continue
         if operation.name == "output":
-            if graph.annotations[given[0]] != sharding:
-                given = (reshard(given[0], sharding, named(given[0].name), f"asked for by output {value.name}"),)
-            new = graph.repeat(operation, given, value.name)
+            if graph.annotations[operands[0]] != sharding:
+                asked = f"asked for by output {value.name}"
+                operands = (reshard(operands[0], sharding, named(operands[0].name), asked),)
+            new = graph.repeat(operation, operands, value.name)
             graph.annotate(new, sharding)
             made[value] = new
             continue
-        computed = pricer.compute(operation, rule, tuple(graph.annotations[v] for v in given), sharding)
+        kept_in = tuple(graph.annotations[v] for v in operands)
+        computed = pricer.compute(operation, rule, kept_in, sharding, net.turns(value.number))
         used = []
-        for operand, needed in zip(given, computed.operands, strict=True):
+        for operand, needed in zip(operands, computed.operands, strict=True):
             if graph.annotations[operand] == needed:
                 used.append(operand)
             else:
@@ -240,6 +254,10 @@ def placed(net: Net, pricer: Pricer, kept: Sequence[Sharding], reasons: Sequence
         if not stays:
             said[new.name] = f"as {value.name} is computed"
         made[value] = new if stays else reshard(new, sharding, value.name, reason)
+    for value, given in source.annotations.items():
+        if given.replicated:
+            here = graph.value(value.name)
+            graph.annotations[here] = replace(graph.annotations[here], replicated=given.replicated)
     return Placement(source, graph, pricer.network, plans, work, said)
 
 

@@ -28,7 +28,7 @@ from reshard.propagation.graph import NAME, Attribute, Graph, Value
 from reshard.propagation.placement import Placement, place
 from reshard.propagation.reshapes import reshape_pattern
 from reshard.propagation.rules import REDUCTIONS
-from reshard.propagation.text import ROLES, read, read_meshes, write
+from reshard.propagation.text import OWN, read, read_meshes, write
 from reshard.sharding import Sharding, checked_shape
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Program(Graph):
         replicated: Iterable[str] = (),
         shifted: Iterable[str] = (),
         selected: Iterable[str] = (),
+        turns: int = 1,
         attributes: Mapping[str, Attribute] | None = None,
     ) -> Value:
         """An operation by its pattern; its result.
@@ -79,6 +80,7 @@ class Program(Graph):
             replicated: labels of which the operation needs all elements at once.
             shifted: labels whose elements change their place.
             selected: labels of the first operand whose elements the second names.
+            turns: how often it is done, where it stands in a loop.
             attributes: what else the operation depends on.
 
         Raises:
@@ -101,6 +103,7 @@ class Program(Graph):
             replicated=_labels_with_a_role(replicated, "replicated"),
             shifted=_labels_with_a_role(shifted, "shifted"),
             selected=_labels_with_a_role(selected, "selected"),
+            turns=turns,
             attributes=_plain_items(attributes or {}),
         )
 
@@ -221,8 +224,8 @@ class Program(Graph):
         """
         self.check_own(table)
         self.check_own(rows)
-        if not table.shape or rows.dtype.kind not in "iu":
-            raise ReshardError("bad-argument", f"{table.name} must have rows and {rows.name} must be integers")
+        if not table.shape:
+            raise ReshardError("bad-argument", f"{table.name} must have rows")
         features = tuple((f"d{dim}",) for dim in range(1, len(table.shape)))
         places = tuple((f"r{dim}",) for dim in range(len(rows.shape)))
         pattern = Pattern(((("v",), *features), places), (*places, *features))
@@ -377,7 +380,7 @@ class PlacedProgram(Program):
 
     @property
     def received_bytes(self) -> int:
-        """Bytes that devices receive: over all reshards, those of the busiest device in each."""
+        """Bytes that devices receive: over all reshards and their turns, those of the busiest device in each."""
         return self.placement.received_bytes
 
     @property
@@ -443,7 +446,7 @@ def _labels_with_a_role(labels: Iterable[str], role: str) -> tuple[str, ...]:
 def _plain_items(attributes: Mapping[Any, Any]) -> tuple[tuple[str, Attribute], ...]:
     """Attributes as an operation keeps them: such as the text form can hold."""
     for key in attributes:
-        taken = key in ROLES or str(key).startswith("sizes.")
+        taken = key in OWN or str(key).startswith("sizes.")
         if not isinstance(key, str) or not NAME.fullmatch(key) or taken:
             raise ReshardError("bad-argument", f"the name of an attribute must be a word of its own, got: {shown(key)}")
     return tuple(sorted((key, _plain(value)) for key, value in attributes.items()))

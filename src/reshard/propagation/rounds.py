@@ -26,7 +26,7 @@ from reshard.axis import is_prefix, merged, truncated
 from reshard.mesh import Mesh
 from reshard.propagation.graph import Graph, Value
 from reshard.propagation.projection import Axes, axes_of, labels_of, longest_agreed, shards
-from reshard.propagation.rules import Rule, operation_rule
+from reshard.propagation.rules import PARTS, Rule, operation_rule
 from reshard.sharding import Sharding
 
 Sizes = Mapping[str, int]
@@ -53,6 +53,16 @@ class Wish(NamedTuple):
     """The number of that tensor among those of the operation."""
 
 
+class Wishes(NamedTuple):
+    """What an operation proposes."""
+
+    wishes: tuple[Wish, ...]
+    disagree: bool
+    """Whether its tensors disagree about a label."""
+    refused: bool
+    """Whether a closed dim would have to grow for them to be alike."""
+
+
 class Origin(NamedTuple):
     """Where the axes of a dim came from."""
 
@@ -74,6 +84,8 @@ class Flow:
     """Per value and dim, what came from where, in the order in which it came."""
     disputed: set[int] = field(default_factory=set)
     """The numbers of the values of which proposals excluded each other, or whose operations' tensors disagree."""
+    refused: bool = False
+    """Whether a closed dim did not take what the other tensors of an operation agree on."""
     roots: dict[Origin, int] = field(default_factory=dict)
     """The values to which axes were given, as far as somebody has asked."""
 
@@ -95,11 +107,22 @@ class Net:
             self.places.append(terms)
             for value in {*terms} - {-1}:
                 self.neighbours[value].append(number)
-        self._wishes: dict[tuple[int, tuple[int, ...]], tuple[tuple[Wish, ...], bool]] = {}
+        self._wishes: dict[tuple[int, tuple[int, ...]], Wishes] = {}
         self._rule_ids: dict[Rule, int] = {}
         self._rule_of = [self._rule_ids.setdefault(rule, len(self._rule_ids)) for rule in self.rules]
         self._state_ids: dict[tuple[State | None, int], int] = {}
         self._mesh_ids = {id(mesh): number for number, mesh in enumerate(graph.meshes.values())}
+
+    def turns(self, number: int) -> tuple[int, ...]:
+        """How often each operand of an operation is moved where it must be, and last how often the result is made.
+
+        What a loop takes apart counts as moved part by part, in every turn: as a whole it may be too large to hold.
+        """
+        operations = self.graph.operations
+        operation = operations[number]
+        if operation.name in PARTS:
+            return (operation.turns,) * len(operation.values)
+        return tuple(operations[value.number].turns for value in operation.values)
 
     @cached_property
     def weights(self) -> list[int]:
@@ -175,9 +198,10 @@ class Net:
                 if found is None:
                     terms = [None if v < 0 else states[v] for v in places]
                     found = self._wishes[key] = wishes(self.rules[number], terms, self.meshes[number].sizes)
-                if found[1]:
+                if found.disagree:
                     flow.disputed.update(v for v in places if v >= 0)
-                for wish in found[0]:
+                flow.refused |= found.refused
+                for wish in found.wishes:
                     wished.setdefault(places[wish.term], []).append((wish, number))
             dirty = set()
             for value, wants in wished.items():
@@ -252,8 +276,8 @@ def _order(
     return (-shards(wish.axes, sizes), -wish.elements, wish.dim, axes, wish.giver)
 
 
-def wishes(rule: Rule, states: Sequence[State | None], sizes: Sizes) -> tuple[tuple[Wish, ...], bool]:
-    """What an operation proposes to its tensors, and whether they disagree about a label.
+def wishes(rule: Rule, states: Sequence[State | None], sizes: Sizes) -> Wishes:
+    """What an operation proposes to its tensors.
 
     Args:
         rule: of the operation.
@@ -284,19 +308,21 @@ def wishes(rule: Rule, states: Sequence[State | None], sizes: Sizes) -> tuple[tu
         givers.append(
             max(((rule.elements[t], -t) for axes, t in lists if is_prefix(agreed[label], axes)), default=(0, 0))
         )
-    found_wishes = []
+    found_wishes, refused = [], False
     for term, state in enumerate(states):
         if state is None:
             continue
         for dim, group in enumerate(rule.terms[term]):
-            if not state.opens[dim] or (term, dim) in rests:
-                continue
             axes = axes_of(group, agreed, rule.sizes, sizes)
             here = state.dims[dim]
-            if axes and axes != here and is_prefix(here, axes):
+            if not axes or axes == here or (term, dim) in rests or not is_prefix(here, axes):
+                continue
+            if state.opens[dim]:
                 elements, giver = max(givers[label] for label in group if agreed[label])
                 found_wishes.append(Wish(term, dim, axes, elements, -giver))
-    return tuple(found_wishes), disagree
+            else:
+                refused = True
+    return Wishes(tuple(found_wishes), disagree, refused)
 
 
 def value_meshes(graph: Graph) -> list[Mesh]:

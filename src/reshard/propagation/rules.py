@@ -34,6 +34,12 @@ SUMS = ("add", "sub", "concatenate")
 """Operations in which a sum may wait for all operands together."""
 
 
+PARTS = ("element",)
+"""Operations that give every turn of a loop its own part of the operand."""
+COMBINED = ("reduced", "selected")
+"""Roles of labels along which the result comes out partial."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """A pattern with numbers for labels."""

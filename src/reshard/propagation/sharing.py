@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from reshard.errors import ReshardError
 from reshard.propagation.conflicts import preferences
-from reshard.propagation.layouts import IMPOSSIBLE, NOTHING, Cost, Pricer, added
+from reshard.propagation.layouts import Pricer
+from reshard.propagation.prices import IMPOSSIBLE, NOTHING, Cost, added, times
 from reshard.propagation.rounds import Flow, Net
 from reshard.sharding import Sharding
 
@@ -85,8 +86,9 @@ class _State:
 
     def reshard(self, need: Need) -> Cost:
         number, own, target = need
-        value = self.net.graph.operations[number].result
-        return self.pricer.price(own, target, value.shape, value.dtype)
+        operation = self.net.graph.operations[number]
+        price = self.pricer.price(own, target, operation.result.shape, operation.result.dtype)
+        return times(price, operation.turns)
 
     def touched(self, changes: Mapping[int, Sharding]) -> list[tuple[int, _Part]]:
         """The operations that have one of the values, as they are after a change."""
@@ -152,12 +154,12 @@ def _part(net: Net, pricer: Pricer, number: int, chosen: Sequence[Sharding]) -> 
     needed: tuple[Sharding, ...] = (result,)
     if operation.name not in ("reshard", "output"):
         try:
-            computed = pricer.compute(operation, net.rules[number], kept, result)
+            computed = pricer.compute(operation, net.rules[number], kept, result, net.turns(number))
         except ReshardError:
             return _Part(IMPOSSIBLE, ())
         needed = computed.operands
         after = pricer.price(computed.result, result, operation.result.shape, operation.result.dtype)
-        cost = added(computed.work, after)
+        cost = added(computed.work, times(after, operation.turns))
     numbers = [operand.number for operand in operation.operands]
     needs = dict.fromkeys(need for need in zip(numbers, kept, needed, strict=False) if need[1] != need[2])
     return _Part(cost, tuple(needs))

@@ -19,7 +19,8 @@ def table(placement: Placement) -> str:
         value = operation.result
         sharding = placement.graph.annotations[value]
         plan = placement.plans.get(value)
-        received = "" if plan is None else bytes_text(plan.received_bytes)
+        turns = f"{operation.turns} x " if operation.turns != 1 else ""
+        received = "" if plan is None else turns + bytes_text(plan.received_bytes)
         kind = operation.name if plan is None or not plan.steps else " + ".join(step.kind for step in plan.steps)
         given = ", ".join(operand.name for operand in operation.operands)
         rows.append(

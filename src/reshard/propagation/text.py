@@ -5,7 +5,8 @@ r"""The text form of a program: its meshes, then one line per value.
 
 The pattern, the operands, the braces and the sharding stand where there are some; the dtype and the sizes may be left
 out where they follow.
-`{replicated=b, shifted="a c", selected=v}` name labels; whatever else stands in braces is an attribute.
+`{replicated=b, shifted="a c", selected=v}` name labels, and `{turns=48}` says how often a loop does the operation;
+whatever else stands in braces is an attribute.
 Lines may stand in any order; `//` begins a comment.
 Shardings are in Shardy's notation.
 
@@ -37,6 +38,8 @@ from reshard.patterns import Pattern
 from reshard.propagation.graph import Attribute, Graph, Operation, Value
 
 ROLES = ("replicated", "shifted", "selected")
+OWN = (*ROLES, "turns")
+"""What stands in braces and is no attribute, beside the sizes of labels."""
 _MESH = re.compile(r"^[ \t]*sdy\.mesh\b[^\r\n]*", re.MULTILINE)
 
 
@@ -215,7 +218,7 @@ def _add(graph: Graph, line: Line) -> Value:
         raise ReshardError("bad-program", "an operation with shifted labels must say the sizes of its result")
     return graph.add(
         line.operation, operands, line.name, shape, dtype, pattern=pattern, sizes=_sizes(pattern, line), **roles,
-        attributes=_attributes(line),
+        turns=line.fields.get("turns", 1), attributes=_attributes(line),
     )  # fmt: skip
 
 
@@ -226,7 +229,7 @@ def _sizes(pattern: Pattern, line: Line) -> dict[str, int]:
 
 
 def _attributes(line: Line) -> tuple[tuple[str, Attribute], ...]:
-    kept = {key: value for key, value in line.fields.items() if key not in ROLES and not key.startswith("sizes.")}
+    kept = {key: value for key, value in line.fields.items() if key not in OWN and not key.startswith("sizes.")}
     return tuple(sorted(kept.items()))
 
 
@@ -252,6 +255,8 @@ def write(graph: Graph) -> str:
 
 def _fields(operation: Operation) -> list[str]:
     fields = [f'{role}="{" ".join(getattr(operation, role))}"' for role in ROLES if getattr(operation, role)]
+    if operation.turns != 1 and operation.pattern is not None:
+        fields.append(f"turns={operation.turns}")
     for key, value in operation.attributes:
         if isinstance(value, tuple):
             fields.append(f"{key}=[{', '.join(map(str, value))}]")

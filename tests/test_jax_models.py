@@ -1,0 +1,323 @@
+"""Programs that people train and serve, traced, placed and run: values, gradients, and bytes beside XLA's."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+from jax import lax  # noqa: E402
+from jax_hlo import collectives, received_bytes  # noqa: E402
+from jax_models import MODELS, Model, size  # noqa: E402
+from test_jax_programs import is_shared  # noqa: E402
+
+import reshard as rs  # noqa: E402
+from reshard.jax import trace  # noqa: E402
+
+pytestmark = pytest.mark.engine
+
+MESHES = (
+    rs.Mesh.of(data=2, model=4),
+    rs.Mesh.of(data=2, seq=2, model=2),
+    rs.Mesh.of(data=2, model=3),
+)
+ROWS = {"batch": "data", "nodes": "data"}
+TENSOR = {"edges": "data"} | dict.fromkeys(
+    ("heads", "kv", "ff", "vocab", "hidden", "experts", "channels", "packed", "state", "classes"), "model"
+)
+WAYS: dict[str, dict[str, str]] = {
+    "data": ROWS,
+    "tensor": TENSOR,
+    "both": {**ROWS, **TENSOR},
+    "fully": {**ROWS, **TENSOR, "embed": "data"},
+    "sequence": {**ROWS, **dict.fromkeys(("seq", "image", "time", "nodes", "cache"), "seq"), "heads": "model"},
+}
+SHIFTED = {
+    "gpt2 packed qkv", "vit patches", "selective scan", "cumulative sums", "conv by slices", "conv", "depthwise conv",
+    "roll and flip", "sizes of zero", "greedy and top k",
+}  # fmt: skip
+"""Of these XLA may send the borders of a dim that shifts, where every device has it whole here, once for every
+operation that needs it; and it takes empty sums for what they are."""
+MERGED = {"cross entropy by take", "batch norm", "selective scan", "conv", "cumulative sums", "sizes of zero"}
+"""In these XLA finds two collectives that are one, or some whose outcome nobody needs; in others it may, elsewhere."""
+SELDOM = {
+    "gpt2 packed qkv", "one-hot cross entropy", "rms norm of its own", "gru packed", "cumulative sums", "int8 matmul",
+    "vmap of a vector program", "dropout, old keys", "depthwise conv", "greedy and top k", "segment max", "fft",
+    "masks from iota", "complex states", "padded softmax", "integers and scalars", "lora", "linear algebra",
+    "contrastive loss", "jacobian and hessian", "argument twice, out unused", "conv by slices",
+}  # fmt: skip
+"""These are run on demand only; the others in one way by default."""
+
+
+def shardings(model: Model, mesh: rs.Mesh, way: str) -> tuple[rs.Sharding, ...]:
+    """Those of the arguments: the axis of a dim's name, where it divides the dim and no other has it; all are open."""
+    found = []
+    for dims in model.dims:
+        entries: list[Any] = []
+        for dim in dims:
+            axis = WAYS[way].get(dim, "")
+            axis = "model" if axis == "seq" and "seq" not in mesh.sizes else axis
+            fits = axis and (axis, "?") not in entries and size(dim) % mesh.sizes[axis] == 0
+            entries.append((axis, "?") if fits else "?")
+        found.append(rs.Sharding.of(mesh, *entries))
+    return tuple(found)
+
+
+def assert_close(found: Any, wanted: Any, tolerance: float = 2e-4) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for one, other in zip(jax.tree.leaves(found), map(jnp.asarray, jax.tree.leaves(wanted)), strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        if jnp.issubdtype(one.dtype, jnp.inexact):
+            wide = np.complex128 if jnp.iscomplexobj(one) else np.float64
+            one, other = (np.asarray(array, wide) for array in (one, other))
+            largest = np.abs(other[np.isfinite(other)]).max(initial=1)
+            np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * largest)
+        else:
+            np.testing.assert_array_equal(one, other)
+
+
+def scalar(function: Any) -> Any:
+    """A number that depends on all results that are not integers; infinities count for nothing."""
+
+    def total(*arguments: Any) -> Any:
+        found = jnp.float32(0)
+        for leaf in map(jnp.asarray, jax.tree.leaves(function(*arguments))):
+            leaf = leaf.real + 2 * leaf.imag if jnp.iscomplexobj(leaf) else leaf
+            if jnp.issubdtype(leaf.dtype, jnp.inexact):
+                found += jnp.where(jnp.isfinite(leaf), leaf * jnp.cos(leaf), 0).sum().astype(jnp.float32)
+        return found
+
+    return total
+
+
+def gradient(model: Model) -> Any:
+    floating = tuple(n for n, argument in enumerate(model.draw()) if argument.dtype == np.float32)
+    return jax.value_and_grad(scalar(model.function), floating)
+
+
+def compiled(function: Any, like: Any, arguments: Any) -> Any:
+    made = jax.jit(function, in_shardings=like.in_shardings, out_shardings=like.out_shardings)
+    return made.lower(*arguments).compile()
+
+
+def counted(text: str, devices: int) -> int | None:
+    """What the busiest device receives; None where loops and choices have a say."""
+    if " while(" in text or " conditional(" in text:
+        return None
+    return max(received_bytes(collectives(text, devices), devices))
+
+
+def check(name: str, mesh: rs.Mesh, way: str, *, backward: bool = False, xla: bool = False) -> None:
+    model = MODELS[name]
+    function, arguments = gradient(model) if backward else model.function, model.draw()
+    placed = trace(function, *arguments, in_shardings=shardings(model, mesh, way), mesh=mesh).propagate()
+    assert not placed.without_rule
+    made = placed.to_jax()
+    ours = compiled(made, made, arguments)
+    wanted = jax.jit(function)(*arguments)
+    tolerance = 3e-2 if name.startswith("bfloat16") else 2e-4
+    assert_close(ours(*jax.device_put(arguments, made.in_shardings)), wanted, tolerance)
+    received = counted(ours.as_text(), mesh.size)
+    if received is not None and all(map(is_shared, placed.plans.values())):
+        assert received <= placed.received_bytes
+        assert name in MERGED or backward or xla or received == placed.received_bytes
+    if xla and received is not None and name not in SHIFTED:
+        theirs = counted(compiled(function, made, arguments).as_text(), mesh.size)
+        assert theirs is None or received <= theirs
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in SELDOM])
+def test_values_and_bytes(name: str) -> None:
+    number = zlib.crc32(name.encode())
+    check(name, MESHES[number % 3], list(WAYS)[number % 5])
+
+
+FEW = ("mixture of experts", "grouped query by scan", "conv", "dropout")
+"""Gradients of these are taken by default; of all on demand."""
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_gradients(name: str) -> None:
+    number = zlib.crc32(name.encode())
+    check(name, MESHES[number % 2], "fully", backward=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", range(len(MESHES)))
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_beside_xla(mesh: int, way: str) -> None:
+    for name in MODELS:
+        check(name, MESHES[mesh], way, xla=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", range(len(MESHES)))
+@pytest.mark.parametrize("way", WAYS)
+def test_every_gradient(mesh: int, way: str) -> None:
+    for name, model in MODELS.items():
+        if model.differentiable:
+            check(name, MESHES[mesh], way, backward=True)
+
+
+# What each of them is to show
+
+
+def on(*dims: Any) -> rs.Sharding:
+    return rs.Sharding.of(MESHES[0], *dims)
+
+
+def shape(*sizes: int, dtype: Any = "float32") -> Any:
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+def moved(placed: Any) -> list[tuple[str, tuple[int, ...]]]:
+    """The reshards that send something: how, and the shape."""
+    return [(plan.steps[0].kind, plan.shape) for plan in placed.plans.values() if plan.received_bytes]
+
+
+def test_random_numbers_are_made_where_they_are_needed() -> None:
+    def function(key: Any, x: Any) -> Any:
+        first, second = jax.random.split(key)
+        keep = jax.random.bernoulli(first, 0.8, x.shape)
+        return jnp.where(keep, x, 0) + jax.random.normal(second, x.shape), second
+
+    key, x = jax.random.key(3), np.ones((8, 16), np.float32)
+    placed = trace(function, key, x, in_shardings=(None, on("data", "model"))).propagate()
+    assert not placed.without_rule
+    assert not moved(placed)
+    assert {placed.sharding(op.result).text() for op in placed.operations if op.name == "threefry2x32"} <= {
+        '[{"data"}, {"model"}]',
+        "[{}]",  # of the split
+    }
+    found, after = jax.jit(placed.to_jax())(key, x)
+    wanted, wanted_after = jax.jit(function)(key, x)
+    assert_close(found, wanted)
+    assert after == wanted_after
+
+
+def test_keys_in_a_loop_and_from_outside() -> None:
+    outside = jax.random.key(7)
+
+    def function(key: Any, x: Any) -> Any:
+        def layer(carry: Any, one: Any) -> Any:
+            key, h = carry
+            key, here = jax.random.split(key)
+            return (key, h + jax.random.uniform(jax.random.fold_in(here, 3), h.shape)), jax.random.bits(one, (4,))
+
+        (_, h), bits = lax.scan(layer, (key, x), jax.random.split(outside, 3))
+        return h, bits, jax.vmap(lambda k: jax.random.normal(k, (4,)))(jax.random.split(key, 8))
+
+    key, x = jax.random.key(3), np.ones((8, 16), np.float32)
+    placed = trace(function, key, x, in_shardings=(None, on("data", "model"))).propagate()
+    assert not placed.without_rule
+    assert_close(jax.jit(placed.to_jax())(key, x), jax.jit(function)(key, x))
+
+
+def test_the_best_of_sharded_logits_is_found_without_gathering_them() -> None:
+    function = lambda x, w: (x @ w).argmax(-1)  # noqa: E731
+    placed = trace(function, shape(8, 16), shape(16, 96), in_shardings=(None, on(None, "model"))).propagate()
+    assert moved(placed) == [("AllReduce", (8,))] * 2
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-2, 3, sizes).astype(np.float32) for sizes in ((8, 16), (16, 96)))  # many are alike
+    assert_close(jax.jit(placed.to_jax())(x, w), function(x, w))
+    for values in (np.array([[1, np.nan, 3, np.nan]] * 4, np.float32), np.eye(4) > 0):
+        for one in (lambda a: a.argmax(1), lambda a: a.argmin(0)):
+            traced = trace(one, values, in_shardings=on("data", "model")).propagate()
+            assert_close(jax.jit(traced.to_jax())(values), one(jnp.asarray(values)))
+
+
+def test_a_cache_is_written_and_read_where_it_is() -> None:
+    def step(cache: Any, new: Any, at: Any) -> Any:
+        cache = lax.dynamic_update_slice_in_dim(cache, new, at, 1)
+        return cache, lax.dynamic_index_in_dim(cache, at, 1), cache[:, -1]
+
+    time = on("data", "model", None)
+    for count in (1, 3):
+        arguments = np.ones((4, 16, 8), np.float32), np.full((4, count, 8), 2, np.float32), np.int32(0)
+        placed = trace(step, *arguments, in_shardings=(time, on("data", None, None), None)).propagate()
+        assert {one for one, _ in moved(placed)} == {"AllReduce"}  # of the elements that are read
+        assert placed.sharding("out.0").text() == time.text()
+        made = jax.jit(placed.to_jax())
+        for at in (-3, 0, 2, 3, 6, 13, 15, 40):
+            assert_close(made(*arguments[:2], np.int32(at)), step(*arguments[:2], np.int32(at)))
+
+
+@pytest.mark.parametrize("uneven", ["ceil", "chunk"])
+def test_rows_and_elements_of_tiles_that_are_cut_short(uneven: Any) -> None:
+    mesh = rs.Mesh.of(x=2, y=2)
+
+    def function(x: Any, ids: Any, at: Any) -> Any:
+        table = x[:5] * 2
+        return table[ids], table[3], table[4:5], lax.dynamic_index_in_dim(table, at, 0), table[-3:].sum(0)
+
+    rng = np.random.default_rng(0)
+    arguments = rng.normal(size=(8, 4)).astype(np.float32), np.arange(5, dtype=np.int32)
+    program = trace(function, *arguments, np.int32(0), mesh=mesh)
+    (table,) = (op.result for op in program.operations if op.name == "einsum")
+    program.constrain(table, rs.Sharding.of(mesh, ("x", "y"), None, uneven=uneven))
+    made = jax.jit(program.propagate().to_jax())
+    for at in range(5):
+        assert_close(made(*arguments, np.int32(at)), function(*arguments, at))
+
+
+def test_rows_that_count_along_a_batch() -> None:
+    def function(logits: Any, labels: Any, cache: Any, at: Any, new: Any) -> Any:
+        rows = jnp.arange(logits.shape[0])
+        return logits[rows, labels], cache.at[rows, at].set(new), cache.at[rows, at].add(new)
+
+    arguments = shape(8, 32), shape(8, dtype="int32"), shape(8, 16, 4), shape(8, dtype="int32"), shape(8, 4)
+    given = on("data", "model"), on("data"), on("data", None, "model"), on("data"), on("data", "model")
+    placed = trace(function, *arguments, in_shardings=given).propagate()
+    assert moved(placed) == [("AllReduce", (8,))]
+
+
+def test_a_convolution_is_a_contraction_of_its_features() -> None:
+    def function(x: Any, w: Any, v: Any) -> Any:
+        same = {"window_strides": (1, 1), "padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+        return lax.conv_general_dilated(jax.nn.relu(lax.conv_general_dilated(x, w, **same)), v, **same)
+
+    arguments = shape(8, 6, 6, 4), shape(3, 3, 4, 16), shape(3, 3, 16, 4)
+    given = on("data", None, None, None), on(None, None, None, "model"), None
+    placed = trace(function, *arguments, in_shardings=given, out_shardings=on("data", None, None, None)).propagate()
+    assert placed.sharding("v").text() == '[{}, {}, {"model"}, {}]'
+    assert moved(placed) == [("AllReduce", (8, 6, 6, 4))]
+    plain = trace(lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME"), shape(8, 6, 6, 4), shape(8, 6, 1, 1),
+                  in_shardings=(on(None, None, "data", "model"), None)).propagate()  # fmt: skip
+    assert plain.sharding("out").text() == '[{}, {}, {"data"}, {"model"}]'
+    assert not moved(plain)
+
+
+def test_loops_and_choices_move_what_they_must() -> None:
+    def function(x: Any, w: Any, n: Any) -> Any:
+        def body(state: Any) -> Any:
+            count, h = state
+            h = lax.cond(count % 2 == 0, lambda h: jnp.tanh(h @ w), lambda h: h - h.mean(0), h)
+            return count + 1, lax.fori_loop(0, 2, lambda _, a: a * 0.9, h)
+
+        return lax.while_loop(lambda state: (state[0] < n) & (state[1].max() < 9), body, (0, x))
+
+    arguments = shape(8, 16), shape(16, 16), shape(dtype="int32")
+    placed = trace(function, *arguments, in_shardings=(on("data", None), None, None)).propagate()
+    assert not placed.without_rule
+    assert sorted(moved(placed)) == [("AllReduce", ()), ("AllReduce", ()), ("AllReduce", (16,))]
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(size=sizes).astype(np.float32) for sizes in ((8, 16), (16, 16)))
+    made = jax.jit(placed.to_jax())
+    for n in (0, 1, 4):
+        assert_close(made(x, w, np.int32(n)), jax.jit(function)(x, w, np.int32(n)))
+
+
+def test_what_is_computed_anew_is_not_taken_from_the_first_time() -> None:
+    def loss(x: Any, w: Any) -> Any:
+        layer = jax.checkpoint(lambda h: jnp.tanh(jnp.tanh(h @ w) @ w))
+        return layer(layer(x)).sum()
+
+    arguments = np.ones((8, 16), np.float32), np.eye(16, dtype=np.float32)
+    placed = trace(jax.grad(loss), *arguments, in_shardings=(on("data", None), None)).propagate()
+    ours, theirs = (jax.jit(one).lower(*arguments).compile().as_text() for one in (placed.to_jax(), jax.grad(loss)))
+    assert ours.count(" tanh(") == theirs.count(" tanh(") > 4
