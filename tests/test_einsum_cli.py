@@ -39,7 +39,12 @@ def test_operands_without_shardings_are_whole() -> None:
 def test_a_network_adds_times_and_alternatives_follow() -> None:
     text = printed(*MATMUL, *ENDS, "--network", "h100-1x8", "--alternatives")
     assert "bound by " in text
-    assert "\nalternative 1\n" in text
+    table = text.split("\nall layouts, best first\n")[1].splitlines()
+    assert table[0].split() == ["received", "in", "all", "communication", "arithmetic", "computed"]
+    chain = next(line for line in text.splitlines() if line.startswith("A[")).partition(" → ")[2]
+    assert table[1].startswith("1 ")
+    assert table[1].endswith(chain)  # the plan itself comes first
+    assert len({line.split("  ")[-1] for line in table[1:]}) == len(table) - 1 > 1
 
 
 def test_json_has_the_figures() -> None:

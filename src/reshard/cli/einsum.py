@@ -7,6 +7,7 @@ import argparse
 from reshard.cli import output
 from reshard.cli.arguments import Commands, add_command, shape_of
 from reshard.contraction import einsum
+from reshard.contraction.table import comparison
 from reshard.errors import ReshardError
 from reshard.notation import parse_mesh, parse_sharding
 from reshard.patterns import Pattern
@@ -42,7 +43,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--network", metavar="NAME", help="choose by time on this network, as h100-2x8")
     parser.add_argument("--leave-partial", action="store_true", help="without a target, let sums be left to be made")
     parser.add_argument("--prove", action="store_true", help="search on until no other layout can be cheaper")
-    parser.add_argument("--alternatives", action="store_true", help="add the other layouts, best first")
+    parser.add_argument("--alternatives", action="store_true", help="add a table of the other layouts, best first")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -74,8 +75,8 @@ def run(args: argparse.Namespace) -> None:
         output.write_json(plan.as_dict() | more)
         return
     output.write(str(plan))
-    for number, other in enumerate(others, 1):
-        output.write(f"\nalternative {number}\n{other}")
+    if others:
+        output.write(f"\nall layouts, best first\n{comparison([plan, *others])}")
 
 
 def _size(text: str) -> tuple[str, int]:

@@ -33,7 +33,7 @@ Choice = tuple[ComputeLayout, Sharding]
 
 WORK_IN_VAIN = 25
 """After how much work that found nothing better a search in haste ends, though bounds do not rule out the rest."""
-TIMES_ON_NETWORK = 5
+TIMES_ON_NETWORK = 3
 """How many times that on a network, where a plan counts more."""
 PATIENCE = 30
 """How many times as much again where all of a price is expected to be saved; by the square of the part that is."""

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from reshard.contraction.einsum_plan import EinsumPlan
 
 
+FIGURES = ("received", "in all", "time", "communication", "arithmetic", "operations")
+"""The columns that hold figures."""
+
+
 def tensor_text(name: str, term: Term, sharding: Sharding) -> str:
     """A tensor in the notation.
 
@@ -46,43 +50,67 @@ def _subscript(axes: Sequence[Axis], mesh: Mesh) -> str:
 
 def table(plan: EinsumPlan) -> str:
     """The plan as text that a person can read aloud."""
-    parts = list(plan.parts())
-    names = {id(part): f"T{number}" for number, part in enumerate(parts, 1)} | {id(plan): _letter(plan.given)}
     lines = [f"{plan.expression} {plan.dtype} on {plan.layout.mesh}"]
     rows: list[list[str]] = []
-    for part in parts:
-        operands = [_letter(given) if isinstance(given, int) else names[id(given)] for given in part.inputs]
-        lines += _head(part, operands, names[id(part)], titled=len(parts) > 1)
-        rows += _rows(part, [*operands, names[id(part)]])
-    return "\n".join([*lines, "", *_aligned(rows), *([""] if rows else []), *_verdict(plan)])
+    parts = _named_parts(plan)
+    for part, names in parts:
+        lines += [*([str(part.pattern)] if len(parts) > 1 else []), " → ".join(_chain(part, names)), *_cases(part)]
+        rows += _rows(part, names)
+    head = ["", "tensor", "step", "received", *([] if plan.network is None else ["time"]), "result"]
+    return "\n".join([*lines, "", *(_aligned(head, rows) if rows else []), *([""] if rows else []), *_verdict(plan)])
+
+
+def comparison(plans: Sequence[EinsumPlan]) -> str:
+    """Plans of one contraction, a line each: what they cost, and where they compute."""
+    timed = plans[0].network is not None
+    head = ["", "received", "in all", *(["communication", "arithmetic"] if timed else ["operations"]), "computed"]
+    rows = []
+    for number, plan in enumerate(plans, 1):
+        times = [seconds_text(seconds or 0.0) for seconds in (plan.communication_seconds, plan.arithmetic_seconds)]
+        chains = [" → ".join(_chain(part, names)[1:]) for part, names in _named_parts(plan)]
+        figures = [bytes_text(plan.received_bytes), bytes_text(plan.total_received_bytes)]
+        rows.append([str(number), *figures, *(times if timed else [str(plan.flops)]), "; ".join(chains)])
+    return "\n".join(_aligned(head, rows))
+
+
+def _named_parts(plan: EinsumPlan) -> list[tuple[EinsumPlan, list[str]]]:
+    """The contractions that a plan consists of, each with the names of its operands and of its result."""
+    parts = list(plan.parts())
+    names = {id(part): f"T{number}" for number, part in enumerate(parts, 1)} | {id(plan): _letter(plan.given)}
+    return [
+        (part, [*(_letter(one) if isinstance(one, int) else names[id(one)] for one in part.inputs), names[id(part)]])
+        for part in parts
+    ]
 
 
 def _letter(number: int) -> str:
     return chr(ord("A") + number) if number < 19 else f"A{number}"
 
 
-def _head(part: EinsumPlan, operands: Sequence[str], result: str, *, titled: bool) -> list[str]:
-    """What is computed, from where to where, and which case it is."""
-    pattern, count = part.pattern, len(part.operands)
-    terms = pattern.terms
-    given = [tensor_text(*one) for one in zip(operands, pattern.operands, part.sources, strict=True)]
-    used = [tensor_text(*one) for one in zip(operands, pattern.operands, part.layouts, strict=True)]
-    chain = [" · ".join(given)]
-    if used != given:
-        chain.append(" · ".join(used))
-    chain.append(tensor_text(result, terms[count], part.output.source))
-    wanted = tensor_text(result, terms[count], part.target)
-    if wanted != chain[-1]:
-        chain.append(wanted)
-    lines = [*([str(pattern)] if titled else []), " → ".join(chain)]
-    if count == 2:
-        by_case: dict[str, list[str]] = {}
-        for axis, case in part.cases.items():
-            by_case.setdefault(case, []).append(axis)
-        lines += [f"{case} on {', '.join(axes)}: {TEXTS[case]}" for case, axes in sorted(by_case.items())]
-        if not by_case:
-            lines.append("case 1: no axis cuts an operand")
-    return lines
+def _chain(part: EinsumPlan, names: Sequence[str]) -> list[str]:
+    """The operands as they are given and as they are used, and the result as it is made and as it is wanted."""
+    *operands, result = names
+    terms = part.pattern.terms
+    given = [tensor_text(*one) for one in zip(operands, part.pattern.operands, part.sources, strict=True)]
+    used = [tensor_text(*one) for one in zip(operands, part.pattern.operands, part.layouts, strict=True)]
+    made, wanted = (tensor_text(result, terms[-1], end) for end in (part.output.source, part.target))
+    return [
+        " · ".join(given),
+        *([] if used == given else [" · ".join(used)]),
+        made,
+        *([] if wanted == made else [wanted]),
+    ]
+
+
+def _cases(part: EinsumPlan) -> list[str]:
+    """Which of the four cases a product of two is, axis by axis."""
+    if len(part.operands) != 2:
+        return []
+    by_case: dict[str, list[str]] = {}
+    for axis, case in part.cases.items():
+        by_case.setdefault(case, []).append(axis)
+    lines = [f"{case} on {', '.join(axes)}: {TEXTS[case]}" for case, axes in sorted(by_case.items())]
+    return lines or ["case 1: no axis cuts an operand"]
 
 
 def _rows(part: EinsumPlan, names: Sequence[str]) -> list[list[str]]:
@@ -98,17 +126,13 @@ def _rows(part: EinsumPlan, names: Sequence[str]) -> list[list[str]]:
     return rows
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
-    if not rows:
-        return []
-    has_time = len(rows[0]) > 5
-    head = ["", "tensor", "step", "received", *(["time"] if has_time else []), "result"]
+def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table whose figures stand to the right."""
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    right = {3, 4} if has_time else {3}
     return [
         "  ".join(
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(width) if title in FIGURES else cell.ljust(width)
+            for title, cell, width in zip(head, row, widths, strict=True)
         ).rstrip()
         for row in [head, *rows]
     ]
