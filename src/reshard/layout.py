@@ -33,6 +33,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import NamedTuple, TypeVar
 
@@ -156,7 +157,7 @@ def index_of(digits: Stage, position: P) -> P:
     return index
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """Which digits of the position cut which dim, and which hold partial values."""
 
@@ -169,16 +170,20 @@ class Layout:
 
     def shards(self, dim: int) -> int:
         """The number of parts that a dim is cut into."""
-        return prod(digit.size for stage in self.dims[dim] for digit in stage)
+        return self.parts[dim]
+
+    @cached_property
+    def parts(self) -> tuple[int, ...]:
+        """Per dim, the number of parts that it is cut into."""
+        return tuple(prod(digit.size for stage in stages for digit in stage) for stages in self.dims)
 
     def copies(self) -> int:
         """The number of devices that hold each tile, of each class of partial values."""
-        parts = prod(self.shards(dim) for dim in range(len(self.dims)))
-        return self.positions // (parts * prod(digit.size for digit in self.unreduced))
+        return self.positions // (prod(self.parts) * prod(digit.size for digit in self.unreduced))
 
     def local_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of the largest tile: the ceiling of each size over its shards."""
-        return tuple(-(-size // self.shards(dim)) for dim, size in enumerate(shape))
+        return tuple(-(-size // parts) for size, parts in zip(shape, self.parts, strict=True))
 
     def box(self, position: int, shape: Sequence[int]) -> Box:
         """Where the tile of a position lies."""

@@ -123,7 +123,7 @@ class Step:
     def _exchanges(self) -> tuple[Exchange, ...]:
         return combine_then_gather(*self._tilings, self.near)
 
-    @property
+    @cached_property
     def moves(self) -> tuple[Move, ...]:
         """The exchanges that do it, in order; none for ToUnreduced."""
         if self.kind == "ToUnreduced":

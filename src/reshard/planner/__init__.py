@@ -32,6 +32,7 @@ from reshard.checks import expect, integer, shown
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.network import Network
+from reshard.planner import collectives
 from reshard.planner.candidates import candidates
 from reshard.planner.collectives import fewest_bytes_chain
 from reshard.planner.legs import with_better_legs
@@ -294,3 +295,4 @@ def cache_clear() -> None:
     _planned.cache_clear()
     _best_candidate.cache_clear()
     _best_leg.cache_clear()
+    collectives.cache_clear()

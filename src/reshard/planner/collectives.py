@@ -36,7 +36,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import prod
+from functools import lru_cache
+from math import gcd, prod
 
 from reshard.chains import Chain, shortest_chain
 from reshard.dtypes import DType, dtype_named
@@ -46,7 +47,7 @@ from reshard.mesh import Mesh
 from reshard.partial import made_axes
 from reshard.planner.frame import Entries, Frame, frame_of
 from reshard.planner.labelled import search
-from reshard.planner.states import Task
+from reshard.planner.states import State, Task
 from reshard.planner.weak import NODES, node_count, weak_graph
 from reshard.sharding import DimSharding, Sharding, checked_shape, with_mesh
 from reshard.steps import Step, step_between
@@ -55,6 +56,8 @@ COLLECTIVES = ("AllGather", "Slice", "AllToAll", "Permute", "ReduceScatter", "Al
 """The kinds of steps that a chain is made of."""
 BUDGET = 30_000
 """How many chains are made and joined in a search before the best so far is taken: well under a second."""
+CACHED = 4096
+"""How many searches are kept."""
 MOST_DEVICES = 2**26
 """Costs are exact integers up to here."""
 
@@ -81,6 +84,11 @@ def fewest_bytes_chain(
     for sharding in (source, target):
         sharding.layout_for(sizes)
     return _Planner(sizes, kind, budget).chain(source, target)
+
+
+def cache_clear() -> None:
+    """Forget what was searched."""
+    _search.cache_clear()
 
 
 def total_bytes(steps: Sequence[Step]) -> int:
@@ -312,15 +320,17 @@ def _solve(
     sizes = [size for size, _ in classes]
     pending = frame.source_unreduced - kept
     ends = [tuple(tuple(numbers[entry] for entry in dims[dim]) for dim in free) for dims in (source, target)]
-    task = Task(
-        weak_graph(prod(digit.size for digit in frame.digits), classes, len(free)),
+    most = prod(size**count for size, count in classes)
+    found, best = _search(
+        prod(digit.size for digit in frame.digits),
+        classes,
         tuple(sizes.index(frame.digits[digit].size) for digit in digits),
         ends[0],
         ends[1],
-        tuple(shape[dim] for dim in free),
+        tuple(gcd(shape[dim], most) for dim in free),  # shapes that the same parts divide are searched once
         sum(1 << numbers[digit] for digit in pending),
+        budget,
     )
-    found, best = search(task, budget)
     if not found:
         return None
     states = []
@@ -330,6 +340,22 @@ def _solve(
             dims[dim] = tuple(digits[entry] for entry in entries)
         states.append((tuple(dims), kept | pending if partial else kept))
     return states, proved and best
+
+
+@lru_cache(CACHED)
+def _search(
+    devices: int,
+    classes: tuple[tuple[int, int], ...],
+    digit_classes: tuple[int, ...],
+    source: State,
+    target: State,
+    shape: tuple[int, ...],
+    pending: int,
+    budget: int,
+) -> tuple[list[tuple[State, bool]], bool]:
+    """What `search` finds, for digits and dims that have numbers."""
+    graph = weak_graph(devices, classes, len(shape))
+    return search(Task(graph, digit_classes, source, target, shape, pending), budget)
 
 
 def _parts(frame: Frame, entries: tuple[int, ...]) -> int:
