@@ -6,7 +6,8 @@ reshapes.py     the pattern of a reshape
 rules.py        what a pattern says about shardings
 projection.py   from the axes of a dim to those of its labels, and back
 rounds.py       the fixed point, priority by priority
-conflicts.py    choices between shardings, by price
+conflicts.py    the shardings that a value may have, and the choice among them by price
+search.py       which of these are tried, one axis of the mesh at a time
 prices.py       what a reshard costs
 layouts.py      where an operation is computed, and what that costs with the reshards around it
 placement.py    reshards inserted and shared, reductions deferred, figures

@@ -1,20 +1,19 @@
-"""Choices between shardings, made by price.
+"""The shardings among which a program's values choose, and the choice by price.
 
 Where proposals excluded one another, or a closed dim refused one, propagation is run again with each annotation in
 turn ahead of the others.
-Every value has as candidates the shardings that it had in any of the runs, these with one dim of another, and, in a
-second try, these with one dim or all cut back to what was given.
+Every value has as candidates the shardings that it had in any of the runs, these with one dim of another, and, around
+a choice that was made before, these with one dim or all cut back to what was given; or, for one axis of the mesh at a
+time, its choice with that axis where any of the runs has it, or where it was given.
 A result that comes out partial has one more: to stay so, as long as what uses it can wait.
 The price of the whole program is a sum of one table per operation, over the candidates of its operands and its
 result; `reshard.propagation.elimination` finds the choice with the least sum.
 
-**Budget.** Most of the time goes into pricing the entries of the tables.
+Most of the time goes into pricing the entries of the tables.
 So a value has as many candidates, from `MOST_CANDIDATES` down to two, as keep the entries of all tables within a
-budget: `FIRST_EFFORT` in the first try; in the second `SECOND_EFFORT`, or what the first has left of `WHOLE_EFFORT`.
+budget.
 Operations that are equal in pattern, sizes and candidates share a table, so a stack of layers costs little more than
-one; partial candidates come on top, two per value at the least.
-The numbers are such that a layer of a transformer or of experts, forward and backward on 64 devices, with its weights
-and activations cut by two or three axes, is placed in about a second.
+one; partial candidates come on top.
 
 By hand: x is kept by rows, y by columns, and z = x + y may be either. The tables of the operation are {rows: the
 price of moving y, columns: that of moving x}; with x the smaller, z is kept by columns.
@@ -23,11 +22,12 @@ price of moving y, columns: that of moving x}; with x the smaller, z is kept by 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
+from reshard.axis import is_prefix
 from reshard.propagation.elimination import LARGEST_TABLE, Scoped, Table, least
-from reshard.propagation.graph import Operation
+from reshard.propagation.graph import Operation, Value
 from reshard.propagation.layouts import Pricer
 from reshard.propagation.prices import IMPOSSIBLE, NOTHING, Cost, times
 from reshard.propagation.projection import Axes, shards
@@ -40,9 +40,6 @@ MOST_LEADERS = 12
 MOST_VISITED = 10_000
 """How many operations such runs go through at most where nothing was disputed, and something only refused."""
 MOST_CANDIDATES = 10
-FIRST_EFFORT, SECOND_EFFORT, WHOLE_EFFORT = 3000, 5000, 8000
-"""How many entries are priced for the tables of the first try and of the second, before partial candidates, and of
-both with them; entries of equal operations are priced once."""
 KNOWN = 100
 """An entry that was priced for an equal operation takes so many times less."""
 
@@ -78,21 +75,67 @@ def candidates(
         uneven = given.uneven if given else None
         dims = dict.fromkeys(flow.dims[value.number] for flow in flows)
         if len(flows) > 1 and not mesh.is_maximal:
-            own = tuple(dim.axes for dim in given.dims) if given else ((),) * len(value.shape)
+            own = _given(net, value, flows[0])
             found_by_runs = list(dims)
             dims.update(dict.fromkeys(_crossed(found_by_runs, own)))
             if around is not None:
                 dims.update(dict.fromkeys(_cut(found_by_runs, own)))
         found.append([pricer.sharding(mesh, one, unreduced, reduction, uneven) for one in dims][:MOST_CANDIDATES])
-    limits = range(MOST_CANDIDATES, 2, -1)
-    most = next((n for n, size in zip(limits, effort(net, found, limits), strict=True) if size <= most_effort), 2)
+    most = _affordable(net, found, most_effort)
     if most < MOST_CANDIDATES:
         if around is not None and len(flows) > 1:
-            found = [_nearest(net, pricer, number, around[number], some) for number, some in enumerate(found)]
+            found = [_nearest(net, pricer, flows[0], *one) for one in zip(net.graph.values, around, found, strict=True)]
         found = [some[:most] for some in found]
     add_partial(net, pricer, found, most + 2)
     _thin(net, found)
     return found
+
+
+def candidates_along(
+    net: Net, pricer: Pricer, flows: Sequence[Flow], chosen: Sequence[Sharding], axis: str, most_effort: float
+) -> list[list[Sharding]]:
+    """Per value its choice, and that with one axis of the mesh where it was given, or where a run has it."""
+    found = []
+    for value, here in zip(net.graph.values, chosen, strict=True):
+        mesh, given = net.meshes[value.number], net.graph.annotations.get(value)
+        unreduced, reduction = (given.unreduced, given.reduction) if given else ((), "sum")
+        dims = tuple(dim.axes for dim in here.dims)
+        own = _given(net, value, flows[0])
+        others = () if mesh.is_maximal else dict.fromkeys((own, *(flow.dims[value.number] for flow in flows)))
+        made = [_with_axis(dims, other, axis) for other in others]
+        right = [one for one in made if _may_be(one, own, value.shape, mesh.sizes)]
+        some = [pricer.sharding(mesh, one, unreduced, reduction, here.uneven) for one in right]
+        found.append(list(dict.fromkeys([here, *some])))
+    most = _affordable(net, found, most_effort)
+    found = [some[:most] for some in found]
+    add_partial(net, pricer, found, max(map(len, found)))
+    _thin(net, found)
+    return found
+
+
+def _with_axis(dims: tuple[Axes, ...], other: tuple[Axes, ...], axis: str) -> tuple[Axes, ...]:
+    """A sharding with one axis of the mesh as another has it, minor to the others unless that has just these."""
+    mixed = []
+    for here, there in zip(dims, other, strict=True):
+        axes = (*(a for a in here if a.name != axis), *(a for a in there if a.name == axis))
+        mixed.append(there if {*there} == {*axes} else axes)
+    return tuple(mixed)
+
+
+def _may_be(dims: tuple[Axes, ...], own: tuple[Axes, ...], shape: Sequence[int], sizes: Mapping[str, int]) -> bool:
+    """Whether a value may be cut so: no part of an axis twice, evenly, and as was given."""
+    used = [axis for axes in dims for axis in axes]
+    return (
+        not any(a.overlaps(b) for a, b in itertools.combinations(used, 2))
+        and all(size % shards(axes, sizes) == 0 for axes, size in zip(dims, shape, strict=True))
+        and all(is_prefix(given, axes) for given, axes in zip(own, dims, strict=True))
+    )
+
+
+def _affordable(net: Net, found: Sequence[Sequence[Sharding]], most_effort: float) -> int:
+    """How many candidates a value may have with no more effort than that; two at the least."""
+    limits = range(MOST_CANDIDATES, 2, -1)
+    return next((n for n, size in zip(limits, effort(net, found, limits), strict=True) if size <= most_effort), 2)
 
 
 def effort(net: Net, found: Sequence[Sequence[Sharding]], most: Iterable[int] = (MOST_CANDIDATES,)) -> list[float]:
@@ -109,12 +152,22 @@ def effort(net: Net, found: Sequence[Sequence[Sharding]], most: Iterable[int] = 
     return efforts
 
 
-def _nearest(net: Net, pricer: Pricer, number: int, chosen: Sharding, some: Sequence[Sharding]) -> list[Sharding]:
+def _given(net: Net, value: Value, flow: Flow) -> tuple[Axes, ...]:
+    """What was said about the dims of a value, as far as a run has seen it."""
+    given, dims = net.graph.annotations.get(value), flow.dims[value.number]
+    if given is None:
+        return ((),) * len(dims)
+    return tuple(dim.axes if is_prefix(dim.axes, axes) else () for dim, axes in zip(given.dims, dims, strict=False))
+
+
+def _nearest(
+    net: Net, pricer: Pricer, flow: Flow, value: Value, chosen: Sharding, some: Sequence[Sharding]
+) -> list[Sharding]:
     """The candidates of a value, those first that differ from its choice by a cut."""
-    mesh, given = net.meshes[number], net.graph.annotations.get(net.graph.values[number])
+    mesh = net.meshes[value.number]
     if mesh.is_maximal:
         return list(some)
-    own = tuple(dim.axes for dim in given.dims) if given else ((),) * len(chosen.dims)
+    own = _given(net, value, flow)
     base = some[0].unreduced, some[0].reduction, some[0].uneven
     dims = tuple(dim.axes for dim in chosen.dims)
     near = [pricer.sharding(mesh, one, *base) for one in (dims, *_cut([dims], own))]

@@ -72,6 +72,11 @@ class Pricer(Prices):
     _layouts: dict[tuple[object, ...], list[ComputeLayout]] = field(default_factory=dict)
     _held: dict[tuple[Rule, int, Sharding], Held] = field(default_factory=dict)
 
+    @property
+    def priced(self) -> int:
+        """How many operations were looked at, each in one way to keep what it has."""
+        return len(self._chosen)
+
     def compute(
         self,
         operation: Operation,

@@ -20,28 +20,15 @@ from math import prod
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.plans import Plan
-from reshard.propagation.conflicts import (
-    FIRST_EFFORT,
-    SECOND_EFFORT,
-    WHOLE_EFFORT,
-    add_partial,
-    candidates,
-    cheapest,
-    effort,
-    runs,
-)
+from reshard.propagation.conflicts import add_partial, cheapest
 from reshard.propagation.graph import Graph, Value
 from reshard.propagation.layouts import Pricer
 from reshard.propagation.rounds import Flow, Net, Origin
-from reshard.propagation.sharing import improved, shared_cost
+from reshard.propagation.search import search
+from reshard.propagation.sharing import improved
 from reshard.propagation.table import table
 from reshard.sharding import Sharding
 from reshard.trace import chrome_trace
-
-MOST_WORK = 2
-"""Without a network, fewer bytes are taken for at most so many times the work: values that are not cut are computed
-by everybody, and receive nothing.
-Where nothing was disputed, and closed dims only refused what was proposed, for no more work."""
 
 
 @dataclass
@@ -138,19 +125,7 @@ def place(source: Graph, network: Network | None, until_priority: int | None) ->
         ReshardError: `no-plan` where an operation can be computed in no layout.
     """
     net, pricer = Net(source), Pricer(network, _uneven(source))
-    flows = runs(net, until_priority)
-    disputed = bool(flows[0].disputed)
-    looked = flows if disputed else flows[:1]
-    found = candidates(net, pricer, looked, FIRST_EFFORT)
-    chosen = improved(net, pricer, found, looked, cheapest(net, pricer, found))
-    if len(flows) > 1:
-        left = WHOLE_EFFORT - effort(net, found)[0]
-        found = candidates(net, pricer, flows, min(left, SECOND_EFFORT), chosen)
-        other = improved(net, pricer, found, flows, cheapest(net, pricer, found))
-        before, after = shared_cost(net, pricer, chosen), shared_cost(net, pricer, other)
-        counts = network is not None and network.flops is not None  # then the price has the work in it
-        if after < before and (counts or after[1] <= (MOST_WORK if disputed else 1) * before[1]):
-            chosen, looked = other, flows
+    chosen, looked = search(net, pricer, until_priority)
     reasons = [_reason(net, looked, number, sharding) for number, sharding in enumerate(chosen)]
     return placed(net, pricer, chosen, reasons)
 
@@ -265,17 +240,15 @@ def _reason(net: Net, flows: Sequence[Flow], number: int, sharding: Sharding) ->
     """Where the axes of every dim come from, in words."""
     if net.meshes[number].is_maximal:
         return "given"
+    parts = ["partial until it is needed whole"] if sharding.unreduced else []
     dims = tuple(dim.axes for dim in sharding.dims)
-    flow = next((flow for flow in flows if flow.dims[number] == dims), None)
-    if flow is None:
-        return "partial until it is needed whole"
-    parts = []
+    whole = [flow for flow in flows if flow.dims[number] == dims]
     for dim, axes in enumerate(dims):
         if axes:
-            origin = flow.origins[number][dim][-1]
-            text = ", ".join(map(str, axes))
-            parts.append(f"dim {dim} {{{text}}} {_trace(net, flow, number, dim, origin)}")
-    chosen = "" if len({flow.dims[number] for flow in flows}) == 1 else "; chosen by price"
+            flow = next((flow for flow in whole or flows if flow.dims[number][dim] == axes), None)
+            source = "" if flow is None else " " + _trace(net, flow, number, dim, flow.origins[number][dim][-1])
+            parts.append(f"dim {dim} {{{', '.join(map(str, axes))}}}{source}")
+    chosen = "" if whole and len({flow.dims[number] for flow in flows}) == 1 else "; chosen by price"
     return ("; ".join(parts) or "nothing reaches it") + chosen
 
 
