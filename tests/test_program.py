@@ -230,6 +230,14 @@ def test_every_operation_reads_what_its_layout_needs() -> None:
     )
 
 
+def test_what_several_operations_need_whole_is_gathered_once() -> None:
+    program = Program(Mesh.of(x=4))
+    a = program.input("a", (64,), "float32", Sharding.of(program.mesh, "x"))
+    shifted = program.slice(program.pad(program.slice(a, (0,), (60,)), (2,), (2,)), (4,), (64,))
+    program.output(program.op("i->i", shifted, name="exp"), Sharding.of(program.mesh, None))
+    assert program.propagate().received_bytes == 48 * 4 + 45 * 4  # for the first of them, and for the output
+
+
 def test_shifted_selected_and_whole_labels() -> None:
     mesh = Mesh.of(x=2, y=2)
     program = Program(mesh)

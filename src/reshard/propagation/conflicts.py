@@ -86,7 +86,7 @@ def candidates(
         if around is not None and len(flows) > 1:
             found = [_nearest(net, pricer, flows[0], *one) for one in zip(net.graph.values, around, found, strict=True)]
         found = [some[:most] for some in found]
-    add_partial(net, pricer, found, most + 2)
+    add_made(net, pricer, found, most + 2, whole=True)
     _thin(net, found)
     return found
 
@@ -108,7 +108,7 @@ def candidates_along(
         found.append(list(dict.fromkeys([here, *some])))
     most = _affordable(net, found, most_effort)
     found = [some[:most] for some in found]
-    add_partial(net, pricer, found, max(map(len, found)))
+    add_made(net, pricer, found, max(map(len, found)))
     _thin(net, found)
     return found
 
@@ -205,12 +205,17 @@ def _cut(dims: list[tuple[Axes, ...]], own: tuple[Axes, ...]) -> list[tuple[Axes
     return [own, *one]
 
 
-def add_partial(net: Net, pricer: Pricer, found: list[list[Sharding]], most: int = MOST_CANDIDATES) -> None:
-    """To every value that comes out partial and is used by what can wait, that candidate."""
-    users: list[list[Operation]] = [[] for _ in found]
-    for operation in net.graph.operations:
+def add_made(
+    net: Net, pricer: Pricer, found: list[list[Sharding]], most: int = MOST_CANDIDATES, *, whole: bool = False
+) -> None:
+    """To every value, as its operation makes it: partial, where what uses it can wait.
+
+    And, if wanted, whole along labels that the operation needs whole, where what uses it needs some whole too.
+    """
+    users: list[list[int]] = [[] for _ in found]
+    for number, operation in enumerate(net.graph.operations):
         for operand in {*operation.operands}:
-            users[operand.number].append(operation)
+            users[operand.number].append(number)
     for number, (operation, rule) in enumerate(zip(net.graph.operations, net.rules, strict=True)):
         value = operation.result
         if not operation.operands or value in net.graph.annotations or operation.name in ("output", "reshard"):
@@ -218,7 +223,9 @@ def add_partial(net: Net, pricer: Pricer, found: list[list[Sharding]], most: int
         may_be_partial = any(role in COMBINED for role in rule.roles) or any(
             one.unreduced for operand in operation.operands for one in found[operand.number]
         )
-        if not may_be_partial or not any(_can_wait(user) for user in users[value.number]):
+        may_be_partial = may_be_partial and any(_can_wait(net.graph.operations[user]) for user in users[value.number])
+        stays_whole = whole and rule.needs_whole and any(net.rules[user].needs_whole for user in users[value.number])
+        if not may_be_partial and not stays_whole:
             continue
         choices = itertools.islice(
             itertools.product(*(found[o.number] for o in operation.operands)), MOST_CANDIDATES**2
@@ -227,7 +234,7 @@ def add_partial(net: Net, pricer: Pricer, found: list[list[Sharding]], most: int
             if len(found[value.number]) >= min(most, MOST_CANDIDATES):
                 break
             made = pricer.compute(operation, rule, operands, None, net.turns(number)).result
-            if made.unreduced and made not in found[value.number]:
+            if (made.unreduced or stays_whole) and made not in found[value.number]:
                 found[value.number].append(made)
 
 

@@ -20,7 +20,7 @@ from math import prod
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.plans import Plan
-from reshard.propagation.conflicts import add_partial, cheapest
+from reshard.propagation.conflicts import add_made, cheapest
 from reshard.propagation.graph import Graph, Value
 from reshard.propagation.layouts import Pricer
 from reshard.propagation.rounds import Flow, Net, Origin
@@ -157,7 +157,7 @@ def place_as(source: Graph, kept: Mapping[str, Sharding], network: Network | Non
         ]
         for value in source.values
     ]
-    add_partial(net, pricer, found)
+    add_made(net, pricer, found)
     chosen = improved(net, pricer, found, (), cheapest(net, pricer, found))
     return placed(net, pricer, chosen, ["from elsewhere"] * len(chosen))
 

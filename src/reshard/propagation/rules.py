@@ -28,7 +28,7 @@ REDUCTIONS = {"einsum": "sum", "sum": "sum", "max": "max", "min": "min", "produc
 """Operations that may drop labels, and how they combine what they drop."""
 MOVES = ("transpose", "reshape", "broadcast", "slice", "pad", "concatenate", "reshard", "output", "copy")
 """Operations that move elements and change none, so that partial values under any reduction stay what they are."""
-LINEAR = ("neg", "convert", "real", "imag")
+LINEAR = ("neg", "convert", "real", "imag", "pick")
 """Operations of one operand that a sum may wait for."""
 SUMS = ("add", "sub", "concatenate")
 """Operations in which a sum may wait for all operands together."""
@@ -63,6 +63,11 @@ class Rule:
         """Per label, the tensors that have it."""
         has = [{label for group in term for label in group} for term in self.terms]
         return tuple(tuple(t for t, labels in enumerate(has) if n in labels) for n in range(len(self.sizes)))
+
+    @cached_property
+    def needs_whole(self) -> bool:
+        """Whether a device needs all of some label."""
+        return any(role in ("replicated", "shifted") for role in self.roles)
 
     @cached_property
     def multiplications(self) -> int:
