@@ -573,3 +573,88 @@ def time_cache(keys: Any, new: Any, at: Any, q: Any) -> Any:
         lax.dynamic_slice_in_dim(keys, at, 5, 1),
         lax.dynamic_update_slice_in_dim(keys, jnp.concatenate([keys[:, :20]] * 2, 1), at - 7, 1),
     )
+
+
+@model("pipeline by vmap", x="experts batch embed", w="experts embed embed", b="experts embed")
+def pipeline(x: Any, w: Any, b: Any) -> Any:
+    stages = w.shape[0]
+
+    def tick(carry: Any, turn: Any) -> Any:
+        state, found = carry
+        fresh = lax.dynamic_index_in_dim(x, jnp.minimum(turn, x.shape[0] - 1), 0, keepdims=False)
+        state = jnp.roll(state, 1, 0).at[0].set(fresh)
+        state = jax.vmap(lambda w, b, h: jnp.tanh(h @ w + b))(w, b, state)
+        at = jnp.maximum(turn - stages + 1, 0)
+        return (state, lax.dynamic_update_index_in_dim(found, state[-1], at, 0)), None
+
+    start = jnp.zeros((stages, *x.shape[1:])), jnp.zeros_like(x)
+    return lax.scan(tick, start, jnp.arange(x.shape[0] + stages - 1))[0][1]
+
+
+@model(
+    "diffusion block",
+    x="batch image image channels",
+    t="batch embed",
+    first="3 3 channels channels",
+    second="3 3 channels channels",
+    time="embed channels",
+    down="2 2 channels ff",
+)
+def diffusion(x: Any, t: Any, first: Any, second: Any, time: Any, down: Any) -> Any:
+    def group_norm(h: Any) -> Any:
+        g = h.reshape(*h.shape[:3], 3, -1)
+        return ((g - g.mean((1, 2, 4), keepdims=True)) * lax.rsqrt(g.var((1, 2, 4), keepdims=True) + 1e-5)).reshape(
+            h.shape
+        )
+
+    def convolved(h: Any, w: Any, stride: int = 1) -> Any:
+        return lax.conv_general_dilated(h, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    h = convolved(jax.nn.silu(group_norm(x)), first) + (jax.nn.silu(t) @ time)[:, None, None]
+    h = x + convolved(jax.nn.silu(group_norm(h)), second)
+    low = convolved(h, down, 2)
+    return h, jnp.repeat(jnp.repeat(low, 2, 1), 2, 2), jax.image.resize(low, (*h.shape[:3], low.shape[3]), "nearest")
+
+
+@model(
+    "bfloat16 with scaled loss",
+    x="3 batch embed",
+    y="3 batch < classes",
+    up="embed ff",
+    down="ff classes",
+    exponent="< 8",
+    differentiable=False,
+)
+def scaled(x: Any, y: Any, up: Any, down: Any, exponent: Any) -> Any:
+    scale = jnp.exp2(exponent.astype(jnp.float32))
+
+    def loss(weights: Any, x: Any, y: Any) -> Any:
+        up, down = (w.astype(jnp.bfloat16) for w in weights)
+        logits = (jax.nn.relu(x.astype(jnp.bfloat16) @ up) @ down).astype(jnp.float32)
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1).mean() * scale
+
+    def micro(total: Any, one: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)((up, down), *one)
+        return jax.tree.map(jnp.add, total, grads), value / scale
+
+    grads, losses = lax.scan(micro, (jnp.zeros_like(up), jnp.zeros_like(down)), (x, y))
+    grads = jax.tree.map(lambda g: g / scale / x.shape[0], grads)
+    finite = jnp.array([jnp.isfinite(g).all() for g in grads]).all()
+    stepped = jax.tree.map(lambda w, g: w - 0.1 * g, (up, down), grads)
+    weights = lax.cond(finite, lambda: stepped, lambda: (up, down))
+    return losses, weights, jnp.where(finite, scale * 2, scale / 2)
+
+
+@model(
+    "experts by scatter", x="batch seq embed", router="embed experts", up="experts embed ff", down="experts ff embed"
+)
+def scattered_experts(x: Any, router: Any, up: Any, down: Any) -> Any:
+    rows = x.reshape(-1, x.shape[2])
+    gates = jax.nn.softmax(rows @ router)
+    best = gates.argmax(-1)
+    hot = jax.nn.one_hot(best, router.shape[1], dtype=jnp.int32)
+    slot = (jnp.cumsum(hot, 0) * hot).sum(-1) - 1
+    inside = jnp.zeros((router.shape[1], 32, x.shape[2])).at[best, slot].add(rows, mode="drop")
+    h = jnp.einsum("ecf,efd->ecd", jax.nn.gelu(jnp.einsum("ecd,edf->ecf", inside, up)), down)
+    found = h.at[best, slot].get(mode="fill", fill_value=0) * gates.max(-1)[:, None]
+    return found.reshape(x.shape)

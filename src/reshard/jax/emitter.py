@@ -107,7 +107,6 @@ class Emitter:
         """Add an operation; terms are those of the operands, and last of the result."""
         pattern = Pattern(tuple(terms[:-1]), terms[-1])
         payload = Local(run, **{"regions": self.regions, **(local or {})})
-        turns = prod(region.length or 1 for region in self.regions if isinstance(region, Loop))
         turns = prod(region.length or 1 for region in payload.regions if isinstance(region, Loop))
         dtype = plain_dtype(aval.dtype)
         value = self.program.add(
@@ -189,12 +188,12 @@ def within(shape: Shape, result: Shape) -> Term:
     )
 
 
-def evaluated(equation: Any, number: int | None = None, **changed: Any) -> Run:
-    """The primitive itself, with parameters changed; of several results, one."""
+def evaluated(equation: Any, number: int = 0, **changed: Any) -> Run:
+    """The primitive itself, with parameters changed; where it has several results, one of them."""
 
     def run(here: Here, tiles: Sequence[Any]) -> Any:
         params = equation.primitive.get_bind_params({**equation.params, **changed})
         made = equation.primitive.bind(*tiles, **params)
-        return made if number is None else made[number]
+        return made[number] if equation.primitive.multiple_results else made
 
     return run

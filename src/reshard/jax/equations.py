@@ -3,14 +3,14 @@
 A rule takes the equation and its operands and adds operations: which dims run over the same index, and which labels
 are reduced, needed whole, shifted or selected.
 With every operation stands the primitive itself, evaluated on tiles: what names sizes (reshape, broadcast, iota,
-slices) is given those of the tile, and what names places (iota, and `reshard.jax.indexed`) counts from where the tile
-begins.
+slices) is given those of the tile, and what names places counts from where the tile begins.
 
 By hand, `dot_general` of `[b, i, j]` and `[b, k, j]` over j with batch dims 0: the pattern is
 `b0 l1 c0, b0 r1 c0 -> b0 l1 r1`, and a device contracts its tiles as they are.
 
 A primitive without a rule has all its operands whole on every device, and is counted in `Emitter.without_rule`.
-What only moves elements is in `reshard.jax.moves`, convolutions and pooling in `reshard.jax.windows`.
+What only moves elements is in `reshard.jax.moves`, what numbers point at in `reshard.jax.indexed` and
+`reshard.jax.slices`, convolutions and pooling in `reshard.jax.windows`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from jax import lax
 
 from reshard.jax.einsum_primitive import as_contraction
 from reshard.jax.emitter import Emitter, Here, Run, evaluated, labels, within
-from reshard.jax.indexed import COMBINED, combining_scatter, dynamic_slice, dynamic_update_slice, gather, scatter
+from reshard.jax.indexed import COMBINED, combining_scatter, gather, scatter
 from reshard.jax.moves import broadcast, concatenate, pad, reshape, slices, split, stack, tile, transpose, unstack
+from reshard.jax.slices import counting, dynamic_slice, dynamic_update_slice
 from reshard.jax.windows import convolution, windows
 from reshard.propagation import Value
 
@@ -67,7 +68,6 @@ def elementwise(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> l
     if name == "convert_element_type":
         floats = operands[0].dtype.kind == np.dtype(out.dtype).kind == "f" or "bfloat16" in str(out.dtype)
         name = "convert" if floats and operands[0].dtype.kind == "f" else "cast"
-    single = not equation.primitive.multiple_results
     attributes = tuple((key, int(equation.params[key])) for key in ATTRIBUTES if key in equation.params)
     return [
         emitter.emit(
@@ -75,7 +75,7 @@ def elementwise(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> l
             operands,
             terms,
             var.aval,
-            evaluated(equation, None if single else number),
+            evaluated(equation, number),
             attributes=attributes,
         )
         for number, var in enumerate(equation.outvars)
@@ -123,7 +123,6 @@ def along(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Va
     alike = all(var.aval.shape == operands[0].shape for var in equation.outvars)
     result = term if alike else tuple(("n" + group[0],) if dim in dims else group for dim, group in enumerate(term))
     whole = {term[dim][0] for dim in dims} | {result[dim][0] for dim in dims}
-    single = not equation.primitive.multiple_results
     name = str(equation.primitive)
     if params.get("reverse") or len(operands) > 1:  # something else than what the plain name says
         name += "_back" if params.get("reverse") else "_together"
@@ -133,7 +132,7 @@ def along(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Va
             operands,
             [*[term] * len(operands), result],
             var.aval,
-            evaluated(equation, None if single else number),
+            evaluated(equation, number),
             replicated=tuple(sorted(whole)),
         )
         for number, var in enumerate(equation.outvars)
@@ -143,15 +142,8 @@ def along(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Va
 def iota(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """Numbers along a dim, which every device makes for itself."""
     out, dim = equation.outvars[0].aval, equation.params["dimension"]
-
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
-        first = lax.convert_element_type(here.start(1, dim), out.dtype)
-        return lax.broadcasted_iota(out.dtype, here.shapes[-1], dim) + first
-
-    attributes = (("dim", dim),)
-    return [
-        emitter.emit("iota", [emitter.literal(np.int32(0))], [(), labels(out.ndim)], out, run, attributes=attributes)
-    ]
+    terms, run = [(), labels(out.ndim)], counting(dim, out.dtype)
+    return [emitter.emit("iota", [emitter.literal(np.int32(0))], terms, out, run, attributes=(("dim", dim),))]
 
 
 def empty(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -201,11 +193,10 @@ def whole(emitter: Emitter, equation: Any, operands: Sequence[Value], batch: int
     given = list(operands) or [emitter.literal(np.int32(0))]
     first = labels(batch, "b")
     terms = [(*first, *labels(len(value.shape) - batch, f"a{number}_")) for number, value in enumerate(given)]
-    single = not equation.primitive.multiple_results
     found = []
     for number, var in enumerate(equation.outvars):
         result = (*first, *labels(var.aval.ndim - batch, "r"))
-        run = evaluated(equation, None if single else number)
+        run = evaluated(equation, number)
         found.append(
             emitter.emit(
                 str(equation.primitive).replace("-", "_"),
@@ -298,7 +289,7 @@ RULES: dict[str, Rule] = {
     "dynamic_update_slice": dynamic_update_slice,
     "gather": gather,
     **dict.fromkeys(COMBINED, combining_scatter),
-    **dict.fromkeys(["scatter", "scatter-sub"], scatter),
+    "scatter": scatter,
     "conv_general_dilated": convolution,
     **dict.fromkeys(WINDOWS.split(), windows),
     **dict.fromkeys(MATRICES.split(), matrices),

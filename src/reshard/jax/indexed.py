@@ -1,7 +1,8 @@
-"""Gathers, scatters and slices of one element: what a number names, where the tensor that it points into is sharded.
+"""Gathers and scatters: rows and elements that indices name, where the tensor that they point into is sharded.
 
 By hand, `gather` of rows of a table `[v, d]` at `[b, s]`: the pattern is `v d, b s 1 -> b s d` with v selected.
 A device with the rows 8 to 15 takes the rows that it has and zeros for the others, so the result is partial.
+Where several dims are named, `x[i, j]`, it is the device that has the element in all of them.
 Its gradient is a `scatter-add`: indices `[b, s]` and updates `[b, s, d]` give `[v, d]`, partial where b or s is
 sharded, and a device with the rows 8 to 15 adds up what is for them.
 A scatter that writes has all indices and updates on every device, which writes what is for its own rows.
@@ -9,9 +10,8 @@ A scatter that writes has all indices and updates on every device, which writes 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
-from functools import reduce
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -37,8 +37,7 @@ def simplified(program: Program, equation: Any, indices: Value, table: Shape, wi
     made = program.operations[indices.number]
     if made.name != "concatenate" or len(made.operands) != len(named):
         return numbers, indices
-    sizes = iter([windows[dim] for dim in window_dims])
-    taken = [1 if dim in gone or dim in batching else next(sizes) for dim in range(len(table))]
+    taken = _window_sizes(numbers, windows, len(table))
     pairs = list(zip(batching, places, strict=True))
     left: list[tuple[int, Value]] = []
     for dim, part in zip(named, made.operands, strict=True):
@@ -55,6 +54,13 @@ def simplified(program: Program, equation: Any, indices: Value, table: Shape, wi
     batching, places = [dim for dim, _ in sorted(pairs)], [at for _, at in sorted(pairs)]
     gone = [dim for dim in gone if dim not in batching]
     return type(numbers)(tuple(window_dims), tuple(gone), (row,), tuple(batching), tuple(places)), part
+
+
+def _window_sizes(numbers: Any, windows: Shape, ndim: int) -> list[int]:
+    """How many elements an index takes of every dim of the table."""
+    window_dims, gone, _, batching = tuple(numbers)[:4]
+    sizes = iter([windows[dim] for dim in window_dims])
+    return [1 if dim in gone or dim in batching else next(sizes) for dim in range(ndim)]
 
 
 def _counted_dim(program: Program, value: Value) -> int | None:
@@ -85,8 +91,12 @@ class Places(NamedTuple):
     """The labels of which every device needs all, beside those that the indices alone have."""
     batch: tuple[int, ...]
     """The dims of the windows that the indices have too."""
-    row: int | None
-    """The one dim of the table that indices name and of which they take one element; None where there is no such."""
+    named: tuple[int, ...]
+    """The dims of the table that indices name, in their order."""
+    taken: tuple[int, ...]
+    """How many elements an index takes of each of those."""
+    rows: tuple[int, ...]
+    """Those of which it takes one element, so that the device that has it can give it."""
 
     @classmethod
     def of(cls, numbers: Any, table: Shape, indices: Shape, windows: Shape) -> Places:
@@ -100,15 +110,15 @@ class Places(NamedTuple):
         for place, dim in enumerate(batch):
             window_term[dim] = index_term[place]
         table_term: Term = ()
-        row, places = None, iter(window_dims)
+        rows, places = [], iter(window_dims)
         for dim, size in enumerate(table):
             label, at = f"t{dim}", None
             if dim in batching:
                 label = f"i{index_batching[batching.index(dim)]}"
             elif dim not in gone:
                 at = next(places)
-            if dim in named and len(named) == 1 and (at is None or windows[at] == 1 != size):
-                row = dim
+            if dim in named and (at is None or windows[at] == 1 != size):
+                rows.append(dim)
                 if at is not None:
                     window_term[at] = ()
             elif at is not None and windows[at] == size and dim not in named:
@@ -116,14 +126,29 @@ class Places(NamedTuple):
             elif dim not in batching:
                 whole += [label] if at is None else [label, f"w{at}"]
             table_term += ((label,),)
-        return cls(table_term, tuple(index_term), tuple(window_term), tuple(whole), batch, row)
+        sizes = _window_sizes(numbers, windows, len(table))
+        taken = tuple(sizes[dim] for dim in named)
+        return cls(
+            table_term, tuple(index_term), tuple(window_term), tuple(whole), batch, tuple(named), taken, tuple(rows)
+        )
+
+    def cut(self, tile: Shape, table: Shape) -> bool:
+        """Whether a tile lacks some of the rows."""
+        return any(tile[dim] != table[dim] for dim in self.rows)
+
+    def limits(self, table: Shape) -> Any:
+        """Per dim that indices name the last place that has all that is taken."""
+        return np.array([table[dim] - taken for dim, taken in zip(self.named, self.taken, strict=True)], np.int32)
+
+    def bounds(self, here: Here, term: int) -> tuple[Any, ...]:
+        """Per dim that indices name where the tile of a term begins, and how many elements it has."""
+        return tuple(jax.numpy.stack([bound(term, dim) for dim in self.named]) for bound in (here.start, here.length))
 
 
 def gather(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """Elements or rows that indices name: an embedding, or one element per row.
 
-    The dim that the indices name is selected; where they name several, or take more than one element at once,
-    those dims are whole.
+    A dim of which an index names one element is selected; one of which it takes more is whole.
     """
     params, out = equation.params, equation.outvars[0].aval
     sizes, table = params["slice_sizes"], operands[0].shape
@@ -135,37 +160,36 @@ def gather(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[V
         tile = tiles[0]
         taken = tuple(tile.shape[dim] if dim in passed else size for dim, size in enumerate(sizes))
         changed = {"slice_sizes": taken, "dimension_numbers": numbers}
-        if places.row is None or tile.shape[places.row] == table[places.row]:
-            return evaluated(equation, **changed)(here, tiles)
-        return _rows_here(equation, changed, here, tiles, places, table[places.row])
+        if places.cut(tile.shape, table):
+            return _rows_here(equation, changed, here, tiles, places, table)
+        return evaluated(equation, **changed)(here, tiles)
 
-    selected = () if places.row is None else places.table[places.row]
+    selected = tuple(places.table[dim][0] for dim in places.rows)
     terms = [places.table, places.indices, places.windows]
     return [emitter.emit("gather", [operands[0], indices], terms, out, run, selected=selected, replicated=places.whole)]
 
 
 def _rows_here(
-    equation: Any, changed: dict[str, Any], here: Here, tiles: Sequence[Any], places: Places, full: int
+    equation: Any, changed: dict[str, Any], here: Here, tiles: Sequence[Any], places: Places, table: Shape
 ) -> Any:
     """The rows that the tile of a table has, zeros for the others; what lies outside of the table is the first's."""
-    dim, mode = places.row or 0, equation.params["mode"]
-    tile, indices = tiles
-    first, own = here.start(0, dim), here.length(0, dim)
+    (tile, indices), mode = tiles, equation.params["mode"]
+    (first, own), limits = places.bounds(here, 0), places.limits(table)
     asked = lax.convert_element_type(indices, np.int32)
     if mode == lax.GatherScatterMode.CLIP:
-        asked = lax.clamp(np.int32(0), asked, np.int32(full - 1))
-    inside = (asked >= 0) & (asked < full)
-    mine = inside & (asked >= first) & (asked < first + own)
-    at = lax.select(mine, asked - first, lax.full_like(asked, 0))
+        asked = jax.numpy.clip(asked, 0, limits)
+    inside = ((asked >= 0) & (asked <= limits)).all(-1)
+    mine = inside & ((asked >= first) & (asked < first + own)).all(-1)
+    at = jax.numpy.where(mine[..., None], asked - first, 0)
     made = evaluated(equation, **changed, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)(here, (tile, at))
 
     def spread(mask: Any) -> Any:
-        return lax.broadcast_in_dim(lax.squeeze(mask, [mask.ndim - 1]), made.shape, places.batch)
+        return lax.broadcast_in_dim(mask, made.shape, places.batch)
 
     made = lax.select(spread(mine), made, lax.full_like(made, 0))
     if mode != lax.GatherScatterMode.FILL_OR_DROP:
         return made
-    outside = spread(~inside & (first == 0))
+    outside = spread(~inside & (first == 0).all())
     return lax.select(outside, lax.full_like(made, _fill(equation.params["fill_value"], made.dtype)), made)
 
 
@@ -183,11 +207,12 @@ def _fill(given: Any, dtype: Any) -> Any:
 
 COMBINED: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "scatter-add": ("sum", lax.add),
+    "scatter-sub": ("sum", lax.add),
     "scatter-mul": ("product", lax.mul),
     "scatter-min": ("min", lax.min),
     "scatter-max": ("max", lax.max),
 }
-"""Scatters that combine what meets, and how."""
+"""Scatters that combine what meets, and how; what is taken away from nothing is added."""
 
 
 def combining_scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -205,7 +230,7 @@ def combining_scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]
     nothing = identity(reduction, np.dtype(out.dtype))
 
     def run(here: Here, tiles: Sequence[Any]) -> Any:
-        return _scattered(equation, numbers, here, (lax.full(here.shapes[-1], nothing, out.dtype), *tiles), places.row)
+        return _scattered(equation, numbers, here, (lax.full(here.shapes[-1], nothing, out.dtype), *tiles), places)
 
     name = str(equation.primitive).replace("-", "_")
     terms = [places.indices, places.windows, places.table]
@@ -226,11 +251,11 @@ def scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[
     alone = {label for group in places.indices for label in group} - kept
 
     def run(here: Here, tiles: Sequence[Any]) -> Any:
-        return _scattered(equation, numbers, here, tiles, places.row)
+        return _scattered(equation, numbers, here, tiles, places)
 
     return [
         emitter.emit(
-            str(equation.primitive).replace("-", "_"),
+            "scatter",
             [base, indices, updates],
             [places.table, places.indices, places.windows, places.table],
             equation.outvars[0].aval,
@@ -240,131 +265,32 @@ def scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[
     ]
 
 
-def _scattered(equation: Any, numbers: Any, here: Here, tiles: Sequence[Any], row: int | None) -> Any:
+def _scattered(equation: Any, numbers: Any, here: Here, tiles: Sequence[Any], places: Places) -> Any:
     """What is scattered into the rows that a tile has."""
-    (base, at, updates), mode = tiles, equation.params["mode"]
-    full = equation.outvars[0].aval.shape
-    if row is None or base.shape[row] == full[row]:
+    (base, at, updates), full = tiles, equation.outvars[0].aval.shape
+    if not places.cut(base.shape, full):
         return evaluated(equation, dimension_numbers=numbers)(here, tiles)
     at = lax.convert_element_type(at, np.int32)
-    if mode == lax.GatherScatterMode.CLIP:
-        at = lax.clamp(np.int32(0), at, np.int32(full[row] - 1))
-    at = at - here.start(len(here.shapes) - 1, row)
-    at = lax.select(at < 0, lax.full_like(at, base.shape[row]), at)  # beyond the end, where it is dropped
+    if equation.params["mode"] == lax.GatherScatterMode.CLIP:
+        at = jax.numpy.clip(at, 0, places.limits(full))
+    at = at - places.bounds(here, len(here.shapes) - 1)[0]
+    if prod(at.shape[:-1]) == 1:
+        at, updates = _kept_inside(numbers, base, at, updates, places)
+    else:
+        beyond = np.array([base.shape[dim] for dim in places.named], np.int32)  # the end, where it is dropped
+        at = jax.numpy.where(at < 0, beyond, at)
     drop = lax.GatherScatterMode.FILL_OR_DROP
     return evaluated(equation, dimension_numbers=numbers, mode=drop)(here, (base, at, updates))
 
 
-# Slices
+def _kept_inside(numbers: Any, base: Any, at: Any, updates: Any, places: Places) -> tuple[Any, Any]:
+    """One row for another device as a row of what is here already.
 
-
-def pick(emitter: Emitter, value: Value, start: Sequence[int], ones: Sequence[int], out: Any) -> Value:
-    """One element of each of some dims; the device that has it gives it, the others zeros."""
-    attributes = (("dims", tuple(ones)), ("start", tuple(start[dim] for dim in ones)))
-
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
-        return _picked(here, tiles[0], {dim: np.int32(start[dim]) for dim in ones}, here.shapes[-1], value.shape)
-
-    result = _without(labels(out.ndim), ones)
-    selected = tuple(f"d{dim}" for dim in ones)
-    terms = [labels(out.ndim), result]
-    return emitter.emit("pick", [value], terms, out, run, selected=selected, attributes=attributes)
-
-
-def put(emitter: Emitter, value: Value, place: Sequence[int], dims: Sequence[int], fill: float, out: Any) -> Value:
-    """One element of each of some dims among others that are all alike, by the device in whose tile it lies."""
-    attributes = (("dims", tuple(dims)), ("start", tuple(place[dim] for dim in dims)), ("value", fill))
-
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
-        shape = here.shapes[-1]
-        mine = [lax.broadcasted_iota(np.int32, shape, dim) + here.start(1, dim) == place[dim] for dim in dims]
-        spread = lax.broadcast_in_dim(tiles[0], shape, range(len(shape)))
-        return lax.select(reduce(operator.and_, mine), spread, lax.full(shape, fill, out.dtype))
-
-    result = labels(out.ndim)
-    return emitter.emit("put", [value], [_without(result, dims), result], out, run, attributes=attributes)
-
-
-def dynamic_slice(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """A slice whose place is computed.
-
-    A dim that it takes whole stays as it is, one of which it takes one element is selected, others are needed whole.
+    Of a single row XLA makes slices, and where the tile is a slice itself it takes one beyond the end from beside it.
     """
-    out, sizes = equation.outvars[0].aval, equation.params["slice_sizes"]
-    value, term = operands[0], labels(equation.outvars[0].aval.ndim)
-    cut = [dim for dim, (size, most) in enumerate(zip(sizes, value.shape, strict=True)) if size != most]
-    ones = [dim for dim in cut if sizes[dim] == 1]
-
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
-        tile, starts = tiles[0], list(tiles[1:])
-        at = {dim: lax.clamp(*_limits(starts[dim], value.shape[dim] - 1)) for dim in ones}
-        return _picked(here, tile, at, here.shapes[-1], value.shape, starts)
-
-    return [
-        emitter.emit(
-            "dynamic_slice",
-            operands,
-            [term, *[()] * len(sizes), _without(term, ones)],
-            out,
-            run,
-            shifted=tuple(f"d{dim}" for dim in cut if dim not in ones),
-            selected=tuple(f"d{dim}" for dim in ones),
-        )
-    ]
-
-
-def _picked(here: Here, tile: Any, at: dict[int, Any], sizes: Shape, shape: Shape, starts: Sequence[Any] = ()) -> Any:
-    """A slice of a tile, zeros where it lies on another device in one of some dims."""
-    found = list(starts) or [np.int32(0)] * tile.ndim
-    mine: Any = None
-    for dim, place in at.items():
-        found[dim] = place
-        if tile.shape[dim] != shape[dim]:
-            found[dim] = lax.convert_element_type(place, np.int32) - here.start(0, dim)
-            inside = (found[dim] >= 0) & (found[dim] < here.length(0, dim))
-            mine = inside if mine is None else mine & inside
-    if len({np.result_type(start) for start in found}) > 1:
-        found = [lax.convert_element_type(start, np.int32) for start in found]
-    made = lax.dynamic_slice(tile, found, sizes, allow_negative_indices=False)
-    return made if mine is None else lax.select(lax.broadcast(mine, made.shape), made, lax.full_like(made, 0))
-
-
-def dynamic_update_slice(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """A tensor with a part of it replaced; every device replaces what of it lies in its tile."""
-    out, update = equation.outvars[0].aval, operands[1].shape
-    cut = [dim for dim, (size, most) in enumerate(zip(update, out.shape, strict=True)) if size != most]
-    term = labels(out.ndim)
-    given = tuple((() if update[dim] == 1 else (f"u{dim}",)) if dim in cut else term[dim] for dim in range(out.ndim))
-
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
-        tile, part, *starts = tiles
-        masks = []
-        for dim in cut:
-            size, own = update[dim], tile.shape[dim]
-            if own == out.shape[dim]:
-                continue
-            start = lax.clamp(*_limits(starts[dim], out.shape[dim] - size)) - here.start(0, dim)
-            window = min(size, own)
-            starts[dim] = lax.clamp(*_limits(start, own - window))
-            places = lax.iota(np.int32, window) + (starts[dim] - start)
-            part = jax.numpy.take(part, places, dim, mode="clip")
-            inside = (places >= 0) & (places < size)
-            masks.append(lax.broadcast_in_dim(inside, [window if d == dim else 1 for d in range(out.ndim)], [dim]))
-        if masks:
-            starts = [lax.convert_element_type(start, np.int32) for start in starts]
-            old = lax.dynamic_slice(tile, starts, part.shape, allow_negative_indices=False)
-            part = jax.numpy.where(reduce(operator.and_, masks), part, old)
-        return lax.dynamic_update_slice(tile, part, starts, allow_negative_indices=False)
-
-    whole = tuple(f"u{dim}" for dim in cut if update[dim] != 1)
-    terms = [term, given, *[()] * out.ndim, term]
-    return [emitter.emit("dynamic_update_slice", operands, terms, out, run, replicated=whole)]
-
-
-def _limits(start: Any, most: int) -> tuple[Any, Any, Any]:
-    """The arguments of a clamp of where a slice begins."""
-    return np.int32(0), lax.convert_element_type(start, np.int32), np.int32(most)
-
-
-def _without(term: Term, ones: Sequence[int]) -> Term:
-    return tuple(() if dim in ones else group for dim, group in enumerate(term))
+    place = jax.numpy.clip(at, 0, places.limits(base.shape))
+    taken = _window_sizes(numbers, updates.shape, base.ndim)
+    rows = lax.GatherDimensionNumbers(*tuple(numbers)[:5])
+    old = lax.gather(base, place, rows, taken, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+    mine = lax.broadcast((at == place).all(), updates.shape)
+    return place, lax.select(mine, updates, old)

@@ -13,7 +13,7 @@ import jax
 from jax import lax
 
 from reshard.jax.emitter import Emitter, Here, Shape, evaluated, known_number, labels
-from reshard.jax.indexed import pick, put
+from reshard.jax.slices import pick, put
 from reshard.propagation import Value
 from reshard.propagation.reshapes import reshape_pattern
 

@@ -15,7 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from reshard.errors import ReshardError
+from reshard.jax.emitter import Run
+from reshard.jax.slices import counting, picking, putting
 from reshard.numpy import identity
+from reshard.numpy.operations import ATTRIBUTED
 from reshard.propagation import Operation
 from reshard.propagation.rules import REDUCTIONS, Rule, operation_rule
 
@@ -64,10 +67,22 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "select": jnp.where,
     **dict.fromkeys(("copy", "convert", "cast", "transpose", "reshape", "broadcast"), lambda a: a),
     "stop_gradient": lax.stop_gradient,
+    "integer_pow": lax.integer_pow,
+    "round": lambda a, rounding_method=1: lax.round(a, lax.RoundingMethod(rounding_method)),
 }
 """What is done element by element, by the name of the operation."""
-WHOLE: dict[str, Callable[..., Any]] = {"sort": jnp.sort, "cumsum": jnp.cumsum, "softmax": jax.nn.softmax}
+WHOLE: dict[str, Callable[..., Any]] = {
+    "sort": jnp.sort,
+    "softmax": jax.nn.softmax,
+    **{name: getattr(lax, name) for name in ("cumsum", "cumprod", "cummax", "cummin")},
+}
 """What needs all elements of one dim, by the name of the operation."""
+AT_PLACES: dict[str, Callable[[Operation], Run]] = {
+    "pick": lambda op: picking(op.attribute("dims"), op.attribute("start"), op.operands[0].shape),
+    "put": lambda op: putting(op.attribute("dims"), op.attribute("start"), op.attribute("value")),
+    "iota": lambda op: counting(op.attribute("dim"), op.result.dtype.name),
+}
+"""What depends on where a tile begins, by the name of the operation."""
 COMBINE: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "product": jnp.prod}
 
 
@@ -78,6 +93,8 @@ def compute(here: Tiles, tiles: Sequence[Any]) -> Any:
         ReshardError: `bad-program` where the operation is not known here.
     """
     operation, rule = here.operation, operation_rule(here.operation)
+    if operation.name in AT_PLACES:
+        return AT_PLACES[operation.name](operation)(here, tiles)
     labels = [[label for group in term for label in group] for term in rule.terms]
     arrays = [lax.reshape(tile, here.label_shape(term)) for term, tile in enumerate(tiles)]
     result = _applied(here, operation, rule, arrays, labels)
@@ -109,7 +126,7 @@ def _applied(here: Tiles, operation: Operation, rule: Rule, arrays: list[Any], l
         return _taken(here, arrays)
     if name in WHOLE and operation.replicated and operation.pattern is not None:
         place = operation.pattern.labels.index(operation.replicated[0])
-        return WHOLE[name](arrays[0], axis=labels[0].index(place))
+        return WHOLE[name](arrays[0], labels[0].index(place))
     if name == "reshape" and labels[0] != out:
         sizes = here.label_shape(0)
         local = [sizes[labels[0].index(label)] if label in labels[0] else rule.sizes[label] for label in out]
@@ -118,7 +135,8 @@ def _applied(here: Tiles, operation: Operation, rule: Rule, arrays: list[Any], l
         if prod(local) == arrays[0].size:
             return lax.reshape(arrays[0], local)
     elif name in ELEMENTWISE and all(label in out for some in labels for label in some):
-        return ELEMENTWISE[name](*(spread(*pair) for pair in zip(arrays, labels, strict=False)))
+        given = (spread(*pair) for pair in zip(arrays, labels, strict=False))
+        return ELEMENTWISE[name](*given, **dict(operation.attributes if name in ATTRIBUTED else ()))
     raise ReshardError("bad-program", f"value {operation.result.name}: operation {name} is not known here")
 
 

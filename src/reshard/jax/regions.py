@@ -19,7 +19,7 @@ import jax
 
 from reshard.errors import ReshardError
 from reshard.jax.emitter import Choice, Loop, Way, labels
-from reshard.jax.traced import Carry, TracedProgram
+from reshard.jax.traced import Carry
 from reshard.propagation import Value
 
 if TYPE_CHECKING:
@@ -85,7 +85,6 @@ def cond(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> list[Val
 def _loop(tracing: Tracing, loop: Loop, starts: Sequence[Value], body: Any) -> tuple[list[Value], list[Value]]:
     """A loop's carry after its last turn, and what else the body makes in every turn."""
     program = tracing.program
-    assert isinstance(program, TracedProgram)
     around = tracing.regions
     before = [program.add("reshard", (value,), None, value.shape) for value in starts]
     tracing.regions = (*around, loop)

@@ -124,6 +124,8 @@ def trace(
 class Tracing(Emitter):
     """Goes through a jaxpr."""
 
+    program: TracedProgram
+
     def run(self, jaxpr: Any, consts: Sequence[Value], arguments: Sequence[Value]) -> list[Value]:
         """The results of a jaxpr."""
         known: dict[Any, Value] = dict(zip(jaxpr.constvars, consts, strict=True))

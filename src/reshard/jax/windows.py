@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reshard.jax.emitter import Emitter, Here, evaluated
+from reshard.jax.emitter import Emitter, Here, evaluated, labels
 from reshard.patterns import Group, Term
 from reshard.propagation import Value
 
@@ -74,15 +74,14 @@ def windows(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[
         )
         if (size, stride, tuple(room)) != (1, 1, (0, 0)) or params.get("base_dilation", (1,) * (dim + 1))[dim] != 1
     ]
-    single = not equation.primitive.multiple_results
-    terms = [tuple((f"d{dim}",) for dim in range(len(value.shape))) for value in operands]
+    terms = [labels(len(value.shape)) for value in operands]
     return [
         emitter.emit(
             str(equation.primitive),
             operands,
-            [*terms, tuple((f"d{dim}",) for dim in range(var.aval.ndim))],
+            [*terms, labels(var.aval.ndim)],
             var.aval,
-            evaluated(equation, None if single else number),
+            evaluated(equation, number),
             shifted=tuple(f"d{dim}" for dim in moves),
         )
         for number, var in enumerate(equation.outvars)

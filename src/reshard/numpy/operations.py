@@ -36,6 +36,11 @@ def _rounded(a: Array, rounding_method: int = 1) -> Array:
     return np.rint(a) if rounding_method else np.copysign(np.floor(np.abs(a) + 0.5), a)
 
 
+def _softmax(a: Array, axis: int) -> Array:
+    powers = np.exp(a - a.max(axis, keepdims=True))
+    return np.asarray(powers / powers.sum(axis, keepdims=True))
+
+
 _ONE = "abs cbrt ceil conj cos cosh exp exp2 expm1 floor log log1p sign sin sinh sqrt square tan tanh"
 ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "relu": lambda a: np.maximum(a, 0),
@@ -87,9 +92,7 @@ WHOLE: dict[str, Callable[..., Any]] = {
     "cumprod": np.cumprod,
     "cummax": np.maximum.accumulate,
     "cummin": np.minimum.accumulate,
-    "softmax": lambda a, axis: (
-        np.exp(a - a.max(axis, keepdims=True)) / np.exp(a - a.max(axis, keepdims=True)).sum(axis, keepdims=True)
-    ),
+    "softmax": _softmax,
 }
 """What needs all elements of one dim."""
 COMBINE: dict[str, Callable[..., Any]] = {"sum": np.sum, "max": np.max, "min": np.min, "product": np.prod}

@@ -51,7 +51,8 @@ def run_program(
         placed: what to run.
         inputs: whole arrays by the names of the inputs.
         received_bytes: filled, per reshard by the name of what it makes, with the bytes that the busiest device
-            received, where given.
+            received, where given. An operation runs once here, so what has several turns counts as in one of them
+            (see `Operation.turns`).
 
     Raises:
         ReshardError: `bad-tiles` where an input is missing or has another shape; `bad-program` where an operation
@@ -213,7 +214,8 @@ class _Local:
             index = [slice(None)] * len(box.shape)
             for dim, at in places:
                 index[dim] = slice(at - box[dim][0], at - box[dim][0] + 1)
-            made[tuple(index)] = array
+            part = made[tuple(index)]
+            part[...] = array.reshape(part.shape)
         return made
 
     def _counted(self, device: int, out: list[int]) -> Array:
