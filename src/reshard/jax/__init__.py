@@ -4,17 +4,23 @@ resharding.py         `reshard`: what is asked for, and on which mesh
 primitive.py          the reshard as a linear operation: derivatives, batches, asking XLA for the source
 lowering.py           a plan as what one device does: collectives of groups
 rounds.py             any other exchange: rounds of permutations
+across.py             to other devices, and other orders of devices
 einsum.py             `einsum`: what is asked for, and on which mesh
 einsum_primitive.py   the einsum as an operation: derivatives, batches
 contraction.py        the plan of an einsum as what one device does
 overlap.py            a gather or a reduce-scatter in rounds beside parts of the product
 conversions.py        meshes and shardings, to and from JAX's
 calibration.py        a network fitted to the devices at hand
-tracing.py            `trace`: a program from a function, through calls and loops
+inspection.py         `inspect`: what a compiled function moves
+tracing.py            `trace`: a program from a function, through calls
+regions.py            loops and choices
 traced.py             such a program, and what it is once placed
 emitter.py            an operation of it, with what one device does
 equations.py          a rule per primitive
 indexed.py            gathers and scatters
+slices.py             slices at a place, single elements
+moves.py              transposes, reshapes, slices, and what puts tensors together
+windows.py            convolutions, and what else goes over a tensor with a window
 programs.py           `to_jax`: a placed program as a function
 operations.py         what one device does for a program that was written by hand
 """

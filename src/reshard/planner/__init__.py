@@ -8,6 +8,15 @@
     collectives.py  the cheapest chain of named collectives
     one_axis.py     the basis of one mesh axis at a time
 
+What the two bases search with:
+
+    frame.py        the digits of the devices that two shardings are searched on
+    states.py       shardings as digits, and what a collective makes of them
+    weak.py         distances between numbers of parts
+    labelled.py     the search from both ends
+    meeting.py      two chains put together
+    listed.py       the search with every sharding listed
+
 >>> from reshard.mesh import Mesh
 >>> mesh = Mesh.of(D=2, Y=8, X=4, T=4)
 >>> source = Sharding.of(mesh, "D", ("X", "Y"))
