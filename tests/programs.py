@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 
 from reshard import DimSharding, Mesh, Sharding
+from reshard.patterns import Pattern
 from reshard.propagation import Program, Value
 
 MESHES = ({"x": 2, "y": 2}, {"x": 2, "y": 4}, {"x": 2, "y": 3})
@@ -201,6 +202,13 @@ def annotation(value: Value, made: Generated, axes: dict[int, list[str]], mesh: 
     return Sharding.of(mesh, *dims, replicated=free)
 
 
+def subscripts(pattern: Pattern) -> str:
+    """A pattern without groups as `einsum` of NumPy and of torch read it."""
+    letter = dict(zip(pattern.labels, "abcdefghijklmnopqrstuvwxyz", strict=False))
+    terms = ["".join(letter[group[0]] for group in term) for term in pattern.terms]
+    return f"{','.join(terms[:-1])}->{terms[-1]}"
+
+
 def reference(program: Program, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The outputs of a program whose operations the generator makes, by plain NumPy."""
     values: dict[Value, np.ndarray] = {}
@@ -219,9 +227,7 @@ def reference(program: Program, arrays: dict[str, np.ndarray]) -> dict[str, np.n
             new = tuple(dim for dim in range(len(value.shape)) if dim not in kept)
             made = np.broadcast_to(np.expand_dims(given[0], new), value.shape)
         elif operation.name in ("einsum", "sum", "transpose"):
-            letter = dict(zip(pattern.labels, "abcdefghijklmnopqrstuvwxyz", strict=False))
-            terms = ["".join(letter[group[0]] for group in term) for term in pattern.terms]
-            made = np.einsum(f"{','.join(terms[:-1])}->{terms[-1]}", *given)
+            made = np.einsum(subscripts(pattern), *given)
         else:
             made = {"add": np.add, "tanh": np.tanh}[operation.name](*given)
         values[value] = made

@@ -337,3 +337,11 @@ def test_other_ways_to_shard_a_layer_at_real_size(ways: dict[str, Any]) -> None:
     placed, plain = (llama(rs.Mesh.of(data=8, model=8), **way).propagate() for way in (ways, {}))
     assert not placed.without_rule
     assert placed.received_bytes <= plain.received_bytes
+
+
+def test_none_in_the_arguments_is_no_leaf() -> None:
+    rows = on("data", None)
+    x = np.arange(64, dtype=np.float32).reshape(8, 8)
+    placed = trace(lambda x, bias: x * 2 if bias is None else x + bias, x, None, in_shardings=(rows, None)).propagate()
+    assert placed.sharding("x") == rows
+    assert np.array_equal(jax.jit(placed.to_jax())(x, None), x * 2)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from programs import conflicting, generate
+from programs import conflicting, generate, subscripts
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch_ranks import counted_traffic, unless
@@ -40,9 +40,7 @@ def whole(program: Program, inputs: Mapping[str, torch.Tensor]) -> list[torch.Te
             made = given[0][tuple(slice(None) if dim in kept else None for dim in range(len(value.shape)))]
             made = made.expand(value.shape)
         elif operation.name in ("einsum", "sum", "transpose"):
-            letter = dict(zip(pattern.labels, "abcdefghijklmnopqrstuvwxyz", strict=False))
-            terms = ["".join(letter[group[0]] for group in term) for term in pattern.terms]
-            made = torch.einsum(f"{','.join(terms[:-1])}->{terms[-1]}", *given)
+            made = torch.einsum(subscripts(pattern), *given)
         else:
             made = {"add": torch.add, "tanh": torch.tanh}[operation.name](*given)
         values[value] = made

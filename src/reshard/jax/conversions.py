@@ -300,3 +300,30 @@ def hlo_sharding_of(sharding: Sharding, ndim: int | None = None) -> Any:
     mesh = sharding.mesh
     positions = Mesh((), (0,)) if mesh.is_maximal else Mesh(mesh.axes)
     return HloSharding.from_string(to_xla(replace(sharding, mesh=positions), ndim))
+
+
+def for_leaves(given: Any, tree: Any, what: str, whole: str) -> list[Any]:
+    """What is given for each leaf of a pytree, where it may be given for whole subtrees; None in the pytree is no leaf.
+
+    Args:
+        given: shardings of any form, and None, in a pytree that begins as the other.
+        tree: what they are for.
+        what: what is given, for a sentence.
+        whole: what the other pytree is, for a sentence.
+
+    Raises:
+        ReshardError: `bad-argument` where the one does not begin as the other.
+    """
+    structure: Any = jax.tree.structure(tree)
+    if given is None:
+        return [None] * structure.num_leaves
+    try:
+        spread = jax.tree.broadcast(given, tree, is_leaf=_is_leaf)
+    except ValueError as error:
+        text = str(error).splitlines()[0].rstrip(".")
+        raise ReshardError("bad-argument", f"{what} does not fit {whole}: {text}") from None
+    return list(structure.flatten_up_to(spread))
+
+
+def _is_leaf(value: Any) -> bool:
+    return value is None or isinstance(value, PartitionSpec | jax.sharding.Sharding | Sharding)

@@ -338,10 +338,8 @@ class Tiles:
 
 def moved(plan: Plan, names: Names, tile: Any) -> Any:
     """The target tile of a device from its source tile, with its derivative."""
-    if 0 in plan.shape:
-        return lax.full(plan.target.local_shape(plan.shape), 0, tile.dtype)
-    if not plan.steps:
-        return tile
+    if not plan.steps:  # tiles of no elements may still differ in shape
+        return lax.reshape(tile, plan.target.local_shape(plan.shape))
     if tile.dtype == np.bool_:  # which JAX has no maximum over devices for
         return run_on_device(plan, names, tile.astype(np.uint8)).astype(np.bool_)
     if not jnp.issubdtype(tile.dtype, np.inexact):

@@ -27,7 +27,15 @@ from jax.sharding import Mesh as JaxMesh
 from reshard.checks import expect, shown
 from reshard.errors import ReshardError
 from reshard.jax.across import reshard_across
-from reshard.jax.conversions import AnyMesh, mesh_of, named_sharding_of, on_mesh, partition_spec_of, sharding_of
+from reshard.jax.conversions import (
+    AnyMesh,
+    for_leaves,
+    mesh_of,
+    named_sharding_of,
+    on_mesh,
+    partition_spec_of,
+    sharding_of,
+)
 from reshard.jax.primitive import bind, devices_of, filled, plan_between
 from reshard.network import Network
 from reshard.sharding import Sharding
@@ -63,24 +71,14 @@ def reshard(
     if network is not None:
         expect(network, Network, "the network of a reshard")
     leaves, tree = jax.tree.flatten(x)
-    targets = _for_leaves(target, x, "target")
-    sources = [None] * len(leaves) if source is None else _for_leaves(source, x, "source")
-    done = [_one(*given, network, refine) for given in zip(leaves, targets, sources, strict=True)]
+    ends = _ends(target, x, "target"), _ends(source, x, "source")
+    done = [_one(*given, network, refine) for given in zip(leaves, *ends, strict=True)]
     return jax.tree.unflatten(tree, done)
 
 
-def _is_leaf(value: Any) -> bool:
-    return value is None or isinstance(value, PartitionSpec | jax.sharding.Sharding | Sharding)
-
-
-def _for_leaves(given: Any, x: Any, what: str) -> list[Any]:
-    """What is given for each leaf of a pytree, where it may be given for whole subtrees; None in it is no leaf."""
-    try:
-        tree = jax.tree.broadcast(given, x, is_leaf=_is_leaf)
-    except ValueError as error:
-        text = str(error).splitlines()[0].rstrip(".")
-        raise ReshardError("bad-argument", f"the {what} does not fit the pytree that is resharded: {text}") from None
-    found: list[Any] = jax.tree.structure(x).flatten_up_to(tree)  # type: ignore[attr-defined]
+def _ends(given: Any, x: Any, what: str) -> list[Any]:
+    """What is given for each leaf of what is resharded."""
+    found = for_leaves(given, x, f"the {what}", "the pytree that is resharded")
     for one in found:
         if not isinstance(one, Target) and not (what == "source" and one is None):
             wanted = "a PartitionSpec, a NamedSharding or a Sharding"

@@ -70,10 +70,6 @@ class PlacedTrace(PlacedProgram):
         """How often each primitive stands in it that no rule knows; its operands are whole everywhere."""
         return self.placement.source.without_rule  # type: ignore[attr-defined]  # a TracedProgram
 
-    def turns(self, value: Value | str) -> int:
-        """How often a value is made, as far as the program tells: a loop of unknown length counts as one turn."""
-        return self.placement.turns(self.value(value.name if isinstance(value, Value) else value))
-
     def table(self) -> str:
         """As of a `PlacedProgram`, and the primitives without a rule."""
         named = [f"{name} ({count})" for name, count in sorted(self.without_rule.items())]

@@ -41,8 +41,8 @@ from jax.sharding import Mesh as JaxMesh
 
 from reshard.checks import shown
 from reshard.errors import ReshardError
-from reshard.jax.conversions import mesh_of, sharding_of
-from reshard.jax.emitter import Emitter, labels, plain_dtype
+from reshard.jax.conversions import for_leaves, mesh_of, sharding_of
+from reshard.jax.emitter import Emitter, Run, labels, plain_dtype
 from reshard.jax.equations import MADE_OF_OTHERS, equation_values
 from reshard.jax.regions import cond, scan, while_loop
 from reshard.jax.traced import TracedProgram
@@ -95,9 +95,9 @@ def trace(
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*avals)
     jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     leaves, in_tree = jax.tree.flatten(avals)
-    results, out_tree = jax.tree.flatten(out_shape)
-    ins = _for_leaves(in_shardings, avals, len(leaves), "in_shardings")
-    outs = _for_leaves(out_shardings, out_shape, len(results), "out_shardings")
+    out_tree = jax.tree.structure(out_shape)
+    ins = _shardings(in_shardings, avals, "in_shardings")
+    outs = _shardings(out_shardings, out_shape, "out_shardings")
     ins = [_own(aval) if given is None else given for given, aval in zip(ins, leaves, strict=True)]
     where = _mesh(mesh, [*ins, *outs])
     program = TracedProgram(where)
@@ -190,16 +190,14 @@ class Tracing(Emitter):
 
     def barrier(self, value: Value, held: bool = True) -> Value:
         """The value again, which a compiler takes for another."""
-        if not held:
-            return value
-        terms = [labels(len(value.shape))] * 2
-        return self.emit("copy", [value], terms, self.aval(value), lambda _, tiles: lax.optimization_barrier(tiles[0]))
+        return self.copy("copy", value, run=lambda _, tiles: lax.optimization_barrier(tiles[0])) if held else value
 
-    def copy(self, name: str, value: Value, aval: Any = None, **local: Any) -> Value:
+    def copy(
+        self, name: str, value: Value, aval: Any = None, run: Run = lambda _, tiles: tiles[0], **local: Any
+    ) -> Value:
         """The value again, under a name of its own."""
         terms = [labels(len(value.shape))] * 2
-        aval = self.aval(value) if aval is None else aval
-        return self.emit(name, [value], terms, aval, lambda _, tiles: tiles[0], local=local)
+        return self.emit(name, [value], terms, self.aval(value) if aval is None else aval, run, local=local)
 
 
 def _asked(equation: Any) -> Any:
@@ -214,22 +212,11 @@ def _asked(equation: Any) -> Any:
     return target
 
 
-def _is_leaf(value: Any) -> bool:
-    return value is None or isinstance(value, PartitionSpec | jax.sharding.Sharding | Sharding)
-
-
-def _for_leaves(given: Any, tree: Any, count: int, what: str) -> list[Any]:
-    """What is given for each leaf, where it may be given for whole subtrees."""
-    if given is None:
-        return [None] * count
-    try:
-        spread = jax.tree.broadcast(given, tree, is_leaf=_is_leaf)
-    except ValueError as error:
-        text = str(error).splitlines()[0].rstrip(".")
-        raise ReshardError("bad-argument", f"{what} does not fit the pytree that it is for: {text}") from None
-    found = jax.tree.leaves(spread, is_leaf=_is_leaf)
+def _shardings(given: Any, tree: Any, what: str) -> list[Any]:
+    """What is given for each leaf; None where nothing is."""
+    found = for_leaves(given, tree, what, "the pytree that it is for")
     for one in found:
-        if not _is_leaf(one):
+        if one is not None and not isinstance(one, PartitionSpec | jax.sharding.Sharding | Sharding):
             wanted = "None, a PartitionSpec, a NamedSharding or a Sharding"
             raise ReshardError("bad-argument", f"{what} must be {wanted}, got: {shown(one)}")
     return found

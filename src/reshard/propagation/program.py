@@ -357,6 +357,14 @@ class PlacedProgram(Program):
         """
         return self.placement.why(self.value(value.name if isinstance(value, Value) else value))
 
+    def turns(self, value: Value | str) -> int:
+        """How often a value is made, as far as the program tells: a loop of unknown length counts as one turn.
+
+        Raises:
+            ReshardError: `bad-program` where there is no such value.
+        """
+        return self.placement.turns(self.value(value.name if isinstance(value, Value) else value))
+
     def to_jax(self) -> Any:
         """A function for `jax.jit` that equals the program, with its reshards inside; as `reshard.jax.to_jax`.
 
