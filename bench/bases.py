@@ -17,9 +17,9 @@ from pathlib import Path
 import reshard as rs
 from bench.planning import SMALL
 from bench.timing import Row, seconds, within
-from reshard.planner.collectives import fewest_bytes_chain, total_bytes
-from reshard.planner.one_axis import one_axis_chain
-from reshard.planner.weak import weak_graph
+from reshard.collectives.named import fewest_bytes_chain, total_bytes
+from reshard.collectives.one_axis import one_axis_chain
+from reshard.collectives.weak import weak_graph
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # the reader of Shardy's answers lies with the tests
 

@@ -223,9 +223,9 @@ def compile_seconds(ways: dict[str, Any], shape: tuple[int, ...], start: Any, ru
 
 def received_bytes(text: str, devices: int) -> list[int]:
     """Per device what it takes from others, by the collectives of an optimised program."""
-    from reshard.hlo.collectives import find_collectives  # noqa: PLC0415
-    from reshard.hlo.groups import parse_pairs  # noqa: PLC0415
-    from reshard.hlo.reading import read_text  # noqa: PLC0415
+    from reshard.xla.read.collectives import find_collectives  # noqa: PLC0415
+    from reshard.xla.read.reading import read_text  # noqa: PLC0415
+    from reshard.xla.read.replica_groups import parse_pairs  # noqa: PLC0415
 
     (module,) = read_text(text).modules
     found = {(one.computation, one.name): one for one in find_collectives(module)}

@@ -19,7 +19,7 @@ import reshard as rs
 from reshard.contraction import EinsumPlan
 from reshard.jax import einsum, sharding_of
 from reshard.network import Level, Network
-from reshard.patterns import Pattern
+from reshard.operations.pattern import Pattern
 from reshard.steps import Step
 
 Array = np.ndarray[Any, Any]

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from reshard import DimSharding, Mesh, Sharding
-from reshard.patterns import Pattern
+from reshard.operations.pattern import Pattern
 from reshard.propagation import Program, Value
 
 MESHES = ({"x": 2, "y": 2}, {"x": 2, "y": 4}, {"x": 2, "y": 3})

@@ -22,11 +22,11 @@ from exhaustive import Reducing, Space, prime_parts, state_of
 
 from reshard import numpy as engine
 from reshard.axis import Axis
+from reshard.collectives.named import COLLECTIVES, fewest_bytes_chain, total_bytes
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.planner import plan
-from reshard.planner.collectives import COLLECTIVES, fewest_bytes_chain, total_bytes
 from reshard.plans import Plan
 from reshard.sharding import Sharding
 from reshard.steps import Step

@@ -23,7 +23,7 @@ from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network import Network
-from reshard.patterns import Pattern
+from reshard.operations.pattern import Pattern
 from reshard.sharding import Sharding
 
 PAIR = Mesh.of(x=2)

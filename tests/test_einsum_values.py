@@ -18,7 +18,7 @@ import pytest
 import reshard as rs
 from reshard.contraction import EinsumPlan
 from reshard.mesh import Mesh
-from reshard.patterns import Pattern
+from reshard.operations.pattern import Pattern
 from reshard.sharding import Sharding
 
 Array = np.ndarray[Any, Any]

@@ -21,8 +21,8 @@ from problems import Problem
 
 from reshard import numpy as engine
 from reshard.exchange import DigitExchange, Exchange, Tiling, schedule
-from reshard.exchange.boxes import by_boxes
-from reshard.exchange.digits import by_digits
+from reshard.exchange.by_boxes import by_boxes
+from reshard.exchange.by_digits import by_digits
 from reshard.mesh import Mesh
 from reshard.planner import plan
 from reshard.sharding import Sharding

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from tilefiles import command, refused
 
 import reshard as rs
-from reshard.hlo import End, Ends, Report, inspect_paths, inspect_texts
-from reshard.hlo.groups import parse_groups, parse_pairs
-from reshard.hlo.loops import executions
-from reshard.hlo.reading import read_text
+from reshard.xla.read.loops import executions
+from reshard.xla.read.reading import read_text
+from reshard.xla.read.replica_groups import parse_groups, parse_pairs
+from reshard.xla.report import End, Ends, Report, inspect_paths, inspect_texts
 
 DATA = Path(__file__).parent / "data" / "inspect"
 NAMES = sorted(path.name for path in DATA.iterdir())
@@ -407,7 +407,7 @@ def test_inspect_refuses_what_is_not_there(tmp_path: Path) -> None:
 def test_reading_texts_loads_no_engine() -> None:
     code = f"""
 import sys
-from reshard.hlo import inspect_paths
+from reshard.xla.report import inspect_paths
 print(len(inspect_paths([{str(DATA / "loop.txt")!r}]).collectives), *{{"jax", "torch"}} & set(sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -416,7 +416,7 @@ print(len(inspect_paths([{str(DATA / "loop.txt")!r}]).collectives), *{{"jax", "t
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tables_for_a_terminal_hold_the_same(name: str) -> None:
-    from reshard.view.inspection import draw_report
+    from reshard.view.findings import draw_report
 
     report = inspected(name)
     drawn = draw_report(report, width=400)
@@ -464,7 +464,7 @@ ENTRY %e (i: s32[], x: f32[8]) -> f32[8] {
 
 
 def test_a_run_begins_at_the_element_of_a_tuple() -> None:
-    from reshard.hlo.flows import find_runs
+    from reshard.xla.read.flows import find_runs
 
     text = """HloModule m, num_partitions=2
 ENTRY %e (p: (s32[], f32[4,8])) -> f32[8,8] {

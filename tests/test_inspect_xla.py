@@ -19,8 +19,8 @@ import pytest
 from hloproto import KINDS, collectives
 
 import reshard as rs
-from reshard.hlo import Report, inspect_texts
-from reshard.hlo.groups import parse_groups
+from reshard.xla.read.replica_groups import parse_groups
+from reshard.xla.report import Report, inspect_texts
 
 jax = pytest.importorskip("jax")
 pytestmark = pytest.mark.engine
@@ -276,7 +276,7 @@ jax.jit(lambda x: x, out_shardings=target).lower(jax.ShapeDtypeStruct((12, 12), 
             check=True,
         )
         (tmp_path / "log").write_text(done.stderr)
-        from reshard.hlo import inspect_paths
+        from reshard.xla.report import inspect_paths
 
         report = inspect_paths([str(folder), str(tmp_path / "log")])
         assert [(one.received_bytes, one.lower_bound_bytes) for one in report.reshards] == [(480, 96)]
@@ -320,7 +320,7 @@ def test_all_texts_before_partitioning_ask_for_the_same(seed: int) -> None:
 
 def test_a_choice_with_a_branch_for_every_turn_runs_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rounds of a plan in a loop: what is counted is what the plan says."""
-    from reshard.jax import rounds
+    from reshard.jax.exchange import rounds
 
     monkeypatch.setattr(rounds, "MANY_ROUNDS", 2)
     mesh = jax.make_mesh((2, 8), ("x", "y"), devices=jax.devices()[:16])

@@ -42,7 +42,7 @@ from jax_hlo import collectives, received_bytes  # noqa: E402
 from jax_problems import draw_spec, shards  # noqa: E402
 
 from reshard.jax import einsum  # noqa: E402
-from reshard.jax.overlap import Ring, overlapped_seconds  # noqa: E402
+from reshard.jax.contraction.overlap import Ring, overlapped_seconds  # noqa: E402
 from reshard.network import Level, Network  # noqa: E402
 
 pytestmark = pytest.mark.engine

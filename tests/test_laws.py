@@ -31,10 +31,10 @@ import reshard
 from reshard import numpy as engine
 from reshard.axis import Axis, refined_mesh
 from reshard.box import Box
+from reshard.digits import Digit, Layout, Refinement, digit_order
 from reshard.dtypes import DTYPES, DType
 from reshard.errors import CODES, ReshardError
 from reshard.exchange import Piece, Tiling
-from reshard.layout import Digit, Layout, Refinement, digit_order
 from reshard.mesh import Mesh, common_mesh
 from reshard.planner import CACHED_PLANS, cache_clear, plan
 from reshard.plans import Plan

@@ -16,7 +16,7 @@ from reshard.chains import shortest_chain
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.mlir import write_sdy, write_shard
+from reshard.plans.mlir import write_sdy, write_shard
 from reshard.sharding import Sharding
 from reshard.steps import KINDS, step_between
 

@@ -17,10 +17,10 @@ import numpy as np
 import problems
 import pytest
 
+from reshard.digits import Digit
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange, Tiling, find_exchange
-from reshard.layout import Digit
 from reshard.mesh import Mesh
 from reshard.network import (
     Level,

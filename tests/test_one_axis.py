@@ -12,10 +12,10 @@ import problems
 import pytest
 from exhaustive import FAMILIES, Space, State
 
+from reshard.collectives.one_axis import one_axis_chain
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.planner.one_axis import one_axis_chain
 from reshard.plans import Plan
 from reshard.sharding import Sharding
 from reshard.steps import Step

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reshard.errors import ReshardError
-from reshard.patterns import ROLES, Pattern
+from reshard.operations.pattern import ROLES, Pattern
 
 MEANINGS = {
     "ij,jk->ik": (((("i",), ("j",)), (("j",), ("k",))), (("i",), ("k",))),

@@ -8,7 +8,7 @@ import pytest
 from programs import conflicting, generate
 
 from reshard import Mesh, Sharding
-from reshard.patterns import Pattern
+from reshard.operations.pattern import Pattern
 from reshard.propagation import Program, Value, search
 
 

@@ -13,8 +13,8 @@ from programs import conflicting, generate
 from shardy_programs import propagated
 
 from reshard import Axis
+from reshard.propagation.fixpoint import Net, sharding_of
 from reshard.propagation.placement import place_as
-from reshard.propagation.rounds import Net, sharding_of
 
 pytestmark = pytest.mark.engine
 

@@ -21,7 +21,7 @@ from reshard.axis import Axis, refined_mesh
 from reshard.dtypes import DTYPES, dtype_named
 from reshard.errors import CODES, ReshardError
 from reshard.exchange import Tiling, combine_then_gather, find_exchange
-from reshard.exchange.boxes import by_boxes
+from reshard.exchange.by_boxes import by_boxes
 from reshard.mesh import LIMIT, Mesh
 from reshard.notation import parse_module, to_mlir_list, to_xla
 from reshard.plans import Plan

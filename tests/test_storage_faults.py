@@ -363,7 +363,7 @@ def test_a_write_that_fails_is_refused_with_its_reason(code: int, whole: Path) -
             file.write.side_effect = OSError(code, os.strerror(code))
             return file
 
-    with mock.patch("reshard.cli.storage.transfer.Writer", Full):
+    with mock.patch("reshard.cli.storage.streaming.Writer", Full):
         assert run_refused(whole).endswith(f"could not be written: {os.strerror(code)}")
 
 
@@ -373,7 +373,7 @@ def test_a_write_that_takes_less_than_it_was_given_goes_on(whole: Path) -> None:
             real = super().file(path)
             return mock.Mock(write=lambda data: real.write(data[:3]))
 
-    with mock.patch("reshard.cli.storage.transfer.Writer", Slow):
+    with mock.patch("reshard.cli.storage.streaming.Writer", Slow):
         run(whole, "--target", TARGET, "--out", whole.parent / "out")
     assert read_tiles(whole.parent / "out")[3].tolist() == np.arange(48).reshape(8, 6)[4:, 3:].tolist()
 
@@ -390,20 +390,20 @@ def test_what_is_not_on_disk_as_it_was_written_is_found(number: int, whole: Path
                 data[-1] ^= 1
             super().append(path, data)
 
-    with mock.patch("reshard.cli.storage.transfer.Writer", Wrong):
+    with mock.patch("reshard.cli.storage.streaming.Writer", Wrong):
         sentence = run_refused(whole)
     assert "lacks the header or the size" in sentence or "differs from its source at byte" in sentence
 
 
 def test_a_piece_that_went_to_the_wrong_place_is_found(whole: Path) -> None:
     original = np.ascontiguousarray
-    with mock.patch("reshard.cli.storage.transfer.np.ascontiguousarray", lambda part: original(part[::-1])):
-        from reshard.cli.storage import transfer
+    with mock.patch("reshard.cli.storage.streaming.np.ascontiguousarray", lambda part: original(part[::-1])):
+        from reshard.cli.storage import streaming
 
-        check = transfer.check
+        check = streaming.check
 
         def honest(*args: Any) -> None:
-            with mock.patch("reshard.cli.storage.transfer.np.ascontiguousarray", original):
+            with mock.patch("reshard.cli.storage.streaming.np.ascontiguousarray", original):
                 check(*args)
 
         with mock.patch("reshard.cli.storage.check", honest):

@@ -17,8 +17,8 @@ import pytest
 from problems import Problem
 
 from reshard.exchange import Tiling
-from reshard.exchange.boxes import by_boxes
-from reshard.exchange.digits import by_digits
+from reshard.exchange.by_boxes import by_boxes
+from reshard.exchange.by_digits import by_digits
 from reshard.mesh import Mesh
 from reshard.planner import plan
 from reshard.sharding import Sharding

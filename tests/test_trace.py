@@ -12,8 +12,8 @@ from reshard.chains import chain_through
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
+from reshard.plans.trace import SHOWN_DEVICES, chrome_trace
 from reshard.sharding import Sharding
-from reshard.trace import SHOWN_DEVICES, chrome_trace
 
 F32 = dtype_named("f32")
 MESH = Mesh.of(x=2, y=4)

@@ -16,7 +16,7 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.planner import plan
 from reshard.sharding import Sharding
-from reshard.xla_branches import BRANCHES, COMMUNICATIONS, explain
+from reshard.xla.partitioner import BRANCHES, COMMUNICATIONS, explain
 
 PROBLEMS = 150
 AGREEMENT = 0.98

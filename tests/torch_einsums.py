@@ -19,7 +19,7 @@ from torch_problems import coordinate, cut, same, spans
 from torch_ranks import counted_traffic, unless
 
 import reshard as rs
-from reshard.patterns import Pattern
+from reshard.operations.pattern import Pattern
 from reshard.torch.einsum import einsum
 
 R, P = Replicate(), Partial()

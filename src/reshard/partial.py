@@ -12,7 +12,7 @@ from __future__ import annotations
 from math import prod
 
 from reshard.axis import Axis, difference, sorted_and_merged
-from reshard.layout import Digit, within
+from reshard.digits import Digit, within
 from reshard.mesh import Mesh
 from reshard.sharding import Sharding
 

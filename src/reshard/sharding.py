@@ -27,9 +27,9 @@ import numpy as np
 from reshard.axis import Axis, difference, merged, mesh_order, quote, refined_mesh, sorted_and_merged
 from reshard.box import Box
 from reshard.checks import all_of, expect, integer, listed, shown
+from reshard.digits import Digit, Layout, Positions, joined, refine
 from reshard.dtypes import REDUCTIONS
 from reshard.errors import ReshardError
-from reshard.layout import Digit, Layout, Positions, joined, refine
 from reshard.mesh import LIMIT, Mesh
 
 UNEVEN = ("ceil", "chunk")

@@ -32,10 +32,10 @@ import numpy as np
 from reshard.axis import Axis, aligned, sorted_and_merged
 from reshard.box import Box
 from reshard.checks import expect, shown
+from reshard.digits import PARTIAL, Positions, Stage, index_of, offsets, within, without
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange, Tiling, combine_then_gather, kept_size
-from reshard.layout import PARTIAL, Positions, Stage, index_of, offsets, within, without
 from reshard.mesh import LIMIT
 from reshard.partial import made_axes
 from reshard.sharding import Sharding, checked_shape

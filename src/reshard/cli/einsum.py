@@ -7,10 +7,10 @@ import argparse
 from reshard.cli import output
 from reshard.cli.arguments import Commands, add_command, shape_of
 from reshard.contraction import einsum
-from reshard.contraction.table import comparison
+from reshard.contraction.formula import comparison
 from reshard.errors import ReshardError
 from reshard.notation import parse_mesh, parse_sharding
-from reshard.patterns import Pattern
+from reshard.operations.pattern import Pattern
 from reshard.sharding import Sharding
 
 EXAMPLES = """\

@@ -16,7 +16,7 @@ from reshard.planner import BASES
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan, bytes_text
 from reshard.steps import Step
-from reshard.xla_branches import explain
+from reshard.xla.partitioner import explain
 
 EXAMPLES = """\
 examples:

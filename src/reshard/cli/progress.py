@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from reshard.cli.storage.transfer import Advance
+from reshard.cli.storage.streaming import Advance
 
 
 class Silent:

@@ -7,8 +7,8 @@ from typing import Any
 
 from reshard.cli import output
 from reshard.cli.arguments import Commands, add_command, add_meshes, add_shape, mesh_of, parse_pair, shape_of
+from reshard.digits import index_of
 from reshard.errors import ReshardError
-from reshard.layout import index_of
 from reshard.sharding import Sharding, with_mesh
 from reshard.view import cut_period, draw_contents, draw_cuts, overlaps
 from reshard.view.limits import MAX_LINES

@@ -42,7 +42,7 @@ from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network import Network
-from reshard.patterns import Pattern
+from reshard.operations.pattern import Pattern
 from reshard.sharding import Sharding, with_mesh
 
 __all__ = ["EinsumPlan", "cache_clear", "einsum"]

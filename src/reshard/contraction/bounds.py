@@ -31,11 +31,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.contraction.choices import Numbers, Problem, Table
-from reshard.contraction.groups import Group, groups_of
 from reshard.contraction.paths import pair_pattern, paths_of
-from reshard.layout import Digit, within
+from reshard.digits import Digit, within
 from reshard.network import Network
-from reshard.patterns import Pattern
+from reshard.network.inflow import Group, groups_of
+from reshard.operations.pattern import Pattern
 from reshard.sharding import Sharding
 
 Amounts = NDArray[np.float64]

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reshard.axis import Axis
-from reshard.patterns import Pattern
+from reshard.operations.pattern import Pattern
 from reshard.sharding import Sharding
 
 PARTIAL = ""

@@ -15,7 +15,7 @@ from reshard.contraction.moves import Moves
 from reshard.contraction.paths import Path, pair_pattern, paths_of
 from reshard.contraction.search import Search
 from reshard.errors import ReshardError
-from reshard.patterns import Term
+from reshard.operations.pattern import Term
 from reshard.sharding import Sharding
 
 PLACES = 3

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from reshard.axis import Axis, pieces
 from reshard.contraction.layouts import ComputeLayout
-from reshard.layout import Digit, primes
+from reshard.digits import Digit, primes
 from reshard.mesh import Mesh
-from reshard.patterns import Group, Pattern
+from reshard.operations.pattern import Group, Pattern
 from reshard.sharding import Sharding
 
 Numbers = NDArray[np.int64]

@@ -28,14 +28,14 @@ import numpy as np
 from reshard.checks import all_of, expect
 from reshard.contraction.bounds import Stages, stages_of
 from reshard.contraction.cases import cases_of
+from reshard.contraction.formula import table
 from reshard.contraction.layouts import ComputeLayout
 from reshard.contraction.paths import Path, paths_of
-from reshard.contraction.table import table
+from reshard.digits import Positions
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
-from reshard.layout import Positions
 from reshard.network import Network
-from reshard.patterns import Pattern, Term
+from reshard.operations.pattern import Pattern, Term
 from reshard.plans import Plan
 from reshard.sharding import Sharding
 

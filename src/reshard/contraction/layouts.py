@@ -24,7 +24,7 @@ from math import prod
 from reshard.axis import Axis
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.patterns import Pattern
+from reshard.operations.pattern import Pattern
 from reshard.sharding import DimSharding, Sharding
 
 Axes = tuple[Axis, ...]

@@ -14,10 +14,10 @@ The number of plans is counted: all who plan the same einsum must come to the sa
 
 from __future__ import annotations
 
+from reshard.digits import Positions
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.exchange.pieces import Tiling, overlap_elements
-from reshard.layout import Positions
 from reshard.network import Network
 from reshard.planner import plan
 from reshard.plans import Plan

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from reshard.patterns import Pattern, Term
+from reshard.operations.pattern import Pattern, Term
 
 Path = tuple[tuple[int, int], ...]
 ALL_ORDERS = (((0, 1), (0, 1)), ((0, 2), (0, 1)), ((1, 2), (0, 1)))

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from reshard.contraction.bounds import Bounds
 from reshard.contraction.choices import Problem, Table
 from reshard.contraction.einsum_plan import EinsumPlan, Price, busiest
-from reshard.contraction.groups import fastest_into
 from reshard.contraction.layouts import ComputeLayout
 from reshard.contraction.moves import Move, Moves
 from reshard.contraction.ranking import Ranking
 from reshard.contraction.targets import targets
 from reshard.errors import ReshardError
+from reshard.network.inflow import fastest_into
 from reshard.plans import Plan
 from reshard.sharding import Sharding
 

@@ -9,7 +9,7 @@ schedule.py   pieces in rounds, by colouring
 
 from __future__ import annotations
 
-from reshard.exchange.digits import DigitExchange
+from reshard.exchange.by_digits import DigitExchange
 from reshard.exchange.pieces import Exchange, Piece, Tiling, overlap_elements
 from reshard.exchange.reduction import combine_then_gather, find_exchange, kept_apart, kept_size, total_bound
 from reshard.exchange.schedule import schedule

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.box import Box
+from reshard.digits import Layout, Positions, Stage, index_of
 from reshard.errors import ReshardError
-from reshard.layout import Layout, Positions, Stage, index_of
 from reshard.mesh import Mesh
 from reshard.sharding import Sharding, checked_shape
 

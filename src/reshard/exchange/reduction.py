@@ -33,11 +33,11 @@ from math import prod
 
 import numpy as np
 
+from reshard.digits import Digit, Layout, Stage, primes, within, without
 from reshard.errors import ReshardError
-from reshard.exchange.boxes import by_boxes
-from reshard.exchange.digits import by_digits
+from reshard.exchange.by_boxes import by_boxes
+from reshard.exchange.by_digits import by_digits
 from reshard.exchange.pieces import Exchange, Tiling
-from reshard.layout import Digit, Layout, Stage, primes, within, without
 
 
 def find_exchange(source: Tiling, target: Tiling, near: int = 0) -> Exchange:

@@ -1,28 +1,13 @@
 """The engine for JAX.
 
-resharding.py         `reshard`: what is asked for, and on which mesh
-primitive.py          the reshard as a linear operation: derivatives, batches, asking XLA for the source
-lowering.py           a plan as what one device does: collectives of groups
-rounds.py             any other exchange: rounds of permutations
-across.py             to other devices, and other orders of devices
-einsum.py             `einsum`: what is asked for, and on which mesh
-einsum_primitive.py   the einsum as an operation: derivatives, batches
-contraction.py        the plan of an einsum as what one device does
-overlap.py            a gather or a reduce-scatter in rounds beside parts of the product
-conversions.py        meshes and shardings, to and from JAX's
-calibration.py        a network fitted to the devices at hand
-inspection.py         `inspect`: what a compiled function moves
-tracing.py            `trace`: a program from a function, through calls
-regions.py            loops and choices
-traced.py             such a program, and what it is once placed
-emitter.py            an operation of it, with what one device does
-equations.py          a rule per primitive
-indexed.py            gathers and scatters
-slices.py             slices at a place, single elements
-moves.py              transposes, reshapes, slices, and what puts tensors together
-windows.py            convolutions, and what else goes over a tensor with a window
-programs.py           `to_jax`: a placed program as a function
-operations.py         what one device does for a program that was written by hand
+exchange/        `reshard`, and plans as what one device does
+contraction/     `einsum`
+tracing/         `trace`: a program from a function
+programs.py      `to_jax`: a placed program as a function
+operations.py    what one device does for a program that was written by hand
+conversions.py   meshes and shardings, to and from JAX's
+calibration.py   a network fitted to the devices at hand
+inspection.py    `inspect`: what a compiled function moves
 """
 
 from __future__ import annotations
@@ -35,9 +20,9 @@ import jax  # noqa: F401  # fails here where JAX is not installed
 from jax._src import source_info_util
 
 from reshard.jax.calibration import calibrate
+from reshard.jax.contraction.einsum import einsum
 from reshard.jax.conversions import hlo_sharding_of, mesh_of, named_sharding_of, partition_spec_of, sharding_of
-from reshard.jax.einsum import einsum
-from reshard.jax.resharding import reshard
+from reshard.jax.exchange.resharding import reshard
 
 __all__ = [
     "calibrate",
@@ -52,7 +37,7 @@ __all__ = [
 
 source_info_util.register_exclusion(str(Path(__file__).parent))  # an operation's line in a dump is its caller's
 
-LATER = {"inspect": "reshard.jax.inspection", "to_jax": "reshard.jax.programs", "trace": "reshard.jax.tracing"}
+LATER = {"inspect": "reshard.jax.inspection", "to_jax": "reshard.jax.programs", "trace": "reshard.jax.tracing.trace"}
 """What loads on first use: the module that has it."""
 
 

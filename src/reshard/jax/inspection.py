@@ -19,10 +19,10 @@ from jax.stages import Compiled, Lowered
 
 from reshard.checks import shown
 from reshard.errors import ReshardError
-from reshard.hlo import End, Ends, Report, inspect_texts
 from reshard.jax.conversions import AnyMesh, mesh_of, sharding_of
 from reshard.mesh import Mesh
 from reshard.sharding import Sharding
+from reshard.xla.report import End, Ends, Report, inspect_texts
 
 
 def inspect(program: Any, *, mesh: AnyMesh | Mesh | None = None) -> Report:

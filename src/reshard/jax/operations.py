@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from reshard.errors import ReshardError
-from reshard.jax.emitter import Run
-from reshard.jax.slices import counting, picking, putting
+from reshard.jax.tracing.emitter import Run
+from reshard.jax.tracing.slices import counting, picking, putting
 from reshard.numpy import identity
 from reshard.numpy.operations import ATTRIBUTED
 from reshard.propagation import Operation

@@ -36,20 +36,20 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.checks import expect
+from reshard.digits import Stage
 from reshard.errors import ReshardError
 from reshard.jax.conversions import devices_at
-from reshard.jax.emitter import Choice, Local, Loop, Region, is_key
-from reshard.jax.lowering import run_on_device
+from reshard.jax.exchange.lowering import run_on_device
+from reshard.jax.exchange.rounds import of_device
 from reshard.jax.operations import compute
-from reshard.jax.rounds import of_device
-from reshard.jax.traced import TracedProgram, regions_around
-from reshard.layout import Stage
+from reshard.jax.tracing.emitter import Choice, Local, Loop, Region, is_key
+from reshard.jax.tracing.traced import TracedProgram, regions_around
 from reshard.mesh import Mesh
 from reshard.numpy import identity
+from reshard.operations.projection import labels_of, shards
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan
 from reshard.propagation import Operation, PlacedProgram, Value
-from reshard.propagation.projection import labels_of, shards
 from reshard.propagation.rules import operation_rule, reduction_of
 from reshard.sharding import Sharding
 

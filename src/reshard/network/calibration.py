@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reshard.digits import offsets
 from reshard.errors import ReshardError
-from reshard.layout import offsets
 from reshard.network.level import Level, is_number
 
 Pairs = tuple[tuple[int, int], ...]

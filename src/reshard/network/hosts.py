@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reshard.digits import Positions, Stage, index_of, without
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import Exchange, Tiling, kept_apart, kept_size
-from reshard.layout import Positions, Stage, index_of, without
 from reshard.mesh import ENUMERABLE
 from reshard.network.networks import Network
 from reshard.sharding import Sharding

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from reshard.digits import Digit
 from reshard.errors import ReshardError
-from reshard.layout import Digit
 
 LINKS = ("switch", "ring", "one-way-ring", "line")
 """Every kind of link."""

@@ -23,8 +23,8 @@ from math import prod
 from typing import Any
 
 from reshard.axis import Axis
+from reshard.digits import Digit, Positions, Stage, index_of
 from reshard.errors import ReshardError
-from reshard.layout import Digit, Positions, Stage, index_of
 from reshard.mesh import Mesh
 from reshard.network.calibration import SIZES, Calibration, Timer, fitted
 from reshard.network.level import Level, is_integer, is_number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from reshard.layout import Digit, Layout, Stage, digit_order
+from reshard.digits import Digit, Layout, Stage, digit_order
 from reshard.mesh import ENUMERABLE, Mesh
 
 Order = tuple[tuple[Digit, int], ...]

@@ -26,10 +26,10 @@ from math import prod
 
 import numpy as np
 
+from reshard.digits import PARTIAL, Digit, Positions, Stage, joined, offsets, within
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange
-from reshard.exchange.digits import senders_by_round
-from reshard.layout import PARTIAL, Digit, Positions, Stage, joined, offsets, within
+from reshard.exchange.by_digits import senders_by_round
 from reshard.mesh import ENUMERABLE, Mesh
 from reshard.network.formulas import all_to_all, staged_all_gather
 from reshard.network.level import Level

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.layout import Positions
+from reshard.digits import Positions
 from reshard.network.level import Level
 
 Amounts = NDArray[np.float64]

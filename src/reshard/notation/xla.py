@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from reshard.axis import Axis
+from reshard.digits import Digit, Positions, digit_order, joined
 from reshard.errors import ReshardError
-from reshard.layout import Digit, Positions, digit_order, joined
 from reshard.mesh import LIMIT, Mesh
 from reshard.notation.grammar import Form, Misread, mentioning, number, parse, placed, shown
 from reshard.notation.plain import check_blocks

@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from reshard.box import Box
 from reshard.checks import expect
+from reshard.digits import index_of
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import Tiling, kept_size
-from reshard.layout import index_of
 from reshard.plans import Plan
 from reshard.sharding import Sharding
 from reshard.steps import Move, Step

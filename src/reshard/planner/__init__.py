@@ -5,17 +5,6 @@
     legs.py         a chain whose parts are planned anew
     policy.py       which is best: fewest bytes, then steps, then rounds; or the least time on a network
     memory.py       a limit on what a device holds at once
-    collectives.py  the cheapest chain of named collectives
-    one_axis.py     the basis of one mesh axis at a time
-
-What the two bases search with:
-
-    frame.py        the digits of the devices that two shardings are searched on
-    states.py       shardings as digits, and what a collective makes of them
-    weak.py         distances between numbers of parts
-    labelled.py     the search from both ends
-    meeting.py      two chains put together
-    listed.py       the search with every sharding listed
 
 >>> from reshard.mesh import Mesh
 >>> mesh = Mesh.of(D=2, Y=8, X=4, T=4)
@@ -38,15 +27,15 @@ from typing import Any
 
 from reshard.chains import Chain, chain_through, shortest_chain
 from reshard.checks import expect, integer, shown
+from reshard.collectives.named import cache_clear as forget_searches
+from reshard.collectives.named import fewest_bytes_chain
+from reshard.collectives.one_axis import one_axis_chain
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.network import Network
-from reshard.planner import collectives
 from reshard.planner.candidates import candidates
-from reshard.planner.collectives import fewest_bytes_chain
 from reshard.planner.legs import with_better_legs
 from reshard.planner.memory import least_peak_bytes, within_limit
-from reshard.planner.one_axis import one_axis_chain
 from reshard.planner.policy import best_first, priced
 from reshard.plans import Plan
 from reshard.sharding import Sharding, checked_shape, with_mesh
@@ -304,4 +293,4 @@ def cache_clear() -> None:
     _planned.cache_clear()
     _best_candidate.cache_clear()
     _best_leg.cache_clear()
-    collectives.cache_clear()
+    forget_searches()

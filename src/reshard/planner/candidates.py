@@ -20,9 +20,9 @@ from itertools import islice
 
 from reshard.axis import Axis, aligned, difference, merged
 from reshard.chains import Chain, chain_through, shortest_chain
+from reshard.digits import Digit
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
-from reshard.layout import Digit
 from reshard.partial import made_axes, parts_within
 from reshard.planner.spread import collides, spread
 from reshard.sharding import Sharding

@@ -25,7 +25,7 @@ from math import prod
 from typing import NamedTuple
 
 from reshard.axis import Axis, merged
-from reshard.layout import Digit
+from reshard.digits import Digit
 from reshard.mesh import Mesh
 from reshard.partial import parts_within
 from reshard.sharding import Sharding

@@ -39,17 +39,17 @@ import numpy as np
 
 from reshard.chains import chain_through
 from reshard.checks import all_of, expect, shown
+from reshard.digits import index_of
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import Exchange, Tiling, find_exchange, kept_apart, kept_size, total_bound
-from reshard.layout import index_of
-from reshard.mlir import write_sdy, write_shard
 from reshard.notation import parse_sharding
 from reshard.partial import made_axes
+from reshard.plans.mlir import write_sdy, write_shard
 from reshard.plans.table import counted, table
+from reshard.plans.trace import chrome_trace
 from reshard.sharding import Sharding, checked_shape
 from reshard.steps import Step
-from reshard.trace import chrome_trace
 
 SCHEMA = "reshard.plan/1"
 """Names the form of the JSON text; it changes when a reader of the old form would be wrong."""

@@ -2,17 +2,15 @@
 
 graph.py        values and operations
 program.py      the builder, and a program once it is placed
-reshapes.py     the pattern of a reshape
 rules.py        what a pattern says about shardings
-projection.py   from the axes of a dim to those of its labels, and back
-rounds.py       the fixed point, priority by priority
+fixpoint.py      the fixed point, priority by priority
 conflicts.py    the shardings that a value may have, and the choice among them by price
 search.py       which of these are tried, one axis of the mesh at a time
 prices.py       what a reshard costs
 layouts.py      where an operation is computed, and what that costs with the reshards around it
 placement.py    reshards inserted and shared, reductions deferred, figures
 text.py         the text form
-table.py        the plain table
+listing.py      the plain table
 """
 
 from reshard.propagation.graph import Operation, Value

@@ -26,12 +26,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from reshard.axis import is_prefix
+from reshard.operations.projection import Axes, shards
 from reshard.propagation.elimination import LARGEST_TABLE, Scoped, Table, least
+from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.graph import Operation, Value
 from reshard.propagation.layouts import Pricer
 from reshard.propagation.prices import IMPOSSIBLE, NOTHING, Cost, times
-from reshard.propagation.projection import Axes, shards
-from reshard.propagation.rounds import Flow, Net
 from reshard.propagation.rules import COMBINED, waiting_operands
 from reshard.sharding import Sharding
 

@@ -31,7 +31,7 @@ from reshard.checks import expect, integer, listed, shown
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.patterns import Pattern
+from reshard.operations.pattern import Pattern
 from reshard.sharding import DimSharding, Sharding, checked_shape
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")

@@ -20,15 +20,15 @@ from math import prod
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.plans import Plan
+from reshard.plans.trace import chrome_trace
 from reshard.propagation.conflicts import add_made, cheapest
+from reshard.propagation.fixpoint import Flow, Net, Origin
 from reshard.propagation.graph import Graph, Value
 from reshard.propagation.layouts import Pricer
-from reshard.propagation.rounds import Flow, Net, Origin
+from reshard.propagation.listing import table
 from reshard.propagation.search import search
 from reshard.propagation.sharing import improved
-from reshard.propagation.table import table
 from reshard.sharding import Sharding
-from reshard.trace import chrome_trace
 
 
 @dataclass

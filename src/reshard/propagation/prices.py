@@ -32,10 +32,10 @@ from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network import Network
+from reshard.operations.projection import Axes, shards
 from reshard.partial import made_axes
 from reshard.planner import plan
 from reshard.plans import Plan
-from reshard.propagation.projection import Axes, shards
 from reshard.sharding import DimSharding, Sharding
 
 Cost = tuple[float, float, int]

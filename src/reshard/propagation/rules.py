@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 
-from reshard.patterns import Pattern
+from reshard.operations.pattern import Pattern
 from reshard.propagation.graph import Operation, level_shapes
 
 REDUCTIONS = {"einsum": "sum", "sum": "sum", "max": "max", "min": "min", "product": "product"}

@@ -23,9 +23,9 @@ from __future__ import annotations
 import itertools
 
 from reshard.propagation.conflicts import candidates, candidates_along, cheapest, runs
+from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.layouts import Pricer
 from reshard.propagation.prices import Cost
-from reshard.propagation.rounds import Flow, Net
 from reshard.propagation.sharing import improved, shared_cost
 from reshard.sharding import Sharding
 

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from reshard.errors import ReshardError
 from reshard.propagation.conflicts import preferences
+from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.layouts import Pricer
 from reshard.propagation.prices import IMPOSSIBLE, NOTHING, Cost, added, times
-from reshard.propagation.rounds import Flow, Net
 from reshard.sharding import Sharding
 
 MOST_PRICED = 200_000

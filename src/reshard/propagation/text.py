@@ -34,7 +34,7 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.notation.grammar import Form, checked_text, parse, placed
 from reshard.notation.shardy import read_mesh, read_sharding
-from reshard.patterns import Pattern
+from reshard.operations.pattern import Pattern
 from reshard.propagation.graph import Attribute, Graph, Operation, Value
 
 ROLES = ("replicated", "shifted", "selected")

@@ -32,7 +32,7 @@ from reshard.contraction.einsum_plan import local_flops
 from reshard.contraction.paths import flat, pair_pattern
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.patterns import Pattern, Term
+from reshard.operations.pattern import Pattern, Term
 from reshard.torch.exchange import UNWATCHED, Index, Leg, Watch
 from reshard.torch.transfer import Route, device_type_of, route_of
 

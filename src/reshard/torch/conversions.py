@@ -33,9 +33,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from reshard.axis import Axis
 from reshard.checks import expect, listed, shown
+from reshard.digits import Digit, digit_order
 from reshard.dtypes import REDUCTIONS, DType, dtype_named
 from reshard.errors import ReshardError
-from reshard.layout import Digit, digit_order
 from reshard.mesh import Mesh
 from reshard.sharding import DimSharding, Sharding, checked_shape
 

@@ -27,7 +27,7 @@ from reshard.contraction import EinsumPlan
 from reshard.contraction import einsum as make_plan
 from reshard.errors import ReshardError
 from reshard.network import Network
-from reshard.patterns import Group, Pattern, Term
+from reshard.operations.pattern import Group, Pattern, Term
 from reshard.sharding import Sharding
 from reshard.torch.agreement import digest_of
 from reshard.torch.contraction import Contraction, contraction_of

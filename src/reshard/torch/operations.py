@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from reshard.errors import ReshardError
+from reshard.operations.projection import Axes, labels_of
 from reshard.propagation import Operation
-from reshard.propagation.projection import Axes, labels_of
 from reshard.propagation.rules import REDUCTIONS, operation_rule
 from reshard.sharding import Sharding
 from reshard.torch.transfer import identity

@@ -24,8 +24,8 @@ from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from reshard.checks import expect, shown
+from reshard.digits import index_of
 from reshard.errors import ReshardError
-from reshard.layout import index_of
 from reshard.mesh import Mesh
 from reshard.propagation import Operation, PlacedProgram, Value
 from reshard.sharding import Sharding

@@ -39,8 +39,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reshard.box import Box
+from reshard.digits import Digit, Layout, P
 from reshard.errors import ReshardError
-from reshard.layout import Digit, Layout, P
 from reshard.sharding import Sharding, checked_shape, with_mesh
 from reshard.view.limits import (
     MAX_LINES,

@@ -26,7 +26,7 @@ from reshard.cli.storage.files import TileFile, write_failed
 from reshard.cli.storage.folder import check_absent, check_room, output_folder
 from reshard.cli.storage.index import NAME, Entry, Index, read_index
 from reshard.cli.storage.inputs import Input, open_input
-from reshard.cli.storage.transfer import (
+from reshard.cli.storage.streaming import (
     Advance,
     TensorFiles,
     Transfer,

@@ -14,11 +14,11 @@ from reshard.cli.storage import npy, safetensors
 from reshard.cli.storage.encoding import Encoding, encoding_of
 from reshard.cli.storage.files import Reader, TileFile
 from reshard.cli.storage.index import NAME, Entry, Index, read_index, tile_files
-from reshard.cli.storage.transfer import Advance, TensorFiles
+from reshard.cli.storage.streaming import Advance, TensorFiles
+from reshard.digits import index_of
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.exchange import Tiling
-from reshard.layout import index_of
 from reshard.sharding import Sharding
 
 CHUNK_BYTES = 2**24

@@ -1,0 +1,202 @@
+"""Two chains put together: blanks are filled so that the Permute between them receives little.
+
+At each place of a dim the Permute puts one digit for another.
+These links make paths and cycles of digits, and the devices whose tile stays are those on which every path and
+every cycle has one value: of a path of n links between digits of size p one device in p**n, of a cycle one in
+p**(n - 1).
+A path with a blank at an end is closed to a cycle by filling the blank with its other end.
+
+By hand, digits x y z of size 2 in one dim: from `x y` to `y z` the links x-y and y-z are one path, and 1/4 of the
+devices stay.
+From `x b` with a blank b the links are x-y and b-z; with b = z the second is a cycle, and 1/2 stay.
+
+>>> from reshard.planner.states import blank
+>>> from reshard.planner.weak import weak_graph
+>>> task = Task(weak_graph(8, ((2, 3),), 1), (0, 0, 0), source=((0,),), target=((1, 2),), shape=(8,))
+>>> meet(task, ((0, 1),), ((1, 2),), 16).units
+12
+>>> filled_in = meet(task, ((0, blank(0b110, 0)),), ((1, 2),), 16)
+>>> filled_in.units, filled_in.here
+(8, ((0, 2),))
+"""
+
+from __future__ import annotations
+
+import itertools
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.collectives.states import State, Task, allowed_of, digits_in
+
+
+class Meeting(NamedTuple):
+    """Two chains put together: their last states with blanks filled, and the units that the Permute receives."""
+
+    units: int
+    bound: int
+    """Units that no filling of the blanks gets below."""
+    here: State
+    """The last state from the source; without dims where no filling is allowed."""
+    there: State
+
+
+def meet(task: Task, here: State, there: State, units: int) -> Meeting:
+    """Fill the blanks of two states at one node so that the Permute between them receives little."""
+    ours, theirs = [entry for dim in here for entry in dim], [entry for dim in there for entry in dim]
+    aligned = len(task.graph.classes) == 1 or all(
+        task.class_of(a) == task.class_of(b) for a, b in zip(ours, theirs, strict=True)
+    )
+    bound = task.permute_units(units)
+    if aligned:
+        bound = units - units // _apart(task, ours, theirs)
+        _close(ours, theirs)
+    if not (_fill(ours) and _fill(theirs)):
+        return Meeting(units, bound, (), ())
+    cuts = [list(itertools.accumulate(map(len, dims), initial=0)) for dims in (here, there)]
+    first, last = (
+        tuple(tuple(flat[a:b]) for a, b in itertools.pairwise(ends))
+        for flat, ends in zip((ours, theirs), cuts, strict=True)
+    )
+    if aligned:
+        return Meeting(units - units // _apart(task, ours, theirs), bound, first, last)
+    kept, total = _kept(task, first, last)
+    return Meeting(units - units * kept // total, bound, first, last)
+
+
+def _paths(ours: list[int], theirs: list[int]) -> tuple[list[list[int]], list[list[int]]]:
+    """The places that make a path, and those that make a cycle, where each digit that arrives leaves at the next."""
+    places = {entry: place for place, entry in enumerate(ours) if entry >= 0}
+    arrived = {entry for entry in theirs if entry >= 0}
+    starts = [place for place, entry in enumerate(ours) if entry < 0 or entry not in arrived]
+    seen: set[int] = set()
+
+    def walk(place: int) -> list[int]:
+        walked = [place]
+        seen.add(place)
+        while theirs[place] >= 0 and (place := places.get(theirs[place], -1)) >= 0 and place not in seen:
+            seen.add(place)
+            walked.append(place)
+        return walked
+
+    paths = [walk(place) for place in starts]
+    return paths, [walk(place) for place in range(len(ours)) if place not in seen]
+
+
+def _apart(task: Task, ours: list[int], theirs: list[int]) -> int:
+    """One device in so many keeps its tile, if every path that has a blank at an end is closed."""
+    paths, cycles = _paths(ours, theirs)
+    apart = 1
+    for path in paths:
+        closed = ours[path[0]] < 0 or theirs[path[-1]] < 0
+        apart *= task.size_of(ours[path[0]]) ** (len(path) - closed)
+    for cycle in cycles:
+        apart *= task.size_of(ours[cycle[0]]) ** (len(cycle) - 1)
+    return apart
+
+
+def _close(ours: list[int], theirs: list[int]) -> None:
+    """Close the paths that have a blank at an end, where the blank may be what closes it."""
+    used = {entry for entry in (*ours, *theirs) if entry >= 0}
+    for path in _paths(ours, theirs)[0]:
+        first, last = ours[path[0]], theirs[path[-1]]
+        if first < 0 and last < 0:
+            both = allowed_of(first) & allowed_of(last)
+            spare = next((digit for digit in digits_in(both) if digit not in used), None)
+            if spare is not None:
+                ours[path[0]] = theirs[path[-1]] = spare
+                used.add(spare)
+        elif first < 0 and allowed_of(first) >> last & 1:
+            ours[path[0]] = last
+        elif last < 0 and allowed_of(last) >> first & 1:
+            theirs[path[-1]] = first
+
+
+def _fill(entries: list[int]) -> bool:
+    """Fill the blanks that are left in place, those with the least choice first; whether that can be."""
+    used = {entry for entry in entries if entry >= 0}
+    blanks = [place for place, entry in enumerate(entries) if entry < 0]
+    for place in sorted(blanks, key=lambda place: allowed_of(entries[place]).bit_count()):
+        choice = next((digit for digit in digits_in(allowed_of(entries[place])) if digit not in used), None)
+        if choice is None:
+            return False
+        entries[place] = choice
+        used.add(choice)
+    return True
+
+
+def _kept(task: Task, here: State, there: State) -> tuple[int, int]:
+    """How many devices in how many keep their tile, counted one by one: for digits of different sizes in turn."""
+    digits = sorted({entry for state in (here, there) for dim in state for entry in dim})
+    values = dict(zip(digits, np.indices([task.size_of(digit) for digit in digits], dtype=np.int32), strict=True))
+    same: NDArray[np.bool_] = np.array(True)
+    for ours, theirs in zip(here, there, strict=True):
+        if ours != theirs:
+            numbers = []
+            for dim in (ours, theirs):
+                number = np.int32(0) * values[dim[0]]
+                for entry in dim:
+                    number = number * task.size_of(entry) + values[entry]
+                numbers.append(number)
+            same = same & (numbers[0] == numbers[1])
+    total = prod(task.size_of(digit) for digit in digits)
+    return int(np.count_nonzero(np.broadcast_to(same, [task.size_of(digit) for digit in digits]))), total
+
+
+def agree(here: State, there: State) -> bool:
+    """Whether blanks can be filled, one by one, so that the two states are one."""
+    for ours, theirs in zip(here, there, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            if a >= 0 and b >= 0:
+                if a != b:
+                    return False
+            elif (a < 0 <= b and not allowed_of(a) >> b & 1) or (b < 0 <= a and not allowed_of(b) >> a & 1):
+                return False
+    return True
+
+
+def filled(states: list[State], last: State) -> list[State]:
+    """The states of a chain, the last first, with blanks filled as they are in the last; none if that fails.
+
+    A blank that a state has and the one after it has not was dropped: a digit that is free there fills it.
+    """
+    result = [last]
+    for now, before in itertools.pairwise(states):
+        dims = _moved_back(before, now, result[-1])
+        if dims is None:
+            return []
+        taken = {entry for dim in dims for entry in dim if entry >= 0}
+        final = []
+        for dim in dims:
+            entries = list(dim)
+            for place, entry in enumerate(entries):
+                if entry < 0:
+                    spare = [digit for digit in digits_in(allowed_of(entry)) if digit not in taken]
+                    if not spare:
+                        return []
+                    entries[place] = spare[0]
+                    taken.add(spare[0])
+            final.append(tuple(entries))
+        result.append(tuple(final))
+    return result
+
+
+def _moved_back(before: State, now: State, done: State) -> State | None:
+    """The state before a step, with what the filled state after it says of its blanks."""
+    dims = list(done)
+    gained = [dim for dim in range(len(now)) if len(now[dim]) > len(before[dim])]
+    for dim in gained:
+        dims[dim] = done[dim][: len(before[dim])]
+    for dim in range(len(now)):
+        if len(now[dim]) < len(before[dim]):
+            tail = before[dim][len(now[dim]) :]
+            if gained:  # it was moved: find where to
+                goal = next((goal for goal in gained if now[goal][len(before[goal]) :] == tail), None)
+                if goal is None:
+                    return None
+                gained.remove(goal)
+                tail = done[goal][len(before[goal]) :]
+            dims[dim] = done[dim] + tail
+    return tuple(dims)

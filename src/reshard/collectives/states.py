@@ -1,0 +1,291 @@
+"""Shardings as lists of numbered digits, what a collective makes of them, and tables of what is left to pay.
+
+A `State` says per dim which digits of the devices cut it, major to minor.
+A digit that is yet to be chosen is a *blank*: a negative number that carries its class and what it may be.
+`Tables` holds, for one task, the weak distances from every node to the target and from the source, and so how much
+every step wastes: its cost, and what is left after it, less what was left before.
+
+By hand, 4 devices of digits 0 and 1, one dim, from `0` to `1`: the weak graph has no way to go, a slice can only
+append a blank that is not 0.
+
+>>> from reshard.planner.weak import weak_graph
+>>> task = Task(weak_graph(4, ((2, 2),), 1), (0, 0), ((0,),), ((1,),), (8,))
+>>> tables = Tables(task)
+>>> change = tables.change(task.node_of(((0,),)), task.node_of(((0, 1),)))
+>>> [[[entry if entry >= 0 else bin(allowed_of(entry)) for entry in dim] for dim in state]
+...  for state in tables.apply(((0,),), change)]
+[[[0, '0b10']]]
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.collectives.weak import FAR, STEP_LIMIT, Numbers, WeakGraph, distances
+
+State = tuple[tuple[int, ...], ...]
+"""Per dim its digits, major to minor: a number from 0, or a blank below 0."""
+CACHED = 65536
+"""Differences of nodes that are kept."""
+CLASS_BITS = 5
+
+
+def blank(allowed: int, size_class: int) -> int:
+    """A digit of a class that is yet to be chosen among those of a bit mask."""
+    return -(allowed << CLASS_BITS | size_class) - 1
+
+
+def allowed_of(entry: int) -> int:
+    """The bit mask of what a blank may be."""
+    return (-entry - 1) >> CLASS_BITS
+
+
+def digits_in(mask: int) -> Iterator[int]:
+    """The numbers of the bits that are set."""
+    return (digit for digit in range(mask.bit_length()) if mask >> digit & 1)
+
+
+class Change(NamedTuple):
+    """What one collective does to the dims: one of the three."""
+
+    grown: tuple[State, ...] = ()
+    """Ways to append: per dim the classes of what is appended."""
+    dropped: tuple[int, ...] = ()
+    """Per dim, how many digits leave its end."""
+    moved: tuple[tuple[tuple[int, int, int], ...], ...] = ()
+    """Ways to move: (from dim, to dim, how many digits)."""
+    classes: State = ()
+    """Per dim, the classes of what leaves its end, sorted."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """From where to where: digits of the devices are numbers, and their sizes fall into classes."""
+
+    graph: WeakGraph
+    digit_classes: tuple[int, ...]
+    """The class of each digit."""
+    source: State
+    target: State
+    shape: tuple[int, ...]
+    pending: int = 0
+    """Digits along which the source is partial and the target is not, as a bit mask."""
+
+    def class_of(self, entry: int) -> int:
+        """The class of a digit or a blank."""
+        return self.digit_classes[entry] if entry >= 0 else (-entry - 1) & ((1 << CLASS_BITS) - 1)
+
+    @cached_property
+    def class_masks(self) -> tuple[int, ...]:
+        """Per class, its digits as a bit mask."""
+        return tuple(
+            sum(1 << digit for digit, other in enumerate(self.digit_classes) if other == number)
+            for number in range(len(self.graph.classes))
+        )
+
+    def size_of(self, entry: int) -> int:
+        """The size of a digit or a blank."""
+        return self.graph.classes[self.class_of(entry)][0]
+
+    def node_of(self, state: State) -> int:
+        """Where a state lies in the weak graph."""
+        classes = range(len(self.graph.classes))
+        counts = [[self.class_of(entry) for entry in dim] for dim in state]
+        return self.graph.index[tuple(dim.count(number) for dim in counts for number in classes)]
+
+    @cached_property
+    def least_moved(self) -> int:
+        """The smallest size of a digit: a Permute leaves at most one device in so many its tile."""
+        return min((size for size, _ in self.graph.classes), default=1)
+
+    @cached_property
+    def device_count(self) -> int:
+        """The product of the sizes of all digits."""
+        return prod(self.graph.classes[number][0] for number in self.digit_classes)
+
+    def permute_units(self, units: int) -> int:
+        """What any Permute of tiles receives at the least."""
+        return units - units // self.least_moved
+
+
+class Tables:
+    """What the searches for one task look up."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        graph = task.graph
+        keep = graph.allowed(task.shape)
+        self.costs = np.where(keep[:, None] & keep[None], graph.costs, FAR)
+        self.units: list[int] = graph.units.tolist()
+        self.source_node, self.target_node = task.node_of(task.source), task.node_of(task.target)
+        self._changes: dict[tuple[int, int], Change] = {}
+        self._edges: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._measure(keep)
+
+    def _measure(self, keep: NDArray[np.bool_]) -> None:
+        """Distances to the target, from the source, and from the source with a Permute on the way."""
+        task, count = self.task, len(self.units)
+        goal = np.full(count, FAR, dtype=np.int64)
+        goal[self.target_node] = 0
+        self.ahead = distances(self.costs, goal)
+        start = np.full(count, FAR, dtype=np.int64)
+        start[self.source_node] = 0
+        self.ahead_pending = self.ahead
+        back = self.costs.T
+        if task.pending:
+            spacious = self._has_room(keep)
+            self.reduce = np.where(spacious[:, None] & keep[None], _reductions(task), FAR)
+            room = np.where(spacious, 0, FAR)
+            inside = np.minimum(self.costs + room[:, None] + room[None], FAR)
+            self.costs_pending = inside
+            ends = (self.reduce + self.ahead[None]).min(axis=1)
+            self.ahead_pending = distances(inside, np.minimum(ends, FAR))
+            before = distances(inside.T, start)
+            start = np.minimum((self.reduce.T + before[None]).min(axis=1), FAR)
+        self.behind = distances(back, start)
+        units = task.graph.units
+        least = (units - units // task.least_moved) * STEP_LIMIT + 1
+        self.behind_permuted = distances(back, np.minimum(self.behind + least, FAR))
+        self.permute_bound = int((self.behind + units * STEP_LIMIT + 1 + self.ahead).min())
+        self.two_permutes = int((self.behind + 2 * least + self.ahead).min())
+
+    def _has_room(self, keep: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """The nodes that leave the pending digits unused."""
+        graph = self.task.graph
+        used = graph.nodes.reshape(len(graph.nodes), graph.ndim, -1).sum(axis=1)
+        spare = [
+            count - (self.task.pending & mask).bit_count()
+            for (_, count), mask in zip(graph.classes, self.task.class_masks, strict=True)
+        ]
+        roomy: NDArray[np.bool_] = keep & (used <= np.array(spare)).all(axis=1)
+        return roomy
+
+    def costs_of(self, layer: int) -> Numbers:
+        """What the steps cost, among partial values in layer 2."""
+        return self.costs_pending if layer == 2 else self.costs
+
+    def edges_of(self, node: int, layer: int) -> list[tuple[int, int]]:
+        """The steps from a node, the least wasteful first: how much they waste, and to where.
+
+        Args:
+            node: where to start.
+            layer: 0 forward, 1 backward with a Permute on the way, 2 forward among partial values.
+        """
+        key = (node, layer)
+        if key not in self._edges:
+            if layer == 1:
+                row, bound = self.costs[:, node], self.behind_permuted
+            else:
+                row, bound = self.costs_of(layer)[node], self.ahead_pending if layer else self.ahead
+            extra = row + bound - bound[node]
+            near = np.flatnonzero((row < FAR) & (bound < FAR))
+            near = near[np.argsort(extra[near], kind="stable")]
+            self._edges[key] = list(zip(extra[near].tolist(), near.tolist(), strict=True))
+        return self._edges[key]
+
+    def change(self, before: int, after: int) -> Change:
+        """What leads from node to node."""
+        key = (before, after)
+        if key not in self._changes:
+            graph = self.task.graph
+            rows = (graph.nodes[after] - graph.nodes[before]).reshape(graph.ndim, -1).tolist()
+            self._changes[key] = _change_of(tuple(map(tuple, rows)))
+        return self._changes[key]
+
+    def apply(self, state: State, change: Change, pending: bool = False, only: int = -1) -> Iterator[State]:
+        """The states that a change makes of a state."""
+        task = self.task
+        for dim, classes in zip(state, change.classes, strict=False):
+            if classes and tuple(sorted(task.class_of(entry) for entry in dim[len(dim) - len(classes) :])) != classes:
+                return
+        if change.grown:
+            held = sum(1 << entry for dim in state for entry in dim if entry >= 0)
+            free = only & ~held & ~(task.pending if pending else 0)
+            blanks = [blank(mask & free, number) for number, mask in enumerate(task.class_masks)]
+            for added in change.grown:
+                yield tuple(
+                    (*dim, *[blanks[number] for number in more]) if more else dim
+                    for dim, more in zip(state, added, strict=True)
+                )
+        elif change.dropped:
+            yield tuple(
+                dim[: len(dim) - count] if count else dim for dim, count in zip(state, change.dropped, strict=True)
+            )
+        else:
+            for moves in change.moved:
+                dims = list(state)
+                for origin, goal, count in moves:
+                    dims[goal] = dims[goal] + dims[origin][len(dims[origin]) - count :]
+                    dims[origin] = dims[origin][: len(dims[origin]) - count]
+                yield tuple(dims)
+
+    def reduced(self, state: State, node: int) -> Iterator[tuple[int, State, int]]:
+        """The states that reducing all partial values makes, with cost and node."""
+        row = self.reduce[node]
+        for there in np.flatnonzero(row < FAR).tolist():
+            if there == node:
+                yield int(row[there]), state, there
+            else:
+                for after in self.apply(state, self.change(node, there), only=self.task.pending):
+                    yield int(row[there]), after, there
+
+
+def _orders(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The ways to put so many digits of each class in a row."""
+    if not any(counts):
+        yield ()
+    for number, count in enumerate(counts):
+        if count:
+            for rest in _orders((*counts[:number], count - 1, *counts[number + 1 :])):
+                yield (number, *rest)
+
+
+@lru_cache(CACHED)
+def _change_of(rows: tuple[tuple[int, ...], ...]) -> Change:
+    """A difference of nodes, per dim and class, as what is done to the digits."""
+    flat = [number for row in rows for number in row]
+    if min(flat) >= 0:
+        orders = [list(_orders(row)) for row in rows]
+        return Change(grown=tuple(itertools.product(*orders)))
+    classes = tuple(tuple(number for number, count in enumerate(row) for _ in range(-count)) for row in rows)
+    if max(flat) <= 0:
+        return Change(dropped=tuple(map(len, classes)), classes=classes)
+    losers = [dim for dim, row in enumerate(rows) if min(row) < 0]
+    winners = [dim for dim, row in enumerate(rows) if max(row) > 0]
+    pairings = [
+        tuple((origin, goal, len(classes[origin])) for origin, goal in zip(losers, goals, strict=True))
+        for goals in itertools.permutations(winners)
+        if all(
+            rows[goal] == tuple(-count for count in rows[origin]) for origin, goal in zip(losers, goals, strict=True)
+        )
+    ]
+    return Change(moved=tuple(pairings), classes=classes)
+
+
+def _reductions(task: Task) -> Numbers:
+    """The costs of reducing all that is partial: scattered over the dims where nothing is free, or for all to have."""
+    graph = task.graph
+    nodes = graph.nodes.reshape(len(graph.nodes), graph.ndim, -1)
+    used = nodes.sum(axis=1)
+    counts = np.array([count for _, count in graph.classes])
+    sizes = np.array([size for size, _ in graph.classes])
+    wanted = np.array([(task.pending & mask).bit_count() for mask in task.class_masks])
+    change = nodes[None] - nodes[:, None]
+    full = (used + wanted == counts).all(axis=1)
+    scatters = full[:, None] & (change >= 0).all(axis=(2, 3)) & (change.sum(axis=2) == wanted).all(axis=2)
+    parts = int((sizes**wanted).prod())
+    costs = np.full((len(nodes), len(nodes)), FAR, dtype=np.int64)
+    scattered = (graph.units - graph.units // parts) * STEP_LIMIT + 1
+    costs = np.where(scatters, scattered[:, None], costs)
+    free = (sizes ** np.maximum(counts - wanted - used, 0)).prod(axis=1)
+    everywhere = graph.units + graph.units // free - 2 * graph.units // (free * parts)
+    costs[np.diag_indices(len(nodes))] = everywhere * STEP_LIMIT + 1
+    return costs

@@ -1,0 +1,379 @@
+"""An exchange by comparing boxes, for all that has no common digits.
+
+Per dim, the overlaps of source blocks and target blocks are one list of intervals, in order: both block numbers
+only grow along it.
+A target tile consists of the products of its intervals; each comes from one source tile.
+All holders of a source tile hold the same, so the choice of senders separates by source tile:
+a device that holds its own piece takes it, and the rest is dealt to the holders in turn, largest piece first.
+Every H deals give each of H holders a piece, and no holder's next piece is larger than any other's last, so two
+holders differ by at most one piece: the busiest sends at most (elements asked of the tile by others / H) + one
+piece, and nothing can do better than the first term.
+
+A *cell* is a source tile meeting a target tile.
+All of the target tile's R holders ask for the same box, so within a cell only two counts are needed: how many
+deals came before it, and which of its R holders take their own.
+Hence a device's pieces follow from the cells of the source tiles in question: those below the device's target
+tile for what comes in, its own source tile for what goes out.
+
+By hand, 6 rows from 3 devices to the first 2 of them: the cuts 2, 4 meet the cut 3, and rows 2 and 3, which
+device 1 holds, go to devices 0 and 1.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.sharding import Sharding
+>>> source, target = Sharding.of(Mesh.of(x=3), "x"), Sharding.of(Mesh.of(x=2), "x")
+>>> exchange = by_boxes(Tiling.of(source, (6,)), Tiling.of(target, (6,)))
+>>> for piece in exchange.incoming(1):
+...     print(piece.sender, piece.box)
+1 [3, 4)
+2 [4, 6)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from reshard.box import Box
+from reshard.digits import Layout, Positions, Stage, index_of, offsets
+from reshard.errors import ReshardError
+from reshard.exchange.pieces import Exchange, Piece, Tiling
+from reshard.mesh import ENUMERABLE
+
+
+class Overlaps(NamedTuple):
+    """The intervals of a dim in which one source block meets one target block, in order."""
+
+    source: Positions
+    """The number of the source block."""
+    target: Positions
+    """The number of the target block."""
+    start: Positions
+    stop: Positions
+
+    def part(self, source: slice, target: slice) -> Overlaps:
+        """Those of a run of source blocks and a run of target blocks; a slice without ends is all."""
+        low, high = 0, len(self.start)
+        for numbers, run in ((self.source, source), (self.target, target)):
+            if run.start is not None:
+                low = max(low, int(np.searchsorted(numbers, run.start, "left")))
+                high = min(high, int(np.searchsorted(numbers, run.stop, "left")))
+        return Overlaps(*(column[low : max(low, high)] for column in self))
+
+
+EVERY = slice(None)
+
+
+class Cells(NamedTuple):
+    """Source tiles meeting target tiles, sorted by source tile, then largest first."""
+
+    holder: Positions
+    """The first position that holds the source tile."""
+    receiver: Positions
+    """The first position that needs the target tile."""
+    elements: Positions
+    """The size of the box that they share."""
+    overlap: Positions
+    """Per dim and cell, the number of the interval in `parts`."""
+    parts: tuple[Overlaps, ...]
+    before: Positions
+    """The number of pieces of the same source tile that are dealt before those of the cell."""
+    own: Positions
+    """Sorted, cell * R + copy: the copies of target tiles whose device holds the source tile itself."""
+
+    def boxes(self, cells: Positions) -> list[Box]:
+        """The boxes that the two tiles of these cells share."""
+        if not self.parts:
+            return [Box()] * len(cells)
+        columns = [
+            zip(part.start[number].tolist(), part.stop[number].tolist(), strict=True)
+            for part, number in zip(self.parts, self.overlap[:, cells], strict=True)
+        ]
+        return list(map(Box, zip(*columns, strict=True)))
+
+
+@dataclass(frozen=True)
+class BoxExchange(Exchange):
+    """Senders dealt per source tile."""
+
+    source: Tiling
+    target: Tiling
+    combined: Stage
+    """Digits of the source whose partial values are combined on the receiver."""
+    classes: tuple[Stage, Stage]
+    """Digits of source and of target along which partial values stay apart: equal values belong together."""
+    near: int = 0
+    """Where given, devices whose numbers agree when divided by it serve each other first."""
+
+    @property
+    def kept(self) -> tuple[Stage, Stage]:
+        return self.classes
+
+    @cached_property
+    def overlaps(self) -> tuple[Overlaps, ...]:
+        """Per dim, where source and target blocks meet."""
+        return tuple(_overlaps(self.source, self.target, dim) for dim in range(len(self.target.shape)))
+
+    @cached_property
+    def _holders(self) -> Positions:
+        """What to add to a source tile's first position to reach all that hold it."""
+        return offsets(self.source.layout.free_digits())
+
+    @cached_property
+    def _copies(self) -> Positions:
+        """What to add to a target tile's first position to reach all that need it."""
+        return offsets(self.target.layout.free_digits())
+
+    @cached_property
+    def _source_places(self) -> Positions:
+        """Per position of the target, the position of its device in the source, or -1."""
+        return self.source.mesh.positions_of(self.target.mesh.device_array)
+
+    @cached_property
+    def _target_places(self) -> Positions:
+        """Per position of the source, the position of its device in the target, or -1."""
+        return self.target.mesh.positions_of(self.source.mesh.device_array)
+
+    def _cells(self, source: Sequence[slice], target: Sequence[slice]) -> Cells:
+        """The cells of runs of source blocks and of target blocks, per dim.
+
+        Where source tiles have several holders, all target blocks must be in the runs: the deal depends on them.
+        """
+        parts = tuple(map(Overlaps.part, self.overlaps, source, target))
+        counts = [len(part.start) for part in parts]
+        pairs = np.stack([offsets(digits) for digits in self.classes])
+        combined = offsets(self.combined)
+        shape = (prod(counts), pairs.shape[1], len(combined))
+        if prod(shape) > ENUMERABLE:
+            raise ReshardError("too-large", f"{prod(shape)} pairs of tiles are too many to list one by one")
+        grid = np.indices(counts).reshape(len(parts), prod(counts))
+        holder, receiver, elements = np.zeros((3, shape[0]), dtype=np.int64)
+        elements += 1
+        for dim, (part, cell) in enumerate(zip(parts, grid, strict=True)):
+            holder += _block_offsets(self.source.layout.digits_of(dim), part.source)[cell]
+            receiver += _block_offsets(self.target.layout.digits_of(dim), part.target)[cell]
+            elements *= (part.stop - part.start)[cell]
+        rows = np.repeat(np.arange(shape[0]), prod(shape[1:]))
+        holders = np.broadcast_to(holder[:, None, None] + pairs[0][:, None] + combined, shape).ravel()
+        receivers = np.broadcast_to(receiver[:, None, None] + pairs[1][:, None], shape).ravel()
+        order = np.lexsort((receivers, -elements[rows], holders))
+        rows = rows[order]
+        return self._dealt(holders[order], receivers[order], elements[rows], grid[:, rows], parts)
+
+    def _dealt(
+        self,
+        holder: Positions,
+        receiver: Positions,
+        elements: Positions,
+        overlap: Positions,
+        parts: tuple[Overlaps, ...],
+    ) -> Cells:
+        """The cells with what the deal needs: who takes its own, and how many deals come before each cell."""
+        nothing = np.zeros(0, dtype=np.int64)
+        if len(self._holders) == 1 or not len(holder):
+            return Cells(holder, receiver, elements, overlap, parts, np.zeros_like(holder), nothing)
+        starts = np.concatenate(([True], holder[1:] != holder[:-1]))
+        tile = np.cumsum(starts) - 1
+        places = self._target_places[holder[starts][:, None] + self._holders]
+        tiles, _ = np.nonzero(places >= 0)
+        places = places[places >= 0]
+        bases, copies = _split(self.target.layout, places)
+        keys = tile * self.target.mesh.size + receiver
+        order = np.argsort(keys)
+        wanted = tiles * self.target.mesh.size + bases
+        found = order[np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)]
+        meets = keys[found] == wanted
+        own = np.sort(found[meets] * len(self._copies) + copies[meets])
+        dealt = len(self._copies) - np.bincount(own // len(self._copies), minlength=len(holder))
+        before = np.cumsum(dealt) - dealt
+        return Cells(holder, receiver, elements, overlap, parts, before - before[starts][tile], own)
+
+    def _senders(self, cells: Cells, cell: Positions, copy: Positions) -> Positions:
+        """The position that sends the box of a cell to a copy of its target tile, for many of them."""
+        if len(self._holders) == 1:
+            return cells.holder[cell]
+        if self.near:
+            return self._near_senders(cells)[cell, copy]
+        key = cell * len(self._copies)
+        taken = np.searchsorted(cells.own, key + copy)
+        own = np.append(cells.own, -1)[taken] == key + copy
+        rank = copy - (taken - np.searchsorted(cells.own, key))
+        dealt = cells.holder[cell] + self._holders[(cells.before[cell] + rank) % len(self._holders)]
+        return np.where(own, self._source_places[cells.receiver[cell] + self._copies[copy]], dealt)
+
+    def _near_senders(self, cells: Cells) -> Positions:
+        """The senders to all copies of all cells, dealt among the holders on the receiver's side if there are any."""
+        holders = np.unique(cells.holder)[:, None] + self._holders
+        tile = np.repeat(np.searchsorted(holders[:, 0], cells.holder), len(self._copies))
+        receivers = (cells.receiver[:, None] + self._copies).ravel()
+        sides = [tiling.mesh.device_array // self.near for tiling in (self.source, self.target)]
+        side = sides[1][receivers]
+        count = int(max(sides[0].max(), sides[1].max())) + 1
+        keys = (np.arange(len(holders))[:, None] * count + sides[0][holders]).ravel()
+        order = np.argsort(keys, kind="stable")
+        low, high = (np.searchsorted(keys[order], tile * count + side, end) for end in ("left", "right"))
+        alone = low == high  # no holder on that side: all holders of the tile take their turns
+        low, high = (
+            np.where(alone, tile * len(self._holders), low),
+            np.where(alone, (tile + 1) * len(self._holders), high),
+        )
+        places = self._source_places[receivers]
+        base, _ = _split(self.source.layout, places)
+        own = (places >= 0) & (base == holders[tile, 0])
+        group = (tile * (count + 1) + np.where(alone, count, side)) * 2 + own
+        turn = np.lexsort((-np.repeat(cells.elements, len(self._copies)), group))
+        starts = np.flatnonzero(np.diff(group[turn], prepend=-1))
+        rank = np.empty_like(turn)
+        rank[turn] = np.arange(len(turn)) - np.repeat(starts, np.diff(starts, append=len(turn)))
+        dealt = holders.ravel()[order][low + rank % (high - low)]
+        senders: Positions = np.where(own, places, dealt)
+        return senders.reshape(len(cells.holder), len(self._copies))
+
+    def incoming(self, device: int) -> list[Piece]:
+        if device not in self.target.mesh:
+            self._check_device(device)
+            return []
+        position = self.target.mesh.position_of(device)
+        target = _runs(self.target, position)
+        source = [_span(part.part(EVERY, run).source) for part, run in zip(self.overlaps, target, strict=True)]
+        cells = self._cells(source, target if len(self._holders) == 1 else [EVERY] * len(target))
+        base, copy = _split(self.target.layout, np.array([position]))
+        mine = np.flatnonzero(cells.receiver == base)
+        senders = self._senders(cells, mine, np.repeat(copy, len(mine)))
+        names = self.source.mesh.devices
+        pairs = zip(senders.tolist(), cells.boxes(mine), strict=True)
+        return sorted(Piece(names[sender], device, box, 0) for sender, box in pairs)
+
+    def outgoing(self, device: int) -> list[Piece]:
+        if device not in self.source.mesh:
+            self._check_device(device)
+            return []
+        position = self.source.mesh.position_of(device)
+        cells = self._cells(_runs(self.source, position), [EVERY] * len(self.overlaps))
+        if self.near and len(self._holders) > 1:
+            cell, copy = np.nonzero(self._near_senders(cells) == position)
+            receivers = cells.receiver[cell] + self._copies[copy]
+            return self._sent(device, cells, receivers, cell)
+        base, number = _split(self.source.layout, np.array([position]))
+        asked = np.flatnonzero(cells.holder == base)
+        turns, copies = len(self._holders), len(self._copies)
+        starts = np.searchsorted(cells.own, asked * copies)
+        dealt = copies - (np.searchsorted(cells.own, (asked + 1) * copies) - starts)
+        first = (number - cells.before[asked]) % turns
+        times = np.maximum(-(-(dealt - first) // turns), 0)
+        row = np.repeat(np.arange(len(asked)), times)
+        rank = first[row] + (np.arange(len(row)) - (np.cumsum(times) - times)[row]) * turns
+        # the own copies of a cell are left out of its ranks: copy = rank + own copies that come before it
+        skips = cells.own - (np.arange(len(cells.own)) - np.searchsorted(cells.own, cells.own // copies * copies))
+        copy = rank + np.searchsorted(skips, asked[row] * copies + rank, "right") - starts[row]
+        receivers = cells.receiver[asked[row]] + self._copies[copy]
+        own_receivers, own_cells = self._own_cell(cells, asked, position)
+        return self._sent(device, cells, np.append(receivers, own_receivers), np.append(asked[row], own_cells))
+
+    def _sent(self, device: int, cells: Cells, receivers: Positions, cell: Positions) -> list[Piece]:
+        names = self.target.mesh.devices
+        pairs = zip(receivers.tolist(), cells.boxes(cell), strict=True)
+        return sorted(Piece(device, names[receiver], box, 0) for receiver, box in pairs)
+
+    def _own_cell(self, cells: Cells, asked: Positions, position: int) -> tuple[Positions, Positions]:
+        """What a source position keeps for itself, as (target positions, cells), where the deal leaves it out."""
+        place = self._target_places[[position]]
+        if len(self._holders) == 1 or place[0] < 0:
+            return place[:0], asked[:0]
+        base, _ = _split(self.target.layout, place)
+        found = asked[cells.receiver[asked] == base]
+        return np.repeat(place, len(found)), found
+
+    def _travelling(self) -> tuple[Positions, Positions, Positions]:
+        """Every piece that goes from one device to another: positions of sender and receiver, elements.
+
+        A large table, so it is not kept.
+        """
+        cells = self._cells([EVERY] * len(self.overlaps), [EVERY] * len(self.overlaps))
+        if len(cells.holder) * len(self._copies) > ENUMERABLE:
+            count = len(cells.holder) * len(self._copies)
+            raise ReshardError("too-large", f"{count} pieces are too many to list one by one")
+        cell = np.repeat(np.arange(len(cells.holder)), len(self._copies))
+        copy = np.tile(np.arange(len(self._copies)), len(cells.holder))
+        sender, receiver = self._senders(cells, cell, copy), cells.receiver[cell] + self._copies[copy]
+        others = sender != self._source_places[receiver]
+        return sender[others], receiver[others], cells.elements[cell][others]
+
+    def traffic(self) -> tuple[Positions, Positions, Positions]:
+        sender, receiver, elements = self._travelling()
+        return self.source.mesh.device_array[sender], self.target.mesh.device_array[receiver], elements
+
+    @property
+    def rounds(self) -> int:
+        """The largest number of pieces that one device sends to others or receives from them."""
+        sender, receiver, _ = self._travelling()
+        return max(int(np.bincount(column).max(initial=0)) for column in (sender, receiver))
+
+    @property
+    def piece_shape(self) -> tuple[int, ...]:
+        return tuple(int((part.stop - part.start).max(initial=0)) for part in self.overlaps)
+
+    def all_received(self) -> Positions:
+        needed = self.target.all_elements * prod(digit.size for digit in self.combined)
+        return needed - self.all_held
+
+
+def by_boxes(
+    source: Tiling, target: Tiling, combined: Stage = (), kept: tuple[Stage, Stage] = ((), ()), near: int = 0
+) -> BoxExchange:
+    """The exchange by comparing boxes; always there, for devices and blocks that can be listed.
+
+    Args:
+        source: where the tiles are.
+        target: where they go.
+        combined: digits of the source whose partial values are combined on the receiver.
+        kept: digits of source and target along which partial values stay apart.
+        near: where given, devices whose numbers agree when divided by it serve each other first.
+
+    Raises:
+        ReshardError: `too-large`.
+    """
+    blocks = [tiling.layout.shards(dim) for tiling in (source, target) for dim in range(len(source.shape))]
+    devices = max(source.mesh.size, target.mesh.size)
+    if max([devices, *blocks]) > ENUMERABLE:
+        raise ReshardError("too-large", f"boxes of {devices} devices are too many to compare")
+    return BoxExchange(source, target, combined, kept, near)
+
+
+def _overlaps(source: Tiling, target: Tiling, dim: int) -> Overlaps:
+    size = target.shape[dim]
+    edges = [tiling.layout.blocks(dim, size) for tiling in (source, target)]
+    cuts = np.unique(np.concatenate([[0, size], *edges[0], *edges[1]]))
+    start, stop = cuts[:-1], cuts[1:]
+    first, second = (np.searchsorted(stops, start, "right") for _, stops in edges)
+    return Overlaps(first, second, start, stop)
+
+
+def _block_offsets(digits: Stage, numbers: Positions) -> Positions:
+    """The positions, other digits being 0, at which the blocks of these numbers lie."""
+    result = np.zeros_like(numbers)
+    for stride, size in reversed(digits):
+        numbers, value = np.divmod(numbers, size)
+        result += value * stride
+    return result
+
+
+def _split(layout: Layout, positions: Positions) -> tuple[Positions, Positions]:
+    """The first holder of the tile at each position, and the number of the position among the holders."""
+    free = layout.free_digits()
+    number = index_of(free, positions)
+    return positions - offsets(free)[number], number
+
+
+def _runs(tiling: Tiling, position: int) -> list[slice]:
+    """Per dim, the one block in which a position's tile lies."""
+    numbers = [index_of(tiling.layout.digits_of(dim), position) for dim in range(len(tiling.shape))]
+    return [slice(number, number + 1) for number in numbers]
+
+
+def _span(numbers: Positions) -> slice:
+    return slice(int(numbers[0]), int(numbers[-1]) + 1) if len(numbers) else slice(0, 0)

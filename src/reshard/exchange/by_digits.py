@@ -1,0 +1,397 @@
+"""An exchange in closed form: as many permutations of the devices as there are values to gather.
+
+Fix a receiver with digits c, in the refinement of source and target.
+For every digit δ of its *sender*, by what δ does in the source:
+
+    cuts a dim, where the target cuts the same by δ'    the sender has c at δ'     determined
+    cuts a dim that is local there in the target        all its values are needed  gathered
+    holds partial values that the target does not       all its values are needed  gathered
+    replicates                                          any value will do          free
+
+Draw an arrow from the receiver digit δ' to the sender digit δ that it determines.
+A digit has at most one arrow in and one out, and its two ends have one size, so arrows form chains and cycles.
+A chain starts at a sender digit that nothing determines, free or gathered, and ends at a receiver digit that
+determines nothing.
+*Close it*: let the end determine the start.
+Now each sender digit is determined by a receiver digit of its own size and each receiver digit is used once, so
+receiver -> sender is a permutation of the positions, and adding r to the gathered digits gives one permutation
+for each of the k values of r, k being the product of their sizes.
+
+**Proof that nothing is moved in vain.** In round r a receiver gets the part of its tile whose gathered digits
+are those of the sender, so after k rounds it has each element of its tile once (once per class of partial
+values).
+Let a device hold an element of its own target tile.
+Then all digits of that element agree with the device's, in the source and in the target: along a closed chain
+every arrow joins equal values, so the start has the value of the end, and round 0 sends the device to itself.
+What it holds it therefore takes from itself, all in round 0; what it receives is exactly what it lacks.
+In every round each device sends to one: with even dims a device sends as much as it receives.
+
+*Near senders.* A free digit may keep the receiver's own value in place of closing its chain: the proof holds as
+it stands, since any value of a free digit will do.
+Then the receiver digit at the end of the chain determines nothing, and one sender serves all its values, while
+others send nothing; worth it where the digit crosses a slow link.
+
+By hand, x=2, y=4, 8 x 8, `[{"y"}, {}] -> [{"x"}, {"y"}]`: y splits into y0, y1; the source cuts dim 0 by y0, y1,
+the target cuts dim 0 by x and dim 1 by y0, y1.
+The sender's y0 is the receiver's x (determined), y1 is gathered (k = 2), x is free.
+The one arrow x -> y0 is a chain from x to y0; closed, the sender's x is the receiver's y0.
+Device (x=1, y0=0, y1=1) takes from (0, 1, 1) in round 0 and from (0, 1, 0) in round 1, half a tile each.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.sharding import Sharding
+>>> mesh = Mesh.of(x=2, y=4)
+>>> source, target = Sharding.of(mesh, "y", None), Sharding.of(mesh, "x", "y")
+>>> exchange = by_digits(Tiling.of(source, (8, 8)), Tiling.of(target, (8, 8)))
+>>> for piece in exchange.incoming(5):
+...     print(piece.round, piece.sender, piece.box)
+0 3 [6, 8) x [2, 4)
+1 2 [4, 6) x [2, 4)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+from operator import attrgetter
+
+import numpy as np
+
+from reshard.box import Box
+from reshard.digits import PARTIAL, Digit, Positions, Refinement, digit_order, index_of, refine
+from reshard.errors import ReshardError
+from reshard.exchange.pieces import Exchange, Piece, Tiling
+from reshard.mesh import ENUMERABLE, Mesh
+
+Leg = tuple[int, int, int, int]
+"""One value of the gathered digits of a dim: (offset of the other device, start, stop, offset of the round)."""
+
+
+@dataclass(frozen=True)
+class DigitExchange(Exchange):
+    """The k permutations, from the digits alone."""
+
+    source: Tiling
+    target: Tiling
+    receivers: Mesh
+    """Names the devices of the receiving positions: the source's mesh, or a disjoint target's."""
+    common: Refinement
+    determined_by: tuple[int, ...]
+    """Per digit of the sender, the digit of the receiver that determines it once chains are closed."""
+    gathered: tuple[int, ...]
+    """The digits of the sender to which the round is added, slowest first."""
+
+    @cached_property
+    def spread(self) -> tuple[int, ...]:
+        """Digits of the receiver that determine nothing: a sender serves all their values, one after the other.
+
+        There are none unless free digits were kept near.
+        """
+        return tuple(sorted(set(range(len(self.common.digits))) - set(self.determined_by)))
+
+    @cached_property
+    def spread_values(self) -> int:
+        """The number of receivers that one sender serves in place of one."""
+        return prod(self.common.digits[i].size for i in self.spread)
+
+    def _spread_index(self, position: int) -> int:
+        return index_of(tuple(self.common.digits[i] for i in self.spread), position)
+
+    @cached_property
+    def gathered_values(self) -> int:
+        """k, the number of permutations."""
+        return prod(self.common.digits[i].size for i in self.gathered)
+
+    @cached_property
+    def stays(self) -> bool:
+        """Whether round 0 sends every device to itself."""
+        return self.shares_devices and all(i == j for i, j in enumerate(self.determined_by))
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether the target is on the devices of the source."""
+        return self.receivers == self.source.mesh
+
+    @property
+    def rounds(self) -> int:
+        return self.gathered_values * self.spread_values - self.stays
+
+    @property
+    def piece_shape(self) -> tuple[int, ...]:
+        return tuple(map(min, self.common.lengths, self.target.shape))
+
+    def all_received(self) -> Positions:
+        roles = self.common.source_roles
+        combined = prod(self.common.digits[i].size for i in self.gathered if (roles[i] or (0,))[0] == PARTIAL)
+        needed = self.target.all_elements * combined
+        if not self.shares_devices:
+            return needed
+        places = self.source.mesh.positions_of(self.target.mesh.device_array)
+        (senders,) = senders_by_round(self.common.digits, self.determined_by, (), places)  # of round 0
+        return needed - np.where(senders == places, self.all_held, 0)
+
+    def traffic(self) -> tuple[Positions, Positions, Positions]:
+        positions = self.receivers.positions
+        if self.gathered_values * len(positions) > ENUMERABLE:
+            count = self.gathered_values * len(positions)
+            raise ReshardError("too-large", f"{count} pieces are too many to list one by one")
+        senders = senders_by_round(self.common.digits, self.determined_by, self.gathered, positions)
+        elements = np.broadcast_to(self._elements(positions), senders.shape)
+        travels = elements > 0
+        if self.shares_devices:
+            travels &= senders != positions
+        receivers = np.broadcast_to(self.receivers.device_array, senders.shape)
+        return self.source.mesh.device_array[senders[travels]], receivers[travels], elements[travels]
+
+    def _elements(self, positions: Positions) -> Positions:
+        """The sizes of the pieces: one row per round, or one for all, one column per receiving position."""
+        if self.source.is_even() and self.target.is_even():
+            return np.array([[self.largest_piece]], dtype=np.int64)
+        starts: list[Positions] = [np.zeros((1, len(positions)), dtype=np.int64) for _ in self.target.shape]
+        for digit, role in zip(self.common.digits, self.common.target_roles, strict=True):
+            if role is not None and role[0] != PARTIAL:
+                starts[role[0]] = starts[role[0]] + digit.value(positions) * role[1]
+        for i in self.gathered:
+            dim, stride = self.common.source_roles[i] or (PARTIAL, 0)
+            away = _turned(self.common.digits[i], self.common.digits[self.determined_by[i]].value(positions))
+            starts = [_added(start, away * (stride if number == dim else 0)) for number, start in enumerate(starts)]
+        sizes: Positions = np.ones((1, 1), dtype=np.int64)
+        for start, length, size in zip(starts, self.common.lengths, self.target.shape, strict=True):
+            sizes = sizes * np.clip(size - start, 0, length)
+        return sizes
+
+    @property
+    def received(self) -> int:
+        if not (self.source.is_even() and self.target.is_even()):
+            return super().received
+        return self.largest_piece * (self.gathered_values - self.stays)
+
+    @property
+    def total_received(self) -> int:
+        if not (self.source.is_even() and self.target.is_even()):
+            return super().total_received
+        return self.largest_piece * (self.gathered_values * self.source.mesh.size - self._fixed_points)
+
+    @property
+    def missing(self) -> int:
+        """In closed form where dims are even: all of the tile, if some digit of it lies elsewhere on some device."""
+        if not (self.source.is_even() and self.target.is_even()):
+            return super().missing
+        tile = prod(self.target.layout.local_shape(self.target.shape))
+        homes = {role: i for i, role in enumerate(self.common.target_roles) if role is not None}
+        moved = any(homes.get(role, i) != i for i, role in enumerate(self.common.source_roles) if role is not None)
+        return tile - (0 if moved or not self.shares_devices else self.largest_piece)
+
+    @property
+    def _fixed_points(self) -> int:
+        """How many devices round 0 sends to themselves: digits that determine one another must agree."""
+        if not self.shares_devices:
+            return 0
+        group = list(range(len(self.determined_by)))
+        for i, j in enumerate(self.determined_by):
+            joined, kept = group[i], group[j]
+            group = [kept if name == joined else name for name in group]
+        return prod(self.common.digits[i].size for i in set(group))
+
+    @cached_property
+    def _source_cuts(self) -> frozenset[tuple[int, int]]:
+        return frozenset(role for role in self.common.source_roles if role is not None)
+
+    @cached_property
+    def _round_steps(self) -> dict[int, int]:
+        steps, step = {}, 1
+        for i in reversed(self.gathered):
+            steps[i] = step
+            step *= self.common.digits[i].size
+        return steps
+
+    def incoming(self, device: int) -> list[Piece]:
+        if device not in self.receivers:
+            self._check_device(device)
+            return []
+        self._check_count()
+        position = self.receivers.position_of(device)
+        values = [digit.value(position) for digit in self.common.digits]
+        sender, starts = 0, [0] * len(self.target.shape)
+        legs: dict[int, list[Leg]] = {}
+        for role, value in zip(self.common.target_roles, values, strict=True):
+            if role is not None and role[0] != PARTIAL:
+                starts[role[0]] += value * role[1]
+        for i, digit in enumerate(self.common.digits):
+            value = values[self.determined_by[i]]
+            if i not in self._round_steps:
+                sender += value * digit.stride
+                continue
+            dim, stride = self.common.source_roles[i] or (PARTIAL, 0)
+            legs[dim] = self._spread(legs.get(dim), digit, value, 1, digit.stride, stride, i)
+        devices, turn = self.source.mesh.devices, self._spread_index(position)
+        found = [
+            Piece(devices[sender + offset], device, box, number * self.spread_values + turn)
+            for offset, box, number in self._combine(legs, starts)
+        ]
+        return sorted(found, key=_round)
+
+    def outgoing(self, device: int) -> list[Piece]:
+        if device not in self.source.mesh:
+            self._check_device(device)
+            return []
+        self._check_count()
+        position = self.source.mesh.position_of(device)
+        digits = self.common.digits
+        receiver, starts = 0, [0] * len(self.target.shape)
+        legs: dict[int, list[Leg]] = {}
+        known: dict[int, int] = {}
+        for i, digit in enumerate(digits):
+            value, j, role = digit.value(position), self.determined_by[i], self.common.source_roles[i]
+            if role is not None and role[0] != PARTIAL:
+                starts[role[0]] += value * role[1]
+            if i in self._round_steps:
+                dim, stride = self._arriving(j)
+                legs[dim] = self._spread(legs.get(dim), digit, value, -1, digits[j].stride, stride, i)
+            elif known.setdefault(j, value) != value:
+                return []  # two digits of this sender want one digit of the receiver to differ from itself
+        for j, value in known.items():
+            dim, stride = self._arriving(j)
+            receiver += value * digits[j].stride
+            if dim != PARTIAL:
+                starts[dim] += value * stride
+        for j in self.spread:
+            dim, stride = self._arriving(j)
+            legs[dim] = [
+                (offset + value * digits[j].stride, start + value * stride, 0, turn)
+                for offset, start, _, turn in legs.get(dim, [(0, 0, 0, 0)])
+                for value in range(digits[j].size)
+            ]
+        devices = self.receivers.devices
+        found = [
+            Piece(device, devices[place], box, number * self.spread_values + self._spread_index(place))
+            for offset, box, number in self._combine(legs, starts)
+            for place in (receiver + offset,)
+        ]
+        return sorted(found, key=_round)
+
+    def _arriving(self, digit: int) -> tuple[int, int]:
+        """The dim and element stride that a receiver digit cuts and no sender digit does; `PARTIAL` where none."""
+        home = self.common.target_roles[digit]
+        return (PARTIAL, 0) if home is None or home in self._source_cuts else home
+
+    def _spread(
+        self, legs: list[Leg] | None, digit: Digit, value: int, sign: int, away: int, stride: int, number: int
+    ) -> list[Leg]:
+        """The legs so far, each with every value that a gathered digit takes in its rounds."""
+        step = self._round_steps[number]
+        turns = [((value + sign * r) % digit.size, r * step) for r in range(digit.size)]
+        return [
+            (offset + turned * away, start + turned * stride, 0, turn + r)
+            for offset, start, _, turn in legs or [(0, 0, 0, 0)]
+            for turned, r in turns
+        ]
+
+    def _check_count(self) -> None:
+        if self.gathered_values > ENUMERABLE:
+            raise ReshardError("too-large", f"{self.gathered_values} pieces are too many to list one by one")
+
+    def _combine(self, legs: dict[int, list[Leg]], starts: list[int]) -> Iterable[tuple[int, Box, int]]:
+        """Every combination of one leg per dim, as (offset of the other device, box, round)."""
+        choices: list[list[Leg]] = []
+        for dim, (base, size) in enumerate(zip(starts, self.target.shape, strict=True)):
+            length = self.common.lengths[dim]
+            choices.append(
+                [
+                    (offset, base + start, min(base + start + length, size), turn)
+                    for offset, start, _, turn in legs.get(dim, [(0, 0, 0, 0)])
+                    if base + start < size
+                ]
+            )
+        choices.append(legs.get(PARTIAL, [(0, 0, 0, 0)]))
+        for chosen in product(*choices):
+            box = Box([(start, stop) for _, start, stop, _ in chosen[:-1]])
+            yield sum(leg[0] for leg in chosen), box, sum(leg[3] for leg in chosen)
+
+
+def senders_by_round(
+    digits: tuple[Digit, ...], determined_by: tuple[int, ...], gathered: tuple[int, ...], positions: Positions
+) -> Positions:
+    """The positions that some positions receive from: one row per round, one column per receiver.
+
+    Args:
+        digits: of the positions, major to minor.
+        determined_by: per digit of the sender the digit of the receiver that determines it.
+        gathered: the digits of the sender to which the round is added, slowest first.
+        positions: the receivers.
+
+    By hand, on x=2, y=4, gathering y from where x is the receiver's own:
+
+    >>> senders_by_round((Digit(4, 2), Digit(1, 4)), (0, 1), (1,), np.array([0, 5]))
+    array([[0, 5],
+           [1, 6],
+           [2, 7],
+           [3, 4]])
+    """
+    found: Positions = np.zeros((1, len(positions)), dtype=np.int64)
+    for i in gathered:
+        found = _added(found, _turned(digits[i], digits[determined_by[i]].value(positions)) * digits[i].stride)
+    for i, j in enumerate(determined_by):
+        if i not in gathered:
+            found += digits[j].value(positions) * digits[i].stride
+    return found
+
+
+def _turned(digit: Digit, value: Positions) -> Positions:
+    """A gathered digit of the senders: one row for each of its values, round by round."""
+    return (value + np.arange(digit.size, dtype=np.int64)[:, None]) % digit.size
+
+
+def _added(rows: Positions, more: Positions) -> Positions:
+    """Every row of the first with every row of the second, the second's fastest."""
+    return (rows[:, None] + more).reshape(-1, more.shape[1])
+
+
+_round = attrgetter("round")
+
+
+def by_digits(source: Tiling, target: Tiling, near: int = 0) -> DigitExchange | None:
+    """The exchange in closed form; None where source and target have no refinement.
+
+    Args:
+        source: where the tiles are.
+        target: where they go.
+        near: where given, a stride of the position: free digits from this stride up keep the receiver's own
+            value, so that a replica on the receiver's side sends, even if it then sends more than others do.
+    """
+    layout, receivers = target.layout, source.mesh
+    if source.mesh.size != target.mesh.size:
+        return None
+    if source.mesh.device_ids != target.mesh.device_ids:
+        places = source.mesh.positions_of(target.mesh.device_array)
+        if (places < 0).all():
+            receivers = target.mesh
+        else:
+            order = digit_order(places) if (places >= 0).all() else None
+            moved = None if order is None else layout.relabelled(order)
+            if moved is None:
+                return None
+            layout = moved
+    common = refine(source.layout, layout, source.shape, [near] if near else [])
+    if common is None:
+        return None
+    determined_by, gathered = _close_chains(common, near)
+    return DigitExchange(source, target, receivers, common, determined_by, gathered)
+
+
+def _close_chains(common: Refinement, near: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Per sender digit the receiver digit that determines it, and the sender digits that are gathered."""
+    homes = {role: i for i, role in enumerate(common.target_roles) if role is not None}
+    determined_by = [-1 if role is None else homes.get(role, -1) for role in common.source_roles]
+    arrows = {j: i for i, j in enumerate(determined_by) if j >= 0}
+    starts = [i for i, j in enumerate(determined_by) if j < 0]
+    for start in starts:
+        end = start
+        stays_near = near and common.digits[start].stride >= near and common.source_roles[start] is None
+        while end in arrows and not stays_near:
+            end = arrows[end]
+        determined_by[start] = end
+    gathered = [i for i in starts if common.source_roles[i] is not None]
+    return tuple(determined_by), tuple(gathered)

@@ -1,0 +1,171 @@
+"""The plan of an einsum as what one device does, inside a `shard_map` over the whole mesh.
+
+    operands    each by its plan, in its own dtype
+    product     JAX's einsum of the tiles
+    result      by its plan, in the dtype of the product
+
+Tiles are arrays with one dim per dim of their tensor, and are taken apart by label for the product.
+Where the shards of a label do not divide it, a tile is filled up to the size of the largest; what is filled up is set
+to zero before it is summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from reshard.contraction import EinsumPlan
+from reshard.dtypes import dtype_named
+from reshard.jax.contraction.overlap import Ring, arriving, ring_of, scattered
+from reshard.jax.exchange.lowering import Names, run_on_device
+from reshard.jax.exchange.rounds import of_device
+from reshard.operations.pattern import Term
+from reshard.planner import plan as make_plan
+from reshard.plans import Plan
+
+
+class Local(NamedTuple):
+    """How a device computes its part."""
+
+    precision: Any = None
+    """As JAX's einsum takes it."""
+    preferred: Any = None
+    """The dtype in which products are summed, and which the result has; None for that of the operands."""
+    overlap: bool | None = None
+    """Whether collectives are cut into rounds beside the product; None where the price says so."""
+
+
+def contract_on_device(plan: EinsumPlan, names: Names, tiles: Sequence[jax.Array], how: Local) -> jax.Array:
+    """The tile of the result of a device, from its tiles of the operands, where all axes of the mesh are manual."""
+    given = [tiles[one] if isinstance(one, int) else contract_on_device(one, names, tiles, how) for one in plan.inputs]
+    made = how.preferred or jnp.result_type(*(one.dtype for one in given))
+    plans = [
+        _of_dtype(by, dtype, plan) for by, dtype in zip(plan.plans, [*(one.dtype for one in given), made], strict=True)
+    ]
+    ring = ring_of(plan, plans, how.overlap)
+    if ring is not None:
+        plans[ring.term] = _without_ring(plans[ring.term], is_operand=ring.term < len(given))
+    place = lax.axis_index(names) if names else np.int32(0)
+    used = [run_on_device(by, names, tile) for by, tile in zip(plans, given, strict=False)]
+    product = _Product(plan, how, made, place)
+    if ring is None:
+        result = product.joined(product.of(product.parts(used)))
+    elif ring.term < len(given):
+        result = product.joined(product.while_gathered(ring, names, used))
+    else:
+        result = product.joined(product.while_scattered(ring, names, used), ring)
+    return run_on_device(plans[-1], names, result)
+
+
+def _of_dtype(by: Plan, dtype: Any, plan: EinsumPlan) -> Plan:
+    """The reshard of elements of another dtype than that of the whole plan."""
+    kind = dtype_named(dtype)
+    return by if by.dtype == kind else make_plan(by.source, by.target, by.shape, kind, network=plan.network)
+
+
+def _without_ring(by: Plan, *, is_operand: bool) -> Plan:
+    """What is left of an operand's plan before its last step, of the result's after its first."""
+    if is_operand:
+        return Plan(by.source, by.steps[-1].before, by.shape, by.dtype, by.steps[:-1])
+    return Plan(by.steps[0].after, by.target, by.shape, by.dtype, by.steps[1:])
+
+
+class _Product:
+    """The contraction of the tiles of one device."""
+
+    def __init__(self, plan: EinsumPlan, how: Local, dtype: Any, place: Any) -> None:
+        self.plan, self.how, self.dtype, self.place = plan, how, dtype, place
+        self.pattern = plan.pattern
+        self.sizes = plan.layout.largest_parts(plan.sizes)
+        self.terms = [_labels(term) for term in self.pattern.terms]
+        held = {label for labels in self.terms[:-1] for label in labels}
+        self.made = [label for label in self.terms[-1] if label in held]
+
+    def parts(self, tiles: Sequence[jax.Array], ring: Ring | None = None) -> list[jax.Array]:
+        """The tiles of the operands with one dim per label; that of a ring's operand is one block of its label."""
+        return [
+            self._zeroed(lax.reshape(tile, self._shape(labels, ring if ring and ring.term == number else None)), labels)
+            for number, (tile, labels) in enumerate(zip(tiles, self.terms, strict=False))
+        ]
+
+    def _shape(self, labels: Sequence[str], ring: Ring | None = None) -> list[int]:
+        return [self.sizes[label] // (ring.size if ring is not None and ring.label == label else 1) for label in labels]
+
+    def _zeroed(self, part: jax.Array, labels: Sequence[str]) -> jax.Array:
+        """The part with zeros where it goes beyond the end of a label that is summed."""
+        mesh = self.plan.layout.mesh
+        for dim, label in enumerate(labels):
+            size = self.plan.sizes[label]
+            if label in self.made or size % self.plan.layout.shards(label) == 0:
+                continue
+            ends = [self.plan.layout.interval(label, size, device) for device in mesh.device_array.tolist()]
+            length = of_device(np.array([stop - start for start, stop in ends], np.int32), self.place)
+            inside = lax.broadcasted_iota(np.int32, part.shape, dim) < length
+            part = lax.select(inside, part, lax.full_like(part, 0))
+        return part
+
+    def of(self, parts: Sequence[jax.Array]) -> jax.Array:
+        """The product of parts of the operands, with one dim per label."""
+        numbers = {label: number for number, label in enumerate(self.pattern.labels)}
+        arguments: list[Any] = []
+        for part, labels in zip(parts, self.terms, strict=False):
+            arguments += [part, [numbers[label] for label in labels]]
+        result = jnp.einsum(
+            *arguments,
+            [numbers[label] for label in self.made],
+            optimize=list(self.plan.local_path) if len(parts) > 2 else "auto",
+            precision=self.how.precision,
+            preferred_element_type=self.how.preferred,
+        )
+        return result.astype(self.dtype)
+
+    def while_gathered(self, ring: Ring, names: Names, tiles: Sequence[jax.Array]) -> jax.Array:
+        """The product, where shards of one operand arrive one after another."""
+        parts = self.parts(tiles, ring)
+        in_result = ring.label in self.made
+        shape = self._shape(self.made)
+        total = lax.full(shape, 0, self.dtype)
+        for number, shard in arriving(ring, names, self.place, parts[ring.term]):
+            here = [shard if n == ring.term else self._block(part, n, ring, number) for n, part in enumerate(parts)]
+            product = self.of(here)
+            if in_result:
+                dim = self.made.index(ring.label)
+                start = number * np.int32(product.shape[dim])
+                total = lax.dynamic_update_slice_in_dim(total, product, start, dim)
+            else:
+                total = total + product
+        return total
+
+    def while_scattered(self, ring: Ring, names: Names, tiles: Sequence[jax.Array]) -> jax.Array:
+        """A block of the product, summed over the devices of a ring on its way to where it stays."""
+        parts = self.parts(tiles)
+
+        def part_of(number: jax.Array) -> jax.Array:
+            return self.of([self._block(part, n, ring, number) for n, part in enumerate(parts)])
+
+        return scattered(ring, names, self.place, part_of)
+
+    def _block(self, part: jax.Array, term: int, ring: Ring, number: jax.Array) -> jax.Array:
+        """The block of a ring's label; the whole part where it lacks the label."""
+        if ring.label not in self.terms[term]:
+            return part
+        dim = self.terms[term].index(ring.label)
+        size = part.shape[dim] // ring.size
+        return lax.dynamic_slice_in_dim(part, number * np.int32(size), size, dim)
+
+    def joined(self, result: jax.Array, ring: Ring | None = None) -> jax.Array:
+        """The tile of the result, with one dim per dim of it; of a ring's label one block."""
+        labels = self.terms[-1]
+        dims = [place for place, label in enumerate(labels) if label in self.made]
+        result = lax.broadcast_in_dim(result, self._shape(labels, ring), dims)
+        return lax.reshape(result, [prod(self._shape(group, ring)) for group in self.pattern.output])
+
+
+def _labels(term: Term) -> list[str]:
+    return [label for group in term for label in group]

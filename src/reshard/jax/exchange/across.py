@@ -1,0 +1,359 @@
+"""Arrays that go to another mesh: other devices, more or fewer, or the same in another order.
+
+The same devices in another order: the source is told by digits of the target's order, the buffers are called by
+that name, and one compiled program does the rest, as on one mesh.
+
+Other devices: no one program of XLA holds them all, so three things are done, one after the other:
+
+    cut     one program over the devices that hold pieces of equal shapes: each cuts its own
+    send    each piece from its device to the one that needs it, all in one call
+    join    one program over the devices whose pieces lie alike: each puts its tile together
+
+What is sent are the pieces of the plan, so every device receives what it lacks and no whole array is ever made.
+(`jax.device_put` gathers the array in the memory of the host as soon as one tile is not a tile of the source.)
+A piece that is a whole source tile is not cut, and one that is a whole target tile is not joined.
+So it is too with the same devices in an order that no digits tell.
+
+`device_put` is called where it does as well: where the tiles are the same and only the devices differ, it sends
+buffers as they are; and devices of a CPU have no memory but the host's, where it lets all replicas of a tile share
+what it gathered.
+
+>>> import numpy as np
+>>> mesh = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])
+>>> other = jax.make_mesh((1,), ("x",), devices=jax.devices()[-1:])
+>>> x = jax.device_put(np.arange(4), NamedSharding(mesh, jax.P("x")))
+>>> y = reshard_across(x, NamedSharding(other, jax.P("x")))
+>>> y.sharding.mesh == other, y.tolist()
+(True, [0, 1, 2, 3])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding, PartitionSpec
+
+from reshard.box import Box
+from reshard.dtypes import dtype_named
+from reshard.errors import ReshardError
+from reshard.exchange import Tiling
+from reshard.jax.conversions import sharding_of
+from reshard.jax.exchange.lowering import run_on_device
+from reshard.jax.exchange.rounds import starts_from
+from reshard.mesh import Mesh
+from reshard.notation import parse_sharding, to_xla
+from reshard.planner import plan as make_plan
+from reshard.sharding import Sharding
+from reshard.steps import Move, Step
+
+Boxes = tuple[Box, ...]
+Tiles = dict[int, Any]
+"""Per device, by its number, an array on it."""
+Devices = tuple[Any, ...]
+"""Devices of JAX."""
+STACKED = PartitionSpec("devices")
+
+
+def reshard_across(x: jax.Array, target: NamedSharding) -> jax.Array:
+    """The array on the devices and in the tiles of the target, which may be on any mesh.
+
+    Args:
+        x: an array that is there.
+        target: where it goes.
+
+    Raises:
+        ReshardError: `different-meshes` where the array or the target is spread over processes and they are not
+            on the same devices; `not-divisible`, `rank-mismatch`, or what `reshard.plan` raises.
+    """
+    ends = [_spread(sharding_of(end, None, x.ndim), x.ndim) for end in (x.sharding, target)]
+    for end in ends:
+        end.check_divisible(x.shape)
+    listed = [_devices_of(x.sharding), _devices_of(target)]
+    devices = tuple(dict.fromkeys((*listed[1], *listed[0])))
+    source, wanted = _numbered(ends, listed, devices)
+    in_one_process = x.is_fully_addressable and target.is_fully_addressable
+    if x.sharding.device_set == target.device_set:
+        renamed = _in_order(source)
+        if renamed is not None and x.size and x.ndim:
+            return _on_same_devices(x, renamed, wanted, target)
+    elif not in_one_process:
+        raise ReshardError(
+            "different-meshes",
+            f"the array is on {len(listed[0])} devices and the target on other {len(listed[1])}, not all of them in "
+            "this process; between processes an array can go to the devices that it is on, in any order",
+        )
+    if x.size == 0:  # device_put and programs of XLA make tiles of another shape
+        dtype_named(x.dtype.name)  # refuses what is no number
+        empty, here = np.zeros(target.shard_shape(x.shape), x.dtype), target.addressable_devices
+        tiles = [jax.device_put(empty, device) for device in _devices_of(target) if device in here]
+        return _assembled(x.shape, target, tiles)
+    if in_one_process and not _is_easy(source, wanted, devices):
+        return _piecewise(x, source, wanted, target, devices)
+    if source.unreduced or wanted.unreduced:
+        raise ReshardError("cannot-express", f"JAX cannot send partial values to devices in this order: {target.mesh}")
+    return jax.device_put(x, target)
+
+
+def _is_easy(source: Sharding, target: Sharding, devices: Devices) -> bool:
+    """Whether `device_put` is as good: it sends each buffer once, or replicas share what it gathered."""
+    if source.unreduced or target.unreduced:
+        return False
+    if target.layout.copies() == 1:
+        return source.layout == target.layout
+    return _share_memory(devices)
+
+
+def _share_memory(devices: Devices) -> bool:
+    """Whether what a device holds is in the host's memory, so that one copy there does for all replicas."""
+    return {device.platform for device in devices} == {"cpu"}
+
+
+def _on_same_devices(x: jax.Array, source: Sharding, wanted: Sharding, target: NamedSharding) -> jax.Array:
+    """One program over the target's devices in its order, in which both ends are stacked tiles."""
+    devices = _devices_of(target)
+    program = _exchanger(devices, source, wanted, x.shape, x.dtype.name)
+    made = _run(program, {shard.device: [shard.data] for shard in x.addressable_shards}, devices)
+    return _assembled(x.shape, target, [made[device][0] for device in devices if device in made])
+
+
+@lru_cache(256)
+def _exchanger(devices: Devices, source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: str) -> Program:
+    plan = make_plan(source, target, shape, dtype)
+    return _compiled(lambda tile: (run_on_device(plan, ("devices",), tile),), devices)
+
+
+def _in_order(sharding: Sharding) -> Sharding | None:
+    """The same placement on a mesh of the devices 0, 1, 2, …; None where their order is no transposition of digits."""
+    if not any(dim.axes for dim in sharding.dims) and not sharding.unreduced:
+        return replace(sharding, mesh=Mesh(sharding.mesh.axes))
+    try:
+        found = parse_sharding(to_xla(sharding), None, sharding.ndim)
+    except ReshardError:  # partial values
+        return sharding if sharding.mesh.device_ids is None else None
+    return found if found.mesh.device_ids is None and found.mesh.size == sharding.mesh.size else None
+
+
+def _piecewise(x: jax.Array, source: Sharding, wanted: Sharding, target: NamedSharding, devices: Devices) -> jax.Array:
+    """Cut, sent, joined; device numbers are places in `devices`."""
+    numbers = {device: number for number, device in enumerate(devices)}
+    tiles = {numbers[shard.device]: shard.data for shard in x.addressable_shards}
+    for leg in _route(source, wanted, x.shape, x.dtype.name):
+        tiles = _travelled(leg, tiles, devices)
+    return _assembled(x.shape, target, [tiles[numbers[device]] for device in _devices_of(target)])
+
+
+def _assembled(shape: tuple[int, ...], target: NamedSharding, tiles: Sequence[Any]) -> jax.Array:
+    """The array of these tiles, moved to another kind of memory where the target asks for it."""
+    there = target.with_memory_kind(tiles[0].sharding.memory_kind)
+    array = jax.make_array_from_single_device_arrays(shape, there, list(tiles))
+    return array if there == target else jax.device_put(array, target)
+
+
+def _spread(sharding: Sharding, ndim: int) -> Sharding:
+    """A sharding on one device as on a mesh of it."""
+    if not sharding.mesh.is_maximal:
+        return sharding
+    return Sharding.of(Mesh((("device", 1),), sharding.mesh.device_ids), *[None] * ndim)
+
+
+def _devices_of(sharding: Any) -> Devices:
+    """The devices of a sharding of JAX, in its order."""
+    return tuple(sharding.mesh.devices.flat) if isinstance(sharding, NamedSharding) else sharding._device_assignment
+
+
+def _numbered(ends: Sequence[Sharding], listed: Sequence[Devices], devices: Devices) -> list[Sharding]:
+    """The shardings with places in `devices` for device numbers: only the relative order of two meshes matters."""
+    numbers = {device: number for number, device in enumerate(devices)}
+    ids = [tuple(numbers[device] for device in those) for those in listed]
+    return [replace(end, mesh=Mesh(end.mesh.axes, given)) for end, given in zip(ends, ids, strict=True)]
+
+
+# What goes where
+
+
+class Cut(NamedTuple):
+    """A box that a device cuts out of its tile; None for the whole tile."""
+
+    device: int
+    box: Box | None
+    """Counted from the corner of the tile."""
+
+
+class Arrival(NamedTuple):
+    """A box of a device's new tile, and the cuts that give it: one, or several that are added up."""
+
+    box: Box
+    """Counted from the corner of the tile."""
+    parts: tuple[Cut, ...]
+
+
+class Leg(NamedTuple):
+    """One exchange: what every device cuts, and what its new tile is made of."""
+
+    cuts: dict[int, Boxes]
+    """Per device the boxes that it cuts; whole tiles are not among them."""
+    arrivals: dict[int, tuple[Arrival, ...]]
+    shapes: dict[int, tuple[int, ...]]
+    """Per device the shape of its new tile; where arrivals leave something out, that is zeros."""
+
+
+@lru_cache(256)
+def _route(source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: str) -> tuple[Leg, ...]:
+    """The legs of the plan from source to target."""
+    legs = []
+    for step in make_plan(source, target, shape, dtype).steps:
+        legs += [_made_partial(step)] if step.kind == "ToUnreduced" else [_leg(move) for move in step.moves]
+    return tuple(legs)
+
+
+def _leg(move: Move) -> Leg:
+    source, target = move.exchange.source, move.exchange.target
+    cuts: dict[int, dict[Box, None]] = {}
+    arrivals: dict[int, tuple[Arrival, ...]] = {}
+    for device in target.mesh.device_array.tolist():
+        corner = target.box(device)
+        given: dict[Box, list[Cut]] = {}
+        for piece in move.exchange.incoming(device):
+            held = source.box(piece.sender)
+            box = None if held == piece.box else _from_corner(piece.box, held)
+            if box is not None:
+                cuts.setdefault(piece.sender, {})[box] = None
+            given.setdefault(_from_corner(piece.box, corner), []).append(Cut(piece.sender, box))
+        arrivals[device] = tuple(Arrival(box, tuple(given[box])) for box in sorted(given))
+    return Leg({device: tuple(sorted(boxes)) for device, boxes in cuts.items()}, arrivals, _shapes(target))
+
+
+def _made_partial(step: Step) -> Leg:
+    """Every device keeps what it gives to the sum, among zeros."""
+    target = Tiling.of(step.after, step.shape)
+    arrivals: dict[int, tuple[Arrival, ...]] = {}
+    for device in target.mesh.device_array.tolist():
+        kept = step.contribution(device)
+        part = () if kept is None else (Arrival(_from_corner(kept, target.box(device)), (Cut(device, None),)),)
+        arrivals[device] = part
+    return Leg({}, arrivals, _shapes(target))
+
+
+def _from_corner(box: Box, tile: Box) -> Box:
+    return Box((low - base, high - base) for (low, high), (base, _) in zip(box, tile, strict=True))
+
+
+def _shapes(tiling: Tiling) -> dict[int, tuple[int, ...]]:
+    return {device: tiling.box(device).shape for device in tiling.mesh.device_array.tolist()}
+
+
+# How it gets there
+
+
+def _travelled(leg: Leg, tiles: Tiles, devices: Devices) -> Tiles:
+    """The new tiles: cut, sent, joined."""
+    rank = len(next(iter(leg.shapes.values())))
+    tiles = {device: tile if tile.ndim == rank else tile.reshape((1,) * rank) for device, tile in tiles.items()}
+    parts = {Cut(device, None): tile for device, tile in tiles.items()}
+    for group in _alike(
+        {device: (tiles[device].shape, *(b.shape for b in boxes)) for device, boxes in leg.cuts.items()}
+    ):
+        cutter = _cutter(tuple(devices[d] for d in group), tuple(leg.cuts[d] for d in group))
+        made = _run(cutter, {devices[d]: [tiles[d]] for d in group})
+        parts |= {Cut(d, box): part for d in group for box, part in zip(leg.cuts[d], made[devices[d]], strict=True)}
+    wanted = [(d, part) for d, arrivals in leg.arrivals.items() for arrival in arrivals for part in arrival.parts]
+    moving = [(d, part) for d, part in wanted if d != part.device]
+    sent = jax.device_put([parts[part] for _, part in moving], [devices[d] for d, _ in moving])
+    arrived = dict(zip(moving, sent, strict=True))
+    return _joined(leg, {(d, part): arrived.get((d, part), parts[part]) for d, part in wanted}, tiles, devices)
+
+
+def _joined(leg: Leg, arrived: dict[tuple[int, Cut], Any], before: Tiles, devices: Devices) -> Tiles:
+    tiles: Tiles = {}
+    patterns: dict[int, Any] = {}
+    dtype = next(iter(before.values())).dtype
+    for device, arrivals in leg.arrivals.items():
+        only = arrivals[0] if len(arrivals) == 1 else None
+        if only and len(only.parts) == 1 and only.box.shape == leg.shapes[device]:
+            tiles[device] = arrived[device, only.parts[0]]
+        elif not arrivals:
+            tiles[device] = jax.device_put(np.zeros(leg.shapes[device], dtype), devices[device])
+        else:
+            patterns[device] = leg.shapes[device], tuple((box, len(parts)) for box, parts in arrivals)
+    for group in _alike(patterns):
+        joiner = _joiner(tuple(devices[d] for d in group), *patterns[group[0]])
+        given = {devices[d]: [arrived[d, part] for one in leg.arrivals[d] for part in one.parts] for d in group}
+        made = _run(joiner, given)
+        tiles |= {d: made[devices[d]][0] for d in group}
+    return tiles
+
+
+def _alike(patterns: dict[int, Any]) -> Iterable[tuple[int, ...]]:
+    """The devices in groups of equal patterns."""
+    groups: dict[Any, list[int]] = {}
+    for device, pattern in patterns.items():
+        groups.setdefault(pattern, []).append(device)
+    return [tuple(group) for group in groups.values()]
+
+
+Program = Callable[..., tuple[Any, ...]]
+"""Over the devices of a flat mesh, from arrays stacked along their first dim to such arrays."""
+
+
+def _run(program: Program, given: dict[Any, list[Any]], devices: Devices | None = None) -> dict[Any, list[Any]]:
+    """What the program makes on each device of what is given there; `devices` where some are of other processes."""
+    order = devices or tuple(given)
+    sharding = NamedSharding(_flat(order), STACKED)
+    held = [given[device] for device in order if device in given]
+    stacked = [
+        jax.make_array_from_single_device_arrays(
+            (arrays[0].shape[0] * len(order), *arrays[0].shape[1:]), sharding, list(arrays)
+        )
+        for arrays in zip(*held, strict=True)
+    ]
+    made = [{shard.device: shard.data for shard in result.addressable_shards} for result in program(*stacked)]
+    return {device: [on_devices[device] for on_devices in made] for device in given}
+
+
+@lru_cache(256)
+def _flat(devices: Devices) -> JaxMesh:
+    return JaxMesh(np.array(devices, dtype=object), ("devices",))
+
+
+@lru_cache(1024)
+def _cutter(devices: Devices, boxes: tuple[Boxes, ...]) -> Program:
+    """Cuts the boxes of each device out of its tile; all have as many, of the same shapes."""
+    starts = np.array([[[low for low, _ in box] for box in own] for own in boxes], dtype=np.int64)
+    shapes = [box.shape for box in boxes[0]]
+    everywhere = np.ones(len(devices), dtype=np.bool_)
+
+    def cut(tile: Any) -> tuple[Any, ...]:
+        tables = [(starts[:, number], everywhere) for number in range(len(shapes))]
+        found = starts_from(tables, lax.axis_index("devices"))
+        return tuple(lax.dynamic_slice(tile, at, shape) for at, shape in zip(found, shapes, strict=True))
+
+    return _compiled(cut, devices)
+
+
+@lru_cache(1024)
+def _joiner(devices: Devices, shape: tuple[int, ...], pattern: tuple[tuple[Box, int], ...]) -> Program:
+    """Puts boxes into a tile: at each box the sum of as many as the pattern says, elsewhere zeros."""
+    covered = sum(box.size for box, _ in pattern) == Box.whole(shape).size
+
+    def join(*parts: Any) -> tuple[Any]:
+        tile = lax.empty(shape, parts[0].dtype) if covered else lax.full(shape, 0, parts[0].dtype)
+        coming = iter(parts)
+        for box, count in pattern:
+            part = next(coming)
+            for _ in range(count - 1):
+                part = part + next(coming)
+            tile = lax.dynamic_update_slice(tile, part, [low for low, _ in box])
+        return (tile,)
+
+    return _compiled(join, devices)
+
+
+def _compiled(body: Program, devices: Devices) -> Program:
+    return jax.jit(jax.shard_map(body, mesh=_flat(devices), in_specs=STACKED, out_specs=STACKED, check_vma=False))

@@ -1,0 +1,289 @@
+"""A plan as what one device does, inside a `shard_map` over the whole mesh.
+
+Every move of a plan is lowered by what its exchange is:
+
+| exchange | becomes |
+|---|---|
+| an AllReduce by sum, max or min | `psum`, `pmax` or `pmin` of a share, then `all_gather` where there are shares |
+| in digits, every device its own sender in round 0 | `all_gather`, `all_to_all` or `psum_scatter` of groups |
+| any other | rounds of `ppermute`: `reshard.jax.rounds` |
+
+**Groups.** Where every sender digit is determined by the receiver's own, the k devices that differ in the gathered
+digits alone send each other one piece each: a collective of that group, whatever the axes are called, so sub-axes
+need no mesh of their own.
+A tile is then an array with one dim per digit: a source tile by the digits that the target cuts, a target tile by
+the digits that are gathered.
+So packing and unpacking are a transposition each, which is no copy where the digits are the outermost already.
+
+By hand, 8 x 8 on y=4, `[{"y"}, {}] -> [{}, {"y"}]`: a source tile of 2 x 8 is seen as (2, y, 2) and packed as
+(y, 2, 2); after the all-to-all the first dim counts senders, and (y, 2, 2) is a target tile of 8 x 2 as it stands.
+
+**In turn.** One collective of all gathered digits is the fewest messages, but copies much: a part that several
+members need once for each of them, and a tile whose parts arrive in another order as a whole.
+So large tiles take up to three, of fewer digits each: those that the target cuts are exchanged, the others gathered,
+the outermost of the tile last, so that it is complete as it arrives.
+The bytes are the same: of p g parts, (p - 1) are received first and then (g - 1) p, together p g - 1.
+
+By hand, 8 x 8 on x=2, y=2, `[{"x"}, {"y"}] -> [{}, {}]`: all four tiles of 4 x 4 come as (x, y, 4, 4), of which
+(x, 4, y, 4) must be made; in turn (y, 4, 4) comes first, of which (4, y, 4) is made, half as much to copy, and two
+of these are (x, 4, 8), the tile as it stands.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+
+from reshard.digits import PARTIAL, Digit, Role, Stage, index_of, offsets, primes, without
+from reshard.exchange import DigitExchange, Tiling
+from reshard.jax.exchange.rounds import COMBINE, bits_of, in_rounds, of_device, starts_from
+from reshard.numpy import identity
+from reshard.plans import Plan
+from reshard.steps import Move, Step
+
+Names = tuple[str, ...]
+"""The axes of the mesh, all of them in its order: a permutation by pairs counts in that order whatever is asked."""
+GROUP_REDUCTIONS: dict[str, Callable[..., jax.Array]] = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
+"""Reductions that are one collective."""
+LARGE_BYTES = 1 << 20
+"""From tiles of this size on digits go in turn.
+
+On 8 devices of a CPU that is faster from 64 KiB on; it is later where a collective takes longer to start.
+"""
+
+
+def run_on_device(plan: Plan, names: Names, tile: jax.Array) -> jax.Array:
+    """The target tile of a device, from its source tile, where all axes of the mesh are manual.
+
+    Args:
+        plan: what to do, over the same devices; in several orders only where nothing is reduced.
+        names: the axes of the target's mesh, in its order.
+        tile: the source tile.
+    """
+    local_shape = plan.target.local_shape(plan.shape)
+    if 0 in plan.shape:
+        return lax.full(local_shape, 0, tile.dtype)
+    combines = any(move.reduction is not None for step in plan.steps for move in step.moves)
+    dtype, bits = tile.dtype, None if combines else bits_of(tile.dtype)
+    tile = lax.bitcast_convert_type(tile, bits) if bits else tile
+    place = lax.axis_index(names) if names else np.int32(0)
+    for step in plan.steps:
+        tile = _after(step, names, place, tile)
+    return lax.reshape(lax.bitcast_convert_type(tile, dtype) if bits else tile, local_shape)
+
+
+def _after(step: Step, names: Names, place: Any, tile: jax.Array) -> jax.Array:
+    if step.kind == "ToUnreduced":
+        return _to_unreduced(step, place, tile)
+    if step.kind == "AllReduce" and step.before.reduction in GROUP_REDUCTIONS:
+        return _all_reduced(step, names, place, tile)
+    for move in step.moves:
+        if len(move.exchange.target.shape) != tile.ndim:  # of a scalar, seen as a vector
+            tile = lax.reshape(tile, (1,))
+        tile = _moved(move, names, place, tile)
+    return tile if step.shape else lax.reshape(tile, ())
+
+
+def _moved(move: Move, names: Names, place: Any, tile: jax.Array) -> jax.Array:
+    exchange = move.exchange
+    if (
+        isinstance(exchange, DigitExchange)
+        and exchange.stays
+        and exchange.gathered_values > 1
+        and exchange.source.same_order_as(exchange.target)
+        and exchange.source.is_even()
+        and exchange.target.is_even()
+    ):
+        tile = _in_groups(exchange, names, place, tile, move.reduction or "sum")
+    else:
+        tile = in_rounds(exchange, names, place, tile, reduction=move.reduction)
+    return lax.div(tile, lax.full_like(tile, move.classes)) if move.reduction == "avg" else tile
+
+
+def _all_reduced(step: Step, names: Names, place: Any, tile: jax.Array) -> jax.Array:
+    """What the members of each group hold, combined.
+
+    Of more than two parts each is sent less often where the c devices that hold the same one combine a share of the
+    tile each and then gather them: p parts of n bytes in c copies are n (p c + p - 2) / (p c) received bytes, and
+    2 n (p - 1) / p were all combined by every device.
+    """
+    before, after = (sharding.layout_for(step.shape) for sharding in (step.before, step.after))
+    parts = without(before.unreduced, after.unreduced)
+    shared: Stage = ()
+    if prod(digit.size for digit in parts) > 2:
+        for digit in (prime for free in before.free_digits() for prime in primes(free)):
+            if tile.size % prod(one.size for one in (*shared, digit)) == 0:
+                shared = (*shared, digit)
+    combine, groups = GROUP_REDUCTIONS[step.before.reduction], groups_of(parts, before.positions)
+    if not shared:
+        return combine(tile, names, axis_index_groups=groups)
+    shares = prod(digit.size for digit in shared)
+    mine = of_device(index_of(shared, np.arange(before.positions)).astype(np.int32), place)
+    share = of_device(lax.reshape(tile, (shares, tile.size // shares)), mine)
+    share = combine(share, names, axis_index_groups=groups)
+    return lax.reshape(lax.all_gather(share, names, axis_index_groups=groups_of(shared, before.positions)), tile.shape)
+
+
+def groups_of(digits: Sequence[Digit], positions: int) -> list[list[int]] | None:
+    """The devices that differ in the digits alone, in the order of their values; None where that is all, in order.
+
+    >>> groups_of([Digit(1, 2), Digit(4, 2)], 8)
+    [[0, 4, 1, 5], [2, 6, 3, 7]]
+    """
+    members = offsets(tuple(digits))
+    places = np.arange(positions, dtype=np.int64)
+    firsts = places[index_of(tuple(digits), places) == 0]
+    groups: list[list[int]] = (firsts[:, None] + members).tolist()
+    return None if groups == [places.tolist()] else groups
+
+
+class _Parts(NamedTuple):
+    """A tile seen by digits."""
+
+    array: jax.Array
+    dims: list[int]
+    """Per dim of the array the number of a digit, or -1 - dim for what is left of a dim of the tile."""
+
+    def seen_by(self, order: Sequence[int]) -> _Parts:
+        """The same with its dims in another order, which may name others too."""
+        order = [i for i in order if i in self.dims]
+        return _Parts(lax.transpose(self.array, [self.dims.index(i) for i in order]), order)
+
+
+def _in_groups(exchange: DigitExchange, names: Names, place: Any, tile: jax.Array, reduction: str) -> jax.Array:
+    """The target tile, where every device keeps its place: collectives between a packing and an unpacking."""
+    digits, before, after = exchange.common.digits, exchange.common.source_roles, exchange.common.target_roles
+    cut = [i for i, role in enumerate(after) if role != before[i] and _cuts(role)]
+    parts = _own_values(exchange, cut, place, tile)
+    packed = [i for i in parts.dims if i in exchange.gathered]
+    gathered = [i for i in exchange.gathered if i not in packed]
+    wanted, _ = _seen_by([i for i in exchange.gathered if _cuts(before[i])], before, digits, exchange.piece_shape)
+    turns = [[*gathered, *packed]]
+    if prod(exchange.piece_shape) * exchange.gathered_values * tile.dtype.itemsize >= LARGE_BYTES:
+        outer = list(itertools.takewhile(gathered.__contains__, wanted))
+        turns = [packed, [i for i in gathered if i not in outer], outer]
+    for turn in filter(None, turns):
+        groups = groups_of([digits[i] for i in turn], exchange.source.mesh.size)
+        if packed and turn is turns[0]:
+            parts = _exchanged(exchange, turn, names, groups, parts, reduction)
+        else:
+            if wanted == [*turn, *(i for i in wanted if i in parts.dims)]:
+                parts = parts.seen_by(wanted)
+            array = lax.all_gather(parts.array, names, axis_index_groups=groups)
+            array = lax.reshape(array, (*(digits[i].size for i in turn), *parts.array.shape))
+            parts = _Parts(array, [*turn, *parts.dims])
+    return lax.reshape(parts.seen_by(wanted).array, exchange.target.layout.local_shape(exchange.target.shape))
+
+
+def _own_values(exchange: DigitExchange, cut: Sequence[int], place: Any, tile: jax.Array) -> _Parts:
+    """The source tile seen by the digits that cut it, but of those that it replicates the device's own value."""
+    digits = exchange.common.digits
+    now, shape = _seen_by(cut, exchange.common.target_roles, digits, exchange.piece_shape)
+    parts = lax.reshape(tile, shape)
+    for i in cut:
+        if i not in exchange.gathered:
+            value = lax.rem(lax.div(place, np.int32(digits[i].stride)), np.int32(digits[i].size))
+            parts = lax.dynamic_index_in_dim(parts, value, now.index(i), keepdims=False, allow_negative_indices=False)
+            now.remove(i)
+    return _Parts(parts, now)
+
+
+def _exchanged(
+    exchange: DigitExchange,
+    turn: Sequence[int],
+    names: Names,
+    groups: list[list[int]] | None,
+    parts: _Parts,
+    reduction: str,
+) -> _Parts:
+    """Parts by the digits of the members of a group, each sent to its member, and partial values combined."""
+    digits, piece, after = exchange.common.digits, exchange.piece_shape, exchange.common.target_roles
+    sizes = [digits[i].size for i in turn]
+    if not set(turn) <= set(parts.dims) or len({(after[i] or (0,))[0] for i in turn}) > 1:  # not one run of dims
+        dims = [*turn, *(-1 - dim for dim in range(len(piece)))]
+        parts = parts.seen_by(dims)
+        parts = _Parts(lax.broadcast_in_dim(parts.array, (*sizes, *piece), [dims.index(i) for i in parts.dims]), dims)
+    first = parts.dims.index(turn[0])
+    low, high = parts.array.shape[:first], parts.array.shape[first + len(turn) :]
+    array = lax.reshape(parts.array, (*low, prod(sizes), *high))
+    partial = [i for i in turn if not _cuts(exchange.common.source_roles[i])]
+    dims = list(parts.dims)
+    if len(partial) == len(turn) and reduction == "sum":
+        array = lax.transpose(array, [first, *(dim for dim in range(array.ndim) if dim != first)])
+        array = lax.psum_scatter(array, names, axis_index_groups=groups, tiled=True)  # of parts in one run: faster
+        return _Parts(lax.reshape(array, piece), [i for i in dims if i not in turn])
+    array = lax.reshape(_all_to_all(array, names, first, groups), (*low, *sizes, *high))
+    for i in partial:  # pair by pair: what some backends do much faster than a reduction along a dim
+        values = (lax.index_in_dim(array, n, dims.index(i), keepdims=False) for n in range(digits[i].size))
+        array = functools.reduce(COMBINE[reduction], values)
+        dims.remove(i)
+    return _Parts(array, dims)
+
+
+def _all_to_all(parts: jax.Array, names: Names, dim: int, groups: list[list[int]] | None) -> jax.Array:
+    """Part number j along a dim, sent to member number j of the group; what comes in stands in the same order.
+
+    Of an array whose first dim is split XLA may lay out each part in another way and then refuse them, so there
+    the parts are seen as lists, which lie in one way alone.
+    """
+    if dim:
+        return lax.all_to_all(parts, names, dim, dim, axis_index_groups=groups, tiled=True)
+    shape = parts.shape
+    listed = lax.reshape(parts, (prod(shape),))
+    return lax.reshape(lax.all_to_all(listed, names, 0, 0, axis_index_groups=groups, tiled=True), shape)
+
+
+def _cuts(role: Role) -> bool:
+    """Whether a digit of this role cuts a dim."""
+    return role is not None and role[0] != PARTIAL
+
+
+def _seen_by(
+    cut: Sequence[int], roles: Sequence[Role], digits: Sequence[Digit], piece: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """The dims of a tile seen by the digits that cut it: who each is (-1 - dim for what is left), and its size."""
+    who: list[int] = []
+    for dim in range(len(piece)):
+        who += sorted(
+            (i for i in cut if (roles[i] or (PARTIAL,))[0] == dim), key=lambda i: -(roles[i] or (PARTIAL, 0))[1]
+        )
+        who.append(-1 - dim)
+    return who, [digits[i].size if i >= 0 else piece[-1 - i] for i in who]
+
+
+def _to_unreduced(step: Step, place: Any, tile: jax.Array) -> jax.Array:
+    """The tile where the device is one that keeps it, else what changes nothing; nothing is sent.
+
+    A tile smaller than the largest fills a corner of its array; what is beyond changes nothing, and falls off the end.
+    """
+    blank = identity(step.after.reduction, tile.dtype)
+    before, after = (Tiling.of(sharding, step.shape) for sharding in (step.before, step.after))
+    devices = before.mesh.device_array.tolist()
+    rank = len(step.shape)
+    starts, sizes = np.zeros((len(devices), rank), np.int64), np.zeros((len(devices), rank), np.int64)
+    keeps = np.zeros(len(devices), np.bool_)
+    for number, device in enumerate(devices):
+        box = step.contribution(device)
+        keeps[number] = box is not None and not box.is_empty
+        if box is not None and keeps[number]:
+            starts[number] = [low - base for (low, _), (base, _) in zip(box, after.box(device), strict=True)]
+            sizes[number] = box.shape
+    at, ends = starts_from([(starts, keeps), (sizes, keeps)], place)
+    mine = lax.broadcast(of_device(keeps, place), tile.shape)
+    for dim, end in enumerate(ends):
+        if not isinstance(end, np.int32) or end != tile.shape[dim]:
+            mine = mine & (lax.broadcasted_iota(np.int32, tile.shape, dim) < end)
+    tile = lax.select(mine, tile, lax.full_like(tile, blank))
+    shape = after.layout.local_shape(step.shape)
+    if shape == tile.shape:
+        return tile
+    room = [max(size, int(low) + length) for size, low, length in zip(shape, starts.max(0), tile.shape, strict=True)]
+    whole = lax.dynamic_update_slice(lax.full(room, blank, tile.dtype), tile, at, allow_negative_indices=False)
+    return lax.slice(whole, [0] * rank, shape)

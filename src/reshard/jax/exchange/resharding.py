@@ -1,0 +1,303 @@
+"""`reshard` for arrays of JAX: eager and traced, single or in a pytree.
+
+What says where an array is:
+
+    the array itself               where it is there (eager)
+    its type                       where it is traced and the axes of its mesh are Explicit
+    `source=`                      where it is traced and they are Auto
+    XLA, when it has propagated    the same, without `source=`
+
+>>> import numpy as np
+>>> mesh = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])
+>>> x = jax.device_put(np.arange(4), jax.NamedSharding(mesh, jax.P("x")))
+>>> reshard(x, jax.P(None)).sharding.spec
+P(None,)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax._src.mesh import get_concrete_mesh
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import Mesh as JaxMesh
+
+from reshard.checks import expect, shown
+from reshard.errors import ReshardError
+from reshard.jax.conversions import (
+    AnyMesh,
+    for_leaves,
+    mesh_of,
+    named_sharding_of,
+    on_mesh,
+    partition_spec_of,
+    sharding_of,
+)
+from reshard.jax.exchange.across import reshard_across
+from reshard.jax.exchange.primitive import bind, devices_of, filled, plan_between
+from reshard.network import Network
+from reshard.sharding import Sharding
+
+Target = PartitionSpec | NamedSharding | Sharding
+
+
+def reshard(
+    x: Any, target: Any, source: Any = None, *, network: Network | str | None = None, refine: bool = False
+) -> Any:
+    """The same values, laid out as `target` says; every device receives the bytes that it lacks.
+
+    In place of `jax.sharding.reshard` and `jax.lax.with_sharding_constraint`, in and out of `jit`, under
+    `set_mesh`, `scan`, `vmap`, `jvp` and `grad`.
+    Eager it also goes to another mesh: other devices, or the same in another order.
+
+    Args:
+        x: an array, or a pytree of arrays.
+        target: a `PartitionSpec` on the mesh of the array or the one that is set, a `NamedSharding`, or a
+            `reshard.Sharding`; or a pytree of them, of which one may stand for a whole subtree.
+        source: where traced arrays on Auto axes are, in the same forms; without it XLA is asked.
+        network: what the devices are connected by, or the name of a preset: then the plan with the least time
+            there is chosen; without it the one with the fewest bytes.
+        refine: whether a target with sub-axes comes back on a refined mesh; without it such a target is refused.
+
+    Raises:
+        ReshardError: `unknown-mesh` where no mesh is known, `different-meshes` where a traced array is wanted on
+            another mesh, `not-divisible`, `rank-mismatch`, `cannot-express`, `bad-argument`, or what
+            `reshard.plan` raises; all before anything moves.
+    """
+    if isinstance(network, str):
+        network = Network.preset(network)
+    if network is not None:
+        expect(network, Network, "the network of a reshard")
+    leaves, tree = jax.tree.flatten(x)
+    ends = _ends(target, x, "target"), _ends(source, x, "source")
+    done = [_one(*given, network, refine) for given in zip(leaves, *ends, strict=True)]
+    return jax.tree.unflatten(tree, done)
+
+
+def _ends(given: Any, x: Any, what: str) -> list[Any]:
+    """What is given for each leaf of what is resharded."""
+    found = for_leaves(given, x, f"the {what}", "the pytree that is resharded")
+    for one in found:
+        if not isinstance(one, Target) and not (what == "source" and one is None):
+            wanted = "a PartitionSpec, a NamedSharding or a Sharding"
+            raise ReshardError("bad-argument", f"the {what} of a reshard must be {wanted}, got: {shown(one)}")
+    return found
+
+
+def _one(x: Any, target: Target, source: Any, network: Network | None, refine: bool) -> Any:
+    if not isinstance(x, jax.Array):
+        try:
+            x = jax.numpy.asarray(x)
+        except (TypeError, ValueError):
+            raise ReshardError("bad-argument", f"an array or a number is resharded, got: {shown(x)}") from None
+    if isinstance(x, jax.core.Tracer) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):  # type: ignore[attr-defined]
+        raise ReshardError("unknown-dtype", f"inside jit no {x.dtype} is resharded; reshard its jax.random.key_data")
+    for size in x.shape:
+        if not isinstance(size, int):
+            raise ReshardError("bad-shape", f"a reshard needs a static shape, got: {x.shape}")
+    return (_traced if isinstance(x, jax.core.Tracer) else _there)(x, target, source, network, refine)
+
+
+# Arrays that are there
+
+
+def _there(x: jax.Array, target: Target, source: Any, network: Network | None, refine: bool) -> jax.Array:
+    here = x.sharding
+    if source is not None:
+        mesh = here.mesh if isinstance(here, NamedSharding) else None
+        said, found = sharding_of(source, mesh, x.ndim), sharding_of(here, None, x.ndim)
+        if not found.is_equivalent_to(said, x.shape):
+            raise ReshardError("bad-argument", f"source is {said.text()}, but the array lies as {found.text()}")
+    wanted = _wanted(target, here, refine, x.ndim)
+    sharding_of(wanted, None, x.ndim).check_divisible(x.shape)
+    if not x.committed or here.memory_kind != wanted.memory_kind:
+        return jax.device_put(x, wanted)
+    if x.size == 0:  # a program of XLA would give it tiles of another shape
+        return reshard_across(x, wanted)
+    if not isinstance(here, NamedSharding) or not mesh_of(here.mesh).same_order_as(mesh_of(wanted.mesh)):
+        return reshard_across(x, wanted)
+    there = here if here.mesh == wanted.mesh else by_names_of(wanted.mesh, here, x.ndim)
+    if there is None:
+        return reshard_across(x, wanted)
+    x = x if there == here else jax.device_put(x, there)
+    return _bound(x, wanted.mesh, there.spec, wanted.spec, network)
+
+
+def by_names_of(mesh: AnyMesh, sharding: NamedSharding, ndim: int) -> NamedSharding | None:
+    """The sharding on a mesh of the same devices in the same order; None where its axes cannot express it."""
+    try:
+        return named_sharding_of(sharding_of(sharding, None, ndim), mesh)
+    except ReshardError:
+        return None
+
+
+def _wanted(target: Target, here: Any, refine: bool, ndim: int) -> NamedSharding:
+    """The target on its mesh: its own, that of the array, or the one that is set."""
+    mesh = here.mesh if isinstance(here, NamedSharding) else _set_mesh()
+    if isinstance(target, NamedSharding):
+        if not isinstance(target.mesh, JaxMesh):
+            if mesh is None or mesh.abstract_mesh != target.mesh:
+                raise ReshardError("unknown-mesh", f"{target} names no devices, and no mesh with its axes is set")
+            return NamedSharding(mesh, _checked(target.spec, mesh, ndim))
+        return NamedSharding(target.mesh, _checked(target.spec, target.mesh, ndim), memory_kind=target.memory_kind)
+    if isinstance(target, PartitionSpec):
+        if mesh is None:
+            raise ReshardError("unknown-mesh", f"{target} does not say on which mesh; use a NamedSharding or set_mesh")
+        return NamedSharding(mesh, _checked(target, mesh, ndim))
+    same_devices = mesh is not None and target.mesh.same_order_as(mesh_of(mesh))
+    return named_sharding_of(target, mesh if same_devices else None, refine=refine)
+
+
+def _checked(spec: PartitionSpec, mesh: AnyMesh, ndim: int) -> PartitionSpec:
+    """A spec for every dim.
+
+    Raises:
+        ReshardError: `bad-argument` for dims without a say, and what `sharding_of` raises.
+    """
+    if PartitionSpec.UNCONSTRAINED in spec.partitions:
+        raise ReshardError("bad-argument", f"{spec} leaves a dim open; a reshard must say where every dim goes")
+    sharding_of(spec, mesh, ndim)
+    return filled(spec, ndim)
+
+
+def _set_mesh() -> JaxMesh | None:
+    mesh = jax.sharding.get_mesh()
+    return None if mesh.empty else mesh
+
+
+# Arrays that are traced
+
+
+def _traced(x: Any, target: Target, source: Any, network: Network | None, refine: bool) -> Any:
+    here = jax.typeof(x).sharding
+    mesh = _mesh_of_trace(here.mesh, target, source)
+    if AxisType.Manual in mesh.axis_types:
+        raise ReshardError("bad-argument", "inside shard_map a device sees its own tile alone; reshard outside of it")
+    given = start_of(here, mesh, source, x.ndim)
+    wanted = wanted_in(mesh, target, refine, x.ndim)
+    if wanted.mesh != mesh and wanted.mesh.shape_tuple != mesh.shape_tuple:
+        return _on_refined(x, mesh, given, wanted, network)
+    current = jax.sharding.get_abstract_mesh()
+    if here.mesh.empty and current.are_all_axes_explicit and mesh == wanted.mesh:  # XLA makes it where it is wanted
+        sharding_of(wanted, None, x.ndim).check_divisible(x.shape)
+        return jax.sharding.reshard(x, wanted)
+    return _bound(x, wanted.mesh, given, wanted.spec, network)
+
+
+def _mesh_of_trace(own: AbstractMesh, target: Target, source: Any) -> AnyMesh:
+    """The one mesh of a traced reshard.
+
+    Raises:
+        ReshardError: `unknown-mesh`, `different-meshes`.
+    """
+    known: list[AnyMesh] = [one.mesh for one in (target, source) if isinstance(one, NamedSharding)]
+    current = jax.sharding.get_abstract_mesh()
+    known += [mesh for mesh in (own, current) if not mesh.empty]
+    if not known:
+        raise ReshardError("unknown-mesh", f"{target} does not say on which mesh; use a NamedSharding or set_mesh")
+    for mesh in known[1:]:
+        if mesh.shape_tuple != known[0].shape_tuple:
+            raise ReshardError(
+                "different-meshes",
+                f"the array is traced on mesh {mesh_of(mesh)}, the target is on {mesh_of(known[0])}; "
+                "inside jit both must be on one mesh, so reshard outside",
+            )
+    set_now = get_concrete_mesh()
+    for mesh in known:
+        if isinstance(mesh, JaxMesh) and not set_now.empty and not mesh_of(mesh).same_order_as(mesh_of(set_now)):
+            raise ReshardError(
+                "different-meshes",
+                f"the mesh that is set has devices {mesh_of(set_now).devices}, the target is on "
+                f"{mesh_of(mesh).devices}; inside jit both must be the same in one order, so reshard outside",
+            )
+    types = next((mesh for mesh in (current, own) if not mesh.empty), known[0]).axis_types
+    first = next((mesh for mesh in known if isinstance(mesh, JaxMesh)), known[0])
+    return first if first.axis_types == types else first.abstract_mesh.update(axis_types=types)
+
+
+def start_of(here: NamedSharding, mesh: AnyMesh, source: Any, ndim: int) -> PartitionSpec | None:
+    """Where a traced array is: by its type, or as said; None where neither is known.
+
+    On Explicit axes a value whose type has no mesh is whole everywhere: one of NumPy, a constant.
+
+    Raises:
+        ReshardError: `bad-argument` where type and what is said differ, or some axes are Auto and others not.
+    """
+    said = None if source is None else partition_spec_of(_our(source, mesh, ndim))
+    kinds = set(mesh.axis_types)
+    if kinds == {AxisType.Explicit}:
+        if (
+            said is not None
+            and not here.mesh.empty
+            and sharding_of(said, mesh, ndim).layout != sharding_of(here.spec, mesh, ndim).layout
+        ):
+            raise ReshardError("bad-argument", f"source is {said}, but the type of the array says {here.spec}")
+        return filled(here.spec, ndim)
+    if said is None and AxisType.Explicit in kinds:
+        raise ReshardError("bad-argument", "some axes of the mesh are Explicit and others Auto; pass source=")
+    return None if said is None else filled(said, ndim)
+
+
+def _our(given: Any, mesh: AnyMesh, ndim: int) -> Sharding:
+    """A source or a target on the mesh of a trace."""
+    if isinstance(given, Sharding):
+        return on_mesh(given, mesh)
+    return sharding_of(given.spec if isinstance(given, NamedSharding) else given, mesh, ndim)
+
+
+def wanted_in(mesh: AnyMesh, target: Target, refine: bool, ndim: int) -> NamedSharding:
+    """The target of a traced array, on the mesh of its trace.
+
+    Raises:
+        ReshardError: `rank-mismatch`, `different-meshes`, `cannot-express`, `bad-argument`.
+    """
+    if isinstance(target, Sharding):
+        if target.ndim != ndim:
+            raise ReshardError("rank-mismatch", f"{target} has {target.ndim} dims, the array {ndim}")
+        if isinstance(mesh, AbstractMesh) or target.mesh.same_order_as(mesh_of(mesh)):
+            return named_sharding_of(target, mesh, refine=refine)
+        raise ReshardError(
+            "different-meshes", f"{target} is on other devices than the array that is traced on {mesh_of(mesh)}"
+        )
+    spec = target.spec if isinstance(target, NamedSharding) else target
+    return NamedSharding(mesh, _checked(spec, mesh, ndim))
+
+
+def _on_refined(x: Any, mesh: AnyMesh, given: Any, wanted: NamedSharding, network: Network | None) -> Any:
+    """The reshard over a mesh of the same devices with finer axes, on which the result stays."""
+    fine = wanted.mesh
+    start: Any = None
+    if given is not None:
+        ours = replace(
+            sharding_of(given, mesh, x.ndim), mesh=replace(mesh_of(mesh), device_ids=mesh_of(fine).device_ids)
+        )
+        start = filled(partition_spec_of(on_mesh(ours, fine)), x.ndim)
+    with jax.sharding.use_abstract_mesh(fine.abstract_mesh):
+        if AxisType.Explicit in mesh.axis_types:
+            try:
+                x = jax.sharding.reshard(x, NamedSharding(fine, start))
+            except KeyError as error:  # the axes of a batch are those of the mesh
+                raise ReshardError(
+                    "cannot-express", f"vmap maps over axis {error}, of which the target of the reshard has a part"
+                ) from None
+        return _bound(x, fine, start, wanted.spec, network, of_jit=mesh)
+
+
+def _bound(
+    x: Any,
+    mesh: AnyMesh,
+    source: PartitionSpec | None,
+    target: PartitionSpec,
+    network: Network | None,
+    of_jit: AnyMesh | None = None,
+) -> Any:
+    """The reshard itself, once a plan is known to exist; `of_jit` is the mesh of all else, where it is another."""
+    target = filled(target, x.ndim)
+    if source is None:
+        sharding_of(target, mesh, x.ndim).check_divisible(x.shape)
+    else:
+        source = filled(source, x.ndim)
+        plan_between(mesh, source, target, x.shape, x.dtype, network)
+    return bind(x, mesh, source, target, network, devices_of(of_jit or mesh))

@@ -1,0 +1,199 @@
+"""What adds the operations of a jaxpr to a program, each with what one device does.
+
+An operation that came from JAX carries a `Local`: a function from the tiles of its operands to that of its result.
+What it may ask about them is `Here`; in which loops it stands is there too, for a program is a flat list.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax import lax
+
+from reshard.operations.pattern import Pattern, Term
+from reshard.propagation import Program, Value
+from reshard.sharding import Sharding
+
+Shape = tuple[int, ...]
+
+
+class Here(Protocol):
+    """What an operation may ask about the tiles on a device; a term is the number of an operand, or of the result."""
+
+    @property
+    def shapes(self) -> Sequence[Shape]:
+        """The shapes of the tiles of the operands, and last of the result."""
+
+    def start(self, term: int, dim: int) -> Any:
+        """Where the tile begins in its tensor."""
+
+    def length(self, term: int, dim: int) -> Any:
+        """How many elements of its tensor it has, which for a tile that is cut short is less than its shape says."""
+
+
+Run = Callable[[Here, Sequence[Any]], Any]
+"""From the tiles of the operands to the tile of the result."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """A scan, or a loop that goes round as long as the first of its carries is true."""
+
+    length: int | None
+    """How often it goes round; None where only a run tells."""
+    reverse: bool = False
+    unroll: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """One of the branches of a choice."""
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Branches of which a number picks one."""
+
+    ways: tuple[Way, ...]
+
+
+Region = Loop | Way
+"""What operations may stand in."""
+
+
+@dataclass(frozen=True, eq=False)
+class Local:
+    """What stands with an operation that came from JAX."""
+
+    run: Run
+    """What a device does."""
+    regions: tuple[Region, ...] = ()
+    """The loops and the branches around it, outermost first."""
+    part: str = ""
+    """Of a loop that it enters or leaves: `carry`, `element`, `last`, `stack`; of a choice that it leaves: `chosen`."""
+    whole: Loop | Choice | None = None
+    """What it enters or leaves."""
+
+
+class Emitter:
+    """A program under construction from equations."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.regions: tuple[Region, ...] = ()
+        self.without_rule: Counter[str] = Counter()
+        self._keys: dict[Value, Any] = {}
+        """The values that are keys of random numbers, with their dtypes."""
+        self._scalars: dict[tuple[str, bytes], Value] = {}
+
+    def emit(
+        self,
+        name: str,
+        operands: Sequence[Value],
+        terms: Sequence[Term],
+        aval: Any,
+        run: Run,
+        *,
+        local: Mapping[str, Any] | None = None,
+        result: str | None = None,
+        **fields: Any,
+    ) -> Value:
+        """Add an operation; terms are those of the operands, and last of the result."""
+        pattern = Pattern(tuple(terms[:-1]), terms[-1])
+        payload = Local(run, **{"regions": self.regions, **(local or {})})
+        turns = prod(region.length or 1 for region in payload.regions if isinstance(region, Loop))
+        dtype = plain_dtype(aval.dtype)
+        value = self.program.add(
+            name, operands, result, aval.shape, dtype, pattern=pattern, turns=turns, payload=payload, **fields
+        )
+        return self.keyed(value, aval.dtype)
+
+    def keyed(self, value: Value, dtype: Any) -> Value:
+        """The value; where it is keys of random numbers, every device is to have them all."""
+        if is_key(dtype):
+            self._keys[value] = dtype
+            self.program.constrain(value, Sharding.of(self.program.mesh, *[None] * len(value.shape)))
+        return value
+
+    def aval(self, value: Value) -> jax.ShapeDtypeStruct:
+        """The shape and the dtype of a value, as JAX has them."""
+        return jax.ShapeDtypeStruct(value.shape, self._keys.get(value, value.dtype.name))
+
+    def literal(self, value: Any) -> Value:
+        """A value that is known: one number, or an array of which every device takes its part."""
+        if is_key(getattr(value, "dtype", None)):
+            number = self.literal(np.int32(0))
+            return self.emit("array", [number], [(), labels(value.ndim)], value, lambda here, _: value)
+        array = np.asarray(value)
+        if array.ndim == 0:
+            key = str(array.dtype), array.tobytes()
+            if key not in self._scalars:
+                self._scalars[key] = self.program.add(
+                    "constant",
+                    (),
+                    None,
+                    (),
+                    array.dtype,
+                    attributes=(("value", array.item() if array.dtype.kind in "iuf" else float(array.real)),),
+                    payload=Local(lambda here, _: lax.full((), array[()], array.dtype)),
+                )
+            return self._scalars[key]
+
+        def part(here: Here, _: Sequence[Any]) -> Any:
+            shape = here.shapes[-1]
+            room = [(0, local if size % max(local, 1) else 0) for size, local in zip(array.shape, shape, strict=True)]
+            starts = [here.start(1, dim) for dim in range(array.ndim)]
+            return lax.dynamic_slice(np.pad(array, room), starts, shape) if shape != array.shape else array
+
+        return self.emit("array", [self.literal(np.int32(0))], [(), labels(array.ndim)], array, part)
+
+
+def is_key(dtype: Any) -> bool:
+    """Whether these are keys of random numbers, with which there is no arithmetic."""
+    return dtype is not None and bool(jax.numpy.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def plain_dtype(dtype: Any) -> Any:
+    """The dtype by which a program knows it: keys stand there as numbers of 8 bytes."""
+    return np.dtype(np.uint64) if is_key(dtype) else dtype
+
+
+def known_number(program: Program, value: Value) -> Any:
+    """The number that all elements of a value are, where the program says so and no dtype rounds it; else None."""
+    operation, cast = program.operations[value.number], False
+    while operation.name in ("broadcast", "copy", "convert", "cast"):
+        cast |= operation.name in ("convert", "cast")
+        operation = program.operations[operation.operands[0].number]
+    if operation.name != "constant" or value.dtype.kind == "c":
+        return None
+    number = operation.attribute("value")
+    return number if not cast or number in (-1, 0, 1) else None
+
+
+def labels(ndim: int, stem: str = "d") -> Term:
+    """The term of a tensor with one label per dim."""
+    return tuple((f"{stem}{dim}",) for dim in range(ndim))
+
+
+def within(shape: Shape, result: Shape) -> Term:
+    """The term of an operand that is as the result, or repeated where it is a scalar or has size 1."""
+    return tuple(
+        (f"d{dim}",) if size == whole else () for dim, (size, whole) in enumerate(zip(shape, result, strict=False))
+    )
+
+
+def evaluated(equation: Any, number: int = 0, **changed: Any) -> Run:
+    """The primitive itself, with parameters changed; where it has several results, one of them."""
+
+    def run(here: Here, tiles: Sequence[Any]) -> Any:
+        params = equation.primitive.get_bind_params({**equation.params, **changed})
+        made = equation.primitive.bind(*tiles, **params)
+        return made[number] if equation.primitive.multiple_results else made
+
+    return run

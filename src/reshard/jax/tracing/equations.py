@@ -1,0 +1,315 @@
+"""What an equation of a jaxpr is in a program: a pattern, and what one device does.
+
+A rule takes the equation and its operands and adds operations: which dims run over the same index, and which labels
+are reduced, needed whole, shifted or selected.
+With every operation stands the primitive itself, evaluated on tiles: what names sizes (reshape, broadcast, iota,
+slices) is given those of the tile, and what names places counts from where the tile begins.
+
+By hand, `dot_general` of `[b, i, j]` and `[b, k, j]` over j with batch dims 0: the pattern is
+`b0 l1 c0, b0 r1 c0 -> b0 l1 r1`, and a device contracts its tiles as they are.
+
+A primitive without a rule has all its operands whole on every device, and is counted in `Emitter.without_rule`.
+What only moves elements is in `reshard.jax.moves`, what numbers point at in `reshard.jax.indexed` and
+`reshard.jax.slices`, convolutions and pooling in `reshard.jax.windows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from reshard.jax.contraction.einsum_primitive import as_contraction
+from reshard.jax.tracing.emitter import Emitter, Here, Run, evaluated, labels, within
+from reshard.jax.tracing.indexed import COMBINED, combining_scatter, gather, scatter
+from reshard.jax.tracing.rearranging import (
+    broadcast,
+    concatenate,
+    pad,
+    reshape,
+    slices,
+    split,
+    stack,
+    tile,
+    transpose,
+    unstack,
+)
+from reshard.jax.tracing.slices import counting, dynamic_slice, dynamic_update_slice
+from reshard.jax.tracing.windows import convolution, windows
+from reshard.propagation import Value
+
+Rule = Callable[[Emitter, Any, Sequence[Value]], list[Value]]
+
+NAMES = {
+    "add_any": "add",
+    "copy_p": "copy",
+    "eq": "equal",
+    "logistic": "sigmoid",
+    "lt": "less",
+    "max": "maximum",
+    "min": "minimum",
+    "mul": "einsum",
+}
+"""Operations whose name in a program is another."""
+ATTRIBUTES = ("y", "rounding_method")
+"""Parameters of elementwise primitives that stand with the operation, so that it can be done elsewhere too."""
+_ONE_BY_ONE = """
+abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil clamp
+clz complex conj convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor
+ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul
+mulhi ne neg nextafter not or polygamma population_count pow real reduce_precision regularized_incomplete_beta rem
+round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient
+sub tan tanh threefry2x32 xor zeta
+"""
+ELEMENTWISE = frozenset(_ONE_BY_ONE.split())
+"""Primitives that make every element from those at its place."""
+
+
+def elementwise(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """Every element from those at its place; an element of another size may be several, and those are whole."""
+    out = equation.outvars[0].aval
+    if any(len(operand.shape) > out.ndim or (operand.shape and len(operand.shape) < out.ndim) for operand in operands):
+        return opaque(emitter, equation, operands)
+    terms = [*(within(operand.shape, out.shape) for operand in operands), labels(out.ndim)]
+    name = str(equation.primitive)
+    if name == "convert_element_type":
+        floats = operands[0].dtype.kind == np.dtype(out.dtype).kind == "f" or "bfloat16" in str(out.dtype)
+        name = "convert" if floats and operands[0].dtype.kind == "f" else "cast"
+    attributes = tuple((key, int(equation.params[key])) for key in ATTRIBUTES if key in equation.params)
+    return [
+        emitter.emit(
+            NAMES.get(name, name),
+            operands,
+            terms,
+            var.aval,
+            evaluated(equation, number),
+            attributes=attributes,
+        )
+        for number, var in enumerate(equation.outvars)
+    ]
+
+
+def dot_general(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """A contraction: batch dims first in the result, then what is left of both operands."""
+    (contracted, batch) = equation.params["dimension_numbers"]
+    terms: list[list[str]] = [
+        [f"{side}{dim}" for dim in range(len(operand.shape))] for side, operand in zip("lr", operands, strict=True)
+    ]
+    for kind, pairs in (("b", batch), ("c", contracted)):
+        for number, (left, right) in enumerate(zip(*pairs, strict=True)):
+            terms[0][left] = terms[1][right] = f"{kind}{number}"
+    free = [label for term in terms for label in term if label[0] in "lr"]
+    result = [f"b{number}" for number in range(len(batch[0]))] + free
+    named = [tuple((label,) for label in term) for term in (*terms, result)]
+    return [emitter.emit("einsum", operands, named, equation.outvars[0].aval, evaluated(equation))]
+
+
+REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "product"}
+
+
+def reduction(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """The dims that go are combined; where the name is none of the four reductions, by devices that have them all."""
+    (operand,) = operands
+    term, gone = labels(len(operand.shape)), equation.params["axes"]
+    kept = tuple(group for dim, group in enumerate(term) if dim not in gone)
+    name = str(equation.primitive)
+    if operand.dtype.kind == "b":
+        name = {"reduce_or": "reduce_max", "reduce_and": "reduce_min"}.get(name, name)
+    name = REDUCTIONS.get(name, name)
+    return [emitter.emit(name, operands, [term, kept], equation.outvars[0].aval, evaluated(equation))]
+
+
+def along(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """What needs all of some dims at once, and leaves the others alone: sorts, running sums, reversals, transforms."""
+    params, term = equation.params, labels(len(operands[0].shape))
+    if "fft_lengths" in params:
+        dims: Sequence[int] = range(len(term) - len(params["fft_lengths"]), len(term))
+    else:
+        named = (params[key] for key in ("axis", "dimension", "operand_axis") if key in params)
+        dims = params.get("dimensions") or (next(named, len(term) - 1),)
+    alike = all(var.aval.shape == operands[0].shape for var in equation.outvars)
+    result = term if alike else tuple(("n" + group[0],) if dim in dims else group for dim, group in enumerate(term))
+    whole = {term[dim][0] for dim in dims} | {result[dim][0] for dim in dims}
+    name = str(equation.primitive)
+    if params.get("reverse") or len(operands) > 1:  # something else than what the plain name says
+        name += "_back" if params.get("reverse") else "_together"
+    return [
+        emitter.emit(
+            name,
+            operands,
+            [*[term] * len(operands), result],
+            var.aval,
+            evaluated(equation, number),
+            replicated=tuple(sorted(whole)),
+        )
+        for number, var in enumerate(equation.outvars)
+    ]
+
+
+def iota(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """Numbers along a dim, which every device makes for itself."""
+    out, dim = equation.outvars[0].aval, equation.params["dimension"]
+    terms, run = [(), labels(out.ndim)], counting(dim, out.dtype)
+    return [emitter.emit("iota", [emitter.literal(np.int32(0))], terms, out, run, attributes=(("dim", dim),))]
+
+
+def empty(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """Elements that nobody reads."""
+    out = equation.outvars[0].aval
+    zero = emitter.literal(np.zeros((), out.dtype))
+    return [emitter.emit("broadcast", [zero], [(), labels(out.ndim)], out, _repeated)]
+
+
+def _repeated(here: Here, tiles: Sequence[Any]) -> Any:
+    return lax.broadcast(tiles[0], here.shapes[-1])
+
+
+def counts(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """The numbers of elements in two words each; a device counts its own, as long as the lower word is enough."""
+    shape = equation.params["shape"]
+    if prod(shape) > 2**32:
+        return whole(emitter, equation, operands)
+    strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
+
+    def low(here: Here, _: Sequence[Any]) -> Any:
+        local = here.shapes[-1]
+        total: Any = np.uint32(0)
+        for dim, stride in enumerate(strides):
+            at = lax.broadcasted_iota(np.uint32, local, dim) + lax.convert_element_type(here.start(1, dim), np.uint32)
+            total = total + at * np.uint32(stride % 2**32)
+        return total
+
+    runs: list[Run] = [lambda here, _: lax.full(here.shapes[-1], 0, np.uint32), low]
+    terms = [(), labels(len(shape))]
+    return [
+        emitter.emit("counts", [emitter.literal(np.int32(0))], terms, var.aval, run)
+        for var, run in zip(equation.outvars, runs, strict=True)
+    ]
+
+
+def matrices(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """What takes matrices as a whole; the dims that all tensors have before those are left alone."""
+    shapes = [value.shape for value in operands] + [var.aval.shape for var in equation.outvars]
+    most = min(len(operands[0].shape) - 2, *map(len, shapes))
+    batch = next((dim for dim in range(most) if len({shape[dim] for shape in shapes}) > 1), max(most, 0))
+    return whole(emitter, equation, operands, batch)
+
+
+def whole(emitter: Emitter, equation: Any, operands: Sequence[Value], batch: int = 0) -> list[Value]:
+    """What every device makes of all of its operands; their first dims may be those of a batch."""
+    given = list(operands) or [emitter.literal(np.int32(0))]
+    first = labels(batch, "b")
+    terms = [(*first, *labels(len(value.shape) - batch, f"a{number}_")) for number, value in enumerate(given)]
+    found = []
+    for number, var in enumerate(equation.outvars):
+        result = (*first, *labels(var.aval.ndim - batch, "r"))
+        run = evaluated(equation, number)
+        found.append(
+            emitter.emit(
+                str(equation.primitive).replace("-", "_"),
+                given,
+                [*terms, result],
+                var.aval,
+                run if operands else lambda here, _, run=run: run(here, ()),  # type: ignore[misc]
+                replicated=tuple(group[0] for term in (*terms, result) for group in term[batch:]),
+            )
+        )
+    return found
+
+
+def opaque(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """A primitive that no rule knows: every device has all of its operands and makes all of its results."""
+    emitter.without_rule[str(equation.primitive)] += 1
+    return whole(emitter, equation, operands)
+
+
+# Primitives that are made of others
+
+
+def random_bits(equation: Any) -> Any:
+    """Random bits from the words of their keys, in operations of which any part can be made alone."""
+    (keys,) = (var.aval for var in equation.invars)
+
+    def bits(words: Any) -> Any:
+        return keys.dtype._impl.random_bits(words, equation.params["bit_width"], equation.params["shape"])
+
+    for _ in keys.shape:
+        bits = jax.vmap(bits)
+    return jax.make_jaxpr(lambda given: bits(jax.random.key_data(given)))(_like(keys))
+
+
+def place_of_extreme(equation: Any) -> Any:
+    """The first place at which the largest element stands, or the smallest: two reductions, which may be partial."""
+    ((aval,), (axis,)) = (var.aval for var in equation.invars), equation.params["axes"]
+    best = lax.reduce_max if str(equation.primitive) == "argmax" else lax.reduce_min
+    kept = [dim for dim in range(aval.ndim) if dim != axis]
+
+    def places(values: Any) -> Any:
+        if values.dtype == np.bool_:
+            values = values.astype(np.uint8)
+        found = (values == lax.broadcast_in_dim(best(values, (axis,)), aval.shape, kept)) | (values != values)
+        counts = lax.broadcasted_iota(equation.params["index_dtype"], aval.shape, axis)
+        return lax.reduce_min(lax.select(found, counts, lax.full_like(counts, aval.shape[axis] - 1)), (axis,))
+
+    return jax.make_jaxpr(places)(_like(aval))
+
+
+def _like(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+MADE_OF_OTHERS: dict[str, Callable[[Any], Any]] = {
+    "einsum_by_plan": as_contraction,
+    "random_bits": random_bits,
+    "argmax": place_of_extreme,
+    "argmin": place_of_extreme,
+}
+"""By the name of the primitive, the jaxpr that takes the place of an equation."""
+
+WINDOWS = """
+reduce_window reduce_window_max reduce_window_min reduce_window_sum select_and_gather_add select_and_scatter_add
+"""
+MATRICES = """
+cholesky cholesky_update eig eigh geqrf geqp3 hessenberg householder_product lu lu_pivots_to_permutation ormqr qr schur
+svd triangular_solve tridiagonal tridiagonal_solve
+"""
+KEYS = "random_clone random_fold_in random_seed random_split random_unwrap random_wrap"
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(ELEMENTWISE, elementwise),
+    **dict.fromkeys([*REDUCTIONS, "reduce_and", "reduce_or", "reduce_xor"], reduction),
+    **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "rev", "top_k", "fft"], along),
+    **dict.fromkeys(["reshape", "squeeze", "expand_dims"], reshape),
+    "dot_general": dot_general,
+    "transpose": transpose,
+    "broadcast_in_dim": broadcast,
+    "iota": iota,
+    "empty": empty,
+    "empty2": empty,
+    "slice": slices,
+    "split": split,
+    "pad": pad,
+    "concatenate": concatenate,
+    "stack": stack,
+    "unstack": unstack,
+    "tile": tile,
+    "dynamic_slice": dynamic_slice,
+    "dynamic_update_slice": dynamic_update_slice,
+    "gather": gather,
+    **dict.fromkeys(COMBINED, combining_scatter),
+    "scatter": scatter,
+    "conv_general_dilated": convolution,
+    **dict.fromkeys(WINDOWS.split(), windows),
+    **dict.fromkeys(MATRICES.split(), matrices),
+    "iota_2x32_shape": counts,
+    **dict.fromkeys(KEYS.split(), whole),
+}
+"""By the name of the primitive. Calls and loops are in `reshard.jax.tracing`."""
+
+
+def equation_values(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """The results of an equation, by its rule."""
+    return RULES.get(str(equation.primitive), opaque)(emitter, equation, operands)

@@ -1,0 +1,296 @@
+"""Gathers and scatters: rows and elements that indices name, where the tensor that they point into is sharded.
+
+By hand, `gather` of rows of a table `[v, d]` at `[b, s]`: the pattern is `v d, b s 1 -> b s d` with v selected.
+A device with the rows 8 to 15 takes the rows that it has and zeros for the others, so the result is partial.
+Where several dims are named, `x[i, j]`, it is the device that has the element in all of them.
+Its gradient is a `scatter-add`: indices `[b, s]` and updates `[b, s, d]` give `[v, d]`, partial where b or s is
+sharded, and a device with the rows 8 to 15 adds up what is for them.
+A scatter that writes has all indices and updates on every device, which writes what is for its own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+
+from reshard.jax.tracing.emitter import Emitter, Here, Shape, evaluated, known_number, labels
+from reshard.numpy import identity
+from reshard.operations.pattern import Term
+from reshard.propagation import Program, Value
+
+
+def simplified(program: Program, equation: Any, indices: Value, table: Shape, windows: Shape) -> tuple[Any, Value]:
+    """The dimension numbers and the indices without those that say nothing.
+
+    In `x[arange(b), i]` the first index only counts, which says what a batching dim of the table says: there every
+    index meets its own.
+    Where a window takes a whole dim and is pushed inside, it begins at the first element.
+    """
+    numbers = equation.params["dimension_numbers"]
+    inside = equation.params["mode"] in (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+    window_dims, gone, named, batching, places = (list(dims) for dims in tuple(numbers)[:5])
+    made = program.operations[indices.number]
+    if made.name != "concatenate" or len(made.operands) != len(named):
+        return numbers, indices
+    taken = _window_sizes(numbers, windows, len(table))
+    pairs = list(zip(batching, places, strict=True))
+    left: list[tuple[int, Value]] = []
+    for dim, part in zip(named, made.operands, strict=True):
+        at = _counted_dim(program, part)
+        if not left and dim == named[-1]:  # one index must be left
+            left.append((dim, part))
+        elif at is not None and dim in gone and table[dim] == part.shape[at] and at not in dict(pairs).values():
+            pairs.append((dim, at))
+        elif not (inside and dim not in gone and taken[dim] == table[dim]):
+            left.append((dim, part))
+    if len(left) != 1:
+        return numbers, indices
+    ((row, part),) = left
+    batching, places = [dim for dim, _ in sorted(pairs)], [at for _, at in sorted(pairs)]
+    gone = [dim for dim in gone if dim not in batching]
+    return type(numbers)(tuple(window_dims), tuple(gone), (row,), tuple(batching), tuple(places)), part
+
+
+def _window_sizes(numbers: Any, windows: Shape, ndim: int) -> list[int]:
+    """How many elements an index takes of every dim of the table."""
+    window_dims, gone, _, batching = tuple(numbers)[:4]
+    sizes = iter([windows[dim] for dim in window_dims])
+    return [1 if dim in gone or dim in batching else next(sizes) for dim in range(ndim)]
+
+
+def _counted_dim(program: Program, value: Value) -> int | None:
+    """The dim along which the elements of a value are its own numbers."""
+    operation = program.operations[value.number]
+    name, pattern = operation.name, operation.pattern
+    if name == "iota":
+        return int(operation.attribute("dim"))
+    if name in ("broadcast", "reshape", "copy", "cast") and pattern is not None:
+        inside = _counted_dim(program, operation.operands[0])
+        group = () if inside is None else pattern.operands[0][inside]
+        return pattern.output.index(group) if len(group) == 1 and group in pattern.output else None
+    if name == "select_n" and len(operation.operands) == 3:  # what is below zero counts from the end
+        test, number, _ = operation.operands
+        asked = program.operations[test.number]
+        if asked.name == "less" and asked.operands[0] == number and known_number(program, asked.operands[1]) == 0:
+            return _counted_dim(program, number)
+    return None
+
+
+class Places(NamedTuple):
+    """Which dims of a table, of the indices into it and of the windows that they name run over the same index."""
+
+    table: Term
+    indices: Term
+    windows: Term
+    whole: tuple[str, ...]
+    """The labels of which every device needs all, beside those that the indices alone have."""
+    batch: tuple[int, ...]
+    """The dims of the windows that the indices have too."""
+    named: tuple[int, ...]
+    """The dims of the table that indices name, in their order."""
+    taken: tuple[int, ...]
+    """How many elements an index takes of each of those."""
+    rows: tuple[int, ...]
+    """Those of which it takes one element, so that the device that has it can give it."""
+
+    @classmethod
+    def of(cls, numbers: Any, table: Shape, indices: Shape, windows: Shape) -> Places:
+        """The places of a gather or of a scatter, whose dimension numbers are alike."""
+        window_dims, gone, named, batching, index_batching = tuple(numbers)[:5]
+        index_term = list(labels(len(indices), "i"))
+        index_term[-1] = () if len(named) == 1 else ("k",)
+        whole = [] if len(named) == 1 else ["k"]
+        window_term = list(labels(len(windows), "w"))
+        batch = tuple(dim for dim in range(len(windows)) if dim not in window_dims)
+        for place, dim in enumerate(batch):
+            window_term[dim] = index_term[place]
+        table_term: Term = ()
+        rows, places = [], iter(window_dims)
+        for dim, size in enumerate(table):
+            label, at = f"t{dim}", None
+            if dim in batching:
+                label = f"i{index_batching[batching.index(dim)]}"
+            elif dim not in gone:
+                at = next(places)
+            if dim in named and (at is None or windows[at] == 1 != size):
+                rows.append(dim)
+                if at is not None:
+                    window_term[at] = ()
+            elif at is not None and windows[at] == size and dim not in named:
+                window_term[at] = (label,)
+            elif dim not in batching:
+                whole += [label] if at is None else [label, f"w{at}"]
+            table_term += ((label,),)
+        sizes = _window_sizes(numbers, windows, len(table))
+        taken = tuple(sizes[dim] for dim in named)
+        return cls(
+            table_term, tuple(index_term), tuple(window_term), tuple(whole), batch, tuple(named), taken, tuple(rows)
+        )
+
+    def cut(self, tile: Shape, table: Shape) -> bool:
+        """Whether a tile lacks some of the rows."""
+        return any(tile[dim] != table[dim] for dim in self.rows)
+
+    def limits(self, table: Shape) -> Any:
+        """Per dim that indices name the last place that has all that is taken."""
+        return np.array([table[dim] - taken for dim, taken in zip(self.named, self.taken, strict=True)], np.int32)
+
+    def bounds(self, here: Here, term: int) -> tuple[Any, ...]:
+        """Per dim that indices name where the tile of a term begins, and how many elements it has."""
+        return tuple(jax.numpy.stack([bound(term, dim) for dim in self.named]) for bound in (here.start, here.length))
+
+
+def gather(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """Elements or rows that indices name: an embedding, or one element per row.
+
+    A dim of which an index names one element is selected; one of which it takes more is whole.
+    """
+    params, out = equation.params, equation.outvars[0].aval
+    sizes, table = params["slice_sizes"], operands[0].shape
+    numbers, indices = simplified(emitter.program, equation, operands[1], table, out.shape)
+    places = Places.of(numbers, table, indices.shape, out.shape)
+    passed = {dim for dim, group in enumerate(places.table) if group in places.windows and sizes[dim] == table[dim]}
+
+    def run(here: Here, tiles: Sequence[Any]) -> Any:
+        tile = tiles[0]
+        taken = tuple(tile.shape[dim] if dim in passed else size for dim, size in enumerate(sizes))
+        changed = {"slice_sizes": taken, "dimension_numbers": numbers}
+        if places.cut(tile.shape, table):
+            return _rows_here(equation, changed, here, tiles, places, table)
+        return evaluated(equation, **changed)(here, tiles)
+
+    selected = tuple(places.table[dim][0] for dim in places.rows)
+    terms = [places.table, places.indices, places.windows]
+    return [emitter.emit("gather", [operands[0], indices], terms, out, run, selected=selected, replicated=places.whole)]
+
+
+def _rows_here(
+    equation: Any, changed: dict[str, Any], here: Here, tiles: Sequence[Any], places: Places, table: Shape
+) -> Any:
+    """The rows that the tile of a table has, zeros for the others; what lies outside of the table is the first's."""
+    (tile, indices), mode = tiles, equation.params["mode"]
+    (first, own), limits = places.bounds(here, 0), places.limits(table)
+    asked = lax.convert_element_type(indices, np.int32)
+    if mode == lax.GatherScatterMode.CLIP:
+        asked = jax.numpy.clip(asked, 0, limits)
+    inside = ((asked >= 0) & (asked <= limits)).all(-1)
+    mine = inside & ((asked >= first) & (asked < first + own)).all(-1)
+    at = jax.numpy.where(mine[..., None], asked - first, 0)
+    made = evaluated(equation, **changed, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)(here, (tile, at))
+
+    def spread(mask: Any) -> Any:
+        return lax.broadcast_in_dim(mask, made.shape, places.batch)
+
+    made = lax.select(spread(mine), made, lax.full_like(made, 0))
+    if mode != lax.GatherScatterMode.FILL_OR_DROP:
+        return made
+    outside = spread(~inside & (first == 0).all())
+    return lax.select(outside, lax.full_like(made, _fill(equation.params["fill_value"], made.dtype)), made)
+
+
+def _fill(given: Any, dtype: Any) -> Any:
+    """What stands for a row outside of a table, where nothing else is said."""
+    if given is not None:
+        return given
+    if jax.numpy.issubdtype(dtype, np.inexact):
+        return np.nan
+    if dtype == np.bool_:
+        return True
+    limits = np.iinfo(dtype)
+    return limits.min if np.issubdtype(dtype, np.signedinteger) else limits.max
+
+
+COMBINED: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
+    "scatter-add": ("sum", lax.add),
+    "scatter-sub": ("sum", lax.add),
+    "scatter-mul": ("product", lax.mul),
+    "scatter-min": ("min", lax.min),
+    "scatter-max": ("max", lax.max),
+}
+"""Scatters that combine what meets, and how; what is taken away from nothing is added."""
+
+
+def combining_scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """Rows added, or combined otherwise, at places that indices name: the gradient of a gather, segments.
+
+    What is scattered into nothing is an operation of its own, partial where the indices are sharded; a device combines
+    the rows that it has.
+    The tensor with which it is combined comes after it, unless that is nothing.
+    """
+    out = equation.outvars[0].aval
+    base, indices, updates = operands
+    numbers, indices = simplified(emitter.program, equation, indices, base.shape, updates.shape)
+    places = Places.of(numbers, base.shape, indices.shape, updates.shape)
+    reduction, combine = COMBINED[str(equation.primitive)]
+    nothing = identity(reduction, np.dtype(out.dtype))
+
+    def run(here: Here, tiles: Sequence[Any]) -> Any:
+        return _scattered(equation, numbers, here, (lax.full(here.shapes[-1], nothing, out.dtype), *tiles), places)
+
+    name = str(equation.primitive).replace("-", "_")
+    terms = [places.indices, places.windows, places.table]
+    made = emitter.emit(name, [indices, updates], terms, out, run, replicated=places.whole, reduction=reduction)
+    if known_number(emitter.program, base) == nothing:
+        return [made]
+    term = labels(out.ndim)
+    name = {"sum": "add", "product": "mul", "min": "minimum", "max": "maximum"}[reduction]
+    return [emitter.emit(name, [base, made], [term] * 3, out, lambda here, tiles: combine(*tiles))]
+
+
+def scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """Rows written at places that indices name, by devices that have all indices and all that is written."""
+    base, indices, updates = operands
+    numbers, indices = simplified(emitter.program, equation, indices, base.shape, updates.shape)
+    places = Places.of(numbers, base.shape, indices.shape, updates.shape)
+    kept = {label for group in places.table for label in group}
+    alone = {label for group in places.indices for label in group} - kept
+
+    def run(here: Here, tiles: Sequence[Any]) -> Any:
+        return _scattered(equation, numbers, here, tiles, places)
+
+    return [
+        emitter.emit(
+            "scatter",
+            [base, indices, updates],
+            [places.table, places.indices, places.windows, places.table],
+            equation.outvars[0].aval,
+            run,
+            replicated=tuple(sorted({*places.whole, *alone})),
+        )
+    ]
+
+
+def _scattered(equation: Any, numbers: Any, here: Here, tiles: Sequence[Any], places: Places) -> Any:
+    """What is scattered into the rows that a tile has."""
+    (base, at, updates), full = tiles, equation.outvars[0].aval.shape
+    if not places.cut(base.shape, full):
+        return evaluated(equation, dimension_numbers=numbers)(here, tiles)
+    at = lax.convert_element_type(at, np.int32)
+    if equation.params["mode"] == lax.GatherScatterMode.CLIP:
+        at = jax.numpy.clip(at, 0, places.limits(full))
+    at = at - places.bounds(here, len(here.shapes) - 1)[0]
+    if prod(at.shape[:-1]) == 1:
+        at, updates = _kept_inside(numbers, base, at, updates, places)
+    else:
+        beyond = np.array([base.shape[dim] for dim in places.named], np.int32)  # the end, where it is dropped
+        at = jax.numpy.where(at < 0, beyond, at)
+    drop = lax.GatherScatterMode.FILL_OR_DROP
+    return evaluated(equation, dimension_numbers=numbers, mode=drop)(here, (base, at, updates))
+
+
+def _kept_inside(numbers: Any, base: Any, at: Any, updates: Any, places: Places) -> tuple[Any, Any]:
+    """One row for another device as a row of what is here already.
+
+    Of a single row XLA makes slices, and where the tile is a slice itself it takes one beyond the end from beside it.
+    """
+    place = jax.numpy.clip(at, 0, places.limits(base.shape))
+    taken = _window_sizes(numbers, updates.shape, base.ndim)
+    rows = lax.GatherDimensionNumbers(*tuple(numbers)[:5])
+    old = lax.gather(base, place, rows, taken, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+    mine = lax.broadcast((at == place).all(), updates.shape)
+    return place, lax.select(mine, updates, old)

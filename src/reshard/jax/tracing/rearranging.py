@@ -1,0 +1,169 @@
+"""Equations that move elements and change none: transposes, reshapes, slices, and what puts tensors together.
+
+A dim of which an element of the result is another place of an operand is needed whole.
+Where one element of a dim is taken, or put, only the device that has it has anything to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from reshard.jax.tracing.emitter import Emitter, Here, Shape, evaluated, known_number, labels
+from reshard.jax.tracing.slices import pick, put
+from reshard.operations.reshapes import reshape_pattern
+from reshard.propagation import Value
+
+
+def transpose(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """The dims in another order."""
+    return [_transposed(emitter, operands[0], equation.params["permutation"])]
+
+
+def _transposed(emitter: Emitter, value: Value, order: Sequence[int]) -> Value:
+    term, aval = labels(len(value.shape)), emitter.aval(value)
+    out = jax.ShapeDtypeStruct([value.shape[dim] for dim in order], aval.dtype)
+    moved = tuple(term[dim] for dim in order)
+    return emitter.emit("transpose", [value], [term, moved], out, lambda _, tiles: lax.transpose(tiles[0], order))
+
+
+def reshape(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """The elements, in the order of some dims, in another shape; dims of size 1 that go or come, too."""
+    (value,), order = operands, equation.params.get("dimensions")
+    if order is not None and str(equation.primitive) == "reshape":
+        value = _transposed(emitter, value, order)
+    return [_reshaped(emitter, value, equation.outvars[0].aval)]
+
+
+def _reshaped(emitter: Emitter, value: Value, out: Any) -> Value:
+    pattern, sizes, whole = reshape_pattern(value.shape, out.shape)
+
+    def run(here: Here, tiles: Sequence[Any]) -> Any:
+        return lax.reshape(tiles[0], here.shapes[-1])
+
+    return emitter.emit("reshape", [value], pattern.terms, out, run, sizes=sizes, replicated=whole)
+
+
+def broadcast(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """A tensor repeated along new dims, and along dims of size 1."""
+    out, dims = equation.outvars[0].aval, equation.params["broadcast_dimensions"]
+    shape = operands[0].shape
+    term = tuple((f"d{at}",) if shape[own] == out.shape[at] else () for own, at in enumerate(dims))
+
+    def run(here: Here, tiles: Sequence[Any]) -> Any:
+        return lax.broadcast_in_dim(tiles[0], here.shapes[-1], dims)
+
+    return [emitter.emit("broadcast", operands, [term, labels(out.ndim)], out, run)]
+
+
+def changed(before: Shape, after: Shape) -> tuple[str, ...]:
+    """The labels of the dims whose size changes."""
+    return tuple(f"d{dim}" for dim, (one, other) in enumerate(zip(before, after, strict=True)) if one != other)
+
+
+def slices(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """The elements between two places, every few."""
+    params, out = equation.params, equation.outvars[0].aval
+    start, stop = params["start_indices"], params["limit_indices"]
+    return [_slice(emitter, operands[0], out, tuple(start), tuple(stop), tuple(params["strides"] or (1,) * len(start)))]
+
+
+def _slice(emitter: Emitter, value: Value, out: Any, start: Shape, stop: Shape, step: Shape) -> Value:
+    """A slice; one element of a dim is picked where it is, other dims that it changes are whole."""
+    ones = [dim for dim, size in enumerate(out.shape) if size == 1 != value.shape[dim]]
+    if ones:
+        left = [1 if dim in ones else size for dim, size in enumerate(value.shape)]
+        value = pick(emitter, value, start, ones, jax.ShapeDtypeStruct(left, out.dtype))
+        ends = [(0, 1, 1) if dim in ones else end for dim, end in enumerate(zip(start, stop, step, strict=True))]
+        start, stop, step = (tuple(part) for part in zip(*ends, strict=True))
+    if value.shape == out.shape and ones:
+        return value
+    kept = [one == other for one, other in zip(value.shape, out.shape, strict=True)]
+
+    def run(here: Here, tiles: Sequence[Any]) -> Any:
+        ends = [local if same else end for local, same, end in zip(tiles[0].shape, kept, stop, strict=True)]
+        return lax.slice(tiles[0], start, ends, step)
+
+    return emitter.emit(
+        "slice",
+        [value],
+        [labels(out.ndim)] * 2,
+        out,
+        run,
+        shifted=changed(value.shape, out.shape),
+        attributes=(("start", start), ("step", step), ("stop", stop)),
+    )
+
+
+def split(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """A tensor in parts along a dim: slices."""
+    dim, found, place = equation.params["axis"], [], 0
+    for var in equation.outvars:
+        start, stop = [0] * var.aval.ndim, list(var.aval.shape)
+        start[dim], stop[dim] = place, place + stop[dim]
+        place = stop[dim]
+        found.append(_slice(emitter, operands[0], var.aval, tuple(start), tuple(stop), (1,) * var.aval.ndim))
+    return found
+
+
+def pad(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """Elements of one value before, after and between those of a tensor."""
+    out, config = equation.outvars[0].aval, equation.params["padding_config"]
+    value, fill = operands
+    shifted = tuple(f"d{dim}" for dim, entry in enumerate(config) if any(entry))
+    number = known_number(emitter.program, fill)
+    inside = any(gap or min(before, after) < 0 for before, after, gap in config)
+    if number is None or inside or fill.dtype.kind not in "iuf":
+        terms = [labels(out.ndim), (), labels(out.ndim)]
+        return [emitter.emit("pad_with", operands, terms, out, evaluated(equation), shifted=shifted)]
+    low, high = (tuple(entry[side] for entry in config) for side in (0, 1))
+    longer = [dim for dim, entry in enumerate(config) if any(entry)]
+    if longer and all(value.shape[dim] == 1 for dim in longer):
+        return [put(emitter, value, low, longer, number, out)]
+
+    def run(here: Here, tiles: Sequence[Any]) -> Any:
+        return lax.pad(tiles[0], lax.full((), number, out.dtype), config)
+
+    attributes = (("high", high), ("low", low), ("value", number))
+    return [emitter.emit("pad", [value], [labels(out.ndim)] * 2, out, run, shifted=shifted, attributes=attributes)]
+
+
+def concatenate(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """Tensors one after another along a dim."""
+    out, dim = equation.outvars[0].aval, equation.params["dimension"]
+    terms = [labels(out.ndim)] * (len(operands) + 1)
+    return [
+        emitter.emit(
+            "concatenate", operands, terms, out, evaluated(equation), shifted=(f"d{dim}",), attributes=(("dim", dim),)
+        )
+    ]
+
+
+def stack(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """Tensors side by side in a new dim."""
+    out, axis = equation.outvars[0].aval, equation.params["axis"]
+    result = labels(out.ndim)
+    terms = [result[:axis] + result[axis + 1 :]] * len(operands)
+    return [emitter.emit("stack", operands, [*terms, result], out, evaluated(equation), replicated=result[axis])]
+
+
+def unstack(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """The tensors that stand side by side in a dim: slices, without it."""
+    axis, (value,), found = equation.params["axis"], operands, []
+    for number, var in enumerate(equation.outvars):
+        one = jax.ShapeDtypeStruct((*var.aval.shape[:axis], 1, *var.aval.shape[axis:]), var.aval.dtype)
+        start = tuple(number if dim == axis else 0 for dim in range(one.ndim))
+        stop = tuple(at + size for at, size in zip(start, one.shape, strict=True))
+        part = _slice(emitter, value, one, start, stop, (1,) * one.ndim)
+        found.append(_reshaped(emitter, part, var.aval))
+    return found
+
+
+def tile(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """A tensor repeated along its dims."""
+    out = equation.outvars[0].aval
+    repeated = changed(operands[0].shape, out.shape)
+    return [emitter.emit("tile", operands, [labels(out.ndim)] * 2, out, evaluated(equation), shifted=repeated)]

@@ -1,0 +1,279 @@
+"""A program from a function of JAX: its jaxpr, equation by equation.
+
+Calls (`jit`, `checkpoint`, functions with derivatives of their own) are taken apart where they stand.
+`sharding_constraint` and our own `reshard` say how a value is sharded.
+
+Loops and choices are regions of the program: `reshard.jax.regions`.
+Keys of random numbers are whole on every device, which makes for itself the part of the numbers that it needs.
+
+By hand, `scan` of h -> tanh(h @ w) over stacked w, h kept by rows: the carry is kept by rows too, for the contraction
+hands its rows on and the tie brings them to where the loop begins.
+
+>>> mesh = Mesh.of(x=2)
+>>> def layer(x, w):
+...     return jax.numpy.tanh(x @ w)
+>>> shape = jax.ShapeDtypeStruct((4, 4), "float32")
+>>> program = trace(layer, shape, shape, in_shardings=(Sharding.of(mesh, "x", None), None))
+>>> print(program)
+sdy.mesh @mesh = <["x"=2]>
+x = input : float32[4, 4] <@mesh, [{"x"}, {}]>
+w = input : float32[4, 4]
+einsum_2 = einsum "l0 c0, c0 r1 -> l0 r1" (x, w) : float32[4, 4]
+tanh_3 = tanh "d0 d1 -> d0 d1" (einsum_2) : float32[4, 4]
+out = output (tanh_3) : float32[4, 4]
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax._src.interpreters.partial_eval import dce_jaxpr
+from jax.extend.core import Literal
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh as JaxMesh
+
+from reshard.checks import shown
+from reshard.errors import ReshardError
+from reshard.jax.conversions import for_leaves, mesh_of, sharding_of
+from reshard.jax.tracing.emitter import Emitter, Run, labels, plain_dtype
+from reshard.jax.tracing.equations import MADE_OF_OTHERS, equation_values
+from reshard.jax.tracing.regions import cond, scan, while_loop
+from reshard.jax.tracing.traced import TracedProgram
+from reshard.mesh import Mesh
+from reshard.propagation import Value
+from reshard.sharding import Sharding
+
+CALLS = {
+    "jit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_lin": "call_jaxpr",
+    "custom_vmap_call": "call",
+    "composite": "jaxpr",
+}
+"""Primitives that call a jaxpr, and the parameter that has it."""
+REGIONS = {"scan": scan, "while": while_loop, "cond": cond}
+"""Primitives whose jaxprs run often, or not at all."""
+IDENTITIES = ("name", "pvary")
+"""Primitives whose results are their operands."""
+CONSTRAINTS = ("sharding_constraint", "reshard_by_plan", "reshard_by_plan_when_known", "reshard")
+"""Primitives that say how a value is sharded."""
+
+logger = logging.getLogger("reshard")
+
+
+def trace(
+    fn: Callable[..., Any], *avals: Any, in_shardings: Any = None, out_shardings: Any = None, mesh: Any = None
+) -> TracedProgram:
+    """The program of a function of JAX.
+
+    Args:
+        fn: a function of arrays, or of pytrees of arrays; what `jax.make_jaxpr` takes.
+        avals: for each argument arrays or `jax.ShapeDtypeStruct`; a sharding that one of these has is taken, unless
+            `in_shardings` says otherwise.
+        in_shardings: per argument a pytree of shardings: a `PartitionSpec`, a `NamedSharding`, or a
+            `reshard.Sharding`, which may have open dims and priorities; one may stand for a whole subtree. None
+            leaves the dims of an argument open.
+        out_shardings: the same for the results.
+        mesh: what specs are on: a mesh of JAX or ours; without it the one that is set, or that of another sharding.
+
+    Raises:
+        ReshardError: `unknown-mesh` where nothing tells the mesh, `bad-argument` where a tree of shardings does not
+            fit, `unknown-dtype`, `cannot-express` where the function has a `shard_map`; and as `Program.constrain`.
+    """
+    closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*avals)
+    jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    leaves, in_tree = jax.tree.flatten(avals)
+    out_tree = jax.tree.structure(out_shape)
+    ins = _shardings(in_shardings, avals, "in_shardings")
+    outs = _shardings(out_shardings, out_shape, "out_shardings")
+    ins = [_own(aval) if given is None else given for given, aval in zip(ins, leaves, strict=True)]
+    where = _mesh(mesh, [*ins, *outs])
+    program = TracedProgram(where)
+    program.in_tree, program.out_tree = in_tree, out_tree
+    tracing = Tracing(program)
+    arguments = []
+    avals_in: list[Any] = [var.aval for var in jaxpr.invars]
+    for name, aval, given in zip(_names(fn, avals), avals_in, ins, strict=True):
+        sharding = None if given is None else sharding_of(given, where, aval.ndim)
+        argument = program.input(name, aval.shape, plain_dtype(aval.dtype), sharding)
+        arguments.append(tracing.keyed(argument, aval.dtype))
+    made = tracing.run(jaxpr, [tracing.literal(value) for value in closed.consts], arguments)
+    for name, value, given in zip(_out_names(out_shape), made, outs, strict=True):
+        sharding = None if given is None else sharding_of(given, where, len(value.shape))
+        while name in program._named:
+            name += "_"
+        program.output(value, sharding, name)
+    program.without_rule = tracing.without_rule
+    if program.without_rule:
+        logger.warning("primitives without a rule, whole on every device: %s", ", ".join(program.without_rule))
+    return program
+
+
+class Tracing(Emitter):
+    """Goes through a jaxpr."""
+
+    program: TracedProgram
+
+    def run(self, jaxpr: Any, consts: Sequence[Value], arguments: Sequence[Value]) -> list[Value]:
+        """The results of a jaxpr."""
+        known: dict[Any, Value] = dict(zip(jaxpr.constvars, consts, strict=True))
+        known.update(zip(jaxpr.invars, arguments, strict=True))
+
+        def read(atom: Any) -> Value:
+            if not isinstance(atom, Literal):
+                return known[atom]
+            aval: Any = atom.aval
+            return self.literal(np.asarray(atom.val, aval.dtype))
+
+        for equation in jaxpr.eqns:
+            results = self.equation(equation, [read(atom) for atom in equation.invars])
+            known.update(zip(equation.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def equation(self, equation: Any, operands: list[Value]) -> list[Value]:
+        """The results of an equation."""
+        name = str(equation.primitive)
+        if name in IDENTITIES:
+            return operands
+        if name == "optimization_barrier":
+            return [self.barrier(value) for value in operands]
+        if name in CONSTRAINTS:
+            return [self.constrained(operands[0], _asked(equation))]
+        if name == "shard_map":
+            raise ReshardError(
+                "cannot-express", "a shard_map says itself what each device does, and has no place inside"
+            )
+        if name in REGIONS:
+            return REGIONS[name](self, equation, operands)
+        if name in MADE_OF_OTHERS:
+            return self.closed(MADE_OF_OTHERS[name](equation), operands)
+        if name == "platform_index":  # the choice that it is for looks for itself
+            return [self.literal(np.int32(0))]
+        if name == "custom_linear_solve":
+            sizes, solve = equation.params["const_lengths"], equation.params["jaxprs"].solve
+            first = sizes.matvec + sizes.vecmat
+            return self.closed(solve, [*operands[first : first + sizes.solve], *operands[sum(sizes) :]])
+        if name in CALLS:
+            given = equation.params.get("in_shardings", [None] * len(operands))
+            wanted = equation.params.get("out_shardings", [None] * len(equation.outvars))
+            operands = [self.constrained(*pair) for pair in zip(operands, given, strict=True)]
+            if equation.params.get("differentiated"):  # what is computed anew must not be taken from the first time
+                apart = equation.params["prevent_cse"]
+                held = apart if isinstance(apart, tuple) else [apart] * len(operands)
+                operands = [self.barrier(*pair) for pair in zip(operands, held, strict=True)]
+            results = self.closed(equation.params[CALLS[name]], operands)
+            return [self.constrained(*pair) for pair in zip(results, wanted, strict=True)]
+        return equation_values(self, equation, operands)
+
+    def closed(self, called: Any, operands: Sequence[Value]) -> list[Value]:
+        """The results of a jaxpr that may have constants of its own."""
+        inner, consts = (called.jaxpr, called.consts) if hasattr(called, "consts") else (called, ())
+        return self.run(inner, [self.literal(value) for value in consts], operands)
+
+    def constrained(self, value: Value, sharding: Any) -> Value:
+        """The value, from here on in a sharding, where it says one."""
+        if not isinstance(sharding, NamedSharding):
+            return value
+        return self.program.constrain(self.copy("copy", value), sharding_of(sharding, None, len(value.shape)))
+
+    def barrier(self, value: Value, held: bool = True) -> Value:
+        """The value again, which a compiler takes for another."""
+        return self.copy("copy", value, run=lambda _, tiles: lax.optimization_barrier(tiles[0])) if held else value
+
+    def copy(
+        self, name: str, value: Value, aval: Any = None, run: Run = lambda _, tiles: tiles[0], **local: Any
+    ) -> Value:
+        """The value again, under a name of its own."""
+        terms = [labels(len(value.shape))] * 2
+        return self.emit(name, [value], terms, self.aval(value) if aval is None else aval, run, local=local)
+
+
+def _asked(equation: Any) -> Any:
+    """The sharding that a primitive asks for."""
+    params = equation.params
+    if "sharding" in params:
+        return params["sharding"]
+    target = params.get("target", params.get("dst_sharding"))
+    if isinstance(target, PartitionSpec):
+        entries = [PartitionSpec.UNCONSTRAINED if dim in params.get("kept", ()) else e for dim, e in enumerate(target)]
+        return NamedSharding(params["mesh"], target.update(partitions=tuple(entries)))
+    return target
+
+
+def _shardings(given: Any, tree: Any, what: str) -> list[Any]:
+    """What is given for each leaf; None where nothing is."""
+    found = for_leaves(given, tree, what, "the pytree that it is for")
+    for one in found:
+        if one is not None and not isinstance(one, PartitionSpec | jax.sharding.Sharding | Sharding):
+            wanted = "None, a PartitionSpec, a NamedSharding or a Sharding"
+            raise ReshardError("bad-argument", f"{what} must be {wanted}, got: {shown(one)}")
+    return found
+
+
+def _own(aval: Any) -> Any:
+    sharding = getattr(aval, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) and not sharding.mesh.empty else None
+
+
+def _mesh(given: Any, shardings: Sequence[Any]) -> Mesh:
+    """The mesh of specs, and of values of which nothing tells."""
+    if isinstance(given, JaxMesh | AbstractMesh):
+        return mesh_of(given)
+    if isinstance(given, Mesh):
+        return given
+    if given is not None:
+        raise ReshardError("bad-argument", f"the mesh of a trace must be one of JAX or ours, got: {shown(given)}")
+    for one in shardings:
+        if isinstance(one, NamedSharding):
+            return mesh_of(one.mesh)
+        if isinstance(one, Sharding):
+            return one.mesh
+    current = jax.sharding.get_mesh()
+    if not current.empty:
+        return mesh_of(current)
+    raise ReshardError("unknown-mesh", "no sharding says on which mesh the function runs; pass mesh= or set a mesh")
+
+
+def _names(fn: Callable[..., Any], avals: Sequence[Any]) -> list[str]:
+    """Names for the inputs: those of the parameters, and the way to a leaf."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    stems = [plain[n] if n < len(plain) else f"arg{n}" for n in range(len(avals))]
+    return _distinct(
+        [
+            stem + jax.tree_util.keystr(path)
+            for stem, aval in zip(stems, avals, strict=True)
+            for path, _ in jax.tree_util.tree_leaves_with_path(aval)
+        ]
+    )
+
+
+def _out_names(out_shape: Any) -> list[str]:
+    return _distinct(["out" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(out_shape)])
+
+
+def _distinct(texts: Sequence[str]) -> list[str]:
+    """Words made of the texts, no two alike."""
+    found: list[str] = []
+    for text in texts:
+        word = re.sub(r"\.+", ".", re.sub(r"[^A-Za-z0-9_]+", ".", text)).strip(".")
+        word = word if re.match(r"[A-Za-z_]", word) else f"_{word}"
+        while word in found:
+            word += "_"
+        found.append(word)
+    return found

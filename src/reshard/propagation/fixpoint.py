@@ -1,0 +1,359 @@
+"""Shardings carried to a fixed point, user priorities outermost.
+
+In a turn every operation next to a change proposes: each of its labels goes on to all tensors that have it, as far
+as no tensor says otherwise.
+Then every value takes what was proposed to it: only open dims grow, only at their minor end, and never by an axis
+that another dim of the value has or that is explicitly replicated.
+Proposals of one turn are made from one state, and the order in which a value looks at them is that of what they
+say, so neither the order of the operations nor any name has a say in the outcome.
+
+Round i of the priorities sees the dims of priority i and below; what is not yet seen is closed, and its axes are
+kept free for it.
+
+Where two proposals exclude each other, the one with more shards is taken, then the one from the larger tensor; that
+there was a choice is remembered, and `reshard.propagation.conflicts` looks at it again by price.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from reshard.axis import is_prefix, merged, truncated
+from reshard.mesh import Mesh
+from reshard.operations.projection import Axes, axes_of, labels_of, longest_agreed, shards
+from reshard.propagation.graph import Graph, Value
+from reshard.propagation.rules import PARTS, Rule, operation_rule
+from reshard.sharding import Sharding
+
+Sizes = Mapping[str, int]
+
+
+class State(NamedTuple):
+    """What is known of a value in a round."""
+
+    dims: tuple[Axes, ...]
+    opens: tuple[bool, ...]
+    kept: Axes
+    """Axes that no dim may take: explicitly replicated, partial, or of dims not yet seen."""
+
+
+class Wish(NamedTuple):
+    """What an operation proposes to one dim of one of its tensors."""
+
+    term: int
+    dim: int
+    axes: Axes
+    elements: int
+    """Of the largest tensor that has it already."""
+    giver: int
+    """The number of that tensor among those of the operation."""
+
+
+class Wishes(NamedTuple):
+    """What an operation proposes."""
+
+    wishes: tuple[Wish, ...]
+    disagree: bool
+    """Whether its tensors disagree about a label."""
+    refused: bool
+    """Whether a closed dim would have to grow for them to be alike."""
+
+
+class Origin(NamedTuple):
+    """Where the axes of a dim came from."""
+
+    axes: Axes
+    operation: int | None
+    """The number of the operation that carried them; None where they were given."""
+    giver: int
+    """The number of the value from which they came."""
+    priority: int
+
+
+@dataclass
+class Flow:
+    """The outcome of propagation."""
+
+    dims: list[tuple[Axes, ...]]
+    """Per value, the axes of its dims."""
+    origins: list[dict[int, list[Origin]]]
+    """Per value and dim, what came from where, in the order in which it came."""
+    disputed: set[int] = field(default_factory=set)
+    """The numbers of the values of which proposals excluded each other, or whose operations' tensors disagree."""
+    refused: bool = False
+    """Whether a closed dim did not take what the other tensors of an operation agree on."""
+    roots: dict[Origin, int] = field(default_factory=dict)
+    """The values to which axes were given, as far as somebody has asked."""
+
+
+class Net:
+    """A graph, made ready to carry shardings."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.meshes = value_meshes(graph)
+        self.rules: list[Rule] = [operation_rule(operation) for operation in graph.operations]
+        self.places: list[tuple[int, ...]] = []
+        """Per operation, the values of its terms; -1 for one on another mesh than the result."""
+        self.neighbours: list[list[int]] = [[] for _ in graph.operations]
+        """Per value, the operations that have it."""
+        for number, operation in enumerate(graph.operations):
+            mesh = self.meshes[number]
+            terms = tuple(v.number if self.meshes[v.number] is mesh else -1 for v in operation.values)
+            self.places.append(terms)
+            for value in {*terms} - {-1}:
+                self.neighbours[value].append(number)
+        self._wishes: dict[tuple[int, tuple[int, ...]], Wishes] = {}
+        self._rule_ids: dict[Rule, int] = {}
+        self._rule_of = [self._rule_ids.setdefault(rule, len(self._rule_ids)) for rule in self.rules]
+        self._state_ids: dict[tuple[State | None, int], int] = {}
+        self._mesh_ids = {id(mesh): number for number, mesh in enumerate(graph.meshes.values())}
+
+    def turns(self, number: int) -> tuple[int, ...]:
+        """How often each operand of an operation is moved where it must be, and last how often the result is made.
+
+        What a loop takes apart counts as moved part by part, in every turn: as a whole it may be too large to hold.
+        """
+        operations = self.graph.operations
+        operation = operations[number]
+        if operation.name in PARTS:
+            return (operation.turns,) * len(operation.values)
+        return tuple(operations[value.number].turns for value in operation.values)
+
+    @cached_property
+    def weights(self) -> list[int]:
+        """Per value, a number made of what surrounds it in the program, and of no name or order."""
+        operations = self.graph.operations
+        down: list[str] = []
+        for operation, rule, mesh in zip(operations, self.rules, self.meshes, strict=True):
+            given = self.graph.annotations.get(operation.result)
+            said = "" if given is None else _nameless(given, list(mesh.sizes))
+            inside = [down[operand.number] for operand in operation.operands]
+            down.append(_digest(operation.name, repr((rule.terms, rule.sizes, rule.shapes)), said, *inside))
+        up = list(down)
+        uses: list[list[str]] = [[] for _ in operations]
+        for number in reversed(range(len(operations))):
+            up[number] = _digest(down[number], *sorted(uses[number]))
+            for place, operand in enumerate(operations[number].operands):
+                uses[operand.number].append(_digest(str(place), up[number]))
+        return [int(text[:12], 16) + 1 for text in up]
+
+    def run(self, until_priority: int | None = None, leader: int | None = None) -> Flow:
+        """Carry what was said about the values to the fixed point of the last round.
+
+        Args:
+            until_priority: of the last round; all of them unless given.
+            leader: a value whose dims are seen, in each round, before those of the others.
+        """
+        given = {value.number: sharding for value, sharding in self.graph.annotations.items()}
+        priorities = sorted({dim.priority or 0 for s in given.values() for dim in s.dims} | {0})
+        if until_priority is not None:
+            priorities = [priority for priority in priorities if priority <= until_priority] or [0]
+        turns = (True,) if leader is None else (False, True)
+        levels = [(priority, with_all) for priority in priorities for with_all in turns]
+        blank = [State(((),) * len(v.shape), (True,) * len(v.shape), ()) for v in self.graph.values]
+        states = list(blank)
+        flow = Flow([], [{} for _ in blank])
+        for level in levels:
+            for number, sharding in given.items():
+                seen = level if level[1] or number == leader else (level[0] - 1, True)
+                states[number] = self._seen(number, sharding, seen[0], level[0], states[number], flow)
+            changed = range(len(states)) if level == levels[0] else given
+            self._settle(states, {op for value in changed for op in self.neighbours[value]}, flow, level[0])
+        flow.dims = [state.dims for state in states]
+        return flow
+
+    def _seen(self, number: int, sharding: Sharding, level: int, last: int, state: State, flow: Flow) -> State:
+        """The state of an annotated value once its dims up to a level are seen; open ones without axes up to `last`."""
+        if sharding.mesh.is_maximal:
+            return State(state.dims, (False,) * len(state.opens), ())
+        dims, opens, kept = list(state.dims), list(state.opens), [*sharding.replicated, *sharding.unreduced]
+        for place, dim in enumerate(sharding.dims):
+            priority = dim.priority or 0
+            if priority > level:
+                opens[place] = dim.is_open and not dim.axes and priority <= last
+                kept += dim.axes
+            elif not is_prefix(dim.axes, dims[place]):
+                dims[place] = dim.axes
+                opens[place] = dim.is_open
+                if dim.axes:
+                    flow.origins[number][place] = [Origin(dim.axes, None, number, priority)]
+            else:
+                opens[place] = dim.is_open
+        return State(tuple(dims), tuple(opens), tuple(kept))
+
+    def _settle(self, states: list[State], waiting: Iterable[int], flow: Flow, level: int) -> None:
+        dirty = set(waiting)
+        ids = [self._state_id(state, self.meshes[n]) for n, state in enumerate(states)]
+        while dirty:
+            wished: dict[int, list[tuple[Wish, int]]] = {}
+            for number in dirty:
+                places = self.places[number]
+                key = (self._rule_of[number], tuple(-1 if v < 0 else ids[v] for v in places))
+                found = self._wishes.get(key)
+                if found is None:
+                    terms = [None if v < 0 else states[v] for v in places]
+                    found = self._wishes[key] = wishes(self.rules[number], terms, self.meshes[number].sizes)
+                if found.disagree:
+                    flow.disputed.update(v for v in places if v >= 0)
+                flow.refused |= found.refused
+                for wish in found.wishes:
+                    wished.setdefault(places[wish.term], []).append((wish, number))
+            dirty = set()
+            for value, wants in wished.items():
+                if self._take(value, states, wants, flow, level):
+                    ids[value] = self._state_id(states[value], self.meshes[value])
+                    dirty.update(self.neighbours[value])
+
+    def _take(self, value: int, states: list[State], wants: list[tuple[Wish, int]], flow: Flow, level: int) -> bool:
+        """Let a value grow by what is proposed to it; whether it did."""
+        state, sizes = states[value], self.meshes[value].sizes
+        if len(wants) > 1:
+            rank = {name: place for place, name in enumerate(sizes)}
+            wants = sorted(wants, key=lambda want: _order(want, self.places, sizes, rank))
+        dims = list(state.dims)
+        grown = False
+        for wish, number in wants:
+            here = dims[wish.dim]
+            if is_prefix(wish.axes, here):
+                continue
+            if not is_prefix(here, wish.axes):
+                flow.disputed.add(value)
+                continue
+            taken = [axis for place, axes in enumerate(dims) if place != wish.dim for axis in axes]
+            clean = _without_repeats(truncated(wish.axes, [*state.kept, *taken], sizes))
+            if clean != wish.axes and (
+                any(axis.overlaps(other) for axis in wish.axes for other in taken)
+                or _without_repeats(wish.axes) != wish.axes
+            ):
+                flow.disputed.add(value)
+            if len(clean) < len(here) or not is_prefix(here, clean) or clean == here:
+                continue
+            dims[wish.dim] = merged(clean, sizes)
+            giver = self.places[number][wish.giver]
+            flow.origins[value].setdefault(wish.dim, []).append(Origin(dims[wish.dim], number, giver, level))
+            grown = True
+        if grown:
+            states[value] = state._replace(dims=tuple(dims))
+        return grown
+
+    def _state_id(self, state: State, mesh: object) -> int:
+        return self._state_ids.setdefault((state, self._mesh_ids.get(id(mesh), 0)), len(self._state_ids))
+
+
+def _without_repeats(axes: Axes) -> Axes:
+    """The list up to the first axis that another label of the same dim has already."""
+    for place, axis in enumerate(axes):
+        if any(axis.overlaps(other) for other in axes[:place]):
+            return axes[:place]
+    return axes
+
+
+def _nameless(sharding: Sharding, names: list[str]) -> str:
+    """A sharding with numbers for the names of axes."""
+    dims = [
+        ([(names.index(a.name), a.start, a.stop) for a in dim.axes], dim.is_open, dim.priority) for dim in sharding.dims
+    ]
+    rest = [
+        [(names.index(a.name), a.start, a.stop) for a in axes] for axes in (sharding.replicated, sharding.unreduced)
+    ]
+    return repr((dims, rest))
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()
+
+
+def _order(
+    want: tuple[Wish, int], places: Sequence[tuple[int, ...]], sizes: Sizes, rank: Mapping[str, int]
+) -> tuple[object, ...]:
+    wish = want[0]
+    axes = [(rank[axis.name], axis.start, axis.stop) for axis in wish.axes]
+    return (-shards(wish.axes, sizes), -wish.elements, wish.dim, axes, wish.giver)
+
+
+def wishes(rule: Rule, states: Sequence[State | None], sizes: Sizes) -> Wishes:
+    """What an operation proposes to its tensors.
+
+    Args:
+        rule: of the operation.
+        states: of its tensors; None for one on another mesh.
+        sizes: those of the mesh.
+    """
+    held: list[list[tuple[Axes, int]]] = [[] for _ in rule.sizes]
+    rests: set[tuple[int, int]] = set()
+    for term, state in enumerate(states):
+        if state is None:
+            continue
+        for dim, group in enumerate(rule.terms[term]):
+            found = labels_of(group, state.dims[dim], rule.sizes, sizes)
+            for label, axes in zip(group, found.lists, strict=True):
+                held[label].append((axes, term))
+            if found.rest:
+                rests.add((term, dim))
+    agreed: dict[int, Axes] = {}
+    givers: list[tuple[int, int]] = []
+    disagree = False
+    for label, lists in enumerate(held):
+        if not any(axes for axes, _ in lists):
+            agreed[label] = ()
+            givers.append((0, 0))
+            continue
+        agreed[label], apart = longest_agreed([axes for axes, _ in lists])
+        disagree |= apart
+        givers.append(
+            max(((rule.elements[t], -t) for axes, t in lists if is_prefix(agreed[label], axes)), default=(0, 0))
+        )
+    found_wishes, refused = [], False
+    for term, state in enumerate(states):
+        if state is None:
+            continue
+        for dim, group in enumerate(rule.terms[term]):
+            axes = axes_of(group, agreed, rule.sizes, sizes)
+            here = state.dims[dim]
+            if not axes or axes == here or (term, dim) in rests or not is_prefix(here, axes):
+                continue
+            if state.opens[dim]:
+                elements, giver = max(givers[label] for label in group if agreed[label])
+                found_wishes.append(Wish(term, dim, axes, elements, -giver))
+            else:
+                refused = True
+    return Wishes(tuple(found_wishes), disagree, refused)
+
+
+def value_meshes(graph: Graph) -> list[Mesh]:
+    """Per value its mesh: that of its sharding, else that of the first operand, else the program's first."""
+    own = {mesh: mesh for mesh in graph.meshes.values()}
+    meshes: list[Mesh] = []
+    for operation in graph.operations:
+        sharding = graph.annotations.get(operation.result)
+        if sharding is not None:
+            meshes.append(own[sharding.mesh])
+        elif operation.operands:
+            meshes.append(meshes[operation.operands[0].number])
+        else:
+            meshes.append(graph.mesh)
+    return meshes
+
+
+def sharding_of(net: Net, flow: Flow, value: Value) -> Sharding:
+    """The sharding of a value that propagation found, as it was given where it was: open dims closed."""
+    given = net.graph.annotations.get(value)
+    mesh = net.meshes[value.number]
+    if mesh.is_maximal:
+        return Sharding(mesh, ())
+    dims = flow.dims[value.number]
+    if given is None:
+        return Sharding.of(mesh, *dims)
+    return Sharding.of(
+        mesh,
+        *dims,
+        replicated=given.replicated,
+        unreduced=given.unreduced,
+        reduction=given.reduction,
+        uneven=given.uneven,
+    )

@@ -1,0 +1,93 @@
+"""Files, folders that `--xla_dump_to` has filled, and standard input.
+
+Of a dump folder two texts per module are read: the last one before partitioning and the one after optimisation.
+All else that lies there is left, and named.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from reshard.errors import ReshardError
+from reshard.mesh import Mesh
+from reshard.xla.report.report import Remark, Report, inspect_texts
+
+_DUMP = re.compile(
+    r"(module_\d+\.[^/]*?)\.(?:\d{4}\.)?[^/]*?(before_spmd-partitioning|before_optimizations|after_optimizations)\.txt"
+)
+_TEXTS = (".txt", ".hlo", ".mlir", ".log", ".err", ".out", ".stderr", ".stdout")
+_ORDER = ("before_optimizations", "before_spmd-partitioning", "after_optimizations")
+
+
+def inspect_paths(paths: Iterable[str], *, mesh: Mesh | None = None) -> Report:
+    """Read files, folders and standard input, and report what is found in them.
+
+    Args:
+        paths: of files and folders; `-` is standard input.
+        mesh: names the axes where a text has none.
+
+    Raises:
+        ReshardError: `bad-file` where there is nothing that can be read.
+    """
+    texts: list[tuple[str, str]] = []
+    keys: dict[str, str] = {}
+    left: list[Remark] = []
+    for path in paths:
+        if path == "-":
+            texts.append(("standard input", _decoded(sys.stdin.buffer.read(), "standard input")))
+        elif Path(path).is_dir():
+            _add_folder(Path(path), texts, keys, left)
+        else:
+            texts.append((path, _read(Path(path))))
+    report = inspect_texts(texts, mesh=mesh, keys=keys)
+    report.remarks[:0] = left
+    return report
+
+
+def _add_folder(folder: Path, texts: list[tuple[str, str]], keys: dict[str, str], left: list[Remark]) -> None:
+    """The texts of a folder that are worth reading."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    dumps: dict[str, dict[str, Path]] = {}
+    others = []
+    for path in files:
+        found = _DUMP.fullmatch(path.name)
+        if found is not None:
+            dumps.setdefault(found.group(1), {})[found.group(2)] = path
+        else:
+            others.append(path)
+    chosen: list[tuple[Path, str]] = [
+        (stages[stage], key) for key, stages in dumps.items() for stage in _ORDER if stage in stages
+    ]
+    if dumps:
+        logs = [path for path in others if path.suffix in (".log", ".err", ".stderr", ".mlir")]
+    else:
+        logs = [path for path in others if path.suffix in _TEXTS]
+    for path, key in [*chosen, *((path, "") for path in logs)]:
+        name = str(path)
+        texts.append((name, _read(path)))
+        if key:
+            keys[name] = key
+    unread = [path for path in others if path not in logs]
+    if unread:
+        kinds = sorted({path.suffix or path.name for path in unread})
+        left.append(Remark(str(folder), 0, f"{len(unread)} files are not read: {', '.join(kinds)}"))
+    if not chosen and not logs:
+        raise ReshardError("bad-file", f"{folder} holds no text of XLA's: no module and no log")
+
+
+def _read(path: Path) -> str:
+    try:
+        return _decoded(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ReshardError("bad-file", f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _decoded(data: bytes, name: str) -> str:
+    text = data.decode("utf-8", errors="replace")
+    start = text[:4096]
+    if 10 * (start.count("\ufffd") + start.count("\0")) > len(start):
+        raise ReshardError("bad-file", f"{name} is no text; what is compressed must be unpacked first")
+    return text

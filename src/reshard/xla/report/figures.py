@@ -1,0 +1,200 @@
+"""What a reshard costs by the plan, beside what XLA's collectives were seen to move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from reshard.dtypes import DType, dtype_named
+from reshard.errors import ReshardError
+from reshard.planner import plan
+from reshard.plans import Plan
+from reshard.sharding import Sharding, with_mesh
+from reshard.xla.partitioner import explain
+from reshard.xla.read.shardings import call_text
+
+COUNTED, WARNED, PREDICTED = "collectives", "warning", "branch"
+"""How the bytes that XLA moves are known: counted from its collectives; its warning says that it gathers the whole;
+its partitioner's rules say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reshard:
+    """One reshard, as a warning, a chain of collectives or a text before partitioning tells it."""
+
+    origin: str
+    """`warning`, `chain`, `constraint`, `operand` or `result`."""
+    text: str
+    """The file where it stands."""
+    module: str
+    line: int
+    name: str
+    """Of the instruction."""
+    source: Sharding
+    target: Sharding
+    shape: tuple[int, ...] | None
+    """Of the whole tensor; None where the text does not tell."""
+    dtype: DType | None
+    is_rounded: bool = False
+    """Whether the shape was found from a tile, so that a dim may be rounded up to whole tiles."""
+    executions: int = 1
+    unknown: str = ""
+    """Why it may run more often or not at all; nothing where it does not."""
+    place: str = ""
+    """`file:line` in the program; nothing where the text does not tell."""
+    op_name: str = ""
+    received_bytes: int | None = None
+    """By the busiest device, through what XLA does; None where that is not known."""
+    known_by: str = ""
+    """One of `COUNTED`, `WARNED`, `PREDICTED`; nothing where it is not known."""
+    collectives: tuple[str, ...] = ()
+    """The instructions that were counted."""
+    warned: bool = False
+    """Whether a warning is about it."""
+    times: int = 1
+    """How many equal warnings there are."""
+
+    def planned(self) -> Plan | None:
+        """The plan for it; None where the shape or the dtype is not told."""
+        if self.shape is None or self.dtype is None:
+            return None
+        return plan(self.source, self.target, self.shape, self.dtype)
+
+    @property
+    def lower_bound_bytes(self) -> int | None:
+        """The least that the busiest device must receive."""
+        found = self.planned()
+        return None if found is None else found.lower_bound_bytes
+
+    @property
+    def ratio(self) -> float | None:
+        """What is received, against the bound; None where one is not known or the bound is 0.
+
+        Where a warning gives no shape, it is that of a shape that all shards divide.
+        """
+        if self.warned and self.shape is None:
+            whole = lenient_shape(self.source, self.target)
+            size = DType("byte", 1, "V")
+            least = plan(self.source, self.target, whole, size).lower_bound_bytes
+            return full_gather_bytes(self.source, whole, size) / least if least else None
+        bound = self.lower_bound_bytes
+        return self.received_bytes / bound if bound and self.received_bytes is not None else None
+
+    @property
+    def call(self) -> str:
+        """The call that does it."""
+        return call_text(self.source, self.target)
+
+    def branch(self) -> str:
+        """The branch of XLA's partitioner that it falls into; nothing where that cannot be said."""
+        try:
+            sizes = self.shape or lenient_shape(self.source, self.target)
+            return explain(with_mesh(self.source, self.target.mesh), self.target, sizes).branch.name
+        except (ReshardError, AssertionError):
+            return ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """It for programs."""
+        return {
+            "origin": self.origin,
+            "text": self.text,
+            "module": self.module,
+            "line": self.line,
+            "name": self.name,
+            "source": str(self.source),
+            "target": str(self.target),
+            "shape": None if self.shape is None else list(self.shape),
+            "dtype": None if self.dtype is None else self.dtype.name,
+            "shape_may_be_rounded_up": self.is_rounded,
+            "executions": self.executions,
+            "executions_unknown": self.unknown,
+            "place": self.place,
+            "op_name": self.op_name,
+            "received_bytes": self.received_bytes,
+            "received_bytes_known_by": self.known_by,
+            "collectives": list(self.collectives),
+            "lower_bound_bytes": self.lower_bound_bytes,
+            "ratio": self.ratio,
+            "xla_branch": self.branch(),
+            "warned": self.warned,
+            "warnings": self.times if self.origin == "warning" else 0,
+            "call": self.call,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Unrecognised:
+    """Something that moves data, or is said to, whose ends the text does not tell."""
+
+    origin: str
+    text: str
+    module: str
+    line: int
+    name: str
+    why: str
+    collectives: tuple[str, ...] = ()
+    received_bytes: int | None = None
+    """By the busiest device, in one execution."""
+    executions: int = 1
+    place: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """It for programs."""
+        return {
+            "origin": self.origin,
+            "text": self.text,
+            "module": self.module,
+            "line": self.line,
+            "name": self.name,
+            "why": self.why,
+            "collectives": list(self.collectives),
+            "received_bytes": self.received_bytes,
+            "executions": self.executions,
+            "place": self.place,
+        }
+
+
+def full_gather_bytes(source: Sharding, shape: tuple[int, ...], dtype: DType) -> int:
+    """What a device receives that gathers the whole tensor: all but its own tile."""
+    return (prod(shape) - prod(source.local_shape(shape))) * dtype.itemsize
+
+
+def lenient_shape(source: Sharding, target: Sharding) -> tuple[int, ...]:
+    """Sizes that both shardings divide, where the text gives none."""
+    counts = []
+    for dim in range(len(source.dims)):
+        count = 1
+        for sharding in (source, target):
+            count *= sharding.layout.shards(dim)
+        counts.append(count)
+    return tuple(counts)
+
+
+def dtype_of(name: str) -> DType | None:
+    """The dtype; None where plans do not know it."""
+    try:
+        return dtype_named(name)
+    except ReshardError:
+        return None
+
+
+def checked(found: Reshard) -> Reshard | Unrecognised:
+    """The reshard itself, or why no plan is to be had for it."""
+    try:
+        found.planned()
+        _ = found.ratio
+    except ReshardError as error:
+        return Unrecognised(
+            found.origin,
+            found.text,
+            found.module,
+            found.line,
+            found.name,
+            f"from {found.source} to {found.target}: {error}",
+            found.collectives,
+            found.received_bytes,
+            found.executions,
+            found.place,
+        )
+    return found
