@@ -19,8 +19,8 @@ from reshard.jax.tracing.emitter import Run
 from reshard.jax.tracing.slices import counting, picking, putting
 from reshard.numpy import identity
 from reshard.numpy.operations import ATTRIBUTED
+from reshard.operations.rules import REDUCTIONS, Rule, operation_rule
 from reshard.propagation import Operation
-from reshard.propagation.rules import REDUCTIONS, Rule, operation_rule
 
 if TYPE_CHECKING:
     from reshard.jax.programs import Tiles

@@ -47,10 +47,10 @@ from reshard.jax.tracing.traced import TracedProgram, regions_around
 from reshard.mesh import Mesh
 from reshard.numpy import identity
 from reshard.operations.projection import labels_of, shards
+from reshard.operations.rules import operation_rule, reduction_of
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan
 from reshard.propagation import Operation, PlacedProgram, Value
-from reshard.propagation.rules import operation_rule, reduction_of
 from reshard.sharding import Sharding
 
 Names = tuple[str, ...]

@@ -29,10 +29,10 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.numpy.operations import ATTRIBUTED, COMBINE, ELEMENTWISE, OPERANDS, WHOLE, widened
 from reshard.numpy.tiles import gather, identity, run, scatter
+from reshard.operations.operation import Operation
 from reshard.operations.projection import Axes, labels_of
-from reshard.propagation.graph import Operation
+from reshard.operations.rules import REDUCTIONS, Rule, operation_rule
 from reshard.propagation.program import PlacedProgram
-from reshard.propagation.rules import REDUCTIONS, Rule, operation_rule
 from reshard.sharding import Sharding
 
 Array = NDArray[Any]

@@ -2,8 +2,7 @@
 
 graph.py        values and operations
 program.py      the builder, and a program once it is placed
-rules.py        what a pattern says about shardings
-fixpoint.py      the fixed point, priority by priority
+fixpoint.py     the fixed point, priority by priority
 conflicts.py    the shardings that a value may have, and the choice among them by price
 search.py       which of these are tried, one axis of the mesh at a time
 prices.py       what a reshard costs
@@ -13,7 +12,7 @@ text.py         the text form
 listing.py      the plain table
 """
 
-from reshard.propagation.graph import Operation, Value
+from reshard.operations.operation import Operation, Value
 from reshard.propagation.program import PlacedProgram, Program
 
 __all__ = ["Operation", "PlacedProgram", "Program", "Value"]

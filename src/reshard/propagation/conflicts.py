@@ -26,13 +26,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from reshard.axis import is_prefix
+from reshard.operations.operation import Operation, Value
 from reshard.operations.projection import Axes, shards
+from reshard.operations.rules import COMBINED, waiting_operands
 from reshard.propagation.elimination import LARGEST_TABLE, Scoped, Table, least
 from reshard.propagation.fixpoint import Flow, Net
-from reshard.propagation.graph import Operation, Value
 from reshard.propagation.layouts import Pricer
 from reshard.propagation.prices import IMPOSSIBLE, NOTHING, Cost, times
-from reshard.propagation.rules import COMBINED, waiting_operands
 from reshard.sharding import Sharding
 
 MOST_LEADERS = 12

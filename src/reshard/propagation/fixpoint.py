@@ -24,9 +24,10 @@ from typing import NamedTuple
 
 from reshard.axis import is_prefix, merged, truncated
 from reshard.mesh import Mesh
+from reshard.operations.operation import Value
 from reshard.operations.projection import Axes, axes_of, labels_of, longest_agreed, shards
-from reshard.propagation.graph import Graph, Value
-from reshard.propagation.rules import PARTS, Rule, operation_rule
+from reshard.operations.rules import PARTS, Rule, operation_rule
+from reshard.propagation.graph import Graph
 from reshard.sharding import Sharding
 
 Sizes = Mapping[str, int]

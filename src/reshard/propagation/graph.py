@@ -1,15 +1,5 @@
 """The values of a program and the operations that make them, checked as they are added.
 
-An operation is a name, which says what is done to the elements, and a pattern, which says which dims of its operands
-and of its result run over the same index.
-What a pattern cannot say is said per label:
-
-    replicated    the operation needs all of the label's elements at once: sort, cumsum
-    shifted       an element of the result is another place of an operand: slice, pad, concatenate
-    selected      the elements that another operand names: the rows of a table
-
-Four operations have no pattern of their own: `input`, which has no operand; `reshard`, which moves its operand to
-another sharding; `constant`, one number everywhere; and `output`, under which a value leaves the program.
 A value is made once, before it is used, so a program has no cycle.
 
 >>> from reshard.mesh import Mesh
@@ -23,69 +13,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from reshard.axis import is_prefix, sorted_and_merged
 from reshard.checks import expect, integer, listed, shown
-from reshard.dtypes import DType, dtype_named
+from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
+from reshard.operations.operation import BARE, Operation, Value, level_shapes
 from reshard.operations.pattern import Pattern
 from reshard.sharding import DimSharding, Sharding, checked_shape
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 """What a value or an operation may be called."""
-BARE = ("input", "constant", "reshard", "output")
-"""Operations without a pattern."""
-Attribute = int | float | str | tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A tensor of a program."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: DType
-    number: int
-    """Its place among the values of its program, in the order in which they were made."""
-
-
-@dataclass(frozen=True)
-class Operation:
-    """What makes a value."""
-
-    name: str
-    operands: tuple[Value, ...]
-    result: Value
-    pattern: Pattern | None = None
-    """None for the operations without one."""
-    replicated: tuple[str, ...] = ()
-    """Labels of which every device needs all."""
-    shifted: tuple[str, ...] = ()
-    """Labels whose elements change their place."""
-    selected: tuple[str, ...] = ()
-    """Labels of the first operand whose elements the second operand names."""
-    attributes: tuple[tuple[str, Attribute], ...] = ()
-    """What else the operation depends on, by name."""
-    sizes: tuple[tuple[str, int], ...] = ()
-    """Of all labels, where the shapes alone do not tell them."""
-    reduction: str | None = None
-    """How labels that the result lacks are combined, where the name does not say."""
-    turns: int = 1
-    """How often it is done: once for every turn of the loops around it; a reshard as often as its operand is made."""
-    payload: Any = field(default=None, compare=False, repr=False)
-    """What an engine keeps with an operation that came from it."""
-
-    def attribute(self, name: str, default: Any = None) -> Any:
-        """One attribute."""
-        return dict(self.attributes).get(name, default)
-
-    @property
-    def values(self) -> tuple[Value, ...]:
-        """The operands, and last the result."""
-        return (*self.operands, self.result)
 
 
 class Graph:
@@ -261,27 +202,6 @@ def _solved(
     except ReshardError:
         return result, tuple(solved.items())
     return result, ()
-
-
-def level_shapes(pattern: Pattern, shapes: Sequence[tuple[int, ...]], free: Iterable[str]) -> list[tuple[int, ...]]:
-    """The shapes with a shifted label, which has a size of its own in every tensor, as large as its largest."""
-    free = set(free)
-    if not free:
-        return list(shapes)
-    largest = dict.fromkeys(free, 0)
-    for term, shape in zip(pattern.terms, shapes, strict=False):
-        for group, size in zip(term, shape, strict=False):
-            if len(group) == 1 and group[0] in free:
-                largest[group[0]] = max(largest[group[0]], size)
-    return [
-        tuple(
-            largest[group[0]] if len(group) == 1 and group[0] in free else size
-            for group, size in zip(term, shape, strict=True)
-        )
-        if len(term) == len(shape)
-        else shape
-        for term, shape in zip(pattern.terms, shapes, strict=False)
-    ]
 
 
 def _both(value: Value, before: Sharding, after: Sharding) -> Sharding:

@@ -22,10 +22,10 @@ from typing import NamedTuple
 from reshard.axis import Axis
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
+from reshard.operations.operation import Operation
 from reshard.operations.projection import Axes, axes_of, labels_of, shards
-from reshard.propagation.graph import Operation
+from reshard.operations.rules import COMBINED, Rule, reduction_of, waiting_operands
 from reshard.propagation.prices import ROUNDING, Cost, Prices, added, times
-from reshard.propagation.rules import COMBINED, Rule, reduction_of, waiting_operands
 from reshard.sharding import Sharding
 
 Held = dict[int, Axes]

@@ -19,11 +19,12 @@ from math import prod
 
 from reshard.errors import ReshardError
 from reshard.network import Network
+from reshard.operations.operation import Value
 from reshard.plans import Plan
 from reshard.plans.trace import chrome_trace
 from reshard.propagation.conflicts import add_made, cheapest
 from reshard.propagation.fixpoint import Flow, Net, Origin
-from reshard.propagation.graph import Graph, Value
+from reshard.propagation.graph import Graph
 from reshard.propagation.layouts import Pricer
 from reshard.propagation.listing import table
 from reshard.propagation.search import search

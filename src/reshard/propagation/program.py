@@ -23,11 +23,12 @@ from reshard.checks import expect, integer, listed, shown
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.network import Network
+from reshard.operations.operation import Attribute, Value
 from reshard.operations.pattern import Pattern
 from reshard.operations.reshapes import reshape_pattern
-from reshard.propagation.graph import NAME, Attribute, Graph, Value
+from reshard.operations.rules import REDUCTIONS
+from reshard.propagation.graph import NAME, Graph
 from reshard.propagation.placement import Placement, place
-from reshard.propagation.rules import REDUCTIONS
 from reshard.propagation.text import OWN, read, read_meshes, write
 from reshard.sharding import Sharding, checked_shape
 

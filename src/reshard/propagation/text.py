@@ -34,8 +34,9 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.notation.grammar import Form, checked_text, parse, placed
 from reshard.notation.shardy import read_mesh, read_sharding
+from reshard.operations.operation import Attribute, Operation, Value
 from reshard.operations.pattern import Pattern
-from reshard.propagation.graph import Attribute, Graph, Operation, Value
+from reshard.propagation.graph import Graph
 
 ROLES = ("replicated", "shifted", "selected")
 OWN = (*ROLES, "turns")

@@ -14,8 +14,8 @@ import torch
 
 from reshard.errors import ReshardError
 from reshard.operations.projection import Axes, labels_of
+from reshard.operations.rules import REDUCTIONS, operation_rule
 from reshard.propagation import Operation
-from reshard.propagation.rules import REDUCTIONS, operation_rule
 from reshard.sharding import Sharding
 from reshard.torch.transfer import identity
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 
+from reshard.operations.operation import Operation, level_shapes
 from reshard.operations.pattern import Pattern
-from reshard.propagation.graph import Operation, level_shapes
 
 REDUCTIONS = {"einsum": "sum", "sum": "sum", "max": "max", "min": "min", "product": "product"}
 """Operations that may drop labels, and how they combine what they drop."""
