@@ -28,7 +28,7 @@ from reshard.axis import Axis, difference, merged, mesh_order, quote, refined_me
 from reshard.box import Box
 from reshard.checks import all_of, expect, integer, listed, shown
 from reshard.digits import Digit, Layout, Positions, joined, refine
-from reshard.dtypes import REDUCTIONS
+from reshard.dtypes import REDUCTIONS, DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import LIMIT, Mesh
 
@@ -376,6 +376,50 @@ class Sharding:
         if self.reduction != "sum":
             raise ReshardError("bad-argument", f"a sharding with partial values under {self.reduction} has no dual")
         return replace(self, replicated=(), unreduced=self.unused_axes())
+
+
+@dataclass(frozen=True)
+class Reshard:
+    """What is to be moved: a tensor, from where it is to where it is wanted.
+
+    Rules, in the order checked:
+        bad-argument: every field is of its kind
+        bad-shape, too-large, rank-mismatch: both shardings fit the shape
+        reduction-dtype: the reductions are defined for the dtype
+    """
+
+    source: Sharding
+    target: Sharding
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    dtype: DType
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", checked_shape(self.shape))
+        expect(self.dtype, DType, "the dtype of a reshard")
+        for end, sharding in (("source", self.source), ("target", self.target)):
+            expect(sharding, Sharding, f"the {end} of a reshard").layout_for(self.shape)
+            if sharding.unreduced:
+                self.dtype.check_reduction(sharding.reduction)
+
+    @classmethod
+    def of(cls, source: Sharding, target: Sharding, shape: Sequence[int], dtype: Any = "float32") -> Reshard:
+        """A reshard from loose input: an end on the empty mesh is replicated on the mesh of the other.
+
+        Raises:
+            ReshardError: `bad-argument`, `unknown-dtype`, and with the code of the first rule that is broken.
+
+        >>> mesh = Mesh.of(x=2, y=4)
+        >>> print(Reshard.of(Sharding.of(mesh, "y", None), Sharding.of(mesh, "x", "y"), (8, 8), "f32"))
+        [{"y"}, {}] -> [{"x"}, {"y"}]
+        """
+        for sharding in (source, target):
+            expect(sharding, Sharding, "an end of a plan")
+        source = with_mesh(source, target.mesh)
+        return cls(source, with_mesh(target, source.mesh), checked_shape(shape), dtype_named(dtype))
+
+    def __str__(self) -> str:
+        return f"{self.source.text()} -> {self.target.text()}"
 
 
 def with_mesh(sharding: Sharding, mesh: Mesh) -> Sharding:

@@ -131,10 +131,7 @@ def einsum(
     found = pattern.solve_sizes(given, sizes or {})
     if target is not None:
         expect(target, Sharding, "the target of an einsum")
-    if isinstance(network, str):
-        network = Network.preset(network)
-    if network is not None:
-        expect(network, Network, "the network of an einsum")
+    network = Network.named(network, "the network of an einsum")
     mesh = _mesh_of([*operands, *([] if target is None else [target])])
     sources = tuple(with_mesh(sharding, mesh) for sharding in operands)
     target = None if target is None else with_mesh(target, mesh)

@@ -23,6 +23,7 @@ from math import prod
 from typing import Any
 
 from reshard.axis import Axis
+from reshard.checks import expect
 from reshard.digits import Digit, Positions, Stage, index_of
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
@@ -166,6 +167,20 @@ class Network:
             name = f"{name}-achieved"
         found = describe(name)
         return cls(found.levels, found.memory_bandwidth, found.flops, found.name, found.source, found.launch_s)
+
+    @classmethod
+    def named(cls, network: Network | str | None, what: str = "a network") -> Network | None:
+        """The network itself, or the preset of that name; None where there is none.
+
+        Raises:
+            ReshardError: `bad-network` where no preset has the name; `bad-argument` for anything else.
+
+        >>> Network.named("h100-2x8") == Network.preset("h100-2x8")
+        True
+        """
+        if isinstance(network, str):
+            return cls.preset(network)
+        return None if network is None else expect(network, Network, what)
 
     def hosts_of(self, level: int, devices: Positions) -> Positions:
         """The number of the host of each device: what levels from `level` on say of it, the outermost slowest.

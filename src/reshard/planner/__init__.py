@@ -104,10 +104,7 @@ def plan(
     """
     for sharding in (source, target):
         expect(sharding, Sharding, "an end of a plan")
-    if isinstance(network, str):
-        network = Network.preset(network)
-    if network is not None:
-        expect(network, Network, "the network of a plan")
+    network = Network.named(network, "the network of a plan")
     if expect(basis, str, "the basis of a plan") not in BASES:
         raise ReshardError("bad-argument", f"basis {shown(basis)} must be one of {', '.join(BASES)}")
     if memory_limit is not None:

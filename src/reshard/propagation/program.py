@@ -273,10 +273,7 @@ class Program(Graph):
         Raises:
             ReshardError: `bad-network`, `bad-argument`; and as `plan`.
         """
-        if isinstance(network, str):
-            network = Network.preset(network)
-        if network is not None:
-            expect(network, Network, "the network of a program")
+        network = Network.named(network, "the network of a program")
         if until_priority is not None and integer(until_priority, "until_priority") < 0:
             raise ReshardError("bad-argument", f"until_priority must be at least 0, got: {until_priority}")
         return PlacedProgram(place(self, network, until_priority))

@@ -123,10 +123,7 @@ def einsum(
         raise ReshardError("bad-argument", f"overlap must be True, False or None, got: {shown(overlap)}")
     if sizes is not None and not isinstance(sizes, Mapping):
         raise ReshardError("bad-argument", f"sizes must be a mapping from label to size, got: {shown(sizes)}")
-    if isinstance(network, str):
-        network = Network.preset(network)
-    if network is not None:
-        expect(network, Network, "the network of an einsum")
+    network = Network.named(network, "the network of an einsum")
     request = Request(
         pattern,
         tuple(x._spec for x in operands),

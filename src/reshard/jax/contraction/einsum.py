@@ -25,7 +25,7 @@ from jax._src import core
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import Mesh as JaxMesh
 
-from reshard.checks import expect, listed
+from reshard.checks import listed
 from reshard.errors import ReshardError
 from reshard.jax.contraction.einsum_primitive import bind, on_every_device, placed
 from reshard.jax.contraction.local import Local
@@ -82,10 +82,7 @@ def einsum(
         if one is not None and not isinstance(one, Target):
             wanted = "a PartitionSpec, a NamedSharding or a Sharding"
             raise ReshardError("bad-argument", f"where an array of an einsum is must be {wanted}, got: {one!r}")
-    if isinstance(network, str):
-        network = Network.preset(network)
-    if network is not None:
-        expect(network, Network, "the network of an einsum")
+    network = Network.named(network, "the network of an einsum")
     is_fresh = [not isinstance(x, jax.Array) for x in operands]
     arrays = [jnp.asarray(x) if fresh else x for x, fresh in zip(operands, is_fresh, strict=True)]
     for x in arrays:

@@ -24,7 +24,7 @@ from jax._src.mesh import get_concrete_mesh
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 
-from reshard.checks import expect, shown
+from reshard.checks import shown
 from reshard.errors import ReshardError
 from reshard.jax.conversions import (
     AnyMesh,
@@ -66,10 +66,7 @@ def reshard(
             another mesh, `not-divisible`, `rank-mismatch`, `cannot-express`, `bad-argument`, or what
             `reshard.plan` raises; all before anything moves.
     """
-    if isinstance(network, str):
-        network = Network.preset(network)
-    if network is not None:
-        expect(network, Network, "the network of a reshard")
+    network = Network.named(network, "the network of a reshard")
     leaves, tree = jax.tree.flatten(x)
     ends = _ends(target, x, "target"), _ends(source, x, "source")
     done = [_one(*given, network, refine) for given in zip(leaves, *ends, strict=True)]
