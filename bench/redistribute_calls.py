@@ -23,8 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import reshard as rs
 from bench.timing import medians, seconds
 from reshard.planner import cache_clear
-from reshard.torch.conversions import sharding_of
-from reshard.torch.planners import Placed
+from reshard.torch.conversions import sharding_of, spec_of
 
 SIZES = (2, 8, 4, 4)
 SHAPE = (256, 256, 256)
@@ -43,10 +42,7 @@ def cold_plans() -> dict[str, float]:
     times: dict[str, list[float]] = {"reshard": [], "greedy": [], "min-cost": []}
     for _ in range(PLANS):
         ends = [tuple(rng.choices(choices, k=len(SIZES))) for _ in range(2)]
-        order = [[tuple(m for m, p in enumerate(end) if p == Shard(dim)) for dim in range(len(SHAPE))] for end in ends]
-        specs = [
-            Placed(end, tuple(dims), mesh, SHAPE, torch.float32).spec() for end, dims in zip(ends, order, strict=True)
-        ]
+        specs = [spec_of(mesh, end, SHAPE, torch.float32) for end in ends]
 
         def ours(ends: list[Any] = ends) -> object:
             cache_clear()

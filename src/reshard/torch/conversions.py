@@ -27,8 +27,10 @@ from math import prod
 from typing import Any
 
 import torch
+from torch._prims_common import make_contiguous_strides_for
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrder, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from reshard.axis import Axis
@@ -67,6 +69,25 @@ def dtype_of(dtype: torch.dtype) -> DType:
     return dtype_named(str(dtype).removeprefix("torch."))
 
 
+def spec_of(
+    mesh: DeviceMesh, placements: tuple[Placement, ...], shape: Sequence[int], dtype: torch.dtype
+) -> DTensorSpec:
+    """Torch's record of a tensor, contiguous as a whole, under placements on a mesh."""
+    stride = tuple(make_contiguous_strides_for(tuple(shape)))
+    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(torch.Size(shape), stride, dtype))
+
+
+def meta_of(spec: DTensorSpec) -> TensorMeta:
+    """Shape, stride and dtype of a DTensor.
+
+    Raises:
+        ReshardError: `bad-argument` where its spec has none.
+    """
+    if spec.tensor_meta is None:
+        raise ReshardError("bad-argument", "a DTensor without shape and dtype cannot be redistributed")
+    return spec.tensor_meta
+
+
 def sharding_of(value: Any, mesh: DeviceMesh | None = None, ndim: int | None = None) -> Sharding:
     """What a DTensor, its spec, or a list of placements says, as a sharding.
 
@@ -94,12 +115,8 @@ def sharding_of(value: Any, mesh: DeviceMesh | None = None, ndim: int | None = N
     return _sharding_of(placements, expect(mesh, DeviceMesh, "a mesh"), expect(ndim, int, "the number of dims"), None)
 
 
-Order = tuple[tuple[int, tuple[int, ...]], ...]
-"""Per dim that is cut, the mesh dims that cut it, major to minor."""
-
-
 @lru_cache(CACHED)
-def _sharding_of(placements: tuple[Placement, ...], mesh: DeviceMesh, ndim: int, order: Order | None) -> Sharding:
+def _sharding_of(placements: tuple[Placement, ...], mesh: DeviceMesh, ndim: int, order: ShardOrder | None) -> Sharding:
     ours = _mesh_of(mesh)
     placements = normalized(placements, mesh, ndim)
     partial = [(number, placement) for number, placement in enumerate(placements) if isinstance(placement, Partial)]

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from reshard.checks import expect, listed, shown
 from reshard.errors import ReshardError
@@ -28,8 +29,8 @@ from reshard.planner import plan as planned
 from reshard.plans import Plan
 from reshard.plans.table import bytes_text
 from reshard.sharding import Sharding, checked_shape
-from reshard.torch.conversions import dtype_of, mesh_of, normalized, placements_of, sharding_of
-from reshard.torch.planners import PLANNERS, Placed, Route, route
+from reshard.torch.conversions import dtype_of, meta_of, normalized, placements_of, sharding_of, spec_of
+from reshard.torch.planners import PLANNERS, Route, route
 
 FIGURES = ("received", "peak", "received on CPU", "peak on CPU")
 """The columns of a route that hold figures; the last two where an all-to-all makes a difference."""
@@ -46,35 +47,35 @@ class Explanation:
     dim_names: tuple[str, ...]
     """What the mesh dims are called."""
 
-    def ratio(self, found: Route, *, on_cpu: bool = False) -> float | None:
+    def ratio(self, route: Route, *, on_cpu: bool = False) -> float | None:
         """What a route receives over the lower bound; None where the bound is 0."""
         bound = self.plan.lower_bound_bytes
-        return found.total(on_cpu=on_cpu).received_bytes / bound if bound else None
+        return route.total(on_cpu=on_cpu).received_bytes / bound if bound else None
 
     def __str__(self) -> str:
-        alike = groupby(self.routes, key=lambda found: (found.transforms, found.refusal))
+        alike = groupby(self.routes, key=lambda route: (route.transforms, route.refusal))
         return "\n\n".join([f"reshard\n{self.plan}", *(self._section(list(routes)) for _, routes in alike)])
 
     def _section(self, routes: Sequence[Route]) -> str:
         """What one planner does, or several that do the same."""
-        head, found = "torch, " + " and ".join(found.planner for found in routes), routes[0]
-        if found.refusal:
-            return f"{head}\nno route: {found.refusal}"
-        if not found.transforms:
-            return f"{head}\n{found.trace}\nnothing to do"
-        kinds = (False, True) if found.differs_on_cpu else (False,)
-        rows = [["", "step", "mesh dim", *FIGURES[: 2 * len(kinds)], "placements"]]
-        for number, transform in enumerate(found.transforms, 1):
+        head, route = "torch, " + " and ".join(route.planner for route in routes), routes[0]
+        if route.refusal:
+            return f"{head}\nno route: {route.refusal}"
+        if not route.transforms:
+            return f"{head}\n{route.trace}\nnothing to do"
+        sides = (False, True) if route.differs_on_cpu else (False,)
+        rows = [["", "step", "mesh dim", *FIGURES[: 2 * len(sides)], "placements"]]
+        for number, transform in enumerate(route.transforms, 1):
             names = ", ".join(self.dim_names[mesh_dim] for mesh_dim in transform.mesh_dims)
-            costs = [transform.on_cpu if on_cpu else transform.planned for on_cpu in kinds]
+            costs = [transform.on_cpu if on_cpu else transform.planned for on_cpu in sides]
             figures = [bytes_text(count) for cost in costs for count in cost]
             rows.append([str(number), transform.kind, names, *figures, transform.after])
-        totals = [self._total(found, on_cpu=on_cpu) for on_cpu in kinds]
-        return "\n".join([head, found.trace, "", *_aligned(rows), "", *totals])
+        totals = [self._total(route, on_cpu=on_cpu) for on_cpu in sides]
+        return "\n".join([head, route.trace, "", *_aligned(rows), "", *totals])
 
-    def _total(self, found: Route, *, on_cpu: bool) -> str:
-        received, peak = found.total(on_cpu=on_cpu)
-        ratio = self.ratio(found, on_cpu=on_cpu)
+    def _total(self, route: Route, *, on_cpu: bool) -> str:
+        received, peak = route.total(on_cpu=on_cpu)
+        ratio = self.ratio(route, on_cpu=on_cpu)
         times = "" if ratio is None else f", {ratio:.2f} times the lower bound"
         where = "on CPU " if on_cpu else ""
         return f"received {where}{bytes_text(received)} on the busiest rank{times}; peak at least {bytes_text(peak)}"
@@ -115,21 +116,19 @@ def explain(
     """
     if unknown := [name for name in planners if name not in PLANNERS]:
         raise ReshardError("bad-argument", f"planner {shown(unknown[0])} must be one of {', '.join(PLANNERS)}")
-    placements, mesh, sizes, element = _described(x, mesh, shape, dtype)
-    before = sharding_of(x if isinstance(x, DTensor) else placements, mesh, len(sizes))
-    there = mesh if device_mesh is None else expect(device_mesh, DeviceMesh, "device_mesh")
-    after = sharding_of(target, there, len(sizes))
-    ours = planned(before, after, sizes, dtype_of(element))
-    names = tuple(name for name, _ in mesh_of(mesh).axes)
-    source = Placed(placements, _order(before, names), mesh, sizes, element)
+    source = _spec(x, mesh, shape, dtype)
+    target_mesh = source.mesh if device_mesh is None else expect(device_mesh, DeviceMesh, "device_mesh")
+    before, after = sharding_of(source), sharding_of(target, target_mesh, source.ndim)
+    ours = planned(before, after, tuple(source.shape), dtype_of(meta_of(source).dtype))
+    names = tuple(name for name, _ in before.mesh.axes)
     try:
-        goal = _goal(source, target, after, there)
+        goal = _goal(source, target, target_mesh)
     except ReshardError as refused:
         return Explanation(ours, tuple(Route(name, "", 0, refusal=str(refused)) for name in planners), names)
     return Explanation(ours, tuple(route(name, source, goal) for name in planners), names)
 
 
-def _goal(source: Placed, target: Any, after: Sharding, mesh: DeviceMesh) -> Placed:
+def _goal(source: DTensorSpec, target: Any, mesh: DeviceMesh) -> DTensorSpec:
     """The target as torch has it.
 
     Raises:
@@ -137,32 +136,24 @@ def _goal(source: Placed, target: Any, after: Sharding, mesh: DeviceMesh) -> Pla
     """
     if isinstance(target, Sharding):
         try:
-            placements = placements_of(target, source.mesh, source.shape)
+            return DTensorSpec(source.mesh, placements_of(target, source.mesh, source.shape), source.tensor_meta)
         except ReshardError as refused:
             raise ReshardError("cannot-express", f"torch has no placements for it: {refused}") from None
-        after = sharding_of(placements, source.mesh, len(source.shape))
-    else:
-        placements = normalized(tuple(target), mesh, len(source.shape))
-        if mesh != source.mesh and placements == source.placements:
-            raise ReshardError("cannot-express", "torch compares placements alone, and leaves it on the mesh it is on")
-        if mesh != source.mesh:
-            raise ReshardError("cannot-express", "torch refuses another mesh: cross device mesh comm not supported yet")
-    order = _order(after, tuple(name for name, _ in mesh_of(source.mesh).axes))
-    return Placed(placements, order, source.mesh, source.shape, source.dtype)
+    placements = normalized(tuple(target), mesh, source.ndim)
+    if mesh != source.mesh and placements == source.placements:
+        raise ReshardError("cannot-express", "torch compares placements alone, and leaves it on the mesh it is on")
+    if mesh != source.mesh:
+        raise ReshardError("cannot-express", "torch refuses another mesh: cross device mesh comm not supported yet")
+    return DTensorSpec(mesh, placements, source.tensor_meta)
 
 
-def _described(x: Any, mesh: Any, shape: Any, dtype: Any) -> tuple[tuple[Placement, ...], Any, tuple[int, ...], Any]:
-    """The placements, the mesh, the shape and the dtype of what is redistributed."""
+def _spec(x: Any, mesh: Any, shape: Any, dtype: Any) -> DTensorSpec:
+    """Torch's record of what is redistributed."""
     if isinstance(x, DTensor):
         if (mesh, shape, dtype) != (None, None, None):
             raise ReshardError("bad-argument", "a DTensor has a mesh, a shape and a dtype; give none beside it")
-        return tuple(x.placements), x.device_mesh, tuple(x.shape), x.dtype
+        return x._spec
     expect(mesh, DeviceMesh, "the mesh of placements")
     sizes = checked_shape(listed(shape, "the shape of the whole tensor", "bad-shape"))
     placements = normalized(tuple(listed(x, "placements")), mesh, len(sizes))
-    return placements, mesh, sizes, expect(dtype, torch.dtype, "the dtype of the tensor")
-
-
-def _order(sharding: Sharding, names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """Per tensor dim the mesh dims that cut it, major to minor."""
-    return tuple(tuple(names.index(axis.name) for axis in dim.axes) for dim in sharding.dims)
+    return spec_of(mesh, placements, sizes, expect(dtype, torch.dtype, "the dtype of the tensor"))
