@@ -464,7 +464,7 @@ ENTRY %e (i: s32[], x: f32[8]) -> f32[8] {
 
 
 def test_a_run_begins_at_the_element_of_a_tuple() -> None:
-    from reshard.xla.read.flows import find_runs
+    from reshard.xla.report.flows import find_runs
 
     text = """HloModule m, num_partitions=2
 ENTRY %e (p: (s32[], f32[4,8])) -> f32[8,8] {

@@ -17,7 +17,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec  # noqa: E
 from jax_problems import DTYPES, NAMES, draw_spec, shards, values  # noqa: E402
 
 import reshard as rs  # noqa: E402
-from reshard.jax import across, reshard  # noqa: E402
+from reshard.jax import reshard  # noqa: E402
+from reshard.jax.exchange import across  # noqa: E402
 from reshard.jax.exchange.across import reshard_across  # noqa: E402
 
 pytestmark = pytest.mark.engine

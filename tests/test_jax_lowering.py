@@ -20,7 +20,7 @@ from jax_hlo import collectives, received_bytes  # noqa: E402
 
 import reshard as rs  # noqa: E402
 from reshard.digits import Digit  # noqa: E402
-from reshard.jax import lowering, rounds  # noqa: E402
+from reshard.jax.exchange import lowering, rounds  # noqa: E402
 from reshard.jax.exchange.lowering import groups_of, run_on_device  # noqa: E402
 from reshard.plans import Plan  # noqa: E402
 

@@ -2,7 +2,7 @@ r"""A report of `reshard inspect` as tables for a terminal.
 
 What stands in them is what `print` of the report shows; here is how it is laid out.
 
->>> from reshard.hlo import inspect_texts
+>>> from reshard.xla.report import inspect_texts
 >>> text = "HloModule m, num_partitions=2\nENTRY e {\n  p = f32[4] parameter(0)\n}\n"
 >>> print(draw_report(inspect_texts([("m.txt", text)]), width=60))
 read

@@ -11,7 +11,7 @@ What a device receives, of n bytes in its result and g devices in its group, by 
 
 An asynchronous pair is counted at its `-start`, whose result holds the operands too.
 
->>> from reshard.hlo.reading import read_text
+>>> from reshard.xla.read.reading import read_text
 >>> module = read_text('''HloModule m, num_partitions=8
 ... ENTRY %e (p: f32[4,8]) -> f32[16,8] {
 ...   %p = f32[4,8]{1,0} parameter(0)

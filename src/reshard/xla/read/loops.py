@@ -4,7 +4,7 @@ The trip count of a `while` is what XLA notes of it, `known_trip_count`, or is r
 constant, a constant is added on every turn, and the loop goes on while it is below another.
 Where neither is there, the loop is counted once and is said to be unknown.
 
->>> from reshard.hlo.reading import read_text
+>>> from reshard.xla.read.reading import read_text
 >>> module = read_text('''HloModule m
 ... %b (p: f32[]) -> f32[] {
 ...   ROOT %p = f32[] parameter(0)

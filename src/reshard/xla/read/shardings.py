@@ -1,4 +1,4 @@
-"""The shardings that a text names, read on meshes that both ends of a reshard share.
+"""The shardings that a text names, and both ends of a reshard on one mesh.
 
 XLA's text says which devices hold what and names no axes.
 Where the module names a mesh, its axes are used; where it does not, a mesh with axes a, b, c, … is made that both
@@ -7,8 +7,6 @@ ends can be written on, so that the two can be compared by eye.
 >>> source, target = Reader({}).pair("{devices=[2,4]<=[8]}", "{devices=[4,1,2]<=[8] last_tile_dim_replicate}", 2)
 >>> print(source.text(), target)
 [{"a"}, {"b", "c"}] #sdy.sharding<mesh<["a"=2, "b"=2, "c"=2]>, [{"a", "b"}, {}]>
->>> call_text(source, target)
-"rs.jax.reshard(x, P(('a', 'b'), None), source=P('a', ('b', 'c')))"
 """
 
 from __future__ import annotations
@@ -111,28 +109,3 @@ def _moved(sharding: Sharding, mesh: Mesh) -> Sharding | None:
     except ReshardError:
         return None
     return found if found.mesh == mesh else None
-
-
-def call_text(source: Sharding, target: Sharding) -> str:
-    """The call that does the reshard inside `jit`."""
-    specs = [spec_text(sharding) for sharding in (target, source)]
-    if None in specs or source.mesh != target.mesh:
-        specs = [f"rs.parse_sharding('{sharding}')" for sharding in (target, source)]
-    return f"rs.jax.reshard(x, {specs[0]}, source={specs[1]})"
-
-
-def spec_text(sharding: Sharding) -> str | None:
-    """It as a `PartitionSpec`; None where it has sub-axes or lies on one device.
-
-    >>> spec_text(Sharding.of(Mesh.of(x=2, y=2), ("x", "y"), None))
-    "P(('x', 'y'), None)"
-    """
-    if sharding.mesh.is_maximal or not all(axis.is_whole for axis in sharding.axes()):
-        return None
-    parts = []
-    for dim in sharding.dims:
-        names = tuple(axis.name for axis in dim.axes)
-        parts.append(repr(None if not names else names[0] if len(names) == 1 else names))
-    if sharding.unreduced:
-        parts.append(f"unreduced={{{', '.join(repr(axis.name) for axis in sharding.unreduced)}}}")
-    return f"P({', '.join(parts)})"

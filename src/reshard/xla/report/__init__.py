@@ -1,13 +1,19 @@
-"""A doctor for what XLA prints: the collectives of a program, the reshards that they are for, and what those need.
+"""What a program asks for, what is sent for it, and what that should have cost.
 
-Texts in, a `Report` out; no compiler and no engine is needed to read them.
+placing.py      where the values of a text before partitioning lie
+reshards.py     which of them are wanted elsewhere: what such a text asks for
+flows.py        what a partitioned module sends, from where to where
+figures.py      a reshard with the plan's figures
+joining.py      what is asked for, what is sent, and what the log warns about, brought together
+report.py       all that is found in texts that belong together
+sections.py     a report to read
+dumps.py        files, dump folders, standard input
 
-    reshards.py     what a text before partitioning asks for
-    figures.py      a reshard with the plan's figures
-    joining.py      reshards with what is sent for them
-    report.py       all that is found
-    sections.py     a report to read
-    dumps.py        files, dump folders, standard input
+Before partitioning a text has shardings and no collectives, after it collectives and no shardings.
+So neither tells alone what a reshard costs; they are joined by the sizes of tiles, which both have.
+
+By hand: the result of a program on 4 devices is whole on each, 8 x 8 floats, and its parameter was 2 rows on each, so
+every device receives the 3 x 2 x 8 x 4 = 192 bytes that it lacks.
 
 >>> report = inspect_texts([("p", '''HloModule p, num_partitions=4
 ... ENTRY %e (p: f32[2,8]) -> f32[8,8] {

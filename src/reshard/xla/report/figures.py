@@ -12,7 +12,6 @@ from reshard.planner import plan
 from reshard.plans import Plan
 from reshard.sharding import Sharding, with_mesh
 from reshard.xla.partitioner import explain
-from reshard.xla.read.shardings import call_text
 
 COUNTED, WARNED, PREDICTED = "collectives", "warning", "branch"
 """How the bytes that XLA moves are known: counted from its collectives; its warning says that it gathers the whole;
@@ -198,3 +197,35 @@ def checked(found: Reshard) -> Reshard | Unrecognised:
             found.place,
         )
     return found
+
+
+def call_text(source: Sharding, target: Sharding) -> str:
+    """The call that does the reshard inside `jit`.
+
+    >>> from reshard.mesh import Mesh
+    >>> mesh = Mesh.of(a=2, b=4)
+    >>> call_text(Sharding.of(mesh, "a", "b"), Sharding.of(mesh, ("a", "b"), None))
+    "rs.jax.reshard(x, P(('a', 'b'), None), source=P('a', 'b'))"
+    """
+    specs = [spec_text(sharding) for sharding in (target, source)]
+    if None in specs or source.mesh != target.mesh:
+        specs = [f"rs.parse_sharding('{sharding}')" for sharding in (target, source)]
+    return f"rs.jax.reshard(x, {specs[0]}, source={specs[1]})"
+
+
+def spec_text(sharding: Sharding) -> str | None:
+    """It as a `PartitionSpec`; None where it has sub-axes or lies on one device.
+
+    >>> from reshard.mesh import Mesh
+    >>> spec_text(Sharding.of(Mesh.of(x=2, y=2), ("x", "y"), None))
+    "P(('x', 'y'), None)"
+    """
+    if sharding.mesh.is_maximal or not all(axis.is_whole for axis in sharding.axes()):
+        return None
+    parts = []
+    for dim in sharding.dims:
+        names = tuple(axis.name for axis in dim.axes)
+        parts.append(repr(None if not names else names[0] if len(names) == 1 else names))
+    if sharding.unreduced:
+        parts.append(f"unreduced={{{', '.join(repr(axis.name) for axis in sharding.unreduced)}}}")
+    return f"P({', '.join(parts)})"

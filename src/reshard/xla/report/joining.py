@@ -15,7 +15,6 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.sharding import Sharding
 from reshard.xla.read.collectives import Collective
-from reshard.xla.read.flows import Chain, Run, find_chains, find_runs
 from reshard.xla.read.ir import Module
 from reshard.xla.read.logs import Warned
 from reshard.xla.read.loops import executions
@@ -30,6 +29,7 @@ from reshard.xla.report.figures import (
     dtype_of,
     full_gather_bytes,
 )
+from reshard.xla.report.flows import Chain, Run, find_chains, find_runs
 
 
 class End(NamedTuple):

@@ -19,9 +19,9 @@ from reshard.errors import ReshardError
 from reshard.sharding import Sharding
 from reshard.xla.read.ir import Computation, Instruction, Module, Shape
 from reshard.xla.read.loops import executions
-from reshard.xla.read.placing import ELEMENTWISE, Lies, Places, manual_shardings, target_of
 from reshard.xla.read.shardings import Reader, joined
 from reshard.xla.report.figures import Reshard, Unrecognised, dtype_of
+from reshard.xla.report.placing import ELEMENTWISE, Lies, Places, manual_shardings, target_of
 
 _BEFORE = frozenset(("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"))
 """Custom calls that the partitioner takes away."""

@@ -8,7 +8,7 @@ data or work on it element by element; so the parameter in its sharding and the 
 
 All-reduces and reduce-scatters combine values, so they are in no run and no chain.
 
->>> from reshard.hlo.reading import read_text
+>>> from reshard.xla.read.reading import read_text
 >>> module = read_text('''HloModule m, num_partitions=2
 ... ENTRY %e (p: f32[4,8]) -> f32[8,4] {
 ...   %p = f32[4,8]{1,0} parameter(0), sharding={devices=[2,1]<=[2]}
@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from reshard.xla.read.collectives import REDUCING, kind_of
 from reshard.xla.read.ir import Computation, Instruction, Module, Note
 from reshard.xla.read.loops import called_by
-from reshard.xla.read.placing import ELEMENTWISE
+from reshard.xla.report.placing import ELEMENTWISE
 
 MOVING = frozenset({
     "bitcast", "bitcast-convert", "concatenate", "convert", "copy", "copy-done", "copy-start", "dynamic-slice",
