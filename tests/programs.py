@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -10,7 +11,12 @@ import numpy as np
 
 from reshard import DimSharding, Mesh, Sharding
 from reshard.operations.pattern import Pattern
-from reshard.propagation import Program, Value
+from reshard.propagation import Placement, Program, Value
+from reshard.propagation.conflicts import add_made, cheapest
+from reshard.propagation.fixpoint import Net
+from reshard.propagation.layouts import Pricer
+from reshard.propagation.placement import explicit
+from reshard.propagation.sharing import improved
 
 MESHES = ({"x": 2, "y": 2}, {"x": 2, "y": 4}, {"x": 2, "y": 3})
 SIZES = (2, 3, 4, 5, 6, 8, 12)
@@ -232,3 +238,19 @@ def reference(program: Program, arrays: dict[str, np.ndarray]) -> dict[str, np.n
             made = {"add": np.add, "tanh": np.tanh}[operation.name](*given)
         values[value] = made
     return outputs
+
+
+def place_as(program: Program, shardings: Mapping[str, Sharding]) -> Placement:
+    """The placement of a program whose shardings come from elsewhere, by the names of the values.
+
+    Unreduced results may still wait where that is cheaper.
+    """
+    net, pricer = Net(program), Pricer(None)
+    candidates = []
+    for value in program.values:
+        given = shardings[value.name]
+        dims = [dim.axes for dim in given.dims]
+        candidates.append([pricer.sharding(given.mesh, dims, given.unreduced, given.reduction, given.uneven)])
+    add_made(net, pricer, candidates)
+    chosen = improved(net, pricer, candidates, (), cheapest(net, pricer, candidates))
+    return explicit(program, net, pricer, chosen, ["from elsewhere"] * len(chosen))

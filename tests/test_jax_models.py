@@ -133,7 +133,7 @@ def check(name: str, mesh: rs.Mesh, way: str, *, backward: bool = False, xla: bo
     function, arguments = gradient(model) if backward else model.function, model.draw()
     placed = trace(function, *arguments, in_shardings=shardings(model, mesh, way), mesh=mesh).propagate()
     assert not placed.without_rule
-    made = placed.to_jax()
+    made = rs.jax.to_jax(placed)
     ours = compiled(made, made, arguments)
     tolerance = 3e-2 if name.startswith("bfloat16") else 2e-4
     assert_close(ours(*jax.device_put(arguments, made.in_shardings)), expected(name, backward), tolerance)
@@ -208,7 +208,7 @@ def test_random_numbers_are_made_where_they_are_needed() -> None:
         '[{"data"}, {"model"}]',
         "[{}]",  # of the split
     }
-    found, after = jax.jit(placed.to_jax())(key, x)
+    found, after = jax.jit(rs.jax.to_jax(placed))(key, x)
     wanted, wanted_after = jax.jit(function)(key, x)
     assert_close(found, wanted)
     assert after == wanted_after
@@ -229,7 +229,7 @@ def test_keys_in_a_loop_and_from_outside() -> None:
     key, x = jax.random.key(3), np.ones((8, 16), np.float32)
     placed = trace(function, key, x, in_shardings=(None, on("data", "model"))).propagate()
     assert not placed.without_rule
-    assert_close(jax.jit(placed.to_jax())(key, x), jax.jit(function)(key, x))
+    assert_close(jax.jit(rs.jax.to_jax(placed))(key, x), jax.jit(function)(key, x))
 
 
 def test_the_best_of_sharded_logits_is_found_without_gathering_them() -> None:
@@ -238,11 +238,11 @@ def test_the_best_of_sharded_logits_is_found_without_gathering_them() -> None:
     assert moved(placed) == [("AllReduce", (8,))] * 2
     rng = np.random.default_rng(0)
     x, w = (rng.integers(-2, 3, sizes).astype(np.float32) for sizes in ((8, 16), (16, 96)))  # many are alike
-    assert_close(jax.jit(placed.to_jax())(x, w), function(x, w))
+    assert_close(jax.jit(rs.jax.to_jax(placed))(x, w), function(x, w))
     for values in (np.array([[1, np.nan, 3, np.nan]] * 4, np.float32), np.eye(4) > 0):
         for one in (lambda a: a.argmax(1), lambda a: a.argmin(0)):
             traced = trace(one, values, in_shardings=on("data", "model")).propagate()
-            assert_close(jax.jit(traced.to_jax())(values), one(jnp.asarray(values)))
+            assert_close(jax.jit(rs.jax.to_jax(traced))(values), one(jnp.asarray(values)))
 
 
 def test_a_cache_is_written_and_read_where_it_is() -> None:
@@ -256,7 +256,7 @@ def test_a_cache_is_written_and_read_where_it_is() -> None:
         placed = trace(step, *arguments, in_shardings=(time, on("data", None, None), None)).propagate()
         assert {one for one, _ in moved(placed)} == {"AllReduce"}  # of the elements that are read
         assert placed.sharding("out.0").text() == time.text()
-        made = jax.jit(placed.to_jax())
+        made = jax.jit(rs.jax.to_jax(placed))
         for at in (-3, 0, 2, 3, 6, 13, 15, 40):
             assert_close(made(*arguments[:2], np.int32(at)), step(*arguments[:2], np.int32(at)))
 
@@ -274,7 +274,7 @@ def test_rows_and_elements_of_tiles_that_are_cut_short(uneven: Any) -> None:
     program = trace(function, *arguments, np.int32(0), mesh=mesh)
     (table,) = (op.result for op in program.operations if op.name == "einsum")
     program.constrain(table, rs.Sharding.of(mesh, ("x", "y"), None, uneven=uneven))
-    made = jax.jit(program.propagate().to_jax())
+    made = jax.jit(rs.jax.to_jax(program.propagate()))
     for at in range(5):
         assert_close(made(*arguments, np.int32(at)), function(*arguments, at))
 
@@ -297,7 +297,7 @@ def test_a_row_of_a_part_is_written_by_the_device_that_has_it() -> None:
     arguments = np.arange(32, dtype=np.float32).reshape(8, 4), np.full(4, 99, np.float32)
     given = (on("model", None), None, None)
     placed = trace(function, *arguments, np.int32(0), in_shardings=given, out_shardings=on("model", None)).propagate()
-    made = jax.jit(placed.to_jax())
+    made = jax.jit(rs.jax.to_jax(placed))
     for at in (-9, -8, -1, 0, 1, 2, 5, 7, 8):
         assert_close(made(*arguments, np.int32(at)), jax.jit(function)(*arguments, np.int32(at)))
 
@@ -319,7 +319,7 @@ def test_elements_that_two_indices_name_are_taken_and_put_where_they_are(mode: s
         given = on(*dims, None), on(None, None), on(None), on(None)
         placed = trace(function, table, new, i, j, in_shardings=given, out_shardings=None).propagate()
         assert ("AllGather", table.shape) not in moved(placed)[:1]
-        assert_close(jax.jit(placed.to_jax())(table, new, i, j), jax.jit(function)(table, new, i, j))
+        assert_close(jax.jit(rs.jax.to_jax(placed))(table, new, i, j), jax.jit(function)(table, new, i, j))
 
 
 def test_a_convolution_is_a_contraction_of_its_features() -> None:
@@ -353,7 +353,7 @@ def test_loops_and_choices_move_what_they_must() -> None:
     assert sorted(moved(placed)) == [("AllReduce", ()), ("AllReduce", ()), ("AllReduce", (16,))]
     rng = np.random.default_rng(0)
     x, w = (rng.normal(size=sizes).astype(np.float32) for sizes in ((8, 16), (16, 16)))
-    made = jax.jit(placed.to_jax())
+    made = jax.jit(rs.jax.to_jax(placed))
     for n in (0, 1, 4):
         assert_close(made(x, w, np.int32(n)), jax.jit(function)(x, w, np.int32(n)))
 
@@ -365,5 +365,7 @@ def test_what_is_computed_anew_is_not_taken_from_the_first_time() -> None:
 
     arguments = np.ones((8, 16), np.float32), np.eye(16, dtype=np.float32)
     placed = trace(jax.grad(loss), *arguments, in_shardings=(on("data", None), None)).propagate()
-    ours, theirs = (jax.jit(one).lower(*arguments).compile().as_text() for one in (placed.to_jax(), jax.grad(loss)))
+    ours, theirs = (
+        jax.jit(one).lower(*arguments).compile().as_text() for one in (rs.jax.to_jax(placed), jax.grad(loss))
+    )
     assert ours.count(" tanh(") == theirs.count(" tanh(") > 4

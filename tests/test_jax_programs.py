@@ -21,7 +21,7 @@ from programs import generate, reference  # noqa: E402
 
 import reshard as rs  # noqa: E402
 from reshard.jax import to_jax, trace  # noqa: E402
-from reshard.propagation import PlacedProgram, Program  # noqa: E402
+from reshard.propagation import Placement, Program  # noqa: E402
 
 pytestmark = pytest.mark.engine
 MESH = rs.Mesh.of(x=2, y=4)
@@ -69,7 +69,7 @@ class Compiled:
         return max(received_bytes(collectives(self.text, 8), 8))
 
 
-def placed_with(name: str, function: Callable[..., Any], arguments: Any) -> PlacedProgram:
+def placed_with(name: str, function: Callable[..., Any], arguments: Any) -> Placement:
     rng = Random(zlib.crc32(name.encode()))
     given = tuple(drawn(rng, argument.shape) if rng.random() < 0.7 else None for argument in arguments)
     return trace(function, *arguments, in_shardings=given, mesh=MESH).propagate()
@@ -374,6 +374,6 @@ def test_a_placed_program_makes_its_own_function() -> None:
     x = program.input("x", (8, 8), "float32", rs.Sharding.of(program.mesh, "x", None))
     w = program.input("w", (8, 8), "float32", rs.Sharding.of(program.mesh, None, "y"))
     program.output(program.op("bd,df->bf", x, w))
-    function = program.propagate().to_jax()
+    function = rs.jax.to_jax(program.propagate())
     arrays = [np.arange(64, dtype="float32").reshape(8, 8), np.eye(8, dtype="float32")]
     assert np.array_equal(jax.jit(function)(*arrays), arrays[0])

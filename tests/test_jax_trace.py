@@ -88,7 +88,7 @@ def test_a_program_read_from_its_text_runs_on_both_engines() -> None:
     placed = Program.parse(str(program)).propagate()
     wanted = function(*arrays)
     ours = rs.numpy.run_program(placed, dict(zip("xy", arrays, strict=True))).values()
-    for results in (ours, jax.jit(placed.to_jax())(*arrays)):
+    for results in (ours, jax.jit(rs.jax.to_jax(placed))(*arrays)):
         for one, other in zip(results, wanted, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
@@ -344,4 +344,4 @@ def test_none_in_the_arguments_is_no_leaf() -> None:
     x = np.arange(64, dtype=np.float32).reshape(8, 8)
     placed = trace(lambda x, bias: x * 2 if bias is None else x + bias, x, None, in_shardings=(rows, None)).propagate()
     assert placed.sharding("x") == rows
-    assert np.array_equal(jax.jit(placed.to_jax())(x, None), x * 2)
+    assert np.array_equal(jax.jit(rs.jax.to_jax(placed))(x, None), x * 2)

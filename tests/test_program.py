@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+import pickle
 import time
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import conflicting, generate, odd, reference
+from programs import conflicting, generate, odd, place_as, reference
 
 from reshard import Mesh, ReshardError, Sharding, parse_sharding
 from reshard.cli import main
 from reshard.numpy import run_program
-from reshard.propagation import PlacedProgram, Program
-from reshard.propagation.placement import place_as
+from reshard.propagation import Placement, Program
 
 
-def dims(placed: PlacedProgram, name: str) -> str:
+def dims(placed: Placement, name: str) -> str:
     return placed.sharding(name).text()
 
 
@@ -209,6 +210,24 @@ def test_values_and_bytes_device_by_device(make: object) -> None:
         for name, array in reference(program, arrays).items():
             assert np.allclose(found[name], array, rtol=1e-3, atol=1e-3), (seed, name)
         assert sum(counted.values()) == placed.received_bytes
+
+
+def test_a_placement_is_a_value_of_its_own() -> None:
+    program = Program(Mesh.of(x=2))
+    a = program.input("a", (4,), "float32", Sharding.of(program.mesh, "x"))
+    program.output(a, Sharding.of(program.mesh, None), "out")
+    placed = program.propagate()
+    text, names = placed.text(), [value.name for value in placed.values]
+    program.output(program.op("i->i", a, name="tanh"))
+    program.constrain(a, Sharding.of(program.mesh, "x"))
+    assert (placed.text(), [value.name for value in placed.values]) == (text, names)
+    assert [value.name for value in (*placed.inputs, *placed.outputs)] == ["a", "out"]
+    assert not any(hasattr(placed, verb) for verb in ("input", "op", "constrain", "output", "propagate", "annotate"))
+    with pytest.raises(FrozenInstanceError):
+        placed.operations = ()  # type: ignore[misc]
+    again = pickle.loads(pickle.dumps(placed))
+    assert again == placed
+    assert (again.text(), again.table(), again.received_bytes) == (text, placed.table(), placed.received_bytes)
 
 
 def test_given_shardings_are_kept() -> None:

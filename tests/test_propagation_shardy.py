@@ -9,12 +9,11 @@ import pytest
 
 pytest.importorskip("jaxlib")
 
-from programs import conflicting, generate
+from programs import conflicting, generate, place_as
 from shardy_programs import propagated
 
 from reshard import Axis
 from reshard.propagation.fixpoint import Net, sharding_of
-from reshard.propagation.placement import place_as
 
 pytestmark = pytest.mark.engine
 

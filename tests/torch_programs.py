@@ -185,7 +185,7 @@ def what_cannot_be_is_refused(rank: int) -> list[str]:
         ("bad-argument", strange, "has 1 inputs, got 0"),
         ("bad-argument", lambda: strange(torch.zeros(4, 6)), "must be a DTensor"),
         ("bad-shape", lambda: strange(x.double()), "of torch.float64"),
-        ("bad-argument", lambda: rs.torch.to_torch(program), "must be a PlacedProgram"),
+        ("bad-argument", lambda: rs.torch.to_torch(program), "must be a Placement"),
     ]
     wrong = []
     for code, call, words in cases:

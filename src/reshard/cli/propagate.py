@@ -9,7 +9,7 @@ from typing import Any
 from reshard.cli import output
 from reshard.cli.arguments import Commands, add_command
 from reshard.errors import ReshardError
-from reshard.propagation import PlacedProgram, Program
+from reshard.propagation import Placement, Program
 
 EXAMPLES = """\
 examples:
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
         output.write(placed.text() if args.text else placed.table())
 
 
-def record(placed: PlacedProgram) -> dict[str, Any]:
+def record(placed: Placement) -> dict[str, Any]:
     """A placed program for programs."""
     values = []
     for operation in placed.operations:
@@ -74,7 +74,7 @@ def record(placed: PlacedProgram) -> dict[str, Any]:
                 "local_shape": list(placed.sharding(value).local_shape(value.shape)),
                 "steps": None if plan is None else [step.kind for step in plan.steps],
                 "turns": operation.turns,
-                "received_bytes": 0 if plan is None else placed.placement.received(value),
+                "received_bytes": placed.received(value),
                 "why": placed.why(value),
             }
         )

@@ -42,15 +42,14 @@ from reshard.jax.conversions import devices_at
 from reshard.jax.exchange.lowering import run_on_device
 from reshard.jax.exchange.rounds import of_device
 from reshard.jax.operations import compute
-from reshard.jax.tracing.emitter import Choice, Local, Loop, Region, is_key
-from reshard.jax.tracing.traced import TracedProgram, regions_around
+from reshard.jax.tracing.emitter import Choice, Local, Loop, Region, Signature, is_key, regions_around
 from reshard.mesh import Mesh
 from reshard.numpy import identity
 from reshard.operations.projection import labels_of, shards
 from reshard.operations.rules import operation_rule, reduction_of
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan
-from reshard.propagation import Operation, PlacedProgram, Value
+from reshard.propagation import Operation, Placement, Value
 from reshard.sharding import Sharding
 
 Names = tuple[str, ...]
@@ -66,7 +65,7 @@ class PlacedFunction:
     and gives what that gives, or its output, or a tuple of its outputs.
     """
 
-    placed: PlacedProgram
+    placed: Placement
     mesh: JaxMesh
     """On which its shardings are: the devices of the program in its order."""
     in_shardings: Any
@@ -81,11 +80,11 @@ class PlacedFunction:
         Raises:
             ReshardError: `bad-argument` where the arguments are not those of the program; `bad-shape`.
         """
-        source = self.placed.placement.source
-        tree = source.in_tree if isinstance(source, TracedProgram) else None
-        leaves, given = jax.tree.flatten(arguments)
-        if (tree is not None and given != tree) or len(leaves) != len(self.placed.inputs):
-            raise ReshardError("bad-argument", f"the arguments must be those of the program, got: {given}")
+        signature = self.placed.signature
+        leaves, tree = jax.tree.flatten(arguments)
+        fits = not isinstance(signature, Signature) or tree == signature.in_tree
+        if not fits or len(leaves) != len(self.placed.inputs):
+            raise ReshardError("bad-argument", f"the arguments must be those of the program, got: {tree}")
         for value, leaf in zip(self.placed.inputs, leaves, strict=True):
             if jnp.shape(leaf) != value.shape:
                 raise ReshardError("bad-shape", f"input {value.name} must have shape {value.shape}")
@@ -96,7 +95,7 @@ class PlacedFunction:
         return _out_of(self.placed, self._run(*arrays))
 
 
-def to_jax(placed: PlacedProgram) -> PlacedFunction:
+def to_jax(placed: Placement) -> PlacedFunction:
     """The function of a placed program: the values of the original, moved by its plans, with gradients.
 
     Raises:
@@ -104,31 +103,30 @@ def to_jax(placed: PlacedProgram) -> PlacedFunction:
             cannot hold; `cannot-express` where one is partial, where meshes have other devices or another order, or
             where their axes fit into no mesh; `unknown-device`.
     """
-    expect(placed, PlacedProgram, "what becomes a function of JAX")
+    expect(placed, Placement, "what becomes a function of JAX")
     mesh, specs = _mesh_and_specs(placed)
     body = _Body(placed, mesh.axis_names)
     ends = [[specs[value.name] for value in values] for values in (placed.inputs, placed.outputs)]
     run = jax.shard_map(body, mesh=mesh, in_specs=tuple(ends[0]), out_specs=tuple(ends[1]), check_vma=False)
     ins, outs = ([NamedSharding(mesh, spec) for spec in some] for some in ends)
-    source = placed.placement.source
-    given = jax.tree.unflatten(source.in_tree, ins) if isinstance(source, TracedProgram) else tuple(ins)
-    return PlacedFunction(placed, mesh, given, _out_of(placed, outs), run)
+    signature = placed.signature
+    in_shardings = jax.tree.unflatten(signature.in_tree, ins) if isinstance(signature, Signature) else tuple(ins)
+    return PlacedFunction(placed, mesh, in_shardings, _out_of(placed, outs), run)
 
 
-def _out_of(placed: PlacedProgram, results: Sequence[Any]) -> Any:
-    source = placed.placement.source
-    if isinstance(source, TracedProgram):
-        return jax.tree.unflatten(source.out_tree, results)
+def _out_of(placed: Placement, results: Sequence[Any]) -> Any:
+    if isinstance(placed.signature, Signature):
+        return jax.tree.unflatten(placed.signature.out_tree, results)
     return results[0] if len(results) == 1 else tuple(results)
 
 
 # The mesh
 
 
-def _mesh_and_specs(placed: PlacedProgram) -> tuple[JaxMesh, dict[str, PartitionSpec]]:
+def _mesh_and_specs(placed: Placement) -> tuple[JaxMesh, dict[str, PartitionSpec]]:
     """A mesh of whose axes every input and output has whole ones, and their specs."""
     first = placed.mesh
-    for mesh in {sharding.mesh for sharding in placed.annotations.values()}:
+    for mesh in {sharding.mesh for sharding in placed.shardings.values()}:
         if mesh.is_maximal or not mesh.same_order_as(first):
             raise ReshardError("cannot-express", f"{mesh} has other devices than {first}, or another order of them")
     ends = [*placed.inputs, *placed.outputs]
@@ -188,7 +186,7 @@ def _part_names(cuts: Sequence[int], mesh: Mesh) -> dict[tuple[int, int], str]:
 class _Body:
     """The program of one device: from the tiles of the inputs to those of the outputs."""
 
-    def __init__(self, placed: PlacedProgram, names: Names) -> None:
+    def __init__(self, placed: Placement, names: Names) -> None:
         self.placed, self.names = placed, names
         self.operations = placed.operations
         self.regions = {
@@ -278,7 +276,7 @@ class _Body:
 class Tiles:
     """What an operation may ask about the tiles of its operands and its result on a device."""
 
-    def __init__(self, placed: PlacedProgram, operation: Operation, place: Any) -> None:
+    def __init__(self, placed: Placement, operation: Operation, place: Any) -> None:
         self.operation, self.place = operation, place
         self.values: tuple[Value, ...] = operation.values
         self.shardings: list[Sharding] = [placed.sharding(value) for value in self.values]

@@ -32,7 +32,7 @@ from reshard.numpy.tiles import gather, identity, run, scatter
 from reshard.operations.operation import Operation
 from reshard.operations.projection import Axes, labels_of
 from reshard.operations.rules import REDUCTIONS, Rule, operation_rule
-from reshard.propagation.program import PlacedProgram
+from reshard.propagation import Placement
 from reshard.sharding import Sharding
 
 Array = NDArray[Any]
@@ -40,7 +40,7 @@ Tiles = dict[int, Array]
 
 
 def run_program(
-    placed: PlacedProgram,
+    placed: Placement,
     inputs: Mapping[str, Array],
     *,
     received_bytes: dict[str, int] | None = None,
@@ -58,7 +58,7 @@ def run_program(
         ReshardError: `bad-tiles` where an input is missing or has another shape; `bad-program` where an operation
             is not known here.
     """
-    expect(placed, PlacedProgram, "what is run")
+    expect(placed, Placement, "what is run")
     if not isinstance(inputs, Mapping):
         raise ReshardError("bad-tiles", f"inputs must be a mapping from name to array, got: {shown(inputs)}")
     tiles: dict[str, Tiles] = {}

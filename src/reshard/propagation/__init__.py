@@ -1,18 +1,19 @@
 """Programs: shardings carried from a few annotations through everything.
 
-graph.py        values and operations
-program.py      the builder, and a program once it is placed
+graph.py        values and operations, and how they are added
+program.py      the builder
 fixpoint.py     the fixed point, priority by priority
 conflicts.py    the shardings that a value may have, and the choice among them by price
 search.py       which of these are tried, one axis of the mesh at a time
 prices.py       what a reshard costs
 layouts.py      where an operation is computed, and what that costs with the reshards around it
-placement.py    reshards inserted and shared, reductions deferred, figures
+placement.py    a program once it is placed: reshards inserted and shared, reductions deferred, figures
 text.py         the text form
 listing.py      the plain table
 """
 
 from reshard.operations.operation import Operation, Value
-from reshard.propagation.program import PlacedProgram, Program
+from reshard.propagation.placement import Placement
+from reshard.propagation.program import Program
 
-__all__ = ["Operation", "PlacedProgram", "Program", "Value"]
+__all__ = ["Operation", "Placement", "Program", "Value"]

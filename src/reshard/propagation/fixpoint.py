@@ -27,7 +27,7 @@ from reshard.mesh import Mesh
 from reshard.operations.operation import Value
 from reshard.operations.projection import Axes, axes_of, labels_of, longest_agreed, shards
 from reshard.operations.rules import PARTS, Rule, operation_rule
-from reshard.propagation.graph import Graph
+from reshard.propagation.graph import Builder
 from reshard.sharding import Sharding
 
 Sizes = Mapping[str, int]
@@ -94,7 +94,7 @@ class Flow:
 class Net:
     """A graph, made ready to carry shardings."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Builder) -> None:
         self.graph = graph
         self.meshes = value_meshes(graph)
         self.rules: list[Rule] = [operation_rule(operation) for operation in graph.operations]
@@ -326,7 +326,7 @@ def wishes(rule: Rule, states: Sequence[State | None], sizes: Sizes) -> Wishes:
     return Wishes(tuple(found_wishes), disagree, refused)
 
 
-def value_meshes(graph: Graph) -> list[Mesh]:
+def value_meshes(graph: Builder) -> list[Mesh]:
     """Per value its mesh: that of its sharding, else that of the first operand, else the program's first."""
     own = {mesh: mesh for mesh in graph.meshes.values()}
     meshes: list[Mesh] = []

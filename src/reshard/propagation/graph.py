@@ -3,7 +3,7 @@
 A value is made once, before it is used, so a program has no cycle.
 
 >>> from reshard.mesh import Mesh
->>> graph = Graph(Mesh.of(x=2))
+>>> graph = Builder(Mesh.of(x=2))
 >>> a = graph.add("input", (), "a", (4, 6), "float32")
 >>> graph.add("sum", (a,), "rows", pattern=Pattern.of("ij->i")).shape
 (4,)
@@ -12,9 +12,10 @@ A value is made once, before it is used, so a program has no cycle.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from reshard.axis import is_prefix, sorted_and_merged
 from reshard.checks import expect, integer, listed, shown
@@ -29,23 +30,29 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 """What a value or an operation may be called."""
 
 
-class Graph:
-    """Values, operations and what was said about the values' shardings."""
+class Carry(NamedTuple):
+    """The values that must be sharded alike for a loop to go round."""
 
-    def __init__(self, mesh: Mesh | Mapping[str, Mesh]) -> None:
-        given = dict(mesh) if isinstance(mesh, Mapping) else {"mesh": mesh}
-        for name, one in given.items():
-            if not NAME.fullmatch(expect(name, str, "the name of a mesh")):
-                raise ReshardError("bad-argument", f"the name of a mesh must be a word, got: {shown(name)}")
-            expect(one, Mesh, "the mesh of a program")
-        if not given:
-            raise ReshardError("bad-argument", "a program must have a mesh at least")
-        self.meshes: dict[str, Mesh] = given
-        self.operations: list[Operation] = []
-        """In the order in which they run: the operation at place n makes the value with number n."""
-        self.annotations: dict[Value, Sharding] = {}
-        """What was said about a value's sharding."""
-        self._named: dict[str, Value] = {}
+    start: Value
+    """What goes in."""
+    inside: Value
+    """What the body reads."""
+    after: Value
+    """What the body gives back."""
+    last: Value
+    """What comes out."""
+
+
+class Graph:
+    """Values and operations, to be read."""
+
+    meshes: Mapping[str, Mesh]
+    operations: Sequence[Operation]
+    """In the order in which they run: the operation at place n makes the value with number n."""
+    without_rule: Counter[str]
+    """How often each primitive stands in it that no rule knows; its operands are whole on every device."""
+    signature: Any
+    """What the engine that it came from knows of its arguments and its results; None for one after another."""
 
     @property
     def mesh(self) -> Mesh:
@@ -57,15 +64,56 @@ class Graph:
         """All values, in the order in which they are made."""
         return [operation.result for operation in self.operations]
 
+    @property
+    def inputs(self) -> list[Value]:
+        """The values that are given to the program."""
+        return [operation.result for operation in self.operations if operation.name == "input"]
+
+    @property
+    def outputs(self) -> list[Value]:
+        """The values that it gives back."""
+        return [operation.result for operation in self.operations if operation.name == "output"]
+
+    @staticmethod
+    def named(name: str, values: Mapping[str, Value]) -> Value:
+        """The value of a name.
+
+        Raises:
+            ReshardError: `bad-program` where there is none.
+        """
+        if expect(name, str, "the name of a value") not in values:
+            raise ReshardError("bad-program", f"there is no value {shown(name)} in the program")
+        return values[name]
+
+
+class Builder(Graph):
+    """A graph that grows, and what was said about the shardings of its values."""
+
+    def __init__(self, mesh: Mesh | Mapping[str, Mesh], *, even_ends: bool = False) -> None:
+        meshes = dict(mesh) if isinstance(mesh, Mapping) else {"mesh": mesh}
+        for name, each in meshes.items():
+            if not NAME.fullmatch(expect(name, str, "the name of a mesh")):
+                raise ReshardError("bad-argument", f"the name of a mesh must be a word, got: {shown(name)}")
+            expect(each, Mesh, "the mesh of a program")
+        if not meshes:
+            raise ReshardError("bad-argument", "a program must have a mesh at least")
+        self.meshes: dict[str, Mesh] = meshes
+        self.operations: list[Operation] = []
+        self.annotations: dict[Value, Sharding] = {}
+        """What was said about a value's sharding."""
+        self.carries: list[Carry] = []
+        self.without_rule: Counter[str] = Counter()
+        self.signature: Any = None
+        self.even_ends = even_ends
+        self._named: dict[str, Value] = {}
+
     def value(self, name: str) -> Value:
         """The value of a name.
 
         Raises:
             ReshardError: `bad-program` where there is none.
         """
-        if expect(name, str, "the name of a value") not in self._named:
-            raise ReshardError("bad-program", f"there is no value {shown(name)} in the program")
-        return self._named[name]
+        return self.named(name, self._named)
 
     def add(
         self,
@@ -117,14 +165,6 @@ class Graph:
         value = Value(called, checked_shape(() if shape is None else shape), dtype_named(dtype), len(self.operations))
         self.operations.append(Operation(name, operands, value, pattern, **fields))
         self._named[called] = value
-        return value
-
-    def repeat(self, operation: Operation, operands: Iterable[Value], result: str) -> Value:
-        """Add an operation that another graph has, on other operands of the same shapes; its result."""
-        given = operation.result
-        value = Value(result, given.shape, given.dtype, len(self.operations))
-        self.operations.append(replace(operation, operands=tuple(operands), result=value))
-        self._named[result] = value
         return value
 
     def take_back(self, value: Value) -> None:
@@ -210,7 +250,7 @@ def _both(value: Value, before: Sharding, after: Sharding) -> Sharding:
     if before.mesh != after.mesh:
         raise ReshardError("bad-program", f"{both} on different meshes")
     if (before.unreduced, before.reduction, before.uneven) != (after.unreduced, after.reduction, after.uneven):
-        raise ReshardError("bad-program", f"{both}, which differ in what is partial or in their rule for uneven dims")
+        raise ReshardError("bad-program", f"{both}, which differ in what is unreduced or in their rule for uneven dims")
     dims = []
     for number, (one, other) in enumerate(zip(before.dims, after.dims, strict=True)):
         short, long = sorted((one, other), key=lambda dim: (dim.is_open is False, len(dim.axes)))

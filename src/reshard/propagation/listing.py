@@ -15,9 +15,9 @@ TITLES = ("value", "made by", "shape", "sharding", "local shape", "received", "w
 def table(placement: Placement) -> str:
     """The values in the order in which they are made, and the figures of the whole."""
     rows = [TITLES]
-    for operation in placement.graph.operations:
+    for operation in placement.operations:
         value = operation.result
-        sharding = placement.graph.annotations[value]
+        sharding = placement.shardings[value]
         plan = placement.plans.get(value)
         turns = f"{operation.turns} x " if operation.turns != 1 else ""
         received = "" if plan is None else turns + bytes_text(plan.received_bytes)
@@ -31,7 +31,7 @@ def table(placement: Placement) -> str:
                 sharding.text(),
                 " x ".join(map(str, sharding.local_shape(value.shape))) or "scalar",
                 received,
-                placement.why(value),
+                placement.reasons[value.name],
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(TITLES))]
@@ -42,4 +42,6 @@ def table(placement: Placement) -> str:
         f"{reshards}, received {bytes_text(placement.received_bytes)} on the busiest device of each{seconds}; "
         f"peak {bytes_text(placement.peak_bytes)}"
     )
-    return "\n".join([*lines, "", figures])
+    named = [f"{name} ({count})" for name, count in sorted(placement.without_rule.items())]
+    opaque = [f"without a rule, whole on every device: {', '.join(named)}"] if named else []
+    return "\n".join([*lines, "", figures, *opaque])

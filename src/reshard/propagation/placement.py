@@ -8,252 +8,332 @@ After one whose result comes out otherwise than it is kept stands another.
 The bytes received are those of the busiest device in each reshard, added up; what stands in a loop counts once for
 every turn, here and in the seconds.
 A value is held from where it is made to where it is last used, outputs to the end; what is held at most is the peak.
+
+**Two goes.** What leads into a loop, round it and out of it must be sharded alike, and only a first go tells how: the
+second is placed around that.
+Where a program's inputs and outputs are to be even, those that were left open are held in the second go at what
+divides their dims.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from typing import Any
 
+from reshard.axis import Axis, merged
 from reshard.errors import ReshardError
+from reshard.mesh import Mesh
 from reshard.network import Network
-from reshard.operations.operation import Value
+from reshard.operations.operation import Operation, Value
+from reshard.operations.projection import shards
 from reshard.plans import Plan
 from reshard.plans.trace import chrome_trace
-from reshard.propagation.conflicts import add_made, cheapest
 from reshard.propagation.fixpoint import Flow, Net, Origin
-from reshard.propagation.graph import Graph
+from reshard.propagation.graph import Builder, Graph
 from reshard.propagation.layouts import Pricer
 from reshard.propagation.listing import table
 from reshard.propagation.search import search
-from reshard.propagation.sharing import improved
-from reshard.sharding import Sharding
+from reshard.propagation.text import write
+from reshard.sharding import DimSharding, Sharding
 
 
-@dataclass
-class Placement:
-    """A graph with every sharding and every reshard, and its figures."""
+@dataclass(frozen=True)
+class Placement(Graph):
+    """A program in which every value has its sharding and every reshard is an operation.
 
-    source: Graph
-    """What was placed."""
-    graph: Graph
-    """Every value of it is annotated, without open dims."""
-    network: Network | None
-    plans: dict[Value, Plan]
-    """By the value that the reshard makes."""
-    work: dict[Value, float]
+    Values keep their names; what a reshard makes is named after its operand.
+    """
+
+    meshes: Mapping[str, Mesh]
+    operations: tuple[Operation, ...]
+    shardings: Mapping[Value, Sharding]
+    """Of all values, without open dims."""
+    plans: Mapping[Value, Plan]
+    """The plan of every reshard, by the value that it makes."""
+    work: Mapping[Value, float]
     """Operations of a device in all turns, by the value that they make."""
-    reasons: dict[str, str] = field(repr=False)
+    reasons: Mapping[str, str] = field(repr=False)
     """Per name of a value, where its sharding comes from."""
+    network: Network | None = None
+    """For which it was placed."""
+    without_rule: Counter[str] = field(default_factory=Counter)
+    signature: Any = None
 
-    def why(self, value: Value) -> str:
-        """Where the sharding of a value comes from."""
-        return self.reasons[value.name]
+    @cached_property
+    def _by_name(self) -> dict[str, Value]:
+        return {value.name: value for value in self.values}
+
+    def value(self, name: Value | str) -> Value:
+        """The value of a name, or of the name of a value of the program that was placed.
+
+        Raises:
+            ReshardError: `bad-program` where there is none.
+        """
+        return self.named(name.name if isinstance(name, Value) else name, self._by_name)
+
+    def sharding(self, value: Value | str) -> Sharding:
+        """The sharding of a value, given by its name or as it stands in either program.
+
+        Raises:
+            ReshardError: `bad-program` where there is no such value.
+        """
+        return self.shardings[self.value(value)]
+
+    def why(self, value: Value | str) -> str:
+        """Where the sharding of a value comes from: per dim the value that it was given to, and on what way it came.
+
+        Raises:
+            ReshardError: `bad-program` where there is no such value.
+        """
+        return self.reasons[self.value(value).name]
+
+    def turns(self, value: Value | str) -> int:
+        """How often a value is made, as far as the program tells: a loop of unknown length counts as one turn.
+
+        Raises:
+            ReshardError: `bad-program` where there is no such value.
+        """
+        return self.operations[self.value(value).number].turns
 
     @cached_property
     def received_bytes(self) -> int:
-        """Over all reshards, the bytes that the busiest device receives."""
-        return sum(self.received(value) for value in self.plans)
+        """Bytes that devices receive: over all reshards and their turns, those of the busiest device in each."""
+        return sum(map(self.received, self.plans))
 
-    def received(self, value: Value) -> int:
-        """The bytes that the busiest device receives in all turns of the reshard that makes a value."""
-        return self.plans[value].received_bytes * self.turns(value)
-
-    def turns(self, value: Value) -> int:
-        """How often a value is made."""
-        return self.graph.operations[value.number].turns
+    def received(self, value: Value | str) -> int:
+        """The bytes that the busiest device receives in all turns of the reshard that makes a value, or 0."""
+        value = self.value(value)
+        return self.plans[value].received_bytes * self.turns(value) if value in self.plans else 0
 
     @cached_property
     def seconds(self) -> float | None:
-        """Of reshards and operations; None without a network."""
+        """What reshards and operations take on the network that it was placed for; None without one."""
         if self.network is None:
             return None
         moved = sum((plan.seconds or 0.0) * self.turns(value) for value, plan in self.plans.items())
         rate = self.network.flops
         return moved + (sum(2 * work / rate for work in self.work.values()) if rate else 0.0)
 
-    def local_bytes(self, value: Value) -> int:
-        """The bytes of a device's largest tile."""
-        return prod(self.graph.annotations[value].local_shape(value.shape)) * value.dtype.itemsize
-
     @cached_property
     def peak_bytes(self) -> int:
-        """What a device holds at most."""
-        operations = self.graph.operations
-        last = {v: n for n, operation in enumerate(operations) for v in operation.values}
-        for operation in operations:
-            if operation.name == "output":
-                last[operation.result] = len(operations)
-        ends: list[list[Value]] = [[] for _ in range(len(operations) + 1)]
+        """Bytes that a device holds at most: all values that are still needed, and what a reshard needs besides."""
+
+        def local_bytes(value: Value) -> int:
+            return prod(self.shardings[value].local_shape(value.shape)) * value.dtype.itemsize
+
+        last = {value: number for number, operation in enumerate(self.operations) for value in operation.values}
+        last.update(dict.fromkeys(self.outputs, len(self.operations)))
+        ends: list[list[Value]] = [[] for _ in range(len(self.operations) + 1)]
         for value, number in last.items():
             ends[number].append(value)
         held = peak = 0
-        for number, operation in enumerate(operations):
+        for number, operation in enumerate(self.operations):
             result = operation.result
-            held += self.local_bytes(result)
+            held += local_bytes(result)
             more = 0
             if result in self.plans:
-                both = self.local_bytes(operation.operands[0]) + self.local_bytes(result)
-                more = max(self.plans[result].peak_bytes - both, 0)
+                more = max(self.plans[result].peak_bytes - sum(map(local_bytes, operation.values)), 0)
             peak = max(peak, held + more)
-            held -= sum(map(self.local_bytes, ends[number]))
+            held -= sum(map(local_bytes, ends[number]))
         return peak
 
     def table(self) -> str:
-        """One line per value."""
+        """The values with their shapes, shardings, local shapes, communication, and why."""
         return table(self)
 
     def to_trace(self) -> str:
-        """The reshards, one after another, as a Chrome trace; those in a loop stand once, as long as all turns take.
+        """The reshards one after another as a Chrome trace in JSON, which Perfetto opens.
+
+        Those in a loop stand once, as long as all turns take.
 
         Raises:
-            ReshardError: `bad-argument` without a network.
+            ReshardError: `bad-argument` where the program was placed without a network.
         """
         if self.network is None:
             raise ReshardError("bad-argument", "a trace needs the prices of a program placed for a network")
         moving = [(plan, self.turns(value)) for value, plan in self.plans.items() if plan.steps]
         steps = [step for plan, _ in moving for step in plan.steps]
         seconds = [second * turns for plan, turns in moving for second in plan.step_seconds or ()]
-        return chrome_trace(steps, seconds, self.graph.mesh.devices)
+        return chrome_trace(steps, seconds, self.mesh.devices)
+
+    def text(self) -> str:
+        """The program as text that `Program.parse` reads."""
+        return write(self, self.shardings)
+
+    def __str__(self) -> str:
+        return self.table()
 
 
-def place(source: Graph, network: Network | None, until_priority: int | None) -> Placement:
-    """Carry the shardings of a graph through and place it.
+def place(program: Builder, network: Network | None, until_priority: int | None) -> Placement:
+    """Carry the shardings of a program through and place it.
 
     Raises:
         ReshardError: `no-plan` where an operation can be computed in no layout.
     """
-    net, pricer = Net(source), Pricer(network, _uneven(source))
-    chosen, looked = search(net, pricer, until_priority)
-    reasons = [_reason(net, looked, number, sharding) for number, sharding in enumerate(chosen)]
-    return placed(net, pricer, chosen, reasons)
+    net, pricer = Net(program), Pricer(network, _uneven(program.annotations))
+    shardings, flows = search(net, pricer, until_priority)
+    held = _held(
+        program, [_as_said(s, program.annotations.get(v)) for v, s in zip(program.values, shardings, strict=True)]
+    )
+    if held:
+        program = copy(program)
+        program.annotations = {**program.annotations, **held}
+        net, pricer = Net(program), Pricer(network, _uneven(program.annotations))
+        shardings, flows = search(net, pricer, until_priority)
+    reasons = [_reason(net, flows, number, sharding) for number, sharding in enumerate(shardings)]
+    return explicit(program, net, pricer, shardings, reasons)
 
 
-def _uneven(graph: Graph) -> str:
+def _uneven(annotations: Mapping[Value, Sharding]) -> str:
     """The rule for uneven dims of all shardings that were given and cut anything, if it is one."""
-    rules = {sharding.uneven for sharding in graph.annotations.values() if any(dim.axes for dim in sharding.dims)}
+    rules = {sharding.uneven for sharding in annotations.values() if any(dim.axes for dim in sharding.dims)}
     return rules.pop() if len(rules) == 1 else "ceil"
 
 
-def place_as(source: Graph, kept: Mapping[str, Sharding], network: Network | None = None) -> Placement:
-    """The placement of a graph whose shardings come from elsewhere, by the names of the values.
-
-    Partial results may still wait where that is cheaper.
-
-    Raises:
-        ReshardError: `no-plan` where an operation can be computed in no layout.
-    """
-    net, pricer = Net(source), Pricer(network)
-    found = [
-        [
-            pricer.sharding(
-                kept[value.name].mesh,
-                [dim.axes for dim in kept[value.name].dims],
-                kept[value.name].unreduced,
-                kept[value.name].reduction,
-                kept[value.name].uneven,
-            )
-        ]
-        for value in source.values
-    ]
-    add_made(net, pricer, found)
-    chosen = improved(net, pricer, found, (), cheapest(net, pricer, found))
-    return placed(net, pricer, chosen, ["from elsewhere"] * len(chosen))
+def _as_said(sharding: Sharding, said: Sharding | None) -> Sharding:
+    """A sharding with the axes along which it was said to be replicated."""
+    return replace(sharding, replicated=said.replicated) if said is not None and said.replicated else sharding
 
 
-def placed(net: Net, pricer: Pricer, kept: Sequence[Sharding], reasons: Sequence[str]) -> Placement:
-    """The placement of a graph whose values are kept in given shardings."""
-    source = net.graph
-    graph = Graph(dict(source.meshes))
-    made: dict[Value, Value] = {}
-    moved: dict[tuple[Value, Sharding], Value] = {}
-    plans: dict[Value, Plan] = {}
-    work: dict[Value, float] = {}
-    said: dict[str, str] = {}
-    names = {value.name for value in source.values}
+def _held(program: Builder, shardings: Sequence[Sharding]) -> dict[Value, Sharding]:
+    """What the first go tells the second; nothing where that would say no more."""
+    held = {value: shardings[carry.inside.number] for carry in program.carries for value in carry}
+    if program.even_ends:
+        for value in (*program.inputs, *program.outputs):
+            held[value] = _divisible(shardings[value.number], value.shape, program.annotations.get(value))
+    if program.carries or any(shardings[value.number] != sharding for value, sharding in held.items()):
+        return held
+    return {}
 
-    def named(stem: str) -> str:
-        number = 1
-        while f"{stem}.{number}" in names:
-            number += 1
-        names.add(f"{stem}.{number}")
-        return f"{stem}.{number}"
 
-    def reshard(value: Value, target: Sharding, name: str, reason: str) -> Value:
-        key = value, target
-        if key not in moved:
-            plan = pricer.plan(graph.annotations[value], target, value.shape, value.dtype)
+def _divisible(sharding: Sharding, shape: tuple[int, ...], said: Sharding | None) -> Sharding:
+    """The sharding with the axes that a dim was not given cut back to those that divide it."""
+    if sharding.mesh.is_maximal:
+        return sharding
+    dims = []
+    for number, (dim, size) in enumerate(zip(sharding.dims, shape, strict=True)):
+        axes: list[Axis] = []
+        for axis in dim.axes:
+            count = shards((*axes, axis), sharding.mesh.sizes)
+            if size % count and not (said and axis in said.dims[number].axes):
+                break
+            axes.append(axis)
+        dims.append(DimSharding(merged(axes, sharding.mesh.sizes)))
+    return replace(sharding, dims=tuple(dims))
+
+
+def explicit(
+    program: Builder, net: Net, pricer: Pricer, shardings: Sequence[Sharding], reasons: Sequence[str]
+) -> Placement:
+    """The placement of a program whose values are kept in given shardings, with a reason for each."""
+    placing = _Placing(pricer, {value.name for value in program.values})
+    for operation, rule, sharding, reason in zip(program.operations, net.rules, shardings, reasons, strict=True):
+        name = operation.result.name
+        operands = [placing.places[operand] for operand in operation.operands]
+        if operation.name in ("input", "constant"):
+            result = placing.add(operation, (), name, sharding, reason)
+        elif operation.name == "reshard":
+            result = placing.moved(placing.latest(operands[0], sharding), sharding, name, reason)
+        elif operation.name == "output":
+            operand = placing.brought(operands[0], sharding, f"asked for by output {name}")
+            result = placing.add(operation, (operand,), name, sharding, reason)
+        else:
+            kept_in = tuple(placing.shardings[operand] for operand in operands)
+            computed = pricer.compute(operation, rule, kept_in, sharding, net.turns(operation.result.number))
+            why = f"needed by {name}"
+            brought = [placing.brought(*pair, why) for pair in zip(operands, computed.operands, strict=True)]
+            if computed.result == sharding:
+                result = made = placing.add(operation, brought, name, sharding, reason)
+            else:
+                made = placing.add(operation, brought, placing.name(name), computed.result, f"as {name} is computed")
+                result = placing.moved(made, sharding, name, reason)
+            placing.work[made] = computed.cost[1]
+        placing.places[operation.result] = result
+    for value, said in program.annotations.items():
+        placing.shardings[placing.places[value]] = _as_said(placing.shardings[placing.places[value]], said)
+    return Placement(
+        dict(program.meshes), tuple(placing.operations), placing.shardings, placing.plans, placing.work,
+        placing.reasons, pricer.network, program.without_rule, program.signature,
+    )  # fmt: skip
+
+
+class _Placing:
+    """The operations of a placement, as far as they stand."""
+
+    def __init__(self, pricer: Pricer, names: set[str]) -> None:
+        self.pricer = pricer
+        self.names = names
+        """Those of the program, and what was made up."""
+        self.operations: list[Operation] = []
+        self.places: dict[Value, Value] = {}
+        """Per value of the program, the one that has its name here."""
+        self.shardings: dict[Value, Sharding] = {}
+        self.plans: dict[Value, Plan] = {}
+        self.work: dict[Value, float] = {}
+        self.reasons: dict[str, str] = {}
+        self.moves: dict[tuple[Value, Sharding], Value] = {}
+        """What a reshard made, by its operand and its target."""
+
+    def add(self, operation: Operation, operands: Sequence[Value], name: str, sharding: Sharding, reason: str) -> Value:
+        """Let an operation stand here, on these operands; its result."""
+        result = replace(operation.result, name=name, number=len(self.operations))
+        self.operations.append(replace(operation, operands=tuple(operands), result=result))
+        self.shardings[result], self.reasons[name] = sharding, reason
+        return result
+
+    def moved(self, value: Value, target: Sharding, name: str, reason: str) -> Value:
+        """A value in another sharding, by this name unless it was made before."""
+        if (value, target) not in self.moves:
+            plan = self.pricer.plan(self.shardings[value], target, value.shape, value.dtype)
             if plan is None:
                 raise ReshardError("no-plan", f"value {value.name} cannot be brought to {target.text()}")
-            result = graph.add("reshard", (value,), name, value.shape)
-            graph.annotate(result, target)
-            plans[result], moved[key], said[name] = plan, result, reason
-        return moved[key]
+            reshard = Operation("reshard", (value,), value, turns=self.operations[value.number].turns)
+            result = self.moves[value, target] = self.add(reshard, (value,), name, target, reason)
+            self.plans[result] = plan
+        return self.moves[value, target]
 
-    for operation, rule, sharding, reason in zip(source.operations, net.rules, kept, reasons, strict=True):
-        value = operation.result
-        said[value.name] = reason
-        if operation.name in ("input", "constant"):
-            new = graph.repeat(operation, (), value.name)
-            graph.annotate(new, sharding)
-            made[value] = new
-            continue
-        operands = tuple(made[operand] for operand in operation.operands)
-        if operation.name == "reshard":
-            start = operands[0]
-            while (start, sharding) in moved:  # made already under another name
-                start = moved[start, sharding]
-            made[value] = reshard(start, sharding, value.name, reason)
-            continue
-        if operation.name == "output":
-            if graph.annotations[operands[0]] != sharding:
-                asked = f"asked for by output {value.name}"
-                operands = (reshard(operands[0], sharding, named(operands[0].name), asked),)
-            new = graph.repeat(operation, operands, value.name)
-            graph.annotate(new, sharding)
-            made[value] = new
-            continue
-        kept_in = tuple(graph.annotations[v] for v in operands)
-        computed = pricer.compute(operation, rule, kept_in, sharding, net.turns(value.number))
-        used = []
-        for operand, needed in zip(operands, computed.operands, strict=True):
-            if graph.annotations[operand] == needed:
-                used.append(operand)
-            else:
-                used.append(reshard(operand, needed, named(operand.name), f"needed by {value.name}"))
-        stays = computed.result == sharding
-        new = graph.repeat(operation, used, value.name if stays else named(value.name))
-        graph.annotate(new, computed.result)
-        work[new] = computed.cost[1]
-        if not stays:
-            said[new.name] = f"as {value.name} is computed"
-        made[value] = new if stays else reshard(new, sharding, value.name, reason)
-    for value, given in source.annotations.items():
-        if given.replicated:
-            here = graph.value(value.name)
-            graph.annotations[here] = replace(graph.annotations[here], replicated=given.replicated)
-    return Placement(source, graph, pricer.network, plans, work, said)
+    def brought(self, value: Value, target: Sharding, reason: str) -> Value:
+        """A value as it is needed: itself, or what a reshard makes of it."""
+        return value if self.shardings[value] == target else self.moved(value, target, self.name(value.name), reason)
+
+    def latest(self, value: Value, target: Sharding) -> Value:
+        """A value, or what was made of it in that sharding under another name."""
+        while (value, target) in self.moves:
+            value = self.moves[value, target]
+        return value
+
+    def name(self, stem: str) -> str:
+        """A name of its own, made of another."""
+        numbers = itertools.count(1)
+        name = next(name for number in numbers if (name := f"{stem}.{number}") not in self.names)
+        self.names.add(name)
+        return name
 
 
 def _reason(net: Net, flows: Sequence[Flow], number: int, sharding: Sharding) -> str:
     """Where the axes of every dim come from, in words."""
     if net.meshes[number].is_maximal:
         return "given"
-    parts = ["partial until it is needed whole"] if sharding.unreduced else []
+    reasons = ["unreduced until it is needed whole"] if sharding.unreduced else []
     dims = tuple(dim.axes for dim in sharding.dims)
     whole = [flow for flow in flows if flow.dims[number] == dims]
     for dim, axes in enumerate(dims):
         if axes:
             flow = next((flow for flow in whole or flows if flow.dims[number][dim] == axes), None)
-            source = "" if flow is None else " " + _trace(net, flow, number, dim, flow.origins[number][dim][-1])
-            parts.append(f"dim {dim} {{{', '.join(map(str, axes))}}}{source}")
+            way = "" if flow is None else " " + _way(net, flow, flow.origins[number][dim][-1])
+            reasons.append(f"dim {dim} {{{', '.join(map(str, axes))}}}{way}")
     chosen = "" if whole and len({flow.dims[number] for flow in flows}) == 1 else "; chosen by price"
-    return ("; ".join(parts) or "nothing reaches it") + chosen
+    return ("; ".join(reasons) or "nothing reaches it") + chosen
 
 
-def _trace(net: Net, flow: Flow, number: int, dim: int, origin: Origin) -> str:
+def _way(net: Net, flow: Flow, origin: Origin) -> str:
+    """On what way axes came, in words."""
     if origin.operation is None:
         return "given" + (f" at priority {origin.priority}" if origin.priority else "")
     operations = net.graph.operations
@@ -266,16 +346,15 @@ def _trace(net: Net, flow: Flow, number: int, dim: int, origin: Origin) -> str:
 
 def _root(flow: Flow, origin: Origin) -> int:
     """The value to which the axes were given."""
-    way: dict[Origin, None] = {}
-    here = origin
-    while here not in flow.roots and here.operation is not None and here not in way:
-        way[here] = None
-        names = {axis.name for axis in here.axes}
-        ones = (one for ones in flow.origins[here.giver].values() for one in ones)
-        before = next((one for one in ones if names & {axis.name for axis in one.axes}), None)
+    passed: dict[Origin, None] = {}
+    while origin not in flow.roots and origin.operation is not None and origin not in passed:
+        passed[origin] = None
+        names = {axis.name for axis in origin.axes}
+        earlier = (each for origins in flow.origins[origin.giver].values() for each in origins)
+        before = next((each for each in earlier if names & {axis.name for axis in each.axes}), None)
         if before is None:
             break
-        here = before
-    root = flow.roots.get(here, here.giver)
-    flow.roots.update(dict.fromkeys(way, root))
+        origin = before
+    root = flow.roots.get(origin, origin.giver)
+    flow.roots.update(dict.fromkeys(passed, root))
     return root

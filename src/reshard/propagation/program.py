@@ -14,10 +14,9 @@
 
 from __future__ import annotations
 
-import importlib
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from reshard.checks import expect, integer, listed, shown
 from reshard.dtypes import dtype_named
@@ -27,21 +26,19 @@ from reshard.operations.operation import Attribute, Value
 from reshard.operations.pattern import Pattern
 from reshard.operations.reshapes import reshape_pattern
 from reshard.operations.rules import REDUCTIONS
-from reshard.propagation.graph import NAME, Graph
+from reshard.propagation.graph import NAME, Builder
 from reshard.propagation.placement import Placement, place
 from reshard.propagation.text import OWN, read, read_meshes, write
 from reshard.sharding import Sharding, checked_shape
 
-if TYPE_CHECKING:
-    from reshard.plans import Plan
 
-
-class Program(Graph):
+class Program(Builder):
     """A program under construction.
 
     Args:
         mesh: the devices; or several meshes by name, of which the first is that of values of which nothing tells.
             A mesh that a sharding names joins by itself.
+        even_ends: whether dims of inputs and outputs that were left open take only axes that divide them.
     """
 
     def input(self, name: str, shape: Sequence[int], dtype: Any = "float32", sharding: Sharding | None = None) -> Value:
@@ -252,17 +249,7 @@ class Program(Graph):
         self.check_own(value)
         return self._annotated(self.add("output", (value,), result, value.shape), sharding)
 
-    @property
-    def inputs(self) -> list[Value]:
-        """The values that are given to the program."""
-        return [operation.result for operation in self.operations if operation.name == "input"]
-
-    @property
-    def outputs(self) -> list[Value]:
-        """The values that it gives back."""
-        return [operation.result for operation in self.operations if operation.name == "output"]
-
-    def propagate(self, network: Network | str | None = None, until_priority: int | None = None) -> PlacedProgram:
+    def propagate(self, network: Network | str | None = None, until_priority: int | None = None) -> Placement:
         """The program with every sharding filled in and every reshard explicit.
 
         Args:
@@ -276,7 +263,7 @@ class Program(Graph):
         network = Network.named(network, "the network of a program")
         if until_priority is not None and integer(until_priority, "until_priority") < 0:
             raise ReshardError("bad-argument", f"until_priority must be at least 0, got: {until_priority}")
-        return PlacedProgram(place(self, network, until_priority))
+        return place(self, network, until_priority)
 
     @classmethod
     def parse(cls, text: str) -> Program:
@@ -291,7 +278,7 @@ class Program(Graph):
         return program
 
     def __str__(self) -> str:
-        return write(self)
+        return write(self, self.annotations)
 
     def _annotated(self, value: Value, sharding: Sharding | None) -> Value:
         """A value just made, with what is said about it; where that is refused, nothing is made."""
@@ -324,99 +311,6 @@ class Program(Graph):
         return self.op(
             pattern, *operands, name=name, result=result, shape=shape, shifted=sorted(shifted), attributes=attributes
         )
-
-
-class PlacedProgram(Program):
-    """A program in which every value has its sharding and every reshard is an operation.
-
-    Values keep their names; what a reshard makes is named after its operand.
-    """
-
-    def __init__(self, placement: Placement) -> None:
-        super().__init__(placement.graph.meshes)
-        self.placement = placement
-        self.operations = placement.graph.operations
-        self.annotations = placement.graph.annotations
-        self._named = {value.name: value for value in self.values}
-
-    def sharding(self, value: Value | str) -> Sharding:
-        """The sharding of a value, given by its name or as it stands in either program.
-
-        Raises:
-            ReshardError: `bad-program` where there is no such value.
-        """
-        return self.annotations[self.value(value.name if isinstance(value, Value) else value)]
-
-    def why(self, value: Value | str) -> str:
-        """Where the sharding of a value comes from: per dim the value that it was given to, and on what way it came.
-
-        Raises:
-            ReshardError: `bad-program` where there is no such value.
-        """
-        return self.placement.why(self.value(value.name if isinstance(value, Value) else value))
-
-    def turns(self, value: Value | str) -> int:
-        """How often a value is made, as far as the program tells: a loop of unknown length counts as one turn.
-
-        Raises:
-            ReshardError: `bad-program` where there is no such value.
-        """
-        return self.placement.turns(self.value(value.name if isinstance(value, Value) else value))
-
-    def to_jax(self) -> Any:
-        """A function for `jax.jit` that equals the program, with its reshards inside; as `reshard.jax.to_jax`.
-
-        Raises:
-            ReshardError: `missing-extra` where JAX is not installed, and as `reshard.jax.to_jax`.
-        """
-        return _engine("jax").to_jax(self)
-
-    def to_torch(self, device_mesh: Any = None) -> Any:
-        """A function of DTensors that equals the program; as `reshard.torch.to_torch`.
-
-        Raises:
-            ReshardError: `missing-extra` where PyTorch is not installed, and as `reshard.torch.to_torch`.
-        """
-        return _engine("torch").to_torch(self, device_mesh)
-
-    @property
-    def plans(self) -> dict[Value, Plan]:
-        """The plan of every reshard, by the value that it makes."""
-        return self.placement.plans
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes that devices receive: over all reshards and their turns, those of the busiest device in each."""
-        return self.placement.received_bytes
-
-    @property
-    def seconds(self) -> float | None:
-        """What reshards and operations take on the network that it was placed for; None without one."""
-        return self.placement.seconds
-
-    @property
-    def peak_bytes(self) -> int:
-        """Bytes that a device holds at most: all values that are still needed, and what a reshard needs besides."""
-        return self.placement.peak_bytes
-
-    def table(self) -> str:
-        """The values with their shapes, shardings, local shapes, communication, and why."""
-        return self.placement.table()
-
-    def to_trace(self) -> str:
-        """The reshards one after another as a Chrome trace in JSON, which Perfetto opens.
-
-        Raises:
-            ReshardError: `bad-argument` where the program was placed without a network.
-        """
-        return self.placement.to_trace()
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def text(self) -> str:
-        """The program as text that `Program.parse` reads."""
-        return write(self)
 
 
 def _ints(values: Sequence[int], what: str, value: Value) -> tuple[int, ...]:
@@ -470,8 +364,3 @@ def _plain(value: Any) -> Attribute:
     if not isinstance(value, bool) and isinstance(value, numbers.Real):
         return _number(value)
     raise ReshardError("bad-argument", f"an attribute must be a number, a text or integers, got: {shown(value)}")
-
-
-def _engine(name: str) -> Any:
-    """An engine, found by its name: engines rest on programs, so no import here may lead up to one."""
-    return getattr(importlib.import_module("reshard"), name)

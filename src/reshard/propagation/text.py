@@ -25,6 +25,7 @@ b = relu "ij->ij" (a) : float32[4, 6]
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
@@ -36,7 +37,8 @@ from reshard.notation.grammar import Form, checked_text, parse, placed
 from reshard.notation.shardy import read_mesh, read_sharding
 from reshard.operations.operation import Attribute, Operation, Value
 from reshard.operations.pattern import Pattern
-from reshard.propagation.graph import Graph
+from reshard.propagation.graph import Builder, Graph
+from reshard.sharding import Sharding
 
 ROLES = ("replicated", "shifted", "selected")
 OWN = (*ROLES, "turns")
@@ -138,7 +140,7 @@ def read_meshes(text: str) -> tuple[dict[str, Mesh], str]:
     return meshes, _MESH.sub(lambda found: " " * len(found.group()), text)
 
 
-def read(text: str, graph: Graph) -> None:
+def read(text: str, graph: Builder) -> None:
     """Add the values of a text to a graph that has the meshes of the text.
 
     Raises:
@@ -195,7 +197,7 @@ def _in_order(lines: list[Line], by_name: dict[str, Line], text: str) -> list[Li
     return ordered
 
 
-def _add(graph: Graph, line: Line) -> Value:
+def _add(graph: Builder, line: Line) -> Value:
     operands = [graph.value(name) for name in line.operands]
     dtype = None if line.dtype is None else dtype_named(line.dtype)
     if line.pattern is None and line.operation in ("input", "constant"):
@@ -234,10 +236,10 @@ def _attributes(line: Line) -> tuple[tuple[str, Attribute], ...]:
     return tuple(sorted(kept.items()))
 
 
-def write(graph: Graph) -> str:
-    """A graph as text."""
+def write(graph: Graph, shardings: Mapping[Value, Sharding]) -> str:
+    """A graph as text, with shardings of some of its values."""
     lines = [f"sdy.mesh @{name} = {mesh}" for name, mesh in graph.meshes.items()]
-    names = {mesh: name for name, mesh in reversed(graph.meshes.items())}
+    names = {mesh: name for name, mesh in reversed([*graph.meshes.items()])}
     for operation in graph.operations:
         value = operation.result
         text = f"{value.name} = {operation.name}"
@@ -248,7 +250,7 @@ def write(graph: Graph) -> str:
         text += f" : {value.dtype.name}[{', '.join(map(str, value.shape))}]"
         fields = _fields(operation)
         text += f" {{{', '.join(fields)}}}" if fields else ""
-        sharding = graph.annotations.get(value)
+        sharding = shardings.get(value)
         text += "" if sharding is None else f" <@{names[sharding.mesh]}, {sharding.text()}>"
         lines.append(text)
     return "\n".join(lines)

@@ -19,15 +19,16 @@ from typing import Any
 
 import torch
 from torch._prims_common import make_contiguous_strides_for
+from torch.distributed import tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from reshard.checks import expect, shown
 from reshard.digits import index_of
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.propagation import Operation, PlacedProgram, Value
+from reshard.propagation import Operation, Placement, Value
 from reshard.sharding import Sharding
 from reshard.torch.conversions import mesh_of, placements_of
 from reshard.torch.operations import LocalOperation
@@ -36,6 +37,7 @@ from reshard.torch.transfer import Route, device_type_of, gradient_placements, i
 from reshard.torch.world import World, world
 
 Run = Callable[..., torch.Tensor]
+Placements = tuple[tensor.Placement, ...]
 
 
 class PlacedFunction:
@@ -44,7 +46,7 @@ class PlacedFunction:
     An input that lies elsewhere than the program has it is brought there.
     """
 
-    def __init__(self, placed: PlacedProgram, device_mesh: DeviceMesh | None) -> None:
+    def __init__(self, placed: Placement, device_mesh: DeviceMesh | None) -> None:
         """As `to_torch`."""
         self.placed = placed
         self.device_mesh = device_mesh
@@ -94,7 +96,7 @@ class PlacedFunction:
         return self._ready[2]
 
 
-def to_torch(placed: PlacedProgram, device_mesh: DeviceMesh | None = None) -> PlacedFunction:
+def to_torch(placed: Placement, device_mesh: DeviceMesh | None = None) -> PlacedFunction:
     """The function of a placed program: the values of the original, moved by its plans, with gradients.
 
     Args:
@@ -106,13 +108,13 @@ def to_torch(placed: PlacedProgram, device_mesh: DeviceMesh | None = None) -> Pl
     """
     if device_mesh is not None:
         expect(device_mesh, DeviceMesh, "device_mesh")
-    return PlacedFunction(expect(placed, PlacedProgram, "what becomes a function of torch"), device_mesh)
+    return PlacedFunction(expect(placed, Placement, "what becomes a function of torch"), device_mesh)
 
 
 class _Maker:
     """Makes what one rank does for every operation."""
 
-    def __init__(self, placed: PlacedProgram, rank: int, meshes: Mapping[Mesh, DeviceMesh]) -> None:
+    def __init__(self, placed: Placement, rank: int, meshes: Mapping[Mesh, DeviceMesh]) -> None:
         self.placed = placed
         self.rank = rank
         self.meshes = meshes
@@ -193,7 +195,7 @@ class _End:
         self.meta = TensorMeta(torch.Size(value.shape), stride, _dtype(value))
 
     @cached_property
-    def dual(self) -> tuple[Placement, ...]:
+    def dual(self) -> Placements:
         """How the gradient lies."""
         return placements_of(self.sharding.dual(), self.mesh, self.shape)
 
@@ -203,7 +205,7 @@ class _End:
             return x
         return redistribute(x, self.placements, self.mesh)
 
-    def tensor(self, tile: torch.Tensor, placements: tuple[Placement, ...], *, wants_gradient: bool = False) -> DTensor:
+    def tensor(self, tile: torch.Tensor, placements: Placements, *, wants_gradient: bool = False) -> DTensor:
         """A tile as part of a DTensor."""
         spec = DTensorSpec(self.mesh, placements, tensor_meta=self.meta)
         return DTensor(tile, spec, requires_grad=wants_gradient)  # type: ignore[no-untyped-call]
@@ -212,7 +214,7 @@ class _End:
 class _Way:
     """A reshard, there and back."""
 
-    def __init__(self, placed: PlacedProgram, value: Value, rank: int, meshes: Mapping[Mesh, DeviceMesh]) -> None:
+    def __init__(self, placed: Placement, value: Value, rank: int, meshes: Mapping[Mesh, DeviceMesh]) -> None:
         self.plan, self.rank, self.meshes, self.dtype = placed.plans[value], rank, meshes, _dtype(value)
         self.words = f"reshard {value.name}"
         self.there = self._route(self.plan)

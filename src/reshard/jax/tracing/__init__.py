@@ -2,7 +2,6 @@
 
 trace.py        `trace`: a program from a function, through calls
 regions.py      loops and choices
-traced.py       such a program, and what it is once placed
 emitter.py      an operation of it, with what one device does
 equations.py    a rule per primitive
 indexed.py      gathers and scatters

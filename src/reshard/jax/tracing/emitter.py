@@ -6,18 +6,17 @@ What it may ask about them is `Here`; in which loops it stands is there too, for
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 from jax import lax
 
 from reshard.operations.pattern import Pattern, Term
-from reshard.propagation import Program, Value
+from reshard.propagation import Operation, Program, Value
 from reshard.sharding import Sharding
 
 Shape = tuple[int, ...]
@@ -81,13 +80,19 @@ class Local:
     """What it enters or leaves."""
 
 
+class Signature(NamedTuple):
+    """How a traced function takes its arguments and gives its results: as pytrees."""
+
+    in_tree: Any
+    out_tree: Any
+
+
 class Emitter:
     """A program under construction from equations."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.regions: tuple[Region, ...] = ()
-        self.without_rule: Counter[str] = Counter()
         self._keys: dict[Value, Any] = {}
         """The values that are keys of random numbers, with their dtypes."""
         self._scalars: dict[tuple[str, bytes], Value] = {}
@@ -152,6 +157,14 @@ class Emitter:
             return lax.dynamic_slice(np.pad(array, room), starts, shape) if shape != array.shape else array
 
         return self.emit("array", [self.literal(np.int32(0))], [(), labels(array.ndim)], array, part)
+
+
+def regions_around(operations: Sequence[Operation], value: Value) -> tuple[Region, ...]:
+    """The loops and branches in which a value is made; a reshard is where its operand is."""
+    operation = operations[value.number]
+    while operation.payload is None and operation.operands:
+        operation = operations[operation.operands[0].number]
+    return operation.payload.regions if isinstance(operation.payload, Local) else ()
 
 
 def is_key(dtype: Any) -> bool:

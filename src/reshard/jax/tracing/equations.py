@@ -8,7 +8,7 @@ slices) is given those of the tile, and what names places counts from where the 
 By hand, `dot_general` of `[b, i, j]` and `[b, k, j]` over j with batch dims 0: the pattern is
 `b0 l1 c0, b0 r1 c0 -> b0 l1 r1`, and a device contracts its tiles as they are.
 
-A primitive without a rule has all its operands whole on every device, and is counted in `Emitter.without_rule`.
+A primitive without a rule has all its operands whole on every device, and is counted in `Program.without_rule`.
 What only moves elements is in `reshard.jax.moves`, what numbers point at in `reshard.jax.indexed` and
 `reshard.jax.slices`, convolutions and pooling in `reshard.jax.windows`.
 """
@@ -223,7 +223,7 @@ def whole(emitter: Emitter, equation: Any, operands: Sequence[Value], batch: int
 
 def opaque(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """A primitive that no rule knows: every device has all of its operands and makes all of its results."""
-    emitter.without_rule[str(equation.primitive)] += 1
+    emitter.program.without_rule[str(equation.primitive)] += 1
     return whole(emitter, equation, operands)
 
 

@@ -19,8 +19,8 @@ import jax
 
 from reshard.errors import ReshardError
 from reshard.jax.tracing.emitter import Choice, Loop, Way, labels
-from reshard.jax.tracing.traced import Carry
 from reshard.propagation import Value
+from reshard.propagation.graph import Carry
 
 if TYPE_CHECKING:
     from reshard.jax.tracing.trace import Tracing

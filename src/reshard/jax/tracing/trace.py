@@ -42,12 +42,11 @@ from jax.sharding import Mesh as JaxMesh
 from reshard.checks import shown
 from reshard.errors import ReshardError
 from reshard.jax.conversions import for_leaves, mesh_of, sharding_of
-from reshard.jax.tracing.emitter import Emitter, Run, labels, plain_dtype
+from reshard.jax.tracing.emitter import Emitter, Run, Signature, labels, plain_dtype
 from reshard.jax.tracing.equations import MADE_OF_OTHERS, equation_values
 from reshard.jax.tracing.regions import cond, scan, while_loop
-from reshard.jax.tracing.traced import TracedProgram
 from reshard.mesh import Mesh
-from reshard.propagation import Value
+from reshard.propagation import Program, Value
 from reshard.sharding import Sharding
 
 CALLS = {
@@ -75,7 +74,7 @@ logger = logging.getLogger("reshard")
 
 def trace(
     fn: Callable[..., Any], *avals: Any, in_shardings: Any = None, out_shardings: Any = None, mesh: Any = None
-) -> TracedProgram:
+) -> Program:
     """The program of a function of JAX.
 
     Args:
@@ -100,8 +99,8 @@ def trace(
     outs = _shardings(out_shardings, out_shape, "out_shardings")
     ins = [_own(aval) if given is None else given for given, aval in zip(ins, leaves, strict=True)]
     where = _mesh(mesh, [*ins, *outs])
-    program = TracedProgram(where)
-    program.in_tree, program.out_tree = in_tree, out_tree
+    program = Program(where, even_ends=True)  # JAX holds no others
+    program.signature = Signature(in_tree, out_tree)
     tracing = Tracing(program)
     arguments = []
     avals_in: list[Any] = [var.aval for var in jaxpr.invars]
@@ -115,7 +114,6 @@ def trace(
         while name in program._named:
             name += "_"
         program.output(value, sharding, name)
-    program.without_rule = tracing.without_rule
     if program.without_rule:
         logger.warning("primitives without a rule, whole on every device: %s", ", ".join(program.without_rule))
     return program
@@ -123,8 +121,6 @@ def trace(
 
 class Tracing(Emitter):
     """Goes through a jaxpr."""
-
-    program: TracedProgram
 
     def run(self, jaxpr: Any, consts: Sequence[Value], arguments: Sequence[Value]) -> list[Value]:
         """The results of a jaxpr."""
