@@ -4,14 +4,22 @@ A dtype goes by NumPy's name (`float32`) or the short one that XLA and MLIR prin
 Types that NumPy lacks (`bfloat16`, the 8-bit floats) need the package `ml_dtypes` only where values are
 combined; to move them their size is enough.
 
+By hand, what changes nothing under a maximum is the least that a type has: -128 of eight bits with a sign, minus
+infinity of bfloat16, and -448 of the 8-bit floats that have no infinity.
+
 >>> dtype_named("bf16").name, dtype_named("bf16").itemsize
 ('bfloat16', 2)
+>>> [dtype_named(name).identity("max") for name in ("int8", "bf16", "f8e4m3fn")]
+[-128, -inf, -448.0]
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any
+
+import numpy as np
 
 from reshard.checks import shown
 from reshard.errors import ReshardError
@@ -39,6 +47,10 @@ class DType:
     """Bytes per element."""
     kind: str
     """NumPy's letter: b bool, i integer, u unsigned, f float, c complex, V bytes without arithmetic."""
+    least: float = -inf
+    """Of a float."""
+    largest: float = inf
+    """Of a float."""
 
     def __str__(self) -> str:
         return self.name
@@ -52,6 +64,28 @@ class DType:
         if self.kind not in REDUCTIONS[reduction]:
             raise ReshardError("reduction-dtype", f"{reduction} is not defined for values of dtype {self.name}")
 
+    def identity(self, reduction: str) -> bool | int | float:
+        """The value that leaves any other as it is under a reduction.
+
+        Raises:
+            ReshardError: `reduction-dtype`.
+        """
+        self.check_reduction(reduction)
+        if reduction in ("sum", "avg", "bor", "bxor"):
+            if self.kind == "f" and self.least > 0:
+                raise ReshardError("reduction-dtype", f"{reduction} has no identity among values of dtype {self.name}")
+            return 0
+        if reduction == "product":
+            return 1
+        if self.kind == "b":
+            return reduction != "max"
+        if self.kind == "f":
+            return self.least if reduction == "max" else self.largest
+        bits = 8 * self.itemsize - (self.kind == "i")
+        if reduction == "max":
+            return -(2**bits) if self.kind == "i" else 0
+        return -1 if reduction == "band" and self.kind == "i" else 2**bits - 1
+
 
 _TABLE = [
     DType("bool", 1, "b"),
@@ -59,10 +93,12 @@ _TABLE = [
     *(DType(f"uint{8 * size}", size, "u") for size in (1, 2, 4, 8)),
     *(DType(f"float{8 * size}", size, "f") for size in (2, 4, 8)),
     DType("bfloat16", 2, "f"),
-    *(
-        DType(f"float8_{form}", 1, "f")
-        for form in ("e4m3fn", "e5m2", "e4m3", "e3m4", "e4m3b11fnuz", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")
-    ),
+    *(DType(f"float8_{form}", 1, "f") for form in ("e5m2", "e4m3", "e3m4")),
+    DType("float8_e4m3fn", 1, "f", -448.0, 448.0),
+    DType("float8_e4m3b11fnuz", 1, "f", -30.0, 30.0),
+    DType("float8_e4m3fnuz", 1, "f", -240.0, 240.0),
+    DType("float8_e5m2fnuz", 1, "f", -57344.0, 57344.0),
+    DType("float8_e8m0fnu", 1, "f", 2.0**-127, 2.0**127),
     DType("complex64", 8, "c"),
     DType("complex128", 16, "c"),
 ]
@@ -100,3 +136,15 @@ def dtype_named(value: Any) -> DType:
         return DTYPES[name]
     known = ", ".join(sorted(DTYPES))
     raise ReshardError("unknown-dtype", f"dtype {shown(value)} is not known; it must be one of {known}")
+
+
+def identity(reduction: str, dtype: np.dtype[Any]) -> Any:
+    """The value that leaves any other as it is under a reduction, as an element of NumPy's dtype.
+
+    Raises:
+        ReshardError: `unknown-dtype`, `reduction-dtype`.
+
+    >>> identity("max", np.dtype("int8"))
+    np.int8(-128)
+    """
+    return dtype.type(dtype_named(dtype).identity(reduction))

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from reshard.dtypes import identity
 from reshard.errors import ReshardError
 from reshard.jax.tracing.emitter import Run
 from reshard.jax.tracing.slices import counting, picking, putting
-from reshard.numpy import identity
 from reshard.numpy.operations import ATTRIBUTED
 from reshard.operations.rules import REDUCTIONS, Rule, operation_rule
 from reshard.propagation import Operation

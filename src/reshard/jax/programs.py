@@ -37,6 +37,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.checks import expect
 from reshard.digits import Stage
+from reshard.dtypes import identity
 from reshard.errors import ReshardError
 from reshard.jax.conversions import devices_at
 from reshard.jax.exchange.lowering import run_on_device
@@ -44,7 +45,6 @@ from reshard.jax.exchange.rounds import of_device
 from reshard.jax.operations import compute
 from reshard.jax.tracing.emitter import Choice, Local, Loop, Region, Signature, is_key, regions_around
 from reshard.mesh import Mesh
-from reshard.numpy import identity
 from reshard.operations.projection import labels_of, shards
 from reshard.operations.rules import operation_rule, reduction_of
 from reshard.planner import plan as make_plan

@@ -8,8 +8,9 @@ programs.py      `run_program`: a placed program, operation by operation
 
 from __future__ import annotations
 
+from reshard.dtypes import identity
 from reshard.numpy.contraction import einsum
 from reshard.numpy.programs import run_program
-from reshard.numpy.tiles import COMBINE, gather, identity, run, scatter
+from reshard.numpy.tiles import COMBINE, gather, run, scatter
 
 __all__ = ["COMBINE", "einsum", "gather", "identity", "run", "run_program", "scatter"]

@@ -25,10 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.checks import expect, shown
+from reshard.dtypes import identity
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.numpy.operations import ATTRIBUTED, COMBINE, ELEMENTWISE, OPERANDS, WHOLE, widened
-from reshard.numpy.tiles import gather, identity, run, scatter
+from reshard.numpy.tiles import gather, run, scatter
 from reshard.operations.operation import Operation
 from reshard.operations.projection import Axes, labels_of
 from reshard.operations.rules import REDUCTIONS, Rule, operation_rule

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from reshard.box import Box
 from reshard.checks import expect
 from reshard.digits import index_of
-from reshard.dtypes import dtype_named
+from reshard.dtypes import dtype_named, identity
 from reshard.errors import ReshardError
 from reshard.exchange import Tiling, kept_size
 from reshard.plans import Plan
@@ -48,43 +48,6 @@ COMBINE: dict[str, np.ufunc] = {
     "bxor": np.bitwise_xor,
 }
 """What combines two partial values, by reduction; avg divides once all are added."""
-
-
-def identity(reduction: str, dtype: np.dtype[Any]) -> Any:
-    """The value that leaves any other as it is under a reduction, as an element of the dtype.
-
-    Raises:
-        ReshardError: `reduction-dtype`.
-
-    >>> identity("max", np.dtype("int8"))
-    np.int8(-128)
-    """
-    dtype_named(dtype).check_reduction(reduction)
-    if reduction in ("sum", "avg", "bor", "bxor"):
-        if dtype.type(0) != 0:
-            raise ReshardError("reduction-dtype", f"{reduction} has no identity among values of dtype {dtype}")
-        return dtype.type(0)
-    if reduction == "product":
-        return dtype.type(1)
-    if reduction == "band":
-        return ~dtype.type(0)
-    largest = reduction == "min"
-    if dtype.kind == "b":
-        return dtype.type(largest)
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        return dtype.type(limits.max if largest else limits.min)
-    infinite = dtype.type(np.inf if largest else -np.inf)
-    if dtype.kind == "f" or np.isinf(infinite):
-        return infinite
-    limits = _float_limits(dtype)  # an 8-bit float without infinities
-    return dtype.type(limits.max if largest else limits.min)
-
-
-def _float_limits(dtype: np.dtype[Any]) -> Any:
-    import ml_dtypes  # noqa: PLC0415  # an optional package, and there where such a dtype is
-
-    return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
 
 
 def scatter(array: Array, sharding: Sharding) -> Tiles:

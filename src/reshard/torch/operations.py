@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.operations.projection import Axes, labels_of
 from reshard.operations.rules import REDUCTIONS, operation_rule
 from reshard.propagation import Operation
 from reshard.sharding import Sharding
-from reshard.torch.transfer import identity
 
 ELEMENTWISE: dict[str, Callable[..., torch.Tensor]] = {
     "add": torch.add,
@@ -144,7 +144,7 @@ class LocalOperation:
                     part = COMBINE[name](part, dim)
                 else:  # of nothing there is no maximum
                     shape = [*part.shape[:dim], *part.shape[dim + 1 :]]
-                    part = part.new_full(shape, identity(name, part.dtype))
+                    part = part.new_full(shape, dtype_named(str(part.dtype).removeprefix("torch.")).identity(name))
         return self._spread(part, [label for label in own if label in out])
 
     def _shifted(self, parts: list[torch.Tensor]) -> torch.Tensor:

@@ -33,7 +33,7 @@ from reshard.sharding import Sharding
 from reshard.torch.conversions import mesh_of, placements_of
 from reshard.torch.operations import LocalOperation
 from reshard.torch.redistribute import redistribute
-from reshard.torch.transfer import Route, device_type_of, gradient_placements, identity, route_of
+from reshard.torch.transfer import Route, device_type_of, gradient_placements, route_of
 from reshard.torch.world import World, world
 
 Run = Callable[..., torch.Tensor]
@@ -157,7 +157,7 @@ class _Maker:
         number: Any = operation.attribute("value")
         position = sharding.mesh.position_of(self.rank)
         if sharding.unreduced and index_of(sharding.layout.unreduced, position) and sharding.reduction != "avg":
-            number = identity(sharding.reduction, _dtype(value))
+            number = value.dtype.identity(sharding.reduction)
         shape = sharding.box(self.rank, value.shape).shape
         return torch.full(shape, number, dtype=_dtype(value), device=self._device)
 

@@ -324,28 +324,7 @@ def _fill(step: Step, rank: int) -> Fill:
     old, new = step.before.box(rank, step.shape), step.after.box(rank, step.shape)
     kept: Box | None = step.contribution(rank)
     inside = None if kept is None or kept.is_empty else (kept.slices(new), kept.slices(old))
-    dtype = getattr(torch, step.dtype.name)
-    return Fill(new.shape, inside, identity(step.after.reduction, dtype))
-
-
-def identity(reduction: str, dtype: torch.dtype) -> Any:
-    """The value that leaves any other as it is under a reduction.
-
-    >>> identity("max", torch.int8), identity("band", torch.bool), identity("sum", torch.float32)
-    (-128, True, 0)
-    """
-    if reduction in ("sum", "avg", "bor", "bxor"):
-        return 0
-    if reduction == "product":
-        return 1
-    if dtype == torch.bool:
-        return reduction != "max"
-    if reduction == "band":
-        return -1 if dtype.is_signed else torch.iinfo(dtype).max
-    if dtype.is_floating_point:
-        return float("inf") if reduction == "min" else -float("inf")
-    limits = torch.iinfo(dtype)
-    return limits.max if reduction == "min" else limits.min
+    return Fill(new.shape, inside, step.dtype.identity(step.after.reduction))
 
 
 def _check_combines(step: Step, dtype: torch.dtype) -> None:

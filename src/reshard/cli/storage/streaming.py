@@ -25,9 +25,10 @@ from reshard.cli.storage import regions as regional
 from reshard.cli.storage.encoding import Encoding
 from reshard.cli.storage.files import Array, Reader, TileFile, Writer, bytes_of, run_count
 from reshard.cli.storage.npy import header_bytes
+from reshard.dtypes import identity
 from reshard.errors import ReshardError
 from reshard.exchange import Piece, Tiling
-from reshard.numpy import COMBINE, identity
+from reshard.numpy import COMBINE
 from reshard.plans import Plan
 from reshard.steps import Step
 

@@ -42,9 +42,9 @@ import numpy as np
 from jax import lax
 
 from reshard.digits import PARTIAL, Digit, Role, Stage, index_of, offsets, primes, without
+from reshard.dtypes import identity
 from reshard.exchange import DigitExchange, Tiling
 from reshard.jax.exchange.rounds import COMBINE, bits_of, in_rounds, of_device, starts_from
-from reshard.numpy import identity
 from reshard.plans import Plan
 from reshard.steps import Move, Step
 

@@ -39,9 +39,9 @@ from numpy.typing import NDArray
 
 from reshard.box import Box
 from reshard.digits import Positions
+from reshard.dtypes import identity
 from reshard.exchange import DigitExchange, Exchange, Piece, schedule
 from reshard.exchange.by_digits import senders_by_round
-from reshard.numpy import identity
 
 COMBINE: dict[str, Callable[..., jax.Array]] = {
     "sum": lax.add,

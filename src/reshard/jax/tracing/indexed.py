@@ -18,8 +18,8 @@ import jax
 import numpy as np
 from jax import lax
 
+from reshard.dtypes import identity
 from reshard.jax.tracing.emitter import Emitter, Here, Shape, evaluated, known_number, labels
-from reshard.numpy import identity
 from reshard.operations.pattern import Term
 from reshard.propagation import Program, Value
 
