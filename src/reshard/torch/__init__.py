@@ -10,7 +10,7 @@ transfer.py      one rank's part of a plan, kept per kind of call
 agreement.py     whether all ranks ask for the same
 world.py         what is kept for a default process group
 redistribute.py  the call itself, its gradient, its asynchronous form
-compiled.py      the same inside `torch.compile`
+compiled.py      the same inside a graph that torch traces
 explanation.py   our plan beside those of torch's planners
 planners.py      what torch's planners would do
 contraction.py   one rank's part of an einsum, and of its overlap with what it needs

@@ -1,8 +1,9 @@
-"""`redistribute` inside `torch.compile`, without a break of the graph.
+"""`redistribute` inside a graph that torch traces: by `torch.compile`, without a break, by `make_fx` or for export.
 
-To the compiler an exchange is one operator, `reshard::exchange`, from local tensor to local tensor: its shapes are
+In a graph an exchange is one operator, `reshard::exchange`, from local tensor to local tensor: its shapes are
 known while the graph is traced, its gradient is the same operator on the way back, and the messages are those of
 the eager call.
+Which rank runs it, the operator asks when it runs, so that all ranks of a mesh trace the same.
 What it does stands in the graph as a name for meshes and placements, which are constants there, beside the sizes of
 the whole tensor: a graph is for one shape, and is traced again for another local shape.
 What torch 2.13 does not guard is the shape of a DTensor whose local shape stays: 5 rows after 6, both 3 on the first
@@ -17,6 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._prims_common import make_contiguous_strides_for
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed._functional_collectives import _are_we_tracing
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -49,10 +52,27 @@ _NAMED: dict[str, Way] = {}
 """What graphs name; beyond `KEPT`, the name that was traced longest ago goes."""
 
 
+def is_traced(*tiles: torch.Tensor) -> bool:
+    """Whether what is done with local tensors goes into a graph, or is done for its shapes alone."""
+    if torch.compiler.is_compiling() or _are_we_tracing():
+        return True
+    return any(isinstance(tile, FakeTensor) for tile in tiles)
+
+
+def refuse_traced(what: str, *tiles: torch.Tensor) -> None:
+    """Refuse what would leave the messages of one rank in a graph.
+
+    Raises:
+        ReshardError: `bad-argument`.
+    """
+    if is_traced(*tiles):
+        raise ReshardError("bad-argument", f"{what} cannot be traced: call it outside of the graph")
+
+
 def redistribute_traced(
     x: DTensor, target: Sharding | Sequence[Placement], mesh: DeviceMesh | None, check: str
 ) -> DTensor:
-    """What the compiler traces in place of an eager redistribute."""
+    """What is traced in place of an eager redistribute."""
     wanted = target if isinstance(target, Sharding) else tuple(target)
     asked = (x.device_mesh, x.placements, x.device_mesh if mesh is None else mesh, wanted, x.dtype, check, x.dim())
     back = tuple(Replicate() if placement.is_partial() else placement for placement in x.placements)
@@ -77,7 +97,11 @@ def _name_of(*asked: Any) -> str:
 def _named(name: str) -> Way:
     """What a graph means by a name."""
     if name not in _NAMED:
-        raise ReshardError("bad-argument", f"{KEPT // 2} other ways were compiled since; call torch.compiler.reset()")
+        raise ReshardError(
+            "bad-argument",
+            f"this process has not traced {name}, or {KEPT // 2} other ways since; trace it again, after "
+            "torch.compiler.reset() where it was compiled",
+        )
     return _NAMED[name]
 
 
@@ -133,7 +157,7 @@ def _keep_name(ctx: Any, inputs: tuple[torch.Tensor, str, Sequence[int]], output
 
 def _exchange_back(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
     if ctx.name.endswith("/back"):
-        raise ReshardError("bad-argument", "a compiled redistribute has a first derivative and no second")
+        raise ReshardError("bad-argument", "a traced redistribute has a first derivative and no second")
     return torch.ops.reshard.exchange(gradient, f"{ctx.name}/back", ctx.sizes), None, None
 
 

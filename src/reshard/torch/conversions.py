@@ -32,6 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrder, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._python_dispatch import _disable_current_modes
 
 from reshard.axis import Axis
 from reshard.checks import expect, listed, shown
@@ -57,7 +58,9 @@ def mesh_of(mesh: DeviceMesh) -> Mesh:
 @lru_cache(CACHED)
 def _mesh_of(mesh: DeviceMesh) -> Mesh:
     names = mesh.mesh_dim_names or tuple(f"dim_{number}" for number in range(mesh.ndim))
-    return Mesh(tuple(zip(names, mesh.shape, strict=True)), tuple(mesh.mesh.flatten().tolist()))
+    with _disable_current_modes():  # of a trace, for which the ranks would be values that are not there yet
+        ranks = mesh.mesh.flatten().tolist()
+    return Mesh(tuple(zip(names, mesh.shape, strict=True)), tuple(ranks))
 
 
 def dtype_of(dtype: torch.dtype) -> DType:

@@ -30,6 +30,7 @@ from reshard.network import Network
 from reshard.operations.pattern import Group, Pattern, Term
 from reshard.sharding import Sharding
 from reshard.torch.agreement import digest_of
+from reshard.torch.compiled import refuse_traced
 from reshard.torch.contraction import Contraction, contraction_of
 from reshard.torch.conversions import dtype_of, mesh_of, normalized, placements_of, sharding_of
 from reshard.torch.redistribute import CHECKS, Target
@@ -87,7 +88,7 @@ def einsum(
     Where it only moves elements within the rank, the result may share the memory of the operand, as `torch.einsum`'s.
     All ranks must call it with equal arguments, as `redistribute`.
     The gradient of an operand comes where the operand is, replicated where that is partial.
-    Inside `torch.compile` it runs eagerly, which breaks the graph.
+    Inside `torch.compile` it runs eagerly, which breaks the graph; whatever else traces it is refused.
 
     Args:
         expression: a pattern as of `reshard.patterns`, such as `ij,jk->ik` or `(a b) c -> a (b c)`.
@@ -160,6 +161,7 @@ def _wanted(target: Any) -> Sharding | tuple[Placement, ...] | None:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _called(request: Request, operands: Sequence[DTensor], check: str) -> DTensor:
+    refuse_traced("an einsum of DTensors", *(x._local_tensor for x in operands))
     here = world()
     call = here.kept(request, lambda: _made(request, here.rank))
     if torch.is_grad_enabled() and any(x.requires_grad for x in operands):

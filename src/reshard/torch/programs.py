@@ -30,6 +30,7 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.propagation import Operation, Placement, Value
 from reshard.sharding import Sharding
+from reshard.torch.compiled import refuse_traced
 from reshard.torch.conversions import mesh_of, placements_of
 from reshard.torch.operations import LocalOperation
 from reshard.torch.redistribute import redistribute
@@ -52,8 +53,11 @@ class PlacedFunction:
         self.device_mesh = device_mesh
         self._ready: tuple[World, dict[Mesh, DeviceMesh], dict[str, Run]] | None = None
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *inputs: DTensor) -> DTensor | tuple[DTensor, ...]:
         """The results; all ranks of the program must call it.
+
+        Inside `torch.compile` it runs eagerly, which breaks the graph; whatever else traces it is refused.
 
         Raises:
             ReshardError: `bad-argument` where the inputs are not those of the program, `bad-shape`,
@@ -71,6 +75,7 @@ class PlacedFunction:
                     "bad-shape",
                     f"input {value.name} is {tuple(x.shape)} of {x.dtype}; it must be {value.shape} of {_dtype(value)}",
                 )
+        refuse_traced("a program on DTensors", *(x._local_tensor for x in inputs))
         runs = self._runs(inputs)
         tiles: dict[str, torch.Tensor] = {}
         results: list[Any] = []
@@ -272,4 +277,5 @@ class _Moved(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        refuse_traced("the gradient of a program", gradient)
         return ctx.way.back.start(gradient.contiguous())(), None

@@ -2,7 +2,7 @@
 
 Eagerly, this rank's `Transfer` runs on the local tensor, and what comes out is made a DTensor again.
 The gradient of a redistribute is a redistribute back, itself planned and differentiable.
-Under `torch.compile` the same legs run as functional collectives, see `compiled`.
+In a graph that torch traces the same legs run as one operator, see `compiled`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Placement
 from reshard.checks import expect, shown
 from reshard.errors import ReshardError
 from reshard.sharding import Sharding
-from reshard.torch.compiled import redistribute_traced
+from reshard.torch.compiled import is_traced, redistribute_traced
 from reshard.torch.conversions import mesh_of
 from reshard.torch.transfer import Transfer, transfer_for
 from reshard.torch.world import World, world
@@ -63,14 +63,15 @@ def redistribute(
     once. Those that compare in that call get `ranks-disagree` with the rank and its reason: with `always` all do,
     with `first` where the call is the first of its kind. Where it is not, they compare nothing and wait for messages
     until the timeout of the process group, and are told by what they compare next. Nobody is told with `never`, in
-    a compiled graph, of an `x` that is no DTensor, or of a call on other ranks than those of the rest. A rank that
+    a traced graph, of an `x` that is no DTensor, or of a call on other ranks than those of the rest. A rank that
     dies is an error for all that exchange data with it.
 
     Args:
         x: on a rank outside of its mesh, a DTensor with an empty tile.
         target: placements, one per dim of the mesh they are on, or a `Sharding`.
         device_mesh: what the result is on, where not on the mesh of `x`: any mesh over ranks of the same world.
-        async_op: whether to return at once; the first use of the result waits.
+        async_op: whether to return at once; the first use of the result waits. It, `out` and `workspace` are for
+            eager calls: what is traced, by `torch.compile`, `make_fx` or for export, is refused with any of them.
         check: when ranks compare what they are about to do: `first`, `always` or `never`.
         out: contiguous memory for the tile of the result, of its shape and the dtype of `x`.
         workspace: memory for what is packed and received, flat, of the dtype of `x`, and of at least
@@ -86,7 +87,9 @@ def redistribute(
         raise ReshardError("bad-argument", f"a DTensor is redistributed, got: {shown(x)}")
     if check not in CHECKS:
         raise ReshardError("bad-argument", f"check must be one of {', '.join(CHECKS)}, got: {shown(check)}")
-    if torch.compiler.is_compiling():
+    if is_traced(x._local_tensor):
+        if async_op or out is not None or workspace is not None:
+            raise ReshardError("bad-argument", "async_op, out and workspace cannot be given to what is traced")
         return redistribute_traced(x, target, device_mesh, check)
     if device_mesh is not None:
         expect(device_mesh, DeviceMesh, "device_mesh")

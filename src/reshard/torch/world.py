@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
 from reshard.errors import ReshardError
 from reshard.torch.agreement import Agreement
@@ -82,7 +83,8 @@ class World:
         """What is kept under a key, or is made now."""
         found: T | None = self.transfers.get(key)
         if found is None:
-            found = make()
+            with _disable_current_modes():  # what torch can do is tried on values, which a trace has not
+                found = make()
             if len(self.transfers) >= KEPT:
                 del self.transfers[next(iter(self.transfers))]
             self.transfers[key] = found
