@@ -24,6 +24,8 @@ ON_FOUR = [
     "memory_may_be_handed_in",
     "memory_stays_within_the_plan",
     "tiles_need_not_be_contiguous",
+    "tiles_may_be_conjugated_or_negated",
+    "what_is_packed_last_may_fail",
     "a_single_element_has_any_stride",
     "messages_may_go_in_batches",
     "orders_of_mesh_dims",

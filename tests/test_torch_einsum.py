@@ -56,6 +56,7 @@ ON_FOUR = [
     "result_without_a_target",
     "other_meshes",
     "tiles_and_types_of_any_kind",
+    "what_is_packed_last_may_fail",
     "types_without_a_product_are_refused",
     "what_cannot_be_is_refused",
 ]

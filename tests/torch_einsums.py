@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import traceback
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch_features import failing_at_the_last_message
 from torch_problems import coordinate, cut, same, spans
 from torch_ranks import counted_traffic, unless
 
@@ -361,7 +363,7 @@ def other_meshes(rank: int) -> list[str]:
 
 
 def tiles_and_types_of_any_kind(rank: int) -> list[str]:
-    """Strided tiles, other reductions than sums, whole numbers, half floats; a Sharding as the target."""
+    """Strided and lazy tiles, other reductions than sums, whole numbers, half floats; a Sharding as the target."""
     wrong = []
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
     whole = torch.arange(32.0).reshape(4, 8)
@@ -373,10 +375,34 @@ def tiles_and_types_of_any_kind(rank: int) -> list[str]:
         z = einsum("ij,jk->ik", x, y, target=target)
         right = torch.einsum("ij,jk->ik", a, a.t())
         wrong.append(unless(z.placements == (S1, S0) and torch.equal(z.full_tensor(), right), f"{dtype}: {z}"))
+    line, a = init_device_mesh("cpu", (4,)), torch.complex(whole, whole + 1)
+    for overlap, lazy in itertools.product((False, True), (a.conj(), torch._neg_view(a), torch._neg_view(whole))):
+        plain = lazy.resolve_conj().resolve_neg()
+        x = DTensor.from_local(lazy[rank : rank + 1], line, [S0], run_check=False)
+        for z, right in (
+            (einsum("ij,kj->ik", x, x, target=[R], overlap=overlap), plain @ plain.t()),
+            (einsum("ij,ik->jk", x, x, target=[S0], overlap=overlap), plain.t() @ plain),
+            (einsum("ij->ji", x, target=[R], overlap=overlap), plain.t()),
+            (einsum("ij->ij", x, target=[S0], overlap=overlap), plain),
+        ):
+            wrong.append(unless(torch.allclose(z.full_tensor(), right), f"{lazy.dtype} {overlap}: {z} for {right}"))
     for name, right in (("max", whole + 3), ("avg", whole + 1.5)):
         x = DTensor.from_local(whole + rank, mesh, [Partial(name), Partial(name)], run_check=False)
         z = einsum("ij->ji", x, target=[S0, R])
         wrong.append(unless(torch.equal(z.full_tensor(), right.t()), f"{name}: {z}"))
+    return wrong
+
+
+def what_is_packed_last_may_fail(rank: int) -> list[str]:
+    """Where a rank has no room for its last message nothing is on its way, that of the other operand neither."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    a, b = torch.arange(48.0).reshape(8, 6), torch.arange(48.0).reshape(6, 8)
+    x, y = distribute_tensor(a, mesh, [S0, S0]), distribute_tensor(b, mesh, [S1, S1])
+    wrong = []
+    for overlap in (False, True):
+        call = partial(einsum, "ij,jk->ik", x, y, target=[S0, S1], overlap=overlap, check="never")
+        wrong += failing_at_the_last_message(call)
+        wrong.append(unless(torch.equal(call().full_tensor(), a @ b), f"the next call, {overlap}"))
     return wrong
 
 

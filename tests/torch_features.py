@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -216,6 +217,76 @@ def tiles_need_not_be_contiguous(rank: int) -> list[str]:
     mine, theirs = rs.torch.redistribute(turned_whole, [S0, R]), turned_whole.redistribute(placements=[S0, R])
     wrong.append(unless(mine.stride() == theirs.stride() and same(mine.to_local(), theirs.to_local()), "transposed"))
     return wrong
+
+
+def tiles_may_be_conjugated_or_negated(rank: int) -> list[str]:
+    """What torch does only when a tile is read is done before it travels; memory handed in must hold its values."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    wrong = []
+    whole = torch.complex(tensor((8, 12)), tensor((8, 12)) + 1)
+    pairs = (([S0, S1], [S1, S0]), ([S0, R], [R, R]), ([S0, S1], [S0, S1]), ([P, R], [S0, R]), ([R, R], [P, R]))
+    for before, after in pairs:
+        tile = cut(whole, spans((8, 12), (2, 2), before, coordinate(rank, (2, 2))))
+        real = tile.real.contiguous()
+        for lazy in (tile.conj(), tile.t().contiguous().t().conj(), torch._neg_view(real), tile.conj().imag):
+            plain = lazy.resolve_conj().resolve_neg()
+            x, y = (
+                DTensor.from_local(one, mesh, before, run_check=False, shape=whole.shape, stride=whole.stride())
+                for one in (lazy, plain)
+            )
+            wanted = rs.torch.redistribute(y, after).to_local()
+            for later in (False, True):
+                mine = rs.torch.redistribute(x, after, async_op=later).to_local()
+                text = f"{before} -> {after}, {'conjugated' if lazy.is_conj() else 'negated'}"
+                wrong.append(unless(same(mine * 1, wanted), f"{text}: {mine} for {wanted}"))
+    x = distribute_tensor(whole, mesh, [S0, S1])
+    for arguments in (
+        {"out": torch.empty(4, 6, dtype=whole.dtype).conj()},
+        {"workspace": torch.empty(1000, dtype=whole.dtype).conj()},
+        {"workspace": torch._neg_view(torch.empty(1000, dtype=whole.dtype))},
+    ):
+        try:
+            rs.torch.redistribute(x, [S1, S0], **arguments)
+            wrong.append(f"{arguments} were taken")
+        except rs.ReshardError as error:
+            wrong.append(unless(error.code == "bad-tiles" and "lazy" in str(error), error))
+    return wrong
+
+
+def what_is_packed_last_may_fail(rank: int) -> list[str]:
+    """Where a rank has no room for its last message nothing is on its way yet, and the next call works."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    x = distribute_tensor(tensor((8, 12)), mesh, [S0, S0])
+    wrong = failing_at_the_last_message(lambda: rs.torch.redistribute(x, [S1, S1], check="never"))
+    mine, theirs = rs.torch.redistribute(x, [S1, S1]), x.redistribute(placements=[S1, S1])
+    return [*wrong, unless(same(mine.to_local(), theirs.to_local()), "the next call")]
+
+
+def failing_at_the_last_message(call: Callable[[], Any]) -> list[str]:
+    """What is wrong with a call in which the last message cannot be packed."""
+    from reshard.torch import exchange
+
+    kept, packed, last = exchange._memory, 0, 0
+
+    def memory(*args: Any, packs: bool = False) -> torch.Tensor:
+        nonlocal packed
+        packed += packs
+        if packs and packed == last:
+            raise RuntimeError("no room")
+        return kept(*args, packs=packs)
+
+    exchange._memory = memory
+    try:
+        call()
+        packed, last = 0, packed
+        with counted_traffic() as traffic:
+            call()
+    except rs.ReshardError as error:
+        told = error.code == "exchange-failed" and "no room" in str(error)
+        return [unless(told, f"{error.code} {error}"), unless(traffic.calls == 0, f"{traffic.calls} messages")]
+    finally:
+        exchange._memory = kept
+    return ["it did not fail"]
 
 
 def a_single_element_has_any_stride(rank: int) -> list[str]:

@@ -33,7 +33,7 @@ from reshard.contraction.paths import flat, pair_pattern
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.pattern import Pattern, Term
-from reshard.torch.exchange import UNWATCHED, Index, Leg, Watch
+from reshard.torch.exchange import UNWATCHED, Finish, Index, Leg, Watch
 from reshard.torch.transfer import Route, device_type_of, route_of
 
 PART_S = 2e-5
@@ -234,15 +234,18 @@ class Contraction:
 
     def _brought(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The operands where they are used; they travel together."""
-        finishes = [route.start(tile) for route, tile in zip(self.routes, given, strict=True)]
-        return [finish() for finish in finishes]
+        return [finish() for finish in self._started(given, (UNWATCHED,) * len(given))]
+
+    def _started(self, given: Sequence[torch.Tensor], watches: Sequence[Watch]) -> list[Finish]:
+        """The exchanges of all operands, under way; each is packed before the first begins."""
+        triples = zip(self.routes, given, watches, strict=True)
+        posts = [route.pack(tile, watch=watch) for route, tile, watch in triples]
+        return [post() for post in posts]
 
     def _while_arriving(self, given: Sequence[torch.Tensor], product: Product, operand: int) -> torch.Tensor:
         made = Gathered(product, operand)
-        finishes = [
-            route.start(tile, watch=Watch(after_write=made.add) if number == operand else UNWATCHED)
-            for number, (route, tile) in enumerate(zip(self.routes, given, strict=True))
-        ]
+        watches = [Watch(after_write=made.add) if number == operand else UNWATCHED for number in range(len(given))]
+        finishes = self._started(given, watches)
         made.begin([tile if number == operand else finishes[number]() for number, tile in enumerate(given)])
         finishes[operand]()
         return self.output.start(product.joined(made.made))()

@@ -254,7 +254,7 @@ def _run(call: Call, here: World, check: str, operands: Sequence[DTensor], *, wa
         tile = x._local_tensor
         if isinstance(tile, AsyncCollectiveTensor):
             tile = tile.trigger_wait()  # type: ignore[no-untyped-call]
-        tiles.append(tile.resolve_conj())
+        tiles.append(tile)
     call.contraction.check_tiles(tiles)
     here.check(call, check)
     result = call.contraction.run(tiles)

@@ -4,6 +4,7 @@ A `Leg` is made once from a move of a plan, by the rank's own coordinates, and r
 Per peer there is one message: where it is a single piece that lies contiguous in the tile, the memory of the tile
 itself is sent or received into; else its pieces are packed side by side into a buffer.
 A packed piece that several peers ask for is packed once.
+All is packed before anything is posted, so that where packing fails no peer is left with half of an exchange.
 While messages travel, the rank copies what it keeps.
 
 Partial values are combined on arrival, in the order of their senders; every element is combined on one rank, so
@@ -18,7 +19,7 @@ Types that a backend may refuse travel as bytes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,6 +37,9 @@ Index = tuple[slice, ...]
 Posted = tuple[torch.Tensor, int]
 """The memory of a message, and the peer that it goes to or comes from."""
 Finish = Callable[[], torch.Tensor]
+"""Waits for messages that are under way, and gives the target tile."""
+Post = Callable[[], Finish]
+"""Sends messages that are packed on their way."""
 
 CARRIED = frozenset(
     [torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -151,18 +155,20 @@ class Leg:
         """The number of elements of both buffers."""
         return self.send_size + self.receive_size
 
-    def start(
+    def pack(
         self,
         tile: torch.Tensor,
         carrier: Carrier | None,
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
         watch: Watch = UNWATCHED,
-    ) -> Finish:
-        """Post the messages; what is given back waits for them and gives the target tile.
+    ) -> Post:
+        """Pack the messages; what is given back posts them.
+
+        A message of what a watch computes before it is read is packed later, when its turn to be sent has come.
 
         Args:
-            tile: the rank's source tile, of any strides.
+            tile: the rank's source tile, of any strides, its values as they stand in memory.
             carrier: what brings the messages to others; None where there are none.
             out: contiguous memory for the target tile, where given.
             workspace: memory for both buffers, flat and of the tile's dtype, where given.
@@ -184,12 +190,18 @@ class Leg:
         incoming = [
             (_memory(message, place, out), message.peer) for message, place in zip(self.receives, received, strict=True)
         ]
-        outgoing = (
+        outgoing: Iterable[Posted] = (
             (_memory(message, message.place_in(sent), tile, packs=True), message.peer)
             for message in _announced(sends, watch)
         )
-        sending, receiving = ([], []) if carrier is None else _posted(incoming, outgoing, carrier)
-        return partial(self._finish, sending, receiving, tile, out, sent, received, watch)
+        if watch.before_read is None:
+            outgoing = list(outgoing)
+
+        def post() -> Finish:
+            sending, receiving = ([], []) if carrier is None else _posted(incoming, outgoing, carrier)
+            return partial(self._finish, sending, receiving, tile, out, sent, received, watch)
+
+        return post
 
     def _finish(
         self,
@@ -364,12 +376,12 @@ def _memory(message: Message, place: torch.Tensor, tile: torch.Tensor, *, packs:
     return memory if memory.dtype in CARRIED else memory.as_strided((memory.numel(),), (1,)).view(torch.uint8)
 
 
-def _posted(receives: list[Posted], sends: Iterator[Posted], carrier: Carrier) -> tuple[list[Any], list[Any]]:
+def _posted(receives: list[Posted], sends: Iterable[Posted], carrier: Carrier) -> tuple[list[Any], list[Any]]:
     """Post all messages.
 
     Args:
         receives: where messages come into.
-        sends: messages, each packed when it is asked for, while those before it are on their way.
+        sends: messages; one that is packed only when it is asked for is so while those before it are on their way.
         carrier: what brings them to others.
 
     Returns:

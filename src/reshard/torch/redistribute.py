@@ -201,21 +201,26 @@ def _check_out(out: torch.Tensor, transfer: Transfer, tile: torch.Tensor, wants_
         raise ReshardError("bad-argument", "out cannot be given where a gradient is wanted")
     expect(out, torch.Tensor, "out")
     shape = (0,) if transfer.target_shape is None else transfer.target_shape
-    if out.shape != shape or out.dtype != tile.dtype or out.device != tile.device or not out.is_contiguous():
+    if out.shape != shape or out.dtype != tile.dtype or out.device != tile.device or not _is_plain(out):
         raise ReshardError(
             "bad-tiles",
-            f"out has shape {tuple(out.shape)} of {out.dtype} on {out.device}; it must be contiguous, {shape} of "
-            f"{tile.dtype} on {tile.device}",
+            f"out has shape {tuple(out.shape)} of {out.dtype} on {out.device}; it must be contiguous, no lazy conj or "
+            f"negative, {shape} of {tile.dtype} on {tile.device}",
         )
 
 
 def _check_workspace(workspace: torch.Tensor, transfer: Transfer, tile: torch.Tensor) -> None:
     expect(workspace, torch.Tensor, "workspace")
     size = transfer.workspace_size
-    fits = workspace.dim() == 1 and workspace.numel() >= size and workspace.is_contiguous()
+    fits = workspace.dim() == 1 and workspace.numel() >= size and _is_plain(workspace)
     if not fits or workspace.dtype != tile.dtype or workspace.device != tile.device:
         raise ReshardError(
             "bad-tiles",
             f"workspace has shape {tuple(workspace.shape)} of {workspace.dtype} on {workspace.device}; it must be "
-            f"flat, at least {size} elements of {tile.dtype} on {tile.device}",
+            f"flat, no lazy conj or negative, at least {size} elements of {tile.dtype} on {tile.device}",
         )
+
+
+def _is_plain(memory: torch.Tensor) -> bool:
+    """Whether the values of a tensor are what lies in its memory, one after the other."""
+    return memory.is_contiguous() and not memory.is_conj() and not memory.is_neg()

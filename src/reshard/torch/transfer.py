@@ -26,7 +26,7 @@ from reshard.sharding import Sharding
 from reshard.steps import Step
 from reshard.torch.agreement import digest_of
 from reshard.torch.conversions import dtype_of, mesh_of, normalized, placements_of, sharding_of
-from reshard.torch.exchange import COMBINE, UNWATCHED, Carrier, Finish, Leg, Watch, make_leg
+from reshard.torch.exchange import COMBINE, UNWATCHED, Carrier, Finish, Leg, Post, Watch, make_leg
 from reshard.torch.world import World
 
 
@@ -44,16 +44,16 @@ class Fill:
     received_size = 0
     mesh_dim = None
 
-    def start(
+    def pack(
         self, tile: torch.Tensor, _carrier: Any, out: torch.Tensor | None, _workspace: Any, _watch: Watch = UNWATCHED
-    ) -> Finish:
+    ) -> Post:
         """The new tile; nothing travels."""
         if out is None:
             out = tile.new_empty(self.shape)
         out.fill_(self.identity)
         if self.kept is not None:
             out[self.kept[0]] = tile[self.kept[1]]
-        return lambda: out
+        return lambda: lambda: out
 
 
 @dataclass(frozen=True)
@@ -107,32 +107,58 @@ class Route:
         Raises:
             ReshardError: `exchange-failed`, here or at the end.
         """
+        return self.pack(tile, out, workspace, watch)()
+
+    def pack(
+        self,
+        tile: torch.Tensor,
+        out: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None,
+        watch: Watch = UNWATCHED,
+    ) -> Post:
+        """Make ready; what is given back begins. Routes that travel together are all packed before the first begins.
+
+        A tile that is conjugated or negated only when it is read becomes one whose memory holds its values.
+
+        Raises:
+            ReshardError: `exchange-failed`, here or later.
+        """
         if not self.stages:
             shape = tile.shape if self.target_shape is None else self.target_shape
             result = tile if tile.shape == shape else tile.reshape(shape)  # empty in another dim
-            return lambda: result if out is None else out.copy_(result)
+            return lambda: lambda: result if out is None else out.copy_(result)
         try:
-            finish = self._post(0, tile, out, workspace, watch)
+            post = self._pack(0, tile.resolve_conj().resolve_neg(), out, workspace, watch)
         except RuntimeError as error:
             raise self._failed(error) from error
 
-        def end() -> torch.Tensor:
+        def begin() -> Finish:
             try:
-                result = finish()
-                for number in range(1, len(self.stages)):
-                    result = self._post(number, result, out, workspace, watch)()
+                finish = post()
             except RuntimeError as error:
                 raise self._failed(error) from error
-            if self.divisor > 1:
-                result /= self.divisor
-            shape = (0,) if self.target_shape is None else self.target_shape
-            return result if result.shape == shape else result.view(shape)
+            return lambda: self._end(finish, out, workspace, watch)
 
-        return end
+        return begin
 
-    def _post(
+    def _end(
+        self, finish: Finish, out: torch.Tensor | None, workspace: torch.Tensor | None, watch: Watch
+    ) -> torch.Tensor:
+        """End the first stage, and run those after it."""
+        try:
+            result = finish()
+            for number in range(1, len(self.stages)):
+                result = self._pack(number, result, out, workspace, watch)()()
+        except RuntimeError as error:
+            raise self._failed(error) from error
+        if self.divisor > 1:
+            result /= self.divisor
+        shape = (0,) if self.target_shape is None else self.target_shape
+        return result if result.shape == shape else result.view(shape)
+
+    def _pack(
         self, number: int, tile: torch.Tensor, out: torch.Tensor | None, workspace: torch.Tensor | None, watch: Watch
-    ) -> Finish:
+    ) -> Post:
         stage = self.stages[number]
         is_last = number + 1 == len(self.stages)
         if len(self.stages) > 1:
@@ -144,7 +170,7 @@ class Route:
                 out = None
             elif out is not None and stage.target_shape is not None:
                 out = out.view(stage.target_shape)
-        return stage.start(tile, self.carriers[number], out if is_last else None, workspace, watch)
+        return stage.pack(tile, self.carriers[number], out if is_last else None, workspace, watch)
 
     def _failed(self, error: RuntimeError) -> ReshardError:
         return ReshardError("exchange-failed", f"{self.words} broke off: {str(error).splitlines()[0]}")
