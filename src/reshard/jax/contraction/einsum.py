@@ -27,11 +27,11 @@ from jax.sharding import Mesh as JaxMesh
 
 from reshard.checks import listed
 from reshard.errors import ReshardError
-from reshard.jax.contraction.einsum_primitive import bind, on_every_device, placed
+from reshard.jax.contraction.einsum_primitive import MeshEinsum, bind, on_every_device, placed
 from reshard.jax.contraction.local import Local
 from reshard.jax.conversions import AnyMesh, mesh_of
 from reshard.jax.exchange.primitive import filled
-from reshard.jax.exchange.resharding import Target, wanted_in
+from reshard.jax.exchange.resharding import Target, target_in
 from reshard.network import Network
 from reshard.operations.pattern import Pattern
 
@@ -78,29 +78,29 @@ def einsum(
     said = [None] * len(operands) if sources is None else list(listed(sources, "the sources of an einsum"))
     if len(said) != len(operands):
         raise ReshardError("bad-argument", f"{pattern} has {len(operands)} operands, got {len(said)} sources")
-    for one in (target, *said):
-        if one is not None and not isinstance(one, Target):
-            wanted = "a PartitionSpec, a NamedSharding or a Sharding"
-            raise ReshardError("bad-argument", f"where an array of an einsum is must be {wanted}, got: {one!r}")
+    for end in (target, *said):
+        if end is not None and not isinstance(end, Target):
+            forms = "a PartitionSpec, a NamedSharding or a Sharding"
+            raise ReshardError("bad-argument", f"where an array of an einsum is must be {forms}, got: {end!r}")
     network = Network.named(network, "the network of an einsum")
     is_fresh = [not isinstance(x, jax.Array) for x in operands]
     arrays = [jnp.asarray(x) if fresh else x for x, fresh in zip(operands, is_fresh, strict=True)]
     for x in arrays:
         if not all(isinstance(size, int) for size in x.shape):
             raise ReshardError("bad-shape", f"an einsum needs static shapes, got: {x.shape}")
-    found = pattern.solve_sizes([x.shape for x in arrays], sizes or {})
+    solved, rank = pattern.solve_sizes([x.shape for x in arrays], sizes or {}), len(pattern.output)
     mesh = _mesh_of(arrays, [target, *said])
-    ends = []
-    for number, x in enumerate(arrays):
-        arrays[number], end = on_every_device(x, mesh) if is_fresh[number] else placed(x, mesh, said[number])
-        ends.append(end)
-    to = (
-        None
-        if target is None
-        else filled(wanted_in(mesh, target, False, len(pattern.output)).spec, len(pattern.output))
+    operands, specs = zip(
+        *(
+            on_every_device(x, mesh) if fresh else placed(x, mesh, source)
+            for x, fresh, source in zip(arrays, is_fresh, said, strict=True)
+        ),
+        strict=True,
     )
-    how = Local(precision, None if preferred_element_type is None else np.dtype(preferred_element_type), overlap)
-    return bind(arrays, pattern, found, mesh, ends, to, network=network, how=how)
+    goal = None if target is None else filled(target_in(mesh, target, False, rank).spec, rank)
+    local = Local(precision, None if preferred_element_type is None else np.dtype(preferred_element_type), overlap)
+    label_sizes = tuple(solved[label] for label in pattern.labels)
+    return bind(operands, MeshEinsum(pattern, label_sizes, mesh, specs, goal, network, local))
 
 
 def _mesh_of(arrays: Sequence[jax.Array], said: Sequence[Any]) -> AnyMesh:
@@ -109,11 +109,11 @@ def _mesh_of(arrays: Sequence[jax.Array], said: Sequence[Any]) -> AnyMesh:
     Raises:
         ReshardError: `unknown-mesh`, `different-meshes`, `bad-argument` inside `shard_map`.
     """
-    known: list[AnyMesh] = [one.mesh for one in said if isinstance(one, NamedSharding)]
+    known: list[AnyMesh] = [end.mesh for end in said if isinstance(end, NamedSharding)]
     for x in arrays:
-        here = jax.typeof(x).sharding if isinstance(x, core.Tracer) else x.sharding
-        if isinstance(here, NamedSharding) and not here.mesh.empty:
-            known.append(here.mesh)
+        sharding = jax.typeof(x).sharding if isinstance(x, core.Tracer) else x.sharding
+        if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
+            known.append(sharding.mesh)
     current = jax.sharding.get_abstract_mesh()
     known += [] if current.empty else [current]
     if not known:

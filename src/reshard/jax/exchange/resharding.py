@@ -36,7 +36,7 @@ from reshard.jax.conversions import (
     sharding_of,
 )
 from reshard.jax.exchange.across import reshard_across
-from reshard.jax.exchange.primitive import bind, devices_of, filled, plan_between
+from reshard.jax.exchange.primitive import MeshReshard, bind, devices_of, filled, plan_of
 from reshard.network import Network
 from reshard.sharding import Sharding
 
@@ -68,22 +68,24 @@ def reshard(
     """
     network = Network.named(network, "the network of a reshard")
     leaves, tree = jax.tree.flatten(x)
-    ends = _ends(target, x, "target"), _ends(source, x, "source")
-    done = [_one(*given, network, refine) for given in zip(leaves, *ends, strict=True)]
-    return jax.tree.unflatten(tree, done)
+    ends = _ends_of_leaves(target, x, "target"), _ends_of_leaves(source, x, "source")
+    results = [
+        _resharded(leaf, *pair, network, refine) for leaf, pair in zip(leaves, zip(*ends, strict=True), strict=True)
+    ]
+    return jax.tree.unflatten(tree, results)
 
 
-def _ends(given: Any, x: Any, what: str) -> list[Any]:
-    """What is given for each leaf of what is resharded."""
-    found = for_leaves(given, x, f"the {what}", "the pytree that is resharded")
-    for one in found:
-        if not isinstance(one, Target) and not (what == "source" and one is None):
-            wanted = "a PartitionSpec, a NamedSharding or a Sharding"
-            raise ReshardError("bad-argument", f"the {what} of a reshard must be {wanted}, got: {shown(one)}")
-    return found
+def _ends_of_leaves(shardings: Any, x: Any, what: str) -> list[Any]:
+    """The target, or the source, of each leaf of what is resharded."""
+    of_leaves = for_leaves(shardings, x, f"the {what}", "the pytree that is resharded")
+    for sharding in of_leaves:
+        if not isinstance(sharding, Target) and not (what == "source" and sharding is None):
+            forms = "a PartitionSpec, a NamedSharding or a Sharding"
+            raise ReshardError("bad-argument", f"the {what} of a reshard must be {forms}, got: {shown(sharding)}")
+    return of_leaves
 
 
-def _one(x: Any, target: Target, source: Any, network: Network | None, refine: bool) -> Any:
+def _resharded(x: Any, target: Target, source: Any, network: Network | None, refine: bool) -> Any:
     if not isinstance(x, jax.Array):
         try:
             x = jax.numpy.asarray(x)
@@ -94,32 +96,30 @@ def _one(x: Any, target: Target, source: Any, network: Network | None, refine: b
     for size in x.shape:
         if not isinstance(size, int):
             raise ReshardError("bad-shape", f"a reshard needs a static shape, got: {x.shape}")
-    return (_traced if isinstance(x, jax.core.Tracer) else _there)(x, target, source, network, refine)
+    return (_traced if isinstance(x, jax.core.Tracer) else _eager)(x, target, source, network, refine)
 
 
 # Arrays that are there
 
 
-def _there(x: jax.Array, target: Target, source: Any, network: Network | None, refine: bool) -> jax.Array:
-    here = x.sharding
+def _eager(x: jax.Array, target: Target, source: Any, network: Network | None, refine: bool) -> jax.Array:
+    own = x.sharding
     if source is not None:
-        mesh = here.mesh if isinstance(here, NamedSharding) else None
-        said, found = sharding_of(source, mesh, x.ndim), sharding_of(here, None, x.ndim)
-        if not found.is_equivalent_to(said, x.shape):
-            raise ReshardError("bad-argument", f"source is {said.text()}, but the array lies as {found.text()}")
-    wanted = _wanted(target, here, refine, x.ndim)
-    sharding_of(wanted, None, x.ndim).check_divisible(x.shape)
-    if not x.committed or here.memory_kind != wanted.memory_kind:
-        return jax.device_put(x, wanted)
-    if x.size == 0:  # a program of XLA would give it tiles of another shape
-        return reshard_across(x, wanted)
-    if not isinstance(here, NamedSharding) or not mesh_of(here.mesh).same_order_as(mesh_of(wanted.mesh)):
-        return reshard_across(x, wanted)
-    there = here if here.mesh == wanted.mesh else by_names_of(wanted.mesh, here, x.ndim)
-    if there is None:
-        return reshard_across(x, wanted)
-    x = x if there == here else jax.device_put(x, there)
-    return _bound(x, wanted.mesh, there.spec, wanted.spec, network)
+        mesh = own.mesh if isinstance(own, NamedSharding) else None
+        said, actual = sharding_of(source, mesh, x.ndim), sharding_of(own, None, x.ndim)
+        if not actual.is_equivalent_to(said, x.shape):
+            raise ReshardError("bad-argument", f"source is {said.text()}, but the array lies as {actual.text()}")
+    goal = _target_of_array(target, own, refine, x.ndim)
+    sharding_of(goal, None, x.ndim).check_divisible(x.shape)
+    if not x.committed or own.memory_kind != goal.memory_kind:
+        return jax.device_put(x, goal)
+    renamed = None
+    if x.size and isinstance(own, NamedSharding) and mesh_of(own.mesh).same_order_as(mesh_of(goal.mesh)):
+        renamed = own if own.mesh == goal.mesh else by_names_of(goal.mesh, own, x.ndim)
+    if renamed is None:  # where there are no elements, a program of XLA would make tiles of another shape
+        return reshard_across(x, goal)
+    x = x if renamed == own else jax.device_put(x, renamed)
+    return _bound(x, MeshReshard(goal.mesh, renamed.spec, goal.spec, network))
 
 
 def by_names_of(mesh: AnyMesh, sharding: NamedSharding, ndim: int) -> NamedSharding | None:
@@ -130,9 +130,10 @@ def by_names_of(mesh: AnyMesh, sharding: NamedSharding, ndim: int) -> NamedShard
         return None
 
 
-def _wanted(target: Target, here: Any, refine: bool, ndim: int) -> NamedSharding:
+def _target_of_array(target: Target, own: Any, refine: bool, ndim: int) -> NamedSharding:
     """The target on its mesh: its own, that of the array, or the one that is set."""
-    mesh = here.mesh if isinstance(here, NamedSharding) else _set_mesh()
+    current = jax.sharding.get_mesh()
+    mesh: Any = own.mesh if isinstance(own, NamedSharding) else None if current.empty else current
     if isinstance(target, NamedSharding):
         if not isinstance(target.mesh, JaxMesh):
             if mesh is None or mesh.abstract_mesh != target.mesh:
@@ -159,28 +160,23 @@ def _checked(spec: PartitionSpec, mesh: AnyMesh, ndim: int) -> PartitionSpec:
     return filled(spec, ndim)
 
 
-def _set_mesh() -> JaxMesh | None:
-    mesh = jax.sharding.get_mesh()
-    return None if mesh.empty else mesh
-
-
 # Arrays that are traced
 
 
 def _traced(x: Any, target: Target, source: Any, network: Network | None, refine: bool) -> Any:
-    here = jax.typeof(x).sharding
-    mesh = _mesh_of_trace(here.mesh, target, source)
+    of_type = jax.typeof(x).sharding
+    mesh = _mesh_of_trace(of_type.mesh, target, source)
     if AxisType.Manual in mesh.axis_types:
         raise ReshardError("bad-argument", "inside shard_map a device sees its own tile alone; reshard outside of it")
-    given = start_of(here, mesh, source, x.ndim)
-    wanted = wanted_in(mesh, target, refine, x.ndim)
-    if wanted.mesh != mesh and wanted.mesh.shape_tuple != mesh.shape_tuple:
-        return _on_refined(x, mesh, given, wanted, network)
+    start = source_in(mesh, of_type, source, x.ndim)
+    goal = target_in(mesh, target, refine, x.ndim)
+    if goal.mesh != mesh and goal.mesh.shape_tuple != mesh.shape_tuple:
+        return _on_refined(x, mesh, MeshReshard(goal.mesh, start, goal.spec, network))
     current = jax.sharding.get_abstract_mesh()
-    if here.mesh.empty and current.are_all_axes_explicit and mesh == wanted.mesh:  # XLA makes it where it is wanted
-        sharding_of(wanted, None, x.ndim).check_divisible(x.shape)
-        return jax.sharding.reshard(x, wanted)
-    return _bound(x, wanted.mesh, given, wanted.spec, network)
+    if of_type.mesh.empty and current.are_all_axes_explicit and mesh == goal.mesh:  # XLA makes it where it is wanted
+        sharding_of(goal, None, x.ndim).check_divisible(x.shape)
+        return jax.sharding.reshard(x, goal)
+    return _bound(x, MeshReshard(goal.mesh, start, goal.spec, network))
 
 
 def _mesh_of_trace(own: AbstractMesh, target: Target, source: Any) -> AnyMesh:
@@ -189,7 +185,7 @@ def _mesh_of_trace(own: AbstractMesh, target: Target, source: Any) -> AnyMesh:
     Raises:
         ReshardError: `unknown-mesh`, `different-meshes`.
     """
-    known: list[AnyMesh] = [one.mesh for one in (target, source) if isinstance(one, NamedSharding)]
+    known: list[AnyMesh] = [end.mesh for end in (target, source) if isinstance(end, NamedSharding)]
     current = jax.sharding.get_abstract_mesh()
     known += [mesh for mesh in (own, current) if not mesh.empty]
     if not known:
@@ -214,7 +210,7 @@ def _mesh_of_trace(own: AbstractMesh, target: Target, source: Any) -> AnyMesh:
     return first if first.axis_types == types else first.abstract_mesh.update(axis_types=types)
 
 
-def start_of(here: NamedSharding, mesh: AnyMesh, source: Any, ndim: int) -> PartitionSpec | None:
+def source_in(mesh: AnyMesh, of_type: NamedSharding, source: Any, ndim: int) -> PartitionSpec | None:
     """Where a traced array is: by its type, or as said; None where neither is known.
 
     On Explicit axes a value whose type has no mesh is whole everywhere: one of NumPy, a constant.
@@ -222,29 +218,26 @@ def start_of(here: NamedSharding, mesh: AnyMesh, source: Any, ndim: int) -> Part
     Raises:
         ReshardError: `bad-argument` where type and what is said differ, or some axes are Auto and others not.
     """
-    said = None if source is None else partition_spec_of(_our(source, mesh, ndim))
+    said = None
+    if isinstance(source, Sharding):
+        said = partition_spec_of(on_mesh(source, mesh))
+    elif source is not None:
+        said = partition_spec_of(sharding_of(getattr(source, "spec", source), mesh, ndim))
     kinds = set(mesh.axis_types)
     if kinds == {AxisType.Explicit}:
         if (
             said is not None
-            and not here.mesh.empty
-            and sharding_of(said, mesh, ndim).layout != sharding_of(here.spec, mesh, ndim).layout
+            and not of_type.mesh.empty
+            and sharding_of(said, mesh, ndim).layout != sharding_of(of_type.spec, mesh, ndim).layout
         ):
-            raise ReshardError("bad-argument", f"source is {said}, but the type of the array says {here.spec}")
-        return filled(here.spec, ndim)
+            raise ReshardError("bad-argument", f"source is {said}, but the type of the array says {of_type.spec}")
+        return filled(of_type.spec, ndim)
     if said is None and AxisType.Explicit in kinds:
         raise ReshardError("bad-argument", "some axes of the mesh are Explicit and others Auto; pass source=")
     return None if said is None else filled(said, ndim)
 
 
-def _our(given: Any, mesh: AnyMesh, ndim: int) -> Sharding:
-    """A source or a target on the mesh of a trace."""
-    if isinstance(given, Sharding):
-        return on_mesh(given, mesh)
-    return sharding_of(given.spec if isinstance(given, NamedSharding) else given, mesh, ndim)
-
-
-def wanted_in(mesh: AnyMesh, target: Target, refine: bool, ndim: int) -> NamedSharding:
+def target_in(mesh: AnyMesh, target: Target, refine: bool, ndim: int) -> NamedSharding:
     """The target of a traced array, on the mesh of its trace.
 
     Raises:
@@ -262,14 +255,12 @@ def wanted_in(mesh: AnyMesh, target: Target, refine: bool, ndim: int) -> NamedSh
     return NamedSharding(mesh, _checked(spec, mesh, ndim))
 
 
-def _on_refined(x: Any, mesh: AnyMesh, given: Any, wanted: NamedSharding, network: Network | None) -> Any:
-    """The reshard over a mesh of the same devices with finer axes, on which the result stays."""
-    fine = wanted.mesh
-    start: Any = None
-    if given is not None:
-        ours = replace(
-            sharding_of(given, mesh, x.ndim), mesh=replace(mesh_of(mesh), device_ids=mesh_of(fine).device_ids)
-        )
+def _on_refined(x: Any, mesh: AnyMesh, reshard: MeshReshard) -> Any:
+    """The reshard over finer axes of the same devices, on which the result stays; only its source is on the mesh."""
+    fine, start = reshard.mesh, reshard.source
+    if start is not None:
+        coarse = replace(mesh_of(mesh), device_ids=mesh_of(fine).device_ids)
+        ours = replace(sharding_of(start, mesh, x.ndim), mesh=coarse)
         start = filled(partition_spec_of(on_mesh(ours, fine)), x.ndim)
     with jax.sharding.use_abstract_mesh(fine.abstract_mesh):
         if AxisType.Explicit in mesh.axis_types:
@@ -279,22 +270,15 @@ def _on_refined(x: Any, mesh: AnyMesh, given: Any, wanted: NamedSharding, networ
                 raise ReshardError(
                     "cannot-express", f"vmap maps over axis {error}, of which the target of the reshard has a part"
                 ) from None
-        return _bound(x, fine, start, wanted.spec, network, of_jit=mesh)
+        return _bound(x, replace(reshard, source=start), of_jit=mesh)
 
 
-def _bound(
-    x: Any,
-    mesh: AnyMesh,
-    source: PartitionSpec | None,
-    target: PartitionSpec,
-    network: Network | None,
-    of_jit: AnyMesh | None = None,
-) -> Any:
+def _bound(x: Any, reshard: MeshReshard, of_jit: AnyMesh | None = None) -> Any:
     """The reshard itself, once a plan is known to exist; `of_jit` is the mesh of all else, where it is another."""
-    target = filled(target, x.ndim)
-    if source is None:
-        sharding_of(target, mesh, x.ndim).check_divisible(x.shape)
+    ends = [None if end is None else filled(end, x.ndim) for end in (reshard.source, reshard.target)]
+    reshard = replace(reshard, source=ends[0], target=ends[1])
+    if reshard.source is None:
+        sharding_of(reshard.target, reshard.mesh, x.ndim).check_divisible(x.shape)
     else:
-        source = filled(source, x.ndim)
-        plan_between(mesh, source, target, x.shape, x.dtype, network)
-    return bind(x, mesh, source, target, network, devices_of(of_jit or mesh))
+        plan_of(reshard, x.shape, x.dtype)
+    return bind(x, reshard, devices_of(of_jit or reshard.mesh))

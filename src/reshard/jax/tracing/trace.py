@@ -201,11 +201,7 @@ def _asked(equation: Any) -> Any:
     params = equation.params
     if "sharding" in params:
         return params["sharding"]
-    target = params.get("target", params.get("dst_sharding"))
-    if isinstance(target, PartitionSpec):
-        entries = [PartitionSpec.UNCONSTRAINED if dim in params.get("kept", ()) else e for dim, e in enumerate(target)]
-        return NamedSharding(params["mesh"], target.update(partitions=tuple(entries)))
-    return target
+    return params["reshard"].asked if "reshard" in params else params.get("dst_sharding")
 
 
 def _shardings(given: Any, tree: Any, what: str) -> list[Any]:
