@@ -132,8 +132,7 @@ def by_names_of(mesh: AnyMesh, sharding: NamedSharding, ndim: int) -> NamedShard
 
 def _target_of_array(target: Target, own: Any, refine: bool, ndim: int) -> NamedSharding:
     """The target on its mesh: its own, that of the array, or the one that is set."""
-    current = jax.sharding.get_mesh()
-    mesh: Any = own.mesh if isinstance(own, NamedSharding) else None if current.empty else current
+    mesh = own.mesh if isinstance(own, NamedSharding) else _set_mesh()
     if isinstance(target, NamedSharding):
         if not isinstance(target.mesh, JaxMesh):
             if mesh is None or mesh.abstract_mesh != target.mesh:
@@ -158,6 +157,11 @@ def _checked(spec: PartitionSpec, mesh: AnyMesh, ndim: int) -> PartitionSpec:
         raise ReshardError("bad-argument", f"{spec} leaves a dim open; a reshard must say where every dim goes")
     sharding_of(spec, mesh, ndim)
     return filled(spec, ndim)
+
+
+def _set_mesh() -> JaxMesh | None:
+    mesh = jax.sharding.get_mesh()
+    return None if mesh.empty else mesh
 
 
 # Arrays that are traced
