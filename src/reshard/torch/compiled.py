@@ -21,14 +21,14 @@ from torch._prims_common import make_contiguous_strides_for
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import _are_we_tracing
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from reshard.errors import ReshardError
 from reshard.sharding import Sharding
 from reshard.torch.agreement import digest_of
-from reshard.torch.conversions import mesh_of, normalized, placements_of
-from reshard.torch.transfer import Transfer, gradient_placements, transfer_for
+from reshard.torch.conversions import gradient_placements, mesh_of, target_placements
+from reshard.torch.transfer import Transfer, transfer_for
 from reshard.torch.world import KEPT, world
 
 
@@ -75,7 +75,7 @@ def redistribute_traced(
     """What is traced in place of an eager redistribute."""
     wanted = target if isinstance(target, Sharding) else tuple(target)
     asked = (x.device_mesh, x.placements, x.device_mesh if mesh is None else mesh, wanted, x.dtype, check, x.dim())
-    back = tuple(Replicate() if placement.is_partial() else placement for placement in x.placements)
+    back = gradient_placements(x.placements)
     tile = torch.ops.reshard.exchange(x.to_local(grad_placements=back), _name_of(*asked), x.shape)
     return DTensor.from_local(tile, asked[2], _target_of(*asked), run_check=False, shape=x.shape, stride=x.stride())
 
@@ -120,7 +120,7 @@ def _way(
     check: str,
     ndim: int,
 ) -> Way:
-    placements = placements_of(target, mesh) if isinstance(target, Sharding) else normalized(target, mesh, ndim)
+    placements = target_placements(target, mesh, ndim)
     return Way(source_mesh, tuple(source), mesh, placements, dtype, check)
 
 

@@ -24,6 +24,7 @@ import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
+from operator import mul
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.sharding import DimSharding, Sharding, checked_shape
 
+AnyPlacements = Sharding | Sequence[Placement]
+"""What a caller may say where a tensor lies by."""
 CACHED = 1024
 """Conversions that are kept."""
 
@@ -57,7 +60,7 @@ def mesh_of(mesh: DeviceMesh) -> Mesh:
 
 @lru_cache(CACHED)
 def _mesh_of(mesh: DeviceMesh) -> Mesh:
-    names = mesh.mesh_dim_names or tuple(f"dim_{number}" for number in range(mesh.ndim))
+    names = mesh.mesh_dim_names or tuple(f"dim_{mesh_dim}" for mesh_dim in range(mesh.ndim))
     with _disable_current_modes():  # of a trace, for which the ranks would be values that are not there yet
         ranks = mesh.mesh.flatten().tolist()
     return Mesh(tuple(zip(names, mesh.shape, strict=True)), tuple(ranks))
@@ -122,24 +125,24 @@ def sharding_of(value: Any, mesh: DeviceMesh | None = None, ndim: int | None = N
 def _sharding_of(placements: tuple[Placement, ...], mesh: DeviceMesh, ndim: int, order: ShardOrder | None) -> Sharding:
     ours = _mesh_of(mesh)
     placements = normalized(placements, mesh, ndim)
-    partial = [(number, placement) for number, placement in enumerate(placements) if isinstance(placement, Partial)]
-    reductions = {placement.reduce_op for _, placement in partial}
+    reductions = {placement.reduce_op for placement in placements if isinstance(placement, Partial)}
     if len(reductions) > 1:
         raise ReshardError(
             "cannot-express", f"partial values under {' and '.join(sorted(reductions))} at once are not supported"
         )
-    strided = any(isinstance(placement, _StridedShard) for placement in placements)
     if order is None:
-        cutters = _decoded(placements, mesh, ndim)
-    elif strided:
-        raise ReshardError("cannot-express", f"the strided shards of {_text(placements)} are no order of mesh dims")
+        cuts = _decoded(placements, mesh, ndim)
+    elif any(isinstance(placement, _StridedShard) for placement in placements):
+        raise ReshardError("cannot-express", f"the strided shards of {text_of(placements)} are no order of mesh dims")
     else:
-        cutters = [dict(order).get(dim, ()) for dim in range(ndim)]
-    names = [Axis(name) for name, _ in ours.axes]
+        cuts = [dict(order).get(dim, ()) for dim in range(ndim)]
+    axes = [Axis(name) for name, _ in ours.axes]
     return Sharding(
         ours,
-        tuple(DimSharding(tuple(names[number] for number in numbers)) for numbers in cutters if not ours.is_maximal),
-        unreduced=tuple(names[number] for number, _ in partial),
+        tuple(DimSharding(tuple(axes[mesh_dim] for mesh_dim in cut)) for cut in cuts if not ours.is_maximal),
+        unreduced=tuple(
+            axis for axis, placement in zip(axes, placements, strict=True) if isinstance(placement, Partial)
+        ),
         reduction=reductions.pop() if reductions else "sum",
         uneven="chunk",
     )
@@ -154,7 +157,7 @@ def normalized(placements: Sequence[Placement], mesh: DeviceMesh, ndim: int) -> 
     if len(placements) != mesh.ndim:
         raise ReshardError(
             "bad-argument",
-            f"{len(placements)} placements {_text(placements)} are given for a mesh of {mesh.ndim} dims",
+            f"{len(placements)} placements {text_of(placements)} are given for a mesh of {mesh.ndim} dims",
         )
     return tuple(_normal(placement, ndim) for placement in placements)
 
@@ -171,14 +174,28 @@ def _normal(placement: Placement, ndim: int) -> Placement:
     if isinstance(placement, Shard | _StridedShard):
         if not -ndim <= placement.dim < ndim:
             raise ReshardError("rank-mismatch", f"placement {placement} names a dim that a tensor of {ndim} has not")
-        if placement.dim >= 0:
-            return placement
-        if isinstance(placement, _StridedShard):
-            return _StridedShard(placement.dim + ndim, split_factor=placement.split_factor)
-        return Shard(placement.dim + ndim)
+        return placement if placement.dim >= 0 else _shard(placement.dim + ndim, _split_factor(placement))
     if isinstance(placement, Placement):
         raise ReshardError("cannot-express", f"placement {placement!r} is private to an operation and has no sharding")
     raise ReshardError("bad-argument", f"a placement must be Shard, Replicate or Partial, got: {shown(placement)}")
+
+
+def _split_factor(shard: Shard | _StridedShard) -> int:
+    return int(shard.split_factor) if isinstance(shard, _StridedShard) else 1
+
+
+def _shard(dim: int, split_factor: int) -> Placement:
+    return Shard(dim) if split_factor == 1 else _StridedShard(dim, split_factor=split_factor)
+
+
+def gradient_placements(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """Where a gradient goes: to the placements themselves, but replicated where they are partial."""
+    return tuple(Replicate() if isinstance(placement, Partial) else placement for placement in placements)
+
+
+def text_of(placements: Sequence[Any]) -> str:
+    """Placements as they stand in a sentence."""
+    return f"[{', '.join(map(str, placements))}]"
 
 
 def _decoded(placements: Sequence[Placement], mesh: DeviceMesh, ndim: int) -> list[tuple[int, ...]]:
@@ -186,22 +203,19 @@ def _decoded(placements: Sequence[Placement], mesh: DeviceMesh, ndim: int) -> li
 
     Read from the right, each mesh dim goes where those already placed before it make up its split factor.
     """
-    cutters: list[list[int]] = [[] for _ in range(ndim)]
-    for number in reversed(range(len(placements))):
-        placement = placements[number]
+    cuts: list[list[int]] = [[] for _ in range(ndim)]
+    for mesh_dim, placement in reversed(list(enumerate(placements))):
         if not isinstance(placement, Shard | _StridedShard):
             continue
-        factor = placement.split_factor if isinstance(placement, _StridedShard) else 1
-        there = cutters[placement.dim]
-        parts = itertools.accumulate((mesh.size(other) for other in there), lambda a, b: a * b, initial=1)
-        place = next((place for place, count in enumerate(parts) if count == factor), None)
-        if place is None:
+        cut, factor = cuts[placement.dim], _split_factor(placement)
+        products = list(itertools.accumulate(map(mesh.size, cut), mul, initial=1))
+        if factor not in products:
             raise ReshardError(
                 "cannot-express",
-                f"placement {placement!r} in {_text(placements)} interleaves rows as no order of mesh dims does",
+                f"placement {placement!r} in {text_of(placements)} interleaves rows as no order of mesh dims does",
             )
-        there.insert(place, number)
-    return [tuple(numbers) for numbers in cutters]
+        cut.insert(products.index(factor), mesh_dim)
+    return [tuple(cut) for cut in cuts]
 
 
 def placements_of(sharding: Sharding, mesh: DeviceMesh, shape: Sequence[int] | None = None) -> tuple[Placement, ...]:
@@ -224,6 +238,19 @@ def placements_of(sharding: Sharding, mesh: DeviceMesh, shape: Sequence[int] | N
     return _placements_of(sharding, mesh, None if shape is None else checked_shape(shape))
 
 
+def target_placements(
+    target: AnyPlacements, mesh: DeviceMesh, ndim: int, shape: Sequence[int] | None = None
+) -> tuple[Placement, ...]:
+    """The placements on a mesh of torch that a target is.
+
+    Raises:
+        ReshardError: as `placements_of` where it is a sharding, else as `normalized`.
+    """
+    if isinstance(target, Sharding):
+        return placements_of(target, mesh, shape)
+    return normalized(tuple(target), mesh, ndim)
+
+
 @lru_cache(CACHED)
 def _placements_of(sharding: Sharding, mesh: DeviceMesh, shape: tuple[int, ...] | None) -> tuple[Placement, ...]:
     ours = _mesh_of(mesh)
@@ -231,23 +258,20 @@ def _placements_of(sharding: Sharding, mesh: DeviceMesh, shape: tuple[int, ...] 
         if ours.size != 1 or ours.devices[0] != sharding.mesh.devices[0]:
             raise ReshardError("different-meshes", f"{sharding} is on another device than {ours}")
         return (Replicate(),) * mesh.ndim
-    cutters = [_mesh_dims(digits, ours, sharding) for digits in _dim_digits(sharding, ours)]
-    partial = cutters.pop()
-    _add_trivial(cutters, partial, sharding, ours)
-    placements: list[Placement] = [Replicate()] * mesh.ndim
-    for number in partial:
-        placements[number] = Partial(sharding.reduction)
-    for dim, numbers in enumerate(cutters):
-        for place, number in enumerate(numbers):
-            factor = prod(mesh.size(other) for other in numbers[:place] if other > number)
-            placements[number] = Shard(dim) if factor == 1 else _StridedShard(dim, split_factor=factor)
-    result = tuple(placements)
-    if shape is not None and not _sharding_of(result, mesh, len(shape), None).is_equivalent_to(sharding, shape):
+    cuts = [_mesh_dims(digits, ours, sharding) for digits in _dim_digits(sharding, ours)]
+    partial = cuts.pop()
+    _add_trivial(cuts, partial, sharding, ours)
+    by_mesh_dim: dict[int, Placement] = {mesh_dim: Partial(sharding.reduction) for mesh_dim in partial}
+    for dim, cut in enumerate(cuts):
+        for place, mesh_dim in enumerate(cut):
+            by_mesh_dim[mesh_dim] = _shard(dim, prod(mesh.size(major) for major in cut[:place] if major > mesh_dim))
+    placements = tuple(by_mesh_dim.get(mesh_dim, Replicate()) for mesh_dim in range(mesh.ndim))
+    if shape is not None and not _sharding_of(placements, mesh, len(shape), None).is_equivalent_to(sharding, shape):
         raise ReshardError(
             "cannot-express",
-            f"{sharding.text()} cuts shape {shape} elsewhere than the chunks of chunks of {_text(result)}",
+            f"{sharding.text()} cuts shape {shape} elsewhere than the chunks of chunks of {text_of(placements)}",
         )
-    return result
+    return placements
 
 
 def _dim_digits(sharding: Sharding, mesh: Mesh) -> list[tuple[Digit, ...]]:
@@ -269,38 +293,31 @@ def _dim_digits(sharding: Sharding, mesh: Mesh) -> list[tuple[Digit, ...]]:
 
 def _mesh_dims(digits: Sequence[Digit], mesh: Mesh, sharding: Sharding) -> list[int]:
     """The mesh dims that are the digits, major to minor."""
-    ends = {stride * size: (number, stride) for number, (stride, size) in enumerate(_strides(mesh)) if size > 1}
+    axes = enumerate(mesh.stride_of(Axis(name)) for name, _ in mesh.axes)
+    ends = {stride * size: (mesh_dim, stride) for mesh_dim, (stride, size) in axes if size > 1}
     result = []
     for stride, size in digits:
         top = stride * size
         while top > stride:
-            number, low = ends.get(top, (0, 0))
+            mesh_dim, low = ends.get(top, (0, 0))
             if low < stride:
                 raise ReshardError(
                     "cannot-express", f"{sharding.text()} uses a part of a mesh dim of {mesh}, which torch cannot"
                 )
-            result.append(number)
+            result.append(mesh_dim)
             top = low
     return result
 
 
-def _strides(mesh: Mesh) -> list[tuple[int, int]]:
-    return [mesh.stride_of(Axis(name)) for name, _ in mesh.axes]
-
-
-def _add_trivial(cutters: list[list[int]], partial: list[int], sharding: Sharding, mesh: Mesh) -> None:
+def _add_trivial(cuts: list[list[int]], partial: list[int], sharding: Sharding, mesh: Mesh) -> None:
     """Put back the axes of size 1, which have no digit, where the sharding names those of this very mesh."""
     if sharding.mesh.axes != mesh.axes:
         return
-    numbers = {name: number for number, (name, size) in enumerate(mesh.axes) if size == 1}
-    for dim, numbered in zip(sharding.dims, cutters, strict=True):
-        for number in (numbers[axis.name] for axis in dim.axes if axis.name in numbers):
-            numbered.insert(next((i for i, other in enumerate(numbered) if other > number), len(numbered)), number)
-    partial += [numbers[axis.name] for axis in sharding.unreduced if axis.name in numbers]
-
-
-def _text(placements: Sequence[Any]) -> str:
-    return f"[{', '.join(map(str, placements))}]"
+    trivial = {name: mesh_dim for mesh_dim, (name, size) in enumerate(mesh.axes) if size == 1}
+    for dim, cut in zip(sharding.dims, cuts, strict=True):
+        for mesh_dim in (trivial[axis.name] for axis in dim.axes if axis.name in trivial):
+            cut.insert(next((place for place, after in enumerate(cut) if after > mesh_dim), len(cut)), mesh_dim)
+    partial += [trivial[axis.name] for axis in sharding.unreduced if axis.name in trivial]
 
 
 def forget_meshes() -> None:

@@ -32,9 +32,15 @@ from reshard.sharding import Sharding
 from reshard.torch.agreement import digest_of
 from reshard.torch.compiled import refuse_traced
 from reshard.torch.contraction import Contraction, contraction_of
-from reshard.torch.conversions import dtype_of, mesh_of, normalized, placements_of, sharding_of
+from reshard.torch.conversions import (
+    dtype_of,
+    gradient_placements,
+    mesh_of,
+    placements_of,
+    sharding_of,
+    target_placements,
+)
 from reshard.torch.redistribute import CHECKS, Target
-from reshard.torch.transfer import gradient_placements
 from reshard.torch.world import World, world
 
 
@@ -319,11 +325,7 @@ def _planned(
         )
 
     if request.target is not None:
-        placements = (
-            placements_of(request.target, mesh)
-            if isinstance(request.target, Sharding)
-            else normalized(request.target, mesh, ndim)
-        )
+        placements = target_placements(request.target, mesh, ndim)
         plan = planned(sharding_of(placements, mesh, ndim))
         if isinstance(request.target, Sharding):
             placements_of(request.target, mesh, plan.output.shape)  # refused where the shape is cut elsewhere

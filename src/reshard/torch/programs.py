@@ -31,10 +31,10 @@ from reshard.mesh import Mesh
 from reshard.propagation import Operation, Placement, Value
 from reshard.sharding import Sharding
 from reshard.torch.compiled import refuse_traced
-from reshard.torch.conversions import mesh_of, placements_of
+from reshard.torch.conversions import gradient_placements, mesh_of, placements_of
 from reshard.torch.operations import LocalOperation
 from reshard.torch.redistribute import redistribute
-from reshard.torch.transfer import Route, device_type_of, gradient_placements, route_of
+from reshard.torch.transfer import Route, device_type_of, route_of
 from reshard.torch.world import World, world
 
 Run = Callable[..., torch.Tensor]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, Placement, Replicate
+from torch.distributed.tensor import Partial, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from reshard.box import Box
@@ -25,7 +25,7 @@ from reshard.plans import Plan
 from reshard.sharding import Sharding
 from reshard.steps import Step
 from reshard.torch.agreement import digest_of
-from reshard.torch.conversions import dtype_of, mesh_of, normalized, placements_of, sharding_of
+from reshard.torch.conversions import dtype_of, gradient_placements, mesh_of, sharding_of, target_placements, text_of
 from reshard.torch.exchange import COMBINE, UNWATCHED, Carrier, Finish, Leg, Post, Watch, make_leg
 from reshard.torch.world import World
 
@@ -218,8 +218,8 @@ def _made(source: DTensorSpec, target: Sharding | Sequence[Placement], mesh: Dev
     after = sharding_of(placed, target_mesh, len(shape))
     plan = planned(before, after, shape, dtype)
     words = (
-        f"redistribute {'x'.join(map(str, shape)) or 'a scalar'} of {dtype} from {_words(source.placements)} to "
-        f"{_words(placements)}" + ("" if mesh is None else f" on {mesh_of(mesh)}")
+        f"redistribute {'x'.join(map(str, shape)) or 'a scalar'} of {dtype} from {text_of(source.placements)} to "
+        f"{text_of(placements)}" + ("" if mesh is None else f" on {mesh_of(mesh)}")
     )
     route = route_of(plan, rank, {before.mesh: source.mesh}, meta.dtype, words)
     return Transfer(
@@ -320,21 +320,14 @@ def _averages_as_sums(
     return replace(source, placements=before), target, divisor
 
 
-def gradient_placements(placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    """Where a gradient goes: to the placements themselves, but replicated where they are partial."""
-    return tuple(Replicate() if isinstance(placement, Partial) else placement for placement in placements)
-
-
 def _placements(
     target: Sharding | Sequence[Placement], source_mesh: DeviceMesh, mesh: DeviceMesh | None, shape: tuple[int, ...]
 ) -> tuple[Placement, ...]:
     """The target as placements on its mesh."""
-    if not isinstance(target, Sharding):
-        return normalized(tuple(target), mesh or source_mesh, len(shape))
     try:
-        return placements_of(target, mesh or source_mesh, shape)
+        return target_placements(target, mesh or source_mesh, len(shape), shape)
     except ReshardError as error:
-        if mesh is None and error.code in ("different-meshes", "cannot-express"):
+        if mesh is None and isinstance(target, Sharding) and error.code in ("different-meshes", "cannot-express"):
             raise ReshardError(error.code, f"{error}; give the DeviceMesh that the result is on") from None
         raise
 
@@ -366,7 +359,3 @@ def _check_combines(step: Step, dtype: torch.dtype) -> None:
             COMBINE[str(reduction)](value, value, out=value)
         except RuntimeError:
             raise ReshardError("reduction-dtype", f"torch has no {reduction} of values of dtype {dtype}") from None
-
-
-def _words(placements: Sequence[Placement]) -> str:
-    return f"[{', '.join(map(str, placements))}]"
