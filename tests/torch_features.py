@@ -621,8 +621,8 @@ def what_is_kept_is_bounded(rank: int) -> list[str]:
     from reshard.torch.transfer import transfer_for
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-    here, kept = world(), worlds.KEPT
-    worlds.KEPT = compiled.KEPT = 4
+    here, kept = world(), worlds.CAPACITY
+    worlds.CAPACITY = compiled.CAPACITY = 4
     wrong = []
     try:
         for lines in (mesh["a"], mesh["b"]):
@@ -651,7 +651,7 @@ def what_is_kept_is_bounded(rank: int) -> list[str]:
         except rs.ReshardError as error:
             wrong.append(unless(error.code == "bad-argument" and "torch.compiler.reset()" in str(error), error))
     finally:
-        worlds.KEPT = compiled.KEPT = kept
+        worlds.CAPACITY = compiled.CAPACITY = kept
     return wrong
 
 

@@ -55,13 +55,13 @@ class Agreement:
         key = f"{name}/{number}"
         store.set(f"{key}/{me}", "here")
         first = store.compare_set(f"{key}/first", "", f"{digest}|{me}|{words}").decode()
-        agreed_with, rank, said = first.split("|", 2)
-        if agreed_with != digest:
-            store.compare_set(f"{key}/verdict", "", f"rank {me} asks for {words}, rank {rank} for {said}")
+        first_digest, first_rank, first_words = first.split("|", 2)
+        if first_digest != digest:
+            store.compare_set(f"{key}/verdict", "", f"rank {me} asks for {words}, rank {first_rank} for {first_words}")
         elif store.add(f"{key}/count", 1) == len(members):
             store.compare_set(f"{key}/verdict", "", AGREED)
-            for left in ("first", "count", "verdict", *map(str, members)) if number > 1 else ():
-                store.delete_key(f"{name}/{number - 1}/{left}")  # all have left that one behind
+            for entry in ("first", "count", "verdict", *map(str, members)) if number > 1 else ():
+                store.delete_key(f"{name}/{number - 1}/{entry}")  # all have left that one behind
         try:
             store.wait([f"{key}/verdict"], timeout)
         except RuntimeError:  # out of time, for those too that come later: they would begin alone

@@ -29,7 +29,7 @@ from reshard.sharding import Sharding
 from reshard.torch.agreement import digest_of
 from reshard.torch.conversions import gradient_placements, mesh_of, target_placements
 from reshard.torch.transfer import Transfer, transfer_for
-from reshard.torch.world import KEPT, world
+from reshard.torch.world import CAPACITY, world
 
 
 class Way(NamedTuple):
@@ -49,7 +49,7 @@ class Way(NamedTuple):
 
 
 _NAMED: dict[str, Way] = {}
-"""What graphs name; beyond `KEPT`, the name that was traced longest ago goes."""
+"""What graphs name; beyond `CAPACITY`, the name that was traced longest ago goes."""
 
 
 def is_traced(*tiles: torch.Tensor) -> bool:
@@ -89,7 +89,7 @@ def _name_of(*asked: Any) -> str:
     for named, there in ((name, way), (f"{name}/back", way.back())):
         _NAMED.pop(named, None)
         _NAMED[named] = there
-    while len(_NAMED) > KEPT:
+    while len(_NAMED) > CAPACITY:
         del _NAMED[next(iter(_NAMED))]
     return name
 
@@ -99,7 +99,7 @@ def _named(name: str) -> Way:
     if name not in _NAMED:
         raise ReshardError(
             "bad-argument",
-            f"this process has not traced {name}, or {KEPT // 2} other ways since; trace it again, after "
+            f"this process has not traced {name}, or {CAPACITY // 2} other ways since; trace it again, after "
             "torch.compiler.reset() where it was compiled",
         )
     return _NAMED[name]

@@ -169,7 +169,7 @@ def _wanted(target: Any) -> Sharding | tuple[Placement, ...] | None:
 def _called(request: Request, operands: Sequence[DTensor], check: str) -> DTensor:
     refuse_traced("an einsum of DTensors", *(x._local_tensor for x in operands))
     here = world()
-    call = here.kept(request, lambda: _made(request, here.rank))
+    call = here.once(request, lambda: _made(request, here.rank))
     if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
         result: DTensor = _Einsum.apply(call, here, check, *operands)  # type: ignore[no-untyped-call]
         return result

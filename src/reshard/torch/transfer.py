@@ -198,7 +198,7 @@ def transfer_for(
         ReshardError: as `redistribute` where the target cannot be.
     """
     key = (source, target if isinstance(target, Sharding) else tuple(target), mesh)
-    return here.kept(key, lambda: _made(source, target, mesh, here.rank))
+    return here.once(key, lambda: _made(source, target, mesh, here.rank))
 
 
 def _made(source: DTensorSpec, target: Sharding | Sequence[Placement], mesh: DeviceMesh | None, rank: int) -> Transfer:

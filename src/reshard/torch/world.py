@@ -17,8 +17,8 @@ from reshard.torch.agreement import Agreement
 from reshard.torch.conversions import forget_meshes
 
 T = TypeVar("T")
-KEPT = 4096
-"""Transfers that are kept, and kinds of call that are known to be agreed on per set of ranks; then the oldest goes."""
+CAPACITY = 4096
+"""How many calls are remembered, and how many kinds of call as agreed on per set of ranks; then the oldest goes."""
 
 
 class Agreed(Protocol):
@@ -43,8 +43,7 @@ class World:
     def __init__(self) -> None:
         """Nothing yet."""
         self.rank = dist.get_rank()
-        self.transfers: dict[Any, Any] = {}
-        """Transfers, and what else is made once per kind of call."""
+        self._made: dict[Any, Any] = {}
         self.agreed: set[str] = set()
         self._agreed_in_order: dict[tuple[int, ...], deque[str]] = {}
         self.agreement = Agreement()
@@ -52,23 +51,23 @@ class World:
         self.is_fake = dist.get_backend() == "fake"
         self.timeout = _timeout()
 
-    def check(self, transfer: Agreed, mode: str) -> None:
-        """Agree with the other ranks on a transfer or the like, if the mode asks for it: `first`, `always` or `never`.
+    def check(self, call: Agreed, mode: str) -> None:
+        """Agree with the other ranks on a call, if the mode asks for it: `first`, `always` or `never`.
 
         Raises:
             ReshardError: `ranks-disagree`, `exchange-failed`.
         """
-        if mode == "never" or (mode == "first" and transfer.digest in self.agreed):
+        if mode == "never" or (mode == "first" and call.digest in self.agreed):
             return
-        if not self._is_one_of_many(transfer.ranks):
+        if not self._is_one_of_many(call.ranks):
             return
-        self.agreement.agree(transfer.ranks, transfer.digest, transfer.words, self.timeout)
-        if transfer.digest not in self.agreed:
-            self.agreed.add(transfer.digest)
+        self.agreement.agree(call.ranks, call.digest, call.words, self.timeout)
+        if call.digest not in self.agreed:
+            self.agreed.add(call.digest)
             # The same ranks have agreed in the same order, so that all of them forget the same.
-            order = self._agreed_in_order.setdefault(transfer.ranks, deque())
-            order.append(transfer.digest)
-            if len(order) > KEPT:
+            order = self._agreed_in_order.setdefault(call.ranks, deque())
+            order.append(call.digest)
+            if len(order) > CAPACITY:
                 self.agreed.discard(order.popleft())
 
     def refuse(self, ranks: Sequence[int], mode: str, error: ReshardError) -> None:
@@ -79,19 +78,19 @@ class World:
     def _is_one_of_many(self, ranks: Sequence[int]) -> bool:
         return len(ranks) > 1 and self.rank in ranks and not self.is_fake
 
-    def kept(self, key: Any, make: Callable[[], T]) -> T:
-        """What is kept under a key, or is made now."""
-        found: T | None = self.transfers.get(key)
-        if found is None:
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """What was made for a key before, or is made now."""
+        value: T | None = self._made.get(key)
+        if value is None:
             with _disable_current_modes():  # what torch can do is tried on values, which a trace has not
-                found = make()
-            if len(self.transfers) >= KEPT:
-                del self.transfers[next(iter(self.transfers))]
-            self.transfers[key] = found
-        return found
+                value = make()
+            if len(self._made) >= CAPACITY:
+                del self._made[next(iter(self._made))]
+            self._made[key] = value
+        return value
 
 
-_KEPT: list[tuple[Any, World]] = []
+_WORLDS: list[tuple[Any, World]] = []
 """The default process group and what is kept for it; another group takes its place."""
 
 
@@ -104,9 +103,9 @@ def world() -> World:
     group = dist.GroupMember.WORLD
     if group is None:
         raise ReshardError("exchange-failed", "torch.distributed has no default process group")
-    if not _KEPT or _KEPT[0][0] is not group:
-        _KEPT[:] = [(group, World())]
-    return _KEPT[0][1]
+    if not _WORLDS or _WORLDS[0][0] is not group:
+        _WORLDS[:] = [(group, World())]
+    return _WORLDS[0][1]
 
 
 @atexit.register
@@ -116,7 +115,7 @@ def forget() -> None:
     The threads of a group that outlives Python may end it: one that gives back a value then is stopped in the midst
     of C++, which calls that an error. So groups that were destroyed go before Python does.
     """
-    _KEPT.clear()
+    _WORLDS.clear()
     forget_meshes()
     gc.collect()
 
