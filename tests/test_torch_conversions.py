@@ -25,8 +25,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import reshard as rs
 from reshard.torch.conversions import mesh_of, placements_of, sharding_of
-from reshard.torch.transfer import transfer_for
-from reshard.torch.world import world
+from reshard.torch.redistribution import redistribution_for
+from reshard.torch.world import current_world
 
 pytestmark = pytest.mark.engine
 
@@ -155,10 +155,11 @@ def test_a_rank_receives_its_bound_on_256_ranks() -> None:
     for shape in ((256, 256, 256), (100, 36, 7)):
         for _ in range(20):
             source = spec_of(mesh, random_placements(rng, sizes, 3), shape)
-            transfer = transfer_for(world(), source, random_placements(rng, sizes, 3), None)
-            received = sum(stage.received_size for stage in transfer.stages)
-            assert received * 4 == transfer.plan.lower_bound_bytes_on(0)
-            assert transfer.workspace_size <= received + sum(stage.sent_size for stage in transfer.stages)
+            local = redistribution_for(current_world(), source, random_placements(rng, sizes, 3), None).local
+            received = sum(message.size for exchange in local.exchanges for message in exchange.receives)
+            sent = sum(message.size for exchange in local.exchanges for message in exchange.sends)
+            assert received * 4 == local.plan.lower_bound_bytes_on(0)
+            assert local.workspace_size <= received + sent
 
 
 def test_figures_of_time() -> None:
@@ -170,7 +171,7 @@ def test_figures_of_time() -> None:
         source, target = spec_of(mesh, random_placements(rng, sizes, 3), (256, 256, 256)), None
         target = random_placements(rng, sizes, 3)
         start = time.perf_counter()
-        transfer_for(world(), source, target, None)
+        redistribution_for(current_world(), source, target, None)
         cold.append(time.perf_counter() - start)
     assert statistics.median(cold) < 10e-3
     line = mesh_over((8,))

@@ -19,7 +19,7 @@ from torch_problems import coordinate, cut, same, spans
 from torch_ranks import counted_traffic, unless
 
 import reshard as rs
-from reshard.torch.world import world
+from reshard.torch.world import current_world
 
 R = Replicate()
 S0, S1 = Shard(0), Shard(1)
@@ -264,18 +264,18 @@ def what_is_packed_last_may_fail(rank: int) -> list[str]:
 
 def failing_at_the_last_message(call: Callable[[], Any]) -> list[str]:
     """What is wrong with a call in which the last message cannot be packed."""
-    from reshard.torch import exchange
+    from reshard.torch.exchange import Message
 
-    kept, packed, last = exchange._memory, 0, 0
+    pack, packed, last = Message.pack, 0, 0
 
-    def memory(*args: Any, packs: bool = False) -> torch.Tensor:
+    def packing(*args: Any) -> torch.Tensor:
         nonlocal packed
-        packed += packs
-        if packs and packed == last:
+        packed += 1
+        if packed == last:
             raise RuntimeError("no room")
-        return kept(*args, packs=packs)
+        return pack(*args)
 
-    exchange._memory = memory
+    Message.pack = packing
     try:
         call()
         packed, last = 0, packed
@@ -285,7 +285,7 @@ def failing_at_the_last_message(call: Callable[[], Any]) -> list[str]:
         told = error.code == "exchange-failed" and "no room" in str(error)
         return [unless(told, f"{error.code} {error}"), unless(traffic.calls == 0, f"{traffic.calls} messages")]
     finally:
-        exchange._memory = kept
+        Message.pack = pack
     return ["it did not fail"]
 
 
@@ -303,10 +303,11 @@ def a_single_element_has_any_stride(rank: int) -> list[str]:
 
 def messages_may_go_in_batches(rank: int) -> list[str]:
     """As NCCL has them: all at once, and over the group of the one mesh dim that they stay within."""
-    from reshard.torch import transfer
+    from reshard.torch import carriers
+    from reshard.torch.redistribution import redistribution_for
 
     mesh = init_device_mesh("cpu", (2, 2))
-    kept, transfer._batches = transfer._batches, lambda group, device_type: True
+    batches, carriers._batches = carriers._batches, lambda group, device_type: True
     wrong = []
     pairs: list[tuple[list[Placement], list[Placement], Any]] = [
         ([S0, S0], [R, R], dist.group.WORLD),
@@ -322,11 +323,12 @@ def messages_may_go_in_batches(rank: int) -> list[str]:
             y = rs.torch.redistribute(x, after)
             theirs = x.redistribute(placements=after)
             wrong.append(unless(same(y.to_local(), theirs.to_local()), f"{before} -> {after}"))
-            carriers = transfer.transfer_for(world(), x._spec, after, None).carriers
-            fits = all(carrier.group is group and carrier.batches for carrier in carriers)
-            wrong.append(unless(bool(carriers) and fits, f"{before} -> {after}: {carriers}"))
+            exchanges = redistribution_for(current_world(), x._spec, after, None).local.exchanges
+            used = [exchange.carrier for exchange in exchanges]
+            fits = all(carrier is not None and carrier.group is group and carrier.batches for carrier in used)
+            wrong.append(unless(bool(used) and fits, f"{before} -> {after}: {used}"))
     finally:
-        transfer._batches = kept
+        carriers._batches = batches
     return wrong
 
 
@@ -616,26 +618,26 @@ def a_rank_that_refuses_its_call(rank: int) -> list[str]:
 
 def what_is_kept_is_bounded(rank: int) -> list[str]:
     """Of the kinds of call that are agreed on, per set of ranks and the same on all, and of what graphs name."""
-    from reshard.torch import compiled
+    from reshard.torch import graph_operator
     from reshard.torch import world as worlds
-    from reshard.torch.transfer import transfer_for
+    from reshard.torch.redistribution import redistribution_for
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-    here, kept = world(), worlds.CAPACITY
-    worlds.CAPACITY = compiled.CAPACITY = 4
+    world, capacity = current_world(), worlds.CAPACITY
+    worlds.CAPACITY = graph_operator.CAPACITY = 4
     wrong = []
     try:
         for lines in (mesh["a"], mesh["b"]):
             xs = [distribute_tensor(tensor((rows, 4)), lines, [S0]) for rows in range(8, 16)]
             for x in xs:
                 rs.torch.redistribute(x, [S1])
-            transfers = [transfer_for(here, x._spec, [S1], None) for x in xs]
-            known = [one.digest in here.agreed for one in transfers]
+            redistributions = [redistribution_for(world, x._spec, [S1], None) for x in xs]
+            known = [one.statement.digest in world.agreed for one in redistributions]
             wrong.append(unless(known == 4 * [False] + 4 * [True], f"only the newest are known: {known}"))
             again = rs.torch.redistribute(xs[0], [S1])  # on which they agree once more
             wrong.append(unless(same(again.to_local(), xs[0].redistribute(placements=[S1]).to_local()), "again"))
-        sizes = [len(order) for order in here._agreed_in_order.values()]
-        wrong.append(unless(len(here.agreed) == sum(sizes), f"{len(here.agreed)} {sizes}"))
+        sizes = [len(order) for order in world._agreed_in_order.values()]
+        wrong.append(unless(len(world.agreed) == sum(sizes), f"{len(world.agreed)} {sizes}"))
         torch._dynamo.reset()
         targets = [[S1], [R], [Shard(2)]]
         calls = [
@@ -644,14 +646,14 @@ def what_is_kept_is_bounded(rank: int) -> list[str]:
         z = distribute_tensor(tensor((4, 4, 4)), mesh["a"], [S0])
         for call, to in zip(calls, targets, strict=True):
             wrong.append(unless(same(call(z).to_local(), z.redistribute(placements=to).to_local()), f"compiled {to}"))
-        wrong.append(unless(len(compiled._NAMED) == 4, f"{len(compiled._NAMED)} names"))
+        wrong.append(unless(len(graph_operator._CALLS) == 4, f"{len(graph_operator._CALLS)} names"))
         try:
             calls[0](z)
             wrong.append("a graph found what was dropped")
         except rs.ReshardError as error:
             wrong.append(unless(error.code == "bad-argument" and "torch.compiler.reset()" in str(error), error))
     finally:
-        worlds.CAPACITY = compiled.CAPACITY = kept
+        worlds.CAPACITY = graph_operator.CAPACITY = capacity
     return wrong
 
 

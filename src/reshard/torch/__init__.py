@@ -4,19 +4,29 @@ y = reshard.torch.redistribute(x, [Shard(1), Replicate()])     another DTensor, 
 z = reshard.torch.einsum("ij,jk->ik", x, y)                    their product, laid out where that is cheapest
 print(reshard.torch.explain(x, [Shard(1), Replicate()]))       what it does, and what torch would do
 
-conversions.py   meshes and placements to ours and back
-exchange.py      one rank's part of an exchange, and how it runs
-transfer.py      one rank's part of a plan, kept per kind of call
-agreement.py     whether all ranks ask for the same
-world.py         what is kept for a default process group
-redistribute.py  the call itself, its gradient, its asynchronous form
-compiled.py      the same inside a graph that torch traces
-explanation.py   our plan beside those of torch's planners
-planners.py      what torch's planners would do
-contraction.py   one rank's part of an einsum, and of its overlap with what it needs
-einsum.py        the einsum of DTensors, and its gradients
-operations.py    the operations of a program, on the tiles of one rank
-programs.py      a placed program as a function of DTensors
+From a call down to the wire:
+
+redistribute.py    the call itself, its gradient, its asynchronous form
+graph_operator.py  the same as one operator in a graph that torch traces
+redistribution.py  what one rank does for a source and a target, kept per kind of call
+local_plan.py      one rank's part of a plan: its part of every exchange, one after another
+exchange.py        one rank's part of an exchange: what is packed, copied, unpacked and combined
+carriers.py        the process groups that messages go by
+
+Beside it:
+
+conversions.py     meshes, placements and specs to ours and back
+world.py           what is kept for a default process group
+agreement.py       whether all ranks ask for the same
+explanation.py     our plan beside those of torch's planners
+planners.py        what torch's planners would do
+
+On top of it:
+
+einsum.py          the einsum of DTensors, and its gradients
+contraction.py     one rank's part of an einsum, and of its overlap with what it needs
+programs.py        a placed program as a function of DTensors
+operations.py      its operations, on the tiles of one rank
 """
 
 from __future__ import annotations

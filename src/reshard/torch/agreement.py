@@ -19,20 +19,44 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from reshard.checks import shown
 from reshard.errors import ReshardError
 
+CHECKS = ("first", "always", "never")
+"""When ranks compare what they are about to do: at the first call of each kind, at every call, or not at all."""
 AGREED = "agreed"
 ABSENT = "absent: "
 """What a verdict begins with where a rank did not come."""
 
 
+class Statement(NamedTuple):
+    """What a rank says that it is about to do."""
+
+    ranks: tuple[int, ...]
+    """All that take part."""
+    digest: str
+    """What is done, in short."""
+    words: str
+    """What is done, for a sentence."""
+
+
 def digest_of(*parts: Any) -> str:
     """A short name for the parts, the same in every process."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
+
+
+def check_mode(mode: str) -> None:
+    """Refuse what is none of `CHECKS`.
+
+    Raises:
+        ReshardError: `bad-argument`.
+    """
+    if mode not in CHECKS:
+        raise ReshardError("bad-argument", f"check must be one of {', '.join(CHECKS)}, got: {shown(mode)}")
 
 
 class Agreement:
@@ -42,13 +66,14 @@ class Agreement:
         """Start counting; to be made anew with every default process group."""
         self._counts: dict[tuple[int, ...], int] = {}
 
-    def agree(self, ranks: Sequence[int], digest: str, words: str, timeout: timedelta) -> None:
-        """Wait until all ranks have stated the same.
+    def agree(self, statement: Statement, timeout: timedelta) -> None:
+        """Wait until all ranks of a statement have made the same.
 
         Raises:
             ReshardError: `ranks-disagree` on every rank where one states something else, `exchange-failed` where
                 one does not come in time.
         """
+        ranks, digest, words = statement
         members, me = tuple(sorted(ranks)), dist.get_rank()
         name, number = self._next(members)
         store = dist.distributed_c10d._get_default_store()

@@ -33,13 +33,13 @@ from reshard.contraction.paths import flat, pair_pattern
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.pattern import Pattern, Term
-from reshard.torch.exchange import UNWATCHED, Finish, Index, Leg, Watch
-from reshard.torch.transfer import Route, device_type_of, route_of
+from reshard.torch.exchange import UNWATCHED, Finish, TileIndex, Watch
+from reshard.torch.local_plan import LocalPlan, device_type_of, local_plan
 
 PART_S = 2e-5
 """What a further part of a product costs, in seconds: calls, and a result that is written once more."""
 
-Cut = Mapping[str, slice]
+LabelSlices = Mapping[str, slice]
 """Of some labels, which of a rank's indices are meant; of the others all are."""
 
 
@@ -54,69 +54,69 @@ class Product:
     """In which order tiles are contracted, as pairs of places."""
 
     @cached_property
-    def held(self) -> tuple[str, ...]:
+    def labels(self) -> tuple[str, ...]:
         """The labels of the result that an operand has; along the others it repeats itself."""
-        operands = {label for term in self.pattern.operands for label in flat(term)}
-        return tuple(label for label in flat(self.pattern.output) if label in operands)
+        in_operands = {label for term in self.pattern.operands for label in flat(term)}
+        return tuple(label for label in flat(self.pattern.output) if label in in_operands)
 
     @cached_property
     def equations(self) -> tuple[tuple[tuple[int, ...], str], ...]:
         """Which tiles are contracted, by their places, and how; the product goes to the end of the list."""
-        output = tuple((label,) for label in self.held)
+        output = tuple((label,) for label in self.labels)
         terms: list[Term] = [tuple((label,) for label in flat(term)) for term in self.pattern.operands]
         if len(terms) == 1:
             return (((0,), equation(Pattern((terms[0],), output))),)
-        found = []
+        equations = []
         for pair in self.path:
-            one = pair_pattern(terms, pair, output)
-            found.append((pair, equation(one)))
-            terms = [*(term for place, term in enumerate(terms) if place not in pair), one.output]
-        return tuple(found)
+            pattern = pair_pattern(terms, pair, output)
+            equations.append((pair, equation(pattern)))
+            terms = [*(term for place, term in enumerate(terms) if place not in pair), pattern.output]
+        return tuple(equations)
 
     @cached_property
     def is_plain(self) -> bool:
         """Whether every dim is one label or none, and no label stands twice, so that boxes of tiles cut labels."""
         groups = [group for term in self.pattern.terms for group in term]
-        return not self.pattern.repeated and all(len(group) < 2 for group in groups) and not self.repeats
+        repeats_itself = len(self.labels) < len(flat(self.pattern.output))
+        return not self.pattern.repeated and all(len(group) < 2 for group in groups) and not repeats_itself
 
-    @property
-    def repeats(self) -> bool:
-        """Whether the result repeats itself along a label."""
-        return len(self.held) < len(flat(self.pattern.output))
-
-    def parts(self, tiles: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def by_label(self, tiles: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tiles with a dim per label."""
-        terms = [flat(term) for term in self.pattern.operands]
-        return [
-            tile.reshape([self.sizes[label] for label in labels]) for tile, labels in zip(tiles, terms, strict=True)
-        ]
+        pairs = zip(tiles, self.pattern.operands, strict=True)
+        return [tile.reshape([self.sizes[label] for label in flat(term)]) for tile, term in pairs]
 
-    def of(self, parts: Sequence[torch.Tensor], cut: Cut | None = None) -> torch.Tensor:
-        """The product of parts of the tiles, with a dim per label that is held.
+    def of(self, factors: Sequence[torch.Tensor], slices: LabelSlices | None = None) -> torch.Tensor:
+        """The product of tiles, with a dim per label that it has.
 
         Args:
-            parts: as `parts` gives them.
-            cut: which part of the product is wanted, or, of summed labels, taken.
+            factors: as `by_label` gives them.
+            slices: which part of the product is wanted, or, of summed labels, taken.
         """
-        here = list(parts)
-        for number, term in enumerate(self.pattern.operands if cut else ()):
-            here[number] = here[number][index_of(flat(term), cut or {})]
+        if slices:
+            pairs = zip(factors, self.pattern.operands, strict=True)
+            factors = [factor[index_of(flat(term), slices)] for factor, term in pairs]
         for places, text in self.equations:
-            made = torch.einsum(text, *(here[place] for place in places))
-            here = [*(part for place, part in enumerate(here) if place not in places), made]
-        return here[0]
+            result = torch.einsum(text, *(factors[place] for place in places))
+            factors = [*(factor for place, factor in enumerate(factors) if place not in places), result]
+        return factors[0]
 
-    def joined(self, made: torch.Tensor) -> torch.Tensor:
+    def tile(self, product: torch.Tensor) -> torch.Tensor:
         """The tile of the result, contiguous, of the product."""
         labels = flat(self.pattern.output)
-        spread = made[tuple(slice(None) if label in self.held else None for label in labels)]
+        spread = product[tuple(slice(None) if label in self.labels else None for label in labels)]
         whole = spread.expand([self.sizes[label] for label in labels])  # a view, as is what a transpose gives
         return whole.contiguous().view([prod(self.sizes[label] for label in group) for group in self.pattern.output])
 
 
-def index_of(labels: Sequence[str], cut: Cut) -> tuple[slice, ...]:
-    """The index of a cut into a tensor of these labels."""
-    return tuple(cut.get(label, slice(None)) for label in labels)
+def index_of(labels: Sequence[str], slices: LabelSlices) -> tuple[slice, ...]:
+    """The index of a part into a tensor of these labels."""
+    return tuple(slices.get(label, slice(None)) for label in labels)
+
+
+def slices_of(term: Term, index: TileIndex | None) -> LabelSlices:
+    """What of the labels an index of a plain tensor takes."""
+    pairs = zip(term, index or (), strict=False)
+    return {group[0]: interval for group, interval in pairs if group and interval != slice(None)}
 
 
 def equation(pattern: Pattern) -> str:
@@ -135,7 +135,7 @@ def equation(pattern: Pattern) -> str:
     return f"{','.join(texts[:-1])}->{texts[-1]}"
 
 
-class Gathered:
+class GatheredProduct:
     """The product of tiles of which one arrives piece by piece."""
 
     def __init__(self, product: Product, operand: int) -> None:
@@ -143,58 +143,51 @@ class Gathered:
         self.product = product
         self.operand = operand
         self.tiles: list[torch.Tensor] = []
-        self.made = torch.empty(0)
+        self.total = torch.empty(0)
 
     def begin(self, tiles: Sequence[torch.Tensor]) -> None:
         """Take the tiles that are there; in the place of the one that arrives may stand any."""
         self.tiles = list(tiles)
-        self.made = tiles[0].new_zeros([self.product.sizes[label] for label in self.product.held])
+        self.total = tiles[0].new_zeros([self.product.sizes[label] for label in self.product.labels])
 
-    def add(self, tile: torch.Tensor, index: Index | None) -> None:
+    def add(self, tile: torch.Tensor, index: TileIndex | None) -> None:
         """Multiply a piece that has arrived."""
         self.tiles[self.operand] = tile
-        cut = cut_of(self.product.pattern.operands[self.operand], index)
-        piece = self.product.of(self.product.parts(self.tiles), cut)
-        room = self.made[index_of(self.product.held, cut)]
-        if all(label in self.product.held for label in cut):  # pieces do not overlap, so nothing else comes here
+        slices = slices_of(self.product.pattern.operands[self.operand], index)
+        piece = self.product.of(self.product.by_label(self.tiles), slices)
+        room = self.total[index_of(self.product.labels, slices)]
+        if all(label in self.product.labels for label in slices):  # pieces do not overlap: nothing else comes here
             room.copy_(piece)
         else:
             room += piece
 
 
-class Scattered:
+class ScatteredProduct:
     """A product that is computed piece by piece, as pieces are asked for."""
 
     def __init__(self, product: Product, tiles: Sequence[torch.Tensor]) -> None:
         """Nothing is computed yet."""
         self.product = product
-        self.parts = product.parts(tiles)
-        self.made = tiles[0].new_empty([product.sizes[label] for label in product.held])
-        self.done: list[Cut] = []
+        self.factors = product.by_label(tiles)
+        self.total = tiles[0].new_empty([product.sizes[label] for label in product.labels])
+        self.computed: list[LabelSlices] = []
 
-    def compute(self, index: Index | None) -> None:
+    def compute(self, index: TileIndex | None) -> None:
         """Compute a piece, where it is not there."""
-        cut = cut_of(self.product.pattern.output, index)
-        if cut not in self.done:
-            self.done.append(cut)
-            self.made[index_of(self.product.held, cut)] = self.product.of(self.parts, cut)
-
-
-def cut_of(term: Term, index: Index | None) -> Cut:
-    """The cut of the labels that an index of a plain tensor is."""
-    pairs = zip(term, index or (), strict=False)
-    return {group[0]: part for group, part in pairs if group and part != slice(None)}
+        slices = slices_of(self.product.pattern.output, index)
+        if slices not in self.computed:
+            self.computed.append(slices)
+            self.total[index_of(self.product.labels, slices)] = self.product.of(self.factors, slices)
 
 
 @dataclass(frozen=True)
-class Contraction:
+class LocalContraction:
     """What one rank does in one contraction of a plan."""
 
-    inputs: tuple[int | Contraction, ...]
+    inputs: tuple[int | LocalContraction, ...]
     """Per operand, the number of the tensor that is handed in, or the contraction whose result it is."""
-    routes: tuple[Route, ...]
-    """Per operand."""
-    output: Route
+    operands: tuple[LocalPlan, ...]
+    output: LocalPlan
     product: Product | None
     """None where the rank takes no part in the product."""
     overlapped: int | None
@@ -206,11 +199,11 @@ class Contraction:
         Raises:
             ReshardError: `bad-tiles`.
         """
-        for one, route in zip(self.inputs, self.routes, strict=True):
-            if isinstance(one, int):
-                route.check_tile(tiles[one])
+        for source, operand in zip(self.inputs, self.operands, strict=True):
+            if isinstance(source, int):
+                operand.check_tile(tiles[source])
             else:
-                one.check_tiles(tiles)
+                source.check_tiles(tiles)
 
     def run(self, tiles: Sequence[torch.Tensor]) -> torch.Tensor:
         """The rank's tile of the result from its tiles of the operands; empty where it has none.
@@ -218,42 +211,40 @@ class Contraction:
         Raises:
             ReshardError: `exchange-failed`.
         """
-        given = [tiles[one] if isinstance(one, int) else one.run(tiles) for one in self.inputs]
-        if self.product is None or self.overlapped is None:
-            return self._one_after_the_other(given)
-        if self.overlapped == len(given):
-            made = Scattered(self.product, self._brought(given))
-            return self.output.start(self.product.joined(made.made), watch=Watch(before_read=made.compute))()
-        return self._while_arriving(given, self.product, self.overlapped)
-
-    def _one_after_the_other(self, given: Sequence[torch.Tensor]) -> torch.Tensor:
-        used = self._brought(given)
+        sources = [tiles[source] if isinstance(source, int) else source.run(tiles) for source in self.inputs]
+        watch = UNWATCHED
         if self.product is None:
-            return self.output.start(used[0].new_empty(0))()
-        return self.output.start(self.product.joined(self.product.of(self.product.parts(used))))()
+            result = self._brought(sources)[0].new_empty(0)
+        elif self.overlapped is None:
+            result = self.product.tile(self.product.of(self.product.by_label(self._brought(sources))))
+        elif self.overlapped == len(sources):
+            scattered = ScatteredProduct(self.product, self._brought(sources))
+            result, watch = self.product.tile(scattered.total), Watch(before_read=scattered.compute)
+        else:
+            gathered = GatheredProduct(self.product, self.overlapped)
+            finishes = self._started(sources, Watch(after_write=gathered.add))
+            last = finishes[self.overlapped]
+            gathered.begin([tile if end is last else end() for tile, end in zip(sources, finishes, strict=True)])
+            last()
+            result = self.product.tile(gathered.total)
+        return self.output.start(result, watch=watch)()
 
-    def _brought(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _brought(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The operands where they are used; they travel together."""
-        return [finish() for finish in self._started(given, (UNWATCHED,) * len(given))]
+        return [finish() for finish in self._started(sources)]
 
-    def _started(self, given: Sequence[torch.Tensor], watches: Sequence[Watch]) -> list[Finish]:
-        """The exchanges of all operands, under way; each is packed before the first begins."""
-        triples = zip(self.routes, given, watches, strict=True)
-        posts = [route.pack(tile, watch=watch) for route, tile, watch in triples]
+    def _started(self, sources: Sequence[torch.Tensor], watch: Watch = UNWATCHED) -> list[Finish]:
+        """The exchanges of all operands, that which overlaps watched; each is packed before the first begins."""
+        posts = [
+            operand.pack(tile, watch=watch if number == self.overlapped else UNWATCHED)
+            for number, (operand, tile) in enumerate(zip(self.operands, sources, strict=True))
+        ]
         return [post() for post in posts]
 
-    def _while_arriving(self, given: Sequence[torch.Tensor], product: Product, operand: int) -> torch.Tensor:
-        made = Gathered(product, operand)
-        watches = [Watch(after_write=made.add) if number == operand else UNWATCHED for number in range(len(given))]
-        finishes = self._started(given, watches)
-        made.begin([tile if number == operand else finishes[number]() for number, tile in enumerate(given)])
-        finishes[operand]()
-        return self.output.start(product.joined(made.made))()
 
-
-def contraction_of(
+def local_contraction(
     plan: EinsumPlan, rank: int, meshes: Mapping[Mesh, DeviceMesh], dtype: torch.dtype, overlap: bool | None, words: str
-) -> Contraction:
+) -> LocalContraction:
     """The part of a rank in a plan.
 
     Args:
@@ -268,46 +259,51 @@ def contraction_of(
         ReshardError: `reduction-dtype` where torch cannot multiply or combine values of the dtype, `too-large`.
     """
     inputs = tuple(
-        one if isinstance(one, int) else contraction_of(one, rank, meshes, dtype, overlap, words) for one in plan.inputs
+        source if isinstance(source, int) else local_contraction(source, rank, meshes, dtype, overlap, words)
+        for source in plan.inputs
     )
-    routes = [route_of(by, rank, meshes, dtype, words) for by in plan.plans]
-    product = None
+    *operands, output = (local_plan(reshard, rank, meshes, dtype, words) for reshard in plan.plans)
     _check_multiplies(plan.pattern, dtype, device_type_of(meshes))
+    product = overlapped = None
     if rank in plan.layout.mesh:
         product = Product(plan.pattern, plan.local_sizes(rank), plan.local_path)
-    term = None if product is None or not product.is_plain or overlap is False else _busiest(plan, routes)
-    if term is not None and overlap is None and not _pays(plan, term, routes[term]):
-        term = None
-    return Contraction(inputs, tuple(routes[:-1]), routes[-1], product, term)
+        if product.is_plain and overlap is not False:
+            overlapped = _overlapped(plan, [*(map(_pieces_arriving, operands)), _pieces_leaving(output)], overlap)
+    return LocalContraction(inputs, tuple(operands), output, product, overlapped)
 
 
-def _busiest(plan: EinsumPlan, routes: Sequence[Route]) -> int | None:
-    """Of the tensors whose exchange can be cut, that which moves the most."""
-    terms = [number for number, route in enumerate(routes) if _pieces(route, is_result=number + 1 == len(routes)) > 1]
-    return max(terms, key=lambda number: plan.plans[number].received_bytes, default=None)
-
-
-def _pieces(route: Route, *, is_result: bool) -> int:
-    """In how many pieces an operand arrives, or the result is sent; 0 where nothing travels."""
-    if not route.stages:
+def _pieces_arriving(operand: LocalPlan) -> int:
+    """In how many pieces an operand arrives; 0 where nothing travels, or is combined as it arrives."""
+    exchange = operand.exchanges[-1] if operand.exchanges else None
+    if exchange is None or exchange.reduction or not exchange.receives:
         return 0
-    stage = route.stages[0 if is_result else -1]
-    if not isinstance(stage, Leg) or (stage.reduction and not is_result):
+    parts = [part for message in exchange.receives for part in message.parts]
+    return len({part.box for part in (*parts, *(target for target, _ in exchange.copies))})
+
+
+def _pieces_leaving(output: LocalPlan) -> int:
+    """In how many pieces the result is sent; 0 where nothing travels."""
+    exchange = output.exchanges[0] if output.exchanges else None
+    if exchange is None or not exchange.sends:
         return 0
-    messages = stage.sends if is_result else stage.receives
-    kept = [held if is_result else place for place, held in stage.kept]
-    parts = [part for message in messages for part in message.parts]
-    return len({part.box for part in (*kept, *parts)}) if parts else 0
+    parts = [part for message in exchange.sends for part in message.parts]
+    return len({part.box for part in (*parts, *(source for _, source in exchange.copies))})
 
 
-def _pays(plan: EinsumPlan, term: int, route: Route) -> bool:
-    """Whether more is hidden than the parts cost; without a network, or one that does not say flop/s, never."""
+def _overlapped(plan: EinsumPlan, pieces: Sequence[int], overlap: bool | None) -> int | None:
+    """Of the tensors whose exchange can be cut, that which moves the most; None for no overlap.
+
+    It pays where more is hidden than the pieces cost; without a network, or one that does not say flop/s, never.
+    """
+    terms = [number for number, count in enumerate(pieces) if count > 1]
+    term = max(terms, key=lambda number: plan.plans[number].received_bytes, default=None)
+    if term is None or overlap:
+        return term
     if plan.network is None or not plan.network.flops:
-        return False
-    pieces = _pieces(route, is_result=term == len(plan.operands))
+        return None
     arithmetic = local_flops(plan.layout, plan.sizes, stages_of(plan.pattern, plan.sizes)) / plan.network.flops
-    hidden = min(plan.plans[term].seconds or 0.0, arithmetic) * (pieces - 1) / pieces
-    return hidden > pieces * PART_S
+    hidden = min(plan.plans[term].seconds or 0.0, arithmetic) * (pieces[term] - 1) / pieces[term]
+    return term if hidden > pieces[term] * PART_S else None
 
 
 def _check_multiplies(pattern: Pattern, dtype: torch.dtype, device: str) -> None:
@@ -319,6 +315,6 @@ def _check_multiplies(pattern: Pattern, dtype: torch.dtype, device: str) -> None
     product = Product(pattern, dict.fromkeys(pattern.labels, 1), ((0, 1),) * (len(pattern.operands) - 1))
     ones = [torch.ones([1] * len(term), dtype=dtype, device=device) for term in pattern.operands]
     try:
-        product.joined(product.of(product.parts(ones)))
+        product.tile(product.of(product.by_label(ones)))
     except RuntimeError:
         raise ReshardError("reduction-dtype", f"torch has no einsum {pattern} of values of dtype {dtype}") from None

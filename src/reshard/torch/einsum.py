@@ -1,6 +1,6 @@
 """`einsum`: DTensors in, a DTensor out.
 
-Eagerly, this rank's `Contraction` runs on the local tensors, and what comes out is made a DTensor again.
+Eagerly, this rank's `LocalContraction` runs on the local tensors, and what comes out is made a DTensor again.
 It is linear in each operand, so what flows back to an operand is an einsum too, of the gradient and the other
 operands, from where they are to where the operand was; it is planned and differentiable like any other.
 
@@ -11,16 +11,14 @@ counts, flows `i,ij->ij`, where the second operand is the identity matrix.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._prims_common import make_contiguous_strides_for
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from reshard.checks import expect, shown
 from reshard.contraction import EinsumPlan
@@ -29,23 +27,27 @@ from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.operations.pattern import Group, Pattern, Term
 from reshard.sharding import Sharding
-from reshard.torch.agreement import digest_of
-from reshard.torch.compiled import refuse_traced
-from reshard.torch.contraction import Contraction, contraction_of
+from reshard.torch.agreement import Statement, check_mode, digest_of
+from reshard.torch.contraction import LocalContraction, local_contraction
 from reshard.torch.conversions import (
+    AnyPlacements,
     dtype_of,
     gradient_placements,
     mesh_of,
+    meta_of,
     placements_of,
     sharding_of,
+    spec_of,
     target_placements,
+    text_of,
 )
-from reshard.torch.redistribute import CHECKS, Target
-from reshard.torch.world import World, world
+from reshard.torch.graph_operator import refuse_traced
+from reshard.torch.local_plan import tile_of
+from reshard.torch.world import World, current_world
 
 
 @dataclass(frozen=True)
-class Request:
+class EinsumRequest:
     """Everything that a call depends on, but for the tiles: the key under which a call is kept."""
 
     pattern: Pattern
@@ -61,24 +63,21 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Call:
+class LocalEinsum:
     """A request as one rank answers it."""
 
-    request: Request
+    request: EinsumRequest
     plan: EinsumPlan
     result: DTensorSpec
-    contraction: Contraction
-    ranks: tuple[int, ...]
-    """All that take part."""
-    digest: str
-    words: str
-    """What is done, for a sentence."""
+    contraction: LocalContraction
+    statement: Statement
+    """What all ranks that take part must agree on."""
 
 
 def einsum(
     expression: str | Pattern,
     *operands: DTensor,
-    target: Target | None = None,
+    target: AnyPlacements | None = None,
     network: Network | str | None = None,
     overlap: bool | None = None,
     sizes: Mapping[str, int] | None = None,
@@ -124,17 +123,16 @@ def einsum(
             raise ReshardError(
                 "bad-argument", f"operand {number} of {pattern} is of {x.dtype}, the first of {operands[0].dtype}"
             )
-    if check not in CHECKS:
-        raise ReshardError("bad-argument", f"check must be one of {', '.join(CHECKS)}, got: {shown(check)}")
+    check_mode(check)
     if overlap not in (None, True, False):
         raise ReshardError("bad-argument", f"overlap must be True, False or None, got: {shown(overlap)}")
     if sizes is not None and not isinstance(sizes, Mapping):
         raise ReshardError("bad-argument", f"sizes must be a mapping from label to size, got: {shown(sizes)}")
     network = Network.named(network, "the network of an einsum")
-    request = Request(
+    request = EinsumRequest(
         pattern,
         tuple(x._spec for x in operands),
-        _wanted(target),
+        _as_key(target),
         operands[0].device_mesh if device_mesh is None else expect(device_mesh, DeviceMesh, "device_mesh"),
         network,
         tuple(pattern.solve_sizes([x.shape for x in operands], sizes).items()) if sizes else (),
@@ -145,7 +143,7 @@ def einsum(
     return result
 
 
-def _wanted(target: Any) -> Sharding | tuple[Placement, ...] | None:
+def _as_key(target: Any) -> Sharding | tuple[Placement, ...] | None:
     """The target as part of a key.
 
     Raises:
@@ -153,51 +151,47 @@ def _wanted(target: Any) -> Sharding | tuple[Placement, ...] | None:
     """
     if target is None or isinstance(target, Sharding):
         return target
-    try:
-        found = tuple(target)
-    except TypeError:
-        found = (target,)
-    for one in found:
-        if not isinstance(one, Placement):
-            raise ReshardError(
-                "bad-argument", f"the target of an einsum must be placements or a Sharding, got: {shown(target)}"
-            )
-    return found
+    placements = tuple(target) if isinstance(target, Iterable) else (target,)
+    if not all(isinstance(placement, Placement) for placement in placements):
+        raise ReshardError(
+            "bad-argument", f"the target of an einsum must be placements or a Sharding, got: {shown(target)}"
+        )
+    return placements
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _called(request: Request, operands: Sequence[DTensor], check: str) -> DTensor:
+def _called(request: EinsumRequest, operands: Sequence[DTensor], check: str) -> DTensor:
     refuse_traced("an einsum of DTensors", *(x._local_tensor for x in operands))
-    here = world()
-    call = here.once(request, lambda: _made(request, here.rank))
+    world = current_world()
+    local = world.once(request, lambda: _made(request, world.rank))
     if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
-        result: DTensor = _Einsum.apply(call, here, check, *operands)  # type: ignore[no-untyped-call]
+        result: DTensor = _Einsum.apply(local, world, check, *operands)  # type: ignore[no-untyped-call]
         return result
-    return _run(call, here, check, operands)
+    return _run(local, world, check, operands)
 
 
 class _Einsum(torch.autograd.Function):
     """An einsum and, as the gradient of each operand, another."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, here: World, check: str, *operands: DTensor) -> DTensor:
+    def forward(ctx: Any, local: LocalEinsum, world: World, check: str, *operands: DTensor) -> DTensor:
         """Run the plan."""
-        ctx.call, ctx.check = call, check
+        ctx.local, ctx.check = local, check
         ctx.save_for_backward(*operands)
-        return _run(call, here, check, operands, wants_gradient=True)
+        return _run(local, world, check, operands, wants_gradient=True)
 
     @staticmethod
     def backward(ctx: Any, gradient: DTensor) -> tuple[DTensor | None, ...]:
         """Take the gradient to every operand that wants it."""
         operands, wanted = ctx.saved_tensors, ctx.needs_input_grad[3:]
-        return None, None, None, *_gradients(ctx.call, ctx.check, gradient, operands, wanted)
+        return None, None, None, *_gradients(ctx.local, ctx.check, gradient, operands, wanted)
 
 
 def _gradients(
-    call: Call, check: str, gradient: DTensor, operands: Sequence[DTensor], wanted: Sequence[bool]
+    local: LocalEinsum, check: str, gradient: DTensor, operands: Sequence[DTensor], wanted: Sequence[bool]
 ) -> Iterator[DTensor | None]:
     """Per operand what flows back to it, where it is wanted."""
-    request, pattern = call.request, call.plan.expression
+    request, pattern = local.request, local.plan.expression
     for number, x in enumerate(operands):
         if not wanted[number]:
             yield None
@@ -206,12 +200,12 @@ def _gradients(
         others = [other for place, other in enumerate(operands) if place != number]
         terms = [other for place, other in enumerate(pattern.operands) if place != number]
         given = [gradient, *map(_conjugate, others)]
-        given += [_identity(x, call.plan.expression_sizes[old]) for old, _ in equal]
+        given += [_identity(x, local.plan.expression_sizes[old]) for old, _ in equal]
         back = Pattern((pattern.output, *terms, *(((old,), (new,)) for old, new in equal)), term)
-        sizes = [(label, call.plan.expression_sizes[label]) for label in back.labels if label in pattern.labels]
-        sizes += [(new, call.plan.expression_sizes[old]) for old, new in equal]
+        sizes = [(label, local.plan.expression_sizes[label]) for label in back.labels if label in pattern.labels]
+        sizes += [(new, local.plan.expression_sizes[old]) for old, new in equal]
         yield _called(
-            Request(
+            EinsumRequest(
                 back,
                 tuple(one._spec for one in given),
                 gradient_placements(x.placements),
@@ -254,92 +248,80 @@ def _conjugate(x: Any) -> Any:
     return x.conj() if x.dtype.is_complex else x
 
 
-def _run(call: Call, here: World, check: str, operands: Sequence[DTensor], *, wants_gradient: bool = False) -> DTensor:
-    tiles = []
-    for x in operands:
-        tile = x._local_tensor
-        if isinstance(tile, AsyncCollectiveTensor):
-            tile = tile.trigger_wait()  # type: ignore[no-untyped-call]
-        tiles.append(tile)
-    call.contraction.check_tiles(tiles)
-    here.check(call, check)
-    result = call.contraction.run(tiles)
-    return DTensor(result, call.result, requires_grad=wants_gradient)  # type: ignore[no-untyped-call]
+def _run(
+    local: LocalEinsum, world: World, check: str, operands: Sequence[DTensor], *, wants_gradient: bool = False
+) -> DTensor:
+    tiles = [tile_of(x) for x in operands]
+    local.contraction.check_tiles(tiles)
+    world.check(local.statement, check)
+    result = local.contraction.run(tiles)
+    return DTensor(result, local.result, requires_grad=wants_gradient)  # type: ignore[no-untyped-call]
 
 
-def _made(request: Request, rank: int) -> Call:
+def _made(request: EinsumRequest, rank: int) -> LocalEinsum:
     """Plan a call, and make this rank's part.
 
     Raises:
         ReshardError: as `einsum` where it cannot be.
     """
     specs, mesh = request.specs, request.mesh
-    metas = [spec.tensor_meta for spec in specs if spec.tensor_meta is not None]
-    dtype = metas[0].dtype
+    dtype = meta_of(specs[0]).dtype
     types = {spec.mesh.device_type for spec in specs} | {mesh.device_type}
     if len(types) > 1:
         raise ReshardError("bad-argument", f"tensors on {' and '.join(sorted(types))} cannot meet; move them first")
-    plan, placements = _planned(request, [tuple(meta.shape) for meta in metas], dtype)
-    shape = plan.expression.output_shape(plan.expression_sizes)
-    names = ",".join(f"[{', '.join(map(str, spec.placements))}]" for spec in specs)
-    words = f"einsum {plan.expression} of {dtype_of(dtype)} from {names} to [{', '.join(map(str, placements))}]"
-    ours = {mesh_of(one): one for one in (mesh, *(spec.mesh for spec in reversed(specs)))}
-    plans = [by for part in plan.parts() for by in part.plans]
-    sides = [str(end) for by in plans for end in (by.source, by.target)]
-    return Call(
+    plan, placements = _planned(request, [tuple(spec.shape) for spec in specs], dtype_of(dtype).name)
+    ends = f"from {','.join(text_of(spec.placements) for spec in specs)} to {text_of(placements)}"
+    words = f"einsum {plan.expression} of {dtype_of(dtype)} {ends}"
+    meshes = {mesh_of(torchs): torchs for torchs in (mesh, *(spec.mesh for spec in reversed(specs)))}
+    plans = [reshard for part in plan.parts() for reshard in part.plans]
+    ranks = tuple(sorted({device for reshard in plans for device in reshard.devices}))
+    sides = [str(side) for reshard in plans for side in (reshard.source, reshard.target)]
+    digest = digest_of(str(plan.expression), plan.expression_sizes, sides, dtype_of(dtype).name)
+    return LocalEinsum(
         request,
         plan,
-        DTensorSpec(
-            mesh,
-            placements,
-            tensor_meta=TensorMeta(torch.Size(shape), tuple(make_contiguous_strides_for(shape)), dtype),
-        ),
-        contraction_of(plan, rank, ours, dtype, request.overlap, words),
-        tuple(sorted({device for by in plans for device in by.devices})),
-        digest_of(str(plan.expression), plan.expression_sizes, sides, dtype_of(dtype).name),
-        words,
+        spec_of(mesh, placements, plan.output.shape, dtype),
+        local_contraction(plan, rank, meshes, dtype, request.overlap, words),
+        Statement(ranks, digest, words),
     )
 
 
 def _planned(
-    request: Request, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype
+    request: EinsumRequest, shapes: Sequence[tuple[int, ...]], dtype: str
 ) -> tuple[EinsumPlan, tuple[Placement, ...]]:
     """The plan, and the placements of its result.
 
     What is cheapest may cut a dim by a part of a mesh dim, which no placement says, and where it is open, sums are
     scattered over dims that divide; so where either counts all placements are compared.
     """
-    mesh, ndim = request.mesh, len(request.pattern.output)
+    mesh, ndim, sizes = request.mesh, len(request.pattern.output), dict(request.sizes)
+    shape = request.pattern.output_shape(request.pattern.solve_sizes(shapes, sizes))
     sources = [sharding_of(spec) for spec in request.specs]
 
-    def planned(target: Sharding | None) -> EinsumPlan:
+    def planned(placements: tuple[Placement, ...] | None) -> EinsumPlan:
         return make_plan(
             request.pattern,
             *sources,
             shapes=shapes,
-            dtype=dtype_of(dtype).name,
-            target=target,
+            dtype=dtype,
+            target=None if placements is None else sharding_of(placements, mesh, ndim),
             network=request.network,
-            sizes=dict(request.sizes),
+            sizes=sizes,
             leave_partial=request.leave_partial,
         )
 
     if request.target is not None:
-        placements = target_placements(request.target, mesh, ndim)
-        plan = planned(sharding_of(placements, mesh, ndim))
-        if isinstance(request.target, Sharding):
-            placements_of(request.target, mesh, plan.output.shape)  # refused where the shape is cut elsewhere
-        return plan, placements
-    plan = planned(None)
-    found: list[tuple[EinsumPlan, tuple[Placement, ...]]] = []
+        placements = target_placements(request.target, mesh, ndim, shape)
+        return planned(placements), placements
+    candidates: list[tuple[EinsumPlan, tuple[Placement, ...]]] = []
+    cheapest = planned(None)
     try:
-        found.append((plan, placements_of(plan.target, mesh, plan.output.shape)))
+        candidates.append((cheapest, placements_of(cheapest.target, mesh, shape)))
     except ReshardError as error:
         if error.code not in ("cannot-express", "different-meshes"):
             raise
-    if not found or any(size % mesh.size() for size in plan.output.shape):
-        choices: list[Placement] = [*map(Shard, range(ndim)), Replicate()]
-        choices += [Partial()] if request.leave_partial else []
+    if not candidates or any(size % mesh.size() for size in shape):
+        choices = [*map(Shard, range(ndim)), Replicate(), *([Partial()] if request.leave_partial else [])]
         every = itertools.product(choices, repeat=mesh.ndim)
-        found += [(planned(sharding_of(placements, mesh, ndim)), placements) for placements in every]
-    return min(found, key=lambda pair: pair[0].price)
+        candidates += [(planned(placements), placements) for placements in every]
+    return min(candidates, key=lambda candidate: candidate[0].price)

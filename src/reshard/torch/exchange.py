@@ -1,18 +1,17 @@
-"""One rank's part of an exchange: what it sends, what it receives, what it keeps.
+"""One rank's part of an exchange: what it sends, what it receives, what it copies itself.
 
-A `Leg` is made once from a move of a plan, by the rank's own coordinates, and run many times.
+A `LocalExchange` is made once from a move of a plan, by the rank's own coordinates, and run many times.
 Per peer there is one message: where it is a single piece that lies contiguous in the tile, the memory of the tile
 itself is sent or received into; else its pieces are packed side by side into a buffer.
 A packed piece that several peers ask for is packed once.
-All is packed before anything is posted, so that where packing fails no peer is left with half of an exchange.
-While messages travel, the rank copies what it keeps.
+Everything is packed before anything is posted: where packing fails, no peer is left with half of an exchange.
+While messages travel, the rank copies what it has itself.
 
 Partial values are combined on arrival, in the order of their senders; every element is combined on one rank, so
 the replicas that are gathered from there are equal bit for bit.
+Where values become partial nothing travels: the rank copies what it holds of them among identities.
 
-Messages go by sends and receives, which take no more ranks than have something to exchange.
-On gloo they are faster than all-gather and reduce-scatter too, where the exchange is exactly one of these.
-Whoever wants to work while they travel is told of each piece, by a `Watch`.
+Whoever wants to work while messages travel is told of each piece, by a `Watch`.
 Types that a backend may refuse travel as bytes.
 """
 
@@ -25,17 +24,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
-from reshard.axis import Axis
 from reshard.box import Box
-from reshard.exchange import DigitExchange, Exchange
-from reshard.mesh import Mesh
-from reshard.steps import Move
+from reshard.steps import Move, Step
+from reshard.torch.carriers import Carrier, Parcel
 
-Index = tuple[slice, ...]
-Posted = tuple[torch.Tensor, int]
-"""The memory of a message, and the peer that it goes to or comes from."""
+TileIndex = tuple[slice, ...]
 Finish = Callable[[], torch.Tensor]
 """Waits for messages that are under way, and gives the target tile."""
 Post = Callable[[], Finish]
@@ -62,35 +56,36 @@ COMBINE: dict[str, Callable[..., Any]] = {
 class Watch(NamedTuple):
     """What is told of the pieces of an exchange, in turn."""
 
-    before_read: Callable[[Index | None], None] | None = None
-    """Before a piece of the source tile is sent or kept."""
-    after_write: Callable[[torch.Tensor, Index | None], None] | None = None
+    before_read: Callable[[TileIndex | None], None] | None = None
+    """Before a piece of the source tile is sent or copied."""
+    after_write: Callable[[torch.Tensor, TileIndex | None], None] | None = None
     """With the target tile, after a piece is in its place; partial values may be added to it later."""
 
 
 UNWATCHED = Watch()
 
 
-class Carrier(NamedTuple):
-    """What brings messages to others."""
-
-    group: Any
-    """A process group that has all ranks of the exchange."""
-    batches: bool
-    """Whether it takes all messages at once, as NCCL must have them: one by one they might wait in a circle."""
-
-
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A piece of a message."""
+class TilePart:
+    """A piece of an exchange, in a tile."""
 
     box: Box
     """Where it lies in the tensor."""
-    index: Index | None
+    index: TileIndex | None
     """Where it lies in the tile; None for the whole tile."""
     shape: tuple[int, ...]
     size: int
     """The number of elements."""
+
+    @classmethod
+    def of(cls, box: Box, tile: Box) -> TilePart:
+        """The part of a tile that lies in a box of the tensor."""
+        return cls(box, None if box == tile else box.slices(tile), box.shape, box.size)
+
+    def is_contiguous_in(self, shape: tuple[int, ...]) -> bool:
+        """Whether it lies in one run of a contiguous tile: at most one dim is cut inside, none to its right."""
+        lengths = itertools.dropwhile(lambda pair: pair[0] == 1, zip(self.shape, shape, strict=True))
+        return all(length == size for length, size in itertools.islice(lengths, 1, None))
 
 
 class Message(NamedTuple):
@@ -98,15 +93,15 @@ class Message(NamedTuple):
 
     peer: int
     """A global rank."""
-    parts: tuple[Part, ...]
+    parts: tuple[TilePart, ...]
     size: int
     """The number of elements of all parts."""
     start: int | None
     """Where it begins in the buffer, in elements; None where it travels straight from or into the tile."""
-    fresh: bool = True
+    is_first: bool = True
     """Whether it is the first of those that share a place in the buffer."""
 
-    def packed(self) -> Iterator[tuple[int, Part]]:
+    def packed(self) -> Iterator[tuple[int, TilePart]]:
         """Where each part begins in the message's place in the buffer; nothing where there is no buffer."""
         begin = 0
         for part in () if self.start is None else self.parts:
@@ -117,48 +112,47 @@ class Message(NamedTuple):
         """Its place in the buffer, if it has one."""
         return buffer if self.start is None else buffer[self.start : self.start + self.size]
 
+    def memory(self, tile: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        """The contiguous memory that it travels from or into, in its place in a buffer or in the tile."""
+        memory = _at(tile, self.parts[0].index) if self.start is None else place
+        # Not by `view(-1)`, which leaves a single element whatever stride it has, and that has no bytes then.
+        return memory if memory.dtype in CARRIED else memory.as_strided((memory.numel(),), (1,)).view(torch.uint8)
+
+    def pack(self, tile: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+        """The same, with the parts of the tile in their places."""
+        place = self.place_in(buffer)
+        for begin, part in self.packed() if self.is_first else ():
+            _inside(place, begin, part).copy_(_at(tile, part.index))
+        return self.memory(tile, place)
+
 
 @dataclass(frozen=True)
-class Leg:
+class LocalExchange:
     """One exchange, as one rank takes part in it."""
 
     source_shape: tuple[int, ...] | None
     """Of the rank's tile before; None where it has none."""
     target_shape: tuple[int, ...] | None
     """Of the rank's tile after; None where it gets none."""
-    sends: tuple[Message, ...]
-    receives: tuple[Message, ...]
-    kept: tuple[tuple[Part, Part], ...]
+    sends: tuple[Message, ...] = ()
+    receives: tuple[Message, ...] = ()
+    copies: tuple[tuple[TilePart, TilePart], ...] = ()
     """What the rank has itself: where it goes in the target tile, and where it is in the source tile."""
-    reduction: str | None
-    classes: int
+    reduction: str | None = None
+    classes: int = 1
     """The number of partial values that become one."""
-    send_size: int
+    send_size: int = 0
     """Of the send buffer, in elements."""
-    receive_size: int
+    receive_size: int = 0
     """Of the receive buffer, in elements."""
-    mesh_dim: int | None
-    """The one mesh dim that all messages of all ranks stay within, where there is one."""
-
-    @property
-    def sent_size(self) -> int:
-        """The number of elements that the rank sends to others."""
-        return sum(message.size for message in self.sends)
-
-    @property
-    def received_size(self) -> int:
-        """The number of elements that the rank receives from others."""
-        return sum(message.size for message in self.receives)
-
-    @property
-    def buffer_size(self) -> int:
-        """The number of elements of both buffers."""
-        return self.send_size + self.receive_size
+    fill: Any = None
+    """What the target tile holds where nothing is copied; None where all of it comes from somewhere."""
+    carrier: Carrier | None = None
+    """What brings the messages to others; None where there are none."""
 
     def pack(
         self,
         tile: torch.Tensor,
-        carrier: Carrier | None,
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
         watch: Watch = UNWATCHED,
@@ -169,13 +163,16 @@ class Leg:
 
         Args:
             tile: the rank's source tile, of any strides, its values as they stand in memory.
-            carrier: what brings the messages to others; None where there are none.
             out: contiguous memory for the target tile, where given.
             workspace: memory for both buffers, flat and of the tile's dtype, where given.
             watch: what is told of each piece.
         """
+        if self.source_shape is not None and tile.shape != self.source_shape:  # a scalar, seen as a vector
+            tile = tile.reshape(self.source_shape)
         if out is None:
             out = tile.new_empty((0,) if self.target_shape is None else self.target_shape)
+        elif self.target_shape is not None:
+            out = out.view(self.target_shape)
         if workspace is None:
             sent = tile.new_empty(self.send_size) if self.send_size else tile
             # One for each message, as the memory of large blocks is mapped and faulted in anew at every call.
@@ -187,63 +184,49 @@ class Leg:
         if not tile.is_contiguous():  # nothing is sent from its own memory
             sends, size = _messages({message.peer: message.parts for message in sends}, None)
             sent = tile.new_empty(size)
-        incoming = [
-            (_memory(message, place, out), message.peer) for message, place in zip(self.receives, received, strict=True)
-        ]
-        outgoing: Iterable[Posted] = (
-            (_memory(message, message.place_in(sent), tile, packs=True), message.peer)
-            for message in _announced(sends, watch)
-        )
+        pairs = zip(self.receives, received, strict=True)
+        incoming = [(message.memory(out, place), message.peer) for message, place in pairs]
+        outgoing: Iterable[Parcel] = ((message.pack(tile, sent), message.peer) for message in _announced(sends, watch))
         if watch.before_read is None:
             outgoing = list(outgoing)
 
         def post() -> Finish:
-            sending, receiving = ([], []) if carrier is None else _posted(incoming, outgoing, carrier)
-            return partial(self._finish, sending, receiving, tile, out, sent, received, watch)
+            sending, receiving = ([], []) if self.carrier is None else self.carrier.post(incoming, outgoing)
+            return partial(finish, sending, receiving, sent)
+
+        def finish(sending: list[Any], receiving: list[Any], _sent: torch.Tensor) -> torch.Tensor:
+            """Tile and send buffer must live until all is sent."""
+            self._unpack(tile, out, received, receiving, watch)
+            for work in (*sending, *receiving[len(received) :]):
+                work.wait()
+            return out
 
         return post
-
-    def _finish(
-        self,
-        sending: list[Any],
-        receiving: list[Any],
-        tile: torch.Tensor,
-        out: torch.Tensor,
-        sent: torch.Tensor,
-        received: list[torch.Tensor],
-        watch: Watch,
-    ) -> torch.Tensor:
-        """Wait and unpack; tile and send buffer must live until all is sent."""
-        self._unpack(tile, out, received, receiving, watch)
-        for work in (*sending, *receiving[len(self.receives) :]):
-            work.wait()
-        del tile, sent
-        return out
 
     def _unpack(
         self, tile: torch.Tensor, out: torch.Tensor, received: list[torch.Tensor], receiving: list[Any], watch: Watch
     ) -> None:
-        """Copy what the rank keeps, then put every message in its place, as soon as it is there and in their order."""
+        """Copy what the rank has, then put every message in its place, as soon as it is there and in their order."""
         combine = None if self.reduction is None else COMBINE[self.reduction]
-        for place, held in self.kept:
+        if self.fill is not None:
+            out.fill_(self.fill)
+        for target, source in self.copies:
             if watch.before_read is not None:
-                watch.before_read(held.index)
-            _at(out, place.index).copy_(_at(tile, held.index))
+                watch.before_read(source.index)
+            _at(out, target.index).copy_(_at(tile, source.index))
             if watch.after_write is not None:
-                watch.after_write(out, place.index)
-        placed = {place.box for place, _ in self.kept} if combine is not None else set()
+                watch.after_write(out, target.index)
+        placed = {target.box for target, _ in self.copies} if combine is not None else set()
         for number, message in enumerate(self.receives):
             if number < len(receiving):
                 receiving[number].wait()  # once and no more: gloo would wait for a second message
             for begin, part in message.packed():
                 room, value = _at(out, part.index), _inside(received[number], begin, part)
-                if combine is None:
-                    room.copy_(value)
-                elif part.box in placed:
-                    combine(room, value, out=room)
-                else:
+                if combine is None or part.box not in placed:
                     room.copy_(value)
                     placed.add(part.box)
+                else:
+                    combine(room, value, out=room)
             if watch.after_write is not None:
                 for part in message.parts:
                     watch.after_write(out, part.index)
@@ -260,138 +243,83 @@ def _announced(messages: Sequence[Message], watch: Watch) -> Iterator[Message]:
         yield message
 
 
-def make_leg(move: Move, rank: int, mesh: Mesh | None) -> Leg:
-    """The part of a rank in a move of a plan.
-
-    Args:
-        move: one exchange of a step.
-        rank: a global rank.
-        mesh: the mesh that both ends are on; None where they are on two.
-    """
+def local_exchange(move: Move, rank: int) -> LocalExchange:
+    """The part of a rank in a move of a plan, without what carries it."""
     exchange = move.exchange
     source = exchange.source.box(rank) if rank in exchange.source.mesh else None
     target = exchange.target.box(rank) if rank in exchange.target.mesh else None
-    outgoing: dict[int, list[Part]] = {}
+    outgoing: dict[int, list[TilePart]] = {}
     if source is not None:
         for piece in exchange.outgoing(rank):
             if piece.receiver != rank:
-                outgoing.setdefault(piece.receiver, []).append(_part(piece.box, source))
-    incoming: dict[int, list[Part]] = {}
-    kept: list[tuple[Part, Part]] = []
+                outgoing.setdefault(piece.receiver, []).append(TilePart.of(piece.box, source))
+    incoming: dict[int, list[TilePart]] = {}
+    copies: list[tuple[TilePart, TilePart]] = []
     if target is not None:
         for piece in exchange.incoming(rank):
-            part = _part(piece.box, target)
+            part = TilePart.of(piece.box, target)
             if piece.sender != rank:
                 incoming.setdefault(piece.sender, []).append(part)
             elif source is not None:
-                kept.append((part, _part(piece.box, source)))
+                copies.append((part, TilePart.of(piece.box, source)))
     source_shape, target_shape = (None if box is None else box.shape for box in (source, target))
     # Each rank begins with another peer: sends go upwards from the rank, receives downwards.
-    sends, send_size = _messages(_turned(outgoing, rank), source_shape)
+    sends, send_size = _messages(_from_rank(outgoing, rank), source_shape)
     straight = None if move.reduction else target_shape
-    receives, receive_size = _messages(_turned(incoming, rank, -1), straight, shared=False)
-    return Leg(
+    receives, receive_size = _messages(_from_rank(incoming, rank, -1), straight, shared=False)
+    return LocalExchange(
         source_shape,
         target_shape,
         sends,
         receives,
-        tuple(kept),
+        tuple(copies),
         move.reduction,
         move.classes,
         send_size,
         receive_size,
-        None if mesh is None else _line_of(exchange, mesh),
     )
 
 
-def _turned(parts: Mapping[int, list[Part]], rank: int, sign: int = 1) -> dict[int, list[Part]]:
+def local_fill(step: Step, rank: int, identity: Any) -> LocalExchange:
+    """The part of a rank where values become partial: its tile, with the identity where others hold the value."""
+    old, new = step.before.box(rank, step.shape), step.after.box(rank, step.shape)
+    box = step.contribution(rank)
+    copies = () if box is None or box.is_empty else ((TilePart.of(box, new), TilePart.of(box, old)),)
+    return LocalExchange(old.shape, new.shape, copies=copies, fill=identity)
+
+
+def _from_rank(parts: Mapping[int, list[TilePart]], rank: int, sign: int = 1) -> dict[int, list[TilePart]]:
     """The same by peer, those after the rank first, or those before it."""
     order = sorted(parts, key=lambda peer: (sign * peer < sign * rank, sign * peer))
     return {peer: parts[peer] for peer in order}
 
 
 def _messages(
-    parts: Mapping[int, Sequence[Part]], shape: tuple[int, ...] | None, *, shared: bool = True
+    parts_of: Mapping[int, Sequence[TilePart]], shape: tuple[int, ...] | None, *, shared: bool = True
 ) -> tuple[tuple[Message, ...], int]:
     """The messages of some parts per peer, and the size of the buffer for those that are packed.
 
     Args:
-        parts: per peer, in the order in which they are sent.
+        parts_of: per peer, in the order in which they are sent.
         shape: of a contiguous tile, whose own memory is used where that can be; None where it cannot.
         shared: whether equal messages may have one place in the buffer.
     """
     messages, end = [], 0
-    places: dict[tuple[Box, ...], int] = {}
-    for peer, listed in parts.items():
-        boxes = tuple(part.box for part in listed)
-        size = sum(part.size for part in listed)
-        if shape is not None and len(listed) == 1 and _is_contiguous(listed[0], shape):
-            messages.append(Message(peer, tuple(listed), size, None))
-        elif shared and boxes in places:
-            messages.append(Message(peer, tuple(listed), size, places[boxes], fresh=False))
-        else:
-            messages.append(Message(peer, tuple(listed), size, end))
-            places[boxes] = end
+    starts: dict[tuple[Box, ...], int] = {}
+    for peer, parts in parts_of.items():
+        boxes, size = tuple(part.box for part in parts), sum(part.size for part in parts)
+        is_straight = shape is not None and len(parts) == 1 and parts[0].is_contiguous_in(shape)
+        is_first = is_straight or not shared or boxes not in starts
+        if is_first and not is_straight:
+            starts[boxes] = end
             end += size
+        messages.append(Message(peer, tuple(parts), size, None if is_straight else starts[boxes], is_first))
     return tuple(messages), end
 
 
-def _part(box: Box, tile: Box) -> Part:
-    return Part(box, None if box == tile else box.slices(tile), box.shape, box.size)
-
-
-def _is_contiguous(part: Part, shape: tuple[int, ...]) -> bool:
-    """Whether the part lies in one run of a contiguous tile: at most one dim is cut inside, none to its right."""
-    lengths = itertools.dropwhile(lambda pair: pair[0] == 1, zip(part.shape, shape, strict=True))
-    return all(length == size for length, size in itertools.islice(lengths, 1, None))
-
-
-def _line_of(exchange: Exchange, mesh: Mesh) -> int | None:
-    """The mesh dim that every message stays within; None where there is none, or it is not plain to see."""
-    if not isinstance(exchange, DigitExchange) or not exchange.shares_devices:
-        return None
-    digits = exchange.common.digits
-    moved = [digits[i] for i, j in enumerate(exchange.determined_by) if i != j or i in exchange.gathered]
-    for number, (name, _) in enumerate(mesh.axes):
-        stride, size = mesh.stride_of(Axis(name))
-        if all(stride <= digit.stride and digit.stride * digit.size <= stride * size for digit in moved):
-            return number
-    return None
-
-
-def _at(tile: torch.Tensor, index: Index | None) -> torch.Tensor:
+def _at(tile: torch.Tensor, index: TileIndex | None) -> torch.Tensor:
     return tile if index is None else tile[index]
 
 
-def _inside(buffer: torch.Tensor, begin: int, part: Part) -> torch.Tensor:
+def _inside(buffer: torch.Tensor, begin: int, part: TilePart) -> torch.Tensor:
     return buffer[begin : begin + part.size].view(part.shape)
-
-
-def _memory(message: Message, place: torch.Tensor, tile: torch.Tensor, *, packs: bool = False) -> torch.Tensor:
-    """The contiguous memory that a message is sent from, into which it is packed before, or received into."""
-    memory = _at(tile, message.parts[0].index) if message.start is None else place
-    for begin, part in message.packed() if packs and message.fresh else ():
-        _inside(place, begin, part).copy_(_at(tile, part.index))
-    # Not by `view(-1)`, which leaves a single element whatever stride it has, and that has no bytes then.
-    return memory if memory.dtype in CARRIED else memory.as_strided((memory.numel(),), (1,)).view(torch.uint8)
-
-
-def _posted(receives: list[Posted], sends: Iterable[Posted], carrier: Carrier) -> tuple[list[Any], list[Any]]:
-    """Post all messages.
-
-    Args:
-        receives: where messages come into.
-        sends: messages; one that is packed only when it is asked for is so while those before it are on their way.
-        carrier: what brings them to others.
-
-    Returns:
-        What to wait for, once each: for what is sent, and for what is received, one per message; or, under the
-        latter, one for all.
-    """
-    group = carrier.group
-    if carrier.batches:
-        operations = [dist.P2POp(dist.irecv, memory, peer, group) for memory, peer in receives]
-        operations += [dist.P2POp(dist.isend, memory, peer, group) for memory, peer in sends]
-        return [], dist.batch_isend_irecv(operations)
-    receiving = [dist.irecv(memory, peer, group) for memory, peer in receives]
-    return [dist.isend(memory, peer, group) for memory, peer in sends], receiving

@@ -18,11 +18,9 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch._prims_common import make_contiguous_strides_for
 from torch.distributed import tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from reshard.checks import expect, shown
 from reshard.digits import index_of
@@ -30,12 +28,12 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.propagation import Operation, Placement, Value
 from reshard.sharding import Sharding
-from reshard.torch.compiled import refuse_traced
-from reshard.torch.conversions import gradient_placements, mesh_of, placements_of
+from reshard.torch.conversions import gradient_placements, mesh_of, placements_of, spec_of
+from reshard.torch.graph_operator import refuse_traced
+from reshard.torch.local_plan import LocalPlan, device_type_of, local_plan
 from reshard.torch.operations import LocalOperation
 from reshard.torch.redistribute import redistribute
-from reshard.torch.transfer import Route, device_type_of, route_of
-from reshard.torch.world import World, world
+from reshard.torch.world import World, current_world
 
 Run = Callable[..., torch.Tensor]
 Placements = tuple[tensor.Placement, ...]
@@ -91,7 +89,7 @@ class PlacedFunction:
 
     def _runs(self, inputs: tuple[DTensor, ...]) -> Mapping[str, Run]:
         """What this rank does for every value, by its name; made at the first call."""
-        here, first = world(), inputs[0].device_mesh if inputs else self.device_mesh
+        here, first = current_world(), inputs[0].device_mesh if inputs else self.device_mesh
         meshes = [self.device_mesh or first, *(x.device_mesh for x in inputs)]
         known = {mesh_of(mesh): mesh for mesh in reversed(meshes) if mesh is not None}
         if self._ready is None or self._ready[0] is not here or self._ready[1] != known:
@@ -139,7 +137,7 @@ class _Maker:
             return lambda: tile
         if value in self.placed.plans:
             way = _Way(self.placed, value, self.rank, self.meshes)
-            if not way.there.stages:
+            if not way.there.exchanges:
                 return lambda tile: way.there.start(tile)()
             return lambda tile: _Moved.apply(tile, way)  # type: ignore[no-untyped-call]
         shardings = [self.placed.sharding(one) for one in operation.values]
@@ -196,8 +194,7 @@ class _End:
         """
         self.sharding, self.mesh, self.shape = sharding, mesh, value.shape
         self.placements = placements_of(sharding, mesh, value.shape)
-        stride = tuple(make_contiguous_strides_for(value.shape))
-        self.meta = TensorMeta(torch.Size(value.shape), stride, _dtype(value))
+        self.dtype = _dtype(value)
 
     @cached_property
     def dual(self) -> Placements:
@@ -212,7 +209,7 @@ class _End:
 
     def tensor(self, tile: torch.Tensor, placements: Placements, *, wants_gradient: bool = False) -> DTensor:
         """A tile as part of a DTensor."""
-        spec = DTensorSpec(self.mesh, placements, tensor_meta=self.meta)
+        spec = spec_of(self.mesh, placements, self.shape, self.dtype)
         return DTensor(tile, spec, requires_grad=wants_gradient)  # type: ignore[no-untyped-call]
 
 
@@ -225,7 +222,7 @@ class _Way:
         self.there = self._route(self.plan)
 
     @cached_property
-    def back(self) -> Route:
+    def back(self) -> LocalPlan:
         """For the gradient.
 
         Raises:
@@ -233,8 +230,8 @@ class _Way:
         """
         return self._route(self.plan.transpose())
 
-    def _route(self, plan: Any) -> Route:
-        return route_of(plan, self.rank, self.meshes, self.dtype, self.words)
+    def _route(self, plan: Any) -> LocalPlan:
+        return local_plan(plan, self.rank, self.meshes, self.dtype, self.words)
 
 
 class _Enter(torch.autograd.Function):

@@ -1,39 +1,35 @@
 """`redistribute`: a DTensor in, a DTensor out.
 
-Eagerly, this rank's `Transfer` runs on the local tensor, and what comes out is made a DTensor again.
+Eagerly, this rank's `Redistribution` runs on the local tensor, and what comes out is made a DTensor again.
 The gradient of a redistribute is a redistribute back, itself planned and differentiable.
-In a graph that torch traces the same legs run as one operator, see `compiled`.
+In a graph that torch traces the same exchanges run as one operator, see `graph_operator`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor
 
 from reshard.checks import expect, shown
 from reshard.errors import ReshardError
-from reshard.sharding import Sharding
-from reshard.torch.compiled import is_traced, redistribute_traced
-from reshard.torch.conversions import mesh_of
-from reshard.torch.transfer import Transfer, transfer_for
-from reshard.torch.world import World, world
-
-CHECKS = ("first", "always", "never")
-"""When ranks compare what they are about to do: at the first call of each kind, at every call, or not at all."""
-
-Target = Sharding | Sequence[Placement]
+from reshard.torch.agreement import check_mode
+from reshard.torch.conversions import AnyPlacements, gradient_placements, mesh_of
+from reshard.torch.graph_operator import is_traced, redistribute_traced
+from reshard.torch.local_plan import tile_of
+from reshard.torch.redistribution import Redistribution, redistribution_for
+from reshard.torch.world import World, current_world
 
 
 def redistribute(
     x: DTensor,
-    target: Target,
+    target: AnyPlacements,
     device_mesh: DeviceMesh | None = None,
     *,
     async_op: bool = False,
@@ -85,94 +81,91 @@ def redistribute(
     """
     if not isinstance(x, DTensor):
         raise ReshardError("bad-argument", f"a DTensor is redistributed, got: {shown(x)}")
-    if check not in CHECKS:
-        raise ReshardError("bad-argument", f"check must be one of {', '.join(CHECKS)}, got: {shown(check)}")
+    check_mode(check)
     if is_traced(x._local_tensor):
         if async_op or out is not None or workspace is not None:
             raise ReshardError("bad-argument", "async_op, out and workspace cannot be given to what is traced")
         return redistribute_traced(x, target, device_mesh, check)
     if device_mesh is not None:
         expect(device_mesh, DeviceMesh, "device_mesh")
-    here = world()
+    world = current_world()
     wants_gradient = torch.is_grad_enabled() and x.requires_grad
     try:
-        transfer = transfer_for(here, x._spec, target, device_mesh)
-        transfer.check_tile(x._local_tensor)
+        redistribution = redistribution_for(world, x._spec, target, device_mesh)
+        redistribution.local.check_tile(x._local_tensor)
         if out is not None:
-            _check_out(out, transfer, x._local_tensor, wants_gradient)
+            if wants_gradient:
+                raise ReshardError("bad-argument", "out cannot be given where a gradient is wanted")
+            shape = redistribution.local.target_shape
+            fits = expect(out, torch.Tensor, "out").shape == shape
+            _check_memory(out, "out", f"of shape {shape}", x._local_tensor, fits=fits)
         if workspace is not None:
-            _check_workspace(workspace, transfer, x._local_tensor)
+            size = redistribution.local.workspace_size
+            fits = expect(workspace, torch.Tensor, "workspace").dim() == 1 and workspace.numel() >= size
+            _check_memory(workspace, "workspace", f"flat, at least {size} elements", x._local_tensor, fits=fits)
     except ReshardError as error:
         meshes = (x.device_mesh,) if device_mesh is None else (x.device_mesh, device_mesh)
-        here.refuse(sorted({rank for mesh in meshes for rank in mesh_of(mesh).devices}), check, error)
+        world.refuse(sorted({rank for mesh in meshes for rank in mesh_of(mesh).devices}), check, error)
         raise
+    call = _Call(redistribution, world, check, async_op, out, workspace)
     if wants_gradient:
-        result: DTensor = _Redistribute.apply(x, transfer, here, async_op, check, workspace)  # type: ignore[no-untyped-call]
+        result: DTensor = _Redistribute.apply(x, call)  # type: ignore[no-untyped-call]
         return result
-    return _run(x, transfer, here, async_op, check, out, workspace)
+    return call.run(x)
 
 
-def workspace_size(x: DTensor, target: Target, device_mesh: DeviceMesh | None = None) -> int:
+def workspace_size(x: DTensor, target: AnyPlacements, device_mesh: DeviceMesh | None = None) -> int:
     """The number of elements that `workspace` must have on this rank.
 
     Raises:
         ReshardError: as `redistribute`.
     """
-    return transfer_for(world(), expect(x, DTensor, "x")._spec, target, device_mesh).workspace_size
+    spec = expect(x, DTensor, "x")._spec
+    return redistribution_for(current_world(), spec, target, device_mesh).local.workspace_size
+
+
+class _Call(NamedTuple):
+    """A redistribute with all that its caller asks for."""
+
+    redistribution: Redistribution
+    world: World
+    check: str
+    async_op: bool
+    out: torch.Tensor | None
+    workspace: torch.Tensor | None
+
+    def run(self, x: DTensor, *, wants_gradient: bool = False) -> DTensor:
+        """What becomes of a DTensor."""
+        local, tile, out = self.redistribution.local, tile_of(x), self.out
+        self.world.check(self.redistribution.statement, self.check)
+        if not self.async_op or not local.exchanges:
+            result = local.start(tile, out, self.workspace)()
+        else:
+            if out is None:
+                out = tile.new_empty(local.target_shape)
+            result = _promised(out, local.start(tile, out, self.workspace))
+        # Not by `DTensor(…)`: its initialiser adds nothing, and steps out of the compiler first.
+        return DTensor.__new__(DTensor, result, self.redistribution.target, requires_grad=wants_gradient)
 
 
 class _Redistribute(torch.autograd.Function):
     """A redistribute and, as its gradient, the redistribute back."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: DTensor,
-        transfer: Transfer,
-        here: World,
-        async_op: bool,
-        check: str,
-        workspace: torch.Tensor | None,
-    ) -> DTensor:
-        """Run the transfer."""
-        ctx.transfer, ctx.async_op, ctx.check = transfer, async_op, check
-        return _run(x, transfer, here, async_op, check, None, workspace, wants_gradient=True)
+    def forward(ctx: Any, x: DTensor, call: _Call) -> DTensor:
+        """Run the call."""
+        ctx.call = call
+        return call.run(x, wants_gradient=True)
 
     @staticmethod
-    def backward(ctx: Any, gradient: DTensor) -> tuple[DTensor | None, ...]:
+    def backward(ctx: Any, gradient: DTensor) -> tuple[DTensor, None]:
         """Take the gradient back to where `x` is; what was partial comes back replicated, as torch has it."""
-        source, back = ctx.transfer.source, list(ctx.transfer.back)
-        if gradient._spec.mesh == source.mesh:
-            for number, (old, new) in enumerate(zip(source.placements, gradient.placements, strict=True)):
-                if old.is_partial() and old == new:
-                    back[number] = old
-        result = redistribute(gradient, back, source.mesh, async_op=ctx.async_op, check=ctx.check)
-        return (result, None, None, None, None, None)
-
-
-def _run(
-    x: DTensor,
-    transfer: Transfer,
-    here: World,
-    async_op: bool,
-    check: str,
-    out: torch.Tensor | None,
-    workspace: torch.Tensor | None,
-    *,
-    wants_gradient: bool = False,
-) -> DTensor:
-    tile = x._local_tensor
-    if isinstance(tile, AsyncCollectiveTensor):
-        tile = tile.trigger_wait()  # type: ignore[no-untyped-call]
-    here.check(transfer, check)
-    if not async_op or transfer.keeps_tile:
-        result = transfer.start(tile, out, workspace)()
-    else:
-        if out is None:
-            out = tile.new_empty((0,) if transfer.target_shape is None else transfer.target_shape)
-        result = _promised(out, transfer.start(tile, out, workspace))
-    # Not by `DTensor(…)`: its initialiser adds nothing, and steps out of the compiler first.
-    return DTensor.__new__(DTensor, result, transfer.target, requires_grad=wants_gradient)
+        call, source = ctx.call, ctx.call.redistribution.source
+        back = gradient_placements(source.placements)
+        if gradient._spec.mesh == source.mesh:  # but where the gradient too is partial so
+            triples = zip(source.placements, gradient.placements, back, strict=True)
+            back = tuple(before if before == now else replicated for before, now, replicated in triples)
+        return redistribute(gradient, back, source.mesh, async_op=call.async_op, check=call.check), None
 
 
 class _Pending(dist.Work):
@@ -196,31 +189,16 @@ def _promised(out: torch.Tensor, finish: Callable[[], torch.Tensor]) -> torch.Te
     return AsyncCollectiveTensor(out)
 
 
-def _check_out(out: torch.Tensor, transfer: Transfer, tile: torch.Tensor, wants_gradient: bool) -> None:
-    if wants_gradient:
-        raise ReshardError("bad-argument", "out cannot be given where a gradient is wanted")
-    expect(out, torch.Tensor, "out")
-    shape = (0,) if transfer.target_shape is None else transfer.target_shape
-    if out.shape != shape or out.dtype != tile.dtype or out.device != tile.device or not _is_plain(out):
+def _check_memory(memory: torch.Tensor, name: str, wanted: str, tile: torch.Tensor, *, fits: bool) -> None:
+    """Refuse memory that does not fit, or whose values are not what lies in it, one after the other.
+
+    Raises:
+        ReshardError: `bad-tiles`.
+    """
+    is_plain = memory.is_contiguous() and not memory.is_conj() and not memory.is_neg()
+    if not fits or not is_plain or memory.dtype != tile.dtype or memory.device != tile.device:
         raise ReshardError(
             "bad-tiles",
-            f"out has shape {tuple(out.shape)} of {out.dtype} on {out.device}; it must be contiguous, no lazy conj or "
-            f"negative, {shape} of {tile.dtype} on {tile.device}",
+            f"{name} has shape {tuple(memory.shape)} of {memory.dtype} on {memory.device}; it must be {wanted}, "
+            f"contiguous, no lazy conj or negative, of {tile.dtype} on {tile.device}",
         )
-
-
-def _check_workspace(workspace: torch.Tensor, transfer: Transfer, tile: torch.Tensor) -> None:
-    expect(workspace, torch.Tensor, "workspace")
-    size = transfer.workspace_size
-    fits = workspace.dim() == 1 and workspace.numel() >= size and _is_plain(workspace)
-    if not fits or workspace.dtype != tile.dtype or workspace.device != tile.device:
-        raise ReshardError(
-            "bad-tiles",
-            f"workspace has shape {tuple(workspace.shape)} of {workspace.dtype} on {workspace.device}; it must be "
-            f"flat, no lazy conj or negative, at least {size} elements of {tile.dtype} on {tile.device}",
-        )
-
-
-def _is_plain(memory: torch.Tensor) -> bool:
-    """Whether the values of a tensor are what lies in its memory, one after the other."""
-    return memory.is_contiguous() and not memory.is_conj() and not memory.is_neg()

@@ -7,34 +7,18 @@ import gc
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from reshard.errors import ReshardError
-from reshard.torch.agreement import Agreement
+from reshard.torch.agreement import Agreement, Statement
 from reshard.torch.conversions import forget_meshes
 
 T = TypeVar("T")
 CAPACITY = 4096
 """How many calls are remembered, and how many kinds of call as agreed on per set of ranks; then the oldest goes."""
-
-
-class Agreed(Protocol):
-    """What ranks agree on."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """All that take part."""
-
-    @property
-    def digest(self) -> str:
-        """What is done, in short."""
-
-    @property
-    def words(self) -> str:
-        """What is done, for a sentence."""
 
 
 class World:
@@ -51,22 +35,21 @@ class World:
         self.is_fake = dist.get_backend() == "fake"
         self.timeout = _timeout()
 
-    def check(self, call: Agreed, mode: str) -> None:
-        """Agree with the other ranks on a call, if the mode asks for it: `first`, `always` or `never`.
+    def check(self, statement: Statement, mode: str) -> None:
+        """Agree with the other ranks on what is done, if the mode, one of `CHECKS`, asks for it.
 
         Raises:
             ReshardError: `ranks-disagree`, `exchange-failed`.
         """
-        if mode == "never" or (mode == "first" and call.digest in self.agreed):
+        ranks, digest, _ = statement
+        if mode == "never" or (mode == "first" and digest in self.agreed) or not self._is_one_of_many(ranks):
             return
-        if not self._is_one_of_many(call.ranks):
-            return
-        self.agreement.agree(call.ranks, call.digest, call.words, self.timeout)
-        if call.digest not in self.agreed:
-            self.agreed.add(call.digest)
+        self.agreement.agree(statement, self.timeout)
+        if digest not in self.agreed:
+            self.agreed.add(digest)
             # The same ranks have agreed in the same order, so that all of them forget the same.
-            order = self._agreed_in_order.setdefault(call.ranks, deque())
-            order.append(call.digest)
+            order = self._agreed_in_order.setdefault(ranks, deque())
+            order.append(digest)
             if len(order) > CAPACITY:
                 self.agreed.discard(order.popleft())
 
@@ -94,7 +77,7 @@ _WORLDS: list[tuple[Any, World]] = []
 """The default process group and what is kept for it; another group takes its place."""
 
 
-def world() -> World:
+def current_world() -> World:
     """What is kept for the default process group.
 
     Raises:

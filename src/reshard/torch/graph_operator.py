@@ -17,23 +17,21 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._prims_common import make_contiguous_strides_for
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import _are_we_tracing
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from reshard.errors import ReshardError
 from reshard.sharding import Sharding
 from reshard.torch.agreement import digest_of
-from reshard.torch.conversions import gradient_placements, mesh_of, target_placements
-from reshard.torch.transfer import Transfer, transfer_for
-from reshard.torch.world import CAPACITY, world
+from reshard.torch.conversions import AnyPlacements, gradient_placements, mesh_of, spec_of, target_placements
+from reshard.torch.redistribution import Redistribution, redistribution_for
+from reshard.torch.world import CAPACITY, current_world
 
 
-class Way(NamedTuple):
-    """What a graph names: from where to where, for tensors of any shape."""
+class GraphCall(NamedTuple):
+    """What a graph names: a redistribute of tensors of any shape."""
 
     source_mesh: DeviceMesh
     source: tuple[Placement, ...]
@@ -42,14 +40,19 @@ class Way(NamedTuple):
     dtype: torch.dtype
     check: str
 
-    def back(self) -> Way:
-        """The way of the gradient."""
+    def back(self) -> GraphCall:
+        """That of the gradient."""
         ends = gradient_placements(self.target), gradient_placements(self.source)
-        return Way(self.mesh, ends[0], self.source_mesh, ends[1], self.dtype, self.check)
+        return GraphCall(self.mesh, ends[0], self.source_mesh, ends[1], self.dtype, self.check)
+
+    def on_shape(self, sizes: Sequence[int]) -> Redistribution:
+        """What this rank does for one shape; sizes that are symbols become numbers, on which the graph then depends."""
+        source = spec_of(self.source_mesh, self.source, [int(size) for size in sizes], self.dtype)
+        return redistribution_for(current_world(), source, self.target, self.mesh)
 
 
-_NAMED: dict[str, Way] = {}
-"""What graphs name; beyond `CAPACITY`, the name that was traced longest ago goes."""
+_CALLS: dict[str, GraphCall] = {}
+"""By the names in graphs; beyond `CAPACITY`, the one that was traced longest ago goes."""
 
 
 def is_traced(*tiles: torch.Tensor) -> bool:
@@ -69,86 +72,64 @@ def refuse_traced(what: str, *tiles: torch.Tensor) -> None:
         raise ReshardError("bad-argument", f"{what} cannot be traced: call it outside of the graph")
 
 
-def redistribute_traced(
-    x: DTensor, target: Sharding | Sequence[Placement], mesh: DeviceMesh | None, check: str
-) -> DTensor:
+def redistribute_traced(x: DTensor, target: AnyPlacements, mesh: DeviceMesh | None, check: str) -> DTensor:
     """What is traced in place of an eager redistribute."""
-    wanted = target if isinstance(target, Sharding) else tuple(target)
-    asked = (x.device_mesh, x.placements, x.device_mesh if mesh is None else mesh, wanted, x.dtype, check, x.dim())
-    back = gradient_placements(x.placements)
-    tile = torch.ops.reshard.exchange(x.to_local(grad_placements=back), _name_of(*asked), x.shape)
-    return DTensor.from_local(tile, asked[2], _target_of(*asked), run_check=False, shape=x.shape, stride=x.stride())
+    on = x.device_mesh if mesh is None else mesh
+    goal = target if isinstance(target, Sharding) else tuple(target)
+    name = _name_of(x.device_mesh, x.placements, on, goal, x.dtype, check, x.dim())
+    tile = torch.ops.reshard.exchange(x.to_local(grad_placements=gradient_placements(x.placements)), name, x.shape)
+    return DTensor.from_local(tile, on, _target_of(name), run_check=False, shape=x.shape, stride=x.stride())
 
 
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def _name_of(*asked: Any) -> str:
-    """The name of a way, kept with the way back."""
-    way = _way(*asked)
-    ends = (str(mesh_of(way.source_mesh)), str(way.source), str(mesh_of(way.mesh)), str(way.target))
-    name = digest_of(*ends, str(way.dtype), way.check)
-    for named, there in ((name, way), (f"{name}/back", way.back())):
-        _NAMED.pop(named, None)
-        _NAMED[named] = there
-    while len(_NAMED) > CAPACITY:
-        del _NAMED[next(iter(_NAMED))]
+    """The name of a call, kept with that of its gradient."""
+    source_mesh, source, mesh, target, dtype, check, ndim = asked
+    call = GraphCall(source_mesh, tuple(source), mesh, target_placements(target, mesh, ndim), dtype, check)
+    ends = str(mesh_of(source_mesh)), str(call.source), str(mesh_of(mesh)), str(call.target)
+    name = digest_of(*ends, str(dtype), check)
+    for key, value in ((name, call), (f"{name}/back", call.back())):
+        _CALLS.pop(key, None)
+        _CALLS[key] = value
+    while len(_CALLS) > CAPACITY:
+        del _CALLS[next(iter(_CALLS))]
     return name
 
 
-def _named(name: str) -> Way:
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+def _target_of(name: str) -> tuple[Placement, ...]:
+    """The placements that a call leads to."""
+    return _CALLS[name].target
+
+
+def _named(name: str) -> GraphCall:
     """What a graph means by a name."""
-    if name not in _NAMED:
+    if name not in _CALLS:
         raise ReshardError(
             "bad-argument",
             f"this process has not traced {name}, or {CAPACITY // 2} other ways since; trace it again, after "
             "torch.compiler.reset() where it was compiled",
         )
-    return _NAMED[name]
-
-
-@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
-def _target_of(*asked: Any) -> tuple[Placement, ...]:
-    """The placements of the target."""
-    return _way(*asked).target
-
-
-def _way(
-    source_mesh: DeviceMesh,
-    source: tuple[Placement, ...],
-    mesh: DeviceMesh,
-    target: Sharding | tuple[Placement, ...],
-    dtype: torch.dtype,
-    check: str,
-    ndim: int,
-) -> Way:
-    placements = target_placements(target, mesh, ndim)
-    return Way(source_mesh, tuple(source), mesh, placements, dtype, check)
-
-
-def _transfer(name: str, sizes: Sequence[int]) -> Transfer:
-    """The transfer of a way for one shape; sizes that are symbols become numbers, on which the graph then depends."""
-    way, shape = _named(name), tuple(int(size) for size in sizes)
-    stride = make_contiguous_strides_for(shape)  # whatever it is: a transfer does not depend on it
-    meta = TensorMeta(torch.Size(shape), tuple(stride), way.dtype)
-    spec = DTensorSpec(way.source_mesh, way.source, tensor_meta=meta)
-    return transfer_for(world(), spec, way.target, way.mesh)
+    return _CALLS[name]
 
 
 @torch.library.custom_op("reshard::exchange", mutates_args=())
 def exchange(tile: torch.Tensor, name: str, sizes: Sequence[int]) -> torch.Tensor:
-    """The named transfer of a local tensor, whose whole has these sizes."""
-    transfer = _transfer(name, sizes)
-    transfer.check_tile(tile)
-    world().check(transfer, _named(name).check)
-    result = transfer.start(tile)()
-    return result.clone() if result is tile else result  # an operator gives no memory of its input
+    """The named redistribute of a local tensor, whose whole has these sizes."""
+    call = _named(name)
+    redistribution = call.on_shape(sizes)
+    local = redistribution.local
+    local.check_tile(tile)
+    current_world().check(redistribution.statement, call.check)
+    result = local.start(tile)()
+    return result if local.exchanges else result.clone()  # an operator gives no memory of its input
 
 
 @exchange.register_fake
 def _exchange_shape(tile: torch.Tensor, name: str, sizes: Sequence[int]) -> torch.Tensor:
-    transfer = _transfer(name, sizes)
-    transfer.check_tile(tile)  # the graph must depend on the local shape too, which torch guards no further
-    shape = transfer.target_shape
-    return tile.new_empty((0,) if shape is None else shape)
+    local = _named(name).on_shape(sizes).local
+    local.check_tile(tile)  # the graph must depend on the local shape too, which torch guards no further
+    return tile.new_empty(local.target_shape)
 
 
 def _keep_name(ctx: Any, inputs: tuple[torch.Tensor, str, Sequence[int]], output: torch.Tensor) -> None:

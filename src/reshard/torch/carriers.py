@@ -1,0 +1,87 @@
+"""What brings the messages of a rank to others: a process group, and whether it takes them one by one or as a batch.
+
+Messages go by sends and receives, which take no more ranks than have something to exchange.
+On gloo they are faster than all-gather and reduce-scatter too, where the exchange is exactly one of these.
+NCCL must have all messages at once: one by one they might wait in a circle.
+All of a group may have to open such a batch, so it goes over the smallest group that has all messages, that of one
+mesh dim; one by one they go over the default group, whose connections are in use anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from reshard.axis import Axis
+from reshard.errors import ReshardError
+from reshard.exchange import DigitExchange, Exchange
+from reshard.mesh import Mesh
+
+Parcel = tuple[torch.Tensor, int]
+"""The memory of a message, and the peer that it goes to or comes from."""
+
+
+class Carrier(NamedTuple):
+    """What brings messages to others."""
+
+    group: Any
+    """A process group that has all ranks of the exchange."""
+    batches: bool
+    """Whether it takes all messages at once."""
+
+    def post(self, receives: Sequence[Parcel], sends: Iterable[Parcel]) -> tuple[list[Any], list[Any]]:
+        """Post all messages; one that is packed only when it is asked for is so while those before it are on their way.
+
+        Returns:
+            What to wait for, once each: for what is sent, and for what is received, one per message; or, under the
+            latter, one for all.
+        """
+        if self.batches:
+            operations = [dist.P2POp(dist.irecv, memory, peer, self.group) for memory, peer in receives]
+            operations += [dist.P2POp(dist.isend, memory, peer, self.group) for memory, peer in sends]
+            return [], dist.batch_isend_irecv(operations)
+        receiving = [dist.irecv(memory, peer, self.group) for memory, peer in receives]
+        return [dist.isend(memory, peer, self.group) for memory, peer in sends], receiving
+
+
+def carrier_for(exchange: Exchange, mesh: DeviceMesh | None, ours: Mesh | None, device_type: str) -> Carrier:
+    """What carries the messages of an exchange between tensors on devices of a type.
+
+    Args:
+        exchange: of which this rank has messages.
+        mesh: the mesh of torch that this rank sends from; None where it only receives.
+        ours: the mesh that both ends are on; None where they are on two.
+        device_type: such as `cpu`.
+
+    Raises:
+        ReshardError: `exchange-failed` where no backend carries tensors on such devices.
+    """
+    mesh_dim = None if mesh is None or ours is None else line_of(exchange, ours)
+    try:
+        if mesh is not None and mesh_dim is not None and _batches(group := mesh.get_group(mesh_dim), device_type):
+            return Carrier(group, batches=True)
+        return Carrier(dist.group.WORLD, _batches(dist.group.WORLD, device_type))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ReshardError("exchange-failed", f"no messages go between devices of {device_type}: {reason}") from None
+
+
+def _batches(group: Any, device_type: str) -> bool:
+    return bool(group._get_backend(torch.device(device_type)).supports_coalescing)
+
+
+def line_of(exchange: Exchange, mesh: Mesh) -> int | None:
+    """The mesh dim that every message stays within; None where there is none, or it is not plain to see."""
+    if not isinstance(exchange, DigitExchange) or not exchange.shares_devices:
+        return None
+    digits = exchange.common.digits
+    moved = [digits[i] for i, j in enumerate(exchange.determined_by) if i != j or i in exchange.gathered]
+    for mesh_dim, (name, _) in enumerate(mesh.axes):
+        stride, size = mesh.stride_of(Axis(name))
+        if all(stride <= digit.stride and digit.stride * digit.size <= stride * size for digit in moved):
+            return mesh_dim
+    return None

@@ -1,0 +1,183 @@
+"""One rank's part of a whole plan: its part of every exchange, made once from its own coordinates and run many times.
+
+By hand, `[Shard(0)] -> [Replicate()]` of 4 elements over 2 ranks is one exchange: rank 1 sends its elements 2 and 3
+to rank 0, receives 0 and 1 into the front of its new tile, and copies 2 and 3 into the rest of it meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from reshard.errors import ReshardError
+from reshard.mesh import Mesh
+from reshard.plans import Plan
+from reshard.steps import Step
+from reshard.torch.carriers import carrier_for
+from reshard.torch.exchange import COMBINE, UNWATCHED, Finish, LocalExchange, Post, Watch, local_exchange, local_fill
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """What one rank does to take a tile along a plan."""
+
+    plan: Plan
+    source_shape: tuple[int, ...] | None
+    """Of the rank's tile; None where it has none."""
+    target_shape: tuple[int, ...]
+    """Of the rank's new tile; (0,) where it gets none."""
+    exchanges: tuple[LocalExchange, ...]
+    words: str
+    """What is done, for a sentence."""
+    divisor: int = 1
+    """What the values are divided by at the end, where averages were taken as sums."""
+
+    @property
+    def workspace_size(self) -> int:
+        """The number of elements of the largest buffers of an exchange."""
+        return max((exchange.send_size + exchange.receive_size for exchange in self.exchanges), default=0)
+
+    def check_tile(self, tile: torch.Tensor) -> None:
+        """Refuse a tile that is not the rank's.
+
+        Raises:
+            ReshardError: `bad-tiles`.
+        """
+        if self.source_shape is not None and tile.shape != self.source_shape:
+            raise ReshardError(
+                "bad-tiles", f"the tile of this rank has shape {tuple(tile.shape)}; it must be {self.source_shape}"
+            )
+
+    def start(
+        self,
+        tile: torch.Tensor,
+        out: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None,
+        watch: Watch = UNWATCHED,
+    ) -> Finish:
+        """Begin; what is given back ends it and gives the target tile, the tile itself where nothing changes.
+
+        What is watched is what the first exchange reads and the last one writes.
+
+        Raises:
+            ReshardError: `exchange-failed`, here or at the end.
+        """
+        return self.pack(tile, out, workspace, watch)()
+
+    def pack(
+        self,
+        tile: torch.Tensor,
+        out: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None,
+        watch: Watch = UNWATCHED,
+    ) -> Post:
+        """Make ready; what is given back begins. Plans that run at once are all packed before the first begins.
+
+        A tile that is conjugated or negated only when it is read becomes one whose memory holds its values.
+
+        Raises:
+            ReshardError: `exchange-failed`, here or later.
+        """
+        if not self.exchanges:  # an empty tile may be empty in another dim
+            result = tile if tile.numel() or tile.shape == self.target_shape else tile.reshape(self.target_shape)
+            return lambda: lambda: result if out is None else out.copy_(result)
+
+        def pack(number: int, tile: torch.Tensor) -> Post:
+            is_last = number + 1 == len(self.exchanges)
+            ends = Watch(watch.before_read if number == 0 else None, watch.after_write if is_last else None)
+            return self.exchanges[number].pack(tile, out if is_last else None, workspace, ends)
+
+        with self._told():
+            post = pack(0, tile.resolve_conj().resolve_neg())
+
+        def begin() -> Finish:
+            with self._told():
+                finish = post()
+            return lambda: end(finish)
+
+        def end(finish: Finish) -> torch.Tensor:
+            with self._told():
+                result = finish()
+                for number in range(1, len(self.exchanges)):
+                    result = pack(number, result)()()
+            if self.divisor > 1:
+                result /= self.divisor
+            return result if result.shape == self.target_shape else result.view(self.target_shape)
+
+        return begin
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say of what torch refuses that the exchange broke off."""
+        try:
+            yield
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise ReshardError("exchange-failed", f"{self.words} broke off: {reason}") from error
+
+
+def local_plan(plan: Plan, rank: int, meshes: Mapping[Mesh, DeviceMesh], dtype: torch.dtype, words: str) -> LocalPlan:
+    """The part of a rank in a plan.
+
+    Args:
+        plan: what all ranks do.
+        rank: a global rank.
+        meshes: those of torch, by what they are here; that of the source lends its process groups.
+        dtype: of the tiles.
+        words: what is done, for a sentence.
+
+    Raises:
+        ReshardError: `reduction-dtype` where torch cannot combine values of the dtype; `exchange-failed` where no
+            backend carries tensors on such devices.
+    """
+    before, after = plan.source, plan.target
+    for step in plan.steps:
+        _check_combines(step, dtype)
+    torchs = meshes.get(before.mesh) if rank in before.mesh else None
+    ours = before.mesh if before.mesh == after.mesh else None
+    exchanges = []
+    for step in plan.steps:
+        if step.kind == "ToUnreduced" and rank in step.before.mesh:
+            exchanges.append(local_fill(step, rank, step.dtype.identity(step.after.reduction)))
+        for move in step.moves:
+            exchange = local_exchange(move, rank)
+            if exchange.sends or exchange.receives:
+                carrier = carrier_for(move.exchange, torchs, ours, device_type_of(meshes))
+                exchange = replace(exchange, carrier=carrier)
+            exchanges.append(exchange)
+    shapes = [side.box(rank, plan.shape).shape if rank in side.mesh else None for side in (before, after)]
+    return LocalPlan(plan, shapes[0], (0,) if shapes[1] is None else shapes[1], tuple(exchanges), words)
+
+
+def device_type_of(meshes: Mapping[Mesh, DeviceMesh]) -> str:
+    """Where the tiles on these meshes are."""
+    return next((mesh.device_type for mesh in meshes.values()), "cpu")
+
+
+def tile_of(x: DTensor) -> torch.Tensor:
+    """The tile of a rank, waited for where it is still on its way."""
+    tile: torch.Tensor = x._local_tensor
+    if isinstance(tile, AsyncCollectiveTensor):
+        tile = tile.trigger_wait()  # type: ignore[no-untyped-call]
+    return tile
+
+
+def _check_combines(step: Step, dtype: torch.dtype) -> None:
+    """Refuse a reduction that torch cannot do on a dtype.
+
+    Raises:
+        ReshardError: `reduction-dtype`.
+    """
+    reductions = {move.reduction for move in step.moves} if step.moves else {step.after.reduction}
+    for reduction in reductions - {None}:
+        try:
+            value = torch.empty(1, dtype=dtype)
+            COMBINE[str(reduction)](value, value, out=value)
+        except RuntimeError:
+            raise ReshardError("reduction-dtype", f"torch has no {reduction} of values of dtype {dtype}") from None
