@@ -12,13 +12,15 @@ import pytest
 from test_einsum_optimal import layouts, matrix_shardings
 
 import reshard as rs
-from reshard.contraction import EinsumPlan, cache_clear
+from reshard.contraction import EinsumPlan, alternatives, cache_clear
+from reshard.contraction.best_first import Search
 from reshard.contraction.bounds import Bounds
-from reshard.contraction.chains import BUDGET
-from reshard.contraction.choices import Problem, Table
-from reshard.contraction.layouts import ComputeLayout
-from reshard.contraction.moves import Moves
-from reshard.contraction.search import Search
+from reshard.contraction.chooser import Chooser, Chosen
+from reshard.contraction.compute_layout import ComputeLayout
+from reshard.contraction.pairwise import BUDGET, Contracted
+from reshard.contraction.prices import Effort, Prices
+from reshard.contraction.rows import Table
+from reshard.contraction.tasks import Calculation, Task
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
@@ -193,11 +195,11 @@ def test_alternatives_are_other_layouts_and_not_better() -> None:
         plan = rs.einsum(
             "ij,jk->ik", *ends, shapes=[(16, 16), (16, 16)], target=placed("R S0", SQUARE), network=network
         )
-        prices = [other.price for other in plan.alternatives]
+        prices = [other.price for other in alternatives(plan)]
         assert 1 <= len(prices) <= 8
         assert prices == sorted(prices)
         assert prices[0] >= plan.price
-        assert len({other.layout for other in (plan, *plan.alternatives)}) == len(prices) + 1
+        assert len({other.layout for other in (plan, *alternatives(plan))}) == len(prices) + 1
 
 
 def test_several_operands_may_be_contracted_two_at_a_time() -> None:
@@ -209,7 +211,7 @@ def test_several_operands_may_be_contracted_two_at_a_time() -> None:
     assert str(plan.expression) == "ij,jk,kl->il"
     assert [str(part.pattern) for part in plan.parts()] == ["ij,jk->ik", "kl,ik->il"]
     assert plan.received_bytes == 2 * 8 * 8 * 4 * 3 // 4
-    at_once = [other for other in plan.alternatives if len(list(other.parts())) == 1]
+    at_once = [other for other in alternatives(plan) if len(list(other.parts())) == 1]
     assert at_once
     assert min(other.received_bytes for other in at_once) > plan.received_bytes
 
@@ -279,10 +281,21 @@ def test_what_is_proved_on_a_network_is_the_cheapest(network: str) -> None:
 def plans_of(search: Search, row: int) -> list[EinsumPlan]:
     """The plan of a row in every order of its pieces."""
     found = []
-    for layout, target in search._choices(row):
-        plans = [search.moves.plan(*move) for move in search._moves_of(layout, target)]
-        found.append(search._made(layout, [plan for plan in plans if plan is not None]))
+    for layout, target in search._places(row):
+        flops = search.chooser.flops(search.task, layout)
+        price = search.chooser.price(search.task, layout, flops, target)
+        assert price is not None
+        plan = Contracted(search.task, Chosen(layout, target, price), (0, 1)).plan(search.chooser)
+        assert plan.price == price
+        found.append(plan)
     return found
+
+
+def product(
+    mesh: Mesh, sources: tuple[Sharding, ...], target: Sharding | None, sizes: dict[str, int], dtype: str = "float32"
+) -> Task:
+    """The task of a matrix product."""
+    return Task(Calculation.of_einsum(Pattern.of("ij,jk->ik"), sizes, dtype_named(dtype)), mesh, sources, target)
 
 
 PAIRS = Mesh.of(x=2, y=4)
@@ -310,8 +323,7 @@ def test_no_price_is_below_its_bound(network: str | None) -> None:
             [{"i": 64, "j": 128, "k": 256}, {"i": 9, "j": 30, "k": 7}, {"i": 4096, "j": 4096, "k": 8192}]
         )
         target = rng.choice([None, placed("S0 S1", mesh), placed("P R", mesh), placed("R S1", mesh)])
-        problem = Problem(Pattern.of("ij,jk->ik"), mesh, sources, target, sizes)
-        search = Search(problem, Moves(dtype_named("float32"), found))
+        search = Search(product(mesh, sources, target, sizes), Chooser(found), Effort(found))
         for row in rng.sample(range(len(search.table.rows)), 12):
             for made in plans_of(search, row):
                 for bound, price in zip((bound[row] for bound in search._lowest), made.price, strict=True):
@@ -319,11 +331,9 @@ def test_no_price_is_below_its_bound(network: str | None) -> None:
 
 
 def test_bounds_are_exact_where_nothing_is_in_another_order() -> None:
+    sizes = {"i": 8, "j": 8, "k": 8}
     search = Search(
-        Problem(
-            Pattern.of("ij,jk->ik"), PAIR, (placed("S0", PAIR), placed("S1", PAIR)), None, {"i": 8, "j": 8, "k": 8}
-        ),
-        Moves(dtype_named("int8")),
+        product(PAIR, (placed("S0", PAIR), placed("S1", PAIR)), None, sizes, "int8"), Chooser(None), Effort(None)
     )
     assert isinstance(search.bounds, Bounds)
     prices = [plans_of(search, row)[0].received_bytes for row in range(len(search.table.rows))]
@@ -334,8 +344,8 @@ def test_many_axes_are_searched_in_a_table_of_bounded_length() -> None:
     mesh = Mesh.of({f"a{number}": 2 for number in range(10)})
     names = [name for name, _ in mesh.axes]
     sources = Sharding.of(mesh, names[:5], names[5:]), Sharding.of(mesh, names[5:], names[:5])
-    problem = Problem(Pattern.of("ij,jk->ik"), mesh, sources, None, {"i": 1024, "j": 1024, "k": 1024})
-    assert len(Table(problem).rows) <= 2**14
+    task = product(mesh, sources, None, {"i": 1024, "j": 1024, "k": 1024})
+    assert len(Table(task).rows) <= 2**14
     plan = rs.einsum("ij,jk->ik", *sources, shapes=[(1024, 1024)] * 2)
     assert plan.received_bytes < 1024 * 1024 * 4 * 31 // 32
 
@@ -540,14 +550,14 @@ def chain_of_three(*, prove: bool = False, network: str | None = "h100-32x8") ->
 
 def test_many_operands_on_many_axes_are_planned_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
-    planned = Moves.plan
+    planned = Prices.plan
 
-    def counted(moves: Moves, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> rs.Plan | None:
+    def counted(prices: Prices, *ends: Any) -> rs.Plan | None:
         nonlocal made
-        made += (source, target, shape) not in moves._plans
-        return planned(moves, source, target, shape)
+        made += ends not in prices._answers
+        return planned(prices, *ends)
 
-    monkeypatch.setattr(Moves, "plan", counted)
+    monkeypatch.setattr(Prices, "plan", counted)
     cache_clear()
     plan = chain_of_three()
     # four budgets, at once and along three paths, of 8 * 2 for each plan of a matrix, and the chain that goes on alone

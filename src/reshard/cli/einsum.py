@@ -6,7 +6,7 @@ import argparse
 
 from reshard.cli import output
 from reshard.cli.arguments import Commands, add_command, shape_of
-from reshard.contraction import einsum
+from reshard.contraction import alternatives, einsum
 from reshard.contraction.formula import comparison
 from reshard.errors import ReshardError
 from reshard.notation import parse_mesh, parse_sharding
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
         leave_partial=args.leave_partial,
         prove=args.prove,
     )
-    others = plan.alternatives if args.alternatives else ()
+    others = alternatives(plan) if args.alternatives else ()
     if args.json:
         more = {"alternatives": [other.as_dict() for other in others]} if args.alternatives else {}
         output.write_json(plan.as_dict() | more)

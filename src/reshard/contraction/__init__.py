@@ -1,18 +1,28 @@
-"""Sharded einsum: the cheapest layout to compute in, planned.
+"""Sharded einsum, and the one chooser of an operation's compute layout: where it is computed, at the least cost.
 
-    layouts.py      which axes cut which label while it is computed
-    choices.py      all ways to give axes to labels
-    groups.py       how fast data come into parts of a network
-    bounds.py       what each way costs at the least
-    moves.py        plans of single tensors, each made once
-    targets.py      where a result may go whose place is open
-    ranking.py      which way to price next
-    search.py       the cheapest, best first
-    einsum_plan.py  `EinsumPlan`
-    cases.py        the four cases of a product of sharded matrices
-    chains.py       more than two operands: at once, or two at a time
-    paths.py        in which order
-    table.py        a plan as text
+An operation on sharded tensors is computed in a compute layout: every axis of the mesh cuts one label, or none.
+Operands are brought to their part of it, each device computes, and the result is brought to where it is wanted.
+What that costs is said in one place (`prices.py`): the bytes of the busiest device over all these reshards together,
+or seconds on a network, arithmetic included, counted along the path of the contraction.
+Programs (`reshard.propagation`) ask the same chooser.
+
+    tasks.py           what is computed, from where to where
+    compute_layout.py  which axes cut which label meanwhile
+    rows.py            all ways to give axes to labels
+    prices.py          what things cost, and the memo of the planner's answers
+    chooser.py         the cheapest of the layouts that the tensors have
+    best_first.py      the cheapest of all, best first
+    bounds.py          what each way costs at the least
+    ranking.py         which way to price next
+    targets.py         where a result may go whose place is open
+    einsum_plan.py     `EinsumPlan`
+    cases.py           the four cases of a product of sharded matrices
+    pairwise.py        more than two operands: at once, or two at a time
+    paths.py           in which order
+    formula.py         a plan as text
+
+By hand, on X = 4: A[I, J_X] of 64 x 8 and B[J, K] of 8 x 64, to C whole. To gather A costs a device 3/4 of 64 x 8
+elements of 4 bytes, 1536; to slice B and sum up C twice 3/4 of 64 x 64 of them, 24576. So A is gathered.
 
 >>> from reshard.mesh import Mesh
 >>> mesh = Mesh.of(X=4)
@@ -27,17 +37,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from reshard.checks import expect, listed, shown
-from reshard.contraction.chains import BUDGET, chains
-from reshard.contraction.choices import Problem
+from reshard.contraction.best_first import Search, best_of
+from reshard.contraction.chooser import Chooser
 from reshard.contraction.einsum_plan import EinsumPlan
-from reshard.contraction.moves import Moves
-from reshard.contraction.search import Search
+from reshard.contraction.pairwise import BUDGET, Contracted, pairwise
+from reshard.contraction.prices import Effort
+from reshard.contraction.tasks import Calculation, Task
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
@@ -45,7 +56,7 @@ from reshard.network import Network
 from reshard.operations.pattern import Pattern
 from reshard.sharding import Sharding, with_mesh
 
-__all__ = ["EinsumPlan", "cache_clear", "einsum"]
+__all__ = ["EinsumPlan", "alternatives", "cache_clear", "einsum"]
 
 LOGGER = logging.getLogger("reshard")
 CACHED_PLANS = 256
@@ -54,12 +65,9 @@ ALTERNATIVES = 8
 """How many alternatives a plan has at most."""
 
 
-Others = Callable[[], tuple[EinsumPlan, ...]]
-
-
 @dataclass(frozen=True)
-class Request:
-    """Everything that a plan depends on: the key of the cache."""
+class Asked:
+    """Everything that the plan of an einsum depends on: the key of the cache."""
 
     pattern: Pattern
     sources: tuple[Sharding, ...]
@@ -68,8 +76,15 @@ class Request:
     dtype: DType
     target: Sharding | None
     network: Network | None
-    may_stay_partial: bool
-    prove: bool
+    may_stay_unreduced: bool = False
+    prove: bool = False
+
+    def tasks(self) -> list[Task]:
+        """The einsum as a task on every mesh on which some end of it lies."""
+        sizes = dict(zip(self.pattern.labels, self.sizes, strict=True))
+        calculation = Calculation.of_einsum(self.pattern, sizes, self.dtype)
+        meshes = dict.fromkeys(end.mesh for end in (*self.sources, self.target) if end is not None)
+        return [Task(calculation, mesh, self.sources, self.target, self.may_stay_unreduced) for mesh in meshes]
 
 
 def einsum(
@@ -142,7 +157,7 @@ def einsum(
             if end.unreduced:
                 kind.check_reduction(end.reduction)
     labels = tuple(found[label] for label in pattern.labels)
-    return _planned(Request(pattern, sources, labels, kind, target, network, bool(leave_partial), bool(prove)))
+    return _planned(Asked(pattern, sources, labels, kind, target, network, bool(leave_partial), bool(prove)))
 
 
 def _mesh_of(shardings: Sequence[Sharding]) -> Mesh:
@@ -158,31 +173,71 @@ def _mesh_of(shardings: Sequence[Sharding]) -> Mesh:
 
 
 @lru_cache(CACHED_PLANS)
-def _planned(request: Request) -> EinsumPlan:
-    pattern = request.pattern
-    sizes = dict(zip(pattern.labels, request.sizes, strict=True))
-    meshes = dict.fromkeys(end.mesh for end in (*request.sources, request.target) if end is not None)
-    found: list[tuple[EinsumPlan, Others]] = []
-    for mesh in meshes:
-        problem = Problem(pattern, mesh, request.sources, request.target, sizes, request.may_stay_partial)
-        moves = Moves(request.dtype, request.network)
-        search = Search(problem, moves)
-        if len(request.sources) > 2 and not request.prove:
-            moves.allow(BUDGET)
-        best = search.best(1, search.work_in_vain(request.prove))[0]
-        found.append((best, search.alternatives(best, ALTERNATIVES)))
-        if len(request.sources) > 2:
-            found += [(made, tuple) for made in chains(problem, moves, request.prove)]
-    (best, others), *rest = sorted(found, key=lambda pair: pair[0].price)
-    LOGGER.debug("%s: %s", pattern, best.case)
-    return best.with_alternatives(partial(_alternatives, others, [made for made, _ in rest]))
+def _planned(asked: Asked) -> EinsumPlan:
+    candidates: list[EinsumPlan] = []
+    for task in asked.tasks():
+        chooser, effort = Chooser(asked.network), Effort(asked.network)
+        is_long = len(asked.sources) > 2
+        if is_long and not asked.prove:
+            effort.allow(BUDGET)
+        numbers = tuple(range(len(asked.sources)))
+        ways = [Contracted(task, best_of(task, chooser, effort, prove=asked.prove), numbers)]
+        if is_long:
+            ways += pairwise(task, chooser, effort, prove=asked.prove)
+        candidates += [way.plan(chooser) for way in ways]
+    best = min(candidates, key=lambda plan: plan.price)
+    LOGGER.debug("%s: %s", asked.pattern, best.case)
+    return best
 
 
-def _alternatives(others: Others, rest: Sequence[EinsumPlan]) -> tuple[EinsumPlan, ...]:
-    """Other layouts of the same search, and what else was found; best first."""
-    return tuple(sorted([*others(), *rest], key=lambda made: made.price)[:ALTERNATIVES])
+def alternatives(plan: EinsumPlan, *, anywhere: bool = False) -> tuple[EinsumPlan, ...]:
+    """Other ways to compute what a plan computes, on its network, best first.
+
+    Args:
+        plan: the plan.
+        anywhere: whether the result may also lie elsewhere.
+
+    >>> mesh = Mesh.of(X=4)
+    >>> ends = Sharding.of(mesh, None, "X"), Sharding.of(mesh, "X", None)
+    >>> plan = einsum("ij,jk->ik", *ends, shapes=[(8, 64), (64, 8)], target=Sharding.of(mesh, None, None))
+    >>> plan.received_bytes, alternatives(plan)[0].received_bytes
+    (384, 1024)
+    """
+    expect(plan, EinsumPlan, "the plan of an einsum")
+    sources = {
+        origin: operand.source
+        for part in plan.parts()
+        for origin, operand in zip(part.inputs, part.operands, strict=True)
+        if isinstance(origin, int)
+    }
+    asked = Asked(
+        plan.expression,
+        tuple(sources[number] for number in sorted(sources)),
+        tuple(plan.expression_sizes.values()),
+        plan.dtype,
+        None if anywhere else plan.target,
+        plan.network,
+    )
+    return tuple(other for other in _ranked(asked) if other != replace(plan, is_proved=other.is_proved))[:ALTERNATIVES]
+
+
+@lru_cache(CACHED_PLANS)
+def _ranked(asked: Asked) -> tuple[EinsumPlan, ...]:
+    """The cheapest plans of distinct layouts, and along distinct paths, best first."""
+    plans: list[EinsumPlan] = []
+    for task in asked.tasks():
+        chooser, effort = Chooser(asked.network), Effort(asked.network)
+        numbers = tuple(range(len(asked.sources)))
+        search = Search(task, chooser, effort)
+        best = search.best(chooser.first(task, effort), ALTERNATIVES + 1, search.hasty())
+        ways = [Contracted(task, chosen, numbers) for chosen in best]
+        if len(asked.sources) > 2:
+            ways += pairwise(task, chooser, effort, prove=False)
+        plans += [way.plan(chooser) for way in ways]
+    return tuple(sorted(dict.fromkeys(plans), key=lambda plan: plan.price))
 
 
 def cache_clear() -> None:
     """Forget the cached plans."""
     _planned.cache_clear()
+    _ranked.cache_clear()

@@ -1,20 +1,22 @@
-"""What every row of choices costs at the least, for all rows at once.
+"""What every row of a table costs at the least, for all rows at once.
 
 A device receives at least the part of its tile that cannot lie in the tile that it has: as two boxes share in each
 dim at most the shorter of their sides, this much follows from the sides alone, whatever the order of the axes.
-Partial values of p classes that R devices each want combined take R + p - 2 transfers at the least.
-The same holds of groups of devices (`groups.py`) and what comes into them from outside, so that every part of a
-network bounds the time from below.
+Unreduced values of p classes that R devices each want combined take R + p - 2 transfers at the least.
+The same holds of groups of devices and what comes into them from outside (`reshard.network.inflow`), so that every
+part of a network bounds the time from below.
 Arithmetic is known exactly.
 
 By hand, `ij,jk->ik` of size 8 each on X=2, from [I, J_X] and [J, K] to [I, K], cut by nothing: A's tile has 64
 elements of which 32 are there, so each device receives 32; B and the result cost nothing.
 
 >>> from reshard.mesh import Mesh
->>> mesh, pattern = Mesh.of(X=2), Pattern.of("ij,jk->ik")
+>>> from reshard.contraction.tasks import Calculation, dtype_named
+>>> from reshard.operations.pattern import Pattern
+>>> mesh = Mesh.of(X=2)
+>>> product = Calculation.of_einsum(Pattern.of("ij,jk->ik"), {"i": 8, "j": 8, "k": 8}, dtype_named("int8"))
 >>> sources = Sharding.of(mesh, None, "X"), Sharding.of(mesh, None, None)
->>> problem = Problem(pattern, mesh, sources, Sharding.of(mesh, None, None), {"i": 8, "j": 8, "k": 8})
->>> table = Table(problem)
+>>> table = Table(Task(product, mesh, sources, Sharding.of(mesh, None, None)))
 >>> bounds = Bounds(table)
 >>> list(zip(table.rows[:, 0].tolist(), bounds.received.sum(axis=0).tolist(), strict=True))
 [(0, 32.0), (1, 48.0), (2, 64.0), (3, 64.0)]
@@ -22,7 +24,7 @@ elements of which 32 are there, so each device receives 32; B and the result cos
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from math import prod
 from typing import NamedTuple
@@ -30,42 +32,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.contraction.choices import Numbers, Problem, Table
-from reshard.contraction.paths import pair_pattern, paths_of
+from reshard.contraction.rows import NO_DIM, UNREDUCED, Rows, Table
+from reshard.contraction.tasks import Task
 from reshard.digits import Digit, within
 from reshard.network import Network
 from reshard.network.inflow import Group, groups_of
-from reshard.operations.pattern import Pattern
 from reshard.sharding import Sharding
 
 Amounts = NDArray[np.float64]
-Stages = Sequence[tuple[frozenset[str], int]]
-"""What is computed one after the other: loops over these labels, with so many operations on each element."""
-
-
-def stages_of(pattern: Pattern, sizes: Mapping[str, int]) -> Stages:
-    """Per contraction of two tensors, or of all that there are, its loop over all labels that it reads.
-
-    Each element takes a multiplication, and an addition where anything is summed.
-
-    >>> stages = stages_of(Pattern.of("ij,jk->ik"), {"i": 2, "j": 2, "k": 2})
-    >>> [(sorted(labels), operations) for labels, operations in stages]
-    [(['i', 'j', 'k'], 2)]
-    """
-    if len(pattern.operands) < 3:
-        return (_stage(pattern),)
-    found, terms = [], list(pattern.operands)
-    for pair in paths_of(pattern, sizes)[0]:
-        part = pair_pattern(terms, pair, pattern.output)
-        found.append(_stage(part))
-        terms = [*(term for place, term in enumerate(terms) if place not in pair), part.output]
-    return tuple(found)
-
-
-def _stage(pattern: Pattern) -> tuple[frozenset[str], int]:
-    sums = any(pattern.role(label) in ("summed", "contracted") for label in pattern.labels)
-    read = frozenset(label for label in pattern.labels if pattern.role(label) != "broadcast")
-    return read, len(pattern.operands) - 1 + sums
 
 
 def _divides(end: Sharding | None, shape: Sequence[int]) -> bool:
@@ -92,117 +66,126 @@ class Bounds:
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        self.problem: Problem = table.problem
-        self.stages = stages_of(self.problem.pattern, self.problem.sizes)
-        self._roles = [table.roles(term) for term in range(len(self.problem.ends))]
+        self.task: Task = table.task
+        self._roles = [table.roles(term) for term in range(len(self.task.ends))]
+        self._trips = np.array(self.task.trip_counts, dtype=np.int64)[:, None]
 
     @cached_property
     def received(self) -> Amounts:
-        """Per term and row, elements that the busiest device receives at the least."""
-        return self._received(self._every)
+        """Per term and row, bytes that the busiest device receives at the least, on all trips."""
+        return self._received(self._every) * self._trips
 
     @cached_property
     def _every(self) -> _Cut:
         """All pieces count, so that every device is a group by itself."""
-        return _Cut(self.problem.mesh.size, (True,) * len(self.table.pieces))
+        return _Cut(self.task.mesh.size, (True,) * len(self.table.pieces))
 
     @cached_property
     def is_even(self) -> NDArray[np.bool_]:
         """The rows that cut all labels evenly: there every device receives as much as the bound says."""
         shards = self.table.shards(self.table.rows)
-        sizes = np.array([self.problem.sizes[label] for label in self.table.labels], dtype=np.int64)
+        sizes = np.array([self.task.sizes[label] for label in self.table.labels], dtype=np.int64)
         even: NDArray[np.bool_] = (sizes % shards == 0).all(axis=1)
-        return even & _divides(self.problem.target, self.problem.shapes[-1])
+        return even & _divides(self.task.target, self.task.calculation.shapes[-1])
 
     @cached_property
     def moved(self) -> NDArray[np.bool_]:
         """Per term and row, whether it must be moved or cut."""
-        found = np.zeros((len(self._roles), len(self.table.rows)), dtype=np.bool_)
+        moved = np.zeros((len(self._roles), len(self.table.rows)), dtype=np.bool_)
         labels = self.table.labels
-        if 0 in self.problem.sizes.values():
-            return found
-        for term, (dims, roles) in enumerate(zip(self.problem.pattern.terms, self._roles, strict=True)):
+        if any(0 in shape for shape in self.task.calculation.shapes):
+            return moved
+        for term, (dims, roles) in enumerate(zip(self.task.pattern.terms, self._roles, strict=True)):
             if roles is None:
                 continue
-            is_result = term == len(self.problem.sources)
-            meaning = np.full(1 + len(labels) + len(self.problem.sources), -1, dtype=np.int64)
+            is_result = term == len(self.task.sources)
+            meaning = np.full(1 + len(labels) + len(self.task.waits), NO_DIM, dtype=np.int64)
             for number, label in enumerate(labels):
-                held = [dim for dim, group in enumerate(dims) if label in group]
-                meaning[1 + number] = held[0] if held else -2 if is_result else -1
-            for operand in range(len(self.problem.sources)):
-                meaning[1 + len(labels) + operand] = -2 if is_result or operand == term else -1
-            found[term] = (meaning[self.table.rows] != np.array(roles, dtype=np.int64)).any(axis=1)
-        if self.problem.target is None:
-            found[-1] = self.received[-1] > 0
-        return found
+                holders = [dim for dim, group in enumerate(dims) if label in group]
+                meaning[1 + number] = holders[0] if holders else UNREDUCED if is_result else NO_DIM
+            for number, wait in enumerate(self.task.waits):
+                meaning[1 + len(labels) + number] = UNREDUCED if is_result or term in wait.operands else NO_DIM
+            moved[term] = (meaning[self.table.rows] != np.array(roles, dtype=np.int64)).any(axis=1)
+        if self.task.target is None:
+            moved[-1] = self.received[-1] > 0
+        return moved
 
     @property
-    def steps(self) -> Numbers:
-        """Per row, how many terms must be moved or cut."""
-        found: Numbers = self.moved.sum(axis=0)
-        return found
+    def steps(self) -> Rows:
+        """Per row, how often terms must be moved or cut."""
+        steps: Rows = (self.moved * self._trips).sum(axis=0)
+        return steps
 
     @cached_property
     def flops(self) -> Amounts:
         """Per row, the operations of the busiest device."""
         parts = self._parts(self.table.shards(self.table.rows))
         total = np.zeros(len(parts))
-        for labels, operations in self.stages:
-            columns = [number for number, label in enumerate(self.table.labels) if label in labels]
-            total += operations * parts[:, columns].prod(axis=1, dtype=np.float64)
-        return total
+        for stage in self.task.calculation.stages:
+            columns = [number for number, label in enumerate(self.table.labels) if label in stage.labels]
+            total += stage.operations * parts[:, columns].prod(axis=1, dtype=np.float64)
+        return total * self.task.trip_counts[-1]
 
-    def seconds(self, network: Network, itemsize: int) -> tuple[Amounts, Amounts]:
+    def seconds(self, network: Network) -> tuple[Amounts, Amounts]:
         """Per term and row, seconds that its reshard takes at the least: those of the slowest group of devices.
 
         And numbers that are equal where reshards are alike: the seconds of all groups, added up.
         """
         bound = np.zeros((len(self._roles), len(self.table.rows)))
         total = np.zeros_like(bound)
-        for group in groups_of(network, self.problem.mesh):
+        for group in groups_of(network, self.task.mesh):
             cut = self._agreeing(group)
             if cut is None:
                 continue
-            is_every = all(cut.inside)
-            received = self.received if is_every else np.where(self.is_even, self._received(cut), 0.0)
-            bytes_in = received * itemsize / (self.problem.mesh.size // cut.devices)
+            received = self._received(cut)
+            if not all(cut.inside):
+                received = np.where(self.is_even, received, 0.0)
+            bytes_in = received / (self.task.mesh.size // cut.devices)
             taken = bytes_in / group.bandwidth
             taken = taken + group.latency_s if group.is_switched else np.maximum(taken, group.latency_s)
             taken = np.where(received > 0, taken + network.launch_s, 0.0)
             bound, total = np.maximum(bound, taken), total + taken
-        return bound, total + self.moved
+        return bound * self._trips, total * self._trips + self.moved
 
     def _agreeing(self, group: Group) -> _Cut | None:
         """The pieces that tell groups of a kind apart; None where one lies on both sides."""
         inside = []
         for piece in self.table.pieces:
-            own = Digit(*self.problem.mesh.stride_of(piece))
+            own = Digit(*self.task.mesh.stride_of(piece))
             inside.append(any(within((own,), digit) == [own] for digit in group.digits))
             if not inside[-1] and any(_overlap(own, digit) for digit in group.digits):
                 return None
         devices = prod(size for size, counts in zip(self.table.sizes, inside, strict=True) if counts)
         return _Cut(devices, tuple(inside))
 
-    def _parts(self, shards: Numbers) -> Numbers:
-        sizes = np.array([self.problem.sizes[label] for label in self.table.labels], dtype=np.int64)
-        parts: Numbers = -(-sizes // shards)
+    def _parts(self, shards: Rows) -> Rows:
+        sizes = np.array([self.task.sizes[label] for label in self.table.labels], dtype=np.int64)
+        parts: Rows = -(-sizes // shards)
         return parts
 
     def _received(self, cut: _Cut) -> Amounts:
+        """Per term and row, bytes that a device receives at the least on one trip."""
         shards = self.table.shards(self.table.rows, cut.inside)
         parts = self._parts(shards)
-        sources = [self._of_operand(term, cut, parts) for term in range(len(self.problem.sources))]
-        return np.stack([*sources, self._of_result(cut, parts, shards)])
+        sources = [self._of_operand(term, cut, parts) for term in range(len(self.task.sources))]
+        itemsizes = np.array([dtype.itemsize for dtype in self.task.calculation.dtypes])[:, None]
+        received: Amounts = np.stack([*sources, self._of_result(cut, parts)]) * itemsizes
+        return received
 
-    def _sides(self, term: int, parts: Numbers) -> Amounts:
+    def _sides(self, term: int, parts: Rows) -> Amounts:
         """Per row and dim, the side of a tile in the layout of the row."""
-        columns = [[self.table.labels.index(label) for label in group] for group in self.problem.pattern.terms[term]]
-        sides = [parts[:, group].prod(axis=1, dtype=np.float64) for group in columns]
-        return np.stack(sides, axis=1) if sides else np.ones((len(parts), 0))
+        sides = np.ones((len(parts), len(self.task.calculation.shapes[term])))
+        for dim, (group, size) in enumerate(
+            zip(self.task.pattern.terms[term], self.task.calculation.shapes[term], strict=True)
+        ):
+            is_whole = not self.task.calculation.whole.isdisjoint(group)  # and may have another size than its label
+            columns = [self.table.labels.index(label) for label in group]
+            sides[:, dim] = size if is_whole and len(group) == 1 else parts[:, columns].prod(axis=1, dtype=np.float64)
+        return sides
 
     def _end_sides(self, term: int, end: Sharding, cut: _Cut) -> Amounts | None:
         """Per dim, the side of a tile where a term is now or wanted."""
-        shape, roles = self.problem.shapes[term], self._roles[term]
+        shape, roles = self.task.calculation.shapes[term], self._roles[term]
         if all(cut.inside):
             return np.array(end.local_shape(shape), dtype=np.float64)
         if roles is None or not _divides(end, shape):
@@ -225,55 +208,63 @@ class Bounds:
                 found[np.isin(self.table.rows[:, number], list(choices))] *= size
         return found
 
-    def _of_operand(self, term: int, cut: _Cut, parts: Numbers) -> Amounts:
-        source = self.problem.sources[term]
+    def _of_operand(self, term: int, cut: _Cut, parts: Rows) -> Amounts:
+        source = self.task.sources[term]
         tiles = self._sides(term, parts)
         tile = tiles.prod(axis=1)
         here = self._end_sides(term, source, cut)
         if here is None:
             return np.zeros(len(tile))
         moved: Amounts = tile - np.minimum(tiles, here).prod(axis=1)
+        waits = {1 + len(self.table.labels) + n for n, wait in enumerate(self.task.waits) if term in wait.operands}
+        if any(term in wait.operands and len(wait.operands) > 1 for wait in self.task.waits):
+            # what waits with another may become unreduced, for which nothing moves
+            if source.unreduced:
+                return np.zeros(len(tile))
+            moved = np.where(np.isin(self.table.rows, list(waits)).any(axis=1), 0.0, moved)
         if not source.unreduced:
             return moved
         roles = self._roles[term]
         if roles is None:
             return np.zeros(len(tile))
         before = prod(
-            s for s, role, counts in zip(self.table.sizes, roles, cut.inside, strict=True) if counts and role == -2
+            s
+            for s, role, counts in zip(self.table.sizes, roles, cut.inside, strict=True)
+            if counts and role == UNREDUCED
         )
-        kept = self._classes(cut, {1 + len(self.table.labels) + term})
+        kept = self._classes(cut, waits)
         return np.where(before > kept, self._combined(term, cut, before / kept, tile, kept), moved)
 
     def _combined(self, term: int, cut: _Cut, classes: Amounts, tile: Amounts, kept: Amounts | float) -> Amounts:
         """What a device receives where values of so many classes are combined: at least its tile, and its share."""
-        numel = float(prod(self.problem.shapes[term]))
+        numel = float(prod(self.task.calculation.shapes[term]))
         copies = np.maximum(tile * cut.devices / max(numel, 1.0) / kept, 1.0)
         share = (copies + classes - 2) * numel * kept / cut.devices
         return np.where(self.is_even, np.maximum(tile, share), tile)
 
-    def _of_result(self, cut: _Cut, parts: Numbers, shards: Numbers) -> Amounts:
-        problem, labels = self.problem, self.table.labels
-        term = len(problem.sources)
-        output = {label for group in problem.pattern.output for label in group}
-        partial = {1 + number for number, label in enumerate(labels) if label not in output}
-        partial |= {1 + len(labels) + operand for operand in range(term)}
-        classes = self._classes(cut, partial)
+    def _of_result(self, cut: _Cut, parts: Rows) -> Amounts:
+        task, labels = self.task, self.table.labels
+        term = len(task.sources)
+        output = {label for group in task.pattern.output for label in group}
+        unreduced = {1 + number for number, label in enumerate(labels) if label not in output}
+        unreduced |= {1 + len(labels) + number for number in range(len(task.waits))}
+        classes = self._classes(cut, unreduced)
         tiles = self._sides(term, parts)
         nothing = np.zeros(len(tiles))
-        if problem.target is None:
-            if problem.may_stay_partial:
+        if task.target is None:
+            if task.may_stay_unreduced:
                 return nothing
             tile = tiles.prod(axis=1) / classes
             return np.where((classes > 1) & self.is_even, self._combined(term, cut, classes, tile, 1.0), nothing)
-        target, roles = problem.target, self._roles[term]
+        target, roles = task.target, self._roles[term]
         there = self._end_sides(term, target, cut)
         if there is None or roles is None:
             return nothing
         kept = np.ones(len(tiles))
         made = np.zeros(len(tiles), dtype=np.bool_)
         for number, (size, role) in enumerate(zip(self.table.sizes, roles, strict=True)):
-            if role == -2:
-                stays = np.isin(self.table.rows[:, number], list(partial))
+            if role == UNREDUCED:
+                stays = np.isin(self.table.rows[:, number], list(unreduced))
                 made |= ~stays
                 if cut.inside[number]:
                     kept[stays] *= size

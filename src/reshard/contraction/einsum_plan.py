@@ -18,20 +18,18 @@ received 384 B on the busiest device, 1536 B in all; 2048 operations on a device
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from reshard.checks import all_of, expect
-from reshard.contraction.bounds import Stages, stages_of
 from reshard.contraction.cases import cases_of
+from reshard.contraction.compute_layout import ComputeLayout
 from reshard.contraction.formula import table
-from reshard.contraction.layouts import ComputeLayout
 from reshard.contraction.paths import Path, paths_of
-from reshard.digits import Positions
+from reshard.contraction.prices import Price, busiest, local_flops, moved_by
+from reshard.contraction.tasks import stages_of
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.network import Network
@@ -41,19 +39,6 @@ from reshard.sharding import Sharding
 
 SCHEMA = "reshard.einsum/1"
 """Names the form of the JSON text."""
-
-
-class Price(NamedTuple):
-    """What a plan costs, in the order in which plans are compared."""
-
-    seconds: float
-    """Communication and arithmetic one after the other; 0 without a network."""
-    received_bytes: int
-    """Of the busiest device."""
-    total_received_bytes: int
-    steps: int
-    flops: int
-    """Of the busiest device."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +70,7 @@ class EinsumPlan:
         all_of(self.operands, Plan, "the plans of the operands")
         expect(self.output, Plan, "the plan of the result")
         ends = [*(plan.target for plan in self.operands), self.output.source]
-        if len(ends) != len(self.pattern.terms) or any(
-            end != self.layout.sharding_of(term) for term, end in enumerate(ends)
-        ):
+        if len(ends) != len(self.pattern.terms) or tuple(ends) != self.layout.shardings:
             raise ReshardError("broken-chain", f"the plans of {self.pattern} do not meet in its compute layout")
         self.layout.check(self.sizes)
 
@@ -181,7 +164,7 @@ class EinsumPlan:
     @cached_property
     def received_bytes(self) -> int:
         """Bytes that the busiest device receives from others, over all reshards."""
-        return busiest(self._all_plans)
+        return busiest((moved_by(plan), 1) for plan in self._all_plans)
 
     @cached_property
     def total_received_bytes(self) -> int:
@@ -202,7 +185,12 @@ class EinsumPlan:
     @cached_property
     def flops(self) -> int:
         """Operations of the busiest device: a multiplication per further operand and element, and an addition."""
-        return sum(local_flops(part.layout, part.sizes, stages_of(part.pattern, part.sizes)) for part in self.parts())
+        return sum(part.local_flops for part in self.parts())
+
+    @property
+    def local_flops(self) -> int:
+        """Operations of the busiest device in this contraction alone."""
+        return local_flops(stages_of(self.pattern, self.sizes), self.layout.largest_parts(self.sizes))
 
     @property
     def communication_seconds(self) -> float | None:
@@ -265,17 +253,6 @@ class EinsumPlan:
             return next(iter(found.values()), "case 1")
         return ", ".join(f"{case} on {axis}" for axis, case in found.items())
 
-    @cached_property
-    def alternatives(self) -> tuple[EinsumPlan, ...]:
-        """Other compute layouts with what they cost, best first; none where no search made this plan."""
-        others: Callable[[], tuple[EinsumPlan, ...]] = self.__dict__.get("_others", tuple)
-        return others()
-
-    def with_alternatives(self, others: Callable[[], tuple[EinsumPlan, ...]]) -> EinsumPlan:
-        """This plan, with a way to find the alternatives when they are asked for."""
-        self.__dict__["_others"] = others
-        return self
-
     def to_json(self) -> str:
         """The plan as JSON text, with its figures."""
         return json.dumps(self.as_dict(), indent=1)
@@ -308,32 +285,3 @@ class EinsumPlan:
 
     def __str__(self) -> str:
         return table(self)
-
-
-def local_flops(layout: ComputeLayout, sizes: dict[str, int], stages: Stages) -> int:
-    """Operations of the busiest device in a layout."""
-    parts = layout.largest_parts(sizes)
-    total = 0
-    for labels, operations in stages:
-        count = operations
-        for label in labels:
-            count *= parts[label]
-        total += count
-    return total
-
-
-def busiest(plans: Sequence[Plan]) -> int:
-    """Bytes that the busiest device receives over several plans, on whatever meshes."""
-    moving = [plan for plan in plans if any(step.moves for step in plan.steps)]
-    if len(moving) < 2:
-        return sum(plan.received_bytes for plan in moving)
-    steps = [step for plan in moving for step in plan.steps if step.moves]
-    meshes = {step.after.mesh for step in steps}
-    if len({(mesh.size, mesh.device_ids) for mesh in meshes}) == 1:
-        total: Positions = sum((step.all_received_bytes() for step in steps), np.zeros(1, dtype=np.int64))
-        return int(total.max())
-    devices = np.unique(np.concatenate([mesh.device_array for mesh in meshes]))
-    total = np.zeros(len(devices), dtype=np.int64)
-    for step in steps:
-        total[np.searchsorted(devices, step.after.mesh.device_array)] += step.all_received_bytes()
-    return int(total.max())

@@ -52,7 +52,7 @@ def flat(term: Term) -> list[str]:
 def pair_pattern(terms: Sequence[Term], pair: tuple[int, int], output: Term) -> Pattern:
     """The contraction of two of several tensors: what neither the others nor the result have is summed.
 
-    >>> from reshard.patterns import Pattern
+    >>> from reshard.operations.pattern import Pattern
     >>> pattern = Pattern.of("ij,jk,kl->il")
     >>> str(pair_pattern(pattern.operands, (0, 1), pattern.output))
     'ij,jk->ik'

@@ -8,9 +8,9 @@ are dropped.
 By hand, two reshards in each of three rows, where the first reshards of the first two rows are alike:
 
 >>> seconds = np.array([[1.0, 1.0, 2.0], [1.0, 2.0, 2.0]])
->>> ranking = Ranking([seconds.sum(axis=0)], np.array([2, 1, 2]), seconds, seconds, np.zeros(3))
->>> ranking.next(), ranking.simplest()
-((0, 3.0), 1)
+>>> ranking = Ranking([seconds.sum(axis=0)], seconds, seconds, np.zeros(3))
+>>> ranking.next()
+(0, 3.0)
 >>> ranking.learn(0, 0, 5.0)
 >>> ranking.expected(0), ranking.expected(1), ranking.next()
 (6.0, 7.0, (2, 6.0))
@@ -33,29 +33,21 @@ class Ranking:
 
     Args:
         lowest: bounds of the components of a price, the first compared first.
-        steps: per row, how many reshards there are.
         seconds: per term and row, what its reshard takes at the least.
         alike: per term and row, equal numbers where reshards are alike.
         fixed: per row, what it takes besides.
     """
 
-    def __init__(
-        self, lowest: Sequence[NDArray[Any]], steps: NDArray[Any], seconds: Amounts, alike: Amounts, fixed: Amounts
-    ) -> None:
+    def __init__(self, lowest: Sequence[NDArray[Any]], seconds: Amounts, alike: Amounts, fixed: Amounts) -> None:
         self._lowest = lowest
         self._order = np.lexsort(lowest[::-1])
         self._waiting = np.ones(len(self._order), dtype=np.bool_)
-        self._steps = steps[self._order]
         self._seen = np.zeros_like(self._waiting)
         self._place = np.empty_like(self._order)
         self._place[self._order] = np.arange(len(self._order))
         self._least, self._alike, self._fixed = seconds, alike, fixed
         self._expected = seconds.copy()
         self._limit = np.inf
-
-    def simplest(self) -> int:
-        """The row with the fewest steps, and of these the best; one must wait."""
-        return int(self._order[np.where(self._waiting, self._steps, np.inf).argmin()])
 
     def next(self) -> tuple[int, float] | None:
         """The row to look at, and what the next best of the others is expected to take; None where none waits."""

@@ -27,8 +27,6 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from reshard.contraction import EinsumPlan
-from reshard.contraction.bounds import stages_of
-from reshard.contraction.einsum_plan import local_flops
 from reshard.contraction.paths import flat, pair_pattern
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
@@ -301,7 +299,7 @@ def _overlapped(plan: EinsumPlan, pieces: Sequence[int], overlap: bool | None) -
         return term
     if plan.network is None or not plan.network.flops:
         return None
-    arithmetic = local_flops(plan.layout, plan.sizes, stages_of(plan.pattern, plan.sizes)) / plan.network.flops
+    arithmetic = plan.local_flops / plan.network.flops
     hidden = min(plan.plans[term].seconds or 0.0, arithmetic) * (pieces[term] - 1) / pieces[term]
     return term if hidden > pieces[term] * PART_S else None
 

@@ -28,7 +28,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 
 from reshard.axis import Axis
-from reshard.contraction import EinsumPlan
+from reshard.contraction import EinsumPlan, alternatives
 from reshard.contraction import einsum as make_plan
 from reshard.errors import ReshardError
 from reshard.jax.contraction.local import Local, contract_on_device
@@ -105,7 +105,7 @@ def plan_of(einsum: MeshEinsum, dtype: Any) -> EinsumPlan:
     best = run()
     if _is_held(best.target, shape):
         return best
-    held = [plan for plan in best.alternatives if _is_held(plan.target, shape)]
+    held = [plan for plan in alternatives(best, anywhere=True) if _is_held(plan.target, shape)]
     return min([*held, run(target=_coarsened(best.target, shape))], key=lambda plan: plan.price)
 
 

@@ -10,18 +10,19 @@ By hand, `ij,jk->ik` with i on X and j on Y: the operands lie as [I_X, J_Y] and 
 >>> from reshard.mesh import Mesh
 >>> axes = ((Axis("X"),), (Axis("Y"),), ())
 >>> layout = ComputeLayout(Mesh.of(X=2, Y=2), Pattern.of("ij,jk->ik"), axes, ((), ()))
->>> print(*[layout.sharding_of(term).text() for term in range(3)])
+>>> print(*[sharding.text() for sharding in layout.shardings])
 [{"X"}, {"Y"}] [{"Y"}, {}] [{"X"}, {}], unreduced={"Y"}
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
-from reshard.axis import Axis
+from reshard.axis import Axis, merged, sorted_and_merged
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.pattern import Pattern
@@ -38,7 +39,7 @@ class ComputeLayout:
     pattern: Pattern
     axes: tuple[Axes, ...]
     """Per label of the pattern, in its order, the axes that cut it, major to minor."""
-    partial: tuple[Axes, ...]
+    unreduced: tuple[Axes, ...]
     """Per operand, the axes along which it stays unreduced."""
     reduction: str = "sum"
     """How what is unreduced in the result combines."""
@@ -53,21 +54,31 @@ class ComputeLayout:
         """The number of parts that a label is cut into."""
         return prod(axis.size_in(self.mesh.sizes[axis.name]) for axis in self.axes_of(label))
 
-    def sharding_of(self, term: int) -> Sharding:
-        """How an operand lies, or, under the number of operands, the result as it comes out.
+    @cached_property
+    def shardings(self) -> tuple[Sharding, ...]:
+        """How the operands lie, and last the result as it comes out.
 
         Raises:
             ReshardError: the code of the rule of `Sharding` that is broken.
         """
         pattern = self.pattern
-        dims = tuple(tuple(axis for label in group for axis in self.axes_of(label)) for group in pattern.terms[term])
-        if term < len(pattern.operands):
-            unreduced = self.partial[term]
-        else:
-            kept = {label for group in pattern.output for label in group}
-            summed = [axis for label in pattern.labels if label not in kept for axis in self.axes_of(label)]
-            unreduced = (*summed, *(axis for axes in self.partial for axis in axes))
-        return _sharding(self.mesh, dims, tuple(unreduced), self.reduction, self.uneven)
+        summed = [
+            axis
+            for label, axes in zip(pattern.labels, self.axes, strict=True)
+            if pattern.role(label) in ("summed", "contracted")
+            for axis in axes
+        ]
+        unreduced = (*self.unreduced, tuple(dict.fromkeys((*summed, *itertools.chain(*self.unreduced)))))
+        return tuple(
+            closed_sharding(
+                self.mesh,
+                tuple(tuple(axis for label in group for axis in self.axes_of(label)) for group in term),
+                axes,
+                self.reduction if axes else "sum",
+                self.uneven,
+            )
+            for term, axes in zip(pattern.terms, unreduced, strict=True)
+        )
 
     def largest_parts(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Per label, how many of its indices a device has at most."""
@@ -97,10 +108,15 @@ class ComputeLayout:
                 raise ReshardError("not-divisible", f"the parts of ({text}) in {self.pattern} do not lie side by side")
 
 
-@lru_cache(4096)
-def _sharding(mesh: Mesh, dims: tuple[Axes, ...], unreduced: Axes, reduction: str, uneven: str) -> Sharding:
-    """A sharding from its parts: of many layouts some operand lies alike."""
-    return Sharding.of(mesh, *dims, unreduced=unreduced, reduction=reduction, uneven=uneven)
+@lru_cache(2**14)
+def closed_sharding(
+    mesh: Mesh, dims: tuple[Axes, ...], unreduced: Axes = (), reduction: str = "sum", uneven: str = "ceil"
+) -> Sharding:
+    """A sharding without open dims from its parts; of many layouts some tensor lies alike."""
+    if mesh.is_maximal:
+        return Sharding(mesh, ())
+    cut = tuple(DimSharding(merged(axes, mesh.sizes)) for axes in dims)
+    return Sharding(mesh, cut, (), sorted_and_merged(unreduced, mesh.sizes), reduction, uneven)
 
 
 def is_cut_evenly(parts: Sequence[tuple[int, int]]) -> bool:

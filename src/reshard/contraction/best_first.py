@@ -1,0 +1,212 @@
+"""The cheapest compute layouts: best first, by bounds that no price goes below.
+
+A task is first priced in the layouts that its tensors have; what that costs is the limit for all others.
+The exact price of a row is found with the planner's own plans, one reshard after the other, and always in the row
+that is expected to cost least; until no bound is lower than the best price.
+On a network, where a price takes long to find and bounds are loose, and where rows are many, a search in haste ends
+when much work was in vain, and says whether the bounds of other rows leave anything open.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.contraction.bounds import Bounds
+from reshard.contraction.chooser import Chooser, Chosen, ends_of
+from reshard.contraction.compute_layout import ComputeLayout
+from reshard.contraction.prices import Effort, Ends, Moved, Price, busiest, price_of
+from reshard.contraction.ranking import Ranking
+from reshard.contraction.rows import Table
+from reshard.contraction.tasks import Task
+from reshard.errors import ReshardError
+from reshard.network.inflow import fastest_into
+from reshard.sharding import Sharding
+
+WORK_IN_VAIN = 25
+"""After how much work that found nothing better a search in haste ends, though bounds do not rule out the rest."""
+TIMES_ON_NETWORK = 3
+"""How many times that on a network, where a plan counts more."""
+PATIENCE = 30
+"""How many times as much again where all of a price is expected to be saved; by the square of the part that is."""
+PROVED_ROWS = 1024
+"""Up to how many rows a search without a network goes on until no other can be better."""
+SLACK = 1 - 1e-9
+"""Bounds in seconds are sums of other numbers than prices are, so they may come out higher by a rounding."""
+
+
+Place = tuple[ComputeLayout, Sharding]
+"""A compute layout, and where its result goes."""
+
+
+class Search:
+    """All compute layouts of a task and their prices."""
+
+    def __init__(self, task: Task, chooser: Chooser, effort: Effort) -> None:
+        self.task = task
+        self.chooser = chooser
+        self.effort = effort
+        self.prices = chooser.prices
+        self.network = network = chooser.network
+        self.table = Table(task, [level.stride for level in network.levels] if network else ())
+        self.bounds = Bounds(self.table)
+        self._seconds = np.zeros((len(task.calculation.shapes), len(self.table.rows)))
+        self._alike = self._seconds
+        self._arithmetic = np.zeros(len(self.table.rows))
+        if network is not None:
+            self._seconds, self._alike = self.bounds.seconds(network)
+            if network.flops:
+                self._arithmetic = self.bounds.flops / network.flops
+        self._lowest = self._lower_bounds()
+
+    def _lower_bounds(self) -> list[NDArray[np.float64]]:
+        """The bounds of every component of a price."""
+        bounds = self.bounds
+        received = bounds.received.sum(axis=0)
+        total = np.where(bounds.is_even, received * self.task.mesh.size, received)
+        seconds = self._seconds.sum(axis=0) + self._arithmetic
+        return [seconds * SLACK, np.ceil(received * SLACK), np.ceil(total * SLACK), bounds.steps, bounds.flops]
+
+    def work_in_vain(self, prove: bool) -> int | None:
+        """After how much work in vain to end: none where all is to be proved, or soon is."""
+        soon = self.network is None and len(self.table.rows) <= PROVED_ROWS
+        return None if prove or soon else self.hasty()
+
+    def hasty(self, work: int = WORK_IN_VAIN) -> int:
+        """After how much work in vain to end in haste, from how much without a network."""
+        return work if self.network is None else work * TIMES_ON_NETWORK
+
+    def best(self, first: Chosen | None, keep: int = 1, work_in_vain: int | None = None) -> list[Chosen]:
+        """The cheapest layouts of distinct rows, best first.
+
+        Args:
+            first: what is known already.
+            keep: how many.
+            work_in_vain: after how much work that found none better to stop, though a better one may come; never
+                unless given. What is chosen is then marked as not proved.
+
+        Raises:
+            ReshardError: of the planner, where no row has a plan.
+        """
+        chosen: dict[int, Chosen] = {}
+        places: dict[int, list[Place]] = {}
+        ranking = Ranking(self._lowest, self._seconds, self._alike, self._arithmetic)
+        limit, is_proved = None, True
+        if first is not None:
+            chosen[self.table.row_of(first.layout)] = first
+            if keep == 1:
+                limit = first.price
+                ranking.limit_to(limit)
+        useful = self.effort.spent
+        while (best := ranking.next()) is not None:
+            row, rival = best
+            if work_in_vain is not None:
+                most = work_in_vain * (1 + PATIENCE * ranking.gain() ** 2)
+                if self.effort.is_over or self.effort.spent - useful > most:
+                    if limit is not None:
+                        is_proved = False
+                        break
+                    rival = np.inf  # on to a price, whatever others are expected to take
+            if row not in places:
+                places[row] = self._places(row)
+            layout, target = places[row][0]
+            is_known, price = self._price_for(layout, target, row, limit, ranking, rival)
+            if is_known:
+                del places[row][0]
+                ranking.put_back(row)
+            if not places[row]:
+                ranking.drop(row)
+            if price is None or (row in chosen and price >= chosen[row].price):
+                continue
+            chosen[row] = Chosen(layout, target, price)
+            chosen = dict(sorted(chosen.items(), key=lambda item: item[1].price)[:keep])
+            useful = self.effort.spent
+            if len(chosen) == keep:
+                limit = max(one.price for one in chosen.values())
+                ranking.limit_to(limit)
+        if not chosen:
+            raise self.prices.refusal or ReshardError("no-plan", f"no compute layout is known for {self.task.pattern}")
+        return [one._replace(is_proved=is_proved) for one in chosen.values()]
+
+    def _places(self, row: int) -> list[Place]:
+        """The orders of the pieces of a row, with where the result goes; the leanest, which lacks least, first."""
+        layouts = list(self.table.layouts(self.table.rows[row].tolist()))
+        if len(layouts) > 1:
+            layouts.sort(key=self._elements_of)
+        return [(layout, target) for layout in layouts for target in self.chooser.targets(self.task, layout)]
+
+    def _elements_of(self, layout: ComputeLayout) -> int:
+        """Elements that lie elsewhere than a layout has them: of the orders of a row, the leanest has the fewest."""
+        ends = ends_of(self.task, layout, self.chooser.targets(self.task, layout)[0])
+        return sum(self.prices.missing(source, target, shape) for source, target, shape, _ in ends)
+
+    def _price_for(
+        self, layout: ComputeLayout, target: Sharding, row: int, limit: Price | None, ranking: Ranking, rival: float
+    ) -> tuple[bool, Price | None]:
+        """Whether it is known what a layout costs, and its price, where that is below the limit.
+
+        Its reshards are priced one by one, at least one more, until another row is expected to cost less.
+        """
+        reshards, trips = ends_of(self.task, layout, target), self.task.trip_counts
+        self.effort.spent += 1  # a look, however soon it ends
+        if self._is_hopeless(reshards, row, limit):
+            return True, None
+        least, expected, is_new = self._time_left(row), ranking.expected(row), False
+        moved: list[Moved] = []
+        for term, ends in enumerate(reshards):
+            if is_new and expected > rival:
+                return False, None
+            is_new |= self.effort.ask(ends)
+            moved.append(self.prices.moved(*ends))
+            seconds = moved[-1].price.seconds * trips[term]
+            if seconds == np.inf:
+                return True, None
+            least += seconds - float(self._seconds[term, row])
+            expected += seconds - ranking.expected_of(term, row)
+            ranking.learn(term, row, seconds)
+            if self._is_beyond(least, moved, limit):
+                return True, None
+        price = price_of(moved, trips, self.chooser.flops(self.task, layout) * trips[-1], self.network)
+        return True, price if limit is None or price < limit else None
+
+    def _is_hopeless(self, reshards: list[Ends], row: int, limit: Price | None) -> bool:
+        """Whether the elements that this order of the axes asks for alone cost more than the limit, whatever way."""
+        if limit is None:
+            return False
+        least = [
+            self.prices.least_bytes(ends) * trips for ends, trips in zip(reshards, self.task.trip_counts, strict=True)
+        ]
+        if self.network is None:
+            return max(least) > limit.received_bytes
+        into = fastest_into(self.network)
+        more = sum(
+            max(0.0, received / into - float(self._seconds[term, row]))
+            for term, received in enumerate(least)
+            if received
+        )
+        return (self._time_left(row) + more) * SLACK > limit.seconds
+
+    def _time_left(self, row: int) -> float:
+        """What the whole takes at the least on the network."""
+        return float(self._seconds[:, row].sum() + self._arithmetic[row])
+
+    def _is_beyond(self, spent: float, moved: list[Moved], limit: Price | None) -> bool:
+        """Whether the reshards alone cost more than the limit."""
+        if limit is None:
+            return False
+        if self.network is not None:
+            return spent * SLACK > limit.seconds
+        return busiest(zip(moved, self.task.trip_counts, strict=False)) > limit.received_bytes
+
+
+def best_of(task: Task, chooser: Chooser, effort: Effort, *, prove: bool = False) -> Chosen:
+    """The cheapest layout of all.
+
+    Raises:
+        ReshardError: of the planner, where no layout can be reached.
+    """
+    first = chooser.first(task, effort)
+    if first is not None and task.target is not None and chooser.network is None and first.price.steps == 0:
+        return first._replace(is_proved=True)  # there is one layout at most in which everything stays
+    search = Search(task, chooser, effort)
+    return search.best(first, 1, search.work_in_vain(prove))[0]

@@ -1,0 +1,203 @@
+"""The chooser: in which layout an operation is computed, of those that its tensors have, and at what price.
+
+The tensors of an operation lie in a few ways, and the cheapest layout is mostly made of these.
+Programs, which ask of thousands of operations, take it as the answer, and for an einsum it is where the search among
+all layouts begins (`reshard.contraction.best_first`).
+Every question is looked at once, and so are the layouts: they depend only on which axes cut which labels, in whatever
+tensor.
+
+By hand, `bd,df->bf` on x=2, y=2, with x on b, y on d in both operands and nothing on the result's f: computed as it
+lies, the result is unreduced along y, and one all-reduce makes it whole.
+
+>>> from reshard.operations.pattern import Pattern
+>>> from reshard.contraction.tasks import dtype_named
+>>> from reshard.mesh import Mesh
+>>> mesh = Mesh.of(x=2, y=2)
+>>> product = Calculation.of_einsum(Pattern.of("bd,df->bf"), {"b": 8, "d": 8, "f": 8}, dtype_named("float32"))
+>>> ends = Sharding.of(mesh, "x", "y"), Sharding.of(mesh, "y", None)
+>>> chosen = Chooser(None).choose(product, ends, Sharding.of(mesh, "x", None))
+>>> chosen.layout.shardings[-1].text(), chosen.price.received_bytes
+('[{"x"}, {}], unreduced={"y"}', 128)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from reshard.contraction.compute_layout import ComputeLayout
+from reshard.contraction.prices import ROUNDING, Effort, Ends, Moved, Price, Prices, local_flops, price_of
+from reshard.contraction.rows import Table
+from reshard.contraction.targets import targets
+from reshard.contraction.tasks import Calculation, Task
+from reshard.errors import ReshardError
+from reshard.network import Network
+from reshard.network.inflow import fastest_into
+from reshard.sharding import Sharding
+
+
+class Chosen(NamedTuple):
+    """Where a task is done."""
+
+    layout: ComputeLayout
+    target: Sharding
+    """Where the result is in the end."""
+    price: Price
+    is_proved: bool = False
+    """Whether no other layout can be cheaper."""
+
+
+class Chooser:
+    """The layouts of tasks and their prices on one network.
+
+    Args:
+        network: None where bytes decide.
+        is_for_many: whether the tasks are many, as those of a program are.
+    """
+
+    def __init__(self, network: Network | None, *, is_for_many: bool = False) -> None:
+        self.network = network
+        self.prices = Prices(network, by_smaller=is_for_many)
+        self._chosen: dict[tuple[object, ...], Chosen] = {}
+        self._layouts: dict[tuple[object, ...], list[tuple[ComputeLayout, int]]] = {}
+        self._open: dict[Sharding, list[Sharding]] = {}
+
+    @property
+    def asked(self) -> int:
+        """How many questions were answered."""
+        return len(self._chosen)
+
+    def choose(
+        self,
+        calculation: Calculation,
+        sources: tuple[Sharding, ...],
+        target: Sharding | None,
+        trips: tuple[int, ...] | None = None,
+    ) -> Chosen:
+        """The cheapest of the layouts that the tensors have.
+
+        Args:
+            calculation: what is computed.
+            sources: where the operands are kept, without open dims.
+            target: where the result is kept; None where it may stay as it comes out, on the mesh of the first operand.
+            trips: how often each operand is moved where it must be, and last how often the result is made.
+
+        Raises:
+            ReshardError: `no-plan` where the operands can be brought to none.
+        """
+        key = calculation, sources, target, trips
+        chosen = self._chosen.get(key)
+        if chosen is None:
+            mesh = sources[0].mesh if target is None else target.mesh
+            chosen = self.first(Task(calculation, mesh, sources, target, True, trips))
+            if chosen is None:
+                raise self.prices.refusal or ReshardError(
+                    "no-plan", f"the operands of {calculation.pattern} cannot be brought to any layout"
+                )
+            self._chosen[key] = chosen
+        return chosen
+
+    def keep(self, task: Task, chosen: Chosen) -> None:
+        """Answer so from now on."""
+        self._chosen[task.calculation, task.sources, task.target, task.trips] = chosen
+
+    def first(self, task: Task, effort: Effort | None = None) -> Chosen | None:
+        """The cheapest of the layouts that the tensors of a task have; None where none can be reached.
+
+        Where plans are few, or take long, those that lack least are priced first, and what lacks too much is not.
+        """
+        best: Chosen | None = None
+        places = [
+            (layout, flops, target) for layout, flops in self._layouts_of(task) for target in self.targets(task, layout)
+        ]
+        least = [0.0] * len(places)
+        if effort is not None or self.network is not None:
+            least = [self._least(task, *place) for place in places]
+        for number in sorted(range(len(places)), key=least.__getitem__):
+            layout, flops, target = places[number]
+            if best is not None:
+                most = best.price.received_bytes if self.network is None else (1 + ROUNDING) * best.price.seconds
+                if least[number] > most or (effort is not None and effort.is_over):
+                    break
+            if effort is not None:
+                effort.ask_all(ends_of(task, layout, target))
+            price = self.price(task, layout, flops, target, None if best is None else best.price)
+            if price is not None and (best is None or price < best.price):
+                best = Chosen(layout, target, price)
+        return best
+
+    def _least(self, task: Task, layout: ComputeLayout, flops: int, target: Sharding) -> float:
+        """The seconds, or, without a network, the bytes that a task takes in a layout at the least."""
+        reshards, trips, network = ends_of(task, layout, target), task.trip_counts, self.network
+        received = [self.prices.least_bytes(ends) * count for ends, count in zip(reshards, trips, strict=True)]
+        if network is None:
+            return max(received)
+        arithmetic = flops * trips[-1] / network.flops if network.flops else 0.0
+        return arithmetic + sum(count / fastest_into(network) for count in received if count)
+
+    def targets(self, task: Task, layout: ComputeLayout) -> list[Sharding]:
+        """Where the result of a layout may go."""
+        if task.target is not None:
+            return [task.target]
+        local = layout.shardings[-1]
+        if task.may_stay_unreduced:
+            return [local]
+        if local not in self._open:
+            self._open[local] = targets(local, task.calculation.shapes[-1])
+        return self._open[local]
+
+    def flops(self, task: Task, layout: ComputeLayout) -> int:
+        """Operations of the busiest device on one trip."""
+        return local_flops(task.calculation.stages, layout.largest_parts(task.sizes))
+
+    def price(
+        self, task: Task, layout: ComputeLayout, flops: int, target: Sharding, limit: Price | None = None
+    ) -> Price | None:
+        """What a task costs in a layout; None where that cannot be, or costs more than a limit."""
+        trips, network = task.trip_counts, self.network
+        seconds = flops * trips[-1] / network.flops if network is not None and network.flops else 0.0
+        most_seconds = None if limit is None else (1 + ROUNDING) * limit.seconds
+        moved: list[Moved] = []
+        for number, ends in enumerate(ends_of(task, layout, target)):
+            one = self.prices.moved(*ends)
+            seconds += one.price.seconds * trips[number]
+            if (
+                limit is not None
+                and most_seconds is not None
+                and (
+                    seconds > most_seconds
+                    or (network is None and one.price.received_bytes * trips[number] > limit.received_bytes)
+                )
+            ):
+                return None
+            moved.append(one)
+        if seconds == float("inf"):
+            return None
+        return price_of(moved, trips, flops * trips[-1], network)
+
+    def _layouts_of(self, task: Task) -> list[tuple[ComputeLayout, int]]:
+        """The layouts that the tensors have, each with its operations on one trip."""
+        cuts = frozenset(
+            (group, dim.axes)
+            for term, end in zip(task.pattern.terms, task.ends, strict=True)
+            for group, dim in zip(term, () if end is None else end.dims, strict=False)
+            if dim.axes
+        )
+        unreduced = tuple(
+            (wait, *(None if (end := task.ends[operand]) is None else end.unreduced for operand in wait.operands))
+            for wait in task.waits
+        )
+        key = task.calculation, task.mesh, task.uneven, cuts, unreduced
+        layouts = self._layouts.get(key)
+        if layouts is None:
+            table = Table(task, is_led=True)
+            layouts = self._layouts[key] = [
+                (layout, self.flops(task, layout)) for row in table.rows.tolist() for layout in table.layouts(row)
+            ]
+        return layouts
+
+
+def ends_of(task: Task, layout: ComputeLayout, target: Sharding) -> list[Ends]:
+    """Per term, from where to where a layout takes it."""
+    calculation = task.calculation
+    *used, made = layout.shardings
+    return list(zip((*task.sources, made), (*used, target), calculation.shapes, calculation.dtypes, strict=True))

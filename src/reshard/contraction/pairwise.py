@@ -1,0 +1,149 @@
+"""More than two operands: contracted at once in one layout, or two at a time with products resharded in between.
+
+Along every path that is worth comparing, each product is tried in the places where it is cheapest, its sums made or
+left to the next contraction, and the few cheapest chains so far go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from reshard.contraction.best_first import Search, best_of
+from reshard.contraction.chooser import Chooser, Chosen, ends_of
+from reshard.contraction.einsum_plan import EinsumPlan
+from reshard.contraction.paths import Path, pair_pattern, paths_of
+from reshard.contraction.prices import NOTHING, Effort, Price, added
+from reshard.contraction.tasks import Calculation, Task
+from reshard.errors import ReshardError
+from reshard.operations.pattern import Term
+from reshard.sharding import Sharding
+
+PLACES = 3
+"""In how many places a product is tried, with its sums made and without."""
+WORK_IN_VAIN = 16
+"""After how much work that found no better place the search for a product that goes on ends; there are many such."""
+KEPT = 4
+"""How many chains go on after each contraction."""
+BUDGET = 512
+"""How much is planned along one path before the cheapest chain so far goes on alone; see `Effort.allow`."""
+
+
+@dataclass(frozen=True)
+class Contracted:
+    """A contraction whose layout is chosen, after those that make its operands."""
+
+    task: Task
+    chosen: Chosen
+    inputs: tuple[int | Contracted, ...]
+    """Per operand, the number of the tensor that is handed in, or what makes it."""
+
+    def parts(self) -> Iterator[Contracted]:
+        """The contractions in the order in which they are done, this one last."""
+        for operand in self.inputs:
+            if isinstance(operand, Contracted):
+                yield from operand.parts()
+        yield self
+
+    @property
+    def price(self) -> Price:
+        """Of all parts; the busiest device of each counts."""
+        return added(NOTHING, *(part.chosen.price for part in self.parts()))
+
+    def plan(self, chooser: Chooser) -> EinsumPlan:
+        """With the plans of all reshards.
+
+        Raises:
+            ReshardError: of the planner, where it refuses a reshard.
+        """
+        calculation = self.task.calculation
+        reshards = ends_of(self.task, self.chosen.layout, self.chosen.target)
+        *operands, output = [chooser.prices.plan(*ends) for ends in reshards]
+        inputs = tuple(one if isinstance(one, int) else one.plan(chooser) for one in self.inputs)
+        return EinsumPlan(
+            calculation.pattern,
+            calculation.sizes,
+            self.chosen.layout,
+            tuple(operands),
+            output,
+            inputs,
+            chooser.network,
+            self.chosen.is_proved,
+        )
+
+
+@dataclass(frozen=True)
+class _Live:
+    """A tensor that is still to be contracted."""
+
+    term: Term
+    sharding: Sharding
+    origin: int | Contracted
+
+
+def pairwise(task: Task, chooser: Chooser, effort: Effort, *, prove: bool) -> list[Contracted]:
+    """The cheapest chain along every path; none where no path has one."""
+    chains = []
+    for path in paths_of(task.pattern, task.sizes):
+        effort.allow(None if prove else BUDGET)
+        chains += _along(path, task, chooser, effort, prove=prove)
+    return chains
+
+
+def _along(path: Path, task: Task, chooser: Chooser, effort: Effort, *, prove: bool) -> list[Contracted]:
+    """The cheapest chain along one path that is found; once the budget is spent, the cheapest so far goes on alone."""
+    operands = zip(task.pattern.operands, task.sources, strict=True)
+    states = [tuple(_Live(term, source, number) for number, (term, source) in enumerate(operands))]
+    for pair in path:
+        further: list[tuple[Price, tuple[_Live, ...]]] = []
+        for live in states:
+            if further and effort.is_over:
+                break
+            for product in _products(live, pair, task, chooser, effort, prove=prove):
+                rest = [one for place, one in enumerate(live) if place not in pair]
+                after = (*rest, _Live(product.task.pattern.output, product.chosen.target, product))
+                further.append((_spent(after), after))
+        states = [live for _, live in sorted(further, key=lambda one: one[0])[:KEPT]]
+    chains = [live[0].origin for live in states[:1]]
+    return [
+        replace(chain, chosen=chain.chosen._replace(is_proved=False))
+        for chain in chains
+        if isinstance(chain, Contracted)
+    ]
+
+
+def _spent(live: Sequence[_Live]) -> Price:
+    """What the products that are made cost together."""
+    return added(NOTHING, *(one.origin.price for one in live if isinstance(one.origin, Contracted)))
+
+
+def _products(
+    live: tuple[_Live, ...], pair: tuple[int, int], task: Task, chooser: Chooser, effort: Effort, *, prove: bool
+) -> Iterator[Contracted]:
+    """The product of two tensors: where it is wanted, if it is the last, or in several places."""
+    is_last = len(live) == 2
+    operands = [live[place] for place in pair]
+    pattern = pair_pattern([one.term for one in live], pair, task.pattern.output)
+    product = Task(
+        Calculation.of_einsum(pattern, task.sizes, task.calculation.dtypes[-1]),
+        task.mesh,
+        tuple(one.sharding for one in operands),
+        task.target if is_last else None,
+    )
+    seen: set[Sharding] = set()
+    for may_stay_unreduced in [task.may_stay_unreduced] if is_last else [True, False]:
+        product = replace(product, may_stay_unreduced=may_stay_unreduced)
+        if seen and effort.is_over:
+            break
+        try:
+            if is_last:
+                places = [best_of(product, chooser, effort, prove=prove)]
+            else:
+                search = Search(product, chooser, effort)
+                places = search.best(chooser.first(product, effort), PLACES, search.hasty(WORK_IN_VAIN))
+        except ReshardError:
+            continue  # a product that cannot be made so is none
+        for chosen in places:
+            if chosen.target not in seen:
+                seen.add(chosen.target)
+                yield Contracted(product, chosen, tuple(one.origin for one in operands))

@@ -1,0 +1,331 @@
+"""What things cost: a price, what a reshard takes, and the memo of the planner's answers.
+
+A price is compared component by component: seconds on the network, where one is given, then bytes of the busiest
+device, bytes in all, steps, operations.
+The busiest device is that of several reshards together: two that keep different devices busy cost less than twice one.
+
+Without a network a reshard is priced by one like it that is known already.
+The bytes that devices receive do not depend on the order of the dims, nor on how many uncut dims there are, and grow
+with the sizes of dims that are cut evenly.
+So a reshard is priced as a smaller one: dims that are cut nowhere are one, and a dim is as long as its cuts need.
+A program has thousands of reshards of which a few dozen differ in this.
+Partial values are combined in parts, by cuts beside those of both ends.
+They are priced so where some dim is long enough for every such cut; a dim that neither divides the number of devices
+nor is divided by it stays as it is, so that the smaller reshard has the same cuts to choose from.
+
+By hand, on x = 2, y = 4, `[{"x"}, {}, {}]` to `[{}, {"x"}, {}]` of 16 x 6 x 10 elements is `[{}, {"x"}, {}]` to
+`[{}, {}, {"x"}]` of 1 x 2 x 2, 240 times: a device lacks 1 of the 2 elements that it needs, so 240 of 480.
+
+>>> from reshard.dtypes import dtype_named
+>>> mesh = Mesh.of(x=2, y=4)
+>>> ends = Sharding.of(mesh, "x", None, None), Sharding.of(mesh, None, "x", None)
+>>> Prices(None, by_smaller=True).moved(*ends, (16, 6, 10), dtype_named("float32")).price
+Price(seconds=0.0, received_bytes=960, total_received_bytes=7680, steps=1, flops=0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import fsum, gcd, inf, lcm, prod
+from typing import NamedTuple
+
+import numpy as np
+
+from reshard.contraction.compute_layout import Axes, closed_sharding
+from reshard.contraction.tasks import Stage
+from reshard.digits import Positions
+from reshard.dtypes import DType
+from reshard.errors import ReshardError
+from reshard.exchange.pieces import Tiling, overlap_elements
+from reshard.mesh import Mesh
+from reshard.network import Network
+from reshard.operations.projection import shards
+from reshard.partial import made_axes
+from reshard.planner import plan
+from reshard.plans import Plan
+from reshard.sharding import Sharding
+
+Ends = tuple[Sharding, Sharding, tuple[int, ...], DType]
+ROUNDING = 1e-9
+"""More than sums of one and the same seconds in two orders differ by, as a part of them."""
+ON_NETWORK = 8
+"""How many plans without a network take about as long as one on it."""
+WITH_SUMS = 3
+"""How many plans that only move data take about as long as one that makes sums, on a network."""
+
+
+class Price(NamedTuple):
+    """What something costs, in the order in which prices are compared."""
+
+    seconds: float
+    """Communication and arithmetic one after the other; 0 without a network."""
+    received_bytes: int
+    """Of the busiest device."""
+    total_received_bytes: int
+    steps: int
+    flops: int
+    """Of the busiest device."""
+
+
+NOTHING = Price(0.0, 0, 0, 0, 0)
+IMPOSSIBLE = Price(inf, 0, 0, 0, 0)
+
+
+def added(*prices: Price) -> Price:
+    """What things cost one after the other, the same in whatever order they are."""
+    seconds, received, total, steps, flops = zip(*prices, strict=True)
+    return Price(fsum(seconds), sum(received), sum(total), sum(steps), sum(flops))
+
+
+def times(price: Price, trips: int) -> Price:
+    """The price of what is done so many times."""
+    if trips == 1 or price.seconds == inf:
+        return price
+    seconds, received, total, steps, flops = price
+    return Price(seconds * trips, received * trips, total * trips, steps * trips, flops * trips)
+
+
+class Tally(NamedTuple):
+    """Bytes that devices receive."""
+
+    mesh: Mesh
+    received: Positions
+    """Per position of the mesh."""
+
+
+class Moved(NamedTuple):
+    """What a reshard takes."""
+
+    price: Price
+    tallies: tuple[Tally, ...] = ()
+    """What the devices receive, mesh by mesh."""
+
+
+UNMOVED = Moved(NOTHING)
+STUCK = Moved(IMPOSSIBLE)
+
+
+def moved_by(plan: Plan, times_more: int = 1) -> Moved:
+    """What a plan takes, or one like it of so many times more elements."""
+    tallies: dict[Mesh, Positions] = {}
+    for step in plan.steps:
+        if step.moves:
+            mesh = step.after.mesh
+            tallies[mesh] = tallies.get(mesh, 0) + step.all_received_bytes() * times_more
+    received, total = plan.received_bytes * times_more, plan.total_received_bytes * times_more
+    price = Price(plan.seconds or 0.0, received, total, len(plan.steps), 0)
+    return Moved(price, tuple(Tally(mesh, received) for mesh, received in tallies.items()) if total else ())
+
+
+def busiest(moved: Iterable[tuple[Moved, int]]) -> int:
+    """Bytes that the busiest device receives over several reshards, each made so many times, on whatever meshes."""
+    moving = [(one, trips) for one, trips in moved if one.tallies and trips]
+    if len(moving) < 2:
+        return sum(one.price.received_bytes * trips for one, trips in moving)
+    tallies = [Tally(tally.mesh, tally.received * trips) for one, trips in moving for tally in one.tallies]
+    if len({(tally.mesh.size, tally.mesh.device_ids) for tally in tallies}) == 1:
+        return int(np.max(sum(tally.received for tally in tallies)))
+    devices = np.unique(np.concatenate([tally.mesh.device_array for tally in tallies]))
+    received = np.zeros(len(devices), dtype=np.int64)
+    for tally in tallies:
+        received[np.searchsorted(devices, tally.mesh.device_array)] += tally.received
+    return int(received.max())
+
+
+def price_of(moved: Sequence[Moved], trips: Sequence[int], flops: int, network: Network | None) -> Price:
+    """The price of an operation: its reshards, each made so many times, and its arithmetic."""
+    seconds = [one.price.seconds * count for one, count in zip(moved, trips, strict=True)]
+    if network is not None and network.flops:
+        seconds.append(flops / network.flops)
+    return Price(
+        sum(seconds),
+        busiest(zip(moved, trips, strict=True)),
+        sum(one.price.total_received_bytes * count for one, count in zip(moved, trips, strict=True)),
+        sum(one.price.steps * count for one, count in zip(moved, trips, strict=True)),
+        flops,
+    )
+
+
+def local_flops(stages: Iterable[Stage], parts: Mapping[str, int]) -> int:
+    """Operations of a device that has so many indices of every label."""
+    return sum(stage.operations * prod(parts[label] for label in stage.labels) for stage in stages)
+
+
+class Effort:
+    """How much one search has asked of the planner, known to others or not.
+
+    It is counted: all who plan the same einsum must come to the same end, which a clock would not give.
+    """
+
+    def __init__(self, network: Network | None) -> None:
+        self.network = network
+        self.spent = 0
+        self._most: int | None = None
+        self._asked: set[Ends] = set()
+
+    def allow(self, budget: int | None) -> None:
+        """From now on so much effort may be made; any where it is None."""
+        self._most = None if budget is None else self.spent + budget
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a search should end with what it has."""
+        return self._most is not None and self.spent >= self._most
+
+    def ask_all(self, reshards: Iterable[Ends]) -> None:
+        """Count several reshards."""
+        for ends in reshards:
+            self.ask(ends)
+
+    def ask(self, ends: Ends) -> bool:
+        """Count a reshard; whether it is new.
+
+        It counts as many as its tensor has dims, as each may be cut in more ways, times the ways of the network.
+        """
+        if ends in self._asked:
+            return False
+        self._asked.add(ends)
+        source, target, shape, _ = ends
+        effort = max(len(shape), 1)
+        if self.network is not None:
+            effort *= ON_NETWORK * (WITH_SUMS if source.unreduced != target.unreduced else 1)
+        self.spent += effort
+        return True
+
+
+class Prices:
+    """What the planner says of reshards on one network, each asked once.
+
+    Args:
+        network: None where bytes decide.
+        by_smaller: whether, without a network, reshards are priced by smaller ones; so where there are many.
+    """
+
+    def __init__(self, network: Network | None, *, by_smaller: bool = False) -> None:
+        self.network = network
+        self.by_smaller = by_smaller and network is None
+        self.refusal: ReshardError | None = None
+        """The last one of the planner."""
+        self._moved: dict[Ends, Moved] = {}
+        self._answers: dict[Ends, Plan | ReshardError] = {}
+        self._missing: dict[tuple[Sharding, Sharding, tuple[int, ...]], int] = {}
+        self._tilings: dict[tuple[Sharding, tuple[int, ...]], Tiling] = {}
+
+    def plan(self, source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: DType) -> Plan:
+        """The planner's plan.
+
+        Raises:
+            ReshardError: of the planner, where it refuses, as for a reduction without meaning for the dtype.
+        """
+        ends = source, target, shape, dtype
+        answer = self._answers.get(ends)
+        if answer is None:
+            try:
+                answer = plan(*ends, network=self.network)
+            except ReshardError as error:
+                self.refusal = answer = error
+            self._answers[ends] = answer
+        if isinstance(answer, ReshardError):
+            raise answer
+        return answer
+
+    def moved(self, source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: DType) -> Moved:
+        """What a reshard takes."""
+        if source is target:
+            return UNMOVED
+        ends = source, target, shape, dtype
+        moved = self._moved.get(ends)
+        if moved is None:
+            moved = self._moved[ends] = UNMOVED if source == target else self._asked(*ends)
+        return moved
+
+    def _asked(self, source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: DType) -> Moved:
+        small = smaller(source, target, shape) if self.by_smaller else None
+        try:
+            if small is None:
+                return moved_by(self.plan(source, target, shape, dtype))
+            return moved_by(self.plan(small.source, small.target, small.shape, dtype), small.times_more)
+        except ReshardError:
+            return STUCK
+
+    def missing(self, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> int:
+        """Elements of a tile of the target, at most, that lie elsewhere; partial values count as values.
+
+        Planning a reshard on a large mesh takes milliseconds, this microseconds.
+        """
+        key = source, target, shape
+        if key not in self._missing:
+            before, after = self._tiling(source, shape), self._tiling(target, shape)
+            lacking = after.all_elements - overlap_elements(before, after)
+            self._missing[key] = int(lacking.max(initial=0))
+        return self._missing[key]
+
+    def least_bytes(self, ends: Ends) -> int:
+        """What the busiest device receives at the least: what it lacks; partial values are no bound."""
+        source, target, shape, dtype = ends
+        if source is target or source.unreduced or target.unreduced:
+            return 0
+        return self.missing(source, target, shape) * dtype.itemsize
+
+    def _tiling(self, sharding: Sharding, shape: tuple[int, ...]) -> Tiling:
+        key = (sharding, shape)
+        if key not in self._tilings:
+            self._tilings[key] = Tiling.of(sharding, shape)
+        return self._tilings[key]
+
+
+class Small(NamedTuple):
+    """A reshard that stands for a larger one."""
+
+    source: Sharding
+    target: Sharding
+    shape: tuple[int, ...]
+    times_more: int
+    """Elements that the larger one has for each of this one."""
+
+
+class CutDim(NamedTuple):
+    """A dim that is cut at an end."""
+
+    size: int
+    begun: int
+    """How many axes cut it at the source."""
+    ranks: tuple[tuple[int, int, float], ...]
+    """What its axes are, those of the source first, so that dims have an order."""
+    axes: tuple[Axes, Axes]
+
+
+def smaller(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Small | None:
+    """The reshard that stands for another without a network; None where there is none."""
+    mesh = source.mesh
+    is_partial = bool(source.unreduced or target.unreduced)
+    if mesh != target.mesh or mesh.is_maximal or (source.unreduced and made_axes(source, target)):
+        return None
+    sizes, names = mesh.sizes, list(mesh.sizes)
+    cut: list[CutDim] = []
+    free, is_roomy = 1, not is_partial
+    for before, after, size in zip(source.dims, target.dims, shape, strict=True):
+        parts = lcm(shards(before.axes, sizes), shards(after.axes, sizes))
+        room = gcd(size // parts, mesh.size)
+        if size == 0:
+            return None
+        if size % parts or (is_partial and room not in (size // parts, mesh.size)):
+            length = size  # uneven: it stays as it is
+        else:
+            length = parts * (room if is_partial else 1)
+            is_roomy |= room == mesh.size
+            if not before.axes and not after.axes:
+                free *= size
+                continue
+        free *= size // length
+        ranks = tuple((names.index(a.name), a.start, a.stop) for a in (*before.axes, *after.axes))
+        cut.append(CutDim(length, len(before.axes), ranks, (before.axes, after.axes)))
+    if not is_roomy:
+        return None
+    cut.sort(key=lambda dim: dim[:3])
+    rest = gcd(free, mesh.size) if is_partial else 1
+    ends = [
+        closed_sharding(mesh, ((), *(dim.axes[n] for dim in cut)), end.unreduced, end.reduction, end.uneven)
+        for n, end in enumerate((source, target))
+    ]
+    return Small(ends[0], ends[1], (rest, *(dim.size for dim in cut)), free // rest)

@@ -1,0 +1,209 @@
+"""What a layout is chosen for: a calculation, wherever it is done, and the task of doing it from here to there.
+
+An einsum multiplies and sums.
+An operation of a program may do anything else: need all of a label, wait for other sums than a product does, combine
+what it reduces by a maximum, or work element by element.
+
+By hand: a product of matrices loops over all three labels, with a multiplication and an addition each; a maximum of
+two matrices over the elements of the result.
+
+>>> product = Calculation.of_einsum(Pattern.of("ij,jk->ik"), {"i": 8, "j": 8, "k": 8}, dtype_named("float32"))
+>>> [(sorted(stage.labels), stage.operations) for stage in product.stages]
+[(['i', 'j', 'k'], 2)]
+>>> [wait.operands for wait in product.waits if wait.reduction == "sum"]
+[(0,), (1,)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+from reshard.contraction.paths import pair_pattern, paths_of
+from reshard.dtypes import REDUCTIONS, DType, dtype_named
+from reshard.mesh import Mesh
+from reshard.operations.operation import Operation
+from reshard.operations.pattern import Pattern
+from reshard.operations.rules import Rule, operation_rule, reduction_of, waiting_operands
+from reshard.sharding import Sharding
+
+__all__ = ["Calculation", "Stage", "Task", "Wait", "dtype_named", "stages_of"]
+
+
+class Stage(NamedTuple):
+    """A loop of a device."""
+
+    labels: frozenset[str]
+    """Over which it runs."""
+    operations: int
+    """On each element."""
+
+
+class Wait(NamedTuple):
+    """Operands that may stay unreduced together, and then the result is."""
+
+    operands: tuple[int, ...]
+    reduction: str
+
+
+@dataclass(frozen=True)
+class Calculation:
+    """What is computed, wherever that is."""
+
+    pattern: Pattern
+    sizes: tuple[int, ...]
+    """Per label of the pattern, its size."""
+    shapes: tuple[tuple[int, ...], ...]
+    """Of the operands, and last of the result."""
+    dtypes: tuple[DType, ...]
+    """Of the same."""
+    stages: tuple[Stage, ...]
+    """What a device computes, one after the other."""
+    waits: tuple[Wait, ...]
+    whole: frozenset[str] = frozenset()
+    """Labels of which every device needs all, so that nothing may cut them."""
+    reduction: str = "sum"
+    """How what is summed over a cut label combines."""
+
+    @classmethod
+    def of_einsum(cls, pattern: Pattern, sizes: Mapping[str, int], dtype: DType) -> Calculation:
+        """An einsum: it is linear in each operand, and, where elements only change places, waits for any reduction."""
+        reductions = REDUCTIONS if pattern.is_rearrangement else ("sum",)
+        waits = [Wait((n,), reduction) for reduction in reductions for n in range(len(pattern.operands))]
+        return cls(
+            pattern,
+            tuple(sizes[label] for label in pattern.labels),
+            tuple(pattern.shape_of(term, sizes) for term in pattern.terms),
+            (dtype,) * len(pattern.terms),
+            stages_of(pattern, sizes),
+            tuple(waits),
+            pattern.repeated,
+        )
+
+    @cached_property
+    def label_sizes(self) -> dict[str, int]:
+        """The size of every label."""
+        return dict(zip(self.pattern.labels, self.sizes, strict=True))
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.pattern, self.sizes, self.shapes, self.dtypes, self.waits, self.whole, self.reduction))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+def calculation_of(operation: Operation) -> Calculation:
+    """What an operation of a program computes."""
+    waits = tuple(
+        Wait(operands, reduction) for reduction in REDUCTIONS for operands in waiting_operands(operation, reduction)
+    )
+    dtypes = tuple(value.dtype for value in operation.values)
+    rule = operation_rule(operation)
+    return _calculation(
+        operation.pattern or _copy(len(operation.result.shape)),
+        rule,
+        dtypes,
+        waits,
+        reduction_of(operation),
+        operation.name == "einsum",
+    )
+
+
+@lru_cache(4096)
+def _calculation(
+    pattern: Pattern, rule: Rule, dtypes: tuple[DType, ...], waits: tuple[Wait, ...], reduction: str, multiplies: bool
+) -> Calculation:
+    sizes = dict(zip(pattern.labels, rule.sizes, strict=True))
+    roles = dict(zip(pattern.labels, rule.roles, strict=True))
+    whole = frozenset(label for label, role in roles.items() if role in ("replicated", "shifted"))
+    if multiplies or "reduced" in rule.roles:
+        stages = stages_of(pattern, sizes)
+    else:
+        stages = (Stage(frozenset(label for group in pattern.output for label in group), 1),)
+    return Calculation(pattern, rule.sizes, rule.shapes, dtypes, stages, waits, whole, reduction)
+
+
+@lru_cache(64)
+def _copy(ndim: int) -> Pattern:
+    term = tuple((f"d{dim}",) for dim in range(ndim))
+    return Pattern((term,), term)
+
+
+def stages_of(pattern: Pattern, sizes: Mapping[str, int]) -> tuple[Stage, ...]:
+    """Per contraction of two tensors, or of all that there are, its loop over all labels that it reads.
+
+    Each element takes a multiplication, and an addition where anything is summed.
+    """
+    if len(pattern.operands) < 3:
+        return (_stage(pattern),)
+    stages, terms = [], list(pattern.operands)
+    for pair in paths_of(pattern, sizes)[0]:
+        part = pair_pattern(terms, pair, pattern.output)
+        stages.append(_stage(part))
+        terms = [*(term for place, term in enumerate(terms) if place not in pair), part.output]
+    return tuple(stages)
+
+
+def _stage(pattern: Pattern) -> Stage:
+    sums = any(pattern.role(label) in ("summed", "contracted") for label in pattern.labels)
+    read = frozenset(label for label in pattern.labels if pattern.role(label) != "broadcast")
+    return Stage(read, len(pattern.operands) - 1 + sums)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A calculation to be done: from where, to where."""
+
+    calculation: Calculation
+    mesh: Mesh
+    """On which it is computed."""
+    sources: tuple[Sharding, ...]
+    """Where the operands are."""
+    target: Sharding | None
+    """Where the result is wanted; None where that is open."""
+    may_stay_unreduced: bool = False
+    """Whether, where no target is given, sums over cut labels may be left to the next operation."""
+    trips: tuple[int, ...] | None = None
+    """How often each operand is moved where it must be, and last how often the result is made; once unless given."""
+
+    @property
+    def pattern(self) -> Pattern:
+        """Of the calculation."""
+        return self.calculation.pattern
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of the labels."""
+        return self.calculation.label_sizes
+
+    @cached_property
+    def ends(self) -> tuple[Sharding | None, ...]:
+        """Per term its sharding, where it has one on the mesh of the computation."""
+        return tuple(end if end is not None and end.mesh == self.mesh else None for end in (*self.sources, self.target))
+
+    @property
+    def trip_counts(self) -> tuple[int, ...]:
+        """Per term, how often it is moved."""
+        return self.trips or (1,) * len(self.calculation.shapes)
+
+    @property
+    def uneven(self) -> str:
+        """The rule by which labels are cut: that of the operands that are cut, where they have one."""
+        cut = [source for source in self.sources if any(dim.axes for dim in source.dims)]
+        rules = {source.uneven for source in cut or self.sources}
+        return rules.pop() if len(rules) == 1 else "ceil"
+
+    @cached_property
+    def waits(self) -> tuple[Wait, ...]:
+        """The operands that may stay unreduced and are so, those of one reduction together."""
+        return tuple(
+            wait
+            for wait in self.calculation.waits
+            if any(
+                end is not None and end.unreduced and end.reduction == wait.reduction
+                for end in (self.ends[operand] for operand in wait.operands)
+            )
+        )
