@@ -26,7 +26,7 @@ import reshard as rs
 from reshard.xla.read.loops import executions
 from reshard.xla.read.reading import read_text
 from reshard.xla.read.replica_groups import parse_groups, parse_pairs
-from reshard.xla.report import End, Ends, Report, inspect_paths, inspect_texts
+from reshard.xla.report import ProgramEnd, ProgramEnds, Report, inspect_paths, inspect_texts
 
 DATA = Path(__file__).parent / "data" / "inspect"
 NAMES = sorted(path.name for path in DATA.iterdir())
@@ -267,7 +267,7 @@ def test_a_chain_whose_end_is_not_told_is_unrecognised() -> None:
     (one,) = report.unrecognised
     assert (one.origin, one.collectives, one.received_bytes) == ("chain", ("all-gather", "all-gather.1"), 14336)
     assert one.why.endswith("the sharding of result 0, broadcast_add_fusion, is not told")
-    known = Ends(results=(End((16, 16, 16), rs.Sharding.of(XYZ, None, ("x", "y"), None)),))
+    known = ProgramEnds(results=(ProgramEnd((16, 16, 16), rs.Sharding.of(XYZ, None, ("x", "y"), None)),))
     (chain,) = inspect_texts([("t", text_of("remat.txt"))], mesh=XYZ, ends={"t": known}).chains
     assert (chain.received_bytes, chain.lower_bound_bytes) == (14336, 1792)
     assert chain.source == rs.Sharding.of(XYZ, "y", None, "x")

@@ -11,7 +11,7 @@ the one to the other is recognised.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -21,8 +21,7 @@ from reshard.checks import shown
 from reshard.errors import ReshardError
 from reshard.jax.conversions import AnyMesh, mesh_of, sharding_of
 from reshard.mesh import Mesh
-from reshard.sharding import Sharding
-from reshard.xla.report import End, Ends, Report, inspect_texts
+from reshard.xla.report import ProgramEnd, ProgramEnds, Report, inspect_texts
 
 
 def inspect(program: Any, *, mesh: AnyMesh | Mesh | None = None) -> Report:
@@ -39,8 +38,8 @@ def inspect(program: Any, *, mesh: AnyMesh | Mesh | None = None) -> Report:
         ReshardError: `bad-argument` where it is none of these.
     """
     texts: list[tuple[str, str]] = []
-    ends: dict[str, Ends] = {}
-    for number, part in enumerate(_parts(program), 1):
+    ends: dict[str, ProgramEnds] = {}
+    for number, part in enumerate(program if isinstance(program, list | tuple) else [program], 1):
         kind = "lowered" if isinstance(part, Lowered) else "compiled" if isinstance(part, Compiled) else "text"
         name = kind if isinstance(program, str | Lowered | Compiled) else f"{kind} {number}"
         if isinstance(part, Lowered):
@@ -58,36 +57,31 @@ def inspect(program: Any, *, mesh: AnyMesh | Mesh | None = None) -> Report:
     return inspect_texts(texts, mesh=ours, ends=ends)
 
 
-def _parts(program: Any) -> Sequence[Any]:
-    return program if isinstance(program, list | tuple) else [program]
-
-
-def _ends_of(compiled: Compiled) -> Ends:
+def _ends_of(compiled: Compiled) -> ProgramEnds:
     """What is known of the arguments that are used, and of the results."""
     avals = jax.tree.leaves(compiled.in_avals)
-    shardings = jax.tree.leaves(compiled.input_shardings, is_leaf=lambda one: one is None)
+    shardings = jax.tree.leaves(compiled.input_shardings, is_leaf=lambda sharding: sharding is None)
     if len(avals) != len(shardings):
-        return Ends()
+        return ProgramEnds()
     parameters = [
         _end(aval.shape, sharding) for aval, sharding in zip(avals, shardings, strict=True) if sharding is not None
     ]
     infos = jax.tree.leaves(compiled.out_info)
     results = jax.tree.leaves(compiled.output_shardings)
     if len(infos) != len(results):
-        return Ends(tuple(parameters))
-    return Ends(
+        return ProgramEnds(tuple(parameters))
+    return ProgramEnds(
         tuple(parameters),
         tuple(_end(info.shape, sharding) for info, sharding in zip(infos, results, strict=True)),
     )
 
 
-def _end(shape: tuple[int, ...], sharding: Any) -> End | None:
+def _end(shape: tuple[int, ...], jax_sharding: Any) -> ProgramEnd | None:
     try:
-        found = sharding_of(sharding, ndim=len(shape))
+        sharding = sharding_of(jax_sharding, ndim=len(shape))
     except ReshardError:
         return None
-    if found.mesh.is_maximal:
+    if sharding.mesh.is_maximal:
         return None
     # XLA's text counts positions, so the numbers of the devices do not matter here.
-    mesh = Mesh(found.mesh.axes)
-    return End(tuple(shape), Sharding(mesh, found.dims, found.replicated, found.unreduced, found.reduction))
+    return ProgramEnd(tuple(shape), replace(sharding, mesh=Mesh(sharding.mesh.axes)))

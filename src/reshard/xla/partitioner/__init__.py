@@ -23,10 +23,10 @@ in order.
 >>> from reshard.mesh import Mesh
 >>> from reshard.sharding import Sharding
 >>> mesh = Mesh.of(x=2, y=4)
->>> found = explain(Sharding.of(mesh, "x", None), Sharding.of(mesh, "y", "x"), (8, 8))
->>> found.branch.name, found.collectives, found.communication
+>>> explanation = explain(Sharding.of(mesh, "x", None), Sharding.of(mesh, "y", "x"), (8, 8))
+>>> explanation.branch.name, explanation.collectives, explanation.communication
 ('slice', ('collective-permute',), 'collective-permute')
->>> print(found.why)
+>>> print(explanation.why)
 the source is replicated, and its 2x1 tiles can be cut further into 4x2; a permute then sets the order of devices
 >>> explain(Sharding.of(Mesh.of(x=2, y=3), "x", "y"), Sharding.of(Mesh.of(x=2, y=3), "y", "x"), (6, 6)).branch.name
 'full gather'

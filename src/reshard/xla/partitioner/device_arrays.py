@@ -1,8 +1,8 @@
 """The arrays of devices that XLA's partitioner compares, and what it does to them.
 
 >>> from reshard.mesh import Mesh
->>> tiles = tiles_of(Sharding.of(Mesh.of(x=2, y=2), "y", None))
->>> tiles.counts, tiles.copies, tiles.devices.tolist()
+>>> array = DeviceArray.of(Sharding.of(Mesh.of(x=2, y=2), "y", None))
+>>> array.counts, array.copies, array.devices.tolist()
 ((2, 1), 2, [[[0, 2]], [[1, 3]]])
 """
 
@@ -17,12 +17,21 @@ from reshard.digits import Positions, offsets
 from reshard.sharding import Sharding
 
 
-class Tiles(NamedTuple):
+class DeviceArray(NamedTuple):
     """The array of devices of a sharding, copies in ascending order; on a replicated one nothing depends."""
 
     devices: Positions
     has_copies: bool
     """Whether the last axis is one of copies."""
+
+    @classmethod
+    def of(cls, sharding: Sharding) -> DeviceArray:
+        """The array of a sharding."""
+        layout = sharding.layout
+        digits = [digit for dim in range(len(layout.dims)) for digit in layout.digits_of(dim)]
+        places = offsets((*digits, *layout.free_digits()))
+        counts = [layout.shards(dim) for dim in range(len(layout.dims))]
+        return with_copies(sharding.mesh.device_array[places].reshape([*counts, layout.copies()]))
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -39,88 +48,72 @@ class Tiles(NamedTuple):
         """Whether the one tile is the whole tensor."""
         return prod(self.counts) == 1
 
-    def equals(self, other: Tiles) -> bool:
+    def equals(self, other: DeviceArray) -> bool:
         """Whether both are one sharding to XLA."""
         return (self.is_replicated and other.is_replicated) or (
             self.has_copies == other.has_copies and np.array_equal(self.devices, other.devices)
         )
 
+    @property
+    def counts_text(self) -> str:
+        """The numbers of tiles as text: `2x4`."""
+        return "x".join(map(str, self.counts))
 
-def array(devices: Positions, has_copies: bool) -> Tiles:
-    """The array in its one spelling."""
+
+def with_copies(devices: Positions, has_copies: bool = True) -> DeviceArray:
+    """The array in its one spelling; the last axis is one of copies unless it has none."""
     if has_copies and devices.shape[-1] == 1:
-        return Tiles(devices[..., 0], False)
-    return Tiles(np.sort(devices, axis=-1), True) if has_copies else Tiles(devices, False)
+        return DeviceArray(devices[..., 0], False)
+    return DeviceArray(np.sort(devices, axis=-1) if has_copies else devices, has_copies)
 
 
-def tiles_of(sharding: Sharding) -> Tiles:
-    """The array of a sharding."""
-    layout = sharding.layout
-    digits = [digit for dim in range(len(layout.dims)) for digit in layout.digits_of(dim)]
-    places = offsets((*digits, *layout.free_digits()))
-    counts = [layout.shards(dim) for dim in range(len(layout.dims))]
-    return array(sharding.mesh.device_array[places].reshape([*counts, layout.copies()]), has_copies=True)
-
-
-def by(counts: tuple[int, ...]) -> str:
-    """Numbers of tiles as text: `2x4`."""
-    return "x".join(map(str, counts))
-
-
-def swaps(source: Tiles, target: Tiles) -> list[tuple[int, int]] | None:
+def swaps(source: DeviceArray, target: DeviceArray) -> list[tuple[int, int]] | None:
     """Pairs of dims that swap their numbers of tiles, the larger first, until source has target's; None if none do."""
-    if target.is_replicated or source.devices.ndim != target.devices.ndim:
+    goal = target.devices.shape
+    if target.is_replicated or source.devices.ndim != len(goal) or prod(source.counts) != prod(target.counts):
         return None
-    if prod(source.counts) != prod(target.counts):
-        return None
-    wanted = target.devices.shape
-    left: dict[int, list[int]] = {}
-    for dim, (a, b) in enumerate(zip(source.devices.shape, wanted, strict=True)):
-        if a != b:
-            left.setdefault(a, []).append(dim)
-    differing = [dim for dims in left.values() for dim in dims]
-    if not differing or sorted(wanted[dim] for dim in differing) != sorted(source.devices.shape[d] for d in differing):
+    unmet: dict[int, list[int]] = {}
+    """By number of tiles, the dims that have so many and should have others."""
+    for dim, (count, wish) in enumerate(zip(source.devices.shape, goal, strict=True)):
+        if count != wish:
+            unmet.setdefault(count, []).append(dim)
+    differing = [dim for dims in unmet.values() for dim in dims]
+    if not differing or sorted(goal[dim] for dim in differing) != sorted(source.devices.shape[d] for d in differing):
         return None
     pairs = []
-    while left:
-        size = min(left)
-        dim = left[size][-1]
-        want = wanted[dim]
-        if want == size:
-            left[size].pop()
+    while unmet:
+        count = min(unmet)
+        dim = unmet[count][-1]
+        wish = goal[dim]
+        if wish == count:
+            unmet[count].pop()
         else:
-            if size != 1 and want % size:
+            if count != 1 and wish % count:
                 return None
-            # A dim that has what this one wants; best one whose own wish the freed size, or the swap, fulfils.
-            having = left[want]
-            fits = [d for d in having if (wanted[d] != 1 if size == 1 else wanted[d] == size)]
-            other = fits[0] if fits else having[-1]
-            pairs.append((other, dim))
-            left[size][-1] = other
-            having.remove(other)
-            if not having:
-                del left[want]
-        if not left[size]:
-            del left[size]
+            # A dim that has what this one should have; best one whose own wish the freed count, or the swap, fulfils.
+            owners = unmet[wish]
+            fitting = [owner for owner in owners if (goal[owner] != 1 if count == 1 else goal[owner] == count)]
+            partner = (fitting or owners[-1:])[0]
+            pairs.append((partner, dim))
+            unmet[count][-1] = partner
+            owners.remove(partner)
+            if not owners:
+                del unmet[wish]
+        if not unmet[count]:
+            del unmet[count]
     return pairs
 
 
-def swapped(tiles: Tiles, large: int, small: int) -> Tiles:
+def swapped(array: DeviceArray, large: int, small: int) -> DeviceArray:
     """The array after an all-to-all that cuts dim `small` by the minor part of what cut dim `large`."""
-    shape = tiles.devices.shape
-    before, after = [], list(shape)
-    after[large], after[small] = shape[small], shape[large]
-    places = {}
-    for dim, size in enumerate(shape):
-        parts = [shape[small], size // shape[small]] if dim == large else [size, 1] if dim == small else [size]
-        before += parts
-        places[dim] = len(before) - 1
-    order = list(range(len(before)))
-    order[places[large]], order[places[small]] = order[places[small]], order[places[large]]
-    return array(tiles.devices.reshape(before).transpose(order).reshape(after), tiles.has_copies)
+    shape = list(array.devices.shape)
+    split = [*shape[:large], shape[small], shape[large] // shape[small], *shape[large + 1 :]]
+    shape[large], shape[small] = shape[small], shape[large]
+    moved = np.moveaxis(array.devices.reshape(split), large + 1, small + 1)
+    return with_copies(moved.reshape(shape), array.has_copies)
 
 
-def refined(coarse: Tiles, fine: Tiles) -> Tiles | None:
+def refined(coarse: DeviceArray, fine: DeviceArray) -> DeviceArray | None:
     """`fine`'s counts cut from the copies of `coarse` without communication: `fine` itself where that is possible."""
     if not coarse.has_copies or len(coarse.counts) != len(fine.counts):
         return None
@@ -128,18 +121,14 @@ def refined(coarse: Tiles, fine: Tiles) -> Tiles | None:
         return None
     if lies_within(fine, coarse):
         return fine
-    grown = [(dim, b // a) for dim, (a, b) in enumerate(zip(coarse.counts, fine.counts, strict=True)) if b > a]
     rank = len(coarse.counts)
-    order: list[int] = []
-    place = {dim: rank + number for number, (dim, _) in enumerate(grown)}
-    for dim in range(rank):
-        order += [dim, place[dim]] if dim in place else [dim]
-    sizes = [*coarse.counts, *(size for _, size in grown), fine.copies]
-    moved = coarse.devices.reshape(sizes).transpose([*order, rank + len(grown)])
-    return array(moved.reshape([*fine.counts, fine.copies]), has_copies=True)
+    ratios = [b // a for a, b in zip(coarse.counts, fine.counts, strict=True)]
+    order = [axis for dim in range(rank) for axis in (dim, rank + dim)]
+    moved = coarse.devices.reshape([*coarse.counts, *ratios, fine.copies]).transpose([*order, 2 * rank])
+    return with_copies(moved.reshape([*fine.counts, fine.copies]))
 
 
-def lies_within(fine: Tiles, coarse: Tiles) -> bool:
+def lies_within(fine: DeviceArray, coarse: DeviceArray) -> bool:
     """Whether every device's tile of `fine` is part of its tile of `coarse`."""
     ratios = [b // a for a, b in zip(coarse.counts, fine.counts, strict=True)]
     tile_of: dict[int, tuple[int, ...]] = {}
@@ -151,22 +140,20 @@ def lies_within(fine: Tiles, coarse: Tiles) -> bool:
     )
 
 
-def shifted(tile: Tiles, partial: Tiles) -> Tiles | None:
-    """Where `partial` is `tile` moved on by one dim: `tile` with its last cut dim gathered."""
-    if tile.has_copies or not partial.has_copies or tile.devices.ndim + 1 != partial.devices.ndim:
+def shifted(cut: DeviceArray, moved: DeviceArray) -> DeviceArray | None:
+    """Where `moved` is `cut` moved on by one dim, with copies: `cut` with its last cut dim gathered."""
+    if cut.has_copies or not moved.has_copies or cut.devices.ndim + 1 != moved.devices.ndim:
         return None
-    shape = tile.devices.shape
-    cut = [dim for dim, size in enumerate(shape) if size > 1]
-    if partial.devices.shape != (1, *shape) or shape[cut[-1]] != partial.copies:
+    shape = cut.devices.shape
+    last = max(dim for dim, size in enumerate(shape) if size > 1)
+    if moved.devices.shape != (1, *shape) or shape[last] != moved.copies:
         return None
-    if not np.array_equal(partial.devices.reshape(shape), tile.devices):
+    if not np.array_equal(moved.devices.reshape(shape), cut.devices):
         return None
-    whole = list(shape)
-    whole[cut[-1]] = 1
-    return array(tile.devices.reshape([*whole, partial.copies]), has_copies=True)
+    return with_copies(cut.devices.reshape([*shape[:last], 1, *shape[last + 1 :], moved.copies]))
 
 
-def dim_to_split(source: Tiles, target: Tiles, shape: tuple[int, ...]) -> int | None:
+def dim_to_split(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...]) -> int | None:
     """The dim that is taken as two."""
     if source.copies != target.copies:
         return None
@@ -178,43 +165,38 @@ def dim_to_split(source: Tiles, target: Tiles, shape: tuple[int, ...]) -> int | 
         if low != high and low > 1 and high % low == 0 and -(-shape[dim] // low) * low % high == 0:
             many.append(dim)
     for dim in many:
-        if any(counts[dim][0] * counts[one][0] == counts[dim][1] * counts[one][1] for one in ones):
+        if any(counts[dim][0] * counts[other][0] == counts[dim][1] * counts[other][1] for other in ones):
             return dim
     return next((dim for dim in many if counts[dim][0] > counts[dim][1]), None)
 
 
-def whole_dim(source: Tiles, target: Tiles) -> Tiles | None:
+def whole_dim(source: DeviceArray, target: DeviceArray) -> DeviceArray | None:
     """The source with the first dim gathered whose parts times copies are the target's copies."""
     if not target.has_copies:
         return None
-    for dim, size in enumerate(source.counts):
-        if size > 1 and size * source.copies == target.copies:
-            sizes = list(source.counts)
-            sizes[dim] = 1
-            rank = len(sizes)
-            order = [other for other in range(rank) if other != dim] + [dim]
-            moved = source.devices.transpose([*order, rank] if source.has_copies else order)
-            return array(moved.reshape([*sizes, -1]), has_copies=True)
+    for dim, count in enumerate(source.counts):
+        if count > 1 and count * source.copies == target.copies:
+            counts = [*source.counts[:dim], 1, *source.counts[dim + 1 :]]
+            return with_copies(np.moveaxis(source.devices, dim, len(counts) - 1).reshape([*counts, -1]))
     return None
 
 
-def spread(source: Tiles, target: Tiles) -> Tiles | None:
+def spread(source: DeviceArray, target: DeviceArray) -> DeviceArray | None:
     """The source with its copies as the parts of the first whole dim that the target cuts into a multiple of them."""
     if not source.has_copies or target.has_copies:
         return None
-    for dim, (here, there) in enumerate(zip(source.counts, target.counts, strict=True)):
-        if here == 1 and there != 1 and there % source.copies == 0:
-            return array(np.swapaxes(source.devices, dim, -1), has_copies=True)
+    for dim, (before, after) in enumerate(zip(source.counts, target.counts, strict=True)):
+        if before == 1 and after != 1 and after % source.copies == 0:
+            return with_copies(np.swapaxes(source.devices, dim, -1))
     return None
 
 
-def grouped(tiles: Tiles, dims: list[int]) -> tuple[Positions, Tiles]:
+def grouped(array: DeviceArray, dims: list[int]) -> tuple[Positions, DeviceArray]:
     """Per group its devices, and the array of one group, whose devices are numbered in it."""
-    others = [dim for dim in range(tiles.devices.ndim) if dim not in dims]
-    count = prod(tiles.counts[dim] for dim in dims)
-    groups = tiles.devices.transpose([*dims, *others]).reshape(count, -1)
-    sizes = [1 if dim in dims else size for dim, size in enumerate(tiles.devices.shape)]
-    return groups, array(np.arange(groups.shape[1], dtype=np.int64).reshape(sizes), tiles.has_copies)
+    shape = array.devices.shape
+    groups = np.moveaxis(array.devices, dims, range(len(dims))).reshape(prod(shape[dim] for dim in dims), -1)
+    sizes = [1 if dim in dims else size for dim, size in enumerate(shape)]
+    return groups, with_copies(np.arange(groups.shape[1], dtype=np.int64).reshape(sizes), array.has_copies)
 
 
 def renumbering(groups: Positions, reference: Positions) -> Positions | None:
@@ -224,17 +206,15 @@ def renumbering(groups: Positions, reference: Positions) -> Positions | None:
     return np.array([list(reference[0]).index(device) for device in groups[0]], dtype=np.int64)
 
 
-def ungrouped(groups: Positions, within: Tiles, like: Tiles, dims: list[int]) -> Tiles:
+def ungrouped(groups: Positions, within: DeviceArray, like: DeviceArray, dims: list[int]) -> DeviceArray:
     """The array of all devices, each group laid out as `within`."""
-    others = [dim for dim in range(like.devices.ndim) if dim not in dims]
     shape = like.devices.shape
-    inner = within.devices.reshape([shape[dim] for dim in others])
+    inner = within.devices.reshape([size for dim, size in enumerate(shape) if dim not in dims])
     whole = groups[:, inner].reshape([*(shape[dim] for dim in dims), *inner.shape])
-    order = np.argsort([*dims, *others])
-    return array(whole.transpose(order.tolist()), like.has_copies)
+    return with_copies(np.moveaxis(whole, range(len(dims)), dims), like.has_copies)
 
 
-def can_permute(source: Tiles, target: Tiles) -> bool:
+def can_permute(source: DeviceArray, target: DeviceArray) -> bool:
     """Whether whole tiles change places: one shape, two orders."""
     return (
         not source.is_replicated

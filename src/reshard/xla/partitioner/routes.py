@@ -12,8 +12,7 @@ from reshard.notation.plain import check_blocks
 from reshard.sharding import Sharding, checked_shape
 from reshard.xla.partitioner.branches import BRANCHES, Branch
 from reshard.xla.partitioner.device_arrays import (
-    Tiles,
-    by,
+    DeviceArray,
     can_permute,
     dim_to_split,
     grouped,
@@ -23,12 +22,11 @@ from reshard.xla.partitioner.device_arrays import (
     spread,
     swapped,
     swaps,
-    tiles_of,
     ungrouped,
     whole_dim,
 )
 
-_NAMED = {branch.name: branch for branch in BRANCHES}
+_BRANCH_NAMED = {branch.name: branch for branch in BRANCHES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +52,13 @@ class _Route(NamedTuple):
     inner: tuple[str, ...] = ()
     warned: bool = False
 
+    @property
+    def communication(self) -> str:
+        """One of `COMMUNICATIONS`."""
+        if self.warned:
+            return "full gather"
+        return next((name for name in ("all-gather", "all-to-all", "collective-permute") if name in self.sends), "none")
+
 
 def explain(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Explanation:
     """The branch that XLA takes from one sharding to another.
@@ -64,7 +69,7 @@ def explain(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Expla
         shape: of the whole tensor.
 
     Raises:
-        ReshardError: `bad-argument` for partial values and meshes without axes; `cannot-express` for chunks of
+        ReshardError: `bad-argument` for unreduced values and meshes without axes; `cannot-express` for chunks of
             chunks; `different-meshes` where the devices are others; `rank-mismatch`, `bad-shape`.
     """
     shape = checked_shape(shape)
@@ -75,25 +80,18 @@ def explain(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Expla
         sharding.layout_for(shape)
     if not np.array_equal(np.sort(source.mesh.device_array), np.sort(target.mesh.device_array)):
         raise ReshardError("different-meshes", f"meshes {source.mesh} and {target.mesh} are of different devices")
-    route = _route(tiles_of(source), tiles_of(target), shape)
+    route = _route(DeviceArray.of(source), DeviceArray.of(target), shape)
     if route is None:
         raise AssertionError("a route that may gather always ends")
-    return Explanation(_NAMED[route.branch], route.why, route.inner, route.sends, _communication(route))
-
-
-def _communication(route: _Route) -> str:
-    if route.warned:
-        return "full gather"
-    for name in ("all-gather", "all-to-all", "collective-permute"):
-        if name in route.sends:
-            return name
-    return "none"
+    return Explanation(_BRANCH_NAMED[route.branch], route.why, route.inner, route.sends, route.communication)
 
 
 # The questions, in order. None says no; a route ends in the target.
 
 
-def _route(source: Tiles, target: Tiles, shape: tuple[int, ...], *, may_gather: bool = True) -> _Route | None:
+def _route(
+    source: DeviceArray, target: DeviceArray, shape: tuple[int, ...], *, may_gather: bool = True
+) -> _Route | None:
     if source.equals(target):
         return _Route("same", "both shardings are one", ())
     if source.is_replicated:
@@ -114,36 +112,36 @@ def _route(source: Tiles, target: Tiles, shape: tuple[int, ...], *, may_gather: 
     return _Route("full gather", why, ("all-gather",), warned=True)
 
 
-def _described(tiles: Tiles) -> str:
-    return f"{by(tiles.counts)} tiles" + (f" in {tiles.copies} copies" if tiles.has_copies else "")
+def _described(array: DeviceArray) -> str:
+    return f"{array.counts_text} tiles" + (f" in {array.copies} copies" if array.has_copies else "")
 
 
-def _joined(branch: str, why: str, *routes: _Route | None, sends: tuple[str, ...] = ()) -> _Route | None:
+def _joined(branch: str, why: str, *routes: _Route | None) -> _Route | None:
     """One route after another, all of them found within one branch; None where one was not found."""
-    found = [route for route in routes if route is not None]
-    if len(found) < len(routes):
+    taken = [route for route in routes if route is not None]
+    if len(taken) < len(routes):
         return None
-    names = tuple(name for route in found for name in (route.branch, *route.inner) if route.branch != "same")
-    sent = sends + tuple(name for route in found for name in route.sends)
-    return _Route(branch, why, sent, names, any(route.warned for route in found))
+    names = tuple(name for route in taken for name in (route.branch, *route.inner) if route.branch != "same")
+    sent = tuple(name for route in taken for name in route.sends)
+    return _Route(branch, why, sent, names, any(route.warned for route in taken))
 
 
-def _in_order(source: Tiles, target: Tiles) -> tuple[str, ...]:
+def _in_order(source: DeviceArray, target: DeviceArray) -> tuple[str, ...]:
     return ("collective-permute",) if can_permute(source, target) else ()
 
 
-def _permute(source: Tiles, target: Tiles) -> _Route | None:
+def _permute(source: DeviceArray, target: DeviceArray) -> _Route | None:
     if not can_permute(source, target):
         return None
     why = f"both have {_described(source)}, on other devices"
     return _Route("permute", why, ("collective-permute",))
 
 
-def _all_to_all(source: Tiles, target: Tiles) -> _Route | None:
+def _all_to_all(source: DeviceArray, target: DeviceArray) -> _Route | None:
     pairs = swaps(source, target)
     if pairs is None:
         return None
-    here, sends = source, []
+    reached, sends = source, []
     # One all-to-all makes all swaps whose dims are in no other; each of the rest takes its own.
     seen: set[int] = set()
     together: list[tuple[int, int]] = []
@@ -157,31 +155,31 @@ def _all_to_all(source: Tiles, target: Tiles) -> _Route | None:
     groups = [together, *([pair] for pair in apart)] if len(together) > 1 else [[pair] for pair in pairs]
     for group in groups:
         for large, small in group:
-            if here.devices.shape[large] % here.devices.shape[small]:
+            if reached.devices.shape[large] % reached.devices.shape[small]:
                 return None
-            here = swapped(here, large, small)
+            reached = swapped(reached, large, small)
         sends.append("all-to-all")
     dims = ", ".join(f"{large} to {small}" for large, small in pairs)
-    why = f"the tiles of {by(source.counts)} become {by(target.counts)} by moving cuts between dims: {dims}"
-    if not here.equals(target):
+    why = f"the tiles of {source.counts_text} become {target.counts_text} by moving cuts between dims: {dims}"
+    if not reached.equals(target):
         why += "; a permute then sets the order of devices"
-    return _Route("all-to-all", why, (*sends, *_in_order(here, target)))
+    return _Route("all-to-all", why, (*sends, *_in_order(reached, target)))
 
 
-def _slice(source: Tiles, target: Tiles) -> _Route | None:
+def _slice(source: DeviceArray, target: DeviceArray) -> _Route | None:
     between = None if target.is_replicated else refined(source, target)
     if between is None:
         return None
-    why = f"the source is replicated, and its {by(source.counts)} tiles can be cut further into {by(target.counts)}"
+    why = f"the source is replicated, and its {source.counts_text} tiles can be cut further into {target.counts_text}"
     sends = _in_order(between, target)
     return _Route("slice", why + ("; a permute then sets the order of devices" if sends else ""), sends)
 
 
-def _gather(source: Tiles, target: Tiles) -> _Route | None:
+def _gather(source: DeviceArray, target: DeviceArray) -> _Route | None:
     between = None if target.is_replicated else refined(target, source)
     if between is None:
         return None
-    why = f"the target is replicated, and its {by(target.counts)} tiles are made of {by(source.counts)} ones"
+    why = f"the target is replicated, and its {target.counts_text} tiles are made of {source.counts_text} ones"
     sends = _in_order(source, between)
     return _Route(
         "gather",
@@ -190,15 +188,13 @@ def _gather(source: Tiles, target: Tiles) -> _Route | None:
     )
 
 
-def _shift_then_slice(source: Tiles, target: Tiles) -> _Route | None:
+def _shift_then_slice(source: DeviceArray, target: DeviceArray) -> _Route | None:
     between = None if target.is_replicated else shifted(target, source)
     route = None if between is None else _all_to_all(source, between)
-    if route is None:
-        return None
     return _joined("shift then slice", "the source's cuts move on by one dim, and its copies cut the last", route)
 
 
-def _gather_then_shift(source: Tiles, target: Tiles) -> _Route | None:
+def _gather_then_shift(source: DeviceArray, target: DeviceArray) -> _Route | None:
     between = None if target.is_replicated else shifted(source, target)
     route = None if between is None else _all_to_all(between, target)
     if between is None or route is None:
@@ -210,30 +206,30 @@ def _gather_then_shift(source: Tiles, target: Tiles) -> _Route | None:
 # Branches that change the question and ask again.
 
 
-def _complex(source: Tiles, target: Tiles, shape: tuple[int, ...]) -> _Route | None:
+def _complex(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...]) -> _Route | None:
     dim = dim_to_split(source, target, shape)
     if dim is not None:
         return _split(source, target, shape, dim)
     gathered = whole_dim(source, target)
     if gathered is not None:
-        why = f"as many copies as the target has come from one dim of {by(source.counts)}, which is gathered first"
+        why = f"as many copies as the target has come from one dim of {source.counts_text}, which is gathered first"
         routes = _route(source, gathered, shape), _route(gathered, target, shape, may_gather=False)
         return _joined("gather a dim first", why, *routes)
-    cut = spread(source, target)
-    if cut is not None:
+    thinned = spread(source, target)
+    if thinned is not None:
         why = f"the {source.copies} copies of the source first cut a dim of their own"
-        routes = _route(source, cut, shape), _route(cut, target, shape, may_gather=False)
+        routes = _route(source, thinned, shape), _route(thinned, target, shape, may_gather=False)
         return _joined("spread copies first", why, *routes)
     return None
 
 
-def _split(source: Tiles, target: Tiles, shape: tuple[int, ...], dim: int) -> _Route | None:
+def _split(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...], dim: int) -> _Route | None:
     low = min(source.counts[dim], target.counts[dim])
 
-    def cut(tiles: Tiles) -> Tiles:
-        sizes = list(tiles.devices.shape)
+    def cut(array: DeviceArray) -> DeviceArray:
+        sizes = list(array.devices.shape)
         sizes[dim : dim + 1] = [low, sizes[dim] // low]
-        return Tiles(tiles.devices.reshape(sizes), tiles.has_copies)
+        return DeviceArray(array.devices.reshape(sizes), array.has_copies)
 
     rest = -(-shape[dim] // source.counts[dim]) * cut(source).counts[dim + 1]
     longer = (*shape[:dim], max(shape[dim] // max(rest, 1), 1), rest, *shape[dim + 1 :])
@@ -241,21 +237,19 @@ def _split(source: Tiles, target: Tiles, shape: tuple[int, ...], dim: int) -> _R
     return _joined("split a dim", why, _route(cut(source), cut(target), longer, may_gather=False))
 
 
-def _group(source: Tiles, target: Tiles, shape: tuple[int, ...]) -> _Route | None:
+def _group(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...]) -> _Route | None:
     equal = [dim for dim, (a, b) in enumerate(zip(source.counts, target.counts, strict=True)) if a == b > 1]
     if not equal:
         return None
-    groups, within = grouped(source, equal)
-    target_groups, wanted = grouped(target, equal)
+    groups, source_within = grouped(source, equal)
+    target_groups, target_within = grouped(target, equal)
     order = renumbering(target_groups, groups)
-    if order is not None and not wanted.is_replicated:
-        wanted = Tiles(order[wanted.devices], wanted.has_copies)
+    if order is not None and not target_within.is_replicated:
+        target_within = DeviceArray(order[target_within.devices], target_within.has_copies)
     local = tuple(-(-size // source.counts[dim]) if dim in equal else size for dim, size in enumerate(shape))
-    route = _route(within, wanted, local)
+    route = _route(source_within, target_within, local)
     if route is None:
         return None
-    reached = ungrouped(groups, wanted, target, equal)
-    sends = route.sends + _in_order(reached, target)
+    sends = route.sends + _in_order(ungrouped(groups, target_within, target, equal), target)
     why = f"dims {', '.join(map(str, equal))} have as many parts in both, so devices that agree there form groups"
-    found = _joined("group equal dims", why, route)
-    return None if found is None else found._replace(sends=sends)
+    return _joined("group equal dims", why, route._replace(sends=sends))

@@ -27,9 +27,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from reshard.xla.read.ir import Computation, Instruction, Module, Note, Shape
+from reshard.xla.read.ir import ArrayShape, Computation, Instruction, Module, Note
 from reshard.xla.read.loops import executions
-from reshard.xla.read.replica_groups import Groups, parse_groups, parse_pairs
+from reshard.xla.read.replica_groups import parse_groups, parse_pairs
 
 KINDS = (
     "all-gather",
@@ -90,24 +90,27 @@ def kind_of(opcode: str) -> str | None:
 
 def find_collectives(module: Module, text: str = "") -> list[Collective]:
     """Every collective of a module, in the order of the text; what is odd about them joins the module's notes."""
-    runs = executions(module)
-    found = []
+    executed = executions(module)
+    collectives = []
     for computation, instruction in module.instructions():
         kind = kind_of(instruction.opcode)
         if kind is None:
-            _note_others(module, instruction)
+            _note_uncounted(module, instruction)
             continue
-        if instruction.opcode == f"{kind}-start" and _inner(module, instruction):
+        if instruction.opcode == f"{kind}-start" and _wraps_collective(module, instruction):
             continue  # counted where it is printed whole
-        often = runs[computation.name]
-        operands = operand_shapes(computation, instruction)
-        if kind == "ragged-all-to-all" and operands:
+        operands = _operand_shapes(computation, instruction)
+        if kind == "ragged-all-to-all":
             operands = operands[:1]  # the others are the buffer that it writes to, offsets and sizes
-        results = result_shapes(instruction, kind, len(instruction.operands))
-        group, received, bound = _moved(module, instruction, kind, results)
-        operand_bytes = sum(shape.bytes for shape in operands) if operands else _derived(kind, results, group)
-        _check(module, instruction, kind, operands, results, group)
-        found.append(
+        results = _result_shapes(instruction, kind)
+        result_bytes = sum(shape.bytes for shape in results)
+        group, received = _group_and_received(module, instruction, kind, results)
+        derived = _operand_bytes(kind, result_bytes, group)
+        operand_bytes = sum(shape.bytes for shape in operands) if operands else derived
+        if problem := _contradiction(instruction, kind, group, bool(operands), operand_bytes == derived):
+            module.notes.append(Note(instruction.line, f"{instruction.name}: {problem}"))
+        channel = instruction.attributes.get("channel_id", "")
+        collectives.append(
             Collective(
                 text,
                 module.name,
@@ -115,33 +118,27 @@ def find_collectives(module: Module, text: str = "") -> list[Collective]:
                 instruction.name,
                 kind,
                 instruction.line,
-                _channel(instruction),
+                int(channel) if channel.isdigit() and len(channel) < 19 else None,
                 results[0].dtype if results else "",
                 operand_bytes,
-                sum(shape.bytes for shape in results),
+                result_bytes,
                 group,
                 received,
-                bound,
-                often.times,
-                often.unknown,
+                kind == "ragged-all-to-all" and received is not None,
+                *executed[computation.name],
                 module.source_of(instruction),
                 instruction.attributes.get("op_name", ""),
             )
         )
-    return found
+    return collectives
 
 
-def _channel(instruction: Instruction) -> int | None:
-    text = instruction.attributes.get("channel_id", "")
-    return int(text) if text.isdigit() and len(text) < 19 else None
+def _wraps_collective(module: Module, instruction: Instruction) -> bool:
+    called = module.computations.get(instruction.attributes.get("calls", "").lstrip("%"))
+    return called is not None and any(kind_of(inner.opcode) for inner in called.instructions.values())
 
 
-def _inner(module: Module, instruction: Instruction) -> bool:
-    inside = module.computations.get(instruction.attributes.get("calls", "").lstrip("%"))
-    return inside is not None and any(kind_of(one.opcode) for one in inside.instructions.values())
-
-
-def _note_others(module: Module, instruction: Instruction) -> None:
+def _note_uncounted(module: Module, instruction: Instruction) -> None:
     """Name what looks like a collective and is none that is counted."""
     attributes, opcode = instruction.attributes, instruction.opcode
     if opcode.endswith(("-done", "-update")) and kind_of(opcode.rpartition("-")[0]):
@@ -157,20 +154,17 @@ def _note_others(module: Module, instruction: Instruction) -> None:
     module.notes.append(Note(instruction.line, problem, instruction.name))
 
 
-def operand_shapes(computation: Computation, instruction: Instruction) -> tuple[Shape, ...]:
+def _operand_shapes(computation: Computation, instruction: Instruction) -> tuple[ArrayShape, ...]:
     """The shapes of the operands: as printed, or of the instructions that they name; nothing where one is unknown."""
     if instruction.printed:
         return instruction.printed
-    shapes: list[Shape] = []
-    for name in instruction.operands:
-        found = computation.find(name)
-        if found is None:
-            return ()
-        shapes += found[1].result.shapes
-    return tuple(shapes)
+    operands = [computation.find(name) for name in instruction.operands]
+    if None in operands:
+        return ()
+    return tuple(shape for operand in operands if operand for shape in operand.instruction.result.shapes)
 
 
-def result_shapes(instruction: Instruction, kind: str, operands: int) -> tuple[Shape, ...]:
+def _result_shapes(instruction: Instruction, kind: str) -> tuple[ArrayShape, ...]:
     """What it results in, without the operands that the result of a `-start` carries along."""
     result = instruction.result
     if not instruction.opcode.endswith("-start") or not result.is_tuple:
@@ -179,91 +173,73 @@ def result_shapes(instruction: Instruction, kind: str, operands: int) -> tuple[S
         return result.shapes  # only here the result is that of the operation alone
     if len(result.parts) < 2:
         return ()
-    first = result.parts[0]
-    return result.parts[1][: max(len(first), operands)]
+    return result.parts[1][: max(len(result.parts[0]), len(instruction.operands))]
 
 
-def _ranks(module: Module, instruction: Instruction, kind: str) -> tuple[Groups | None, int]:
-    """The groups, and how many devices each of their members stands for."""
-    text = instruction.attributes.get("replica_groups", "{}")
-    groups = parse_groups(text)
-    if groups is None:
-        module.notes.append(Note(instruction.line, "the replica groups cannot be read", text[:100]))
-        return None, 1
-    has_channel = "channel_id" in instruction.attributes
-    flattened = instruction.attributes.get("use_global_device_ids") == "true"
-    each, total = 1, module.replicas
-    if has_channel and kind in _GLOBAL_IDS:
-        each = 1 if flattened else module.partitions
-        total = module.replicas * module.partitions if flattened else module.replicas
-    elif has_channel:
-        total = module.partitions
-    groups = tuple(group for group in groups if group)
-    if groups:
-        return groups, each
-    if not module.has_header:
-        module.notes.append(Note(instruction.line, "its group is all devices, but the text lacks their number", ""))
-        return None, 1
-    return (tuple(range(total)),), each
-
-
-def _moved(
-    module: Module, instruction: Instruction, kind: str, results: tuple[Shape, ...]
-) -> tuple[int | None, int | None, bool]:
-    """Group size, bytes that the busiest device receives, and whether that is only a limit."""
+def _group_and_received(
+    module: Module, instruction: Instruction, kind: str, results: tuple[ArrayShape, ...]
+) -> tuple[int | None, int | None]:
+    """Devices in the largest group, and bytes that the busiest of them receives; None where that is not known."""
     size = sum(shape.bytes for shape in results)
     for shape in results:
         if not shape.is_known:
-            module.notes.append(Note(instruction.line, f"the size of element type {shape.dtype} is not known", ""))
-            return None, None, False
+            module.notes.append(Note(instruction.line, f"the size of element type {shape.dtype} is not known"))
+            return None, None
     if kind == "collective-permute":
         text = instruction.attributes.get("source_target_pairs", "")
         pairs = parse_pairs(text)
         if pairs is None or not results:
             module.notes.append(Note(instruction.line, "the pairs of a permute cannot be read", text[:100]))
-            return None, None, False
-        return len({device for pair in pairs for device in pair}), size * any(a != b for a, b in pairs), False
-    groups, each = _ranks(module, instruction, kind)
-    if groups is None or not results:
-        return None, None, False
-    count = max(len(group) for group in groups) * each
+            return None, None
+        return len({device for pair in pairs for device in pair}), size * any(a != b for a, b in pairs)
+    group = _largest_group(module, instruction, kind)
+    if group is None or not results:
+        return None, None
     if kind in ("all-gather", "all-to-all"):
-        return count, size - size // count, False
+        return group, size - size // group
     if kind == "reduce-scatter":
-        return count, size * (count - 1), False
+        return group, size * (group - 1)
     if kind == "all-reduce":
-        return count, -(-2 * size * (count - 1) // count), False
-    return count, size * (count > 1), kind == "ragged-all-to-all"
+        return group, -(-2 * size * (group - 1) // group)
+    return group, size * (group > 1)
 
 
-def _derived(kind: str, results: tuple[Shape, ...], group: int | None) -> int:
-    """The bytes of the operands from those of the result, where the text has lost them."""
-    size = sum(shape.bytes for shape in results)
+def _largest_group(module: Module, instruction: Instruction, kind: str) -> int | None:
+    """The number of devices in the largest group."""
+    text = instruction.attributes.get("replica_groups", "{}")
+    groups = parse_groups(text)
+    if groups is None:
+        module.notes.append(Note(instruction.line, "the replica groups cannot be read", text[:100]))
+        return None
+    per_member, everyone = 1, module.replicas  # devices that a member stands for; members where no group is listed
+    if "channel_id" in instruction.attributes and kind not in _GLOBAL_IDS:
+        everyone = module.partitions
+    elif "channel_id" in instruction.attributes:
+        is_flat = instruction.attributes.get("use_global_device_ids") == "true"
+        per_member = 1 if is_flat else module.partitions
+        everyone = module.replicas * (module.partitions if is_flat else 1)
+    if not any(groups) and not module.has_header:
+        module.notes.append(Note(instruction.line, "its group is all devices, but the text lacks their number"))
+        return None
+    return max(map(len, filter(None, groups)), default=everyone) * per_member
+
+
+def _operand_bytes(kind: str, result_bytes: int, group: int | None) -> int:
+    """The bytes of the operands by those of the result."""
     if kind == "all-gather":
-        return size // (group or 1)
-    return size * (group or 1) if kind == "reduce-scatter" else size
+        return result_bytes // (group or 1)
+    return result_bytes * (group or 1) if kind == "reduce-scatter" else result_bytes
 
 
-def _check(
-    module: Module,
-    instruction: Instruction,
-    kind: str,
-    operands: tuple[Shape, ...],
-    results: tuple[Shape, ...],
-    group: int | None,
-) -> None:
-    """Note where operands, result and group contradict each other, as in a damaged text."""
-    if not operands:
-        problem = "its operands are not in the text; their size is derived from the result"
-    elif kind == "collective-permute" and len(instruction.operands) > 1 and not instruction.result.is_tuple:
-        problem = "only slices move, in place; the whole result is counted"
-    elif kind == "ragged-all-to-all":
-        return
-    elif group is not None and _derived(kind, results, group) != sum(shape.bytes for shape in operands):
-        problem = f"operands, result and a group of {group} contradict each other"
-    else:
-        return
-    module.notes.append(Note(instruction.line, f"{instruction.name}: {problem}", ""))
+def _contradiction(instruction: Instruction, kind: str, group: int | None, has_operands: bool, fits: bool) -> str:
+    """How operands, result and group contradict each other, as in a damaged text; nothing where they do not."""
+    if not has_operands:
+        return "its operands are not in the text; their size is derived from the result"
+    if kind == "collective-permute" and len(instruction.operands) > 1 and not instruction.result.is_tuple:
+        return "only slices move, in place; the whole result is counted"
+    if kind == "ragged-all-to-all" or group is None or fits:
+        return ""
+    return f"operands, result and a group of {group} contradict each other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,20 +258,19 @@ class Total:
 
 def totals(collectives: Iterable[Collective]) -> list[Total]:
     """One total per kind that occurs, in the order of `KINDS`."""
-    listed = list(collectives)
-    result = []
-    for kind in KINDS:
-        those = [one for one in listed if one.kind == kind]
-        if those:
-            result.append(
-                Total(
-                    kind,
-                    len(those),
-                    sum(one.executions for one in those),
-                    sum(one.operand_bytes * one.executions for one in those),
-                    sum(one.result_bytes * one.executions for one in those),
-                    sum((one.received_bytes or 0) * one.executions for one in those),
-                    any(one.unknown or one.received_bytes is None for one in those),
-                )
-            )
-    return result
+    by_kind: dict[str, list[Collective]] = {kind: [] for kind in KINDS}
+    for collective in collectives:
+        by_kind[collective.kind].append(collective)
+    return [
+        Total(
+            kind,
+            len(of_kind),
+            sum(one.executions for one in of_kind),
+            sum(one.operand_bytes * one.executions for one in of_kind),
+            sum(one.result_bytes * one.executions for one in of_kind),
+            sum((one.received_bytes or 0) * one.executions for one in of_kind),
+            any(one.unknown or one.received_bytes is None for one in of_kind),
+        )
+        for kind, of_kind in by_kind.items()
+        if of_kind
+    ]

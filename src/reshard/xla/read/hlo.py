@@ -8,7 +8,7 @@ Operands may be printed with their shapes or without, names with `%` or without.
 >>> for number, line in enumerate(["ENTRY %main (p: f32[8]) -> f32[8] {", "  %p = f32[8]{0} parameter(0)", "}"], 1):
 ...     reader.read(line, number)
 >>> reader.finish(4)
->>> [(one.name, one.opcode, str(one.shape)) for _, one in module.instructions()]
+>>> [(parsed.name, parsed.opcode, str(parsed.shape)) for _, parsed in module.instructions()]
 [('p', 'parameter', 'f32[8]')]
 """
 
@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from reshard.errors import ReshardError
 from reshard.notation import parse_mesh
-from reshard.xla.read.ir import Computation, Instruction, Module, Note, Result, Shape
+from reshard.xla.read.ir import ArrayShape, Computation, Instruction, Module, Note, Result
 from reshard.xla.read.scan import closing, excerpt, fields, inner, split
 
 INSTRUCTION = re.compile(r"\s*(ROOT\s+)?%?([A-Za-z_][^\s=%(){},]*)\s=\s+(?=[(a-z])")
@@ -45,7 +45,8 @@ class HloReader:
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        self.here: Computation | None = None
+        self.open: Computation | None = None
+        """The computation that the next instruction stands in."""
         self.table: str = ""
         self.rows: dict[str, dict[str, str]] = {}
 
@@ -61,9 +62,9 @@ class HloReader:
         elif self.table and (row := _ROW.fullmatch(text)):
             self.rows.setdefault(self.table, {})[row.group(1)] = row.group(2)
         elif text.startswith("}"):
-            self.here = None
-        elif (found := INSTRUCTION.match(line)) is not None:
-            self._instruction(line, number, found)
+            self.open = None
+        elif (head := INSTRUCTION.match(line)) is not None:
+            self._instruction(line, number, head)
         elif text.endswith("{") and (begun := _COMPUTATION.match(text)) is not None:
             self._begin(begun.group(2), number, is_entry=bool(begun.group(1)))
         else:
@@ -73,56 +74,55 @@ class HloReader:
         """The text has ended, at the line of that number."""
         module = self.module
         module.lines = number - module.line
-        if self.here is not None:
-            module.stopped = f"the text ends within computation {self.here.name}"
+        if self.open is not None:
+            module.stopped = f"the text ends within computation {self.open.name}"
         elif module.entry is None:
             module.stopped = "the text ends before an ENTRY computation"
         module.locations |= _locations(self.rows)
 
-    def _begin(self, name: str, number: int, *, is_entry: bool) -> None:
-        if self.here is not None:
-            self._note(number, f"computation {self.here.name} is not closed", name)
+    def _begin(self, name: str, number: int, *, is_entry: bool) -> Computation:
+        if self.open is not None:
+            self._note(number, f"computation {self.open.name} is not closed", name)
         if name in self.module.computations:
             self._note(number, f"computation {name} stands a second time", name)
             name = f"{name}@{number}"
-        self.here = self.module.computations[name] = Computation(name, number, is_entry)
+        self.open = computation = self.module.computations[name] = Computation(name, number, is_entry)
+        return computation
 
     def _instruction(self, line: str, number: int, head: re.Match[str]) -> None:
-        if self.here is None:
-            self._begin("", number, is_entry=False)
+        computation = self.open
+        if computation is None:
+            computation = self._begin("", number, is_entry=False)
             self._note(number, "the instruction stands in no computation", line)
-        made = _made(line, number, head)
-        if isinstance(made, str):
-            self._note(number, made, line)
+        instruction = _read_instruction(line, number, head)
+        if isinstance(instruction, str):
+            self._note(number, instruction, line)
             return
-        here = self.here
-        if here is None:
-            return
-        if made.name in here.instructions:
-            self._note(number, f"{made.name} stands a second time", line)
-            made.name = f"{made.name}@{number}"
-        here.instructions[made.name] = made
+        if instruction.name in computation.instructions:
+            self._note(number, f"{instruction.name} stands a second time", line)
+            instruction.name = f"{instruction.name}@{number}"
+        computation.instructions[instruction.name] = instruction
 
     def _note(self, number: int, problem: str, line: str) -> None:
         self.module.notes.append(Note(number, problem, excerpt(line)))
 
 
 def _read_header(module: Module, text: str, number: int) -> None:
-    parts = fields(text.removeprefix("HloModule").strip())
-    module.name = next(iter(parts), "")
-    module.is_scheduled = parts.get("is_scheduled") == "true"
+    attributes = fields(text.removeprefix("HloModule").strip())
+    module.name = next(iter(attributes), "")
+    module.is_scheduled = attributes.get("is_scheduled") == "true"
     for key, name in (("partitions", "num_partitions"), ("replicas", "replica_count")):
-        if (value := parts.get(name, "1")).isdigit() and 0 < int(value[:10]) < 10**9:
+        if (value := attributes.get(name, "1")).isdigit() and 0 < int(value[:10]) < 10**9:
             setattr(module, key, int(value))
         else:
             module.notes.append(Note(number, f"{name} is no number of at least 1", excerpt(value)))
-    meshes = parts.get("frontend_attributes", "")
-    for found in _MESHES.finditer(meshes):
-        stop = closing(meshes, meshes.find("<", found.end())) if "<" in meshes[found.end() :] else -1
+    meshes = attributes.get("frontend_attributes", "")
+    for head in _MESHES.finditer(meshes):
+        stop = closing(meshes, meshes.find("<", head.end())) if "<" in meshes[head.end() :] else -1
         end = meshes.find(">", stop) + 1 if stop >= 0 else 0
-        text = meshes[found.end() : end or None].replace('\\"', '"')
+        text = meshes[head.end() : end or None].replace('\\"', '"')
         try:
-            module.meshes[found.group(1).strip('"')] = parse_mesh(text[text.find("<") : text.find(">") + 1])
+            module.meshes[head.group(1).strip('"')] = parse_mesh(text[text.find("<") : text.find(">") + 1])
         except ReshardError:
             module.notes.append(Note(number, "a mesh cannot be read", excerpt(text)))
 
@@ -138,21 +138,20 @@ def read_result(text: str) -> Result | None:
     if text.startswith("("):
         if not text.endswith(")"):
             return None
-        parts = [read_result(part) for part in split(text[1:-1])]
-        if any(part is None for part in parts):
+        elements = [read_result(element) for element in split(text[1:-1])]
+        if None in elements:
             return None
-        return Result(tuple(part.shapes for part in parts if part is not None), True)
-    found = _ARRAY.fullmatch(text)
+        return Result(tuple(element.shapes for element in elements if element is not None), True)
     shape = _SHAPE.match(text)
-    if found is None or shape is None:
+    if shape is None or _ARRAY.fullmatch(text) is None:
         return None
     sizes = [size.strip().removeprefix("<=") for size in shape.group(2).split(",")] if shape.group(2).strip() else []
     if not all(size.isdigit() and len(size) < 19 for size in sizes):
         return None
-    return Result.array(Shape(shape.group(1), tuple(map(int, sizes))))
+    return Result.array(ArrayShape(shape.group(1), tuple(map(int, sizes))))
 
 
-def _made(line: str, number: int, head: re.Match[str]) -> Instruction | str:
+def _read_instruction(line: str, number: int, head: re.Match[str]) -> Instruction | str:
     """The instruction of a line, or why there is none."""
     start = head.end()
     stop = closing(line, start) if line[start] == "(" else line.find(" ", start)
@@ -173,14 +172,17 @@ def _made(line: str, number: int, head: re.Match[str]) -> Instruction | str:
     inside, rest = line[opcode.end() : end - 1], line[end:]
     attributes = fields(rest.lstrip(" ,")) if _NEEDED.search(rest) else {}
     operands: tuple[str, ...] = ()
-    printed: tuple[Shape, ...] = ()
+    printed: tuple[ArrayShape, ...] = ()
     if name == "parameter":
         attributes["index"] = inside.strip() if inside.strip().isdigit() and len(inside) < 9 else "0"
     elif name == "constant":
         attributes["value"] = inside if len(inside) < 32 else ""
     elif inside:
         operands, printed = _operands(inside)
-    _add_origin(attributes, rest)
+    if "replica_groups" in attributes and "device_ids" in attributes:
+        attributes["replica_groups"] += f", device_ids={attributes['device_ids']}"
+    if (start := rest.find("metadata=")) >= 0:
+        attributes |= metadata_of(rest[start:])
     return Instruction(
         head.group(2),
         name,
@@ -194,34 +196,36 @@ def _made(line: str, number: int, head: re.Match[str]) -> Instruction | str:
     )
 
 
-def _operands(inside: str) -> tuple[tuple[str, ...], tuple[Shape, ...]]:
+def _operands(inside: str) -> tuple[tuple[str, ...], tuple[ArrayShape, ...]]:
     """Their names, and their shapes where they are printed."""
     if "[" not in inside and "(" not in inside and '"' not in inside:
         if "/*" not in inside:
-            return tuple([part.strip().lstrip("%") for part in inside.split(",")]), ()
-        return tuple(part.lstrip("%") for part in split(inside)), ()
+            return tuple([operand.strip().lstrip("%") for operand in inside.split(",")]), ()
+        return tuple(operand.lstrip("%") for operand in split(inside)), ()
     names: list[str] = []
-    shapes: list[Shape] = []
-    for part in split(inside):
-        shape, _, name = part.rpartition(" ")
+    shapes: list[ArrayShape] = []
+    for operand in split(inside):
+        shape, _, name = operand.rpartition(" ")
         names.append(name.lstrip("%"))
-        found = read_result(shape) if shape else None
-        shapes += found.shapes if found else ()
+        result = read_result(shape) if shape else None
+        shapes += result.shapes if result else ()
     return tuple(names), tuple(shapes)
 
 
-def _add_origin(attributes: dict[str, str], rest: str) -> None:
-    if "replica_groups" in attributes and "device_ids" in attributes:
-        attributes["replica_groups"] += f", device_ids={attributes['device_ids']}"
-    at = rest.find("metadata=")
-    if at < 0:
-        return
-    if (frame := _FRAME.search(rest, at)) is not None:
-        attributes["location"] = frame.group(1)
-    elif (source := _SOURCE.search(rest, at)) is not None:
-        attributes["source"] = ":".join(part for part in source.groups() if part)
-    if (op := _OP_NAME.search(rest, at)) is not None:
-        attributes["op_name"] = op.group(1)
+def metadata_of(text: str) -> dict[str, str]:
+    """What an instruction's metadata tell of the program: `op_name`, `source`, and `location`, a stack frame.
+
+    >>> metadata_of('metadata={op_name="jit(f)/add" source_file="f.py" source_line=3}')
+    {'op_name': 'jit(f)/add', 'source': 'f.py:3'}
+    """
+    metadata = {}
+    if (op_name := _OP_NAME.search(text)) is not None:
+        metadata["op_name"] = op_name.group(1)
+    if (source := _SOURCE.search(text)) is not None:
+        metadata["source"] = ":".join(filter(None, source.groups()))
+    if (frame := _FRAME.search(text)) is not None:
+        metadata["location"] = frame.group(1)
+    return metadata
 
 
 def _shardings(text: str) -> tuple[str, ...]:
@@ -234,8 +238,8 @@ def _locations(rows: dict[str, dict[str, str]]) -> dict[str, str]:
     """The source line of every stack frame."""
 
     def number(table: str, row: str, key: str) -> str:
-        found = re.search(rf"{key}=(\d+)", rows.get(table, {}).get(row, ""))
-        return found.group(1) if found else ""
+        match = re.search(rf"{key}=(\d+)", rows.get(table, {}).get(row, ""))
+        return match.group(1) if match else ""
 
     result = {}
     for frame in rows.get("StackFrames", {}):

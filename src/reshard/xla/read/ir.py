@@ -3,7 +3,7 @@
 Opcodes have HLO's spelling (`all-gather`), and a value of several parts is taken apart by `get-tuple-element`.
 A region of StableHLO is a computation that sees the names of the one around it.
 
->>> result = Result.array(Shape("f32", (24, 12)))
+>>> result = Result.array(ArrayShape("f32", (24, 12)))
 >>> result.bytes, str(result.shapes[0])
 (1152, 'f32[24,12]')
 """
@@ -22,7 +22,7 @@ _BITS = {"s4": 4, "u4": 4, "i4": 4, "ui4": 4, "s2": 2, "u2": 2, "i2": 2, "ui2": 
 _BITS |= {"token": 0, "opaque": 0}
 
 
-class Shape(NamedTuple):
+class ArrayShape(NamedTuple):
     """An array's element type, as the text has it, and its sizes."""
 
     dtype: str
@@ -46,17 +46,17 @@ class Shape(NamedTuple):
 class Result(NamedTuple):
     """What an instruction results in."""
 
-    parts: tuple[tuple[Shape, ...], ...]
+    parts: tuple[tuple[ArrayShape, ...], ...]
     """One part, or one per element of a tuple; the arrays of a nested tuple stand side by side."""
     is_tuple: bool
 
     @classmethod
-    def array(cls, shape: Shape) -> Result:
+    def array(cls, shape: ArrayShape) -> Result:
         """A single array."""
         return cls(((shape,),), False)
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[ArrayShape, ...]:
         """All arrays."""
         return tuple(shape for part in self.parts for shape in part)
 
@@ -84,13 +84,19 @@ class Instruction:
     """The text of its sharding; of a tuple's, one text per part."""
     is_root: bool = False
     """Whether it is what its computation results in."""
-    printed: tuple[Shape, ...] = ()
+    printed: tuple[ArrayShape, ...] = ()
     """The shapes of the operands, where the text gives them."""
 
     @property
-    def shape(self) -> Shape | None:
+    def shape(self) -> ArrayShape | None:
         """Of the one array that it results in; None of a tuple."""
         return None if self.result.is_tuple or not self.result.parts else self.result.parts[0][0]
+
+    @property
+    def index(self) -> int | None:
+        """Of a parameter its place, of an element its place in the tuple; None where that is no number."""
+        text = self.attributes.get("index", "0" if self.opcode == "parameter" else "")
+        return int(text) if text.isdigit() else None
 
 
 @dataclass(eq=False, slots=True)
@@ -106,28 +112,43 @@ class Computation:
     results: tuple[str, ...] = ()
     """The texts of the shardings that its results are declared to have; `` where one has none."""
 
-    def find(self, name: str) -> tuple[Computation, Instruction] | None:
-        """The instruction of that name, and the computation where it stands."""
-        here: Computation | None = self
-        while here is not None:
-            if name in here.instructions:
-                return here, here.instructions[name]
-            here = here.parent
+    def find(self, name: str) -> Definition | None:
+        """The instruction of that name, here or in a computation around."""
+        computation: Computation | None = self
+        while computation is not None:
+            if name in computation.instructions:
+                return Definition(computation, computation.instructions[name])
+            computation = computation.parent
         return None
 
     @property
     def root(self) -> Instruction | None:
         """What it results in; None where the text was cut before it."""
-        last = None
-        for last in reversed(self.instructions.values()):
-            if last.is_root:
-                return last
-        return None
+        return next((last for last in reversed(self.instructions.values()) if last.is_root), None)
+
+    def result(self, index: int) -> Definition | None:
+        """One of its results; None where the text does not have it."""
+        root = self.root
+        if root is None or root.opcode not in ("return", "tuple"):
+            return None if root is None else Definition(self, root)
+        return Definition(self, root).operand(index)
 
     def parameters(self) -> list[Instruction]:
         """Its parameters in order."""
-        found = [one for one in self.instructions.values() if one.opcode == "parameter"]
-        return sorted(found, key=lambda one: int(one.attributes.get("index", "0")))
+        parameters = [instruction for instruction in self.instructions.values() if instruction.opcode == "parameter"]
+        return sorted(parameters, key=lambda parameter: parameter.index or 0)
+
+
+class Definition(NamedTuple):
+    """An instruction and the computation where it stands, in which its operands are named."""
+
+    computation: Computation
+    instruction: Instruction
+
+    def operand(self, index: int) -> Definition | None:
+        """The definition of an operand; None where the text does not have it."""
+        operands = self.instruction.operands
+        return self.computation.find(operands[index]) if index < len(operands) else None
 
 
 class Note(NamedTuple):
@@ -164,7 +185,7 @@ class Module:
     @property
     def entry(self) -> Computation | None:
         """The computation where it begins."""
-        return next((one for one in self.computations.values() if one.is_entry), None)
+        return next((computation for computation in self.computations.values() if computation.is_entry), None)
 
     def instructions(self) -> Iterator[tuple[Computation, Instruction]]:
         """All instructions."""

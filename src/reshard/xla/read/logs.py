@@ -15,16 +15,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from reshard.xla.read.hlo import INSTRUCTION, read_result
-from reshard.xla.read.ir import Shape
+from reshard.xla.read.hlo import INSTRUCTION, metadata_of, read_result
+from reshard.xla.read.ir import ArrayShape
 from reshard.xla.read.scan import closing, excerpt
 
 WARNING = re.compile(r"[Ii]nvoluntary full rematerialization")
 _FROM = re.compile(r"from sharding\s*(?=\{)")
 _TO = re.compile(r"\s*to\s*(?=\{)")
 _OPERATION = re.compile(r"for (?:HLO|hlo) operation:?\s*")
-_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
-_SOURCE = re.compile(r'source_file="((?:[^"\\]|\\.)*)"(?:\s+source_line=(\d+))?')
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Warned:
     """The text of the sharding that it is in."""
     target: str = ""
     """The text of the sharding that it must be in."""
-    tile: Shape | None = None
+    tile: ArrayShape | None = None
     """What a device holds before; None where the warning does not say."""
     operation: str = ""
     """The name of the instruction."""
@@ -59,25 +57,26 @@ def read_warning(line: str, number: int) -> Warned:
     target = _sharding(line, _TO.match(line, stop))
     if target is None:
         return Warned(number, source, problem="the warning does not say to which sharding", excerpt=shown)
-    found = _OPERATION.search(line)
-    if found is None:
+    operation = _OPERATION.search(line)
+    if operation is None:
         return Warned(number, source, target, excerpt=shown)
-    head = INSTRUCTION.match(line[found.end() :])
+    instruction = line[operation.end() :]
+    head = INSTRUCTION.match(instruction)
     tile = None
     if head is not None:
-        text = line[found.end() + head.end() :]
+        text = instruction[head.end() :]
         stop = closing(text, 0) if text.startswith("(") else text.find(" ")
         result = read_result(text[:stop]) if stop > 0 else None
         tile = result.shapes[0] if result is not None and not result.is_tuple else None
-    name, place = _OP_NAME.search(line, found.end()), _SOURCE.search(line, found.end())
+    metadata = metadata_of(instruction)
     return Warned(
         number,
         source,
         target,
         tile,
         head.group(2) if head else "",
-        name.group(1) if name else "",
-        ":".join(part for part in place.groups() if part) if place else "",
+        metadata.get("op_name", ""),
+        metadata.get("source", ""),
         excerpt=shown,
     )
 

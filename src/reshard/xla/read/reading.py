@@ -27,6 +27,7 @@ _MLIR = re.compile(
     r"\s*(?:builtin\.)?module(?:\s+@|\s+attributes|\s*\{)|\s*sdy\.mesh\s+@|\s*func\.func\s|#loc\d*\s*=\s*loc\("
 )
 _MODULE = re.compile(r"\s*(?:builtin\.)?module\b")
+_Reader = HloReader | StableReader | None
 _MOST_NOTES = 1000
 """How many lines of one module that are not understood are told apart."""
 
@@ -57,7 +58,7 @@ def read_text(text: str, name: str = "text") -> Text:
     text = _COLORS.sub("", text) if "\x1b" in text else text
     lines = text.removesuffix("\n").split("\n") if text else []
     result.lines = len(lines)
-    reader: HloReader | StableReader | None = None
+    reader: _Reader = None
     for number, line in enumerate(lines, 1):
         line = line.rstrip("\r")
         if "ematerialization" in line and WARNING.search(line):
@@ -80,23 +81,23 @@ def read_text(text: str, name: str = "text") -> Text:
     return result
 
 
-def _begun(line: str, number: int, reader: HloReader | StableReader | None) -> HloReader | StableReader | None:
+def _begun(line: str, number: int, reader: _Reader) -> _Reader:
     """The reader for a module that a line begins; None where it begins none."""
     if line.startswith("HloModule"):
         return HloReader(Module("hlo", "", number))
     if isinstance(reader, StableReader):
         again = not reader.open and reader.module.computations and _MODULE.match(line)
         return StableReader(Module("stablehlo", "", number)) if again else None
-    if _MLIR.match(line) and (reader is None or reader.here is None):
+    if _MLIR.match(line) and (reader is None or reader.open is None):
         return StableReader(Module("stablehlo", "", number, has_header="module" in line))
     if reader is None and INSTRUCTION.match(line):
         return HloReader(Module("hlo", "", number, has_header=False))
-    if reader is None and (found := OPERATION.match(line)) and found.group(1):
+    if reader is None and (operation := OPERATION.match(line)) and operation.group(1):
         return StableReader(Module("stablehlo", "", number, has_header=False))
     return None
 
 
-def _close(result: Text, reader: HloReader | StableReader | None, number: int) -> None:
+def _close(result: Text, reader: _Reader, number: int) -> None:
     """Take in a module that has ended."""
     if reader is None:
         return

@@ -29,7 +29,7 @@ from reshard.axis import Axis
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 
-Groups = tuple[tuple[int, ...], ...]
+ReplicaGroups = tuple[tuple[int, ...], ...]
 _Numbers = NDArray[np.int64]
 
 _MOST = 2**22
@@ -46,20 +46,20 @@ _DENSE = re.compile(r"\s*dense<(.*?)>\s*:\s*tensor<([\dx]*)x?[a-z]+\d+>\s*", re.
 
 
 @lru_cache(4096)
-def parse_groups(text: str) -> Groups | None:
+def parse_groups(text: str) -> ReplicaGroups | None:
     """The groups; no groups for `{}`, which stands for all devices; None where the text is none of the spellings."""
-    if (found := _IOTA.fullmatch(text)) is not None:
-        shape, sizes, order = (_numbers(part) for part in found.groups(default=""))
-        devices = _iota(sizes, order if found.group(3) is not None else None)
+    if (iota := _IOTA.fullmatch(text)) is not None:
+        shape, sizes, order = (_numbers(numbers) for numbers in iota.groups(default=""))
+        devices = _iota(sizes, order if iota.group(3) is not None else None)
         if devices is None or len(shape) != 2 or prod(shape) != len(devices):
             return None
         return _rows(devices.reshape(shape))
     if _LISTED.fullmatch(text):
-        return tuple(_numbers(part) for part in re.findall(r"\{([\d,\s]*)\}", text.strip()[1:-1]))
-    if (found := _MESH.fullmatch(text)) is not None:
-        return _along(*found.groups(default=""))
-    if (found := _DENSE.fullmatch(text)) is not None:
-        return _dense(found.group(1), found.group(2))
+        return tuple(_numbers(group) for group in re.findall(r"\{([\d,\s]*)\}", text.strip()[1:-1]))
+    if (mesh := _MESH.fullmatch(text)) is not None:
+        return _along(*mesh.groups(default=""))
+    if (dense := _DENSE.fullmatch(text)) is not None:
+        return _dense(*dense.groups())
     return None
 
 
@@ -72,10 +72,10 @@ def parse_pairs(text: str) -> tuple[tuple[int, int], ...] | None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text))
+    return tuple(map(int, re.findall(r"\d+", text)))
 
 
-def _rows(devices: _Numbers) -> Groups:
+def _rows(devices: _Numbers) -> ReplicaGroups:
     return tuple(tuple(row) for row in devices.tolist())
 
 
@@ -85,7 +85,7 @@ def _iota(sizes: tuple[int, ...], order: tuple[int, ...] | None) -> _Numbers | N
     return np.arange(prod(sizes), dtype=np.int64).reshape(sizes).transpose(order).ravel()
 
 
-def _along(mesh_text: str, devices_text: str, axes_text: str) -> Groups | None:
+def _along(mesh_text: str, devices_text: str, axes_text: str) -> ReplicaGroups | None:
     """The groups along axes of a mesh: all else is fixed within one."""
     try:
         mesh = Mesh(tuple((name, int(size)) for name, size in _MESH_AXIS.findall(mesh_text)))
@@ -93,20 +93,17 @@ def _along(mesh_text: str, devices_text: str, axes_text: str) -> Groups | None:
         return None
     if mesh.size > _MOST:
         return None
-    devices: _Numbers = np.arange(mesh.size, dtype=np.int64)
-    if devices_text:
-        found = _DEVICES.fullmatch(devices_text)
-        if found is not None:
-            listed = _iota(_numbers(found.group(1)), None if found.group(2) is None else _numbers(found.group(2)))
-        else:
-            listed = np.array(_numbers(devices_text), dtype=np.int64)
-        if listed is None or len(listed) != mesh.size:
-            return None
-        devices = listed
     position = np.arange(mesh.size, dtype=np.int64)
+    devices: _Numbers | None = position
+    if (iota := _DEVICES.fullmatch(devices_text)) is not None:
+        devices = _iota(_numbers(iota.group(1)), None if iota.group(2) is None else _numbers(iota.group(2)))
+    elif devices_text:
+        devices = np.array(_numbers(devices_text), dtype=np.int64)
+    if devices is None or len(devices) != mesh.size:
+        return None
     inside, outside = np.zeros_like(position), position.copy()
-    for part in axes_text.split(",") if axes_text.strip() else []:
-        axis = _AXIS.fullmatch(part)
+    for text in axes_text.split(",") if axes_text.strip() else []:
+        axis = _AXIS.fullmatch(text)
         if axis is None or axis.group(1) not in mesh.sizes:
             return None
         name, full = axis.group(1), mesh.sizes[axis.group(1)]
@@ -122,11 +119,11 @@ def _along(mesh_text: str, devices_text: str, axes_text: str) -> Groups | None:
     return _rows(devices[order].reshape(count, -1))
 
 
-def _dense(values: str, sizes: str) -> Groups | None:
+def _dense(values: str, sizes: str) -> ReplicaGroups | None:
     shape = _numbers(sizes)
     if len(shape) != 2 or prod(shape) > _MOST:
         return None
-    numbers = [int(part) for part in re.findall(r"-?\d+", values)]
+    numbers = [int(number) for number in re.findall(r"-?\d+", values)]
     if prod(shape) and len(numbers) == 1:
         numbers *= prod(shape)
     if len(numbers) != prod(shape):

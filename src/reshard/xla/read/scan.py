@@ -24,11 +24,11 @@ def closing(text: str, start: int) -> int:
     12
     """
     depth = 0
-    for found in _TOKEN.finditer(text, start):
-        step = _OPENING.get(found.group(), 0)
+    for token in _TOKEN.finditer(text, start):
+        step = _OPENING.get(token.group(), 0)
         depth += step
         if step < 0 and depth <= 0:
-            return found.end()
+            return token.end()
     return -1
 
 
@@ -37,14 +37,12 @@ def split(text: str) -> list[str]:
     if "/*" in text:
         text = _COMMENT.sub("", text)
     parts, depth, start = [], 0, 0
-    for found in _TOKEN.finditer(text):
-        token = found.group()
-        if token == ",":
-            if depth == 0:
-                parts.append(text[start : found.start()].strip())
-                start = found.end()
-        else:
-            depth += _OPENING.get(token, 0)
+    for token in _TOKEN.finditer(text):
+        if token.group() != ",":
+            depth += _OPENING.get(token.group(), 0)
+        elif depth == 0:
+            parts.append(text[start : token.start()].strip())
+            start = token.end()
     last = text[start:].strip()
     return [*parts, last] if last or parts else []
 
@@ -52,10 +50,10 @@ def split(text: str) -> list[str]:
 def angle(text: str, start: int) -> int:
     """The place after the `>` that closes the `<` at `start`, or the end of the text; strings are passed over."""
     depth = 0
-    for found in _ANGLE.finditer(text, start):
-        depth += {"<": 1, ">": -1}.get(found.group(), 0)
+    for token in _ANGLE.finditer(text, start):
+        depth += {"<": 1, ">": -1}.get(token.group(), 0)
         if depth == 0:
-            return found.end()
+            return token.end()
     return len(text)
 
 
@@ -77,9 +75,9 @@ def fields(text: str) -> dict[str, str]:
     """`name=value` parts by name; a part without a name counts under itself."""
     result: dict[str, str] = {}
     for part in split(text):
-        found = _FIELD.fullmatch(part)
-        if found:
-            result.setdefault(found.group(1), found.group(2))
+        named = _FIELD.fullmatch(part)
+        if named:
+            result.setdefault(named.group(1), named.group(2))
         elif part:
             result.setdefault(part, "")
     return result

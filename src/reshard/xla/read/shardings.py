@@ -4,7 +4,8 @@ XLA's text says which devices hold what and names no axes.
 Where the module names a mesh, its axes are used; where it does not, a mesh with axes a, b, c, … is made that both
 ends can be written on, so that the two can be compared by eye.
 
->>> source, target = Reader({}).pair("{devices=[2,4]<=[8]}", "{devices=[4,1,2]<=[8] last_tile_dim_replicate}", 2)
+>>> reader = ShardingReader({})
+>>> source, target = reader.pair("{devices=[2,4]<=[8]}", "{devices=[4,1,2]<=[8] last_tile_dim_replicate}", 2)
 >>> print(source.text(), target)
 [{"a"}, {"b", "c"}] #sdy.sharding<mesh<["a"=2, "b"=2, "c"=2]>, [{"a", "b"}, {}]>
 """
@@ -14,7 +15,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import mul
 
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
@@ -26,7 +28,7 @@ _NAMED = re.compile(r"\{\s*mesh\[")
 _META = re.compile(r",?\s*metadata=\{.*")
 
 
-class Reader:
+class ShardingReader:
     """Reads the shardings of one module."""
 
     def __init__(self, meshes: Mapping[str, Mesh]) -> None:
@@ -59,13 +61,13 @@ def _read(text: str, meshes: tuple[tuple[str, Mesh], ...], ndim: int) -> Shardin
         return parse_sharding(_shardy(text), None, ndim)
     for mesh in named.values():
         try:
-            found = parse_sharding(text, mesh, ndim)
+            sharding = parse_sharding(text, mesh, ndim)
         except ReshardError as error:
             if error.code != "different-meshes":
                 raise
             continue
-        if found.mesh == mesh:
-            return found
+        if sharding.mesh == mesh:
+            return sharding
     return parse_sharding(text, None, ndim)
 
 
@@ -82,30 +84,27 @@ def _shardy(text: str) -> str:
 
 def joined(source: Sharding, target: Sharding) -> tuple[Sharding, Sharding]:
     """The same two on one mesh, where neither names devices and cuts of the one and the other nest."""
-    here, there = source.mesh, target.mesh
-    if here == there or here.is_empty or there.is_empty or here.size != there.size:
+    meshes = source.mesh, target.mesh
+    if meshes[0] == meshes[1] or any(mesh.is_empty for mesh in meshes) or meshes[0].size != meshes[1].size:
         return source, target
-    if here.device_ids is not None or there.device_ids is not None or source.unreduced or target.unreduced:
+    if any(mesh.device_ids is not None for mesh in meshes) or source.unreduced or target.unreduced:
         return source, target
-    cuts = sorted({stride for mesh in (here, there) for stride in _strides(mesh)})
-    if any(large % small for small, large in pairwise(cuts)):
+    strides = sorted({stride for mesh in meshes for stride in _strides(mesh)})
+    if any(large % small for small, large in pairwise(strides)):
         return source, target
-    sizes = [large // small for small, large in pairwise(cuts)][::-1]
+    sizes = [large // small for small, large in pairwise(strides)][::-1]
     mesh = Mesh(tuple((chr(ord("a") + place), size) for place, size in enumerate(sizes)))
-    made = [_moved(sharding, mesh) for sharding in (source, target)]
-    return made[0] or source, made[1] or target
+    return _on_mesh(source, mesh), _on_mesh(target, mesh)
 
 
 def _strides(mesh: Mesh) -> list[int]:
-    strides = [1]
-    for _, size in reversed(mesh.axes):
-        strides.append(strides[-1] * size)
-    return strides
+    return [*accumulate((size for _, size in reversed(mesh.axes)), mul, initial=1)]
 
 
-def _moved(sharding: Sharding, mesh: Mesh) -> Sharding | None:
+def _on_mesh(sharding: Sharding, mesh: Mesh) -> Sharding:
+    """The sharding by the axes of a mesh; as it is where they cannot express it."""
     try:
-        found = parse_sharding(to_xla(sharding), mesh, sharding.ndim)
+        renamed = parse_sharding(to_xla(sharding), mesh, sharding.ndim)
     except ReshardError:
-        return None
-    return found if found.mesh == mesh else None
+        return sharding
+    return renamed if renamed.mesh == mesh else sharding

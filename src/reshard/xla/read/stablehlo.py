@@ -12,7 +12,7 @@ A region becomes a computation; an operation of several results is taken apart b
 ... }'''.splitlines(), 1):
 ...     reader.read(line, number)
 >>> reader.finish(6)
->>> [(one.opcode, *one.shardings) for _, one in module.instructions()]
+>>> [(operation.opcode, *operation.shardings) for _, operation in module.instructions()]
 [('parameter', '<@m, [{"x"}]>'), ('sharding-constraint', '<@m, [{}]>'), ('return',)]
 """
 
@@ -24,7 +24,7 @@ from functools import lru_cache
 
 from reshard.errors import ReshardError
 from reshard.notation import parse_mesh
-from reshard.xla.read.ir import Computation, Instruction, Module, Note, Result, Shape
+from reshard.xla.read.ir import ArrayShape, Computation, Instruction, Module, Note, Result
 from reshard.xla.read.scan import angle, angles, closing, excerpt, split
 
 OPERATION = re.compile(
@@ -45,6 +45,17 @@ _PARTITIONS = re.compile(r"mhlo\.num_(partitions|replicas)\s*=\s*(\d{1,9})\b")
 _FUNCTION = re.compile(r"func\.func\s+(?:(public|private|nested)\s+)?@(\"[^\"]*\"|[\w.$\-]+)\s*\(")
 _WHILE_ARGUMENT = re.compile(r"(%[\w$.\-]+)\s*=\s*(%[\w$.\-]+(?:#\d+)?)")
 _SILENT = re.compile(r"\s*(?:\}|\^|#|//|module\b|builtin\.module\b|\{-#|#-\}|cond\b|do\b|reducer\b|\()")
+_DENSE = r"\s*=\s*(dense<.*?>\s*:\s*tensor<[^<>]*>)"
+_ATTRIBUTES = {
+    "replica_groups": ("", re.compile("replica_groups" + _DENSE)),
+    "source_target_pairs": ("", re.compile("source_target_pairs" + _DENSE)),
+    "channel_id": ("", re.compile(r"channel_handle<handle = (\d+)")),
+    "custom_call_target": ("custom-call", re.compile(r"@([\w.$]+)")),
+    "to_apply": ("call", re.compile(r"@(\"[^\"]*\"|[\w.$\-]+)")),
+    "direction": ("compare", re.compile(r"^\s*([A-Z]{2})\b")),
+    "value": ("constant", re.compile(r"dense<([^<>\"]{1,31})>")),
+}
+"""By HLO's name of an attribute: the operation that has it, or any, and how it is printed."""
 
 
 @dataclass(slots=True)
@@ -75,8 +86,8 @@ class StableReader:
     def read(self, line: str, number: int) -> None:
         """One line, with its number in the text."""
         text = line.strip()
-        if (found := _LOC_LINE.fullmatch(line)) is not None:
-            self.locations[found.group(1)] = found.group(2)
+        if (location := _LOC_LINE.fullmatch(line)) is not None:
+            self.locations[location.group(1)] = location.group(2)
             return
         if not text or text.startswith(("//", "#")):
             return
@@ -103,51 +114,51 @@ class StableReader:
         """The text has ended, at the line of that number."""
         self.module.lines = number - self.module.line
         if self.open:
-            inner = self.open[-1]
-            self.module.stopped = f"the text ends within {inner.what}"
+            self.module.stopped = f"the text ends within {self.open[-1].what}"
         elif not self.was_closed:
             self.module.stopped = "the text ends before a function"
-        used = {one.attributes["location"] for _, one in self.module.instructions() if "location" in one.attributes}
-        for place in used:
-            self.module.locations[place] = self._located(place)
+        for _, operation in self.module.instructions():
+            location = operation.attributes.get("location")
+            if location is not None and location not in self.module.locations:
+                self.module.locations[location] = self._source_line(location)
 
     # What stands around operations.
 
     def _module(self, text: str) -> None:
-        found = re.match(r"(?:builtin\.)?module\s+@(\"[^\"]*\"|[\w.$\-]+)", text)
-        self.module.name = found.group(1).strip('"') if found else self.module.name
+        name = re.match(r"(?:builtin\.)?module\s+@(\"[^\"]*\"|[\w.$\-]+)", text)
+        self.module.name = name.group(1).strip('"') if name else self.module.name
         for kind, count in _PARTITIONS.findall(text):
             setattr(self.module, kind, max(int(count), 1))
         if text.endswith("{"):
             self.open.append(_Open(None, f"module {self.module.name}"))
 
     def _mesh(self, text: str, number: int) -> None:
-        found = _MESH.match(text)
+        head = _MESH.match(text)
         try:
-            if found is None:
+            if head is None:
                 raise ReshardError("syntax", "no mesh")
-            start = max(text.find("<", found.end(1)), 0)
-            self.module.meshes[found.group(1).strip('"')] = parse_mesh(text[start : angle(text, start)])
+            start = max(text.find("<", head.end(1)), 0)
+            self.module.meshes[head.group(1).strip('"')] = parse_mesh(text[start : angle(text, start)])
         except ReshardError:
             self._note(number, "a mesh cannot be read", text)
 
-    def _function(self, text: str, number: int, found: re.Match[str]) -> None:
-        name = found.group(2).strip('"')
-        made = self._computation(name, number, None)
-        made.is_entry = name == "main"
-        stop = closing(text, found.end() - 1)
+    def _function(self, text: str, number: int, head: re.Match[str]) -> None:
+        name = head.group(2).strip('"')
+        computation = self._computation(name, number, None)
+        computation.is_entry = name == "main"
+        stop = closing(text, head.end() - 1)
         if stop < 0:
             self._note(number, "the line is cut within a function's arguments", text)
             return
-        for index, part in enumerate(split(text[found.end() : stop - 1])):
-            self._parameter(made, part, index, number)
+        for index, argument in enumerate(split(text[head.end() : stop - 1])):
+            self._parameter(computation, argument, index, number)
         arrow = text.find("->", stop)
         if arrow >= 0:
-            made.results = tuple(_sharding_of(part) for part in _result_texts(text[arrow + 2 :]))
+            computation.results = tuple(_sharding_of(result) for result in _result_texts(text[arrow + 2 :]))
         if text.endswith("{"):
-            self.open.append(_Open(made, f"function @{name}"))
+            self.open.append(_Open(computation, f"function @{name}"))
 
-    def _parameter(self, here: Computation, text: str, index: int, number: int) -> None:
+    def _parameter(self, computation: Computation, text: str, index: int, number: int) -> None:
         name, _, kind = text.partition(":")
         result = read_types(kind)
         if not name.strip().startswith("%") or not result:
@@ -156,7 +167,7 @@ class StableReader:
         attributes = {"index": str(index), **_location_of(kind)}
         sharding = _sharding_of(kind)
         label = name.strip().lstrip("%")
-        here.instructions[label] = Instruction(
+        computation.instructions[label] = Instruction(
             label, "parameter", Result.array(result[0]), (), number, attributes, (sharding,) if sharding else ()
         )
 
@@ -164,25 +175,24 @@ class StableReader:
         label = name
         while label in self.module.computations:
             label += "'"
-        made = self.module.computations[label] = Computation(label, number, parent=parent)
-        return made
+        computation = self.module.computations[label] = Computation(label, number, parent=parent)
+        return computation
 
     def _region(self, role: str, number: int, holder: _Open) -> None:
         owner = holder.owner
-        parent = self._here()
-        made = self._computation(f"{role} of line {owner.line if owner else number}", number, parent)
+        region = self._computation(f"{role} of line {owner.line if owner else number}", number, self._innermost())
         if owner is not None:
             attributes = dict(owner.attributes)
             while role in attributes:
                 role += "'"
-            attributes[role] = made.name
+            attributes[role] = region.name
             owner.attributes = attributes
             for index, name in enumerate(holder.bound):
-                shape = owner.result.parts[index][0] if index < len(owner.result.parts) else Shape("token", ())
-                made.instructions[name] = Instruction(
+                shape = owner.result.parts[index][0] if index < len(owner.result.parts) else ArrayShape("token", ())
+                region.instructions[name] = Instruction(
                     name, "parameter", Result.array(shape), (), number, {"index": str(index)}
                 )
-        self.open.append(_Open(made, f"the region of line {number}", owner, holder.bound))
+        self.open.append(_Open(region, f"the region of line {number}", owner, holder.bound))
 
     def _close(self, text: str, number: int) -> None:
         if not self.open:
@@ -201,20 +211,20 @@ class StableReader:
         self.was_closed = self.was_closed or not self.open or closed.what.startswith("function")
 
     def _block(self, text: str, number: int) -> None:
-        here = self._here()
+        computation = self._innermost()
         start = text.find("(")
         stop = closing(text, start) if start >= 0 else -1
-        if here is not None and stop > 0:
-            for index, part in enumerate(split(text[start + 1 : stop - 1])):
-                self._parameter(here, part, index, number)
+        if computation is not None and stop > 0:
+            for index, argument in enumerate(split(text[start + 1 : stop - 1])):
+                self._parameter(computation, argument, index, number)
 
     # Operations.
 
     def _operation(self, line: str, number: int, head: re.Match[str]) -> None:
-        here = self._here()
-        if here is None:
-            here = self._computation("", number, None)
-            self.open.append(_Open(here, "a function whose beginning is not there"))
+        computation = self._innermost()
+        if computation is None:
+            computation = self._computation("", number, None)
+            self.open.append(_Open(computation, "a function whose beginning is not there"))
             self._note(number, "the operation stands in no function", line)
         dialect, _, name = head.group(2).replace("_", "-").rpartition(".")
         if dialect == "sdy" and name.startswith(("all-", "collective-", "reduce-", "sharded-", "replicated-")):
@@ -222,87 +232,86 @@ class StableReader:
         rest = line[head.end() :].rstrip()
         opens = rest.endswith("{")
         rest = rest[: _cut_location(rest)]
-        attributes = _location_of(line)
-        attributes |= _attributes(name, rest)
-        operands = tuple(found.lstrip("%") for found in _VALUE.findall(_before_type(rest)))
+        attributes = _location_of(line) | _attributes(name, rest)
+        operands = tuple(value.lstrip("%") for value in _VALUE.findall(rest.rpartition(" : ")[0] or rest))
         bound: list[str] = []
         if name == "while":
             pairs = _WHILE_ARGUMENT.findall(rest)
             bound, operands = [pair[0].lstrip("%") for pair in pairs], tuple(pair[1].lstrip("%") for pair in pairs)
         elif name == "manual-computation":
             stop = closing(rest, rest.find("(")) if "(" in rest else 0
-            operands = tuple(found.lstrip("%") for found in _VALUE.findall(rest[: max(stop, 0)]))
-        made = Instruction("", name, Result((), False), operands, number, attributes, _constraint(name, rest))
+            operands = tuple(value.lstrip("%") for value in _VALUE.findall(rest[: max(stop, 0)]))
+        operation = Instruction("", name, Result((), False), operands, number, attributes, _constraint(name, rest))
         if name == "return":
-            made.is_root, made.name = True, f"return of line {number}"
-            here.instructions[made.name] = made
+            operation.is_root, operation.name = True, f"return of line {number}"
+            computation.instructions[operation.name] = operation
             return
-        self._name(here, made, head.group(1) or "", number)
+        self._name(computation, operation, head.group(1) or "")
         if opens:
-            self._open_region(made, bound, rest, number)
+            self._open_region(operation, rest, number)
             return
-        self._type(made, rest, number)
+        self._type(operation, rest, number)
         if name == "while":
-            self.waiting = _Open(None, "a while", made, bound)
+            self.waiting = _Open(None, "a while", operation, bound)
 
-    def _open_region(self, made: Instruction, bound: list[str], rest: str, number: int) -> None:
-        if made.opcode == "manual-computation":
-            where = rest.rfind("(%")
-            stop = closing(rest, where) if where >= 0 else -1
-            self._region("calls", number, _Open(None, "", made))
-            for index, part in enumerate(split(rest[where + 1 : stop - 1]) if stop > 0 else []):
-                self._parameter(self.module.computations[made.attributes["calls"]], part, index, number)
+    def _open_region(self, operation: Instruction, rest: str, number: int) -> None:
+        if operation.opcode == "manual-computation":
+            start = rest.rfind("(%")
+            stop = closing(rest, start) if start >= 0 else -1
+            self._region("calls", number, _Open(None, "", operation))
+            for index, argument in enumerate(split(rest[start + 1 : stop - 1]) if stop > 0 else []):
+                self._parameter(self.module.computations[operation.attributes["calls"]], argument, index, number)
         else:
-            self._region("to_apply" if made.opcode not in ("case", "if") else "branch", number, _Open(None, "", made))
+            role = "branch" if operation.opcode in ("case", "if") else "to_apply"
+            self._region(role, number, _Open(None, "", operation))
 
-    def _name(self, here: Computation, made: Instruction, text: str, number: int) -> None:
+    def _name(self, computation: Computation, operation: Instruction, text: str) -> None:
         """Give an operation the names of its results."""
-        names = [part.strip().lstrip("%") for part in text.split(",")] if text else []
-        label, _, count = names[0].partition(":") if names else (f"line {number}", "", "")
-        made.name = label
-        here.instructions[label] = made
-        many = int(count) if count.isdigit() and len(count) < 6 else 0
-        for index in range(many):
-            part = f"{label}#{index}"
-            here.instructions[part] = Instruction(
-                part, "get-tuple-element", Result((), False), (label,), number, {"index": str(index)}
+        label, _, count = text.partition(",")[0].strip().lstrip("%").partition(":")
+        label = label or f"line {operation.line}"
+        operation.name = label
+        computation.instructions[label] = operation
+        for index in range(int(count) if count.isdigit() and len(count) < 6 else 0):
+            element = f"{label}#{index}"
+            computation.instructions[element] = Instruction(
+                element, "get-tuple-element", Result((), False), (label,), operation.line, {"index": str(index)}
             )
 
-    def _type(self, made: Instruction, text: str, number: int) -> None:
+    def _type(self, operation: Instruction, text: str, number: int) -> None:
         """Give an operation the shapes of its results, from the type at the end of its text."""
         text = text[: _cut_location(text)]
-        place = text.rfind(" : ")
-        found = text[place + 3 :] if place >= 0 else ""
-        head, arrow, tail = found.partition("->")
-        shapes = read_types(tail if arrow else head)
-        if shapes is None or (place < 0 and made.name and not made.name.startswith("line ")):
-            self._note(number, f"the type of {made.opcode} cannot be read", text)
+        _, colon, types = text.rpartition(" : ")
+        before, arrow, after = (types if colon else "").partition("->")
+        shapes = read_types(after if arrow else before)
+        if shapes is None or (not colon and operation.name and not operation.name.startswith("line ")):
+            self._note(number, f"the type of {operation.opcode} cannot be read", text)
             shapes = ()
         if arrow:
-            made.printed = read_types(head) or ()
-        here = self._here()
-        parts = [f"{made.name}#{index}" for index in range(len(shapes))]
-        is_tuple = here is not None and parts[:1] != [] and parts[0] in here.instructions
-        made.result = Result(tuple((shape,) for shape in (shapes if is_tuple else shapes[:1])), is_tuple)
-        for part, shape in zip(parts if is_tuple and here is not None else [], shapes, strict=False):
-            if here is not None and part in here.instructions:
-                here.instructions[part].result = Result.array(shape)
+            operation.printed = read_types(before) or ()
+        computation = self._innermost()
+        instructions = {} if computation is None else computation.instructions
+        is_tuple = bool(shapes) and f"{operation.name}#0" in instructions
+        operation.result = Result(tuple((shape,) for shape in (shapes if is_tuple else shapes[:1])), is_tuple)
+        for index, shape in enumerate(shapes if is_tuple else ()):
+            if (element := instructions.get(f"{operation.name}#{index}")) is not None:
+                element.result = Result.array(shape)
 
-    def _here(self) -> Computation | None:
-        return next((one.computation for one in reversed(self.open) if one.computation is not None), None)
+    def _innermost(self) -> Computation | None:
+        """The computation that is open."""
+        return next((brace.computation for brace in reversed(self.open) if brace.computation is not None), None)
 
-    def _located(self, text: str) -> str:
+    def _source_line(self, location: str) -> str:
         """The source line of a location: the innermost file that it names."""
         seen: set[str] = set()
-        waiting = [text]
+        waiting = [location]
         while waiting:
-            part = waiting.pop()
-            if part.startswith('"') and (file := _FILE.match(part)) is not None:
+            text = waiting.pop()
+            if text.startswith('"') and (file := _FILE.match(text)) is not None:
                 return f"{file.group(1)}:{file.group(2)}"
-            named = self.locations.get(part, "") if part.startswith("#") else part
-            if part not in seen and named:
-                seen.add(part)
-                waiting += [found for found in reversed(_LOC_PART.findall(named)) if found != part]
+            named = self.locations.get(text, "") if text.startswith("#") else text
+            if text not in seen and named:
+                seen.add(text)
+                waiting += [inner for inner in reversed(_LOC_PART.findall(named)) if inner != text]
         return ""
 
     def _note(self, number: int, problem: str, line: str) -> None:
@@ -310,22 +319,23 @@ class StableReader:
 
 
 @lru_cache(4096)
-def read_types(text: str) -> tuple[Shape, ...] | None:
+def read_types(text: str) -> tuple[ArrayShape, ...] | None:
     """The shapes of types with commas between them, in brackets or not; None where one is none.
 
     >>> [str(shape) for shape in read_types("(tensor<4x8xbf16>, tensor<f32>, tensor<2xcomplex<f32>>)")]
     ['bf16[4,8]', 'f32[]', 'c64[2]']
     """
     shapes = []
-    for found in _TYPE.finditer(text):
-        if found.group(3):
-            if found.group(3).startswith(("!", "tuple", "token")):
-                shapes.append(Shape("token", ()))
+    for match in _TYPE.finditer(text):
+        tensor_sizes, element, other = match.groups()
+        if other:
+            if other.startswith(("!", "tuple", "token")):
+                shapes.append(ArrayShape("token", ()))
             continue
-        sizes = found.group(1).split("x")[:-1]
+        sizes = tensor_sizes.split("x")[:-1]
         if any(size == "?" or len(size) > 18 for size in sizes):
             return None
-        shapes.append(Shape(_dtype(found.group(2)), tuple(map(int, sizes))))
+        shapes.append(ArrayShape(_dtype(element), tuple(map(int, sizes))))
     return tuple(shapes) if shapes or "()" in text else None
 
 
@@ -333,18 +343,18 @@ def _dtype(name: str) -> str:
     """HLO's name of MLIR's element type."""
     if name == "i1":
         return "pred"
-    if found := re.fullmatch(r"(ui|i)(\d+)", name):
-        return {"ui": "u", "i": "s"}[found.group(1)] + found.group(2)
-    if found := re.fullmatch(r"complex<f(\d{1,3})>", name):
-        return f"c{2 * int(found.group(1))}"
+    if integer := re.fullmatch(r"(ui|i)(\d+)", name):
+        return {"ui": "u", "i": "s"}[integer.group(1)] + integer.group(2)
+    if complex_of := re.fullmatch(r"complex<f(\d{1,3})>", name):
+        return f"c{2 * int(complex_of.group(1))}"
     return name.lower()
 
 
 def _sharding_of(text: str) -> str:
     """The sharding in the attributes of an argument or a result; nothing where there is none."""
-    if (found := _SDY.search(text)) is not None:
-        return text[found.start(1) : angle(text, found.start(1))]
-    return found.group(1).replace('\\"', '"') if (found := _XLA.search(text)) is not None else ""
+    if (shardy := _SDY.search(text)) is not None:
+        return text[shardy.start(1) : angle(text, shardy.start(1))]
+    return xla.group(1).replace('\\"', '"') if (xla := _XLA.search(text)) is not None else ""
 
 
 def _constraint(name: str, rest: str) -> tuple[str, ...]:
@@ -354,38 +364,24 @@ def _constraint(name: str, rest: str) -> tuple[str, ...]:
     if name == "custom-call" or "mhlo.sharding" in rest or "sdy.sharding" in rest:
         if (values := re.search(r"sdy\.sharding\s*=\s*#sdy\.sharding_per_value<\[", rest)) is not None:
             return tuple(angles(rest[values.end() : closing(rest, values.end() - 1)]))
-        found = _sharding_of(rest)
-        return (found,) if found else ()
+        sharding = _sharding_of(rest)
+        return (sharding,) if sharding else ()
     return ()
 
 
 def _attributes(name: str, rest: str) -> dict[str, str]:
-    result: dict[str, str] = {}
-    for key, kind in (("replica_groups", "replica_groups"), ("source_target_pairs", "source_target_pairs")):
-        if (found := re.search(rf"{kind}\s*=\s*(dense<.*?>\s*:\s*tensor<[^<>]*>)", rest)) is not None:
-            result[key] = found.group(1)
-    if (found := re.search(r"channel_handle<handle = (\d+)", rest)) is not None:
-        result["channel_id"] = found.group(1)
+    """What an operation says of itself, under HLO's names."""
+    attributes: dict[str, str] = {}
+    for key, (of, pattern) in _ATTRIBUTES.items():
+        if of in ("", name) and (match := pattern.search(rest)) is not None:
+            attributes[key] = match.group(1).strip('"')
     if "use_global_device_ids" in rest:
-        result["use_global_device_ids"] = "true"
-    if name == "custom-call" and (found := re.search(r"@([\w.$]+)", rest)) is not None:
-        result["custom_call_target"] = found.group(1)
-    if name == "call" and (found := re.search(r"@(\"[^\"]*\"|[\w.$\-]+)", rest)) is not None:
-        result["to_apply"] = found.group(1).strip('"')
-    if name == "compare" and (found := re.match(r"\s*([A-Z]{2})\b", rest)) is not None:
-        result["direction"] = found.group(1)
-    if name == "constant" and (found := re.search(r"dense<([^<>\"]{1,31})>", rest)) is not None:
-        result["value"] = found.group(1)
+        attributes["use_global_device_ids"] = "true"
     for side in ("in_shardings", "out_shardings") if name == "manual-computation" else ():
-        if (found := re.search(rf"{side}=\[", rest)) is not None:
-            stop = closing(rest, found.end() - 1)
-            result[side] = rest[found.end() : stop - 1] if stop > 0 else ""
-    return result
-
-
-def _before_type(rest: str) -> str:
-    place = rest.rfind(" : ")
-    return rest if place < 0 else rest[:place]
+        if (start := re.search(rf"{side}=\[", rest)) is not None:
+            stop = closing(rest, start.end() - 1)
+            attributes[side] = rest[start.end() : stop - 1] if stop > 0 else ""
+    return attributes
 
 
 def _cut_location(text: str) -> int:

@@ -20,14 +20,14 @@ every device receives the 3 x 2 x 8 x 4 = 192 bytes that it lacks.
 ...   %p = f32[2,8]{1,0} parameter(0), sharding={devices=[4,1]<=[4]}
 ...   ROOT %g = f32[8,8]{1,0} all-gather(%p), channel_id=1, replica_groups=[1,4]<=[4], use_global_device_ids=true
 ... }''')])
->>> [(one.kind, one.group_size, one.received_bytes) for one in report.collectives]
+>>> [(each.kind, each.group_size, each.received_bytes) for each in report.collectives]
 [('all-gather', 4, 192)]
 """
 
 from __future__ import annotations
 
 from reshard.xla.report.dumps import inspect_paths
-from reshard.xla.report.joining import End, Ends
+from reshard.xla.report.joining import ProgramEnd, ProgramEnds
 from reshard.xla.report.report import Report, inspect_texts
 
-__all__ = ["End", "Ends", "Report", "inspect_paths", "inspect_texts"]
+__all__ = ["ProgramEnd", "ProgramEnds", "Report", "inspect_paths", "inspect_texts"]

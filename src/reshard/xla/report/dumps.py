@@ -34,48 +34,40 @@ def inspect_paths(paths: Iterable[str], *, mesh: Mesh | None = None) -> Report:
     """
     texts: list[tuple[str, str]] = []
     keys: dict[str, str] = {}
-    left: list[Remark] = []
+    remarks: list[Remark] = []
     for path in paths:
         if path == "-":
             texts.append(("standard input", _decoded(sys.stdin.buffer.read(), "standard input")))
         elif Path(path).is_dir():
-            _add_folder(Path(path), texts, keys, left)
+            remarks += _add_folder(Path(path), texts, keys)
         else:
             texts.append((path, _read(Path(path))))
     report = inspect_texts(texts, mesh=mesh, keys=keys)
-    report.remarks[:0] = left
+    report.remarks[:0] = remarks
     return report
 
 
-def _add_folder(folder: Path, texts: list[tuple[str, str]], keys: dict[str, str], left: list[Remark]) -> None:
-    """The texts of a folder that are worth reading."""
+def _add_folder(folder: Path, texts: list[tuple[str, str]], keys: dict[str, str]) -> list[Remark]:
+    """Add the texts of a folder that are worth reading, and what they share with others; what is left unread."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     dumps: dict[str, dict[str, Path]] = {}
     others = []
     for path in files:
-        found = _DUMP.fullmatch(path.name)
-        if found is not None:
-            dumps.setdefault(found.group(1), {})[found.group(2)] = path
+        dump = _DUMP.fullmatch(path.name)
+        if dump is not None:
+            dumps.setdefault(dump.group(1), {})[dump.group(2)] = path
         else:
             others.append(path)
-    chosen: list[tuple[Path, str]] = [
-        (stages[stage], key) for key, stages in dumps.items() for stage in _ORDER if stage in stages
-    ]
-    if dumps:
-        logs = [path for path in others if path.suffix in (".log", ".err", ".stderr", ".mlir")]
-    else:
-        logs = [path for path in others if path.suffix in _TEXTS]
-    for path, key in [*chosen, *((path, "") for path in logs)]:
-        name = str(path)
-        texts.append((name, _read(path)))
-        if key:
-            keys[name] = key
-    unread = [path for path in others if path not in logs]
-    if unread:
-        kinds = sorted({path.suffix or path.name for path in unread})
-        left.append(Remark(str(folder), 0, f"{len(unread)} files are not read: {', '.join(kinds)}"))
-    if not chosen and not logs:
+    stages = [(by_stage[stage], key) for key, by_stage in dumps.items() for stage in _ORDER if stage in by_stage]
+    suffixes = (".log", ".err", ".stderr", ".mlir") if dumps else _TEXTS
+    logs = [path for path in others if path.suffix in suffixes]
+    if not stages and not logs:
         raise ReshardError("bad-file", f"{folder} holds no text of XLA's: no module and no log")
+    texts += [(str(path), _read(path)) for path in [*(path for path, _ in stages), *logs]]
+    keys.update((str(path), key) for path, key in stages)
+    unread = [path for path in others if path not in logs]
+    kinds = sorted({path.suffix or path.name for path in unread})
+    return [Remark(str(folder), 0, f"{len(unread)} files are not read: {', '.join(kinds)}")] if unread else []
 
 
 def _read(path: Path) -> str:

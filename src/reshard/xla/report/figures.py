@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any
 
@@ -18,18 +18,47 @@ COUNTED, WARNED, PREDICTED = "collectives", "warning", "branch"
 its partitioner's rules say so."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reshard:
-    """One reshard, as a warning, a chain of collectives or a text before partitioning tells it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where a text tells of something that moves data, and what is seen of it there."""
 
     origin: str
-    """`warning`, `chain`, `constraint`, `operand` or `result`."""
+    """`warning`, `run` or `chain` of collectives, `constraint`, `operand` or `result`."""
     text: str
     """The file where it stands."""
-    module: str
+    module: str = ""
     line: int
     name: str
     """Of the instruction."""
+    place: str = ""
+    """`file:line` in the program; nothing where the text does not tell."""
+    op_name: str = ""
+    executions: int = 1
+    unknown: str = ""
+    """Why it may run more often or not at all; nothing where it does not."""
+    collectives: tuple[str, ...] = ()
+    """The instructions that were counted."""
+    received_bytes: int | None = None
+    """By the busiest device in one execution, through what XLA does; None where that is not known."""
+
+    def _seen(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(Site)}
+
+    def reshard(
+        self, source: Sharding, target: Sharding, shape: tuple[int, ...] | None, dtype: DType | None, **more: Any
+    ) -> ReportedReshard:
+        """A reshard that is there."""
+        return ReportedReshard(**self._seen(), source=source, target=target, shape=shape, dtype=dtype, **more)
+
+    def unrecognised(self, why: str) -> Unrecognised:
+        """That it cannot be said what is there."""
+        return Unrecognised(**self._seen(), why=why)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedReshard(Site):
+    """One reshard, as a warning, a chain of collectives or a text before partitioning tells it."""
+
     source: Sharding
     target: Sharding
     shape: tuple[int, ...] | None
@@ -37,18 +66,8 @@ class Reshard:
     dtype: DType | None
     is_rounded: bool = False
     """Whether the shape was found from a tile, so that a dim may be rounded up to whole tiles."""
-    executions: int = 1
-    unknown: str = ""
-    """Why it may run more often or not at all; nothing where it does not."""
-    place: str = ""
-    """`file:line` in the program; nothing where the text does not tell."""
-    op_name: str = ""
-    received_bytes: int | None = None
-    """By the busiest device, through what XLA does; None where that is not known."""
     known_by: str = ""
-    """One of `COUNTED`, `WARNED`, `PREDICTED`; nothing where it is not known."""
-    collectives: tuple[str, ...] = ()
-    """The instructions that were counted."""
+    """One of `COUNTED`, `WARNED`, `PREDICTED`; nothing where it is not known what is received."""
     warned: bool = False
     """Whether a warning is about it."""
     times: int = 1
@@ -63,8 +82,8 @@ class Reshard:
     @property
     def lower_bound_bytes(self) -> int | None:
         """The least that the busiest device must receive."""
-        found = self.planned()
-        return None if found is None else found.lower_bound_bytes
+        best = self.planned()
+        return None if best is None else best.lower_bound_bytes
 
     @property
     def ratio(self) -> float | None:
@@ -73,12 +92,18 @@ class Reshard:
         Where a warning gives no shape, it is that of a shape that all shards divide.
         """
         if self.warned and self.shape is None:
-            whole = lenient_shape(self.source, self.target)
-            size = DType("byte", 1, "V")
-            least = plan(self.source, self.target, whole, size).lower_bound_bytes
-            return full_gather_bytes(self.source, whole, size) / least if least else None
+            dividing = replace(self, shape=divisible_shape(self.source, self.target), dtype=DType("byte", 1, "V"))
+            bound = dividing.lower_bound_bytes
+            return (dividing.full_gather_bytes or 0) / bound if bound else None
         bound = self.lower_bound_bytes
         return self.received_bytes / bound if bound and self.received_bytes is not None else None
+
+    @property
+    def full_gather_bytes(self) -> int | None:
+        """What a device receives that gathers the whole tensor: all but its own tile; None where that is not told."""
+        if self.shape is None or self.dtype is None:
+            return None
+        return (prod(self.shape) - prod(self.source.local_shape(self.shape))) * self.dtype.itemsize
 
     @property
     def call(self) -> str:
@@ -88,7 +113,7 @@ class Reshard:
     def branch(self) -> str:
         """The branch of XLA's partitioner that it falls into; nothing where that cannot be said."""
         try:
-            sizes = self.shape or lenient_shape(self.source, self.target)
+            sizes = self.shape or divisible_shape(self.source, self.target)
             return explain(with_mesh(self.source, self.target.mesh), self.target, sizes).branch.name
         except (ReshardError, AssertionError):
             return ""
@@ -122,21 +147,11 @@ class Reshard:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Unrecognised:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unrecognised(Site):
     """Something that moves data, or is said to, whose ends the text does not tell."""
 
-    origin: str
-    text: str
-    module: str
-    line: int
-    name: str
     why: str
-    collectives: tuple[str, ...] = ()
-    received_bytes: int | None = None
-    """By the busiest device, in one execution."""
-    executions: int = 1
-    place: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """It for programs."""
@@ -154,20 +169,9 @@ class Unrecognised:
         }
 
 
-def full_gather_bytes(source: Sharding, shape: tuple[int, ...], dtype: DType) -> int:
-    """What a device receives that gathers the whole tensor: all but its own tile."""
-    return (prod(shape) - prod(source.local_shape(shape))) * dtype.itemsize
-
-
-def lenient_shape(source: Sharding, target: Sharding) -> tuple[int, ...]:
+def divisible_shape(source: Sharding, target: Sharding) -> tuple[int, ...]:
     """Sizes that both shardings divide, where the text gives none."""
-    counts = []
-    for dim in range(len(source.dims)):
-        count = 1
-        for sharding in (source, target):
-            count *= sharding.layout.shards(dim)
-        counts.append(count)
-    return tuple(counts)
+    return tuple(source.layout.shards(dim) * target.layout.shards(dim) for dim in range(len(source.dims)))
 
 
 def dtype_of(name: str) -> DType | None:
@@ -178,25 +182,19 @@ def dtype_of(name: str) -> DType | None:
         return None
 
 
-def checked(found: Reshard) -> Reshard | Unrecognised:
+def checked(reshard: ReportedReshard) -> ReportedReshard | Unrecognised:
     """The reshard itself, or why no plan is to be had for it."""
     try:
-        found.planned()
-        _ = found.ratio
+        reshard.planned()
+        _ = reshard.ratio
     except ReshardError as error:
-        return Unrecognised(
-            found.origin,
-            found.text,
-            found.module,
-            found.line,
-            found.name,
-            f"from {found.source} to {found.target}: {error}",
-            found.collectives,
-            found.received_bytes,
-            found.executions,
-            found.place,
-        )
-    return found
+        return reshard.unrecognised(f"from {reshard.source} to {reshard.target}: {error}")
+    return reshard
+
+
+def first_line(error: ReshardError) -> str:
+    """Of what an error says."""
+    return str(error).partition("\n")[0]
 
 
 def call_text(source: Sharding, target: Sharding) -> str:

@@ -16,17 +16,17 @@ All-reduces and reduce-scatters combine values, so they are in no run and no cha
 ...   ROOT %s = f32[8,4]{1,0} slice(%g), slice={[0:8], [0:4]}
 ... }''').modules[0]
 >>> run, = find_runs(module)
->>> [one.name for one in run.collectives], run.before, run.after
+>>> [collective.name for collective in run.collectives], run.before, run.after
 (['g'], {(4, 8)}, {(8, 4)})
 >>> chain, = find_chains(module)
->>> chain.parameter.name, chain.result, [one.name for one in chain.collectives]
+>>> chain.parameter.name, chain.result, [collective.name for collective in chain.collectives]
 ('p', 's', ['g'])
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from reshard.xla.read.collectives import REDUCING, kind_of
 from reshard.xla.read.ir import Computation, Instruction, Module, Note
@@ -42,10 +42,12 @@ MOVING = frozenset({
 _NEUTRAL = frozenset(("constant", "iota", "parameter", "partition-id", "replica-id", "broadcast"))
 _MOST_STEPS = 1_000_000
 """Instructions that are gone through in search of chains."""
+_MOST_ORIGINS = 64
+"""Of what one instruction carries, as many as are told apart."""
 
 
 @dataclass(eq=False, slots=True)
-class Run:
+class CollectiveRun:
     """Collectives with only moves of data between them."""
 
     computation: str
@@ -61,7 +63,7 @@ class Run:
 
 
 @dataclass(eq=False, slots=True)
-class Chain:
+class ParameterChain:
     """What lies between a parameter and a result."""
 
     parameter: Instruction
@@ -76,188 +78,209 @@ class Chain:
     """Sizes of the result on a device."""
 
 
-class _Kinds:
-    """Which instructions move and which work element by element, fusions by what is in them."""
+class _Work(NamedTuple):
+    """What an instruction does to values."""
+
+    only_moves: bool
+    is_elementwise: bool
+    """Whether it does no more than move data or work on it element by element."""
+
+
+class _Works:
+    """What each instruction of a module does, fusions by what is in them."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        self.known: dict[str, tuple[bool, bool]] = {}
+        self.of_computations: dict[str, _Work] = {}
 
-    def of(self, one: Instruction) -> tuple[bool, bool]:
-        """Whether it only moves data, and whether it does that or works element by element."""
-        if one.opcode in ("fusion", "call"):
-            inside = [self._within(name) for name in called_by(one)]
-            return all(kind[0] for kind in inside) and bool(inside), all(kind[1] for kind in inside) and bool(inside)
-        if one.opcode.endswith("-done") and kind_of(one.opcode.removesuffix("-done")) not in (None, *REDUCING):
-            return True, True
-        return one.opcode in MOVING, one.opcode in MOVING or one.opcode in ELEMENTWISE
+    def of(self, instruction: Instruction) -> _Work:
+        """What one does."""
+        opcode = instruction.opcode
+        if opcode in ("fusion", "call"):
+            return _all_of([self._of_computation(name) for name in called_by(instruction)] or [_Work(False, False)])
+        if opcode.endswith("-done") and kind_of(opcode.removesuffix("-done")) not in (None, *REDUCING):
+            return _Work(True, True)
+        return _Work(opcode in MOVING, opcode in MOVING or opcode in ELEMENTWISE)
 
-    def _within(self, name: str) -> tuple[bool, bool]:
-        if name not in self.known:
-            self.known[name] = False, False
-            inside = self.module.computations.get(name)
-            if inside is None:
-                return False, False
-            moves = works = True
-            for one in inside.instructions.values():
-                scalar = one.shape is not None and not one.shape.dims
-                if one.opcode in _NEUTRAL or scalar:
-                    continue
-                kind = self.of(one)
-                moves, works = moves and kind[0], works and kind[1]
-            self.known[name] = moves, works
-        return self.known[name]
+    def _of_computation(self, name: str) -> _Work:
+        if name not in self.of_computations:
+            self.of_computations[name] = _Work(False, False)  # what it is to itself, where it calls itself
+            computation = self.module.computations.get(name)
+            if computation is not None:
+                self.of_computations[name] = _all_of(
+                    [
+                        self.of(instruction)
+                        for instruction in computation.instructions.values()
+                        if instruction.opcode not in _NEUTRAL and (instruction.shape is None or instruction.shape.dims)
+                    ]
+                )
+        return self.of_computations[name]
 
 
-def is_moved(one: Instruction) -> bool:
+def _all_of(works: list[_Work]) -> _Work:
+    return _Work(all(work.only_moves for work in works), all(work.is_elementwise for work in works))
+
+
+def is_moved(instruction: Instruction) -> bool:
     """Whether it is a collective that moves data without combining any."""
-    return kind_of(one.opcode) not in (None, *REDUCING)
+    return kind_of(instruction.opcode) not in (None, *REDUCING)
 
 
-def find_runs(module: Module) -> list[Run]:
+def find_runs(module: Module) -> list[CollectiveRun]:
     """All runs, in the order of their first collectives."""
-    kinds = _Kinds(module)
-    runs = []
-    for computation in module.computations.values():
-        if any(is_moved(one) for one in computation.instructions.values()):
-            runs += _runs_of(computation, kinds)
-    return runs
+    works = _Works(module)
+    return [
+        run
+        for computation in module.computations.values()
+        if any(map(is_moved, computation.instructions.values()))
+        for run in _RunSearch(computation, works).runs()
+    ]
 
 
-def _runs_of(computation: Computation, kinds: _Kinds) -> list[Run]:
-    parent: dict[str, str] = {}
+class _RunSearch:
+    """Finds the runs of one computation: collectives are united where data of the one reaches the other."""
 
-    def top(name: str) -> str:
-        while parent[name] != name:
-            parent[name] = parent[parent[name]]
-            name = parent[name]
-        return name
+    def __init__(self, computation: Computation, works: _Works) -> None:
+        self.computation = computation
+        self.instructions = computation.instructions
+        self.united_with: dict[str, str] = {}
+        """Of each collective, another of its run, or itself."""
+        self.carries: dict[str, str] = {}
+        """Of each instruction that carries a collective's data: a member of its run."""
+        self.inputs: dict[str, set[str]] = {}
+        """Of a member of a run: names of what comes in there."""
+        sources: dict[str, frozenset[str]] = {}
+        """Of each instruction that moves data: what that comes from."""
+        for instruction in self.instructions.values():
+            is_collective = is_moved(instruction)
+            if is_collective or (works.of(instruction).only_moves and instruction.opcode != "tuple"):
+                sources[instruction.name] = self._unite(instruction, is_collective, sources)
 
-    carried: dict[str, str] = {}
-    """Of each instruction that carries a collective's data: a member of its run."""
-    sources: dict[str, frozenset[str]] = {}
-    """Of each instruction that moves data: what that comes from."""
-    took: dict[str, set[str]] = {}
-    for one in computation.instructions.values():
-        moves, collective = kinds.of(one)[0] and one.opcode != "tuple", is_moved(one)
-        if not moves and not collective:
-            continue
-        of_run = [carried[name] for name in one.operands if name in carried]
-        if collective:
-            parent[one.name] = one.name
-            of_run.append(one.name)
-        for other in of_run[1:]:
-            parent[top(other)] = top(of_run[0])
-        if of_run:
-            carried[one.name] = of_run[0]
-        came = set[str]()
-        for name in one.operands:
-            found = computation.instructions.get(name)
+    def _unite(
+        self, instruction: Instruction, is_collective: bool, sources: dict[str, frozenset[str]]
+    ) -> frozenset[str]:
+        """Unite the runs whose data an instruction carries; what else it carries comes from."""
+        members = [self.carries[name] for name in instruction.operands if name in self.carries]
+        if is_collective:
+            self.united_with[instruction.name] = instruction.name
+            members.append(instruction.name)
+        for member in members[1:]:
+            self.united_with[self._first_of(member)] = self._first_of(members[0])
+        origins = set[str]()
+        for name in instruction.operands:
+            if name in self.carries:
+                continue
             if name in sources:
-                came |= sources[name] if name not in carried else set()
-            elif found is not None and name not in carried and _is_data(found):
-                came.add(name)
-        if one.opcode == "get-tuple-element" and came:
-            came = {one.name}
-        sources[one.name] = frozenset(came) if len(came) <= 64 else frozenset(sorted(came)[:64])
-        if of_run:
-            took.setdefault(of_run[0], set()).update(came)
-    runs: dict[str, Run] = {}
-    for name in parent:
-        runs.setdefault(top(name), Run(computation.name)).collectives.append(computation.instructions[name])
-    for member, names in took.items():
-        _add_before(runs[top(member)], computation, names)
-    _add_after(runs, computation, carried, top)
-    return list(runs.values())
+                origins |= sources[name]
+            elif name in self.instructions and _is_data(self.instructions[name]):
+                origins.add(name)
+        if instruction.opcode == "get-tuple-element" and origins:
+            origins = {instruction.name}
+        if members:
+            self.carries[instruction.name] = members[0]
+            self.inputs.setdefault(members[0], set()).update(origins)
+        return frozenset(origins if len(origins) <= _MOST_ORIGINS else sorted(origins)[:_MOST_ORIGINS])
+
+    def _first_of(self, member: str) -> str:
+        """The one collective that stands for a run."""
+        while self.united_with[member] != member:
+            self.united_with[member] = self.united_with[self.united_with[member]]
+            member = self.united_with[member]
+        return member
+
+    def runs(self) -> list[CollectiveRun]:
+        runs: dict[str, CollectiveRun] = {}
+        for name in self.united_with:
+            run = runs.setdefault(self._first_of(name), CollectiveRun(self.computation.name))
+            run.collectives.append(self.instructions[name])
+        for member, names in self.inputs.items():
+            run = runs[self._first_of(member)]
+            for name in sorted(names):
+                source = self.instructions[name]
+                fused = source.operands if source.opcode == "fusion" else ()
+                run.before |= _sizes(source, *(self.instructions[n] for n in fused if n in self.instructions))
+                run.first = run.first or name
+        for instruction in self.instructions.values():
+            ends = [instruction] if instruction.is_root else []
+            if instruction.name not in self.carries:
+                ends = [self.instructions[name] for name in instruction.operands if name in self.carries]
+            for end in ends:
+                if end.name in self.carries:
+                    run = runs[self._first_of(self.carries[end.name])]
+                    run.last = instruction.name
+                    run.after |= _sizes(end, instruction)
+        return list(runs.values())
 
 
-def _is_data(one: Instruction) -> bool:
+def _sizes(*instructions: Instruction) -> set[tuple[int, ...]]:
+    """The sizes of the arrays among the results."""
+    return {each.shape.dims for each in instructions if each.shape is not None and each.shape.dims}
+
+
+def _is_data(instruction: Instruction) -> bool:
     """Whether it is an array, or a tuple, that is not made of nothing."""
-    if one.opcode in _NEUTRAL - {"parameter"}:
+    if instruction.opcode in _NEUTRAL - {"parameter"}:
         return False
-    return one.result.is_tuple or any(shape.dims for shape in one.result.shapes)
+    return instruction.result.is_tuple or any(shape.dims for shape in instruction.result.shapes)
 
 
-def _add_before(run: Run, computation: Computation, names: Iterable[str]) -> None:
-    for name in sorted(names):
-        one = computation.instructions[name]
-        within = one.operands if one.opcode == "fusion" else ()
-        found = [computation.instructions[other] for other in within if other in computation.instructions]
-        run.before |= {other.shape.dims for other in (one, *found) if other.shape is not None and other.shape.dims}
-        run.first = run.first or name
-
-
-def _add_after(
-    runs: dict[str, Run], computation: Computation, carried: dict[str, str], top: Callable[[str], str]
-) -> None:
-    for one in computation.instructions.values():
-        ends = [one] if one.is_root else []
-        if one.name not in carried:
-            ends = [computation.instructions[name] for name in one.operands if name in carried]
-        for end in ends:
-            run = runs[top(carried[end.name])] if end.name in carried else None
-            if run is not None:
-                run.last = one.name
-                run.after |= {each.shape.dims for each in (end, one) if each.shape is not None and each.shape.dims}
-
-
-def find_chains(module: Module) -> list[Chain]:
+def find_chains(module: Module) -> list[ParameterChain]:
     """All chains of the entry that have a collective in them; the module notes where there are too many to follow."""
     entry = module.entry
     root = None if entry is None else entry.root
-    if entry is None or root is None or not any(is_moved(one) for one in entry.instructions.values()):
+    if entry is None or root is None or not any(map(is_moved, entry.instructions.values())):
         return []
-    follower = _Follower(entry, _Kinds(module))
-    chains: list[Chain] = []
-    for index, name in enumerate(root.operands if root.opcode == "tuple" else [root.name]):
-        if follower.steps > _MOST_STEPS:
-            problem = f"the chains to results {index} and beyond are not followed: the program is too large"
+    search = _ChainSearch(entry, _Works(module))
+    chains: list[ParameterChain] = []
+    for output, name in enumerate(root.operands if root.opcode == "tuple" else [root.name]):
+        if search.steps > _MOST_STEPS:
+            problem = f"the chains to results {output} and beyond are not followed: the program is too large"
             module.notes.append(Note(root.line, problem))
             break
         if name in entry.instructions:
-            chains += follower.to(entry.instructions[name], index)
+            chains += search.to(entry.instructions[name], output)
     return chains
 
 
-class _Follower:
+class _ChainSearch:
     """Follows the chains of one computation from their ends."""
 
-    def __init__(self, entry: Computation, kinds: _Kinds) -> None:
+    def __init__(self, entry: Computation, works: _Works) -> None:
         self.entry = entry
         self.steps = 0
         """Instructions that were gone through so far."""
-        self.passes = {name: is_moved(one) or kinds.of(one)[1] for name, one in entry.instructions.items()}
+        self.passes = {
+            name: is_moved(instruction) or works.of(instruction).is_elementwise
+            for name, instruction in entry.instructions.items()
+        }
         self.order = {name: place for place, name in enumerate(entry.instructions)}
 
-    def to(self, result: Instruction, output: int) -> list[Chain]:
+    def to(self, result: Instruction, output: int) -> list[ParameterChain]:
         """The chains that end in one result."""
         instructions = self.entry.instructions
-        seen, stack = {result.name}, [result]
+        reaching, stack = {result.name}, [result]
         while stack:
-            one = stack.pop()
-            for name in one.operands if self.passes[one.name] else ():
-                if name not in seen and name in instructions:
-                    seen.add(name)
+            instruction = stack.pop()
+            for name in instruction.operands if self.passes[instruction.name] else ():
+                if name not in reaching and name in instructions:
+                    reaching.add(name)
                     stack.append(instructions[name])
-        self.steps += len(seen)
-        inside = [instructions[name] for name in sorted(seen, key=self.order.__getitem__)]
-        if result.shape is None or not any(is_moved(one) for one in inside):
+        self.steps += len(reaching)
+        within = [instructions[name] for name in sorted(reaching, key=self.order.__getitem__)]
+        if result.shape is None or not any(map(is_moved, within)):
             return []
-        parameters = [one for one in inside if one.opcode == "parameter" and one.shape is not None and one.shape.dims]
-        self.steps += len(parameters) * len(inside)
+        parameters = [each for each in within if each.opcode == "parameter" and _sizes(each)]
+        self.steps += len(parameters) * len(within)
         if self.steps > _MOST_STEPS:
-            parameters = parameters[: max(1, _MOST_STEPS // len(inside))]
-        return [found for one in parameters if (found := self._from(one, inside, result, output)) is not None]
-
-    def _from(
-        self, parameter: Instruction, inside: list[Instruction], result: Instruction, output: int
-    ) -> Chain | None:
-        reached = {parameter.name}
-        for one in inside:
-            if self.passes[one.name] and not reached.isdisjoint(one.operands):
-                reached.add(one.name)
-        moved = [one for one in inside if one.name in reached and is_moved(one)]
-        if result.name not in reached or not moved or result.shape is None:
-            return None
-        index = int(parameter.attributes.get("index", "0"))
-        return Chain(parameter, index, output, result.name, moved, result.shape.dims)
+            parameters = parameters[: max(1, _MOST_STEPS // len(within))]
+        chains = []
+        for parameter in parameters:
+            reached = {parameter.name}
+            for each in within:
+                if self.passes[each.name] and not reached.isdisjoint(each.operands):
+                    reached.add(each.name)
+            moved = [each for each in within if each.name in reached and is_moved(each)]
+            if result.name in reached and moved:
+                index = parameter.index or 0
+                chains.append(ParameterChain(parameter, index, output, result.name, moved, result.shape.dims))
+        return chains

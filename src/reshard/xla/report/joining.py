@@ -7,7 +7,6 @@ A warning is joined with the reshard of the same ends and tile.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,24 +14,25 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.sharding import Sharding
 from reshard.xla.read.collectives import Collective
-from reshard.xla.read.ir import Module
+from reshard.xla.read.ir import Definition, Module
 from reshard.xla.read.logs import Warned
 from reshard.xla.read.loops import executions
-from reshard.xla.read.shardings import Reader, joined
+from reshard.xla.read.shardings import ShardingReader, joined
 from reshard.xla.report.figures import (
     COUNTED,
     PREDICTED,
     WARNED,
-    Reshard,
+    ReportedReshard,
+    Site,
     Unrecognised,
     checked,
     dtype_of,
-    full_gather_bytes,
+    first_line,
 )
-from reshard.xla.report.flows import Chain, Run, find_chains, find_runs
+from reshard.xla.report.flows import CollectiveRun, ParameterChain, find_chains, find_runs
 
 
-class End(NamedTuple):
+class ProgramEnd(NamedTuple):
     """A parameter or a result of a program, where it is known from elsewhere."""
 
     shape: tuple[int, ...]
@@ -41,184 +41,173 @@ class End(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class ProgramEnds:
     """What is known of the parameters and results of a program; None for one that is not known."""
 
-    parameters: tuple[End | None, ...] = ()
-    results: tuple[End | None, ...] = ()
+    parameters: tuple[ProgramEnd | None, ...] = ()
+    results: tuple[ProgramEnd | None, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
-class Found:
-    """One module and what it was found to be."""
+class InspectedModule:
+    """One module of a text and what it holds."""
 
     text: str
     module: Module
     key: str
+    """What it has in common with the others of its program."""
     is_before: bool
+    """Whether it is one before partitioning."""
     collectives: list[Collective] = field(default_factory=list)
 
 
-def ends_of(before: Found | None, meshes: dict[str, Mesh], ends: Ends) -> Ends:
+def ends_of(before: InspectedModule | None, meshes: dict[str, Mesh], ends: ProgramEnds) -> ProgramEnds:
     """What is known of parameters and results, from elsewhere and from the text before partitioning."""
     entry = None if before is None else before.module.entry
     if before is None or entry is None:
         return ends
-    reader = Reader(before.module.meshes or meshes)
+    reader = ShardingReader(before.module.meshes or meshes)
 
-    def end(dims: tuple[int, ...] | None, text: str) -> End | None:
-        if dims is None or not text:
+    def end(value: Definition | None, sharding: str) -> ProgramEnd | None:
+        shape = None if value is None else value.instruction.shape
+        if shape is None or not sharding:
             return None
         try:
-            return End(dims, reader.read(text, len(dims)))
+            return ProgramEnd(shape.dims, reader.read(sharding, len(shape.dims)))
         except ReshardError:
             return None
 
     parameters = [
-        end(one.shape.dims if one.shape else None, one.shardings[0] if len(one.shardings) == 1 else "")
-        for one in entry.parameters()
+        end(Definition(entry, parameter), parameter.shardings[0] if len(parameter.shardings) == 1 else "")
+        for parameter in entry.parameters()
     ]
-    results: list[End | None] = []
-    root = entry.root
-    if root is not None:
-        many = root.opcode in ("tuple", "return")
-        values = [entry.find(name) for name in root.operands] if many else [(entry, root)]
-        told = entry.results if root.opcode == "return" else root.shardings
-        for place, value in enumerate(values):
-            shape = value[1].shape if value else None
-            results.append(end(shape.dims if shape else None, told[place] if place < len(told) else ""))
-    return Ends(ends.parameters or tuple(parameters), ends.results or tuple(results))
+    results: list[ProgramEnd | None] = []
+    if (root := entry.root) is not None:
+        count = len(root.operands) if root.opcode in ("tuple", "return") else 1
+        declared = entry.results if root.opcode == "return" else root.shardings
+        results += [end(entry.result(n), declared[n] if n < len(declared) else "") for n in range(count)]
+    return ProgramEnds(ends.parameters or tuple(parameters), ends.results or tuple(results))
 
 
-def follow(one: Found, asked: list[Reshard], meshes: dict[str, Mesh], ends: Ends) -> list[Reshard | Unrecognised]:
+class _Sent(NamedTuple):
+    """Collectives that belong together, and what they come to."""
+
+    site: Site
+    """Of the first; with the names of all, and what the busiest device receives of them in one execution."""
+    places: frozenset[str]
+    """Their source lines."""
+
+
+def follow(
+    inspected: InspectedModule, asked: list[ReportedReshard], meshes: dict[str, Mesh], ends: ProgramEnds
+) -> list[ReportedReshard | Unrecognised]:
     """Join a partitioned module's collectives with the reshards they are for, in place; its chains and other runs."""
-    module, runs_of = one.module, executions(one.module)
-    received = {(found.computation, found.name): found.received_bytes for found in one.collectives}
-    runs = find_runs(module)
-    sizes = {id(run): _sum(received.get((run.computation, each.name)) for each in run.collectives) for run in runs}
-    taken = _join(asked, runs, sizes, {run.computation: runs_of[run.computation].times for run in runs}, module)
-    entry = module.entry
-    result: list[Reshard | Unrecognised] = []
-    told: set[str] = set()
+    module, entry = inspected.module, inspected.module.entry
+    executed = executions(module)
+    received = {(each.computation, each.name): each.received_bytes for each in inspected.collectives}
+
+    def sent(moved: CollectiveRun | ParameterChain, computation: str, **seen: Any) -> _Sent:
+        names = tuple(each.name for each in moved.collectives)
+        sizes = [received.get((computation, name)) for name in names]
+        first = moved.collectives[0]
+        site = Site(
+            text=inspected.text,
+            module=module.name,
+            place=module.source_of(first),
+            collectives=names,
+            received_bytes=None if None in sizes else sum(size or 0 for size in sizes),
+            **{"line": first.line, "name": first.name, **seen},
+        )
+        return _Sent(site, frozenset(module.source_of(each) for each in moved.collectives))
+
+    runs = [
+        (run, sent(run, run.computation, origin="run", executions=executed[run.computation].times))
+        for run in find_runs(module)
+    ]
+    taken = _join(asked, runs)
+    result: list[ReportedReshard | Unrecognised] = []
+    in_chains: set[str] = set()
     for chain in find_chains(module):
-        size = _sum(received.get((entry.name if entry else "", each.name)) for each in chain.collectives)
-        names = tuple(each.name for each in chain.collectives)
-        result.append(_chain(one, chain, size, names, Reader(meshes), ends))
-        told.update(names)
-    for run in runs:
-        names = tuple(each.name for each in run.collectives)
-        in_chain = entry is not None and run.computation == entry.name and set(names) <= told
-        if id(run) not in taken and not in_chain:
-            result.append(_unknown_run(one, run, names, sizes[id(run)], runs_of[run.computation].times))
+        label = f"{chain.parameter.name} to {chain.result}"
+        computation = entry.name if entry is not None else ""
+        site = sent(chain, computation, origin="chain", line=chain.parameter.line, name=label).site
+        result.append(_reshard_of(chain, site, ShardingReader(meshes), ends))
+        in_chains.update(site.collectives)
+    for run, (site, _) in runs:
+        is_in_chain = entry is not None and run.computation == entry.name and in_chains.issuperset(site.collectives)
+        if run not in taken and not is_in_chain:
+            nowhere = "what is not in the text"
+            why = (
+                f"it leads from {run.first or nowhere} to {run.last or nowhere}, whose shardings the text does not tell"
+            )
+            result.append(site.unrecognised(why))
     return result
 
 
-def _unknown_run(one: Found, run: Run, names: tuple[str, ...], size: int | None, times: int) -> Unrecognised:
-    first, nowhere = run.collectives[0], "what is not in the text"
-    why = f"it leads from {run.first or nowhere} to {run.last or nowhere}, whose shardings the text does not tell"
-    place = one.module.source_of(first)
-    return Unrecognised("run", one.text, one.module.name, first.line, first.name, why, names, size, times, place)
-
-
-def _sum(sizes: Iterable[int | None]) -> int | None:
-    listed = list(sizes)
-    return None if any(size is None for size in listed) else sum(size or 0 for size in listed)
-
-
-def _join(
-    asked: list[Reshard],
-    runs: list[Run],
-    sizes: dict[int, int | None],
-    counts: dict[str, int],
-    module: Module,
-) -> set[int]:
+def _join(asked: list[ReportedReshard], runs: list[tuple[CollectiveRun, _Sent]]) -> set[CollectiveRun]:
     """Give each reshard the bytes of its run, where there is no doubt which it is; the runs that were given."""
-    taken: set[int] = set()
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for place, reshard in enumerate(asked):
+    taken: set[CollectiveRun] = set()
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for number, reshard in enumerate(asked):
         if reshard.shape is not None:
             tiles = reshard.source.local_shape(reshard.shape), reshard.target.local_shape(reshard.shape)
-            groups.setdefault((*tiles, reshard.executions), []).append(place)
-    for (before, after, count), places in groups.items():
+            alike.setdefault((*tiles, reshard.executions), []).append(number)
+    for (before, after, count), numbers in alike.items():
         fitting = [
-            run
-            for run in runs
-            if id(run) not in taken and before in run.before and after in run.after and counts[run.computation] == count
+            (run, sent)
+            for run, sent in runs
+            if run not in taken and before in run.before and after in run.after and sent.site.executions == count
         ]
-        moved = [place for place in places if asked[place].lower_bound_bytes]
-        at = [run for run in fitting if len(moved) == 1 and _places(run, module) == {asked[moved[0]].place}]
-        if len(at) == 1:
-            fitting = at
-        if len({sizes[id(run)] for run in fitting}) != 1 or len(fitting) != len(moved):
+        moving = [number for number in numbers if asked[number].lower_bound_bytes]
+        if len(moving) == 1:
+            in_place = [(run, sent) for run, sent in fitting if sent.places == {asked[moving[0]].place}]
+            fitting = in_place if len(in_place) == 1 else fitting
+        if len({sent.site.received_bytes for _, sent in fitting}) != 1 or len(fitting) != len(moving):
             continue
-        for place, run in zip(moved, fitting, strict=True):
-            size = sizes[id(run)]
-            if size is not None and size >= (asked[place].lower_bound_bytes or 0):
-                names = tuple(each.name for each in run.collectives)
-                asked[place] = replace(asked[place], received_bytes=size, known_by=COUNTED, collectives=names)
-                taken.add(id(run))
-    for place, reshard in enumerate(asked):
+        for number, (run, (site, _)) in zip(moving, fitting, strict=True):
+            size = site.received_bytes
+            if size is not None and size >= (asked[number].lower_bound_bytes or 0):
+                asked[number] = replace(
+                    asked[number], received_bytes=size, known_by=COUNTED, collectives=site.collectives
+                )
+                taken.add(run)
+    for number, reshard in enumerate(asked):
         if reshard.received_bytes is None and reshard.lower_bound_bytes == 0 and reshard.branch().startswith("slice"):
-            asked[place] = replace(reshard, received_bytes=0, known_by=PREDICTED)
+            asked[number] = replace(reshard, received_bytes=0, known_by=PREDICTED)
     return taken
 
 
-def _places(run: Run, module: Module) -> set[str]:
-    return {module.source_of(one) for one in run.collectives}
-
-
-def _chain(
-    one: Found, chain: Chain, size: int | None, names: tuple[str, ...], reader: Reader, ends: Ends
-) -> Reshard | Unrecognised:
+def _reshard_of(
+    chain: ParameterChain, site: Site, reader: ShardingReader, ends: ProgramEnds
+) -> ReportedReshard | Unrecognised:
     """A chain with its ends, or why they are not known."""
-    module, parameter = one.module, chain.parameter
-    line, label = parameter.line, f"{parameter.name} to {chain.result}"
-
-    def unknown(why: str) -> Unrecognised:
-        place = module.source_of(chain.collectives[0])
-        return Unrecognised("chain", one.text, module.name, line, label, why, names, size, 1, place)
-
+    parameter = chain.parameter
     start = ends.parameters[chain.index] if chain.index < len(ends.parameters) else None
     stop = ends.results[chain.output] if chain.output < len(ends.results) else None
     shape = parameter.shape
     if shape is None:
-        return unknown("the parameter is a tuple")
-    rounded = start is None
+        return site.unrecognised("the parameter is a tuple")
+    is_rounded = start is None
     if start is None:
         if len(parameter.shardings) != 1:
-            return unknown(f"the sharding of parameter {parameter.name} is not told")
+            return site.unrecognised(f"the sharding of parameter {parameter.name} is not told")
         try:
             source = reader.read(parameter.shardings[0], len(shape.dims))
-            start = End(whole_shape(source, shape.dims), source)
+            start = ProgramEnd(whole_shape(source, shape.dims), source)
         except ReshardError as error:
-            return unknown(f"the sharding of parameter {parameter.name} cannot be read: {_sentence(error)}")
+            return site.unrecognised(f"the sharding of parameter {parameter.name} cannot be read: {first_line(error)}")
     if stop is None:
-        return unknown(f"from {start.sharding}: the sharding of result {chain.output}, {chain.result}, is not told")
+        why = f"from {start.sharding}: the sharding of result {chain.output}, {chain.result}, is not told"
+        return site.unrecognised(why)
     dtype = dtype_of(shape.dtype)
     try:
-        fits = stop.sharding.local_shape(start.shape) == chain.dims and (rounded or start.shape == stop.shape)
+        fits = stop.sharding.local_shape(start.shape) == chain.dims and (is_rounded or start.shape == stop.shape)
     except ReshardError:
         fits = False
     if dtype is None or not fits:
-        return unknown(f"parameter {parameter.name} and result {chain.result} are not of one shape")
-    source, target = joined(start.sharding, stop.sharding)
-    return checked(
-        Reshard(
-            "chain",
-            one.text,
-            module.name,
-            line,
-            label,
-            source,
-            target,
-            stop.shape,
-            dtype,
-            place=module.source_of(chain.collectives[0]),
-            received_bytes=size,
-            known_by="" if size is None else COUNTED,
-            collectives=names,
-        )
-    )
+        return site.unrecognised(f"parameter {parameter.name} and result {chain.result} are not of one shape")
+    known_by = "" if site.received_bytes is None else COUNTED
+    return checked(site.reshard(*joined(start.sharding, stop.sharding), stop.shape, dtype, known_by=known_by))
 
 
 def whole_shape(sharding: Sharding, tile: tuple[int, ...]) -> tuple[int, ...]:
@@ -234,18 +223,13 @@ def whole_shape(sharding: Sharding, tile: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size * sharding.layout.shards(dim) for dim, size in enumerate(tile))
 
 
-def _sentence(error: ReshardError) -> str:
-    return str(error).partition("\n")[0]
-
-
-def find_warned(text: str, warned: Warned, reader: Reader, asked: list[Reshard]) -> Reshard | Unrecognised:
+def find_warned(
+    text: str, warned: Warned, reader: ShardingReader, asked: list[ReportedReshard]
+) -> ReportedReshard | Unrecognised:
     """What a warning is about, found again among the reshards of the modules where they have it."""
-
-    def unknown(why: str) -> Unrecognised:
-        return Unrecognised("warning", text, "", warned.line, warned.operation, why, place=warned.origin)
-
+    site = Site(origin="warning", text=text, line=warned.line, name=warned.operation, place=warned.origin)
     if warned.problem:
-        return unknown(f"{warned.problem}: {warned.excerpt}")
+        return site.unrecognised(f"{warned.problem}: {warned.excerpt}")
     tile = warned.tile
     try:
         source, target = _pair_of(reader, warned)
@@ -253,48 +237,33 @@ def find_warned(text: str, warned: Warned, reader: Reader, asked: list[Reshard])
             tile = None  # the operation is about a part of what is resharded
         shape = None if tile is None else whole_shape(source, tile.dims)
     except ReshardError as error:
-        return unknown(f"from {warned.source} to {warned.target}: {_sentence(error)}")
+        return site.unrecognised(f"from {warned.source} to {warned.target}: {first_line(error)}")
     dtype = None if tile is None else dtype_of(tile.dtype)
     if tile is not None and dtype is None:
-        return unknown(f"from {warned.source} to {warned.target}: element type {tile.dtype} is not known")
-    found = Reshard(
-        "warning",
-        text,
-        "",
-        warned.line,
-        warned.operation,
-        source,
-        target,
-        shape,
-        dtype,
-        is_rounded=tile is not None,
-        place=warned.origin,
-        op_name=warned.op_name,
-        warned=True,
-    )
-    for place, reshard in enumerate(asked):
-        if _is_about(found, tile.dims if tile else None, reshard):
-            size = reshard.received_bytes
-            if size is None and reshard.shape is not None and reshard.dtype is not None:
-                size = full_gather_bytes(reshard.source, reshard.shape, reshard.dtype)
-            known = reshard.known_by if reshard.received_bytes is not None else WARNED
-            asked[place] = replace(reshard, warned=True, received_bytes=size, known_by=known)
+        why = f"from {warned.source} to {warned.target}: element type {tile.dtype} is not known"
+        return site.unrecognised(why)
+    site = replace(site, op_name=warned.op_name)
+    reshard = site.reshard(source, target, shape, dtype, is_rounded=tile is not None, warned=True)
+    for number, candidate in enumerate(asked):
+        if _is_same(reshard, tile.dims if tile else None, candidate):
+            if candidate.received_bytes is None:
+                candidate = replace(candidate, received_bytes=candidate.full_gather_bytes, known_by=WARNED)
+            asked[number] = replace(candidate, warned=True)
             return replace(
-                asked[place],
+                asked[number],
                 origin="warning",
                 text=text,
-                module=reshard.module,
                 line=warned.line,
-                name=warned.operation or reshard.name,
-                op_name=warned.op_name or reshard.op_name,
-                place=warned.origin or reshard.place,
+                name=warned.operation or candidate.name,
+                op_name=warned.op_name or candidate.op_name,
+                place=warned.origin or candidate.place,
             )
-    if shape is not None and dtype is not None:
-        found = replace(found, received_bytes=full_gather_bytes(source, shape, dtype), known_by=WARNED)
-    return checked(found)
+    if reshard.full_gather_bytes is not None:
+        reshard = replace(reshard, received_bytes=reshard.full_gather_bytes, known_by=WARNED)
+    return checked(reshard)
 
 
-def _pair_of(reader: Reader, warned: Warned) -> tuple[Sharding, Sharding]:
+def _pair_of(reader: ShardingReader, warned: Warned) -> tuple[Sharding, Sharding]:
     """Both shardings, of the rank that either of them has, or of that of the tile where neither says one."""
     for text in (warned.source, warned.target):
         if "devices=[" in text:
@@ -307,15 +276,16 @@ def _pair_of(reader: Reader, warned: Warned) -> tuple[Sharding, Sharding]:
     raise ReshardError("bad-argument", "neither sharding says how many dims there are")
 
 
-def _is_about(found: Reshard, tile: tuple[int, ...] | None, reshard: Reshard) -> bool:
-    if reshard.shape is None or reshard.source.ndim != found.source.ndim:
+def _is_same(warned: ReportedReshard, tile: tuple[int, ...] | None, asked: ReportedReshard) -> bool:
+    """Whether a warning, about a tile of that shape, is about a reshard that is asked for."""
+    if asked.shape is None or asked.source.ndim != warned.source.ndim:
         return False
     try:
         return (
-            (tile is None or reshard.source.local_shape(reshard.shape) == tile)
-            and (found.dtype is None or found.dtype == reshard.dtype)
-            and found.source.is_equivalent_to(reshard.source, reshard.shape)
-            and found.target.is_equivalent_to(reshard.target, reshard.shape)
+            (tile is None or asked.source.local_shape(asked.shape) == tile)
+            and (warned.dtype is None or warned.dtype == asked.dtype)
+            and warned.source.is_equivalent_to(asked.source, asked.shape)
+            and warned.target.is_equivalent_to(asked.target, asked.shape)
         )
     except ReshardError:
         return False

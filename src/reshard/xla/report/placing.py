@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from reshard.xla.read.ir import Computation, Instruction, Module
+from reshard.xla.read.ir import Computation, Definition, Instruction, Module
 from reshard.xla.read.loops import called_by
 from reshard.xla.read.scan import angles
 
@@ -26,7 +26,7 @@ ELEMENTWISE = frozenset({
 _FREE = frozenset(("constant", "iota", "rng", "rng-bit-generator", "partition-id", "replica-id"))
 
 
-class Lies(NamedTuple):
+class Whereabouts(NamedTuple):
     """Where a value lies."""
 
     text: str
@@ -40,159 +40,155 @@ class Lies(NamedTuple):
 class _Needed(Exception):  # noqa: N818  # a signal between methods of one class
     """That it must first be known where another value lies."""
 
-    def __init__(self, place: tuple[Computation, str]) -> None:
-        super().__init__(place)
-        self.place = place
+    def __init__(self, value: Definition) -> None:
+        super().__init__(value)
+        self.value = value
 
 
-class Places:
+class Placing:
     """Where the values of one module lie."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        self.known: dict[tuple[str, str], Lies] = {}
-        self.callers: dict[str, list[tuple[Computation, Instruction]]] = {}
-        for computation, instruction in module.instructions():
-            for name in called_by(instruction):
-                self.callers.setdefault(name, []).append((computation, instruction))
+        self.known: dict[tuple[str, str], Whereabouts] = {}
+        """By the names of the computation and of the value in it."""
+        self.callers: dict[str, list[Definition]] = {}
+        for caller in (Definition(*pair) for pair in module.instructions()):
+            for name in called_by(caller.instruction):
+                self.callers.setdefault(name, []).append(caller)
         for computation, instruction in module.instructions():
             self.of(computation, instruction.name)  # in order, so that each finds what it depends on
 
-    def of(self, computation: Computation, name: str) -> Lies:
+    def of(self, computation: Computation, name: str) -> Whereabouts:
         """Where a value lies; what that depends on is looked at first, without recursion, for texts are long."""
-        waiting: list[tuple[Computation, str]] = [(computation, name)]
-        begun: set[tuple[str, str]] = set()
-        while True:
-            here, label = waiting[-1]
-            found = here.find(label)
-            if found is None:
-                lies = Lies("", f"{label} is not in the text")
-            else:
-                key = found[0].name, found[1].name
-                begun.add(key)
-                try:
-                    lies = self.known[key] if key in self.known else self._lies_of(*found)
-                except _Needed as needed:
-                    other = needed.place[0].find(needed.place[1])
-                    if other is not None and (other[0].name, other[1].name) in begun:
-                        self.known[other[0].name, other[1].name] = Lies("", "it comes from itself")
-                    else:
-                        waiting.append(needed.place)
-                    continue
-                self.known[key] = lies
-            waiting.pop()
-            if not waiting:
-                return lies
+        value = computation.find(name)
+        if value is None:
+            return Whereabouts("", f"{name} is not in the text")
+        waiting, begun = [value], set[tuple[str, str]]()
+        while waiting:
+            key = _key(waiting[-1])
+            begun.add(key)
+            try:
+                if key not in self.known:
+                    self.known[key] = self._of(waiting[-1])
+                waiting.pop()
+            except _Needed as needed:
+                if _key(needed.value) in begun:
+                    self.known[_key(needed.value)] = Whereabouts("", "it comes from itself")
+                else:
+                    waiting.append(needed.value)
+        return self.known[_key(value)]
 
-    def inside(self, computation: Computation, one: Instruction) -> Lies:
+    def of_element(self, element: Definition) -> Whereabouts:
         """Where an element of a tuple lies there, whatever its own sharding."""
         while True:
             try:
-                return self._element(computation, one)
+                return self._element(element)
             except _Needed as needed:
-                self.of(*needed.place)
+                self.of(needed.value.computation, needed.value.instruction.name)
 
-    def _seen(self, computation: Computation, name: str) -> Lies:
+    def _seen(self, computation: Computation, name: str) -> Whereabouts:
         """Where a value lies that another depends on, if that was looked at."""
-        found = computation.find(name)
-        if found is None:
-            return Lies("", f"{name} is not in the text")
-        key = found[0].name, found[1].name
-        if key not in self.known:
-            raise _Needed((computation, name))
-        return self.known[key]
+        value = computation.find(name)
+        if value is None:
+            return Whereabouts("", f"{name} is not in the text")
+        if _key(value) not in self.known:
+            raise _Needed(value)
+        return self.known[_key(value)]
 
-    def _lies_of(self, here: Computation, one: Instruction) -> Lies:
-        if one.opcode in _FREE:
-            return Lies("", is_free=True)
-        if one.opcode.startswith("broadcast") and one.operands:
-            inside = self._seen(here, one.operands[0])
-            if inside.is_free:
-                return inside
-        if len(one.shardings) == 1:
-            return Lies(one.shardings[0])
-        if one.opcode == "parameter":
-            return self._parameter(here, one)
-        if one.opcode == "get-tuple-element":
-            return self._element(here, one)
-        if one.opcode in ("call", "fusion"):
-            return self._called(one, 0)
-        if outs := manual_shardings(one, "out_shardings"):
-            return Lies(outs[0]) if len(outs) == 1 else Lies("", "it comes from a shard_map of several results")
-        if one.opcode in ("reshape", "transpose") and one.operands:
-            inside = self._seen(here, one.operands[0])
-            return inside if inside.is_free else Lies("", f"it comes from {one.opcode} in line {one.line}")
-        passes = target_of(one) == "xla.sdy.FuncResultSharding"
-        if not (one.opcode in ELEMENTWISE or passes) or not one.operands:
-            return Lies("", f"it comes from {one.opcode} in line {one.line}")
-        return self._elementwise(here, one)
-
-    def _elementwise(self, here: Computation, one: Instruction) -> Lies:
-        operands = [self._seen(here, name) for name in one.operands]
-        bound = [lies for lies in operands if not lies.is_free]
+    def _of(self, value: Definition) -> Whereabouts:
+        computation, instruction = value
+        opcode, operands, shardings = instruction.opcode, instruction.operands, instruction.shardings
+        came = Whereabouts("", f"it comes from {opcode} in line {instruction.line}")
+        if opcode in _FREE:
+            return Whereabouts("", is_free=True)
+        is_reordered = opcode in ("reshape", "transpose")
+        if operands and (opcode.startswith("broadcast") or (is_reordered and len(shardings) != 1)):
+            operand = self._seen(computation, operands[0])
+            if operand.is_free:
+                return operand
+        if len(shardings) == 1:
+            return Whereabouts(shardings[0])
+        if opcode == "parameter":
+            return self._parameter(value)
+        if opcode == "get-tuple-element":
+            return self._element(value)
+        if opcode in ("call", "fusion"):
+            return self._called(instruction, 0)
+        if outs := manual_shardings(instruction, "out_shardings"):
+            several = Whereabouts("", "it comes from a shard_map of several results")
+            return Whereabouts(outs[0]) if len(outs) == 1 else several
+        passes = opcode in ELEMENTWISE or target_of(instruction) == "xla.sdy.FuncResultSharding"
+        if not passes or not operands:
+            return came
+        bound = [lies for name in operands if not (lies := self._seen(computation, name)).is_free]
         if not bound:
-            return Lies("", is_free=True)
-        for lies in bound:
-            if not lies.text:
-                return lies
+            return Whereabouts("", is_free=True)
+        unknown = next((lies for lies in bound if not lies.text), None)
+        if unknown is not None:
+            return unknown
         if len({lies.text for lies in bound}) > 1:
-            return Lies("", f"the operands of {one.opcode} in line {one.line} lie in different shardings")
+            why = f"the operands of {opcode} in line {instruction.line} lie in different shardings"
+            return Whereabouts("", why)
         return bound[0]
 
-    def _parameter(self, here: Computation, one: Instruction) -> Lies:
-        callers = self.callers.get(here.name, [])
-        index = int(one.attributes.get("index", "0"))
-        if here.is_entry:
-            return Lies("", f"the sharding of parameter {one.name} is not told")
-        if len(callers) == 1 and callers[0][1].opcode in ("call", "fusion"):
-            computation, caller = callers[0]
-            if index < len(caller.operands):
-                return self._seen(computation, caller.operands[index])
+    def _parameter(self, value: Definition) -> Whereabouts:
+        computation, parameter = value
+        callers = self.callers.get(computation.name, [])
+        if computation.is_entry:
+            return Whereabouts("", f"the sharding of parameter {parameter.name} is not told")
+        if len(callers) == 1 and callers[0].instruction.opcode in ("call", "fusion"):
+            operands, index = callers[0].instruction.operands, parameter.index or 0
+            if index < len(operands):
+                return self._seen(callers[0].computation, operands[index])
         if len(callers) > 1:
-            return Lies("", f"{here.name} is called from {len(callers)} places")
-        return Lies("", f"it comes from parameter {one.name} of {here.name}")
+            return Whereabouts("", f"{computation.name} is called from {len(callers)} places")
+        return Whereabouts("", f"it comes from parameter {parameter.name} of {computation.name}")
 
-    def _element(self, here: Computation, one: Instruction) -> Lies:
-        whole = here.find(one.operands[0]) if one.operands else None
-        index = one.attributes.get("index", "")
-        if whole is None or not index.isdigit():
-            return Lies("", f"it comes from {one.name}")
-        place, computation = int(index), whole[0]
-        if place < len(whole[1].shardings):
-            return Lies(whole[1].shardings[place])
-        if whole[1].opcode in ("tuple", "optimization-barrier") and place < len(whole[1].operands):
-            return self._seen(computation, whole[1].operands[place])
-        if whole[1].opcode == "call":
-            return self._called(whole[1], place)
-        if place < len(outs := manual_shardings(whole[1], "out_shardings")):
-            return Lies(outs[place])
-        return Lies("", f"it comes from {whole[1].opcode} in line {whole[1].line}")
+    def _element(self, value: Definition) -> Whereabouts:
+        whole, index = value.operand(0), value.instruction.index
+        if whole is None or index is None:
+            return Whereabouts("", f"it comes from {value.instruction.name}")
+        computation, tuple_ = whole
+        if index < len(tuple_.shardings):
+            return Whereabouts(tuple_.shardings[index])
+        if tuple_.opcode in ("tuple", "optimization-barrier") and index < len(tuple_.operands):
+            return self._seen(computation, tuple_.operands[index])
+        if tuple_.opcode == "call":
+            return self._called(tuple_, index)
+        if index < len(outs := manual_shardings(tuple_, "out_shardings")):
+            return Whereabouts(outs[index])
+        return Whereabouts("", f"it comes from {tuple_.opcode} in line {tuple_.line}")
 
-    def _called(self, one: Instruction, index: int) -> Lies:
-        names = called_by(one)
-        inside = self.module.computations.get(names[0]) if names else None
-        root = None if inside is None else inside.root
-        if inside is None or root is None:
-            return Lies("", f"it comes from {one.opcode} in line {one.line}")
-        if index < len(inside.results) and inside.results[index]:
-            return Lies(inside.results[index])
-        if root.opcode in ("tuple", "return"):
-            if index < len(root.operands):
-                return self._seen(inside, root.operands[index])
-            return Lies("", f"{inside.name} has no result {index}")
-        return self._seen(inside, root.name)
+    def _called(self, call: Instruction, index: int) -> Whereabouts:
+        names = called_by(call)
+        callee = self.module.computations.get(names[0]) if names else None
+        root = None if callee is None else callee.root
+        if callee is None or root is None:
+            return Whereabouts("", f"it comes from {call.opcode} in line {call.line}")
+        if index < len(callee.results) and callee.results[index]:
+            return Whereabouts(callee.results[index])
+        if root.opcode not in ("tuple", "return"):
+            return self._seen(callee, root.name)
+        if index < len(root.operands):
+            return self._seen(callee, root.operands[index])
+        return Whereabouts("", f"{callee.name} has no result {index}")
 
 
-def target_of(one: Instruction) -> str:
+def _key(value: Definition) -> tuple[str, str]:
+    return value.computation.name, value.instruction.name
+
+
+def target_of(instruction: Instruction) -> str:
     """What a custom call calls; nothing of other instructions."""
-    return one.attributes.get("custom_call_target", "").strip('"')
+    return instruction.attributes.get("custom_call_target", "").strip('"')
 
 
-def manual_shardings(one: Instruction, side: str) -> list[str]:
+def manual_shardings(instruction: Instruction, side: str) -> list[str]:
     """The shardings of the arguments or the results of a shard_map."""
-    if one.opcode == "manual-computation":
-        return angles(one.attributes.get(side, ""))
-    told = one.attributes.get("frontend_attributes", "")
-    place = told.find(f"xla.sdy.{side}=")
-    start = told.find("<[", place) if place >= 0 else -1
-    return angles(told[start + 1 : told.find("]>", start) + 2].replace('\\"', '"')) if start >= 0 else []
+    if instruction.opcode == "manual-computation":
+        return angles(instruction.attributes.get(side, ""))
+    text = instruction.attributes.get("frontend_attributes", "")
+    place = text.find(f"xla.sdy.{side}=")
+    start = text.find("<[", place) if place >= 0 else -1
+    return angles(text[start + 1 : text.find("]>", start) + 2].replace('\\"', '"')) if start >= 0 else []

@@ -8,8 +8,8 @@ collectives that leads from a tile of its source's size to one of its target's, 
 >>> log = ("W1 spmd_partitioner.cc:656] [SPMD] Involuntary full rematerialization. The compiler cannot go "
 ...     "from sharding {devices=[2,3]<=[6]} to {devices=[3,2]<=[2,3]T(1,0)} efficiently for HLO operation "
 ...     "%p = f32[6,4]{1,0} parameter(0). As the last resort, SPMD will replicate the tensor")
->>> found, = inspect_texts([("log", log)]).warnings
->>> found.received_bytes, found.lower_bound_bytes, found.ratio, found.call
+>>> warning, = inspect_texts([("log", log)]).warnings
+>>> warning.received_bytes, warning.lower_bound_bytes, warning.ratio, warning.call
 (480, 96, 5.0, "rs.jax.reshard(x, P('b', 'a'), source=P('a', 'b'))")
 """
 
@@ -22,10 +22,11 @@ from typing import Any
 
 from reshard.mesh import Mesh
 from reshard.xla.read.collectives import Collective, Total, find_collectives, totals
+from reshard.xla.read.ir import Module
 from reshard.xla.read.reading import Text, read_text
-from reshard.xla.read.shardings import Reader
-from reshard.xla.report.figures import PREDICTED, Reshard, Unrecognised, checked, full_gather_bytes
-from reshard.xla.report.joining import Ends, Found, ends_of, find_warned, follow
+from reshard.xla.read.shardings import ShardingReader
+from reshard.xla.report.figures import PREDICTED, ReportedReshard, Unrecognised, checked
+from reshard.xla.report.joining import InspectedModule, ProgramEnds, ends_of, find_warned, follow
 from reshard.xla.report.reshards import find_reshards, is_before_partitioning
 from reshard.xla.report.sections import table
 
@@ -64,11 +65,11 @@ class Report:
     parts: list[Part] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
     totals: list[Total] = field(default_factory=list)
-    warnings: list[Reshard] = field(default_factory=list)
+    warnings: list[ReportedReshard] = field(default_factory=list)
     """What the log warns about, equal warnings once."""
-    chains: list[Reshard] = field(default_factory=list)
+    chains: list[ReportedReshard] = field(default_factory=list)
     """Ways from a parameter to a result."""
-    reshards: list[Reshard] = field(default_factory=list)
+    reshards: list[ReportedReshard] = field(default_factory=list)
     """What a text before partitioning asks for."""
     unrecognised: list[Unrecognised] = field(default_factory=list)
     remarks: list[Remark] = field(default_factory=list)
@@ -82,14 +83,14 @@ class Report:
         """It for programs."""
         return {
             "schema": SCHEMA,
-            "parts": [asdict(one) for one in self.parts],
-            "collectives": [asdict(one) for one in self.collectives],
-            "totals": [asdict(one) for one in self.totals],
-            "warnings": [one.as_dict() for one in self.warnings],
-            "chains": [one.as_dict() for one in self.chains],
-            "reshards": [one.as_dict() for one in self.reshards],
-            "unrecognised": [one.as_dict() for one in self.unrecognised],
-            "not_understood": [asdict(one) for one in self.remarks],
+            "parts": [asdict(row) for row in self.parts],
+            "collectives": [asdict(row) for row in self.collectives],
+            "totals": [asdict(row) for row in self.totals],
+            "warnings": [row.as_dict() for row in self.warnings],
+            "chains": [row.as_dict() for row in self.chains],
+            "reshards": [row.as_dict() for row in self.reshards],
+            "unrecognised": [row.as_dict() for row in self.unrecognised],
+            "not_understood": [asdict(row) for row in self.remarks],
             "constraints_met": self.unchanged,
             "constraints_on_constants": self.free,
         }
@@ -106,7 +107,7 @@ def inspect_texts(
     texts: Iterable[tuple[str, str]],
     *,
     mesh: Mesh | None = None,
-    ends: Mapping[str, Ends] | None = None,
+    ends: Mapping[str, ProgramEnds] | None = None,
     keys: Mapping[str, str] | None = None,
 ) -> Report:
     """Read texts and report what is found in them.
@@ -119,105 +120,98 @@ def inspect_texts(
     """
     report = Report()
     read = [read_text(text, name) for name, text in texts]
-    found = [
-        Found(text.name, module, (keys or {}).get(text.name, module.name), is_before_partitioning(module))
+    modules = [
+        InspectedModule(text.name, module, (keys or {}).get(text.name, module.name), is_before_partitioning(module))
         for text in read
         for module in text.modules
     ]
-    _describe(report, read, found)
-    given = {} if mesh is None else {"": mesh}
-    programs: dict[str, list[Found]] = {}
-    for one in found:
-        programs.setdefault(one.key, []).append(one)
+    _describe(report, read, modules)
+    named = {} if mesh is None else {"": mesh}
+    programs: dict[str, list[InspectedModule]] = {}
+    for inspected in modules:
+        programs.setdefault(inspected.key, []).append(inspected)
     for program in programs.values():
-        _inspect_program(report, program, given, ends or {})
-    meshes = dict(given)
-    for one in found:
-        meshes |= {f"{len(meshes)}": named for named in one.module.meshes.values()}
+        _inspect_program(report, program, named, ends or {})
+    meshes = dict(named)
+    for inspected in modules:
+        meshes |= {f"{len(meshes)}": own for own in inspected.module.meshes.values()}
     for text in read:
-        _add_warnings(report, text, Reader(meshes))
+        _add_warnings(report, text, ShardingReader(meshes))
     report.totals = totals(report.collectives)
-    for one in found:
-        report.remarks += [Remark(one.text, *note) for note in one.module.notes]
-    _finish(report)
+    for inspected in modules:
+        report.remarks += [Remark(inspected.text, *note) for note in inspected.module.notes]
+    report.reshards = [_predicted(reshard) for reshard in report.reshards]
     return report
 
 
-def _describe(report: Report, read: Sequence[Text], found: Sequence[Found]) -> None:
+def _describe(report: Report, read: Sequence[Text], modules: Sequence[InspectedModule]) -> None:
     for text in read:
-        those = [one for one in found if one.text == text.name]
-        for one in those:
-            module = one.module
-            form = (
-                "lowered" if module.form == "stablehlo" else "before partitioning" if one.is_before else "partitioned"
-            )
+        of_text = [inspected for inspected in modules if inspected.text == text.name]
+        for inspected in of_text:
+            module, form = inspected.module, "before partitioning" if inspected.is_before else "partitioned"
+            form = "lowered" if module.form == "stablehlo" else form
             stopped = f"line {module.line + module.lines - 1}: {module.stopped}" if module.stopped else ""
             devices = module.partitions * module.replicas
             report.parts.append(Part(text.name, module.name, form, module.lines, devices, stopped))
-        if not those:
+        if not of_text:
             report.parts.append(Part(text.name, "", "log", text.lines, 0, ""))
         report.remarks += [Remark(text.name, *note) for note in text.notes]
 
 
-def _inspect_program(report: Report, program: list[Found], given: dict[str, Mesh], ends: Mapping[str, Ends]) -> None:
-    after = [one for one in program if not one.is_before]
-    before = [one for one in program if one.is_before]
-    meshes = dict(given) or next((one.module.meshes for one in program if one.module.meshes), {})
-    for one in program:
-        one.collectives = find_collectives(one.module, one.text)
-        if after and one.is_before and one.collectives:
-            continue  # what it asks for is counted in the partitioned module
-        report.collectives += one.collectives
-    asked: list[Reshard] = []
-    chosen = _most_told(before)
-    for one in before:
-        if one is not chosen:
-            continue
-        findings = find_reshards(one.module, one.text, Reader(one.module.meshes or meshes))
+def _inspect_program(
+    report: Report, program: list[InspectedModule], named: dict[str, Mesh], ends: Mapping[str, ProgramEnds]
+) -> None:
+    after = [inspected for inspected in program if not inspected.is_before]
+    before = [inspected for inspected in program if inspected.is_before]
+    meshes = named or next((inspected.module.meshes for inspected in program if inspected.module.meshes), {})
+    for inspected in program:
+        inspected.collectives = find_collectives(inspected.module, inspected.text)
+        if not (after and inspected.is_before):  # what it asks for is counted in the partitioned module
+            report.collectives += inspected.collectives
+    asked: list[ReportedReshard] = []
+    # Of several texts before partitioning the one with the most shardings: they tell of the same reshards.
+    most_told = max(before, key=lambda inspected: _shardings_in(inspected.module), default=None)
+    if most_told is not None:
+        reader = ShardingReader(most_told.module.meshes or meshes)
+        findings = find_reshards(most_told.module, most_told.text, reader)
         for reshard in findings.reshards:
             _file(checked(reshard), asked, report)
         report.unrecognised += findings.unrecognised
         report.unchanged += findings.unchanged
         report.free += findings.free
-    for one in after:
-        known = ends_of(chosen, meshes, ends.get(one.text, Ends()))
-        for found in follow(one, asked if len(after) == 1 else [], meshes, known):
-            _file(found, report.chains, report)
+    for inspected in after:
+        known = ends_of(most_told, meshes, ends.get(inspected.text, ProgramEnds()))
+        for chain in follow(inspected, asked if len(after) == 1 else [], meshes, known):
+            _file(chain, report.chains, report)
     report.reshards += asked
 
 
-def _most_told(before: list[Found]) -> Found | None:
-    """Of several texts before partitioning, the one with the most shardings; they tell of the same reshards."""
-    return max(
-        before, key=lambda one: sum(bool(found.shardings) for _, found in one.module.instructions()), default=None
-    )
+def _shardings_in(module: Module) -> int:
+    return sum(bool(instruction.shardings) for _, instruction in module.instructions())
 
 
-def _file(found: Reshard | Unrecognised, into: list[Reshard], report: Report) -> None:
-    if isinstance(found, Reshard):
-        into.append(found)
+def _file(finding: ReportedReshard | Unrecognised, among: list[ReportedReshard], report: Report) -> None:
+    if isinstance(finding, ReportedReshard):
+        among.append(finding)
     else:
-        report.unrecognised.append(found)
+        report.unrecognised.append(finding)
 
 
-def _add_warnings(report: Report, text: Text, reader: Reader) -> None:
-    seen: dict[tuple[Any, ...], int] = {}
+def _add_warnings(report: Report, text: Text, reader: ShardingReader) -> None:
+    places: dict[tuple[Any, ...], int | None] = {}
+    """Of each warning that was seen: where it stands in the report, if it was recognised."""
     for warned in text.warnings:
         key = warned.source, warned.target, warned.tile, warned.operation, warned.op_name, warned.problem
-        if key in seen:
-            place = seen[key]
-            if place >= 0:
-                report.warnings[place] = replace(report.warnings[place], times=report.warnings[place].times + 1)
-            continue
-        found = find_warned(text.name, warned, reader, report.reshards)
-        seen[key] = len(report.warnings) if isinstance(found, Reshard) else -1
-        _file(found, report.warnings, report)
+        if key not in places:
+            finding = find_warned(text.name, warned, reader, report.reshards)
+            places[key] = len(report.warnings) if isinstance(finding, ReportedReshard) else None
+            _file(finding, report.warnings, report)
+        elif (place := places[key]) is not None:
+            report.warnings[place] = replace(report.warnings[place], times=report.warnings[place].times + 1)
 
 
-def _finish(report: Report) -> None:
-    """Say what XLA would move where its rules leave no choice and nothing was counted."""
-    for place, reshard in enumerate(report.reshards):
-        known = reshard.received_bytes is not None or reshard.shape is None or reshard.dtype is None
-        if not known and reshard.branch() == "full gather" and reshard.shape is not None and reshard.dtype is not None:
-            size = full_gather_bytes(reshard.source, reshard.shape, reshard.dtype)
-            report.reshards[place] = replace(reshard, received_bytes=size, known_by=PREDICTED)
+def _predicted(reshard: ReportedReshard) -> ReportedReshard:
+    """With what XLA would move where its rules leave no choice and nothing was counted."""
+    if reshard.received_bytes is None and reshard.full_gather_bytes is not None and reshard.branch() == "full gather":
+        return replace(reshard, received_bytes=reshard.full_gather_bytes, known_by=PREDICTED)
+    return reshard

@@ -13,15 +13,14 @@ Where the text does not tell, as after a contraction before propagation, the end
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from reshard.errors import ReshardError
-from reshard.sharding import Sharding
-from reshard.xla.read.ir import Computation, Instruction, Module, Shape
+from reshard.xla.read.ir import ArrayShape, Computation, Definition, Instruction, Module
 from reshard.xla.read.loops import executions
-from reshard.xla.read.shardings import Reader, joined
-from reshard.xla.report.figures import Reshard, Unrecognised, dtype_of
-from reshard.xla.report.placing import ELEMENTWISE, Lies, Places, manual_shardings, target_of
+from reshard.xla.read.shardings import ShardingReader, joined
+from reshard.xla.report.figures import ReportedReshard, Site, Unrecognised, dtype_of, first_line
+from reshard.xla.report.placing import ELEMENTWISE, Placing, Whereabouts, manual_shardings, target_of
 
 _BEFORE = frozenset(("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"))
 """Custom calls that the partitioner takes away."""
@@ -31,8 +30,8 @@ _BEFORE = frozenset(("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 class Findings:
     """What a module asks for."""
 
-    reshards: list[Reshard]
-    unrecognised: list[Unrecognised]
+    reshards: list[ReportedReshard] = field(default_factory=list)
+    unrecognised: list[Unrecognised] = field(default_factory=list)
     unchanged: int = 0
     """Constraints that a value meets as it lies."""
     free: int = 0
@@ -50,22 +49,18 @@ def is_before_partitioning(module: Module) -> bool:
     """Whether the shapes are of whole tensors."""
     if module.form == "stablehlo":
         return True
-    entry = module.entry
-    targets = {target_of(one) for _, one in module.instructions()}
-    if any(target in _BEFORE or target.startswith("xla.sdy.") for target in targets):
+    entry, instructions = module.entry, [instruction for _, instruction in module.instructions()]
+    if any((target := target_of(each)) in _BEFORE or target.startswith("xla.sdy.") for each in instructions):
         return True
     if module.is_scheduled or (entry is not None and entry.name.endswith("_spmd")):
         return False
-    return any(
-        one.shardings and one.opcode != "parameter" and not one.opcode.startswith(("all-", "collective-"))
-        for _, one in module.instructions()
-    ) or (
-        entry is not None
-        and not any(one.opcode.startswith(("all-", "collective-")) for _, one in module.instructions())
-    )
+    local = [each for each in instructions if not each.opcode.startswith(("all-", "collective-"))]
+    if any(each.shardings and each.opcode != "parameter" for each in local):
+        return True
+    return entry is not None and len(local) == len(instructions)
 
 
-def find_reshards(module: Module, text: str, reader: Reader) -> Findings:
+def find_reshards(module: Module, text: str, reader: ShardingReader) -> Findings:
     """All reshards that a module asks for.
 
     Args:
@@ -73,155 +68,115 @@ def find_reshards(module: Module, text: str, reader: Reader) -> Findings:
         text: what to call the text where it stands.
         reader: of its shardings.
     """
-    return _Search(module, text, reader).run()
+    search = _ReshardSearch(module, text, reader)
+    for computation, instruction in module.instructions():
+        search.look_at(computation, instruction)
+    return search.findings
 
 
-class _Search:
-    def __init__(self, module: Module, text: str, reader: Reader) -> None:
+class _ReshardSearch:
+    def __init__(self, module: Module, text: str, reader: ShardingReader) -> None:
         self.module, self.text, self.reader = module, text, reader
-        self.runs = executions(module)
-        self.found = Findings([], [])
-        self.places = Places(module)
+        self.executed = executions(module)
+        self.findings = Findings()
+        self.placing = Placing(module)
 
-    def run(self) -> Findings:
-        for computation, one in self.module.instructions():
-            if is_constraint(one) and one.operands:
-                self._compare(computation, one, one.operands[0], one.shardings, "constraint")
-            elif one.opcode == "manual-computation" or target_of(one) == "xla.sdy.GlobalToLocalShape":
-                for operand, wanted in zip(one.operands, manual_shardings(one, "in_shardings"), strict=False):
-                    self._compare(computation, one, operand, (wanted,), "constraint")
-            elif one.opcode == "tuple" and one.shardings:
-                for operand, wanted in zip(one.operands, one.shardings, strict=False):
-                    self._compare(computation, one, operand, (wanted,), "operand")
-            elif one.opcode == "while" and one.shardings and len(one.shardings) == len(one.operands):
-                for operand, wanted in zip(one.operands, one.shardings, strict=True):
-                    self._compare(computation, one, operand, (wanted,), "operand")
-            elif one.opcode == "get-tuple-element" and len(one.shardings) == 1:
-                lies = self.places.inside(computation, one)
-                self._compare(computation, one, one.name, one.shardings, "operand", only_told=True, lies=lies)
-            elif one.shardings and (one.opcode in ELEMENTWISE):
-                for operand in dict.fromkeys(one.operands):
-                    self._operand(computation, one, operand)
-            elif one.shardings and one.operands:
-                self._judge(computation, one)
-            elif one.opcode == "return" and one.is_root:
-                for operand, wanted in zip(one.operands, computation.results, strict=False):
-                    if wanted:
-                        self._compare(computation, one, operand, (wanted,), "result")
-        return self.found
+    def look_at(self, computation: Computation, instruction: Instruction) -> None:
+        """List the reshards of the operands of one instruction."""
+        opcode, operands, shardings = instruction.opcode, instruction.operands, instruction.shardings
+        targets, origin = list(zip(operands, shardings, strict=False)), "operand"
+        if is_constraint(instruction) and operands:
+            targets, origin = [(operands[0], shardings[0] if shardings else "")], "constraint"
+        elif opcode == "manual-computation" or target_of(instruction) == "xla.sdy.GlobalToLocalShape":
+            inner = manual_shardings(instruction, "in_shardings")
+            targets, origin = list(zip(operands, inner, strict=False)), "constraint"
+        elif opcode == "get-tuple-element" and len(shardings) == 1:
+            lies = self.placing.of_element(Definition(computation, instruction))
+            if lies.is_free or (lies.text and instruction.shape is not None):
+                site = self._site(computation, instruction, origin)
+                self._compare(site, lies, shardings[0], instruction.shape)
+            return
+        elif opcode in ELEMENTWISE and shardings:
+            origin = "constraint" if opcode == "copy" else origin
+            targets = [(name, shardings[0]) for name in dict.fromkeys(operands)]
+            targets = [pair for pair in targets if _is_alike(computation, instruction, pair[0])]
+        elif opcode == "return" and instruction.is_root and not (shardings and operands):
+            origin = "result"
+            targets = [pair for pair in zip(operands, computation.results, strict=False) if pair[1]]
+        elif opcode != "tuple" and (opcode != "while" or len(shardings) != len(operands)):
+            if shardings and operands:
+                self._note_contradiction(computation, instruction)
+            return
+        for name, target in targets:
+            value = computation.find(name)
+            shape = value.instruction.shape if value is not None else None
+            if is_constraint(instruction) and shape is None:
+                shape = instruction.shape
+            site = self._site(computation, instruction, origin)
+            self._compare(site, self.placing.of(computation, name), target, shape)
 
-    def _operand(self, computation: Computation, one: Instruction, operand: str) -> None:
-        found = computation.find(operand)
-        if found is None or found[1].shape is None or one.shape is None or found[1].shape.dims != one.shape.dims:
-            return  # a scalar among the operands, such as the predicate of a select
-        if not one.shape.dims or one.shardings[0].startswith("{manual"):
-            return  # the same everywhere; or a tile, which the program has cut by itself
-        kind = "constraint" if one.opcode == "copy" else "operand"
-        self._compare(computation, one, operand, one.shardings, kind)
+    def _site(self, computation: Computation, instruction: Instruction, origin: str) -> Site:
+        times, unknown = self.executed[computation.name]
+        return Site(
+            origin=origin,
+            text=self.text,
+            module=self.module.name,
+            line=instruction.line,
+            name=instruction.name,
+            place=self.module.source_of(instruction),
+            op_name=instruction.attributes.get("op_name", ""),
+            executions=times,
+            unknown=unknown,
+        )
 
-    def _judge(self, computation: Computation, one: Instruction) -> None:
+    def _note_contradiction(self, computation: Computation, instruction: Instruction) -> None:
         """Name an operation that is no reshard by itself, but whose operands lie otherwise than it does."""
-        if one.opcode in ("get-tuple-element", "custom-call", "call", "parameter", "reduce", "broadcast", "while"):
+        opcode = instruction.opcode
+        if opcode in ("get-tuple-element", "custom-call", "call", "parameter", "reduce", "broadcast", "while"):
             return
-        for operand in one.operands:
-            found = computation.find(operand)
-            if found is not None and found[1].shardings and found[1].shardings != one.shardings:
-                self._unrecognised(
-                    one, "operand", computation, f"how {one.opcode} is partitioned between shardings is not told"
-                )
-                return
+        operands = [operand for name in instruction.operands if (operand := computation.find(name)) is not None]
+        if any(operand.instruction.shardings not in ((), instruction.shardings) for operand in operands):
+            why = f"how {opcode} is partitioned between shardings is not told"
+            self.findings.unrecognised.append(self._site(computation, instruction, "operand").unrecognised(why))
 
-    # What is found.
-
-    def _compare(
-        self,
-        computation: Computation,
-        one: Instruction,
-        operand: str,
-        wanted: tuple[str, ...],
-        origin: str,
-        *,
-        only_told: bool = False,
-        lies: Lies | None = None,
-    ) -> None:
-        """List the reshard of an operand, if it is one."""
-        lies = lies or self.places.of(computation, operand)
-        found = computation.find(operand)
-        shape = found[1].shape if found is not None else None
-        if is_constraint(one) and shape is None:
-            shape = one.shape
+    def _compare(self, site: Site, lies: Whereabouts, target: str, shape: ArrayShape | None) -> None:
+        """List the reshard from where a value lies to where it is wanted, if it is one."""
         if lies.is_free:
-            self.found.free += 1
-            return
-        if not lies.text or not wanted or shape is None:
-            if not only_told:
-                why = lies.why or ("the shape is not told" if wanted else "it does not say which sharding")
-                self._unrecognised(one, origin, computation, f"to {wanted[0] if wanted else 'where'}: {why}")
-            return
-        if lies.text == wanted[0]:
-            self.found.unchanged += 1
-            return
-        try:
-            source, target = (self.reader.read(text, len(shape.dims)) for text in (lies.text, wanted[0]))
-        except ReshardError as error:
-            self._unrecognised(one, origin, computation, f"a sharding cannot be read: {_first_line(error)}")
-            return
-        self._add(computation, one, joined(source, target), shape, origin)
+            self.findings.free += 1
+        elif not lies.text or not target or shape is None:
+            why = lies.why or ("the shape is not told" if target else "it does not say which sharding")
+            self.findings.unrecognised.append(site.unrecognised(f"to {target or 'where'}: {why}"))
+        elif lies.text == target:
+            self.findings.unchanged += 1
+        else:
+            self._add(site, lies.text, target, shape)
 
-    def _add(
-        self,
-        computation: Computation,
-        one: Instruction,
-        ends: tuple[Sharding, Sharding],
-        shape: Shape,
-        origin: str,
-    ) -> None:
-        source, target = ends
+    def _add(self, site: Site, source_text: str, target_text: str, shape: ArrayShape) -> None:
+        try:
+            source, target = (self.reader.read(text, len(shape.dims)) for text in (source_text, target_text))
+        except ReshardError as error:
+            self.findings.unrecognised.append(site.unrecognised(f"a sharding cannot be read: {first_line(error)}"))
+            return
+        source, target = joined(source, target)
         dtype = dtype_of(shape.dtype)
         if dtype is None:
-            self._unrecognised(one, origin, computation, f"element type {shape.dtype} is not known")
+            why = f"element type {shape.dtype} is not known"
+            self.findings.unrecognised.append(site.unrecognised(why))
             return
         try:
-            same = source.mesh.size == target.mesh.size and source.is_equivalent_to(target, shape.dims)
+            is_same = source.mesh.size == target.mesh.size and source.is_equivalent_to(target, shape.dims)
         except ReshardError:
-            same = False
-        if same:
-            self.found.unchanged += 1
-            return
-        often = self.runs[computation.name]
-        self.found.reshards.append(
-            Reshard(
-                origin,
-                self.text,
-                self.module.name,
-                one.line,
-                one.name,
-                source,
-                target,
-                shape.dims,
-                dtype,
-                executions=often.times,
-                unknown=often.unknown,
-                place=self.module.source_of(one),
-                op_name=one.attributes.get("op_name", ""),
-            )
-        )
-
-    def _unrecognised(self, one: Instruction, origin: str, computation: Computation, why: str) -> None:
-        often = self.runs[computation.name]
-        self.found.unrecognised.append(
-            Unrecognised(
-                origin,
-                self.text,
-                self.module.name,
-                one.line,
-                one.name,
-                why,
-                executions=often.times,
-                place=self.module.source_of(one),
-            )
-        )
+            is_same = False
+        if is_same:
+            self.findings.unchanged += 1
+        else:
+            self.findings.reshards.append(site.reshard(source, target, shape.dims, dtype))
 
 
-def _first_line(error: ReshardError) -> str:
-    return str(error).partition("\n")[0]
+def _is_alike(computation: Computation, instruction: Instruction, operand: str) -> bool:
+    """Whether an operand of an elementwise instruction is an array of its shape, and not a tile cut by the program."""
+    value = computation.find(operand)
+    shape = value.instruction.shape if value is not None else None
+    if shape is None or instruction.shape is None or shape.dims != instruction.shape.dims:
+        return False  # a scalar among the operands, such as the predicate of a select
+    return bool(shape.dims) and not instruction.shardings[0].startswith("{manual")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshard.plans import bytes_text
-from reshard.xla.report.figures import COUNTED, PREDICTED, WARNED, Reshard, Unrecognised
+from reshard.xla.report.figures import COUNTED, PREDICTED, WARNED, ReportedReshard, Unrecognised
 
 if TYPE_CHECKING:
     from reshard.xla.read.collectives import Collective
@@ -30,7 +30,7 @@ class Section(NamedTuple):
 
 def sections(report: Report) -> list[Section]:
     """What a report shows, in order; sections without rows and lines are left out."""
-    found = [
+    listed = [
         _parts(report),
         *_collectives(report),
         _totals(report),
@@ -40,7 +40,7 @@ def sections(report: Report) -> list[Section]:
         _unrecognised(report.unrecognised),
         _remarks(report),
     ]
-    return [section for section in found if section.rows or section.lines]
+    return [section for section in listed if section.rows or section.lines]
 
 
 def table(report: Report) -> str:
@@ -59,9 +59,13 @@ def _drawn(section: Section) -> str:
             for cell, width, side in zip(row, widths, right, strict=True)
         ]
         lines.append(("  " + "  ".join(cells)).rstrip())
-    if len(section.rows) > MOST_ROWS:
-        lines.append(f"  … and {len(section.rows) - MOST_ROWS} more; --json has them all")
-    return "\n".join(lines + [f"  {line}".rstrip() for line in section.lines]).rstrip()
+    lines += [f"  {line}".rstrip() for line in [*_further(section.rows), *section.lines]]
+    return "\n".join(lines).rstrip()
+
+
+def _further(rows: Sequence[Any]) -> list[str]:
+    """A line on the rows that are not shown."""
+    return [f"… and {len(rows) - MOST_ROWS} more; --json has them all"] if len(rows) > MOST_ROWS else []
 
 
 def _parts(report: Report) -> Section:
@@ -75,12 +79,12 @@ def _parts(report: Report) -> Section:
 
 def _collectives(report: Report) -> list[Section]:
     """One section per module."""
-    found: dict[tuple[str, str], list[Collective]] = {}
-    for one in report.collectives:
-        found.setdefault((one.text, one.module), []).append(one)
+    modules: dict[tuple[str, str], list[Collective]] = {}
+    for collective in report.collectives:
+        modules.setdefault((collective.text, collective.module), []).append(collective)
     return [
-        _collectives_of(those, f"collectives of {text}, bytes per device and execution")
-        for (text, _), those in found.items()
+        _collectives_of(collectives, f"collectives of {text}, bytes per device and execution")
+        for (text, _), collectives in modules.items()
     ]
 
 
@@ -88,44 +92,42 @@ def _collectives_of(collectives: list[Collective], title: str) -> Section:
     head = ("line", "collective", "computation", "operand", "result", "group", "received", "runs", "from")
     rows = [
         (
-            str(one.line),
-            f"{one.kind} {one.name}" if one.name != one.kind else one.kind,
-            one.computation,
-            bytes_text(one.operand_bytes),
-            bytes_text(one.result_bytes),
-            "?" if one.group_size is None else str(one.group_size),
-            _received(one),
-            f"{one.executions}{'?' if one.unknown else ''}",
-            one.source or one.op_name,
+            str(each.line),
+            f"{each.kind} {each.name}" if each.name != each.kind else each.kind,
+            each.computation,
+            bytes_text(each.operand_bytes),
+            bytes_text(each.result_bytes),
+            "?" if each.group_size is None else str(each.group_size),
+            _received(each),
+            f"{each.executions}{'?' if each.unknown else ''}",
+            each.source or each.op_name,
         )
-        for one in collectives
+        for each in collectives
     ]
-    return Section(title, head, rows, _whys(collectives))
+    return Section(
+        title, head, rows, [f"? {why}" for why in dict.fromkeys(each.unknown for each in collectives) if why]
+    )
 
 
-def _received(one: Collective) -> str:
-    if one.received_bytes is None:
+def _received(collective: Collective) -> str:
+    if collective.received_bytes is None:
         return "?"
-    return f"{'at most ' if one.is_bound else ''}{bytes_text(one.received_bytes)}"
-
-
-def _whys(collectives: Iterable[Collective]) -> list[str]:
-    return [f"? {why}" for why in dict.fromkeys(one.unknown for one in collectives) if why]
+    return f"{'at most ' if collective.is_bound else ''}{bytes_text(collective.received_bytes)}"
 
 
 def _totals(report: Report) -> Section:
     head = ("collective", "instructions", "runs", "operand", "result", "received", "")
     rows = [
         (
-            one.kind,
-            str(one.instructions),
-            str(one.executions),
-            bytes_text(one.operand_bytes),
-            bytes_text(one.result_bytes),
-            bytes_text(one.received_bytes),
-            "or more" if one.is_least else "",
+            total.kind,
+            str(total.instructions),
+            str(total.executions),
+            bytes_text(total.operand_bytes),
+            bytes_text(total.result_bytes),
+            bytes_text(total.received_bytes),
+            "or more" if total.is_least else "",
         )
-        for one in report.totals
+        for total in report.totals
     ]
     return Section("totals by kind, bytes per device, all executions", head, rows, [])
 
@@ -140,77 +142,68 @@ def _met(report: Report) -> list[str]:
     return lines
 
 
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
+def _count(number: int, singular: str, plural: str) -> str:
+    return f"{number} {singular if number == 1 else plural}"
 
 
-def _reshards(title: str, reshards: list[Reshard], more: list[str] | None = None) -> Section:
-    lines: list[str] = []
-    for one in reshards[:MOST_ROWS]:
-        lines += _reshard_lines(one)
-    if len(reshards) > MOST_ROWS:
-        lines.append(f"… and {len(reshards) - MOST_ROWS} more; --json has them all")
-    return Section(title, (), [], lines + (more or []) if reshards or more else [])
+def _reshards(title: str, reshards: list[ReportedReshard], more: Sequence[str] = ()) -> Section:
+    lines = [line for reshard in reshards[:MOST_ROWS] for line in _reshard_lines(reshard)]
+    return Section(title, (), [], [*lines, *_further(reshards), *more])
 
 
-def _reshard_lines(one: Reshard) -> list[str]:
-    what = "shape not told" if one.shape is None else f"{' x '.join(map(str, one.shape)) or 'scalar'} {one.dtype}"
-    what += " (a tile is all that is told: sizes may be rounded up)" if one.is_rounded and one.shape else ""
-    often = f", {one.executions}{' or more' if one.unknown else ''} times" if one.executions > 1 or one.unknown else ""
-    again = f", warned {one.times} times" if one.times > 1 else ""
-    warned = ", warned about" if one.warned and one.origin != "warning" else ""
-    where = f"{one.text}:{one.line}" + (f" {one.name}" if one.name else "") + (f", {one.place}" if one.place else "")
+def _reshard_lines(reshard: ReportedReshard) -> list[str]:
+    source, target, shape = reshard.source, reshard.target, reshard.shape
+    what = "shape not told" if shape is None else f"{' x '.join(map(str, shape)) or 'scalar'} {reshard.dtype}"
+    what += " (a tile is all that is told: sizes may be rounded up)" if reshard.is_rounded and shape else ""
+    what += f" on {max(source.mesh.size, target.mesh.size)} devices"
+    if reshard.executions > 1 or reshard.unknown:
+        what += f", {reshard.executions}{' or more' if reshard.unknown else ''} times"
+    what += f", warned {reshard.times} times" if reshard.times > 1 else ""
+    what += ", warned about" if reshard.warned and reshard.origin != "warning" else ""
+    where = [f"{reshard.text}:{reshard.line}{reshard.name and f' {reshard.name}'}", reshard.place]
+    on_one = source.mesh == target.mesh
     return [
-        f"{where}",
-        f"  {what} on {max(one.source.mesh.size, one.target.mesh.size)} devices{often}{again}{warned}",
-        f"  from      {_end(one)[0]}",
-        f"  to        {_end(one)[1]}",
-        f"  {_cost(one)}",
-        f"  instead   {one.call}",
+        ", ".join(filter(None, where)),
+        f"  {what}",
+        f"  from      {f'{source.text()}  on mesh {source.mesh}' if on_one else source}",
+        f"  to        {target.text() if on_one else target}",
+        f"  {_cost(reshard)}",
+        f"  instead   {reshard.call}",
         "",
     ]
 
 
-def _end(one: Reshard) -> tuple[str, str]:
-    source, target = one.source, one.target
-    if source.mesh == target.mesh:
-        return f"{source.text()}  on mesh {source.mesh}", target.text()
-    return str(source), str(target)
-
-
-def _cost(one: Reshard) -> str:
-    bound, ratio = one.lower_bound_bytes, one.ratio
-    branch = one.branch()
-    if bound is None and one.warned:
+def _cost(reshard: ReportedReshard) -> str:
+    bound, ratio = reshard.lower_bound_bytes, reshard.ratio
+    branch = reshard.branch()
+    if bound is None and reshard.warned:
         return "received  the whole tensor, but for a tile" + (f": {ratio:.2f} times the bound" if ratio else "")
     if bound is None:
         return f"received  not told; XLA takes the branch: {branch}" if branch else "received  not told"
     least = f"lower bound {bytes_text(bound)}"
-    if one.received_bytes is None:
+    if reshard.received_bytes is None:
         rule = f"; XLA takes the branch: {branch}" if branch else ""
         return f"received  not told{rule}; {least}"
     times = f", {ratio:.2f} times the bound" if ratio is not None else ""
-    by = f" by {', '.join(one.collectives)}" if one.collectives else _KNOWN[one.known_by]
-    return f"received  {bytes_text(one.received_bytes)} on the busiest device{by}; {least}{times}"
+    by = f" by {', '.join(reshard.collectives)}" if reshard.collectives else _KNOWN[reshard.known_by]
+    return f"received  {bytes_text(reshard.received_bytes)} on the busiest device{by}; {least}{times}"
 
 
 def _unrecognised(unrecognised: list[Unrecognised]) -> Section:
     lines = []
-    for one in unrecognised[:MOST_ROWS]:
-        size = "" if one.received_bytes is None else f", {bytes_text(one.received_bytes)} received"
-        names = f" ({', '.join(one.collectives)}{size})" if one.collectives else ""
-        place = f", {one.place}" if one.place else ""
-        lines.append(f"{one.text}:{one.line} {one.origin} {one.name}{place}{names}: {one.why}")
-    if len(unrecognised) > MOST_ROWS:
-        lines.append(f"… and {len(unrecognised) - MOST_ROWS} more; --json has them all")
-    return Section("unrecognised: the text does not tell the ends", (), [], lines)
+    for each in unrecognised[:MOST_ROWS]:
+        size = "" if each.received_bytes is None else f", {bytes_text(each.received_bytes)} received"
+        names = f" ({', '.join(each.collectives)}{size})" if each.collectives else ""
+        place = f", {each.place}" if each.place else ""
+        lines.append(f"{each.text}:{each.line} {each.origin} {each.name}{place}{names}: {each.why}")
+    title = "unrecognised: the text does not tell the ends"
+    return Section(title, (), [], [*lines, *_further(unrecognised)])
 
 
 def _remarks(report: Report) -> Section:
     lines = [
-        f"{one.text}{f':{one.line}' if one.line else ''} {one.problem}" + (f": {one.excerpt}" if one.excerpt else "")
-        for one in report.remarks[:MOST_ROWS]
+        f"{remark.text}{f':{remark.line}' if remark.line else ''} {remark.problem}"
+        + (f": {remark.excerpt}" if remark.excerpt else "")
+        for remark in report.remarks[:MOST_ROWS]
     ]
-    if len(report.remarks) > MOST_ROWS:
-        lines.append(f"… and {len(report.remarks) - MOST_ROWS} more; --json has them all")
-    return Section("not read or not understood", (), [], lines)
+    return Section("not read or not understood", (), [], [*lines, *_further(report.remarks)])
