@@ -23,9 +23,8 @@ from jax import lax
 from reshard.contraction import EinsumPlan
 from reshard.dtypes import dtype_named
 from reshard.jax.contraction.overlap import Ring, arriving, ring_of, scattered
-from reshard.jax.exchange.lowering import Names, run_on_device
-from reshard.jax.exchange.rounds import of_device
-from reshard.operations.pattern import Term
+from reshard.jax.exchange.lowering import run_on_device
+from reshard.jax.exchange.rounds import Device
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan
 
@@ -41,51 +40,57 @@ class Local(NamedTuple):
     """Whether collectives are cut into rounds beside the product; None where the price says so."""
 
 
-def contract_on_device(plan: EinsumPlan, names: Names, tiles: Sequence[jax.Array], how: Local) -> jax.Array:
+def contract_on_device(plan: EinsumPlan, names: tuple[str, ...], tiles: Sequence[jax.Array], how: Local) -> jax.Array:
     """The tile of the result of a device, from its tiles of the operands, where all axes of the mesh are manual."""
-    given = [tiles[one] if isinstance(one, int) else contract_on_device(one, names, tiles, how) for one in plan.inputs]
-    made = how.preferred or jnp.result_type(*(one.dtype for one in given))
+    operands = [
+        contract_on_device(source, names, tiles, how) if isinstance(source, EinsumPlan) else tiles[source]
+        for source in plan.inputs
+    ]
+    dtype = how.preferred or jnp.result_type(*(tile.dtype for tile in operands))
     plans = [
-        _of_dtype(by, dtype, plan) for by, dtype in zip(plan.plans, [*(one.dtype for one in given), made], strict=True)
+        _of_dtype(reshard, element, plan)
+        for reshard, element in zip(plan.plans, [*(tile.dtype for tile in operands), dtype], strict=True)
     ]
     ring = ring_of(plan, plans, how.overlap)
     if ring is not None:
-        plans[ring.term] = _without_ring(plans[ring.term], is_operand=ring.term < len(given))
-    place = lax.axis_index(names) if names else np.int32(0)
-    used = [run_on_device(by, names, tile) for by, tile in zip(plans, given, strict=False)]
-    product = _Product(plan, how, made, place)
+        plans[ring.term] = _without_ring(plans[ring.term], is_operand=ring.term < len(operands))
+    moved = [run_on_device(reshard, names, tile) for reshard, tile in zip(plans, operands, strict=False)]
+    product = _Product(plan, how, dtype, Device.here(names))
     if ring is None:
-        result = product.joined(product.of(product.parts(used)))
-    elif ring.term < len(given):
-        result = product.joined(product.while_gathered(ring, names, used))
+        result = product.joined(product.of(product.parts(moved)))
+    elif ring.term < len(operands):
+        result = product.joined(product.while_gathered(ring, moved))
     else:
-        result = product.joined(product.while_scattered(ring, names, used), ring)
+        result = product.joined(product.while_scattered(ring, moved), ring)
     return run_on_device(plans[-1], names, result)
 
 
-def _of_dtype(by: Plan, dtype: Any, plan: EinsumPlan) -> Plan:
+def _of_dtype(reshard: Plan, dtype: Any, plan: EinsumPlan) -> Plan:
     """The reshard of elements of another dtype than that of the whole plan."""
     kind = dtype_named(dtype)
-    return by if by.dtype == kind else make_plan(by.source, by.target, by.shape, kind, network=plan.network)
+    if reshard.dtype == kind:
+        return reshard
+    return make_plan(reshard.source, reshard.target, reshard.shape, kind, network=plan.network)
 
 
-def _without_ring(by: Plan, *, is_operand: bool) -> Plan:
+def _without_ring(reshard: Plan, *, is_operand: bool) -> Plan:
     """What is left of an operand's plan before its last step, of the result's after its first."""
     if is_operand:
-        return Plan(by.source, by.steps[-1].before, by.shape, by.dtype, by.steps[:-1])
-    return Plan(by.steps[0].after, by.target, by.shape, by.dtype, by.steps[1:])
+        return Plan(reshard.source, reshard.steps[-1].before, reshard.shape, reshard.dtype, reshard.steps[:-1])
+    return Plan(reshard.steps[0].after, reshard.target, reshard.shape, reshard.dtype, reshard.steps[1:])
 
 
 class _Product:
     """The contraction of the tiles of one device."""
 
-    def __init__(self, plan: EinsumPlan, how: Local, dtype: Any, place: Any) -> None:
-        self.plan, self.how, self.dtype, self.place = plan, how, dtype, place
+    def __init__(self, plan: EinsumPlan, how: Local, dtype: Any, device: Device) -> None:
+        self.plan, self.how, self.dtype, self.device = plan, how, dtype, device
         self.pattern = plan.pattern
         self.sizes = plan.layout.largest_parts(plan.sizes)
-        self.terms = [_labels(term) for term in self.pattern.terms]
-        held = {label for labels in self.terms[:-1] for label in labels}
-        self.made = [label for label in self.terms[-1] if label in held]
+        self.terms = [[label for group in term for label in group] for term in self.pattern.terms]
+        of_operands = {label for labels in self.terms[:-1] for label in labels}
+        self.output = [label for label in self.terms[-1] if label in of_operands]
+        """The labels of the product, before the result is spread along those that no operand has."""
 
     def parts(self, tiles: Sequence[jax.Array], ring: Ring | None = None) -> list[jax.Array]:
         """The tiles of the operands with one dim per label; that of a ring's operand is one block of its label."""
@@ -102,10 +107,10 @@ class _Product:
         mesh = self.plan.layout.mesh
         for dim, label in enumerate(labels):
             size = self.plan.sizes[label]
-            if label in self.made or size % self.plan.layout.shards(label) == 0:
+            if label in self.output or size % self.plan.layout.shards(label) == 0:
                 continue
             ends = [self.plan.layout.interval(label, size, device) for device in mesh.device_array.tolist()]
-            length = of_device(np.array([stop - start for start, stop in ends], np.int32), self.place)
+            length = self.device.row_of(np.array([stop - start for start, stop in ends], np.int32))
             inside = lax.broadcasted_iota(np.int32, part.shape, dim) < length
             part = lax.select(inside, part, lax.full_like(part, 0))
         return part
@@ -118,38 +123,36 @@ class _Product:
             arguments += [part, [numbers[label] for label in labels]]
         result = jnp.einsum(
             *arguments,
-            [numbers[label] for label in self.made],
+            [numbers[label] for label in self.output],
             optimize=list(self.plan.local_path) if len(parts) > 2 else "auto",
             precision=self.how.precision,
             preferred_element_type=self.how.preferred,
         )
         return result.astype(self.dtype)
 
-    def while_gathered(self, ring: Ring, names: Names, tiles: Sequence[jax.Array]) -> jax.Array:
+    def while_gathered(self, ring: Ring, tiles: Sequence[jax.Array]) -> jax.Array:
         """The product, where shards of one operand arrive one after another."""
         parts = self.parts(tiles, ring)
-        in_result = ring.label in self.made
-        shape = self._shape(self.made)
-        total = lax.full(shape, 0, self.dtype)
-        for number, shard in arriving(ring, names, self.place, parts[ring.term]):
-            here = [shard if n == ring.term else self._block(part, n, ring, number) for n, part in enumerate(parts)]
-            product = self.of(here)
-            if in_result:
-                dim = self.made.index(ring.label)
+        total = lax.full(self._shape(self.output), 0, self.dtype)
+        for number, shard in arriving(ring, self.device, parts[ring.term]):
+            blocks = [shard if n == ring.term else self._block(part, n, ring, number) for n, part in enumerate(parts)]
+            product = self.of(blocks)
+            if ring.label in self.output:
+                dim = self.output.index(ring.label)
                 start = number * np.int32(product.shape[dim])
                 total = lax.dynamic_update_slice_in_dim(total, product, start, dim)
             else:
                 total = total + product
         return total
 
-    def while_scattered(self, ring: Ring, names: Names, tiles: Sequence[jax.Array]) -> jax.Array:
+    def while_scattered(self, ring: Ring, tiles: Sequence[jax.Array]) -> jax.Array:
         """A block of the product, summed over the devices of a ring on its way to where it stays."""
         parts = self.parts(tiles)
 
         def part_of(number: jax.Array) -> jax.Array:
             return self.of([self._block(part, n, ring, number) for n, part in enumerate(parts)])
 
-        return scattered(ring, names, self.place, part_of)
+        return scattered(ring, self.device, part_of)
 
     def _block(self, part: jax.Array, term: int, ring: Ring, number: jax.Array) -> jax.Array:
         """The block of a ring's label; the whole part where it lacks the label."""
@@ -162,10 +165,6 @@ class _Product:
     def joined(self, result: jax.Array, ring: Ring | None = None) -> jax.Array:
         """The tile of the result, with one dim per dim of it; of a ring's label one block."""
         labels = self.terms[-1]
-        dims = [place for place, label in enumerate(labels) if label in self.made]
+        dims = [place for place, label in enumerate(labels) if label in self.output]
         result = lax.broadcast_in_dim(result, self._shape(labels, ring), dims)
         return lax.reshape(result, [prod(self._shape(group, ring)) for group in self.pattern.output])
-
-
-def _labels(term: Term) -> list[str]:
-    return [label for group in term for label in group]

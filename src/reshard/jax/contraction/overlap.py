@@ -14,14 +14,14 @@ By hand, 4 devices: device 0 has shard 0; in round 1 shards 1 and 3 arrive, whil
 shard 2 arrives, by way of device 1, while 1 and 3 are.
 
 >>> ring = Ring(0, "j", ((0, 1, 2, 3),))
->>> [ring.ways_at(turn) for turn in (1, 2)]
+>>> [ring.ways_at(number) for number in (1, 2)]
 [(1, -1), (1,)]
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -30,8 +30,8 @@ from jax import lax
 from reshard.contraction import EinsumPlan
 from reshard.digits import PARTIAL, Positions
 from reshard.exchange import DigitExchange
-from reshard.jax.exchange.lowering import Names, groups_of
-from reshard.jax.exchange.rounds import bits_of, of_device
+from reshard.jax.exchange.lowering import groups_of
+from reshard.jax.exchange.rounds import Device, bits_of
 from reshard.network import Network
 from reshard.network.traffic import loads
 from reshard.plans import Plan
@@ -54,13 +54,13 @@ class Ring(NamedTuple):
         return len(self.groups[0])
 
     @property
-    def turns(self) -> int:
+    def rounds(self) -> int:
         """The number of rounds."""
         return self.size // 2
 
-    def ways_at(self, turn: int) -> tuple[int, ...]:
+    def ways_at(self, number: int) -> tuple[int, ...]:
         """In which directions blocks go in a round; the first is 1."""
-        return (1, -1) if 2 * turn < self.size else (1,)
+        return (1, -1) if 2 * number < self.size else (1,)
 
     def pairs(self, places: int) -> list[tuple[int, int]]:
         """(sender, receiver), where every device sends to the one so many places on."""
@@ -70,12 +70,12 @@ class Ring(NamedTuple):
             for number in range(self.size)
         ]
 
-    def number_of(self, place: Any) -> jax.Array:
+    def block_of(self, device: Device) -> jax.Array:
         """Which block a device has."""
         numbers = np.zeros(sum(map(len, self.groups)), np.int32)
         for group in self.groups:
             numbers[list(group)] = np.arange(self.size)
-        return of_device(numbers, place)
+        return device.row_of(numbers)
 
 
 def ring_of(plan: EinsumPlan, plans: Sequence[Plan], overlap: bool | None) -> Ring | None:
@@ -89,13 +89,13 @@ def ring_of(plan: EinsumPlan, plans: Sequence[Plan], overlap: bool | None) -> Ri
     """
     if overlap is False or len(plan.operands) != 2 or (overlap is None and plan.network is None):
         return None
-    found = []
-    for term, one in enumerate(plans):
-        step = one.steps and one.steps[-1 if term < len(plan.operands) else 0]
+    rings = []
+    for term, reshard in enumerate(plans):
+        step = reshard.steps and reshard.steps[-1 if term < len(plan.operands) else 0]
         ring = _as_ring(plan, term, step) if step else None
-        if ring and step and (overlap or _pays(ring, plan, one, step)):
-            found.append((step.received_bytes, ring))
-    return max(found, default=(0, None), key=lambda pair: pair[0])[1]
+        if ring and step and (overlap or _pays(ring, plan, reshard, step)):
+            rings.append((step.received_bytes, ring))
+    return max(rings, default=(0, None), key=lambda pair: pair[0])[1]
 
 
 def _as_ring(plan: EinsumPlan, term: int, step: Step) -> Ring | None:
@@ -125,7 +125,7 @@ def _pays(ring: Ring, plan: EinsumPlan, whole: Plan, step: Step) -> bool:
     network = plan.network
     if network is None or network.flops is None or whole.step_seconds is None:
         return False
-    inner = sum(one.flops for one in plan.inputs if isinstance(one, EinsumPlan))
+    inner = sum(operand.flops for operand in plan.inputs if isinstance(operand, EinsumPlan))
     product_s = (plan.flops - inner) / network.flops
     block_bytes = step.received_bytes / (ring.size - 1)
     alone = whole.step_seconds[whole.steps.index(step)] + product_s
@@ -151,8 +151,8 @@ def overlapped_seconds(ring: Ring, devices: Positions, block_bytes: float, produ
     4.0
     """
     part_s, ready, total = product_s / ring.size, 1, 0.0
-    for turn in range(1, ring.turns + 1):
-        ways = ring.ways_at(turn)
+    for number in range(1, ring.rounds + 1):
+        ways = ring.ways_at(number)
         senders, receivers = devices[np.array([pair for way in ways for pair in ring.pairs(way)])].T
         traffic = loads(network.levels, senders, receivers, np.ones(len(senders)))
         message_s = traffic.seconds(network.levels, block_bytes) + network.launch_s
@@ -161,46 +161,36 @@ def overlapped_seconds(ring: Ring, devices: Positions, block_bytes: float, produ
     return total + ready * part_s
 
 
-def arriving(ring: Ring, names: Names, place: Any, shard: jax.Array) -> Iterator[tuple[jax.Array, jax.Array]]:
+def arriving(ring: Ring, device: Device, shard: jax.Array) -> Iterator[tuple[jax.Array, jax.Array]]:
     """Every shard of a device's group with the number of its block, its own first."""
-    mine = ring.number_of(place)
-    yield mine, shard
-    here = {1: shard, -1: shard}
-    for turn in range(1, ring.turns + 1):
-        for way in ring.ways_at(turn):
-            here[way] = _sent(ring, names, here[way], -way)
-            yield _on(ring, mine, way * turn), here[way]
+    own = ring.block_of(device)
+    yield own, shard
+    passing = {1: shard, -1: shard}
+    for number in range(1, ring.rounds + 1):
+        for way in ring.ways_at(number):
+            passing[way] = _sent(ring, device, passing[way], -way)
+            yield _on(ring, own, way * number), passing[way]
 
 
-def scattered(ring: Ring, names: Names, place: Any, part_of: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """The sum over a group of the parts of the block that is a device's own.
-
-    Args:
-        ring: who sends to whom.
-        names: the axes of the mesh, in its order.
-        place: the position of the device.
-        part_of: what the device adds to a block, given its number.
-    """
-    mine = ring.number_of(place)
+def scattered(ring: Ring, device: Device, part_of: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """The sum over a group of the parts of the block that is a device's own; `part_of` is what it adds to a block."""
+    own = ring.block_of(device)
     under_way: dict[int, jax.Array] = {}
-    for turn in range(ring.turns, 0, -1):
-        for way in ring.ways_at(turn):
-            part = part_of(_on(ring, mine, way * turn))
-            under_way[way] = _sent(ring, names, part + under_way[way] if way in under_way else part, way)
-    total = part_of(mine)
-    for one in under_way.values():
-        total = total + one
-    return total
+    for number in range(ring.rounds, 0, -1):
+        for way in ring.ways_at(number):
+            part = part_of(_on(ring, own, way * number))
+            under_way[way] = _sent(ring, device, part + under_way[way] if way in under_way else part, way)
+    return sum(under_way.values(), start=part_of(own))
 
 
-def _on(ring: Ring, number: jax.Array, places: int) -> jax.Array:
+def _on(ring: Ring, block: jax.Array, places: int) -> jax.Array:
     """The number of the block so many places on."""
-    return lax.rem(number + np.int32(places % ring.size), np.int32(ring.size))
+    return lax.rem(block + np.int32(places % ring.size), np.int32(ring.size))
 
 
-def _sent(ring: Ring, names: Names, x: jax.Array, places: int) -> jax.Array:
+def _sent(ring: Ring, device: Device, x: jax.Array, places: int) -> jax.Array:
     """What arrives where every device sends to the one so many places on."""
     dtype, bits = x.dtype, bits_of(x.dtype)
     x = lax.bitcast_convert_type(x, bits) if bits else x
-    x = lax.ppermute(x, names, ring.pairs(places))
+    x = lax.ppermute(x, device.names, ring.pairs(places))
     return lax.bitcast_convert_type(x, dtype) if bits else x

@@ -31,7 +31,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from itertools import islice
+from operator import add
 from typing import Any, NamedTuple
 
 import jax
@@ -46,18 +48,13 @@ from reshard.errors import ReshardError
 from reshard.exchange import Tiling
 from reshard.jax.conversions import sharding_of
 from reshard.jax.exchange.lowering import run_on_device
-from reshard.jax.exchange.rounds import starts_from
+from reshard.jax.exchange.rounds import Device, Starts, starts_from
 from reshard.mesh import Mesh
 from reshard.notation import parse_sharding, to_xla
 from reshard.planner import plan as make_plan
 from reshard.sharding import Sharding
 from reshard.steps import Move, Step
 
-Boxes = tuple[Box, ...]
-Tiles = dict[int, Any]
-"""Per device, by its number, an array on it."""
-Devices = tuple[Any, ...]
-"""Devices of JAX."""
 STACKED = PartitionSpec("devices")
 
 
@@ -72,17 +69,21 @@ def reshard_across(x: jax.Array, target: NamedSharding) -> jax.Array:
         ReshardError: `different-meshes` where the array or the target is spread over processes and they are not
             on the same devices; `not-divisible`, `rank-mismatch`, or what `reshard.plan` raises.
     """
-    ends = [_spread(sharding_of(end, None, x.ndim), x.ndim) for end in (x.sharding, target)]
-    for end in ends:
-        end.check_divisible(x.shape)
+    shardings = [_on_axes(sharding_of(end, None, x.ndim), x.ndim) for end in (x.sharding, target)]
+    for sharding in shardings:
+        sharding.check_divisible(x.shape)
     listed = [_devices_of(x.sharding), _devices_of(target)]
     devices = tuple(dict.fromkeys((*listed[1], *listed[0])))
-    source, wanted = _numbered(ends, listed, devices)
+    numbers = {device: number for number, device in enumerate(devices)}
+    source, goal = (  # device numbers are places in `devices`: only the relative order of two meshes matters
+        replace(sharding, mesh=Mesh(sharding.mesh.axes, tuple(numbers[device] for device in own)))
+        for sharding, own in zip(shardings, listed, strict=True)
+    )
     in_one_process = x.is_fully_addressable and target.is_fully_addressable
     if x.sharding.device_set == target.device_set:
         renamed = _in_order(source)
         if renamed is not None and x.size and x.ndim:
-            return _on_same_devices(x, renamed, wanted, target)
+            return _on_same_devices(x, renamed, goal, target)
     elif not in_one_process:
         raise ReshardError(
             "different-meshes",
@@ -91,17 +92,19 @@ def reshard_across(x: jax.Array, target: NamedSharding) -> jax.Array:
         )
     if x.size == 0:  # device_put and programs of XLA make tiles of another shape
         dtype_named(x.dtype.name)  # refuses what is no number
-        empty, here = np.zeros(target.shard_shape(x.shape), x.dtype), target.addressable_devices
-        tiles = [jax.device_put(empty, device) for device in _devices_of(target) if device in here]
-        return _assembled(x.shape, target, tiles)
-    if in_one_process and not _is_easy(source, wanted, devices):
-        return _piecewise(x, source, wanted, target, devices)
-    if source.unreduced or wanted.unreduced:
+        empty, addressable = np.zeros(target.shard_shape(x.shape), x.dtype), target.addressable_devices
+        return _assembled(x.shape, target, [jax.device_put(empty, d) for d in listed[1] if d in addressable])
+    if in_one_process and not _is_easy(source, goal, devices):
+        tiles = {numbers[shard.device]: shard.data for shard in x.addressable_shards}
+        for transfer in _transfers(source, goal, x.shape, x.dtype.name):
+            tiles = _transferred(transfer, tiles, devices)
+        return _assembled(x.shape, target, [tiles[numbers[device]] for device in listed[1]])
+    if source.unreduced or goal.unreduced:
         raise ReshardError("cannot-express", f"JAX cannot send partial values to devices in this order: {target.mesh}")
     return jax.device_put(x, target)
 
 
-def _is_easy(source: Sharding, target: Sharding, devices: Devices) -> bool:
+def _is_easy(source: Sharding, target: Sharding, devices: tuple[Any, ...]) -> bool:
     """Whether `device_put` is as good: it sends each buffer once, or replicas share what it gathered."""
     if source.unreduced or target.unreduced:
         return False
@@ -110,21 +113,23 @@ def _is_easy(source: Sharding, target: Sharding, devices: Devices) -> bool:
     return _share_memory(devices)
 
 
-def _share_memory(devices: Devices) -> bool:
+def _share_memory(devices: tuple[Any, ...]) -> bool:
     """Whether what a device holds is in the host's memory, so that one copy there does for all replicas."""
     return {device.platform for device in devices} == {"cpu"}
 
 
-def _on_same_devices(x: jax.Array, source: Sharding, wanted: Sharding, target: NamedSharding) -> jax.Array:
+def _on_same_devices(x: jax.Array, source: Sharding, goal: Sharding, target: NamedSharding) -> jax.Array:
     """One program over the target's devices in its order, in which both ends are stacked tiles."""
     devices = _devices_of(target)
-    program = _exchanger(devices, source, wanted, x.shape, x.dtype.name)
-    made = _run(program, {shard.device: [shard.data] for shard in x.addressable_shards}, devices)
-    return _assembled(x.shape, target, [made[device][0] for device in devices if device in made])
+    program = _exchanger(devices, source, goal, x.shape, x.dtype.name)
+    tiles = _run(program, {shard.device: [shard.data] for shard in x.addressable_shards}, devices)
+    return _assembled(x.shape, target, [tiles[device][0] for device in devices if device in tiles])
 
 
 @lru_cache(256)
-def _exchanger(devices: Devices, source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: str) -> Program:
+def _exchanger(
+    devices: tuple[Any, ...], source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: str
+) -> Program:
     plan = make_plan(source, target, shape, dtype)
     return _compiled(lambda tile: (run_on_device(plan, ("devices",), tile),), devices)
 
@@ -134,51 +139,35 @@ def _in_order(sharding: Sharding) -> Sharding | None:
     if not any(dim.axes for dim in sharding.dims) and not sharding.unreduced:
         return replace(sharding, mesh=Mesh(sharding.mesh.axes))
     try:
-        found = parse_sharding(to_xla(sharding), None, sharding.ndim)
-    except ReshardError:  # partial values
+        renamed = parse_sharding(to_xla(sharding), None, sharding.ndim)
+    except ReshardError:  # XLA's text has no unreduced values
         return sharding if sharding.mesh.device_ids is None else None
-    return found if found.mesh.device_ids is None and found.mesh.size == sharding.mesh.size else None
-
-
-def _piecewise(x: jax.Array, source: Sharding, wanted: Sharding, target: NamedSharding, devices: Devices) -> jax.Array:
-    """Cut, sent, joined; device numbers are places in `devices`."""
-    numbers = {device: number for number, device in enumerate(devices)}
-    tiles = {numbers[shard.device]: shard.data for shard in x.addressable_shards}
-    for leg in _route(source, wanted, x.shape, x.dtype.name):
-        tiles = _travelled(leg, tiles, devices)
-    return _assembled(x.shape, target, [tiles[numbers[device]] for device in _devices_of(target)])
+    return renamed if renamed.mesh.device_ids is None and renamed.mesh.size == sharding.mesh.size else None
 
 
 def _assembled(shape: tuple[int, ...], target: NamedSharding, tiles: Sequence[Any]) -> jax.Array:
     """The array of these tiles, moved to another kind of memory where the target asks for it."""
-    there = target.with_memory_kind(tiles[0].sharding.memory_kind)
-    array = jax.make_array_from_single_device_arrays(shape, there, list(tiles))
-    return array if there == target else jax.device_put(array, target)
+    in_memory = target.with_memory_kind(tiles[0].sharding.memory_kind)
+    array = jax.make_array_from_single_device_arrays(shape, in_memory, list(tiles))
+    return array if in_memory == target else jax.device_put(array, target)
 
 
-def _spread(sharding: Sharding, ndim: int) -> Sharding:
+def _on_axes(sharding: Sharding, ndim: int) -> Sharding:
     """A sharding on one device as on a mesh of it."""
     if not sharding.mesh.is_maximal:
         return sharding
     return Sharding.of(Mesh((("device", 1),), sharding.mesh.device_ids), *[None] * ndim)
 
 
-def _devices_of(sharding: Any) -> Devices:
+def _devices_of(sharding: Any) -> tuple[Any, ...]:
     """The devices of a sharding of JAX, in its order."""
     return tuple(sharding.mesh.devices.flat) if isinstance(sharding, NamedSharding) else sharding._device_assignment
-
-
-def _numbered(ends: Sequence[Sharding], listed: Sequence[Devices], devices: Devices) -> list[Sharding]:
-    """The shardings with places in `devices` for device numbers: only the relative order of two meshes matters."""
-    numbers = {device: number for number, device in enumerate(devices)}
-    ids = [tuple(numbers[device] for device in those) for those in listed]
-    return [replace(end, mesh=Mesh(end.mesh.axes, given)) for end, given in zip(ends, ids, strict=True)]
 
 
 # What goes where
 
 
-class Cut(NamedTuple):
+class SentBox(NamedTuple):
     """A box that a device cuts out of its tile; None for the whole tile."""
 
     device: int
@@ -187,17 +176,17 @@ class Cut(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A box of a device's new tile, and the cuts that give it: one, or several that are added up."""
+    """A box of a device's new tile, and what gives it: one, or several that are added up."""
 
     box: Box
     """Counted from the corner of the tile."""
-    parts: tuple[Cut, ...]
+    sent: tuple[SentBox, ...]
 
 
-class Leg(NamedTuple):
+class TileTransfer(NamedTuple):
     """One exchange: what every device cuts, and what its new tile is made of."""
 
-    cuts: dict[int, Boxes]
+    cuts: dict[int, tuple[Box, ...]]
     """Per device the boxes that it cuts; whole tiles are not among them."""
     arrivals: dict[int, tuple[Arrival, ...]]
     shapes: dict[int, tuple[int, ...]]
@@ -205,40 +194,41 @@ class Leg(NamedTuple):
 
 
 @lru_cache(256)
-def _route(source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: str) -> tuple[Leg, ...]:
-    """The legs of the plan from source to target."""
-    legs = []
+def _transfers(source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: str) -> tuple[TileTransfer, ...]:
+    """Those of the plan from source to target."""
+    transfers = []
     for step in make_plan(source, target, shape, dtype).steps:
-        legs += [_made_partial(step)] if step.kind == "ToUnreduced" else [_leg(move) for move in step.moves]
-    return tuple(legs)
+        transfers += (
+            [_to_unreduced(step)] if step.kind == "ToUnreduced" else [_transfer_of(move) for move in step.moves]
+        )
+    return tuple(transfers)
 
 
-def _leg(move: Move) -> Leg:
+def _transfer_of(move: Move) -> TileTransfer:
     source, target = move.exchange.source, move.exchange.target
     cuts: dict[int, dict[Box, None]] = {}
     arrivals: dict[int, tuple[Arrival, ...]] = {}
     for device in target.mesh.device_array.tolist():
-        corner = target.box(device)
-        given: dict[Box, list[Cut]] = {}
+        by_box: dict[Box, list[SentBox]] = {}
         for piece in move.exchange.incoming(device):
-            held = source.box(piece.sender)
-            box = None if held == piece.box else _from_corner(piece.box, held)
+            tile = source.box(piece.sender)
+            box = None if tile == piece.box else _from_corner(piece.box, tile)
             if box is not None:
                 cuts.setdefault(piece.sender, {})[box] = None
-            given.setdefault(_from_corner(piece.box, corner), []).append(Cut(piece.sender, box))
-        arrivals[device] = tuple(Arrival(box, tuple(given[box])) for box in sorted(given))
-    return Leg({device: tuple(sorted(boxes)) for device, boxes in cuts.items()}, arrivals, _shapes(target))
+            by_box.setdefault(_from_corner(piece.box, target.box(device)), []).append(SentBox(piece.sender, box))
+        arrivals[device] = tuple(Arrival(box, tuple(by_box[box])) for box in sorted(by_box))
+    return TileTransfer({device: tuple(sorted(boxes)) for device, boxes in cuts.items()}, arrivals, _shapes(target))
 
 
-def _made_partial(step: Step) -> Leg:
+def _to_unreduced(step: Step) -> TileTransfer:
     """Every device keeps what it gives to the sum, among zeros."""
     target = Tiling.of(step.after, step.shape)
     arrivals: dict[int, tuple[Arrival, ...]] = {}
     for device in target.mesh.device_array.tolist():
         kept = step.contribution(device)
-        part = () if kept is None else (Arrival(_from_corner(kept, target.box(device)), (Cut(device, None),)),)
-        arrivals[device] = part
-    return Leg({}, arrivals, _shapes(target))
+        own = (SentBox(device, None),)
+        arrivals[device] = () if kept is None else (Arrival(_from_corner(kept, target.box(device)), own),)
+    return TileTransfer({}, arrivals, _shapes(target))
 
 
 def _from_corner(box: Box, tile: Box) -> Box:
@@ -252,41 +242,43 @@ def _shapes(tiling: Tiling) -> dict[int, tuple[int, ...]]:
 # How it gets there
 
 
-def _travelled(leg: Leg, tiles: Tiles, devices: Devices) -> Tiles:
-    """The new tiles: cut, sent, joined."""
-    rank = len(next(iter(leg.shapes.values())))
+def _transferred(transfer: TileTransfer, tiles: dict[int, Any], devices: tuple[Any, ...]) -> dict[int, Any]:
+    """The new tile of each device: cut, sent, joined."""
+    rank = len(next(iter(transfer.shapes.values())))
     tiles = {device: tile if tile.ndim == rank else tile.reshape((1,) * rank) for device, tile in tiles.items()}
-    parts = {Cut(device, None): tile for device, tile in tiles.items()}
-    for group in _alike(
-        {device: (tiles[device].shape, *(b.shape for b in boxes)) for device, boxes in leg.cuts.items()}
-    ):
-        cutter = _cutter(tuple(devices[d] for d in group), tuple(leg.cuts[d] for d in group))
-        made = _run(cutter, {devices[d]: [tiles[d]] for d in group})
-        parts |= {Cut(d, box): part for d in group for box, part in zip(leg.cuts[d], made[devices[d]], strict=True)}
-    wanted = [(d, part) for d, arrivals in leg.arrivals.items() for arrival in arrivals for part in arrival.parts]
-    moving = [(d, part) for d, part in wanted if d != part.device]
-    sent = jax.device_put([parts[part] for _, part in moving], [devices[d] for d, _ in moving])
-    arrived = dict(zip(moving, sent, strict=True))
-    return _joined(leg, {(d, part): arrived.get((d, part), parts[part]) for d, part in wanted}, tiles, devices)
+    ready = {SentBox(device, None): tile for device, tile in tiles.items()}
+    cut_shapes = {d: (tiles[d].shape, *(box.shape for box in boxes)) for d, boxes in transfer.cuts.items()}
+    for group in _alike(cut_shapes):
+        cutter = _cutter(tuple(devices[d] for d in group), tuple(transfer.cuts[d] for d in group))
+        cut = _run(cutter, {devices[d]: [tiles[d]] for d in group})
+        for d in group:
+            ready |= {SentBox(d, box): array for box, array in zip(transfer.cuts[d], cut[devices[d]], strict=True)}
+    needed = [(d, sent) for d, arrivals in transfer.arrivals.items() for arrival in arrivals for sent in arrival.sent]
+    moving = [(d, sent) for d, sent in needed if d != sent.device]
+    moved = jax.device_put([ready[sent] for _, sent in moving], [devices[d] for d, _ in moving])
+    arrived = {(d, sent): ready[sent] for d, sent in needed} | dict(zip(moving, moved, strict=True))
+    return _joined(transfer, arrived, next(iter(tiles.values())).dtype, devices)
 
 
-def _joined(leg: Leg, arrived: dict[tuple[int, Cut], Any], before: Tiles, devices: Devices) -> Tiles:
-    tiles: Tiles = {}
+def _joined(
+    transfer: TileTransfer, arrived: dict[tuple[int, SentBox], Any], dtype: Any, devices: tuple[Any, ...]
+) -> dict[int, Any]:
+    tiles: dict[int, Any] = {}
     patterns: dict[int, Any] = {}
-    dtype = next(iter(before.values())).dtype
-    for device, arrivals in leg.arrivals.items():
+    for device, arrivals in transfer.arrivals.items():
         only = arrivals[0] if len(arrivals) == 1 else None
-        if only and len(only.parts) == 1 and only.box.shape == leg.shapes[device]:
-            tiles[device] = arrived[device, only.parts[0]]
+        shape = transfer.shapes[device]
+        if only and len(only.sent) == 1 and only.box.shape == shape:
+            tiles[device] = arrived[device, only.sent[0]]
         elif not arrivals:
-            tiles[device] = jax.device_put(np.zeros(leg.shapes[device], dtype), devices[device])
+            tiles[device] = jax.device_put(np.zeros(shape, dtype), devices[device])
         else:
-            patterns[device] = leg.shapes[device], tuple((box, len(parts)) for box, parts in arrivals)
+            patterns[device] = shape, tuple((arrival.box, len(arrival.sent)) for arrival in arrivals)
     for group in _alike(patterns):
         joiner = _joiner(tuple(devices[d] for d in group), *patterns[group[0]])
-        given = {devices[d]: [arrived[d, part] for one in leg.arrivals[d] for part in one.parts] for d in group}
-        made = _run(joiner, given)
-        tiles |= {d: made[devices[d]][0] for d in group}
+        boxes = {devices[d]: [arrived[d, sent] for each in transfer.arrivals[d] for sent in each.sent] for d in group}
+        joined = _run(joiner, boxes)
+        tiles |= {d: joined[devices[d]][0] for d in group}
     return tiles
 
 
@@ -295,50 +287,51 @@ def _alike(patterns: dict[int, Any]) -> Iterable[tuple[int, ...]]:
     groups: dict[Any, list[int]] = {}
     for device, pattern in patterns.items():
         groups.setdefault(pattern, []).append(device)
-    return [tuple(group) for group in groups.values()]
+    return map(tuple, groups.values())
 
 
 Program = Callable[..., tuple[Any, ...]]
 """Over the devices of a flat mesh, from arrays stacked along their first dim to such arrays."""
 
 
-def _run(program: Program, given: dict[Any, list[Any]], devices: Devices | None = None) -> dict[Any, list[Any]]:
-    """What the program makes on each device of what is given there; `devices` where some are of other processes."""
-    order = devices or tuple(given)
+def _run(
+    program: Program, arrays: dict[Any, list[Any]], devices: tuple[Any, ...] | None = None
+) -> dict[Any, list[Any]]:
+    """What the program makes on each device of its arrays; `devices` where some are of other processes."""
+    order = devices or tuple(arrays)
     sharding = NamedSharding(_flat(order), STACKED)
-    held = [given[device] for device in order if device in given]
     stacked = [
         jax.make_array_from_single_device_arrays(
-            (arrays[0].shape[0] * len(order), *arrays[0].shape[1:]), sharding, list(arrays)
+            (alike[0].shape[0] * len(order), *alike[0].shape[1:]), sharding, list(alike)
         )
-        for arrays in zip(*held, strict=True)
+        for alike in zip(*(arrays[device] for device in order if device in arrays), strict=True)
     ]
-    made = [{shard.device: shard.data for shard in result.addressable_shards} for result in program(*stacked)]
-    return {device: [on_devices[device] for on_devices in made] for device in given}
+    results = [{shard.device: shard.data for shard in result.addressable_shards} for result in program(*stacked)]
+    return {device: [of_devices[device] for of_devices in results] for device in arrays}
 
 
 @lru_cache(256)
-def _flat(devices: Devices) -> JaxMesh:
+def _flat(devices: tuple[Any, ...]) -> JaxMesh:
     return JaxMesh(np.array(devices, dtype=object), ("devices",))
 
 
 @lru_cache(1024)
-def _cutter(devices: Devices, boxes: tuple[Boxes, ...]) -> Program:
+def _cutter(devices: tuple[Any, ...], boxes: tuple[tuple[Box, ...], ...]) -> Program:
     """Cuts the boxes of each device out of its tile; all have as many, of the same shapes."""
     starts = np.array([[[low for low, _ in box] for box in own] for own in boxes], dtype=np.int64)
     shapes = [box.shape for box in boxes[0]]
     everywhere = np.ones(len(devices), dtype=np.bool_)
 
     def cut(tile: Any) -> tuple[Any, ...]:
-        tables = [(starts[:, number], everywhere) for number in range(len(shapes))]
-        found = starts_from(tables, lax.axis_index("devices"))
-        return tuple(lax.dynamic_slice(tile, at, shape) for at, shape in zip(found, shapes, strict=True))
+        tables = [Starts(starts[:, number], everywhere) for number in range(len(shapes))]
+        corners = starts_from(tables, Device.here(("devices",)))
+        return tuple(lax.dynamic_slice(tile, corner, shape) for corner, shape in zip(corners, shapes, strict=True))
 
     return _compiled(cut, devices)
 
 
 @lru_cache(1024)
-def _joiner(devices: Devices, shape: tuple[int, ...], pattern: tuple[tuple[Box, int], ...]) -> Program:
+def _joiner(devices: tuple[Any, ...], shape: tuple[int, ...], pattern: tuple[tuple[Box, int], ...]) -> Program:
     """Puts boxes into a tile: at each box the sum of as many as the pattern says, elsewhere zeros."""
     covered = sum(box.size for box, _ in pattern) == Box.whole(shape).size
 
@@ -346,14 +339,12 @@ def _joiner(devices: Devices, shape: tuple[int, ...], pattern: tuple[tuple[Box, 
         tile = lax.empty(shape, parts[0].dtype) if covered else lax.full(shape, 0, parts[0].dtype)
         coming = iter(parts)
         for box, count in pattern:
-            part = next(coming)
-            for _ in range(count - 1):
-                part = part + next(coming)
+            part = reduce(add, islice(coming, count))
             tile = lax.dynamic_update_slice(tile, part, [low for low, _ in box])
         return (tile,)
 
     return _compiled(join, devices)
 
 
-def _compiled(body: Program, devices: Devices) -> Program:
+def _compiled(body: Program, devices: tuple[Any, ...]) -> Program:
     return jax.jit(jax.shard_map(body, mesh=_flat(devices), in_specs=STACKED, out_specs=STACKED, check_vma=False))

@@ -35,7 +35,7 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -44,12 +44,10 @@ from jax import lax
 from reshard.digits import PARTIAL, Digit, Role, Stage, index_of, offsets, primes, without
 from reshard.dtypes import identity
 from reshard.exchange import DigitExchange, Tiling
-from reshard.jax.exchange.rounds import COMBINE, bits_of, in_rounds, of_device, starts_from
+from reshard.jax.exchange.rounds import COMBINE, Device, Starts, bits_of, in_rounds, of_device, starts_from
 from reshard.plans import Plan
 from reshard.steps import Move, Step
 
-Names = tuple[str, ...]
-"""The axes of the mesh, all of them in its order: a permutation by pairs counts in that order whatever is asked."""
 GROUP_REDUCTIONS: dict[str, Callable[..., jax.Array]] = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
 """Reductions that are one collective."""
 LARGE_BYTES = 1 << 20
@@ -59,7 +57,7 @@ On 8 devices of a CPU that is faster from 64 KiB on; it is later where a collect
 """
 
 
-def run_on_device(plan: Plan, names: Names, tile: jax.Array) -> jax.Array:
+def run_on_device(plan: Plan, names: tuple[str, ...], tile: jax.Array) -> jax.Array:
     """The target tile of a device, from its source tile, where all axes of the mesh are manual.
 
     Args:
@@ -73,25 +71,25 @@ def run_on_device(plan: Plan, names: Names, tile: jax.Array) -> jax.Array:
     combines = any(move.reduction is not None for step in plan.steps for move in step.moves)
     dtype, bits = tile.dtype, None if combines else bits_of(tile.dtype)
     tile = lax.bitcast_convert_type(tile, bits) if bits else tile
-    place = lax.axis_index(names) if names else np.int32(0)
+    device = Device.here(names)
     for step in plan.steps:
-        tile = _after(step, names, place, tile)
+        tile = _after(step, device, tile)
     return lax.reshape(lax.bitcast_convert_type(tile, dtype) if bits else tile, local_shape)
 
 
-def _after(step: Step, names: Names, place: Any, tile: jax.Array) -> jax.Array:
+def _after(step: Step, device: Device, tile: jax.Array) -> jax.Array:
     if step.kind == "ToUnreduced":
-        return _to_unreduced(step, place, tile)
+        return _to_unreduced(step, device, tile)
     if step.kind == "AllReduce" and step.before.reduction in GROUP_REDUCTIONS:
-        return _all_reduced(step, names, place, tile)
+        return _all_reduced(step, device, tile)
     for move in step.moves:
         if len(move.exchange.target.shape) != tile.ndim:  # of a scalar, seen as a vector
             tile = lax.reshape(tile, (1,))
-        tile = _moved(move, names, place, tile)
+        tile = _moved(move, device, tile)
     return tile if step.shape else lax.reshape(tile, ())
 
 
-def _moved(move: Move, names: Names, place: Any, tile: jax.Array) -> jax.Array:
+def _moved(move: Move, device: Device, tile: jax.Array) -> jax.Array:
     exchange = move.exchange
     if (
         isinstance(exchange, DigitExchange)
@@ -101,13 +99,13 @@ def _moved(move: Move, names: Names, place: Any, tile: jax.Array) -> jax.Array:
         and exchange.source.is_even()
         and exchange.target.is_even()
     ):
-        tile = _in_groups(exchange, names, place, tile, move.reduction or "sum")
+        tile = _in_groups(exchange, device, tile, move.reduction or "sum")
     else:
-        tile = in_rounds(exchange, names, place, tile, reduction=move.reduction)
+        tile = in_rounds(exchange, device, tile, reduction=move.reduction)
     return lax.div(tile, lax.full_like(tile, move.classes)) if move.reduction == "avg" else tile
 
 
-def _all_reduced(step: Step, names: Names, place: Any, tile: jax.Array) -> jax.Array:
+def _all_reduced(step: Step, device: Device, tile: jax.Array) -> jax.Array:
     """What the members of each group hold, combined.
 
     Of more than two parts each is sent less often where the c devices that hold the same one combine a share of the
@@ -123,12 +121,14 @@ def _all_reduced(step: Step, names: Names, place: Any, tile: jax.Array) -> jax.A
                 shared = (*shared, digit)
     combine, groups = GROUP_REDUCTIONS[step.before.reduction], groups_of(parts, before.positions)
     if not shared:
-        return combine(tile, names, axis_index_groups=groups)
+        return combine(tile, device.names, axis_index_groups=groups)
     shares = prod(digit.size for digit in shared)
-    mine = of_device(index_of(shared, np.arange(before.positions)).astype(np.int32), place)
-    share = of_device(lax.reshape(tile, (shares, tile.size // shares)), mine)
-    share = combine(share, names, axis_index_groups=groups)
-    return lax.reshape(lax.all_gather(share, names, axis_index_groups=groups_of(shared, before.positions)), tile.shape)
+    number = device.row_of(index_of(shared, np.arange(before.positions)).astype(np.int32))
+    share = of_device(lax.reshape(tile, (shares, tile.size // shares)), number)
+    share = combine(share, device.names, axis_index_groups=groups)
+    return lax.reshape(
+        lax.all_gather(share, device.names, axis_index_groups=groups_of(shared, before.positions)), tile.shape
+    )
 
 
 def groups_of(digits: Sequence[Digit], positions: int) -> list[list[int]] | None:
@@ -157,87 +157,89 @@ class _Parts(NamedTuple):
         return _Parts(lax.transpose(self.array, [self.dims.index(i) for i in order]), order)
 
 
-def _in_groups(exchange: DigitExchange, names: Names, place: Any, tile: jax.Array, reduction: str) -> jax.Array:
+def _in_groups(exchange: DigitExchange, device: Device, tile: jax.Array, reduction: str) -> jax.Array:
     """The target tile, where every device keeps its place: collectives between a packing and an unpacking."""
     digits, before, after = exchange.common.digits, exchange.common.source_roles, exchange.common.target_roles
     cut = [i for i, role in enumerate(after) if role != before[i] and _cuts(role)]
-    parts = _own_values(exchange, cut, place, tile)
+    parts = _own_values(exchange, cut, device, tile)
     packed = [i for i in parts.dims if i in exchange.gathered]
     gathered = [i for i in exchange.gathered if i not in packed]
-    wanted, _ = _seen_by([i for i in exchange.gathered if _cuts(before[i])], before, digits, exchange.piece_shape)
-    turns = [[*gathered, *packed]]
+    order, _ = _seen_by([i for i in exchange.gathered if _cuts(before[i])], before, digits, exchange.piece_shape)
+    stages = [[*gathered, *packed]]
     if prod(exchange.piece_shape) * exchange.gathered_values * tile.dtype.itemsize >= LARGE_BYTES:
-        outer = list(itertools.takewhile(gathered.__contains__, wanted))
-        turns = [packed, [i for i in gathered if i not in outer], outer]
-    for turn in filter(None, turns):
-        groups = groups_of([digits[i] for i in turn], exchange.source.mesh.size)
-        if packed and turn is turns[0]:
-            parts = _exchanged(exchange, turn, names, groups, parts, reduction)
+        outer = list(itertools.takewhile(gathered.__contains__, order))
+        stages = [packed, [i for i in gathered if i not in outer], outer]
+    for stage in filter(None, stages):
+        groups = groups_of([digits[i] for i in stage], exchange.source.mesh.size)
+        if packed and stage is stages[0]:
+            parts = _exchanged(exchange, stage, device, groups, parts, reduction)
         else:
-            if wanted == [*turn, *(i for i in wanted if i in parts.dims)]:
-                parts = parts.seen_by(wanted)
-            array = lax.all_gather(parts.array, names, axis_index_groups=groups)
-            array = lax.reshape(array, (*(digits[i].size for i in turn), *parts.array.shape))
-            parts = _Parts(array, [*turn, *parts.dims])
-    return lax.reshape(parts.seen_by(wanted).array, exchange.target.layout.local_shape(exchange.target.shape))
+            if order == [*stage, *(i for i in order if i in parts.dims)]:
+                parts = parts.seen_by(order)
+            array = lax.all_gather(parts.array, device.names, axis_index_groups=groups)
+            array = lax.reshape(array, (*(digits[i].size for i in stage), *parts.array.shape))
+            parts = _Parts(array, [*stage, *parts.dims])
+    return lax.reshape(parts.seen_by(order).array, exchange.target.layout.local_shape(exchange.target.shape))
 
 
-def _own_values(exchange: DigitExchange, cut: Sequence[int], place: Any, tile: jax.Array) -> _Parts:
+def _own_values(exchange: DigitExchange, cut: Sequence[int], device: Device, tile: jax.Array) -> _Parts:
     """The source tile seen by the digits that cut it, but of those that it replicates the device's own value."""
     digits = exchange.common.digits
-    now, shape = _seen_by(cut, exchange.common.target_roles, digits, exchange.piece_shape)
-    parts = lax.reshape(tile, shape)
+    dims, shape = _seen_by(cut, exchange.common.target_roles, digits, exchange.piece_shape)
+    array = lax.reshape(tile, shape)
     for i in cut:
         if i not in exchange.gathered:
-            value = lax.rem(lax.div(place, np.int32(digits[i].stride)), np.int32(digits[i].size))
-            parts = lax.dynamic_index_in_dim(parts, value, now.index(i), keepdims=False, allow_negative_indices=False)
-            now.remove(i)
-    return _Parts(parts, now)
+            value = lax.rem(lax.div(device.position, np.int32(digits[i].stride)), np.int32(digits[i].size))
+            array = lax.dynamic_index_in_dim(array, value, dims.index(i), keepdims=False, allow_negative_indices=False)
+            dims.remove(i)
+    return _Parts(array, dims)
 
 
 def _exchanged(
     exchange: DigitExchange,
-    turn: Sequence[int],
-    names: Names,
+    stage: Sequence[int],
+    device: Device,
     groups: list[list[int]] | None,
     parts: _Parts,
     reduction: str,
 ) -> _Parts:
-    """Parts by the digits of the members of a group, each sent to its member, and partial values combined."""
+    """Parts by the digits of the members of a group, each sent to its member, and unreduced values combined."""
     digits, piece, after = exchange.common.digits, exchange.piece_shape, exchange.common.target_roles
-    sizes = [digits[i].size for i in turn]
-    if not set(turn) <= set(parts.dims) or len({(after[i] or (0,))[0] for i in turn}) > 1:  # not one run of dims
-        dims = [*turn, *(-1 - dim for dim in range(len(piece)))]
+    sizes = [digits[i].size for i in stage]
+    if not set(stage) <= set(parts.dims) or len({(after[i] or (0,))[0] for i in stage}) > 1:  # not one run of dims
+        dims = [*stage, *(-1 - dim for dim in range(len(piece)))]
         parts = parts.seen_by(dims)
         parts = _Parts(lax.broadcast_in_dim(parts.array, (*sizes, *piece), [dims.index(i) for i in parts.dims]), dims)
-    first = parts.dims.index(turn[0])
-    low, high = parts.array.shape[:first], parts.array.shape[first + len(turn) :]
+    first = parts.dims.index(stage[0])
+    low, high = parts.array.shape[:first], parts.array.shape[first + len(stage) :]
     array = lax.reshape(parts.array, (*low, prod(sizes), *high))
-    partial = [i for i in turn if not _cuts(exchange.common.source_roles[i])]
+    unreduced = [i for i in stage if not _cuts(exchange.common.source_roles[i])]
     dims = list(parts.dims)
-    if len(partial) == len(turn) and reduction == "sum":
+    if len(unreduced) == len(stage) and reduction == "sum":
         array = lax.transpose(array, [first, *(dim for dim in range(array.ndim) if dim != first)])
-        array = lax.psum_scatter(array, names, axis_index_groups=groups, tiled=True)  # of parts in one run: faster
-        return _Parts(lax.reshape(array, piece), [i for i in dims if i not in turn])
-    array = lax.reshape(_all_to_all(array, names, first, groups), (*low, *sizes, *high))
-    for i in partial:  # pair by pair: what some backends do much faster than a reduction along a dim
+        array = lax.psum_scatter(
+            array, device.names, axis_index_groups=groups, tiled=True
+        )  # of parts in one run: faster
+        return _Parts(lax.reshape(array, piece), [i for i in dims if i not in stage])
+    array = lax.reshape(_all_to_all(array, device, first, groups), (*low, *sizes, *high))
+    for i in unreduced:  # pair by pair: what some backends do much faster than a reduction along a dim
         values = (lax.index_in_dim(array, n, dims.index(i), keepdims=False) for n in range(digits[i].size))
         array = functools.reduce(COMBINE[reduction], values)
         dims.remove(i)
     return _Parts(array, dims)
 
 
-def _all_to_all(parts: jax.Array, names: Names, dim: int, groups: list[list[int]] | None) -> jax.Array:
+def _all_to_all(parts: jax.Array, device: Device, dim: int, groups: list[list[int]] | None) -> jax.Array:
     """Part number j along a dim, sent to member number j of the group; what comes in stands in the same order.
 
     Of an array whose first dim is split XLA may lay out each part in another way and then refuse them, so there
     the parts are seen as lists, which lie in one way alone.
     """
     if dim:
-        return lax.all_to_all(parts, names, dim, dim, axis_index_groups=groups, tiled=True)
+        return lax.all_to_all(parts, device.names, dim, dim, axis_index_groups=groups, tiled=True)
     shape = parts.shape
     listed = lax.reshape(parts, (prod(shape),))
-    return lax.reshape(lax.all_to_all(listed, names, 0, 0, axis_index_groups=groups, tiled=True), shape)
+    return lax.reshape(lax.all_to_all(listed, device.names, 0, 0, axis_index_groups=groups, tiled=True), shape)
 
 
 def _cuts(role: Role) -> bool:
@@ -258,29 +260,29 @@ def _seen_by(
     return who, [digits[i].size if i >= 0 else piece[-1 - i] for i in who]
 
 
-def _to_unreduced(step: Step, place: Any, tile: jax.Array) -> jax.Array:
+def _to_unreduced(step: Step, device: Device, tile: jax.Array) -> jax.Array:
     """The tile where the device is one that keeps it, else what changes nothing; nothing is sent.
 
     A tile smaller than the largest fills a corner of its array; what is beyond changes nothing, and falls off the end.
     """
     blank = identity(step.after.reduction, tile.dtype)
     before, after = (Tiling.of(sharding, step.shape) for sharding in (step.before, step.after))
-    devices = before.mesh.device_array.tolist()
+    numbers = before.mesh.device_array.tolist()
     rank = len(step.shape)
-    starts, sizes = np.zeros((len(devices), rank), np.int64), np.zeros((len(devices), rank), np.int64)
-    keeps = np.zeros(len(devices), np.bool_)
-    for number, device in enumerate(devices):
-        box = step.contribution(device)
-        keeps[number] = box is not None and not box.is_empty
-        if box is not None and keeps[number]:
-            starts[number] = [low - base for (low, _), (base, _) in zip(box, after.box(device), strict=True)]
-            sizes[number] = box.shape
-    at, ends = starts_from([(starts, keeps), (sizes, keeps)], place)
-    mine = lax.broadcast(of_device(keeps, place), tile.shape)
+    starts, sizes = np.zeros((2, len(numbers), rank), np.int64)
+    keeps = np.zeros(len(numbers), np.bool_)
+    for position, number in enumerate(numbers):
+        box = step.contribution(number)
+        keeps[position] = box is not None and not box.is_empty
+        if box is not None and keeps[position]:
+            starts[position] = [low - base for (low, _), (base, _) in zip(box, after.box(number), strict=True)]
+            sizes[position] = box.shape
+    at, ends = starts_from([Starts(starts, keeps), Starts(sizes, keeps)], device)
+    kept = lax.broadcast(device.row_of(keeps), tile.shape)
     for dim, end in enumerate(ends):
         if not isinstance(end, np.int32) or end != tile.shape[dim]:
-            mine = mine & (lax.broadcasted_iota(np.int32, tile.shape, dim) < end)
-    tile = lax.select(mine, tile, lax.full_like(tile, blank))
+            kept = kept & (lax.broadcasted_iota(np.int32, tile.shape, dim) < end)
+    tile = lax.select(kept, tile, lax.full_like(tile, blank))
     shape = after.layout.local_shape(step.shape)
     if shape == tile.shape:
         return tile

@@ -54,12 +54,43 @@ COMBINE: dict[str, Callable[..., jax.Array]] = {
     "bxor": lax.bitwise_xor,
 }
 """What combines two partial values, by reduction; avg divides once all are added."""
-Starts = tuple[NDArray[Any], NDArray[np.bool_]]
-"""Per position where its box starts, one column per dim; and whether it has one: else any place will do."""
-
-
 MANY_ROUNDS = 8
 """More rounds than these are a loop: fewer run faster one by one, more take too long to compile."""
+
+
+class Device(NamedTuple):
+    """The device that runs a program, where all axes of its mesh are manual."""
+
+    names: tuple[str, ...]
+    """Of all axes of the mesh, in its order: a permutation by pairs counts in that order whatever is asked."""
+    position: Any
+    """Its place in the mesh."""
+
+    @classmethod
+    def here(cls, names: tuple[str, ...]) -> Device:
+        """The one that a program of all runs on."""
+        return cls(names, lax.axis_index(names) if names else np.int32(0))
+
+    def row_of(self, table: NDArray[Any] | jax.Array) -> jax.Array:
+        """Its row of a table with one per device."""
+        return of_device(table, self.position)
+
+
+class Starts(NamedTuple):
+    """Where the box of each device starts."""
+
+    table: NDArray[Any]
+    """One row per position, one column per dim."""
+    is_known: NDArray[np.bool_]
+    """Per position whether it has a box: else any start will do."""
+
+    @classmethod
+    def of(cls, devices: int, positions: Positions, starts: Positions) -> Starts:
+        """Of some of so many devices."""
+        table = np.zeros((devices, starts.shape[1]), dtype=np.int64)
+        is_known = np.zeros(devices, dtype=np.bool_)
+        table[positions], is_known[positions] = starts, True
+        return cls(table, is_known)
 
 
 class Round(NamedTuple):
@@ -80,6 +111,16 @@ class Round(NamedTuple):
         """Whether nothing is sent."""
         return bool((self.senders == self.receivers).all())
 
+    def sent(self, device: Device, box: jax.Array) -> jax.Array:
+        """The box that a device receives, from the one that it sends."""
+        if self.is_local:
+            return box
+        return lax.ppermute(box, device.names, list(zip(self.senders.tolist(), self.receivers.tolist(), strict=True)))
+
+    def receives(self, devices: int) -> NDArray[np.bool_]:
+        """Per position, of so many, whether its device receives a box."""
+        return np.isin(np.arange(devices), self.receivers)
+
 
 def rounds_of(exchange: Exchange) -> list[Round]:
     """The rounds of an exchange over the same devices, in any order; those in which nothing is sent come first.
@@ -87,92 +128,83 @@ def rounds_of(exchange: Exchange) -> list[Round]:
     Where every round is a permutation of all devices, boxes that stay on their device go with it.
     """
     even = exchange.source.is_even() and exchange.target.is_even()
-    if even and isinstance(exchange, DigitExchange) and not exchange.spread and _in_one_order(exchange):
+    in_one_order = exchange.source.same_order_as(exchange.target)
+    if even and isinstance(exchange, DigitExchange) and not exchange.spread and in_one_order:
         return _permutations(exchange)
     mesh = exchange.target.mesh
     pieces = [piece for device in mesh.device_array.tolist() for piece in exchange.incoming(device)]
-    return [_round(exchange, turn) for turn in [*_staying(pieces), *_travelling(pieces)]]
-
-
-def _in_one_order(exchange: Exchange) -> bool:
-    return exchange.source.same_order_as(exchange.target)
+    return [_round(exchange, of_round) for of_round in [*_staying(pieces), *_travelling(pieces)]]
 
 
 def _permutations(exchange: DigitExchange) -> list[Round]:
     positions = exchange.source.mesh.positions
-    ends = [np.zeros((len(positions), len(tiling.shape)), np.int64) for tiling in (exchange.source, exchange.target)]
-    for end, tiling in zip(ends, (exchange.source, exchange.target), strict=True):
+    held, goal = np.zeros((2, len(positions), len(exchange.target.shape)), np.int64)
+    for starts, tiling in ((held, exchange.source), (goal, exchange.target)):
         for dim, (start, _) in enumerate(tiling.all_bounds):
-            end[:, dim] = start
-    common = exchange.common
+            starts[:, dim] = start
     rounds = []
-    for senders in senders_by_round(common.digits, exchange.determined_by, exchange.gathered, positions):
-        start = np.maximum(ends[0][senders], ends[1])
-        rounds.append(Round(exchange.piece_shape, senders, positions, start - ends[0][senders], start - ends[1]))
+    for senders in senders_by_round(exchange.common.digits, exchange.determined_by, exchange.gathered, positions):
+        start = np.maximum(held[senders], goal)
+        rounds.append(Round(exchange.piece_shape, senders, positions, start - held[senders], start - goal))
     return rounds
 
 
 def _staying(pieces: Iterable[Piece]) -> list[list[Piece]]:
-    """The pieces that stay on their device, in as few turns of one shape as can be."""
-    turns: dict[tuple[tuple[int, ...], int], list[Piece]] = {}
-    count: dict[tuple[tuple[int, ...], int], int] = {}
+    """The pieces that stay on their device, in as few rounds of one shape as can be."""
+    rounds: dict[tuple[tuple[int, ...], int], list[Piece]] = {}
+    counts: Counter[tuple[tuple[int, ...], int]] = Counter()
     for piece in pieces:
         if piece.sender == piece.receiver:
             key = piece.box.shape, piece.sender
-            count[key] = number = count.get(key, -1) + 1
-            turns.setdefault((piece.box.shape, number), []).append(piece)
-    return list(turns.values())
+            rounds.setdefault((piece.box.shape, counts[key]), []).append(piece)
+            counts[key] += 1
+    return list(rounds.values())
 
 
 def _travelling(pieces: Iterable[Piece]) -> list[list[Piece]]:
-    """The pieces that travel, in turns of one shape; in boxes of one unit where devices then handle fewer elements."""
+    """The pieces that travel, in rounds of one shape; in boxes of one unit where devices then handle fewer elements."""
     sent = [piece for piece in pieces if piece.sender != piece.receiver]
-    turns = schedule(sent, one_shape=True)
+    rounds = schedule(sent, one_shape=True)
     if len({piece.box.shape for piece in sent}) < 2:
-        return turns
+        return rounds
     unit = [gcd(*lengths) for lengths in zip(*(piece.box.shape for piece in sent), strict=True)]
     busy: Counter[tuple[int, bool]] = Counter()
     for piece in sent:
         busy[piece.sender, False] += piece.box.size
         busy[piece.receiver, True] += piece.box.size
     handled = max(busy.values())  # as many rounds as the busiest device has units
-    if 4 * (handled // prod(unit)) > 5 * len(turns) or handled >= sum(turn[0].box.size for turn in turns):
-        return turns
-    return schedule(box for piece in sent for box in _cut_into(unit, piece))
-
-
-def _cut_into(unit: Sequence[int], piece: Piece) -> list[Piece]:
-    starts = product(*(range(low, high, length) for (low, high), length in zip(piece.box, unit, strict=True)))
-    return [piece._replace(box=_box(start, unit)) for start in starts]
-
-
-def _round(exchange: Exchange, turn: Sequence[Piece]) -> Round:
-    source, target = exchange.source, exchange.target
-
-    def offsets(base: Box, box: Box) -> list[int]:
-        return [low - start for (low, _), (start, _) in zip(box, base, strict=True)]
-
-    rank = len(target.shape)
-    cut = [offsets(source.box(piece.sender), piece.box) for piece in turn]
-    put = [offsets(target.box(piece.receiver), piece.box) for piece in turn]
-    return Round(
-        turn[0].box.shape,
-        target.mesh.positions_of(np.array([piece.sender for piece in turn])),
-        target.mesh.positions_of(np.array([piece.receiver for piece in turn])),
-        np.array(cut, dtype=np.int64).reshape(len(turn), rank),
-        np.array(put, dtype=np.int64).reshape(len(turn), rank),
+    if 4 * (handled // prod(unit)) > 5 * len(rounds) or handled >= sum(alike[0].box.size for alike in rounds):
+        return rounds
+    return schedule(
+        piece._replace(box=_box(start, unit))
+        for piece in sent
+        for start in product(*(range(low, high, length) for (low, high), length in zip(piece.box, unit, strict=True)))
     )
 
 
-def in_rounds(
-    exchange: Exchange, names: tuple[str, ...], place: Any, tile: jax.Array, *, reduction: str | None
-) -> jax.Array:
+def _round(exchange: Exchange, pieces: Sequence[Piece]) -> Round:
+    source, target = exchange.source, exchange.target
+
+    def starts(tiles: Iterable[Box]) -> Positions:
+        bounds = (zip(piece.box, tile, strict=True) for piece, tile in zip(pieces, tiles, strict=True))
+        rows = [[low - corner for (low, _), (corner, _) in dims] for dims in bounds]
+        return np.array(rows, np.int64).reshape(len(pieces), len(target.shape))
+
+    return Round(
+        pieces[0].box.shape,
+        target.mesh.positions_of(np.array([piece.sender for piece in pieces])),
+        target.mesh.positions_of(np.array([piece.receiver for piece in pieces])),
+        starts(source.box(piece.sender) for piece in pieces),
+        starts(target.box(piece.receiver) for piece in pieces),
+    )
+
+
+def in_rounds(exchange: Exchange, device: Device, tile: jax.Array, *, reduction: str | None) -> jax.Array:
     """The target tile of a device, round by round.
 
     Args:
         exchange: over the same devices, in any order.
-        names: the axes of the target's mesh, in its order.
-        place: the position of the device there.
+        device: of the target's mesh.
         tile: its source tile.
         reduction: what combines boxes that arrive at one place; None where no two do.
     """
@@ -181,35 +213,35 @@ def in_rounds(
     devices = exchange.source.mesh.size
     shape = exchange.target.layout.local_shape(exchange.target.shape)
     rounds = rounds_of(exchange)
-    cuts = [_at(devices, one.senders, one.cut) for one in rounds]
+    cuts = [Starts.of(devices, round_.senders, round_.cut) for round_ in rounds]
     if len(rounds) == 1 and rounds[0].shape == shape and len(rounds[0].receivers) == devices:
-        (at,) = starts_from(cuts, place)
-        return _sent(rounds[0], names, _cut(tile, at, shape))
+        (at,) = starts_from(cuts, device)
+        return rounds[0].sent(device, _cut(tile, at, shape))
     slots = None if combine or len(rounds) > MANY_ROUNDS else _slots(rounds, devices, shape)
     if slots is not None:
         boxes = [
-            _sent(one, names, _cut(tile, at, one.shape))
-            for one, at in zip(rounds, starts_from(cuts, place), strict=True)
+            round_.sent(device, _cut(tile, at, round_.shape))
+            for round_, at in zip(rounds, starts_from(cuts, device), strict=True)
         ]
-        return _joined(boxes, slots[0], slots[1], place)
-    puts, kept = _places(rounds, devices, shape, combine=combine)
-    where = starts_from([*cuts, *puts], place)
+        return _joined(boxes, *slots, device)
+    puts, must_keep = _places(rounds, devices, shape, combine=combine)
+    where = starts_from([*cuts, *puts], device)
     whole = lax.full(shape, blank, tile.dtype)
     for _, alike in groupby(range(len(rounds)), key=lambda number: rounds[number].shape):
         numbers = list(alike)
         if len(numbers) > MANY_ROUNDS and not combine:
-            those = slice(numbers[0], numbers[-1] + 1)
-            held = any(kept[those])
-            whole = _in_loop(rounds[those], cuts[those], puts[those], names, place, tile, whole, keep=held)
+            of_loop = slice(numbers[0], numbers[-1] + 1)
+            loop = _Loop(rounds[of_loop], cuts[of_loop], puts[of_loop], any(must_keep[of_loop]))
+            whole = loop.run(device, tile, whole)
             continue
         for number in numbers:
-            one, at = rounds[number], where[len(rounds) + number]
-            box = _sent(one, names, _cut(tile, where[number], one.shape))
-            if combine or kept[number]:
-                before = _cut(whole, at, one.shape)
-                if len(one.receivers) < devices:
-                    here = of_device(_receives(one, devices), place)
-                    box = _box_if(here, box, lax.full_like(box, blank) if combine else before)
+            round_, at = rounds[number], where[len(rounds) + number]
+            box = round_.sent(device, _cut(tile, where[number], round_.shape))
+            if combine or must_keep[number]:
+                before = _cut(whole, at, round_.shape)
+                if len(round_.receivers) < devices:
+                    receives = device.row_of(round_.receives(devices))
+                    box = _box_if(receives, box, lax.full_like(box, blank) if combine else before)
                 box = box if reduction is None else COMBINE[reduction](before, box)
             whole = lax.dynamic_update_slice(whole, box, at, allow_negative_indices=False)
     return whole
@@ -224,69 +256,55 @@ def _slots(rounds: Sequence[Round], devices: int, shape: tuple[int, ...]) -> tup
     dims = [dim for dim in range(len(shape)) if size[dim] != shape[dim]]
     if len(dims) != 1 or size[dims[0]] * count != shape[dims[0]]:
         return None
-    if any(one.shape != size or len(one.receivers) != devices for one in rounds):
+    if any(round_.shape != size or len(round_.receivers) != devices for round_ in rounds):
         return None
     slots = np.zeros((count, devices), dtype=np.int64)
-    for number, one in enumerate(rounds):
-        slots[number, one.receivers] = one.put[:, dims[0]] // size[dims[0]]
+    for number, round_ in enumerate(rounds):
+        slots[number, round_.receivers] = round_.put[:, dims[0]] // size[dims[0]]
     return (dims[0], slots) if count == 2 or (slots == slots[:, :1]).all() else None
 
 
-def _joined(boxes: Sequence[jax.Array], dim: int, slots: Positions, place: Any) -> jax.Array:
+def _joined(boxes: Sequence[jax.Array], dim: int, slots: Positions, device: Device) -> jax.Array:
     """The boxes side by side, each in its place: nothing is filled before, nothing written twice."""
     if (slots == slots[:, :1]).all():
         return lax.concatenate([boxes[number] for number in np.argsort(slots[:, 0])], dim)
     first, second = boxes
-    in_order = lax.broadcast(of_device(slots[0] == 0, place), first.shape)
+    in_order = lax.broadcast(device.row_of(slots[0] == 0), first.shape)
     return lax.concatenate([lax.select(in_order, first, second), lax.select(in_order, second, first)], dim)
 
 
-def _in_loop(
-    rounds: Sequence[Round],
-    cuts: Sequence[Starts],
-    puts: Sequence[Starts],
-    names: tuple[str, ...],
-    place: Any,
-    tile: jax.Array,
-    whole: jax.Array,
-    *,
-    keep: bool,
-) -> jax.Array:
-    """Boxes of one shape put into a tile, one by one: one cut, one put, and the permutation by its number.
+class _Loop(NamedTuple):
+    """Boxes of one shape put into a tile, one by one: one cut, one put, and the permutation by its number."""
 
-    `keep`: whether devices that receive nothing in a round put back what was there.
-    """
-    cut, put = (of_device(np.stack([starts for starts, _ in one], 1).astype(np.int32), place) for one in (cuts, puts))
-    devices = len(cuts[0][0])
-    here = of_device(np.stack([_receives(one, devices) for one in rounds], 1), place)
-    sends = [partial(_sent, one, names) for one in rounds]
+    rounds: Sequence[Round]
+    cuts: Sequence[Starts]
+    puts: Sequence[Starts]
+    must_keep: bool
+    """Whether devices that receive nothing in a round put back what was there."""
 
-    def after(number: Any, whole: jax.Array) -> jax.Array:
-        box = lax.dynamic_slice(tile, of_device(cut, number), rounds[0].shape, allow_negative_indices=False)
-        box, at = lax.switch(number, sends, box), of_device(put, number)
-        if keep:
-            before = lax.dynamic_slice(whole, at, box.shape, allow_negative_indices=False)
-            box = _box_if(of_device(here, number), box, before)
-        return lax.dynamic_update_slice(whole, box, at, allow_negative_indices=False)
+    def run(self, device: Device, tile: jax.Array, whole: jax.Array) -> jax.Array:
+        """The whole tile after all rounds."""
+        cut, put = (
+            device.row_of(np.stack([starts.table for starts in ends], 1).astype(np.int32))
+            for ends in (self.cuts, self.puts)
+        )
+        devices = len(self.cuts[0].table)
+        receives = device.row_of(np.stack([round_.receives(devices) for round_ in self.rounds], 1))
+        sends = [partial(round_.sent, device) for round_ in self.rounds]
 
-    return lax.fori_loop(0, len(rounds), after, whole)
+        def after(number: Any, whole: jax.Array) -> jax.Array:
+            box = lax.dynamic_slice(tile, of_device(cut, number), self.rounds[0].shape, allow_negative_indices=False)
+            box, at = lax.switch(number, sends, box), of_device(put, number)
+            if self.must_keep:
+                before = lax.dynamic_slice(whole, at, box.shape, allow_negative_indices=False)
+                box = _box_if(of_device(receives, number), box, before)
+            return lax.dynamic_update_slice(whole, box, at, allow_negative_indices=False)
 
-
-def _sent(one: Round, names: tuple[str, ...], box: jax.Array) -> jax.Array:
-    if one.is_local:
-        return box
-    return lax.ppermute(box, names, list(zip(one.senders.tolist(), one.receivers.tolist(), strict=True)))
+        return lax.fori_loop(0, len(self.rounds), after, whole)
 
 
-def _receives(one: Round, devices: int) -> NDArray[np.bool_]:
-    """Per position whether its device receives a box."""
-    found = np.zeros(devices, dtype=np.bool_)
-    found[one.receivers] = True
-    return found
-
-
-def _box_if(chosen: jax.Array, box: jax.Array, other: jax.Array) -> jax.Array:
-    return lax.select(lax.broadcast(chosen, box.shape), box, other)
+def _box_if(condition: jax.Array, box: jax.Array, otherwise: jax.Array) -> jax.Array:
+    return lax.select(lax.broadcast(condition, box.shape), box, otherwise)
 
 
 def _cut(tile: jax.Array, at: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
@@ -295,13 +313,6 @@ def _cut(tile: jax.Array, at: Sequence[Any], shape: tuple[int, ...]) -> jax.Arra
     if all(isinstance(start, np.int32) for start in at):
         return lax.slice(tile, at, [start + length for start, length in zip(at, shape, strict=True)])
     return lax.dynamic_slice(tile, at, shape, allow_negative_indices=False)
-
-
-def _at(devices: int, positions: Positions, starts: Positions) -> Starts:
-    table = np.zeros((devices, starts.shape[1]), dtype=np.int64)
-    known = np.zeros(devices, dtype=np.bool_)
-    table[positions], known[positions] = starts, True
-    return table, known
 
 
 def bits_of(dtype: Any) -> Any:
@@ -318,73 +329,65 @@ def of_device(table: NDArray[Any] | jax.Array, place: Any) -> jax.Array:
     return lax.dynamic_index_in_dim(table, place, keepdims=False, allow_negative_indices=False)
 
 
-def starts_from(tables: Sequence[Starts], place: Any) -> list[list[Any]]:
+def starts_from(tables: Sequence[Starts], device: Device) -> list[list[Any]]:
     """Per table the start of the device's box, one per dim: a number where it is the same for all, else looked up.
 
     Tables are looked up together, equal columns once.
     """
     columns: dict[bytes, int] = {}
-    found: list[list[Any]] = []
-    for table, known in tables:
+    rows: list[list[Any]] = []  # of numbers, and of columns that are to be looked up
+    for table, is_known in tables:
         row: list[Any] = []
         for column in table.T:
-            values = column[known]
+            values = column[is_known]
             if len(values) == 0 or (values == values[0]).all():
                 row.append(np.int32(values[0] if len(values) else 0))  # as those looked up: JAX mixes no two types
             else:
-                key = np.where(known, column, values[0]).astype(np.int32).tobytes()
-                row.append(_Looked(columns.setdefault(key, len(columns))))
-        found.append(row)
+                row.append(np.where(is_known, column, values[0]).astype(np.int32).tobytes())
+                columns.setdefault(row[-1], len(columns))
+        rows.append(row)
     if not columns:
-        return found
-    rows = np.stack([np.frombuffer(key, dtype=np.int32) for key in columns], axis=1)
-    mine = of_device(rows, place)
-    values = [lax.index_in_dim(mine, number, keepdims=False) for number in range(len(columns))]
-    return [[values[start.column] if isinstance(start, _Looked) else start for start in row] for row in found]
-
-
-class _Looked(NamedTuple):
-    """Stands for a start until the table is looked up."""
-
-    column: int
+        return rows
+    own = device.row_of(np.stack([np.frombuffer(column, dtype=np.int32) for column in columns], axis=1))
+    looked_up = {column: lax.index_in_dim(own, number, keepdims=False) for column, number in columns.items()}
+    return [[looked_up[start] if isinstance(start, bytes) else start for start in row] for row in rows]
 
 
 def _places(
     rounds: Sequence[Round], devices: int, shape: tuple[int, ...], *, combine: bool
 ) -> tuple[list[Starts], list[bool]]:
     """Per round where its boxes are put, on devices that receive none too; and whether what was there must stay."""
-    tables = [_at(devices, one.receivers, one.put) for one in rounds]
-    kept = [False] * len(rounds)
-    if combine or all(known.all() for _, known in tables):
-        return tables, kept
+    puts = [Starts.of(devices, round_.receivers, round_.put) for round_ in rounds]
+    must_keep = [False] * len(rounds)
+    if combine or all(starts.is_known.all() for starts in puts):
+        return puts, must_keep
     coming: list[list[tuple[int, ...]]] = [[] for _ in range(devices)]
-    for table, known in tables:
-        for device in np.flatnonzero(known).tolist():
-            coming[device].append(tuple(table[device].tolist()))
-    sizes = [one.shape for one in rounds]
-    done: list[list[Box]] = [[] for _ in range(devices)]
-    for number, (table, known) in enumerate(tables):
-        usual = table[known][0].tolist()
-        idle = np.flatnonzero(~known).tolist()
-        found = [_harmless(sizes[number], shape, done[d], [usual, *coming[d]]) for d in idle]
-        kept[number] = None in found
-        if not kept[number] and idle:
-            table[idle] = found
-            known[idle] = True
-        for device in np.flatnonzero(np.isin(np.arange(devices), rounds[number].receivers)).tolist():
-            done[device].append(_box(table[device].tolist(), sizes[number]))
-            coming[device].pop(0)
-    return tables, kept
+    for table, is_known in puts:
+        for position in np.flatnonzero(is_known).tolist():
+            coming[position].append(tuple(table[position].tolist()))
+    filled: list[list[Box]] = [[] for _ in range(devices)]
+    for number, (round_, (table, is_known)) in enumerate(zip(rounds, puts, strict=True)):
+        usual = table[is_known][0].tolist()
+        idle = np.flatnonzero(~is_known).tolist()
+        harmless = [_harmless(round_.shape, shape, filled[d], [usual, *coming[d]]) for d in idle]
+        must_keep[number] = None in harmless
+        if not must_keep[number] and idle:
+            table[idle] = harmless
+            is_known[idle] = True
+        for position in np.flatnonzero(round_.receives(devices)).tolist():
+            filled[position].append(_box(table[position].tolist(), round_.shape))
+            coming[position].pop(0)
+    return puts, must_keep
 
 
 def _harmless(
-    size: tuple[int, ...], shape: tuple[int, ...], done: Sequence[Box], candidates: Iterable[Sequence[int]]
+    size: tuple[int, ...], shape: tuple[int, ...], filled: Sequence[Box], candidates: Iterable[Sequence[int]]
 ) -> list[int] | None:
     """Where a box may be put on a device without touching what is there; None where no candidate will do."""
     for start in candidates:
         at = [min(low, whole - length) for low, whole, length in zip(start, shape, size, strict=True)]
         box = _box(at, size)
-        if all(box.intersect(other).is_empty for other in done):
+        if all(box.intersect(other).is_empty for other in filled):
             return at
     return None
 
