@@ -79,10 +79,10 @@ def devices_at(numbers: Iterable[int]) -> list[Any]:
     Raises:
         ReshardError: `unknown-device`.
     """
-    known, wanted = jax.devices(), list(numbers)
-    if wanted and max(wanted) >= len(known):
-        raise ReshardError("unknown-device", f"device {max(wanted)} is wanted; JAX has {len(known)} devices here")
-    return [known[number] for number in wanted]
+    devices, places = jax.devices(), list(numbers)
+    if places and max(places) >= len(devices):
+        raise ReshardError("unknown-device", f"device {max(places)} is wanted; JAX has {len(devices)} devices here")
+    return [devices[place] for place in places]
 
 
 def sharding_of(sharding: Any, mesh: AnyMesh | Mesh | None = None, ndim: int | None = None) -> Sharding:
@@ -102,17 +102,17 @@ def sharding_of(sharding: Any, mesh: AnyMesh | Mesh | None = None, ndim: int | N
         ReshardError: `unknown-mesh` where a mesh is needed, `rank-mismatch` where a spec names more dims than
             there are, `bad-argument` where it is no sharding, or the code of the rule of `Sharding` that it breaks.
     """
-    given = mesh_of(mesh) if isinstance(mesh, JaxMesh | AbstractMesh) else mesh
+    ours = mesh_of(mesh) if isinstance(mesh, JaxMesh | AbstractMesh) else mesh
     if isinstance(sharding, Sharding):
         return sharding
     if isinstance(sharding, NamedSharding):
         return _of_spec(sharding.spec, mesh_of(sharding.mesh), ndim)
     if isinstance(sharding, PartitionSpec):
-        if given is None:
+        if ours is None:
             raise ReshardError("unknown-mesh", f"{sharding} does not say on which mesh; a mesh must be given or set")
-        return _of_spec(sharding, given, ndim)
+        return _of_spec(sharding, ours, ndim)
     if isinstance(sharding, HloSharding):
-        return _of_hlo(sharding, given, ndim)
+        return _of_hlo(sharding, ours, ndim)
     if isinstance(sharding, SingleDeviceSharding):
         return Sharding(Mesh((), device_numbers(sharding.device_set)), ())
     if isinstance(sharding, jax.sharding.Sharding) and ndim is not None:
@@ -150,13 +150,13 @@ def _of_hlo(sharding: Any, mesh: Mesh | None, ndim: int | None) -> Sharding:
     rank = ndim if not sharding.is_tiled() else None
     if mesh is None or mesh.is_empty:
         return parse_sharding(str(sharding), None, rank)
-    found = parse_sharding(str(sharding), Mesh(mesh.axes) if mesh.axes else None, rank)
-    if ndim is not None and found.ndim not in (None, ndim):
-        raise ReshardError("rank-mismatch", f"{sharding} has {found.ndim} dims, the tensor has {ndim}")
-    if found.mesh.is_empty:  # the text was read without a mesh, and names no device
+    of_positions = parse_sharding(str(sharding), Mesh(mesh.axes) if mesh.axes else None, rank)
+    if ndim is not None and of_positions.ndim not in (None, ndim):
+        raise ReshardError("rank-mismatch", f"{sharding} has {of_positions.ndim} dims, the tensor has {ndim}")
+    if of_positions.mesh.is_empty:  # the text was read without a mesh, and names no device
         return Sharding(mesh, ())
-    ids = tuple(mesh.device_at(position) for position in found.mesh.devices)
-    return replace(found, mesh=Mesh(found.mesh.axes, ids))
+    ids = tuple(mesh.device_at(position) for position in of_positions.mesh.devices)
+    return replace(of_positions, mesh=Mesh(of_positions.mesh.axes, ids))
 
 
 def partition_spec_of(sharding: Sharding) -> PartitionSpec:
@@ -166,13 +166,13 @@ def partition_spec_of(sharding: Sharding) -> PartitionSpec:
     are gradients, so they are dropped too.
 
     Raises:
-        ReshardError: `cannot-express` where the sharding has sub-axes, or partial values under another
+        ReshardError: `cannot-express` where the sharding has sub-axes, or unreduced values under another
             reduction than a sum.
     """
     expect(sharding, Sharding, "what a spec is made of")
     if sharding.reduction != "sum":
         raise ReshardError(
-            "cannot-express", f"JAX has sums alone, but {sharding.text()} is partial under {sharding.reduction}"
+            "cannot-express", f"JAX has sums alone, but {sharding.text()} is unreduced under {sharding.reduction}"
         )
     for axis in [*(axis for dim in sharding.dims for axis in dim.axes), *sharding.unreduced]:
         if not axis.is_whole:
@@ -197,7 +197,7 @@ def named_sharding_of(sharding: Sharding, mesh: AnyMesh | None = None, *, refine
 
     Raises:
         ReshardError: `cannot-express` where the sharding has no whole axes of the mesh and `refine` is not
-            set, or partial values under another reduction than a sum; `different-meshes` where the mesh has
+            set, or unreduced values under another reduction than a sum; `different-meshes` where the mesh has
             other devices or another order; `unknown-device`.
     """
     expect(sharding, Sharding, "what a sharding of JAX is made of")
@@ -205,10 +205,10 @@ def named_sharding_of(sharding: Sharding, mesh: AnyMesh | None = None, *, refine
         mesh = _jax_mesh_like(sharding.mesh)
     if sharding.mesh.is_maximal:
         raise ReshardError("cannot-express", "a sharding of JAX with names must have axes; this is on one device")
-    there = on_mesh(sharding, mesh, refine=refine)
+    renamed = on_mesh(sharding, mesh, refine=refine)
     if refine:
-        mesh, there = _refined(there, mesh)
-    return NamedSharding(mesh, partition_spec_of(there))
+        mesh, renamed = _refined(renamed, mesh)
+    return NamedSharding(mesh, partition_spec_of(renamed))
 
 
 def on_mesh(sharding: Sharding, mesh: AnyMesh, *, refine: bool = False) -> Sharding:
@@ -228,9 +228,9 @@ def on_mesh(sharding: Sharding, mesh: AnyMesh, *, refine: bool = False) -> Shard
         ours = Mesh(ours.axes, sharding.mesh.device_ids if sharding.mesh.size == ours.size else None)
     if sharding.mesh.size != ours.size or set(sharding.mesh.devices) != set(ours.devices):
         raise ReshardError("different-meshes", f"{sharding} is on other devices than the mesh {ours} of JAX")
-    found = parse_sharding(to_xla(sharding), ours, len(sharding.dims)) if sharding.mesh.axes else sharding
-    if found.mesh == ours:
-        return replace(found, mesh=Mesh(ours.axes) if isinstance(mesh, AbstractMesh) else ours)
+    renamed = parse_sharding(to_xla(sharding), ours, len(sharding.dims)) if sharding.mesh.axes else sharding
+    if renamed.mesh == ours:
+        return replace(renamed, mesh=Mesh(ours.axes) if isinstance(mesh, AbstractMesh) else ours)
     if refine and sharding.mesh.same_order_as(ours):
         return sharding
     raise ReshardError("cannot-express", f"the axes of mesh {ours} cannot express {sharding}")
@@ -249,13 +249,15 @@ def _refined(sharding: Sharding, mesh: AnyMesh) -> tuple[AnyMesh, Sharding]:
     axes = tuple((names[part], part.size_in(sizes[part.name])) for part in parts)
     refined = _with_axes(mesh, axes, tuple(types[part.name] for part in parts))
 
-    def renamed(given: Iterable[Axis]) -> tuple[Axis, ...]:
-        return tuple(Axis(names[part]) for axis in given for part in parts if axis.contains(part))
+    def renamed(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+        return tuple(Axis(names[part]) for axis in axes for part in parts if axis.contains(part))
 
-    dims = tuple(replace(dim, axes=renamed(dim.axes)) for dim in sharding.dims)
-    ours = mesh_of(refined)
-    return refined, Sharding(
-        ours, dims, renamed(sharding.replicated), renamed(sharding.unreduced), sharding.reduction, sharding.uneven
+    return refined, replace(
+        sharding,
+        mesh=mesh_of(refined),
+        dims=tuple(replace(dim, axes=renamed(dim.axes)) for dim in sharding.dims),
+        replicated=renamed(sharding.replicated),
+        unreduced=renamed(sharding.unreduced),
     )
 
 
@@ -302,23 +304,23 @@ def hlo_sharding_of(sharding: Sharding, ndim: int | None = None) -> Any:
     return HloSharding.from_string(to_xla(replace(sharding, mesh=positions), ndim))
 
 
-def for_leaves(given: Any, tree: Any, what: str, whole: str) -> list[Any]:
-    """What is given for each leaf of a pytree, where it may be given for whole subtrees; None in the pytree is no leaf.
+def for_leaves(shardings: Any, tree: Any, what: str, whole: str) -> list[Any]:
+    """Shardings for each leaf of a pytree, where one may stand for a whole subtree; None in the pytree is no leaf.
 
     Args:
-        given: shardings of any form, and None, in a pytree that begins as the other.
+        shardings: of any form, and None, in a pytree that begins as the other.
         tree: what they are for.
-        what: what is given, for a sentence.
+        what: what the shardings are, for a sentence.
         whole: what the other pytree is, for a sentence.
 
     Raises:
         ReshardError: `bad-argument` where the one does not begin as the other.
     """
     structure: Any = jax.tree.structure(tree)
-    if given is None:
+    if shardings is None:
         return [None] * structure.num_leaves
     try:
-        spread = jax.tree.broadcast(given, tree, is_leaf=_is_leaf)
+        spread = jax.tree.broadcast(shardings, tree, is_leaf=_is_leaf)
     except ValueError as error:
         text = str(error).splitlines()[0].rstrip(".")
         raise ReshardError("bad-argument", f"{what} does not fit {whole}: {text}") from None

@@ -28,7 +28,7 @@ from jax.sharding import Mesh as JaxMesh
 from reshard.checks import listed
 from reshard.errors import ReshardError
 from reshard.jax.contraction.einsum_primitive import MeshEinsum, bind, on_every_device, placed
-from reshard.jax.contraction.local import Local
+from reshard.jax.contraction.local import LocalProduct
 from reshard.jax.conversions import AnyMesh, mesh_of
 from reshard.jax.exchange.primitive import filled
 from reshard.jax.exchange.resharding import Target, target_in
@@ -98,7 +98,9 @@ def einsum(
         strict=True,
     )
     goal = None if target is None else filled(target_in(mesh, target, False, rank).spec, rank)
-    local = Local(precision, None if preferred_element_type is None else np.dtype(preferred_element_type), overlap)
+    local = LocalProduct(
+        precision, None if preferred_element_type is None else np.dtype(preferred_element_type), overlap
+    )
     label_sizes = tuple(solved[label] for label in pattern.labels)
     return bind(operands, MeshEinsum(pattern, label_sizes, mesh, specs, goal, network, local))
 

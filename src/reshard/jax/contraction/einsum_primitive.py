@@ -31,7 +31,7 @@ from reshard.axis import Axis
 from reshard.contraction import EinsumPlan, alternatives
 from reshard.contraction import einsum as make_plan
 from reshard.errors import ReshardError
-from reshard.jax.contraction.local import Local, contract_on_device
+from reshard.jax.contraction.local import LocalProduct, contract_on_device
 from reshard.jax.conversions import AnyMesh, mesh_of, partition_spec_of, sharding_of
 from reshard.jax.exchange.primitive import (
     MeshReshard,
@@ -63,7 +63,7 @@ class MeshEinsum:
     target: Any
     """Likewise of the result; None where the plan says it, once all sources are known."""
     network: Network | None
-    local: Local
+    local: LocalProduct
     """How a device computes."""
 
     @property

@@ -29,7 +29,7 @@ from reshard.planner import plan as make_plan
 from reshard.plans import Plan
 
 
-class Local(NamedTuple):
+class LocalProduct(NamedTuple):
     """How a device computes its part."""
 
     precision: Any = None
@@ -40,7 +40,9 @@ class Local(NamedTuple):
     """Whether collectives are cut into rounds beside the product; None where the price says so."""
 
 
-def contract_on_device(plan: EinsumPlan, names: tuple[str, ...], tiles: Sequence[jax.Array], how: Local) -> jax.Array:
+def contract_on_device(
+    plan: EinsumPlan, names: tuple[str, ...], tiles: Sequence[jax.Array], how: LocalProduct
+) -> jax.Array:
     """The tile of the result of a device, from its tiles of the operands, where all axes of the mesh are manual."""
     operands = [
         contract_on_device(source, names, tiles, how) if isinstance(source, EinsumPlan) else tiles[source]
@@ -83,7 +85,7 @@ def _without_ring(reshard: Plan, *, is_operand: bool) -> Plan:
 class _Product:
     """The contraction of the tiles of one device."""
 
-    def __init__(self, plan: EinsumPlan, how: Local, dtype: Any, device: Device) -> None:
+    def __init__(self, plan: EinsumPlan, how: LocalProduct, dtype: Any, device: Device) -> None:
         self.plan, self.how, self.dtype, self.device = plan, how, dtype, device
         self.pattern = plan.pattern
         self.sizes = plan.layout.largest_parts(plan.sizes)

@@ -100,7 +100,7 @@ def reshard_across(x: jax.Array, target: NamedSharding) -> jax.Array:
             tiles = _transferred(transfer, tiles, devices)
         return _assembled(x.shape, target, [tiles[numbers[device]] for device in listed[1]])
     if source.unreduced or goal.unreduced:
-        raise ReshardError("cannot-express", f"JAX cannot send partial values to devices in this order: {target.mesh}")
+        raise ReshardError("cannot-express", f"JAX cannot send unreduced values to devices in this order: {target.mesh}")
     return jax.device_put(x, target)
 
 
@@ -129,7 +129,7 @@ def _on_same_devices(x: jax.Array, source: Sharding, goal: Sharding, target: Nam
 @lru_cache(256)
 def _exchanger(
     devices: tuple[Any, ...], source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: str
-) -> Program:
+) -> StackedProgram:
     plan = make_plan(source, target, shape, dtype)
     return _compiled(lambda tile: (run_on_device(plan, ("devices",), tile),), devices)
 
@@ -290,12 +290,12 @@ def _alike(patterns: dict[int, Any]) -> Iterable[tuple[int, ...]]:
     return map(tuple, groups.values())
 
 
-Program = Callable[..., tuple[Any, ...]]
+StackedProgram = Callable[..., tuple[Any, ...]]
 """Over the devices of a flat mesh, from arrays stacked along their first dim to such arrays."""
 
 
 def _run(
-    program: Program, arrays: dict[Any, list[Any]], devices: tuple[Any, ...] | None = None
+    program: StackedProgram, arrays: dict[Any, list[Any]], devices: tuple[Any, ...] | None = None
 ) -> dict[Any, list[Any]]:
     """What the program makes on each device of its arrays; `devices` where some are of other processes."""
     order = devices or tuple(arrays)
@@ -316,7 +316,7 @@ def _flat(devices: tuple[Any, ...]) -> JaxMesh:
 
 
 @lru_cache(1024)
-def _cutter(devices: tuple[Any, ...], boxes: tuple[tuple[Box, ...], ...]) -> Program:
+def _cutter(devices: tuple[Any, ...], boxes: tuple[tuple[Box, ...], ...]) -> StackedProgram:
     """Cuts the boxes of each device out of its tile; all have as many, of the same shapes."""
     starts = np.array([[[low for low, _ in box] for box in own] for own in boxes], dtype=np.int64)
     shapes = [box.shape for box in boxes[0]]
@@ -331,7 +331,7 @@ def _cutter(devices: tuple[Any, ...], boxes: tuple[tuple[Box, ...], ...]) -> Pro
 
 
 @lru_cache(1024)
-def _joiner(devices: tuple[Any, ...], shape: tuple[int, ...], pattern: tuple[tuple[Box, int], ...]) -> Program:
+def _joiner(devices: tuple[Any, ...], shape: tuple[int, ...], pattern: tuple[tuple[Box, int], ...]) -> StackedProgram:
     """Puts boxes into a tile: at each box the sum of as many as the pattern says, elsewhere zeros."""
     covered = sum(box.size for box, _ in pattern) == Box.whole(shape).size
 
@@ -346,5 +346,5 @@ def _joiner(devices: tuple[Any, ...], shape: tuple[int, ...], pattern: tuple[tup
     return _compiled(join, devices)
 
 
-def _compiled(body: Program, devices: tuple[Any, ...]) -> Program:
+def _compiled(body: StackedProgram, devices: tuple[Any, ...]) -> StackedProgram:
     return jax.jit(jax.shard_map(body, mesh=_flat(devices), in_specs=STACKED, out_specs=STACKED, check_vma=False))

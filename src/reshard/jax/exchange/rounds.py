@@ -53,7 +53,7 @@ COMBINE: dict[str, Callable[..., jax.Array]] = {
     "bor": lax.bitwise_or,
     "bxor": lax.bitwise_xor,
 }
-"""What combines two partial values, by reduction; avg divides once all are added."""
+"""What combines two unreduced values, by reduction; avg divides once all are added."""
 MANY_ROUNDS = 8
 """More rounds than these are a loop: fewer run faster one by one, more take too long to compile."""
 
@@ -231,7 +231,7 @@ def in_rounds(exchange: Exchange, device: Device, tile: jax.Array, *, reduction:
         numbers = list(alike)
         if len(numbers) > MANY_ROUNDS and not combine:
             of_loop = slice(numbers[0], numbers[-1] + 1)
-            loop = _Loop(rounds[of_loop], cuts[of_loop], puts[of_loop], any(must_keep[of_loop]))
+            loop = _RoundLoop(rounds[of_loop], cuts[of_loop], puts[of_loop], any(must_keep[of_loop]))
             whole = loop.run(device, tile, whole)
             continue
         for number in numbers:
@@ -273,7 +273,7 @@ def _joined(boxes: Sequence[jax.Array], dim: int, slots: Positions, device: Devi
     return lax.concatenate([lax.select(in_order, first, second), lax.select(in_order, second, first)], dim)
 
 
-class _Loop(NamedTuple):
+class _RoundLoop(NamedTuple):
     """Boxes of one shape put into a tile, one by one: one cut, one put, and the permutation by its number."""
 
     rounds: Sequence[Round]

@@ -17,8 +17,8 @@ An asynchronous pair is counted at its `-start`, whose result holds the operands
 ...   %p = f32[4,8]{1,0} parameter(0)
 ...   ROOT %g = f32[16,8]{1,0} all-gather(%p), channel_id=1, replica_groups=[2,4]<=[8], use_global_device_ids=true
 ... }''').modules[0]
->>> one, = find_collectives(module)
->>> one.kind, one.operand_bytes, one.result_bytes, one.group_size, one.received_bytes
+>>> gather, = find_collectives(module)
+>>> gather.kind, gather.operand_bytes, gather.result_bytes, gather.group_size, gather.received_bytes
 ('all-gather', 128, 512, 4, 384)
 """
 
@@ -265,11 +265,11 @@ def totals(collectives: Iterable[Collective]) -> list[Total]:
         Total(
             kind,
             len(of_kind),
-            sum(one.executions for one in of_kind),
-            sum(one.operand_bytes * one.executions for one in of_kind),
-            sum(one.result_bytes * one.executions for one in of_kind),
-            sum((one.received_bytes or 0) * one.executions for one in of_kind),
-            any(one.unknown or one.received_bytes is None for one in of_kind),
+            sum(each.executions for each in of_kind),
+            sum(each.operand_bytes * each.executions for each in of_kind),
+            sum(each.result_bytes * each.executions for each in of_kind),
+            sum((each.received_bytes or 0) * each.executions for each in of_kind),
+            any(each.unknown or each.received_bytes is None for each in of_kind),
         )
         for kind, of_kind in by_kind.items()
         if of_kind

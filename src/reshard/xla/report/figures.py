@@ -44,6 +44,11 @@ class Site:
     def _seen(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(Site)}
 
+    def site_as_dict(self) -> dict[str, Any]:
+        """What programs are told of either."""
+        names = ("origin", "text", "module", "line", "name", "place", "executions", "received_bytes")
+        return {name: getattr(self, name) for name in names} | {"collectives": list(self.collectives)}
+
     def reshard(
         self, source: Sharding, target: Sharding, shape: tuple[int, ...] | None, dtype: DType | None, **more: Any
     ) -> ReportedReshard:
@@ -120,24 +125,15 @@ class ReportedReshard(Site):
 
     def as_dict(self) -> dict[str, Any]:
         """It for programs."""
-        return {
-            "origin": self.origin,
-            "text": self.text,
-            "module": self.module,
-            "line": self.line,
-            "name": self.name,
+        return self.site_as_dict() | {
             "source": str(self.source),
             "target": str(self.target),
             "shape": None if self.shape is None else list(self.shape),
             "dtype": None if self.dtype is None else self.dtype.name,
             "shape_may_be_rounded_up": self.is_rounded,
-            "executions": self.executions,
             "executions_unknown": self.unknown,
-            "place": self.place,
             "op_name": self.op_name,
-            "received_bytes": self.received_bytes,
             "received_bytes_known_by": self.known_by,
-            "collectives": list(self.collectives),
             "lower_bound_bytes": self.lower_bound_bytes,
             "ratio": self.ratio,
             "xla_branch": self.branch(),
@@ -155,18 +151,7 @@ class Unrecognised(Site):
 
     def as_dict(self) -> dict[str, Any]:
         """It for programs."""
-        return {
-            "origin": self.origin,
-            "text": self.text,
-            "module": self.module,
-            "line": self.line,
-            "name": self.name,
-            "why": self.why,
-            "collectives": list(self.collectives),
-            "received_bytes": self.received_bytes,
-            "executions": self.executions,
-            "place": self.place,
-        }
+        return self.site_as_dict() | {"why": self.why}
 
 
 def divisible_shape(source: Sharding, target: Sharding) -> tuple[int, ...]:
