@@ -204,6 +204,18 @@ def test_batches(setting: Setting) -> None:
         assert np.array_equal(jax.jit(jax.vmap(one, (0, None)))(whole, setting.b), batch @ B)
 
 
+def test_a_batch_of_numbers_is_cut_as_the_mapping_says(setting: Setting) -> None:
+    rows = setting.on("y")
+    said = setting.said and (rows, rows)
+
+    def dot(x: Any, y: Any) -> Any:
+        return einsum("i,i->", x, y, target=setting.on(), sources=said)
+
+    run = jax.vmap(dot, spmd_axis_name="x" if setting.said else None)
+    for result in (run(setting.a, setting.a), jax.jit(run)(setting.a, setting.a)):
+        assert_there(result, setting.on("x"), (A * A).sum(1))
+
+
 # In a program that is traced
 
 
