@@ -8,6 +8,10 @@ operations.py    what one device does for a program that was written by hand
 conversions.py   meshes and shardings, to and from JAX's
 calibration.py   a network fitted to the devices at hand
 inspection.py    `inspect`: what a compiled function moves
+
+Whatever moves does so by a plan that was made before the program runs, from shardings alone: for an array that is
+there by itself, for a traced one by its type, by what is said, or by XLA once it has propagated.
+`contraction` rests on `exchange`, `tracing` on `contraction`; shardings become JAX's in `conversions` alone.
 """
 
 from __future__ import annotations

@@ -13,6 +13,9 @@ full rematerialization".
     device_arrays.py   the arrays, and what the partitioner does to them
     routes.py          the questions, in their order
 
+It is a model of XLA's rules and no run of XLA: it needs none, and it says why.
+The tests hold it against what XLA compiles.
+
 It holds for dims that their shard counts divide; uneven ones take the same branches and exchange edges besides.
 
 By hand, mesh x=2, y=4, `[{"x"}, {}] -> [{"y"}, {"x"}]`: the arrays are 2x1x4 and 4x2.
