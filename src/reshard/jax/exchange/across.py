@@ -100,7 +100,9 @@ def reshard_across(x: jax.Array, target: NamedSharding) -> jax.Array:
             tiles = _transferred(transfer, tiles, devices)
         return _assembled(x.shape, target, [tiles[numbers[device]] for device in listed[1]])
     if source.unreduced or goal.unreduced:
-        raise ReshardError("cannot-express", f"JAX cannot send unreduced values to devices in this order: {target.mesh}")
+        raise ReshardError(
+            "cannot-express", f"JAX cannot send unreduced values to devices in this order: {target.mesh}"
+        )
     return jax.device_put(x, target)
 
 

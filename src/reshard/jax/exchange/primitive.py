@@ -49,15 +49,7 @@ from reshard.plans import Plan
 def planned_primitive(
     name: str, *, result_type: Callable[..., Any], run: Callable[..., Any], lower: Callable[..., Any], batch: Any
 ) -> core.Primitive:
-    """An operation that does what a plan says.
-
-    Args:
-        name: what programs call it.
-        result_type: the type of its result, from those of its operands.
-        run: what it does to arrays that are there.
-        lower: what it is to a compiler.
-        batch: its rule under `vmap`.
-    """
+    """An operation by plan: its type, what it does to arrays that are there, its lowering, its rule under `vmap`."""
     primitive = core.Primitive(name)
     primitive.def_abstract_eval(result_type)
     primitive.def_impl(run)
@@ -249,16 +241,17 @@ def _transposed(cotangent: Any, x: Any, *, reshard: MeshReshard, devices: Any) -
 
 
 def _batched(axis: Any, values: Any, dims: Any, *, reshard: MeshReshard, devices: Any) -> Any:
+    """One dim more: as the mapping says, or kept where nobody may say, and the source is XLA's to tell."""
     (x,), (dim,) = values, dims
     if dim is None:
         return bind(x, reshard, devices), None
     mapped = axis.explicit_mesh_axis or axis.spmd_name
-    batched = reshard.with_dim(dim, mapped)
+    kept = tuple(earlier + (dim <= earlier) for earlier in reshard.kept)
+    batched = replace(reshard.with_dim(dim, mapped), kept=kept)
     if mapped is None and AxisType.Explicit not in reshard.mesh.axis_types:
-        if isinstance(x, core.Tracer):
-            at_source = replace(batched, target=batched.source, kept=(dim,))
-            x = jax.lax.with_sharding_constraint(x, at_source.asked)
-        batched = replace(batched, source=None, kept=(dim,))
+        if reshard.source is not None and isinstance(x, core.Tracer):
+            x = jax.lax.with_sharding_constraint(x, replace(batched, target=batched.source, kept=(dim,)).asked)
+        batched = replace(batched, source=None, kept=(*kept, dim))
     return bind(x, batched, devices), dim
 
 
@@ -329,18 +322,8 @@ def _open_transposed(cotangent: Any, _: Any, *, reshard: MeshReshard, devices: A
     return [bind(cotangent, replace(reshard, source=None, target=None, kept=()), devices)]
 
 
-def _open_batched(axis: Any, values: Any, dims: Any, *, reshard: MeshReshard, devices: Any) -> Any:
-    (x,), (dim,) = values, dims
-    if dim is None:
-        return bind(x, reshard, devices), None
-    kept = tuple(earlier + (dim <= earlier) for earlier in reshard.kept)
-    if reshard.target is None or axis.spmd_name is None:
-        kept = (*kept, dim)
-    return bind(x, replace(reshard.with_dim(dim, axis.spmd_name), kept=kept), devices), dim
-
-
 open_p = planned_primitive(
-    "reshard_by_plan_when_known", result_type=_type, run=_on_devices, lower=_open_lowered, batch=_open_batched
+    "reshard_by_plan_when_known", result_type=_type, run=_on_devices, lower=_open_lowered, batch=_batched
 )
 dispatch.prim_requires_devices_during_lowering.add(open_p)
 ad.deflinear2(open_p, _open_transposed)
