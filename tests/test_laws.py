@@ -31,11 +31,11 @@ import reshard
 from reshard import numpy as engine
 from reshard.axis import Axis, refined_mesh
 from reshard.box import Box
-from reshard.digits import Digit, Layout, Refinement, digit_order
+from reshard.digits import Cuts, Digit, Digits, Layout, Refinement, Transposition, Unreduced
 from reshard.dtypes import DTYPES, DType
 from reshard.errors import CODES, ReshardError
 from reshard.exchange import Piece, Tiling
-from reshard.mesh import Mesh, common_mesh
+from reshard.mesh import Mesh
 from reshard.planner import CACHED_PLANS, cache_clear, plan
 from reshard.plans import Plan
 from reshard.sharding import DimSharding, Sharding
@@ -378,7 +378,10 @@ def test_a_plan_as_json_is_read_back(made: Plan) -> None:
 
 NAMES: dict[str, Any] = {
     thing.__name__: thing
-    for thing in (Axis, Box, DimSharding, Digit, DType, Layout, Mesh, Piece, Plan, Refinement, Sharding, Step, Tiling)
+    for thing in (
+        *(Axis, Box, Cuts, DimSharding, Digit, Digits, DType, Layout, Mesh, Piece, Plan, Refinement, Sharding, Step),
+        *(Tiling, Unreduced),
+    )
 }
 
 
@@ -455,11 +458,13 @@ def test_orders_that_are_transpositions_of_digits(factors: tuple[int, ...]) -> N
     for seed in range(20):
         ids = problems.transposed(Random(seed), factors)
         places = np.argsort(ids)
-        order = digit_order(places)
+        order = Transposition.of(places)
         assert order is not None
-        rebuilt = sum(piece.value(np.arange(len(ids))) * stride for piece, stride in order)
+        pairs = zip(order.before, order.after, strict=True)
+        rebuilt = sum(before.value(np.arange(len(ids))) * after.stride for before, after in pairs)
         assert np.array_equal(rebuilt, places)
-        assert prod(piece.size for piece, _ in order) == len(ids)
+        assert order.before.size == order.after.size == len(ids)
+        assert order.reversed().reversed() == order
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 6])
@@ -471,15 +476,7 @@ def test_orders_by_brute_force(count: int) -> None:
         for order in permutations(range(len(factors)))
     }
     for ids in permutations(range(count)):
-        assert (digit_order(np.array(ids)) is not None) is (ids in found), ids
-
-
-def test_the_mesh_that_several_share() -> None:
-    one, other, empty = Mesh.of(x=2), Mesh.of(y=2), Mesh.of()
-    assert common_mesh([empty, one, empty, one]) == one
-    assert common_mesh([one, other]) is None
-    assert common_mesh([empty]) == empty
-    assert common_mesh([]) is None
+        assert (Transposition.of(np.array(ids)) is not None) is (ids in found), ids
 
 
 # The cache of plans.

@@ -115,10 +115,6 @@ class Axis:
         """Whether this is a major part of `other`, or `other` itself."""
         return other.contains(self) and self.start == other.start
 
-    def is_suffix_of(self, other: Axis, full_size: int) -> bool:
-        """Whether this is a minor part of `other`, or `other` itself."""
-        return other.contains(self) and self.stop_in(full_size) == other.stop_in(full_size)
-
     def overlaps(self, other: Axis) -> bool:
         """Whether the two share a factor of the axis."""
         return self.name == other.name and self.start < other.stop and other.start < self.stop

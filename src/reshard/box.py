@@ -75,8 +75,14 @@ class Box(tuple[tuple[int, int], ...]):
             for (a_start, a_stop), (b_start, b_stop) in zip(self, other, strict=True)
         )
 
-    def slices(self, within: Box | None = None) -> tuple[slice, ...]:
-        """Index of this box in an array that holds the box `within` (the whole tensor if not given)."""
-        if within is None:
-            return tuple(slice(start, stop) for start, stop in self)
-        return tuple(slice(start - base, stop - base) for (start, stop), (base, _) in zip(self, within, strict=True))
+    def within(self, tile: Box) -> Box:
+        """The same elements, counted from the corner of a tile.
+
+        >>> Box([(2, 4), (2, 3)]).within(Box([(0, 4), (2, 8)]))
+        Box([(2, 4), (0, 1)])
+        """
+        return Box((start - base, stop - base) for (start, stop), (base, _) in zip(self, tile, strict=True))
+
+    def slices(self, tile: Box | None = None) -> tuple[slice, ...]:
+        """Index of this box in an array that holds a tile (the whole tensor if not given)."""
+        return tuple(slice(start, stop) for start, stop in (self if tile is None else self.within(tile)))

@@ -20,8 +20,7 @@ from dataclasses import replace
 from reshard.axis import Axis, aligned, merged
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
-from reshard.partial import kept_axes, made_axes
-from reshard.sharding import Sharding
+from reshard.sharding import Sharding, becomes_unreduced, stays_unreduced
 from reshard.steps import Step, step_between
 
 Chain = tuple[Step, ...]
@@ -35,7 +34,7 @@ def shortest_chain(before: Sharding, after: Sharding, shape: tuple[int, ...], dt
     Raises:
         ReshardError: `no-plan` where parts would become partial under avg; and as `Step`.
     """
-    kept, made = kept_axes(before, after), made_axes(before, after)
+    kept, made = stays_unreduced(before, after), becomes_unreduced(before, after)
     if not made:
         return _single(before, after, shape, dtype, near)
     dtype_named(dtype).check_reduction(after.reduction)

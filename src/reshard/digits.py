@@ -2,8 +2,9 @@
 
 An axis or sub-axis of a mesh is a *digit* of the position: (stride, size), with the value
 `position // stride % size`.
+`Digits` is a list of them, major to minor: it counts through their product, the last digit fastest.
 A dim is cut in *stages*: each cuts what the one before left into blocks of the ceiling of length over parts,
-by the digits of the stage, major to minor.
+by the digits of the stage.
 Shardy and XLA cut a dim in one stage, torch in one stage per axis; both are the same where all divides.
 
 Two layouts over the same positions meet in their *refinement*: the coarsest digits, of the positions and of
@@ -14,18 +15,33 @@ nothing is cut.
 Cuts are only added and all divide one another, so it ends, and in the same place whatever the order.
 Where two cuts do not divide each other there is no refinement, and boxes must be compared one by one.
 
+**Why not linear layouts.** Triton's are matrices over the bits of a position: all composition is a product of
+matrices, and swizzles are matrices too, but every size must be a power of two.
+Meshes have axes of 3, 6 and 72 devices and tensors have dims of 11008 elements; a digit takes any size, costs two
+numbers whatever its size, and no mesh swizzles its devices.
+
+**Why not shapes with strides.** CuTe maps a coordinate to an offset by nested (shape, stride) pairs, which is a digit
+read from the other end: the pair says what a coordinate adds, the digit which coordinate a position has.
+That direction composes functions, but it must be inverted to ask who holds an element, and two layouts are compared
+by what they compute.
+Here positions are read off: a layout whose strides are given has one spelling, two of them have a refinement, and
+replication is no stride of 0 but a digit that no dim mentions.
+
 By hand, on positions x=2, y=4 (x has stride 4, y stride 1), for an 8 x 8 tensor that goes from `[{"y"}, {}]`
 to `[{"x"}, {"y"}]`:
 dim 0 has the blocks 2 (source) and 4 (target); the cut at 4 lies inside y and splits it into (2, 2) and (1, 2),
 and that split cuts dim 1, whose blocks of 2 by y are pairs of 4.
 
->>> source = Layout(dims=(((Digit(1, 4),),), ()), unreduced=(), positions=8)
->>> target = Layout(dims=(((Digit(4, 2),),), ((Digit(1, 4),),)), unreduced=(), positions=8)
+>>> x, y = Digits([Digit(4, 2)]), Digits([Digit(1, 4)])
+>>> source = Layout(dims=((y,), ()), unreduced=Digits(), positions=8)
+>>> target = Layout(dims=((x,), (y,)), unreduced=Digits(), positions=8)
 >>> common = refine(source, target, (8, 8))
 >>> common.digits
-(Digit(stride=4, size=2), Digit(stride=2, size=2), Digit(stride=1, size=2))
->>> common.source_roles, common.target_roles
-((None, (0, 4), (0, 2)), ((0, 4), (1, 4), (1, 2)))
+Digits([Digit(stride=4, size=2), Digit(stride=2, size=2), Digit(stride=1, size=2)])
+>>> common.source_roles
+(None, Cuts(dim=0, stride=4), Cuts(dim=0, stride=2))
+>>> common.target_roles
+(Cuts(dim=0, stride=4), Cuts(dim=1, stride=4), Cuts(dim=1, stride=2))
 """
 
 from __future__ import annotations
@@ -44,11 +60,16 @@ from reshard.box import Box
 
 Positions = NDArray[np.int64]
 P = TypeVar("P", int, Positions)
-Role = tuple[int, int] | None
-"""What a position digit does: cut a dim at an element stride (dim, stride), hold partial values
-(`PARTIAL`, position stride), or nothing: replicate."""
-PARTIAL = -1
-"""Stands for a dim in the role of a digit along which values are unreduced."""
+
+
+def nest(cuts: Iterable[int]) -> bool:
+    """Whether one list of factors has all the cuts: in order, each divides the next.
+
+    >>> nest([8, 2, 4]), nest([2, 3])
+    (True, False)
+    """
+    chain = sorted(cuts)
+    return not any(high % low for low, high in itertools.pairwise(chain))
 
 
 class Digit(NamedTuple):
@@ -57,113 +78,217 @@ class Digit(NamedTuple):
     stride: int
     size: int
 
+    @property
+    def end(self) -> int:
+        """Where the next digit up begins."""
+        return self.stride * self.size
+
     def value(self, position: P) -> P:
         """The digit of one position, or of many."""
         return position // self.stride % self.size
 
 
-Stage = tuple[Digit, ...]
+class Digits(tuple[Digit, ...]):
+    """Digits major to minor: a stage of a cut, or any other list through whose values positions are counted."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"Digits({list(self)!r})"
+
+    def __getnewargs__(self) -> tuple[list[Digit]]:
+        return (list(self),)
+
+    @classmethod
+    def between(cls, cuts: Iterable[int]) -> Digits:
+        """The digits that begin and end at strides which nest, from the largest down.
+
+        >>> Digits.between({1, 2, 8})
+        Digits([Digit(stride=2, size=4), Digit(stride=1, size=2)])
+        """
+        return cls(Digit(low, high // low) for high, low in itertools.pairwise(sorted(cuts, reverse=True)))
+
+    @classmethod
+    def of_sizes(cls, sizes: Iterable[int]) -> Digits:
+        """The digits of these sizes in row-major order: the last counts fastest.
+
+        >>> Digits.of_sizes([2, 4])
+        Digits([Digit(stride=4, size=2), Digit(stride=1, size=4)])
+        """
+        result, stride = [], 1
+        for size in reversed(list(sizes)):
+            result.append(Digit(stride, size))
+            stride *= size
+        return cls(reversed(result))
+
+    @property
+    def size(self) -> int:
+        """The number of values: the product of the sizes."""
+        return prod([size for _, size in self])
+
+    @property
+    def cuts(self) -> set[int]:
+        """The strides at which the digits begin and end."""
+        return {cut for digit in self for cut in (digit.stride, digit.end)}
+
+    def joined(self) -> Digits:
+        """The one spelling: runs that continue one another are one digit, size 1 is dropped.
+
+        >>> Digits([Digit(4, 2), Digit(1, 4), Digit(16, 1)]).joined()
+        Digits([Digit(stride=1, size=8)])
+        """
+        result: list[Digit] = []
+        for digit in self:
+            if result and result[-1].stride == digit.stride * digit.size:
+                result[-1] = Digit(digit.stride, result[-1].size * digit.size)
+            elif digit.size > 1:
+                result.append(digit)
+        return Digits(result)
+
+    def within(self, other: Digit) -> Digits:
+        """The parts that lie inside `other` and that a split of both can hold.
+
+        >>> Digits([Digit(1, 8)]).within(Digit(2, 2))
+        Digits([Digit(stride=2, size=2)])
+        """
+        parts = []
+        for digit in self:
+            low, high = max(digit.stride, other.stride), min(digit.end, other.end)
+            if low < high and nest((digit.stride, low, high, digit.end)) and nest((other.stride, low, high, other.end)):
+                parts.append(Digit(low, high // low))
+        return Digits(parts)
+
+    def without(self, removed: Iterable[Digit]) -> Digits:
+        """What is left when the parts in `removed` are taken out.
+
+        >>> Digits([Digit(1, 8)]).without([Digit(2, 2)])
+        Digits([Digit(stride=4, size=2), Digit(stride=1, size=2)])
+        """
+        remaining = list(self)
+        for other in removed:
+            split = []
+            for digit in remaining:
+                for part in Digits((digit,)).within(other):
+                    split.append(Digit(part.end, digit.end // part.end))
+                    digit = Digit(digit.stride, part.stride // digit.stride)
+                split.append(digit)
+            remaining = [digit for digit in split if digit.size > 1]
+        return Digits(remaining).joined()
+
+    def primes(self) -> Digits:
+        """Each digit as digits of prime size.
+
+        >>> Digits([Digit(5, 12)]).primes()
+        Digits([Digit(stride=30, size=2), Digit(stride=15, size=2), Digit(stride=5, size=3)])
+        """
+        result: list[Digit] = []
+        for stride, size in self:
+            factor = 2
+            while size > 1:
+                if factor * factor > size:
+                    factor = size
+                if size % factor == 0:
+                    size //= factor
+                    result.append(Digit(stride * size, factor))
+                else:
+                    factor += 1
+        return Digits(result)
+
+    def offsets(self) -> Positions:
+        """The positions that the digits reach from 0, in the order of their values.
+
+        >>> Digits([Digit(1, 2), Digit(4, 2)]).offsets()
+        array([0, 4, 1, 5])
+        """
+        result: Positions = np.zeros(1, dtype=np.int64)
+        for stride, size in self:
+            result = (result[:, None] + np.arange(size, dtype=np.int64) * stride).ravel()
+        return result
+
+    def index_of(self, position: P) -> P:
+        """The place of a position, or of many, among the values of the digits."""
+        index = position * 0
+        for stride, size in self:
+            index = index * size + position // stride % size
+        return index
+
+    def offset_of(self, index: P) -> P:
+        """The position that a value of the digits, or many, reaches from 0."""
+        position = index * 0
+        for stride, size in reversed(self):
+            position = position + index % size * stride
+            index = index // size
+        return position
+
+    def transposed(self, order: Transposition) -> Digits | None:
+        """The same digits of the other number, joined; None where one is no product of digits of the transposition.
+
+        >>> order = Transposition.of(np.array([0, 2, 1, 3]))
+        >>> Digits([Digit(1, 2)]).transposed(order)
+        Digits([Digit(stride=2, size=2)])
+        """
+        parts = order.parts_of(self)
+        return parts.joined() if parts.size == self.size else None
 
 
-def joined(digits: Iterable[Digit]) -> Stage:
-    """Digits major to minor in their one spelling: runs that continue one another are one, size 1 is dropped.
-
-    >>> joined([Digit(4, 2), Digit(1, 4), Digit(16, 1)])
-    (Digit(stride=1, size=8),)
-    """
-    result: list[Digit] = []
-    for digit in digits:
-        if result and result[-1].stride == digit.stride * digit.size:
-            result[-1] = Digit(digit.stride, result[-1].size * digit.size)
-        elif digit.size > 1:
-            result.append(digit)
-    return tuple(result)
+NO_DIGITS = Digits()
 
 
-def within(digits: Stage, other: Digit) -> list[Digit]:
-    """The parts of `digits` that lie inside `other` and that a split of both can hold, major first.
+@dataclass(frozen=True, slots=True)
+class Transposition:
+    """Two numberings of the same things, whose digits are the same in another order."""
 
-    >>> within((Digit(1, 8),), Digit(2, 2))
-    [Digit(stride=2, size=2)]
-    """
-    parts = []
-    for stride, size in digits:
-        low, high = max(stride, other.stride), min(stride * size, other.stride * other.size)
-        chain = [stride, low, high, stride * size]
-        outer = [other.stride, low, high, other.stride * other.size]
-        if low < high and all(b % a == 0 for ends in (chain, outer) for a, b in itertools.pairwise(ends)):
-            parts.append(Digit(low, high // low))
-    return parts
+    before: Digits
+    """The digits of the one number, major to minor."""
+    after: Digits
+    """The same digits, one by one, of the other."""
 
+    @classmethod
+    def of(cls, numbers: Positions) -> Transposition | None:
+        """From 0, 1, 2, … to these numbers; None where they follow no digits.
 
-def without(digits: Stage, removed: Stage) -> Stage:
-    """What is left of `digits` when the parts in `removed` are taken out; major first.
+        >>> Transposition.of(np.array([0, 2, 1, 3])).after
+        Digits([Digit(stride=1, size=2), Digit(stride=2, size=2)])
+        """
+        total = len(numbers)
+        before: list[Digit] = []
+        after: list[Digit] = []
+        stride, rebuilt = 1, np.zeros(1, dtype=np.int64)
+        while stride < total:
+            step = int(numbers[stride])
+            along = numbers[::stride]
+            wrong = np.flatnonzero(along != np.arange(len(along), dtype=np.int64) * step)
+            size = int(wrong[0]) if len(wrong) else len(along)
+            if size < 2 or total % (stride * size):
+                return None
+            rebuilt = (np.arange(size, dtype=np.int64)[:, None] * step + rebuilt[None, :]).ravel()
+            before.append(Digit(stride, size))
+            after.append(Digit(step, size))
+            stride *= size
+        return cls(Digits(before[::-1]), Digits(after[::-1])) if np.array_equal(rebuilt, numbers) else None
 
-    >>> without((Digit(1, 8),), (Digit(2, 2),))
-    (Digit(stride=4, size=2), Digit(stride=1, size=2))
-    """
-    left = list(digits)
-    for other in removed:
-        remaining = []
-        for digit in left:
-            inside = within((digit,), other)
-            if not inside:
-                remaining.append(digit)
-                continue
-            (part,) = inside
-            top = part.stride * part.size
-            remaining.append(Digit(top, digit.stride * digit.size // top))
-            remaining.append(Digit(digit.stride, part.stride // digit.stride))
-        left = [digit for digit in remaining if digit.size > 1]
-    return joined(left)
+    def parts_of(self, digits: Digits) -> Digits:
+        """The parts of digits of the first number that lie inside one of its own each, as digits of the second."""
+        return Digits(
+            Digit(after.stride * (part.stride // before.stride), part.size)
+            for digit in digits
+            for before, after in zip(self.before, self.after, strict=True)
+            for part in Digits((digit,)).within(before)
+        )
 
-
-def primes(digit: Digit) -> list[Digit]:
-    """The digit as digits of prime size, major first.
-
-    >>> primes(Digit(5, 12))
-    [Digit(stride=30, size=2), Digit(stride=15, size=2), Digit(stride=5, size=3)]
-    """
-    result: list[Digit] = []
-    left, factor = digit.size, 2
-    while left > 1:
-        if factor * factor > left:
-            factor = left
-        if left % factor == 0:
-            left //= factor
-            result.append(Digit(digit.stride * left, factor))
-        else:
-            factor += 1
-    return result
-
-
-def offsets(digits: Stage) -> Positions:
-    """The positions that the digits reach from 0, in the order of their values, the last digit fastest.
-
-    >>> offsets((Digit(1, 2), Digit(4, 2)))
-    array([0, 4, 1, 5])
-    """
-    result: Positions = np.zeros(1, dtype=np.int64)
-    for stride, size in digits:
-        result = (result[:, None] + np.arange(size, dtype=np.int64) * stride).ravel()
-    return result
-
-
-def index_of(digits: Stage, position: P) -> P:
-    """The place of a position, or of many, among the values of the digits, the last digit fastest."""
-    index = position * 0
-    for stride, size in digits:
-        index = index * size + position // stride % size
-    return index
+    def reversed(self) -> Transposition:
+        """From the second number to the first."""
+        pairs = sorted(zip(self.after, self.before, strict=True), reverse=True)
+        return Transposition(Digits(after for after, _ in pairs), Digits(before for _, before in pairs))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which digits of the position cut which dim, and which hold partial values."""
+    """Which digits of the position cut which dim, and along which the values are unreduced."""
 
-    dims: tuple[tuple[Stage, ...], ...]
+    dims: tuple[tuple[Digits, ...], ...]
     """Per dim, its stages; per stage, its digits, major to minor."""
-    unreduced: Stage
+    unreduced: Digits
     """Digits along which the value is the reduction of what the devices hold."""
     positions: int
     """The number of devices."""
@@ -175,11 +300,26 @@ class Layout:
     @cached_property
     def parts(self) -> tuple[int, ...]:
         """Per dim, the number of parts that it is cut into."""
-        return tuple(prod(digit.size for stage in stages for digit in stage) for stages in self.dims)
+        return tuple(prod([digit.size for stage in stages for digit in stage]) for stages in self.dims)
+
+    @cached_property
+    def cutting(self) -> tuple[Digits, ...]:
+        """Per dim, the digits of all its stages, major to minor."""
+        return tuple(stages[0] if len(stages) == 1 else Digits(itertools.chain(*stages)) for stages in self.dims)
+
+    @cached_property
+    def used(self) -> Digits:
+        """All digits that the layout names: those that are unreduced, then those that cut a dim."""
+        return Digits(itertools.chain(self.unreduced, *self.cutting))
+
+    @cached_property
+    def free(self) -> Digits:
+        """The digits on which the tensor is replicated, major to minor."""
+        return Digits([Digit(1, self.positions)]).without(self.used)
 
     def copies(self) -> int:
-        """The number of devices that hold each tile, of each class of partial values."""
-        return self.positions // (prod(self.parts) * prod(digit.size for digit in self.unreduced))
+        """The number of devices that hold each tile, of each class of unreduced values."""
+        return self.positions // (prod(self.parts) * self.unreduced.size)
 
     def local_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of the largest tile: the ceiling of each size over its shards."""
@@ -191,11 +331,8 @@ class Layout:
         for stages, size in zip(self.dims, shape, strict=True):
             start, stop = 0, size
             for stage in stages:
-                index, parts = 0, 1
-                for stride, digit_size in stage:
-                    index = index * digit_size + position // stride % digit_size
-                    parts *= digit_size
-                block = -(-(stop - start) // parts)
+                index = stage.index_of(position)
+                block = -(-(stop - start) // stage.size)
                 start, stop = min(start + index * block, stop), min(start + (index + 1) * block, stop)
             intervals.append((start, stop) if start < stop else (size, size))
         return Box(intervals)
@@ -203,7 +340,7 @@ class Layout:
     def intervals(self, dim: int, size: int, positions: Positions) -> tuple[Positions, Positions]:
         """Where the tiles of many positions lie in one dim: starts and stops; an empty one stops where it starts."""
         start, stop = self.blocks(dim, size)
-        index = index_of(self.digits_of(dim), positions)
+        index = self.cutting[dim].index_of(positions)
         return start[index], stop[index]
 
     def blocks(self, dim: int, size: int) -> tuple[Positions, Positions]:
@@ -211,83 +348,78 @@ class Layout:
         start: Positions = np.zeros(1, dtype=np.int64)
         stop: Positions = np.full(1, size, dtype=np.int64)
         for stage in self.dims[dim]:
-            index = np.arange(prod(digit.size for digit in stage), dtype=np.int64)
+            index = np.arange(stage.size, dtype=np.int64)
             block = -((start - stop) // len(index))
             low = np.minimum(start[:, None] + index * block[:, None], stop[:, None])
             stop = np.minimum(low + block[:, None], stop[:, None]).ravel()
             start = low.ravel()
         return start, stop
 
-    def digits_of(self, dim: int) -> Stage:
-        """The digits that cut a dim, major to minor."""
-        return tuple(digit for stage in self.dims[dim] for digit in stage)
-
-    def free_digits(self) -> Stage:
-        """The digits on which the tensor is replicated, major to minor."""
-        used = sorted([*self.unreduced, *(digit for dim in range(len(self.dims)) for digit in self.digits_of(dim))])
-        ends = [1, *(digit.stride * digit.size for digit in used)]
-        starts = [*(digit.stride for digit in used), self.positions]
-        gaps = [Digit(low, high // low) for low, high in zip(ends, starts, strict=True)]
-        return joined(reversed(gaps))
-
     def bounds(self, shape: Sequence[int], positions: Positions) -> list[tuple[Positions, Positions]]:
         """Per dim, where the tiles of many positions lie."""
         return [self.intervals(dim, size, positions) for dim, size in enumerate(shape)]
 
-    def element_strides(self, dim: int, size: int) -> list[tuple[Digit, int]] | None:
-        """Each digit of a dim with its element stride; None where the blocks are not all of one length.
+    def ties(self, shape: Sequence[int]) -> list[Tie] | None:
+        """Which digit cuts a tensor at which element stride; None where the blocks of a dim are not all of one length.
 
         A dim may end inside its last block, or before it, where it is cut in one stage.
         """
-        result: list[tuple[Digit, int]] = []
-        length = size
-        for number, stage in enumerate(self.dims[dim]):
-            parts = prod(digit.size for digit in stage)
-            if length % parts and (number or len(self.dims[dim]) > 1):
-                return None
-            length = -(-length // parts)
-            stride = max(length, 1) * parts
-            for digit in stage:
-                stride //= digit.size
-                result.append((digit, stride))
-        return result
+        ties: list[Tie] = []
+        for dim, (stages, length) in enumerate(zip(self.dims, shape, strict=True)):
+            for stage in stages:
+                parts = stage.size
+                if len(stages) > 1 and length % parts:
+                    return None
+                length = -(-length // parts)
+                stride = max(length, 1) * parts
+                for digit in stage:
+                    stride //= digit.size
+                    ties.append(Tie(dim, digit, stride))
+        return ties
 
-    def relabelled(self, order: Sequence[tuple[Digit, int]]) -> Layout | None:
-        """The layout over other positions.
-
-        Args:
-            order: the positions as digits of this layout's, each with its stride in the new positions.
-
-        Returns:
-            None where a digit of this layout is no product of digits in `order`.
-        """
-
-        def moved(stage: Stage) -> Stage | None:
-            result: list[Digit] = []
-            for digit in stage:
-                end = digit.stride * digit.size
-                for old, stride in sorted(order, reverse=True):
-                    low, high = max(old.stride, digit.stride), min(old.stride * old.size, end)
-                    if low < high:
-                        nests = old.stride * old.size % high == 0 and end % high == 0
-                        if not nests or low % old.stride or high % low or low % digit.stride:
-                            return None
-                        result.append(Digit(stride * (low // old.stride), high // low))
-            return joined(result)
-
-        dims = tuple(tuple(moved(stage) for stage in stages) for stages in self.dims)
-        unreduced = moved(self.unreduced)
-        if unreduced is None or any(stage is None for stages in dims for stage in stages):
+    def transposed(self, order: Transposition) -> Layout | None:
+        """The layout by the other number of the devices; None where a digit is no product of the transposition's."""
+        dims = [[stage.transposed(order) for stage in stages] for stages in self.dims]
+        unreduced = self.unreduced.transposed(order)
+        known = tuple(tuple(stage for stage in stages if stage is not None) for stages in dims)
+        if unreduced is None or list(map(len, known)) != list(map(len, dims)):
             return None
-        checked = tuple(tuple(stage for stage in stages if stage is not None) for stages in dims)
-        return Layout(checked, unreduced, self.positions)
+        return Layout(known, unreduced, self.positions)
+
+
+class Tie(NamedTuple):
+    """A digit of the position that is a digit of a dim."""
+
+    dim: int
+    digit: Digit
+    stride: int
+    """How far apart in the dim the elements are that one step of the digit leads from and to."""
+
+
+class Cuts(NamedTuple):
+    """The role of a digit that cuts a dim."""
+
+    dim: int
+    stride: int
+    """The element stride in the dim."""
+
+
+class Unreduced(NamedTuple):
+    """The role of a digit along which values are unreduced."""
+
+    stride: int
+    """Its stride in the position: unreduced on both sides it is the same digit."""
+
+
+Role = Cuts | Unreduced | None
+"""What a position digit does in a layout; None where it replicates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refinement:
     """The coarsest digits that two layouts over the same positions both respect."""
 
-    digits: tuple[Digit, ...]
+    digits: Digits
     """The digits of the position, major to minor; their product is the number of positions."""
     source_roles: tuple[Role, ...]
     """What each digit does in the source."""
@@ -295,10 +427,6 @@ class Refinement:
     """What each digit does in the target."""
     lengths: tuple[int, ...]
     """Per dim, the length of the shortest block: pieces are boxes of these lengths, cut at the end of the dim."""
-
-
-Tie = tuple[int, Digit, int]
-"""A digit tied to a dim: (dim, position digit, element stride)."""
 
 
 def refine(source: Layout, target: Layout, shape: Sequence[int], bounds: Iterable[int] = ()) -> Refinement | None:
@@ -310,7 +438,7 @@ def refine(source: Layout, target: Layout, shape: Sequence[int], bounds: Iterabl
         shape: the sizes of the tensor.
         bounds: strides of the position at which its digits are cut besides.
     """
-    source_ties, target_ties = _ties(source, shape), _ties(target, shape)
+    source_ties, target_ties = source.ties(shape), target.ties(shape)
     if source_ties is None or target_ties is None:
         return None
     ties = source_ties + target_ties
@@ -323,15 +451,14 @@ def refine(source: Layout, target: Layout, shape: Sequence[int], bounds: Iterabl
         cuts[dim].update((element, element * size))
     count = -1
     while count != (count := len(strides) + sum(map(len, cuts))):
-        if not (_divide(strides) and all(map(_divide, cuts))):
+        if not (nest(strides) and all(map(nest, cuts))):
             return None
         for dim, (stride, size), element in ties:
             inside = [cut // stride for cut in strides if stride < cut < stride * size]
             cuts[dim].update([element * ratio for ratio in inside])
             inside = [cut // element for cut in cuts[dim] if element < cut < element * size]
             strides.update([stride * ratio for ratio in inside])
-    chain = sorted(strides, reverse=True)
-    digits = tuple(Digit(low, high // low) for high, low in itertools.pairwise(chain))
+    digits = Digits.between(strides)
     return Refinement(
         digits,
         _roles(digits, source_ties, source.unreduced),
@@ -340,52 +467,14 @@ def refine(source: Layout, target: Layout, shape: Sequence[int], bounds: Iterabl
     )
 
 
-def _ties(layout: Layout, shape: Sequence[int]) -> list[Tie] | None:
-    ties: list[Tie] = []
-    for dim, size in enumerate(shape):
-        strides = layout.element_strides(dim, size)
-        if strides is None:
-            return None
-        ties += [(dim, digit, element) for digit, element in strides]
-    return ties
-
-
-def _divide(cuts: set[int]) -> bool:
-    chain = sorted(cuts)
-    return not any(high % low for low, high in itertools.pairwise(chain))
-
-
-def _roles(digits: Sequence[Digit], ties: Sequence[Tie], unreduced: Stage) -> tuple[Role, ...]:
+def _roles(digits: Digits, ties: Sequence[Tie], unreduced: Digits) -> tuple[Role, ...]:
     roles: dict[int, Role] = {}
     for dim, (stride, size), element in ties:
         for digit in digits:
             if stride <= digit.stride < stride * size:
-                roles[digit.stride] = (dim, element * (digit.stride // stride))
+                roles[digit.stride] = Cuts(dim, element * (digit.stride // stride))
     for stride, size in unreduced:
         for digit in digits:
             if stride <= digit.stride < stride * size:
-                roles[digit.stride] = (PARTIAL, digit.stride)
+                roles[digit.stride] = Unreduced(digit.stride)
     return tuple(roles.get(digit.stride) for digit in digits)
-
-
-def digit_order(places: Positions) -> list[tuple[Digit, int]] | None:
-    """A permutation of positions as a transposition of digits, each with its new stride; None if it is none.
-
-    >>> digit_order(np.array([0, 2, 1, 3]))
-    [(Digit(stride=1, size=2), 2), (Digit(stride=2, size=2), 1)]
-    """
-    total = len(places)
-    order: list[tuple[Digit, int]] = []
-    stride, rebuilt = 1, np.zeros(1, dtype=np.int64)
-    while stride < total:
-        step = int(places[stride])
-        along = places[::stride]
-        expected = np.arange(len(along), dtype=np.int64) * step
-        wrong = np.flatnonzero(along != expected)
-        size = int(wrong[0]) if len(wrong) else len(along)
-        if size < 2 or total % (stride * size):
-            return None
-        rebuilt = (np.arange(size, dtype=np.int64)[:, None] * step + rebuilt[None, :]).ravel()
-        order.append((Digit(stride, size), step))
-        stride *= size
-    return order if np.array_equal(rebuilt, places) else None

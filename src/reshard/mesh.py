@@ -17,10 +17,11 @@ holds there.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 
 from reshard.axis import Axis, quote
 from reshard.checks import all_of, expect, integer, listed, shown
+from reshard.digits import Digit, Digits, Transposition
 from reshard.errors import ReshardError
 
 LIMIT = 2**62
@@ -252,34 +254,104 @@ class Mesh:
             result.append(along)
         return tuple(reversed(result))
 
-    def stride_of(self, axis: Axis) -> tuple[int, int]:
-        """An axis as a digit of the position: (stride, size).
+    @cached_property
+    def _digits(self) -> dict[str, Digit]:
+        return dict(zip(self.sizes, Digits.of_sizes(self.sizes.values()), strict=True))
 
-        >>> Mesh.of(x=2, y=4).stride_of(Axis("y", 1, 2))
-        (2, 2)
+    def digit_of(self, axis: Axis) -> Digit:
+        """An axis as a digit of the position.
+
+        >>> Mesh.of(x=2, y=4).digit_of(Axis("y", 1, 2))
+        Digit(stride=2, size=2)
         """
-        stride, full_size = self._strides[axis.name]
-        return stride * (full_size // axis.stop_in(full_size)), axis.size_in(full_size)
+        stride, full_size = self._digits[axis.name]
+        return Digit(stride * (full_size // axis.stop_in(full_size)), axis.size_in(full_size))
+
+    def digits_of(self, axes: Iterable[Axis]) -> Digits:
+        """A digit for each axis, in their order."""
+        return Digits(map(self.digit_of, axes))
 
     @cached_property
-    def _strides(self) -> dict[str, tuple[int, int]]:
-        strides, stride = {}, 1
-        for name, size in reversed(self.axes):
-            strides[name] = (stride, size)
-            stride *= size
-        return strides
+    def digits(self) -> Digits:
+        """The axes as digits of the position, those of size 1 too."""
+        return Digits(self._digits.values())
+
+    def axes_of(self, digits: Digits) -> tuple[Axis, ...] | None:
+        """Digits of the position by their names: axes and sub-axes, of which a digit may be several.
+
+        None where a digit is no product of parts of axes.
+
+        >>> print(*Mesh.of(x=2, y=4).axes_of(Digits([Digit(2, 4)])))
+        "x" "y":(1)2
+        """
+        named = [
+            (part, Axis.between(name, whole.end // part.end, whole.end // part.stride, whole.size))
+            for digit in digits
+            for name in self.sizes
+            for whole in (self._digits[name],)
+            for part in Digits((digit,)).within(whole)
+        ]
+        return tuple(axis for _, axis in named) if prod(part.size for part, _ in named) == digits.size else None
+
+    def parts_within(self, axes: Iterable[Axis], digit: Digit) -> tuple[Axis, ...]:
+        """The parts of axes that lie inside a digit of the position, where a split of both has them.
+
+        >>> print(*Mesh.of(x=2, y=4).parts_within([Axis("x"), Axis("y")], Digit(1, 2)))
+        "y":(2)2
+        """
+        return self.axes_of(self.digits_of(axes).within(digit)) or ()
+
+    @classmethod
+    def of_digits(cls, digits: Digits, device_ids: tuple[int, ...] | None = None, like: Mesh | None = None) -> Mesh:
+        """A mesh with an axis for each digit of the position, whatever order they are given in.
+
+        Args:
+            digits: all of the position.
+            device_ids: the device at each position.
+            like: whose names axes keep, and parts of axes with a number behind them; all else is a, b, c, …
+
+        >>> print(Mesh.of_digits(Digits.between({1, 2, 8, 16}), like=Mesh.of(x=2, y=8)))
+        <["x"=2, "y0"=4, "y1"=2]>
+        """
+        result: list[tuple[str, int]] = []
+        taken, counts = set(like.sizes) if like else set(), Counter[str]()
+        for digit in sorted(digits, reverse=True):
+            axes = like.axes_of(Digits((digit,))) if like else None
+            if not axes or len(axes) > 1:
+                name = next(letter for letter in map(_letter, itertools.count()) if letter not in taken)
+            elif axes[0].is_whole:
+                name = axes[0].name
+            else:
+                base, number = axes[0].name, counts[axes[0].name]
+                options = (f"{base}{'_' * bars}{number}" for bars in itertools.count())
+                name = next(option for option in options if option not in taken)
+                counts[base] += 1
+            taken.add(name)
+            result.append((name, digit.size))
+        return cls(tuple(result) or (("a", 1),), device_ids)
+
+    def order_in(self, other: Mesh) -> Transposition | None:
+        """How the positions of this mesh are digits of positions in another over the same devices; else None.
+
+        >>> order = Mesh.of(x=2, y=2, device_ids=(0, 2, 1, 3)).order_in(Mesh.of(z=4))
+        >>> Digits([Digit(1, 2)]).transposed(order)
+        Digits([Digit(stride=2, size=2)])
+        """
+        return _order_in(self, other)
 
 
-def common_mesh(meshes: Iterable[Mesh]) -> Mesh | None:
-    """The one mesh of several, where empty meshes fit any; None where they differ.
+@lru_cache(256)
+def _order_in(mesh: Mesh, other: Mesh) -> Transposition | None:
+    if mesh.size != other.size:
+        return None
+    if mesh.device_ids == other.device_ids:
+        whole = Digits([Digit(1, mesh.size)])
+        return Transposition(whole, whole)
+    places = other.positions_of(mesh.device_array)
+    return Transposition.of(places) if (places >= 0).all() else None
 
-    >>> common_mesh([Mesh.of(), Mesh.of(x=2), Mesh.of(x=2)]) == Mesh.of(x=2)
-    True
-    """
-    found: Mesh | None = None
-    for mesh in meshes:
-        if found is None or found.is_empty:
-            found = mesh
-        elif not mesh.is_empty and mesh != found:
-            return None
-    return found
+
+def _letter(number: int) -> str:
+    """The name of an axis that has none: a to z, then a1 to z1."""
+    letter = chr(ord("a") + number % 26)
+    return letter if number < 26 else f"{letter}{number // 26}"

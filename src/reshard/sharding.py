@@ -27,7 +27,7 @@ import numpy as np
 from reshard.axis import Axis, difference, merged, mesh_order, quote, refined_mesh, sorted_and_merged
 from reshard.box import Box
 from reshard.checks import all_of, expect, integer, listed, shown
-from reshard.digits import Digit, Layout, Positions, joined, refine
+from reshard.digits import NO_DIGITS, Digits, Layout, Positions, refine
 from reshard.dtypes import REDUCTIONS, DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import LIMIT, Mesh
@@ -265,16 +265,14 @@ class Sharding:
     @cached_property
     def layout(self) -> Layout:
         """The sharding with the names taken away."""
-        stride_of = self.mesh.stride_of
+        digits_of = self.mesh.digits_of
 
-        def digits(axes: Iterable[Axis]) -> tuple[Digit, ...]:
-            return joined(Digit(*stride_of(axis)) for axis in axes)
+        def stages(axes: tuple[Axis, ...]) -> tuple[Digits, ...]:
+            cuts = [axes] if self.uneven == "ceil" else [(axis,) for axis in axes]
+            return tuple(stage for stage in (digits_of(axes).joined() for axes in cuts) if stage)
 
-        def stages(axes: tuple[Axis, ...]) -> tuple[tuple[Digit, ...], ...]:
-            cuts = [digits(axes)] if self.uneven == "ceil" else [digits([axis]) for axis in axes]
-            return tuple(stage for stage in cuts if stage)
-
-        return Layout(tuple(stages(dim.axes) for dim in self.dims), digits(self.unreduced), self.mesh.size)
+        unreduced = digits_of(self.unreduced).joined()
+        return Layout(tuple(stages(dim.axes) for dim in self.dims), unreduced, self.mesh.size)
 
     def layout_for(self, shape: Sequence[int]) -> Layout:
         """The layout of a tensor of this shape, which on a maximal mesh has dims that nothing cuts.
@@ -284,7 +282,7 @@ class Sharding:
         """
         sizes = checked_shape(shape)
         if self.mesh.is_maximal:
-            return Layout(((),) * len(sizes), (), 1)
+            return Layout(((),) * len(sizes), NO_DIGITS, 1)
         if len(sizes) != len(self.dims):
             raise ReshardError(
                 "rank-mismatch", f"sharding {self.text()} has {len(self.dims)} dims, shape {sizes} has {len(sizes)}"
@@ -420,6 +418,35 @@ class Reshard:
 
     def __str__(self) -> str:
         return f"{self.source.text()} -> {self.target.text()}"
+
+
+def stays_unreduced(before: Sharding, after: Sharding) -> tuple[Axis, ...]:
+    """The unreduced axes of `after` along which the values are unreduced already, by the same reduction.
+
+    Where the devices stand in another order there is no telling which they are: then all, if there are as many
+    classes before as after, or none.
+
+    >>> mesh = Mesh.of(x=2, y=4)
+    >>> before, after = Sharding.of(mesh, unreduced=("x", "y:(1)2")), Sharding.of(mesh, unreduced="y")
+    >>> print(*stays_unreduced(before, after), *becomes_unreduced(before, after))
+    "y":(1)2 "y":(2)2
+    """
+    if not before.unreduced or not after.unreduced or before.reduction != after.reduction:
+        return ()
+    if not before.mesh.same_order_as(after.mesh):
+        return after.unreduced if before.layout.unreduced.size == after.layout.unreduced.size else ()
+    mesh = after.mesh
+    parts = [part for digit in before.layout.unreduced for part in mesh.parts_within(after.unreduced, digit)]
+    return sorted_and_merged(parts, mesh.sizes)
+
+
+def becomes_unreduced(before: Sharding, after: Sharding) -> tuple[Axis, ...]:
+    """The unreduced axes of `after`, of more than one device, along which the values are not unreduced yet."""
+    if not after.unreduced:
+        return ()
+    sizes = after.mesh.sizes
+    axes = difference(after.unreduced, stays_unreduced(before, after), sizes)
+    return tuple(axis for axis in axes if axis.size_in(sizes[axis.name]) > 1)
 
 
 def with_mesh(sharding: Sharding, mesh: Mesh) -> Sharding:

@@ -32,13 +32,12 @@ import numpy as np
 from reshard.axis import Axis, aligned, sorted_and_merged
 from reshard.box import Box
 from reshard.checks import expect, shown
-from reshard.digits import PARTIAL, Positions, Stage, index_of, offsets, within, without
+from reshard.digits import Digit, Positions, Role, Unreduced
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
-from reshard.exchange import DigitExchange, Exchange, Tiling, combine_then_gather, kept_size
+from reshard.exchange import DigitExchange, Exchange, Tiling, combine_then_gather
 from reshard.mesh import LIMIT
-from reshard.partial import made_axes
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Sharding, becomes_unreduced, checked_shape
 
 KINDS = ("Slice", "Permute", "AllGather", "AllToAll", "ReduceScatter", "AllReduce", "Exchange", "ToUnreduced")
 """Every kind of step."""
@@ -87,7 +86,7 @@ class Step:
         object.__setattr__(self, "shape", checked_shape(self.shape))
         if expect(self.kind, str, "the kind of a step", "bad-step") not in (UNNAMED, *KINDS):
             raise ReshardError("bad-step", f"a step must be one of {', '.join(KINDS)}, got: {shown(self.kind)}")
-        classes = prod(digit.size for digit in self.before.layout_for(self.shape).unreduced)
+        classes = self.before.layout_for(self.shape).unreduced.size
         for sharding in (self.before, self.after):
             layout = sharding.layout_for(self.shape)
             tiles = prod(layout.local_shape(self.shape)) * layout.positions * classes
@@ -107,7 +106,7 @@ class Step:
             )
 
     def _right_kind(self) -> str:
-        if made_axes(self.before, self.after):
+        if becomes_unreduced(self.before, self.after):
             _check_to_unreduced(self.before, self.after, *self._tilings)
             return "ToUnreduced"
         return _kind_of(self._exchanges)
@@ -128,7 +127,7 @@ class Step:
         """The exchanges that do it, in order; none for ToUnreduced."""
         if self.kind == "ToUnreduced":
             return ()
-        classes = kept_size(self._tilings[0]) // kept_size(self._tilings[1])
+        classes = self._tilings[0].classes // self._tilings[1].classes
         first, *rest = self._exchanges
         reduction = self.before.reduction if classes > 1 else None
         return (Move(first, reduction, classes), *(Move(exchange, None, 1) for exchange in rest))
@@ -228,17 +227,18 @@ def _kind_of(exchanges: tuple[Exchange, ...]) -> str:
     first, last = exchanges[0], exchanges[-1]
     if isinstance(first, DigitExchange) and first.stays and first.gathered_values == 1:
         return "Slice"
-    if kept_size(first.source) == kept_size(last.target) and first.total_received == 0:
+    if first.source.classes == last.target.classes and first.total_received == 0:
         return "Slice"
     if len(exchanges) == 2:
         same_dims = first.source.layout.dims == last.target.layout.dims
         return "AllReduce" if same_dims and first.source.same_order_as(last.target) else "Exchange"
     if not isinstance(first, DigitExchange):
-        moves_tiles = kept_size(first.source) == kept_size(first.target) and _same_blocks(first.source, first.target)
+        moves_tiles = first.source.classes == first.target.classes and _same_blocks(first.source, first.target)
         return "Permute" if moves_tiles else "Exchange"
     if first.gathered_values == 1 and _local_shape(first.source) == _local_shape(first.target):
         return "Permute"
-    changes = set(map(_change, _digit_roles(first)))
+    roles = zip(first.common.source_roles, first.common.target_roles, strict=True)
+    changes = {_change(before, after) for before, after in roles if before != after}
     if not first.shares_devices or not first.source.same_order_as(first.target) or not first.stays or len(changes) > 1:
         return "Exchange"
     return changes.pop()
@@ -258,15 +258,9 @@ def _local_shape(tiling: Tiling) -> tuple[int, ...]:
     return tiling.layout.local_shape(tiling.shape)
 
 
-def _digit_roles(exchange: DigitExchange) -> list[tuple[int | None, int | None]]:
-    """What the digits that change their role do before and after: cut a dim, hold partial values, or nothing."""
-    roles = zip(exchange.common.source_roles, exchange.common.target_roles, strict=True)
-    return [(a and a[0], b and b[0]) for a, b in roles if a != b]
-
-
-def _change(roles: tuple[int | None, int | None]) -> str:
-    before, after = roles
-    if before == PARTIAL:
+def _change(before: Role, after: Role) -> str:
+    """The collective that changes the role of a digit so."""
+    if isinstance(before, Unreduced):
         return "AllReduce" if after is None else "ReduceScatter"
     return "Exchange" if before is None else "AllGather" if after is None else "AllToAll"
 
@@ -278,7 +272,7 @@ def _check_to_unreduced(before: Sharding, after: Sharding, *tilings: Tiling) -> 
         tilings[0].layout.unreduced and before.reduction != after.reduction
     ):
         raise ReshardError("bad-step", f"{text} moves values while they become partial")
-    if without(tilings[0].layout.unreduced, tilings[1].layout.unreduced):
+    if tilings[0].layout.unreduced.without(tilings[1].layout.unreduced):
         raise ReshardError("bad-step", f"{text} combines values while others become partial")
     if after.reduction == "avg" and tilings[0].layout.dims != tilings[1].layout.dims:
         raise ReshardError("no-plan", f"{text} would make parts partial under avg; only whole values can be")
@@ -290,8 +284,8 @@ def _check_to_unreduced(before: Sharding, after: Sharding, *tilings: Tiling) -> 
         inside &= (low <= start) & (stop <= high)
     for digit in _newly_unreduced(*tilings):
         given[digit.value(before.mesh.positions) > 0] = 0
-    made = without(tilings[1].layout.unreduced, tilings[0].layout.unreduced)
-    group = before.mesh.positions - offsets(made)[index_of(made, before.mesh.positions)]
+    becoming = tilings[1].layout.unreduced.without(tilings[0].layout.unreduced)
+    group = before.mesh.positions - becoming.offsets()[becoming.index_of(before.mesh.positions)]
     sums = np.zeros_like(given)
     np.add.at(sums, group, given)
     complete = after.reduction == "avg" or np.array_equal(sums[group], whole)
@@ -299,10 +293,9 @@ def _check_to_unreduced(before: Sharding, after: Sharding, *tilings: Tiling) -> 
         raise ReshardError("bad-step", f"{text} moves values while they become partial")
 
 
-def _newly_unreduced(before: Tiling, after: Tiling) -> Stage:
+def _newly_unreduced(before: Tiling, after: Tiling) -> list[Digit]:
     """The digits that are unreduced after and replicated before."""
-    from_free = before.layout.free_digits()
-    return tuple(part for digit in after.layout.unreduced for part in within(from_free, digit))
+    return [part for digit in after.layout.unreduced for part in before.layout.free.within(digit)]
 
 
 def _changed_axes(before: Sharding, after: Sharding) -> tuple[Axis, ...]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from reshard.cli import output
 from reshard.cli.arguments import Commands, add_command, add_meshes, add_shape, mesh_of, parse_pair, shape_of
-from reshard.digits import index_of
 from reshard.errors import ReshardError
 from reshard.sharding import Sharding, with_mesh
 from reshard.view import cut_period, draw_contents, draw_cuts, overlaps
@@ -70,7 +69,7 @@ def contents_record(sharding: Sharding, shape: tuple[int, ...]) -> dict[str, Any
     for position, device in enumerate(sharding.mesh.device_array.tolist()):
         record: dict[str, Any] = {"device": device, "box": [list(interval) for interval in layout.box(position, shape)]}
         if layout.unreduced:
-            record["partial"] = index_of(layout.unreduced, position)
+            record["partial"] = layout.unreduced.index_of(position)
         devices.append(record)
     return {"sharding": str(sharding), "shape": list(shape), "devices": devices}
 

@@ -44,12 +44,11 @@ from reshard.collectives.frame import Entries, Frame, frame_of
 from reshard.collectives.labelled import search
 from reshard.collectives.states import State, Task
 from reshard.collectives.weak import NODES, node_count, weak_graph
-from reshard.digits import Digit
+from reshard.digits import Digit, nest
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.partial import made_axes
-from reshard.sharding import DimSharding, Sharding, checked_shape, with_mesh
+from reshard.sharding import DimSharding, Sharding, becomes_unreduced, checked_shape, with_mesh
 from reshard.steps import Step, step_between
 
 COLLECTIVES = ("AllGather", "Slice", "AllToAll", "Permute", "ReduceScatter", "AllReduce", "ToUnreduced")
@@ -110,7 +109,7 @@ class _Planner:
             return (), True
         if single is not None and single.kind != "AllToAll":
             return (single,), True
-        if made_axes(source, target):
+        if becomes_unreduced(source, target):
             return self._made_partial(source, target)
         if not self.shape or not prod(self.shape):
             return self._gathered(source, target), False
@@ -277,17 +276,13 @@ def _raise(error: ReshardError) -> Step:
 
 def _without_conflicts(side: Sharding, other: Sharding) -> Sharding | None:
     """One side without the axes that no split holds together with those of the other; None if all fit."""
-    layout = other.layout
-    theirs = [*layout.unreduced, *(digit for dim in range(len(layout.dims)) for digit in layout.digits_of(dim))]
-    ends = {end for digit in theirs for end in (digit.stride, digit.stride * digit.size)}
+    ends = other.layout.used.cuts
 
     def fits(digit: Digit) -> bool:
-        own = (digit.stride, digit.stride * digit.size)
-        return digit.size == 1 or all(max(a, b) % min(a, b) == 0 for a in own for b in ends)
+        return digit.size == 1 or all(nest(pair) for pair in itertools.product((digit.stride, digit.end), ends))
 
     dims = tuple(
-        replace(dim, axes=tuple(axis for axis in dim.axes if fits(Digit(*side.mesh.stride_of(axis)))))
-        for dim in side.dims
+        replace(dim, axes=tuple(axis for axis in dim.axes if fits(side.mesh.digit_of(axis)))) for dim in side.dims
     )
     return None if dims == side.dims else replace(side, dims=dims, replicated=())
 
@@ -322,7 +317,7 @@ def _solve(
     ends = [tuple(tuple(numbers[entry] for entry in dims[dim]) for dim in free) for dims in (source, target)]
     most = prod(size**count for size, count in classes)
     found, best = _search(
-        prod(digit.size for digit in frame.digits),
+        frame.digits.size,
         classes,
         tuple(sizes.index(frame.digits[digit].size) for digit in digits),
         ends[0],

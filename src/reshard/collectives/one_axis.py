@@ -47,8 +47,7 @@ from reshard.collectives.states import Tables, Task
 from reshard.collectives.weak import FAR, NODES, STEP_LIMIT, node_count, weak_graph
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
-from reshard.partial import made_axes
-from reshard.sharding import DimSharding, Sharding, checked_shape, with_mesh
+from reshard.sharding import DimSharding, Sharding, becomes_unreduced, checked_shape, with_mesh
 from reshard.steps import Step, step_between
 
 Dims = tuple[tuple[int, ...], ...]
@@ -107,7 +106,7 @@ def one_axis_chain(
         raise ReshardError("no-plan", f"one axis at a time leads to no other mesh: {source} -> {target}")
     ends = [source]
     last = target
-    if made_axes(source, target):
+    if becomes_unreduced(source, target):
         last = shortest_chain(source, target, sizes, kind)[-1].before
     if source.unreduced != last.unreduced:
         ends.append(replace(source, unreduced=last.unreduced, replicated=()))
@@ -115,7 +114,7 @@ def one_axis_chain(
     problem = problem_of(start, last, sizes)
     chain = in_order(problem) if order == "document" else cheapest(problem) or in_order(problem)
     ends += [_named(problem, dims, start) for dims in chain[1:]]
-    if made_axes(source, target):
+    if becomes_unreduced(source, target):
         ends.append(target)
     elif len(ends) > 1:
         ends[-1] = target

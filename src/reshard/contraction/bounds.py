@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from reshard.contraction.rows import NO_DIM, UNREDUCED, Rows, Table
 from reshard.contraction.tasks import Task
-from reshard.digits import Digit, within
+from reshard.digits import Digit, Digits
 from reshard.network import Network
 from reshard.network.inflow import Group, groups_of
 from reshard.sharding import Sharding
@@ -151,8 +151,8 @@ class Bounds:
         """The pieces that tell groups of a kind apart; None where one lies on both sides."""
         inside = []
         for piece in self.table.pieces:
-            own = Digit(*self.task.mesh.stride_of(piece))
-            inside.append(any(within((own,), digit) == [own] for digit in group.digits))
+            own = self.task.mesh.digit_of(piece)
+            inside.append(any(Digits((own,)).within(digit) == (own,) for digit in group.digits))
             if not inside[-1] and any(_overlap(own, digit) for digit in group.digits):
                 return None
         devices = prod(size for size, counts in zip(self.table.sizes, inside, strict=True) if counts)

@@ -40,10 +40,9 @@ from reshard.exchange.pieces import Tiling, overlap_elements
 from reshard.mesh import Mesh
 from reshard.network import Network
 from reshard.operations.projection import shards
-from reshard.partial import made_axes
 from reshard.planner import plan
 from reshard.plans import Plan
-from reshard.sharding import Sharding
+from reshard.sharding import Sharding, becomes_unreduced
 
 Ends = tuple[Sharding, Sharding, tuple[int, ...], DType]
 ROUNDING = 1e-9
@@ -299,7 +298,7 @@ def smaller(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Small
     """The reshard that stands for another without a network; None where there is none."""
     mesh = source.mesh
     is_partial = bool(source.unreduced or target.unreduced)
-    if mesh != target.mesh or mesh.is_maximal or (source.unreduced and made_axes(source, target)):
+    if mesh != target.mesh or mesh.is_maximal or (source.unreduced and becomes_unreduced(source, target)):
         return None
     sizes, names = mesh.sizes, list(mesh.sizes)
     cut: list[CutDim] = []

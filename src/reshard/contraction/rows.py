@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from reshard.axis import Axis, pieces
 from reshard.contraction.compute_layout import ComputeLayout
 from reshard.contraction.tasks import Task
-from reshard.digits import Digit, primes
+from reshard.digits import Digit, Digits
 from reshard.operations.pattern import Group
 
 Rows = NDArray[np.int64]
@@ -302,12 +302,12 @@ def _cuts(task: Task, boundaries: Iterable[int], *, is_fine: bool) -> dict[str, 
             for name, cut in _label_cuts(group, dim.axes, task):
                 add(name, cut)
     for name, size in task.mesh.axes if is_fine else ():
-        inner = task.mesh.stride_of(Axis(name))[0]
+        inner = task.mesh.digit_of(Axis(name)).stride
         for boundary in boundaries:
             if boundary % inner == 0 and size % (boundary // inner) == 0:
                 add(name, size // (boundary // inner))
         for low, high in itertools.pairwise(sorted({1, size, *cuts[name][0]})):
-            for digit in primes(Digit(1, high // low)):
+            for digit in Digits([Digit(1, high // low)]).primes():
                 if 1 < high // digit.stride < high and digit.stride > 1:
                     cuts[name][1].add(high // digit.stride)
     return cuts

@@ -39,9 +39,9 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.box import Box
-from reshard.digits import Layout, Positions, Stage, index_of, offsets
+from reshard.digits import NO_DIGITS, Digits, Layout, Positions
 from reshard.errors import ReshardError
-from reshard.exchange.pieces import Exchange, Piece, Tiling
+from reshard.exchange.pieces import NONE_KEPT, Exchange, Piece, Tiling
 from reshard.mesh import ENUMERABLE
 
 
@@ -102,15 +102,15 @@ class BoxExchange(Exchange):
 
     source: Tiling
     target: Tiling
-    combined: Stage
-    """Digits of the source whose partial values are combined on the receiver."""
-    classes: tuple[Stage, Stage]
-    """Digits of source and of target along which partial values stay apart: equal values belong together."""
+    combined: Digits
+    """Digits of the source whose values are combined on the receiver."""
+    classes: tuple[Digits, Digits]
+    """Digits of source and of target along which values stay unreduced: equal values belong together."""
     near: int = 0
     """Where given, devices whose numbers agree when divided by it serve each other first."""
 
     @property
-    def kept(self) -> tuple[Stage, Stage]:
+    def kept(self) -> tuple[Digits, Digits]:
         return self.classes
 
     @cached_property
@@ -121,12 +121,12 @@ class BoxExchange(Exchange):
     @cached_property
     def _holders(self) -> Positions:
         """What to add to a source tile's first position to reach all that hold it."""
-        return offsets(self.source.layout.free_digits())
+        return self.source.layout.free.offsets()
 
     @cached_property
     def _copies(self) -> Positions:
         """What to add to a target tile's first position to reach all that need it."""
-        return offsets(self.target.layout.free_digits())
+        return self.target.layout.free.offsets()
 
     @cached_property
     def _source_places(self) -> Positions:
@@ -145,8 +145,8 @@ class BoxExchange(Exchange):
         """
         parts = tuple(map(Overlaps.part, self.overlaps, source, target))
         counts = [len(part.start) for part in parts]
-        pairs = np.stack([offsets(digits) for digits in self.classes])
-        combined = offsets(self.combined)
+        pairs = np.stack([digits.offsets() for digits in self.classes])
+        combined = self.combined.offsets()
         shape = (prod(counts), pairs.shape[1], len(combined))
         if prod(shape) > ENUMERABLE:
             raise ReshardError("too-large", f"{prod(shape)} pairs of tiles are too many to list one by one")
@@ -154,8 +154,8 @@ class BoxExchange(Exchange):
         holder, receiver, elements = np.zeros((3, shape[0]), dtype=np.int64)
         elements += 1
         for dim, (part, cell) in enumerate(zip(parts, grid, strict=True)):
-            holder += _block_offsets(self.source.layout.digits_of(dim), part.source)[cell]
-            receiver += _block_offsets(self.target.layout.digits_of(dim), part.target)[cell]
+            holder += self.source.layout.cutting[dim].offset_of(part.source)[cell]
+            receiver += self.target.layout.cutting[dim].offset_of(part.target)[cell]
             elements *= (part.stop - part.start)[cell]
         rows = np.repeat(np.arange(shape[0]), prod(shape[1:]))
         holders = np.broadcast_to(holder[:, None, None] + pairs[0][:, None] + combined, shape).ravel()
@@ -318,20 +318,20 @@ class BoxExchange(Exchange):
         return tuple(int((part.stop - part.start).max(initial=0)) for part in self.overlaps)
 
     def all_received(self) -> Positions:
-        needed = self.target.all_elements * prod(digit.size for digit in self.combined)
+        needed = self.target.all_elements * self.combined.size
         return needed - self.all_held
 
 
 def by_boxes(
-    source: Tiling, target: Tiling, combined: Stage = (), kept: tuple[Stage, Stage] = ((), ()), near: int = 0
+    source: Tiling, target: Tiling, combined: Digits = NO_DIGITS, kept: tuple[Digits, Digits] = NONE_KEPT, near: int = 0
 ) -> BoxExchange:
     """The exchange by comparing boxes; always there, for devices and blocks that can be listed.
 
     Args:
         source: where the tiles are.
         target: where they go.
-        combined: digits of the source whose partial values are combined on the receiver.
-        kept: digits of source and target along which partial values stay apart.
+        combined: digits of the source whose values are combined on the receiver.
+        kept: digits of source and target along which values stay unreduced.
         near: where given, devices whose numbers agree when divided by it serve each other first.
 
     Raises:
@@ -353,25 +353,15 @@ def _overlaps(source: Tiling, target: Tiling, dim: int) -> Overlaps:
     return Overlaps(first, second, start, stop)
 
 
-def _block_offsets(digits: Stage, numbers: Positions) -> Positions:
-    """The positions, other digits being 0, at which the blocks of these numbers lie."""
-    result = np.zeros_like(numbers)
-    for stride, size in reversed(digits):
-        numbers, value = np.divmod(numbers, size)
-        result += value * stride
-    return result
-
-
 def _split(layout: Layout, positions: Positions) -> tuple[Positions, Positions]:
     """The first holder of the tile at each position, and the number of the position among the holders."""
-    free = layout.free_digits()
-    number = index_of(free, positions)
-    return positions - offsets(free)[number], number
+    number = layout.free.index_of(positions)
+    return positions - layout.free.offsets()[number], number
 
 
 def _runs(tiling: Tiling, position: int) -> list[slice]:
     """Per dim, the one block in which a position's tile lies."""
-    numbers = [index_of(tiling.layout.digits_of(dim), position) for dim in range(len(tiling.shape))]
+    numbers = (digits.index_of(position) for digits in tiling.layout.cutting)
     return [slice(number, number + 1) for number in numbers]
 
 

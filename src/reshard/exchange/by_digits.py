@@ -50,23 +50,31 @@ Device (x=1, y0=0, y1=1) takes from (0, 1, 1) in round 0 and from (0, 1, 0) in r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
-from operator import attrgetter
+from operator import add, attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
 from reshard.box import Box
-from reshard.digits import PARTIAL, Digit, Positions, Refinement, digit_order, index_of, refine
+from reshard.digits import Cuts, Digit, Digits, Positions, Refinement, Role, Unreduced, refine
 from reshard.errors import ReshardError
 from reshard.exchange.pieces import Exchange, Piece, Tiling
 from reshard.mesh import ENUMERABLE, Mesh
 
-Leg = tuple[int, int, int, int]
-"""One value of the gathered digits of a dim: (offset of the other device, start, stop, offset of the round)."""
+
+class Shift(NamedTuple):
+    """How far some values of the digits of a dim lead."""
+
+    position: int
+    """Of the other device."""
+    start: int
+    """Of the box in the dim."""
+    round: int
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ class DigitExchange(Exchange):
 
     @cached_property
     def spread(self) -> tuple[int, ...]:
-        """Digits of the receiver that determine nothing: a sender serves all their values, one after the other.
+        """The digits of the receiver that determine nothing: a sender serves all their values, one after the other.
 
         There are none unless free digits were kept near.
         """
@@ -94,15 +102,20 @@ class DigitExchange(Exchange):
     @cached_property
     def spread_values(self) -> int:
         """The number of receivers that one sender serves in place of one."""
-        return prod(self.common.digits[i].size for i in self.spread)
+        return self._at(self.spread).size
 
-    def _spread_index(self, position: int) -> int:
-        return index_of(tuple(self.common.digits[i] for i in self.spread), position)
+    def _at(self, numbers: Iterable[int]) -> Digits:
+        return Digits(self.common.digits[i] for i in numbers)
 
     @cached_property
     def gathered_values(self) -> int:
         """k, the number of permutations."""
-        return prod(self.common.digits[i].size for i in self.gathered)
+        return self._at(self.gathered).size
+
+    @cached_property
+    def combined(self) -> Digits:
+        """The gathered digits along which values are unreduced: what arrives is combined, not placed."""
+        return self._at(i for i in self.gathered if isinstance(self.common.source_roles[i], Unreduced))
 
     @cached_property
     def stays(self) -> bool:
@@ -123,9 +136,7 @@ class DigitExchange(Exchange):
         return tuple(map(min, self.common.lengths, self.target.shape))
 
     def all_received(self) -> Positions:
-        roles = self.common.source_roles
-        combined = prod(self.common.digits[i].size for i in self.gathered if (roles[i] or (0,))[0] == PARTIAL)
-        needed = self.target.all_elements * combined
+        needed = self.target.all_elements * self.combined.size
         if not self.shares_devices:
             return needed
         places = self.source.mesh.positions_of(self.target.mesh.device_array)
@@ -151,10 +162,10 @@ class DigitExchange(Exchange):
             return np.array([[self.largest_piece]], dtype=np.int64)
         starts: list[Positions] = [np.zeros((1, len(positions)), dtype=np.int64) for _ in self.target.shape]
         for digit, role in zip(self.common.digits, self.common.target_roles, strict=True):
-            if role is not None and role[0] != PARTIAL:
-                starts[role[0]] = starts[role[0]] + digit.value(positions) * role[1]
+            if isinstance(role, Cuts):
+                starts[role.dim] = starts[role.dim] + digit.value(positions) * role.stride
         for i in self.gathered:
-            dim, stride = self.common.source_roles[i] or (PARTIAL, 0)
+            dim, stride = _cut_by(self.common.source_roles[i])
             away = _turned(self.common.digits[i], self.common.digits[self.determined_by[i]].value(positions))
             starts = [_added(start, away * (stride if number == dim else 0)) for number, start in enumerate(starts)]
         sizes: Positions = np.ones((1, 1), dtype=np.int64)
@@ -191,13 +202,8 @@ class DigitExchange(Exchange):
             return 0
         group = list(range(len(self.determined_by)))
         for i, j in enumerate(self.determined_by):
-            joined, kept = group[i], group[j]
-            group = [kept if name == joined else name for name in group]
-        return prod(self.common.digits[i].size for i in set(group))
-
-    @cached_property
-    def _source_cuts(self) -> frozenset[tuple[int, int]]:
-        return frozenset(role for role in self.common.source_roles if role is not None)
+            group = [group[j] if name == group[i] else name for name in group]
+        return self._at(set(group)).size
 
     @cached_property
     def _round_steps(self) -> dict[int, int]:
@@ -215,23 +221,24 @@ class DigitExchange(Exchange):
         position = self.receivers.position_of(device)
         values = [digit.value(position) for digit in self.common.digits]
         sender, starts = 0, [0] * len(self.target.shape)
-        legs: dict[int, list[Leg]] = {}
+        shifts: dict[int | None, list[Shift]] = {}
         for role, value in zip(self.common.target_roles, values, strict=True):
-            if role is not None and role[0] != PARTIAL:
-                starts[role[0]] += value * role[1]
+            if isinstance(role, Cuts):
+                starts[role.dim] += value * role.stride
         for i, digit in enumerate(self.common.digits):
             value = values[self.determined_by[i]]
             if i not in self._round_steps:
                 sender += value * digit.stride
                 continue
-            dim, stride = self.common.source_roles[i] or (PARTIAL, 0)
-            legs[dim] = self._spread(legs.get(dim), digit, value, 1, digit.stride, stride, i)
-        devices, turn = self.source.mesh.devices, self._spread_index(position)
-        found = [
-            Piece(devices[sender + offset], device, box, number * self.spread_values + turn)
-            for offset, box, number in self._combine(legs, starts)
+            dim, stride = _cut_by(self.common.source_roles[i])
+            turned = [Shift(v * digit.stride, v * stride, r) for v, r in self._turned(i, value, 1)]
+            shifts[dim] = _sums(shifts.get(dim), turned)
+        devices, turn = self.source.mesh.devices, self._at(self.spread).index_of(position)
+        pieces = [
+            Piece(devices[sender + shift], device, box, number * self.spread_values + turn)
+            for shift, box, number in self._combine(shifts, starts)
         ]
-        return sorted(found, key=_round)
+        return sorted(pieces, key=_round)
 
     def outgoing(self, device: int) -> list[Piece]:
         if device not in self.source.mesh:
@@ -241,78 +248,78 @@ class DigitExchange(Exchange):
         position = self.source.mesh.position_of(device)
         digits = self.common.digits
         receiver, starts = 0, [0] * len(self.target.shape)
-        legs: dict[int, list[Leg]] = {}
+        shifts: dict[int | None, list[Shift]] = {}
         known: dict[int, int] = {}
         for i, digit in enumerate(digits):
             value, j, role = digit.value(position), self.determined_by[i], self.common.source_roles[i]
-            if role is not None and role[0] != PARTIAL:
-                starts[role[0]] += value * role[1]
+            if isinstance(role, Cuts):
+                starts[role.dim] += value * role.stride
             if i in self._round_steps:
                 dim, stride = self._arriving(j)
-                legs[dim] = self._spread(legs.get(dim), digit, value, -1, digits[j].stride, stride, i)
+                turned = [Shift(v * digits[j].stride, v * stride, r) for v, r in self._turned(i, value, -1)]
+                shifts[dim] = _sums(shifts.get(dim), turned)
             elif known.setdefault(j, value) != value:
                 return []  # two digits of this sender want one digit of the receiver to differ from itself
         for j, value in known.items():
             dim, stride = self._arriving(j)
             receiver += value * digits[j].stride
-            if dim != PARTIAL:
+            if dim is not None:
                 starts[dim] += value * stride
         for j in self.spread:
             dim, stride = self._arriving(j)
-            legs[dim] = [
-                (offset + value * digits[j].stride, start + value * stride, 0, turn)
-                for offset, start, _, turn in legs.get(dim, [(0, 0, 0, 0)])
-                for value in range(digits[j].size)
-            ]
-        devices = self.receivers.devices
-        found = [
-            Piece(device, devices[place], box, number * self.spread_values + self._spread_index(place))
-            for offset, box, number in self._combine(legs, starts)
-            for place in (receiver + offset,)
+            every = [Shift(v * digits[j].stride, v * stride, 0) for v in range(digits[j].size)]
+            shifts[dim] = _sums(shifts.get(dim), every)
+        devices, spread = self.receivers.devices, self._at(self.spread)
+        pieces = [
+            Piece(device, devices[place], box, number * self.spread_values + spread.index_of(place))
+            for shift, box, number in self._combine(shifts, starts)
+            for place in (receiver + shift,)
         ]
-        return sorted(found, key=_round)
+        return sorted(pieces, key=_round)
 
-    def _arriving(self, digit: int) -> tuple[int, int]:
-        """The dim and element stride that a receiver digit cuts and no sender digit does; `PARTIAL` where none."""
-        home = self.common.target_roles[digit]
-        return (PARTIAL, 0) if home is None or home in self._source_cuts else home
+    def _arriving(self, digit: int) -> tuple[int | None, int]:
+        """The dim and element stride that a receiver digit cuts and no sender digit does."""
+        role = self.common.target_roles[digit]
+        return _cut_by(None if role in self.common.source_roles else role)
 
-    def _spread(
-        self, legs: list[Leg] | None, digit: Digit, value: int, sign: int, away: int, stride: int, number: int
-    ) -> list[Leg]:
-        """The legs so far, each with every value that a gathered digit takes in its rounds."""
-        step = self._round_steps[number]
-        turns = [((value + sign * r) % digit.size, r * step) for r in range(digit.size)]
-        return [
-            (offset + turned * away, start + turned * stride, 0, turn + r)
-            for offset, start, _, turn in legs or [(0, 0, 0, 0)]
-            for turned, r in turns
-        ]
+    def _turned(self, number: int, value: int, sign: int) -> Iterator[tuple[int, int]]:
+        """Every value that a gathered digit takes, or is sought for, with the round in which it does."""
+        size, step = self.common.digits[number].size, self._round_steps[number]
+        return (((value + sign * r) % size, r * step) for r in range(size))
 
     def _check_count(self) -> None:
         if self.gathered_values > ENUMERABLE:
             raise ReshardError("too-large", f"{self.gathered_values} pieces are too many to list one by one")
 
-    def _combine(self, legs: dict[int, list[Leg]], starts: list[int]) -> Iterable[tuple[int, Box, int]]:
-        """Every combination of one leg per dim, as (offset of the other device, box, round)."""
-        choices: list[list[Leg]] = []
+    def _combine(self, shifts: dict[int | None, list[Shift]], starts: list[int]) -> Iterable[tuple[int, Box, int]]:
+        """Every combination of one shift per dim, as (how far away the other device is, box, round)."""
+        unmoved = [Shift(0, 0, 0)]
+        choices: list[list[tuple[Shift, tuple[int, int]]]] = []
         for dim, (base, size) in enumerate(zip(starts, self.target.shape, strict=True)):
+            ends = [(shift, base + shift.start) for shift in shifts.get(dim, unmoved)]
             length = self.common.lengths[dim]
-            choices.append(
-                [
-                    (offset, base + start, min(base + start + length, size), turn)
-                    for offset, start, _, turn in legs.get(dim, [(0, 0, 0, 0)])
-                    if base + start < size
-                ]
-            )
-        choices.append(legs.get(PARTIAL, [(0, 0, 0, 0)]))
-        for chosen in product(*choices):
-            box = Box([(start, stop) for _, start, stop, _ in chosen[:-1]])
-            yield sum(leg[0] for leg in chosen), box, sum(leg[3] for leg in chosen)
+            choices.append([(shift, (start, min(start + length, size))) for shift, start in ends if start < size])
+        for nowhere in shifts.get(None, unmoved):
+            for chosen in product(*choices):
+                away = nowhere.position + sum(shift.position for shift, _ in chosen)
+                number = nowhere.round + sum(shift.round for shift, _ in chosen)
+                yield away, Box([interval for _, interval in chosen]), number
+
+
+def _cut_by(role: Role) -> tuple[int | None, int]:
+    """The dim that a digit of this role cuts, and the element stride there."""
+    return (role.dim, role.stride) if isinstance(role, Cuts) else (None, 0)
+
+
+def _sums(shifts: list[Shift] | None, more: Sequence[Shift]) -> list[Shift]:
+    """Every shift so far with every one of a further digit."""
+    if shifts is None:
+        return list(more)
+    return [Shift(*map(add, shift, further)) for shift in shifts for further in more]
 
 
 def senders_by_round(
-    digits: tuple[Digit, ...], determined_by: tuple[int, ...], gathered: tuple[int, ...], positions: Positions
+    digits: Digits, determined_by: tuple[int, ...], gathered: tuple[int, ...], positions: Positions
 ) -> Positions:
     """The positions that some positions receive from: one row per round, one column per receiver.
 
@@ -330,13 +337,14 @@ def senders_by_round(
            [2, 7],
            [3, 4]])
     """
-    found: Positions = np.zeros((1, len(positions)), dtype=np.int64)
+    senders: Positions = np.zeros((1, len(positions)), dtype=np.int64)
     for i in gathered:
-        found = _added(found, _turned(digits[i], digits[determined_by[i]].value(positions)) * digits[i].stride)
+        turned = _turned(digits[i], digits[determined_by[i]].value(positions))
+        senders = _added(senders, turned * digits[i].stride)
     for i, j in enumerate(determined_by):
         if i not in gathered:
-            found += digits[j].value(positions) * digits[i].stride
-    return found
+            senders += digits[j].value(positions) * digits[i].stride
+    return senders
 
 
 def _turned(digit: Digit, value: Positions) -> Positions:
@@ -365,15 +373,14 @@ def by_digits(source: Tiling, target: Tiling, near: int = 0) -> DigitExchange | 
     if source.mesh.size != target.mesh.size:
         return None
     if source.mesh.device_ids != target.mesh.device_ids:
-        places = source.mesh.positions_of(target.mesh.device_array)
-        if (places < 0).all():
+        order = target.mesh.order_in(source.mesh)
+        transposed = None if order is None else layout.transposed(order)
+        if transposed is not None:
+            layout = transposed
+        elif (source.mesh.positions_of(target.mesh.device_array) < 0).all():
             receivers = target.mesh
         else:
-            order = digit_order(places) if (places >= 0).all() else None
-            moved = None if order is None else layout.relabelled(order)
-            if moved is None:
-                return None
-            layout = moved
+            return None
     common = refine(source.layout, layout, source.shape, [near] if near else [])
     if common is None:
         return None

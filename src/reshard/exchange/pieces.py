@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.box import Box
-from reshard.digits import Layout, Positions, Stage, index_of
+from reshard.digits import NO_DIGITS, Digits, Layout, Positions
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.sharding import Sharding, checked_shape
@@ -58,6 +58,11 @@ class Tiling:
         """Whether both name the same devices in the same order."""
         return self.mesh.same_order_as(other.mesh)
 
+    @property
+    def classes(self) -> int:
+        """The number of classes of unreduced values: how many are combined into one where nothing is unreduced."""
+        return self.layout.unreduced.size
+
     def is_even(self) -> bool:
         """Whether all tiles have one shape."""
         return all(size % self.layout.shards(dim) == 0 for dim, size in enumerate(self.shape))
@@ -76,19 +81,23 @@ class Tiling:
         return sizes
 
 
-def overlap_elements(source: Tiling, target: Tiling, kept: tuple[Stage, Stage] = ((), ())) -> Positions:
+NONE_KEPT = NO_DIGITS, NO_DIGITS
+"""The digits along which values stay unreduced where there are none."""
+
+
+def overlap_elements(source: Tiling, target: Tiling, kept: tuple[Digits, Digits] = NONE_KEPT) -> Positions:
     """Per position of the target, how many elements of the tile there its device holds in the source.
 
     Args:
         source: what the devices have.
         target: what they need.
-        kept: digits of source and target along which partial values stay apart; another class is not held.
+        kept: digits of source and target along which values stay unreduced; another class is not held.
     """
     places = source.mesh.positions_of(target.mesh.device_array)
     same_order = source.same_order_as(target)
     shared: Positions = np.ones(len(places), dtype=np.int64)
     if not same_order:
-        shared[(places < 0) | (index_of(kept[0], places) != index_of(kept[1], target.mesh.positions))] = 0
+        shared[(places < 0) | (kept[0].index_of(places) != kept[1].index_of(target.mesh.positions))] = 0
     for (low, high), (start, stop) in zip(source.all_bounds, target.all_bounds, strict=True):
         if not same_order:
             low, high = low[places], high[places]
@@ -99,8 +108,8 @@ def overlap_elements(source: Tiling, target: Tiling, kept: tuple[Stage, Stage] =
 class Exchange(ABC):
     """Every device of the target gets its tile from devices of the source.
 
-    Where the source holds partial values along digits that the target does not, pieces of one box arrive from
-    every class of partial values and are combined.
+    Where the source is unreduced along digits that the target is not, pieces of one box arrive from every class of
+    values and are combined.
     """
 
     source: Tiling
@@ -161,9 +170,9 @@ class Exchange(ABC):
         return self.target.all_elements - self.all_held
 
     @property
-    def kept(self) -> tuple[Stage, Stage]:
-        """Digits of source and target along which partial values stay apart."""
-        return ((), ())
+    def kept(self) -> tuple[Digits, Digits]:
+        """Digits of source and target along which values stay unreduced."""
+        return NONE_KEPT
 
     @property
     def missing(self) -> int:
@@ -188,10 +197,6 @@ class Exchange(ABC):
     def received_on(self, device: int) -> int:
         """The number of elements that a device receives from others."""
         return sum(piece.box.size for piece in self.incoming(device) if piece.sender != device)
-
-    def sent_on(self, device: int) -> int:
-        """The number of elements that a device sends to others."""
-        return sum(piece.box.size for piece in self.outgoing(device) if piece.receiver != device)
 
     def _check_device(self, device: int) -> None:
         if device not in self.source.mesh and device not in self.target.mesh:

@@ -33,7 +33,7 @@ from math import prod
 
 import numpy as np
 
-from reshard.digits import Digit, Layout, Stage, primes, within, without
+from reshard.digits import NO_DIGITS, Digit, Digits, Layout
 from reshard.errors import ReshardError
 from reshard.exchange.by_boxes import by_boxes
 from reshard.exchange.by_digits import by_digits
@@ -55,14 +55,14 @@ def find_exchange(source: Tiling, target: Tiling, near: int = 0) -> Exchange:
     """
     kept = target.layout.unreduced
     same_order = source.same_order_as(target)
-    combined = without(source.layout.unreduced, kept) if same_order or not kept else ()
-    if kept_size(source) != kept_size(target) * prod(digit.size for digit in combined):
+    combined = source.layout.unreduced.without(kept) if same_order or not kept else NO_DIGITS
+    if source.classes != target.classes * combined.size:
         raise ReshardError("no-plan", "an exchange cannot make values partial along digits where they were not")
     found = by_digits(source, target, near) if same_order or not kept else None
     return found or by_boxes(source, target, combined, kept_apart(source, target), near)
 
 
-def kept_apart(source: Tiling, target: Tiling) -> tuple[Stage, Stage]:
+def kept_apart(source: Tiling, target: Tiling) -> tuple[Digits, Digits]:
     """The digits of source and target along which partial values stay apart.
 
     They are the same digits where the devices stand in one order; else the classes go by their number.
@@ -72,17 +72,12 @@ def kept_apart(source: Tiling, target: Tiling) -> tuple[Stage, Stage]:
     return (kept if same_order or not kept else source.layout.unreduced, kept)
 
 
-def kept_size(tiling: Tiling) -> int:
-    """The number of classes of partial values."""
-    return prod(digit.size for digit in tiling.layout.unreduced)
-
-
 def combine_then_gather(source: Tiling, target: Tiling, near: int = 0) -> tuple[Exchange, ...]:
     """The exchanges that take partial values to the target: into a refined target, and from there.
 
     Where the target has one copy of each tile, or keeps all partial values apart, one exchange does it.
     """
-    if target.layout.copies() == 1 or kept_size(source) == kept_size(target):
+    if target.layout.copies() == 1 or source.classes == target.classes:
         return (find_exchange(source, target, near),)
     if not target.shape:
         source, target = (replace(tiling, shape=(1,), layout=_lifted(tiling.layout)) for tiling in (source, target))
@@ -102,15 +97,15 @@ def _homes(source: Tiling, target: Tiling) -> Iterator[Tiling]:
     A digit that cuts a dim in the source cuts it here too, in the same order, so that homes hold parts of
     what they combine; the rest go, all together, to one dim after the other, then each where it divides best.
     """
-    free = target.layout.free_digits()
+    free = target.layout.free
     roles: dict[Digit, tuple[int, int]] = {}
     if source.same_order_as(target):
         for dim in range(len(source.shape)):
-            for order, digit in enumerate(source.layout.digits_of(dim)):
-                for part in within(free, digit):
+            for order, digit in enumerate(source.layout.cutting[dim]):
+                for part in free.within(digit):
                     roles[part] = (dim, order)
     placed = sorted(roles, key=lambda digit: (roles[digit], -digit.stride))
-    rest = [prime for digit in free for part in without((digit,), tuple(placed)) for prime in primes(part)]
+    rest = free.without(placed).primes()
     seen = set()
     for favourite in [None, *range(len(target.shape))]:
         layout = target.layout
@@ -125,7 +120,7 @@ def _homes(source: Tiling, target: Tiling) -> Iterator[Tiling]:
 
 def _cut(layout: Layout, dim: int, digit: Digit) -> Layout:
     dims = list(layout.dims)
-    dims[dim] = (*dims[dim], (digit,))
+    dims[dim] = (*dims[dim], Digits((digit,)))
     return replace(layout, dims=tuple(dims))
 
 
@@ -145,9 +140,8 @@ def total_bound(source: Tiling, target: Tiling) -> int:
     Raises:
         ReshardError: `too-large` where the tiles are too many to look for such devices.
     """
-    classes = kept_size(target)
-    parts, copies = kept_size(source) // classes, target.layout.copies()
-    return prod(target.shape) * classes * (copies + parts - 1) - _held_elements(source, target)
+    parts, copies = source.classes // target.classes, target.layout.copies()
+    return prod(target.shape) * target.classes * (copies + parts - 1) - _held_elements(source, target)
 
 
 def _held_elements(source: Tiling, target: Tiling) -> int:

@@ -36,7 +36,7 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.checks import expect
-from reshard.digits import Stage
+from reshard.digits import Digits, nest
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
 from reshard.jax.conversions import devices_at
@@ -130,7 +130,7 @@ def _mesh_and_specs(placed: Placement) -> tuple[JaxMesh, dict[str, PartitionSpec
         if mesh.is_maximal or not mesh.same_order_as(first):
             raise ReshardError("cannot-express", f"{mesh} has other devices than {first}, or another order of them")
     ends = [*placed.inputs, *placed.outputs]
-    stages: dict[str, list[Stage]] = {}
+    stages: dict[str, list[Digits]] = {}
     cuts = {1, first.size}
     for value in ends:
         sharding = placed.sharding(value)
@@ -141,19 +141,18 @@ def _mesh_and_specs(placed: Placement) -> tuple[JaxMesh, dict[str, PartitionSpec
         except ReshardError as error:
             raise ReshardError(error.code, f"value {value.name}: {error}") from None
         layout = sharding.layout_for(value.shape)
-        stages[value.name] = [layout.digits_of(dim) for dim in range(len(value.shape))]
-        cuts.update(cut for stage in stages[value.name] for digit in stage for cut in (digit[0], digit[0] * digit[1]))
-    strides = list(itertools.accumulate(reversed([size for _, size in first.axes]), int.__mul__, initial=1))
-    if _nest(cuts | set(strides)):
-        cuts |= set(strides)
-    if not _nest(cuts):
+        stages[value.name] = list(layout.cutting)
+        cuts.update(layout.used.cuts)
+    if nest(cuts | first.digits.cuts):
+        cuts |= first.digits.cuts
+    if not nest(cuts):
         raise ReshardError("cannot-express", "the shardings of inputs and outputs fit into no mesh of JAX together")
     names = _part_names(sorted(cuts), first)
     sizes = [high // low for low, high in reversed(names)]
     devices = np.array(devices_at(first.devices), dtype=object).reshape(sizes)
     made = JaxMesh(devices, tuple(names[part] for part in reversed(names)))
 
-    def entry(stage: Stage) -> tuple[str, ...]:
+    def entry(stage: Digits) -> tuple[str, ...]:
         inside = [
             [names[low, high] for low, high in reversed(names) if stride <= low and high <= stride * size]
             for stride, size in stage
@@ -161,10 +160,6 @@ def _mesh_and_specs(placed: Placement) -> tuple[JaxMesh, dict[str, PartitionSpec
         return tuple(name for part in inside for name in part)
 
     return made, {name: PartitionSpec(*(entry(stage) or None for stage in dims)) for name, dims in stages.items()}
-
-
-def _nest(cuts: set[int]) -> bool:
-    return not any(high % low for low, high in itertools.pairwise(sorted(cuts)))
 
 
 def _part_names(cuts: Sequence[int], mesh: Mesh) -> dict[tuple[int, int], str]:

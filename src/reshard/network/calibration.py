@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.digits import offsets
+from reshard.digits import Digits
 from reshard.errors import ReshardError
 from reshard.network.level import Level, is_number
 
@@ -90,8 +90,8 @@ def neighbours(levels: Sequence[Level], number: int) -> Pairs:
     >>> neighbours([Level(1, 2, "switch", 1e9, 0), Level(2, 4, "ring", 1e9, 0)], 1)
     ((0, 2), (1, 3))
     """
-    others = tuple(level.digit for place, level in enumerate(levels) if place != number)
-    return tuple((first, first + levels[number].stride) for first in sorted(offsets(others).tolist()))
+    others = Digits(level.digit for place, level in enumerate(levels) if place != number)
+    return tuple((first, first + levels[number].stride) for first in sorted(others.offsets().tolist()))
 
 
 def fit_level(number: int, sizes: Sequence[int], times: Sequence[float]) -> LevelFit:

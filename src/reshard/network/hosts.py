@@ -20,16 +20,15 @@ array([2, 2])
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.digits import Positions, Stage, index_of, without
+from reshard.digits import NO_DIGITS, Digits, Positions
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
-from reshard.exchange import Exchange, Tiling, kept_apart, kept_size
+from reshard.exchange import Exchange, Tiling, kept_apart
 from reshard.mesh import ENUMERABLE
 from reshard.network.networks import Network
 from reshard.sharding import Sharding
@@ -86,13 +85,12 @@ def host_bound(
     """
     sides = Tiling.of(source, shape), Tiling.of(target, shape)
     kept = kept_apart(*sides)
-    combined = without(sides[0].layout.unreduced, kept[0])
-    classes = prod(digit.size for digit in combined)
-    if kept_size(sides[0]) != kept_size(sides[1]) * classes:
+    combined = sides[0].layout.unreduced.without(kept[0])
+    if sides[0].classes != sides[1].classes * combined.size:
         raise ReshardError("bad-argument", "a host's bound is unknown where values become partial")
     count = network.hosts(level)
     held = _tiles(sides[0], kept[0], combined, network, level)
-    needed = _tiles(sides[1], kept[1], (), network, level)
+    needed = _tiles(sides[1], kept[1], NO_DIGITS, network, level)
     total = _volumes(needed, count)
     starts = [np.searchsorted(side.host, np.arange(count + 1)) for side in (held, needed)]
     pairs = int((np.diff(starts[0]) * np.diff(starts[1])).sum())
@@ -116,13 +114,13 @@ class _Tiles:
         self.host, self.kept, self.bounds = host, kept, bounds
 
 
-def _tiles(tiling: Tiling, kept: Stage, combined: Stage, network: Network, level: int) -> _Tiles:
+def _tiles(tiling: Tiling, kept: Digits, combined: Digits, network: Network, level: int) -> _Tiles:
     """The tiles on every host, those of which it lacks a part left out."""
     positions = tiling.mesh.positions
     hosts = _hosts(network, level, tiling.mesh.device_array)
-    blocks = [index_of(tiling.layout.digits_of(dim), positions) for dim in range(len(tiling.shape))]
-    keys = [hosts, index_of(kept, positions), *blocks]
-    label, part = _labelled(keys), index_of(combined, positions)
+    blocks = [digits.index_of(positions) for digits in tiling.layout.cutting]
+    keys = [hosts, kept.index_of(positions), *blocks]
+    label, part = _labelled(keys), combined.index_of(positions)
     order = np.lexsort((part, label))
     label, part = label[order], part[order]
     new = np.ones(len(label), dtype=bool)
@@ -130,7 +128,7 @@ def _tiles(tiling: Tiling, kept: Stage, combined: Stage, network: Network, level
     parts = new.copy()
     parts[1:] |= part[1:] != part[:-1]
     first = np.flatnonzero(new)
-    whole = np.add.reduceat(parts.astype(np.int64), first) == prod(digit.size for digit in combined)
+    whole = np.add.reduceat(parts.astype(np.int64), first) == combined.size
     chosen = order[first[whole]]
     bounds = [(start[chosen], stop[chosen]) for start, stop in tiling.all_bounds]
     return _Tiles(hosts[chosen], keys[1][chosen], bounds)

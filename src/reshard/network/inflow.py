@@ -12,7 +12,7 @@ first two together, half as much for each.
 
 >>> line = Network.preset("tpu-v5e-1x4")
 >>> [(group.digits, group.bandwidth) for group in groups_of(line, Mesh.of(x=4))]
-[((Digit(stride=1, size=4),), 45000000000.0), ((Digit(stride=2, size=2),), 22500000000.0)]
+[(Digits([Digit(stride=1, size=4)]), 45000000000.0), (Digits([Digit(stride=2, size=2)]), 22500000000.0)]
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
 from typing import NamedTuple
 
-from reshard.digits import Digit, primes
+from reshard.digits import Digit, Digits
 from reshard.mesh import Mesh
 from reshard.network import Network
 from reshard.network.level import Level
@@ -37,7 +36,7 @@ Counted = Mapping[Level, int]
 class Group(NamedTuple):
     """Devices that agree in some digits."""
 
-    digits: tuple[Digit, ...]
+    digits: Digits
     """Of the position."""
     bandwidth: float
     """Bytes/s that come in at the most, per device of the group."""
@@ -53,7 +52,7 @@ def groups_of(network: Network, mesh: Mesh) -> tuple[Group, ...]:
     if mesh.device_ids is not None:  # any device may be at any place
         into = fastest_into(network)
         latency = min((level.latency_s for level in network.levels), default=0.0)
-        return (Group((Digit(1, mesh.size),), into, latency, False),)
+        return (Group(Digits.of_sizes([mesh.size]), into, latency, False),)
     found = []
     outer: list[Level] = []
     for numbers in runs(network.levels):
@@ -61,7 +60,7 @@ def groups_of(network: Network, mesh: Mesh) -> tuple[Group, ...]:
         whole = {level: level.size for level in outer}
         found += [_group({**counted, **whole}) for counted in _kinds(run)]
         outer += run
-    return tuple(sorted(found, key=lambda group: -prod(digit.size for digit in group.digits)))
+    return tuple(sorted(found, key=lambda group: -group.digits.size))
 
 
 def fastest_into(network: Network) -> float:
@@ -82,7 +81,7 @@ def _kinds(run: Sequence[Level]) -> Iterator[Counted]:
         for chosen in itertools.combinations(run, count):
             yield {level: level.size for level in chosen}
     for level in run:
-        half = primes(level.digit)[0].size
+        half = Digits((level.digit,)).primes()[0].size
         if half < level.size and not level.is_switch:
             yield {level: half}
 
@@ -90,7 +89,7 @@ def _kinds(run: Sequence[Level]) -> Iterator[Counted]:
 def _group(counted: Counted) -> Group:
     """The group, with what its links bring into it."""
     return Group(
-        tuple(Digit(level.stride * (level.size // size), size) for level, size in counted.items()),
+        Digits(Digit(level.stride * (level.size // size), size) for level, size in counted.items()),
         sum(_links(level) * level.bandwidth * size / level.size for level, size in counted.items()),
         min(level.latency_s for level in counted),
         all(level.is_switch for level in counted),

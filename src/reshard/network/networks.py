@@ -24,12 +24,12 @@ from typing import Any
 
 from reshard.axis import Axis
 from reshard.checks import expect
-from reshard.digits import Digit, Positions, Stage, index_of
+from reshard.digits import Digit, Digits, Positions
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network.calibration import SIZES, Calibration, Timer, fitted
 from reshard.network.level import Level, is_integer, is_number
-from reshard.network.numbers import device_stage
+from reshard.network.numbers import device_digits
 from reshard.network.presets import describe
 
 LevelLike = Level | tuple[str, float, float]
@@ -132,13 +132,13 @@ class Network:
             axis = Axis.of(key)
             if axis.name not in mesh.sizes:
                 raise ReshardError("unknown-axis", f"axis {axis} is not in mesh {mesh}")
-            position = Digit(*mesh.stride_of(axis))
+            position = mesh.digit_of(axis)
             if position.size == 1:
                 continue
-            stage = device_stage(mesh, (position,))
-            if stage is None or len(stage) != 1:
+            digits = device_digits(mesh, Digits((position,)))
+            if digits is None or len(digits) != 1:
                 raise ReshardError("bad-network", f"axis {axis} of mesh {mesh} is no digit of the device number")
-            found.append((position.stride, _level(axis, stage[0], given)))
+            found.append((position.stride, _level(axis, digits[0], given)))
         levels = tuple(level for _, level in sorted(found, key=lambda pair: pair[0]))
         if mesh.device_ids is not None and max(mesh.device_ids) >= mesh.size:
             raise ReshardError("bad-network", f"the devices of mesh {mesh} are not 0 to {mesh.size - 1}")
@@ -189,16 +189,16 @@ class Network:
         >>> Network.preset("h100-2x4").hosts_of(1, np.arange(8))
         array([0, 0, 0, 0, 1, 1, 1, 1])
         """
-        return index_of(self._outside(level), devices)
+        return self._outside(level).index_of(devices)
 
     def hosts(self, level: int) -> int:
         """How many hosts there are: groups of devices that levels below `level` join."""
-        return prod(digit.size for digit in self._outside(level))
+        return self._outside(level).size
 
-    def _outside(self, level: int) -> Stage:
+    def _outside(self, level: int) -> Digits:
         if not is_integer(level) or not 0 <= level <= len(self.levels):
             raise ReshardError("bad-argument", f"level {level!r} must be a number from 0 to {len(self.levels)}")
-        return tuple(found.digit for found in reversed(self.levels[level:]))
+        return Digits(outer.digit for outer in reversed(self.levels[level:]))
 
     def calibrate(
         self, time_exchange: Timer, *, sizes: Sequence[int] = SIZES, repeats: int = 3

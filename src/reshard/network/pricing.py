@@ -26,7 +26,7 @@ from math import prod
 
 import numpy as np
 
-from reshard.digits import PARTIAL, Digit, Positions, Stage, joined, offsets, within
+from reshard.digits import Cuts, Digit, Digits, Positions
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange
 from reshard.exchange.by_digits import senders_by_round
@@ -34,7 +34,7 @@ from reshard.mesh import ENUMERABLE, Mesh
 from reshard.network.formulas import all_to_all, staged_all_gather
 from reshard.network.level import Level
 from reshard.network.networks import Network
-from reshard.network.numbers import device_stage
+from reshard.network.numbers import device_digits
 from reshard.network.traffic import Loads, loads, runs
 from reshard.steps import Step
 
@@ -113,9 +113,7 @@ def _all_reduce_seconds(step: Step, itemsize: float, network: Network) -> float 
     if not isinstance(exchange, DigitExchange):
         return None
     _check_reach(network, step.before.mesh)
-    roles = exchange.common.source_roles
-    combined = tuple(exchange.common.digits[i] for i in exchange.gathered if (roles[i] or (0,))[0] == PARTIAL)
-    stages = _stages(network, step.before.mesh, combined)
+    stages = _stages(network, step.before.mesh, exchange.combined)
     if stages is None:
         return None
     tile = prod(step.before.local_shape(step.shape)) * itemsize
@@ -128,7 +126,7 @@ def _collective_seconds(exchange: DigitExchange, itemsize: float, network: Netwo
     if len(kinds) != 1 or not exchange.stays:
         return None
     kind = kinds.pop()
-    stages = _stages(network, exchange.source.mesh, tuple(exchange.common.digits[i] for i in exchange.gathered))
+    stages = _stages(network, exchange.source.mesh, Digits(exchange.common.digits[i] for i in exchange.gathered))
     if kind is None or stages is None:
         return None
     piece = exchange.largest_piece * itemsize
@@ -143,31 +141,29 @@ def _collective_seconds(exchange: DigitExchange, itemsize: float, network: Netwo
 def _kind(exchange: DigitExchange, number: int) -> str | None:
     """The collective that a gathered digit is part of."""
     before, after = exchange.common.source_roles[number], exchange.common.target_roles[number]
-    if before is None or before[0] == PARTIAL:
-        return None if after is None or after[0] == PARTIAL else "reduce-scatter"
-    if after is None:
-        return "all-gather"
-    return None if after[0] == PARTIAL else "all-to-all"
+    if not isinstance(before, Cuts):
+        return "reduce-scatter" if isinstance(after, Cuts) else None
+    return "all-gather" if after is None else "all-to-all" if isinstance(after, Cuts) else None
 
 
 @lru_cache(CACHED)
-def _stages(network: Network, mesh: Mesh, positions: Stage) -> tuple[tuple[Level, ...], ...] | None:
+def _stages(network: Network, mesh: Mesh, positions: Digits) -> tuple[tuple[Level, ...], ...] | None:
     """The parts of levels that a group uses, innermost first; those of one torus together.
 
     None where the group is no product of parts of levels, or is no ring of its own where links lead one way.
     """
-    digits = device_stage(mesh, positions)
+    digits = device_digits(mesh, positions)
     if digits is None:
         return None
     used: list[list[Level]] = []
     for level in network.levels:
-        parts = joined(sorted((part for digit in digits for part in within((digit,), level.digit)), reverse=True))
+        parts = Digits(sorted(digits.within(level.digit), reverse=True)).joined()
         if level.is_switch and parts:
-            parts = (Digit(parts[-1].stride, prod(part.size for part in parts)),)
+            parts = Digits([Digit(parts[-1].stride, parts.size)])
         if level.link == "one-way-ring" and not all(map(level.is_closed_for, parts)):
             return None
         used.append([level.part(part) for part in reversed(parts)])
-    if prod(part.size for parts in used for part in parts) != prod(digit.size for digit in positions):
+    if prod(part.size for parts in used for part in parts) != positions.size:
         return None
     stages: list[tuple[Level, ...]] = []
     for numbers in reversed(runs(network.levels)):
@@ -193,7 +189,7 @@ def _loads_of(
     network: Network,
     source: Mesh,
     receivers: Mesh,
-    digits: tuple[Digit, ...],
+    digits: Digits,
     determined_by: tuple[int, ...],
     gathered: tuple[int, ...],
 ) -> Loads:
@@ -201,9 +197,9 @@ def _loads_of(
     moved = {end for pair in enumerate(determined_by) if pair[0] != pair[1] for end in pair} | set(gathered)
     kept, cycles = _worth_listing(network, source, digits, determined_by, moved) if shared else (digits, [])
     k = prod(digits[i].size for i in gathered)
-    if k * prod(digit.size for digit in kept) > ENUMERABLE:
+    if k * kept.size > ENUMERABLE:
         raise ReshardError("too-large", f"{k} rounds of {source.size} devices are too many to list one by one")
-    positions = offsets(kept)
+    positions = kept.offsets()
     senders = senders_by_round(digits, determined_by, gathered, positions).ravel()
     positions = np.broadcast_to(positions, (k, len(positions))).ravel()
     if shared:
@@ -226,8 +222,8 @@ Cycle = list[int]
 
 
 def _worth_listing(
-    network: Network, mesh: Mesh, digits: tuple[Digit, ...], determined_by: tuple[int, ...], moved: set[int]
-) -> tuple[tuple[Digit, ...], list[Cycle]]:
+    network: Network, mesh: Mesh, digits: Digits, determined_by: tuple[int, ...], moved: set[int]
+) -> tuple[Digits, list[Cycle]]:
     """The digits of which more than the value 0 must be looked at, and the cycles whose first digit is left out.
 
     Adding one number to all digits of a cycle, on receivers and senders alike, leaves it open which digits of the
@@ -235,10 +231,10 @@ def _worth_listing(
     On a ring or a line along which pieces go, neighbourhood counts: there only digits are left out that the
     exchange leaves alone and that lie elsewhere.
     """
-    stages = [device_stage(mesh, (digit,)) for digit in digits]
+    stages = [device_digits(mesh, Digits((digit,))) for digit in digits]
     known = [stage for stage in stages if stage is not None]
-    parts = [part for stage in known for level in network.levels for part in within(stage, level.digit)]
-    if len(known) < len(stages) or prod(part.size for part in parts) < prod(digit.size for digit in digits):
+    parts = [part for stage in known for level in network.levels for part in stage.within(level.digit)]
+    if len(known) < len(stages) or prod(part.size for part in parts) < digits.size:
         return digits, []  # a digit that no split of the levels holds changes several of them by carrying over
     torus = [level for level in network.levels if not level.is_switch]
     busy = [level for level in torus if any(_share(known[i], level) for i in moved)]
@@ -250,7 +246,7 @@ def _worth_listing(
     else:
         cycles = _cycles(determined_by)
         left = {cycle[0] for cycle in cycles}
-    return tuple(digit for i, digit in enumerate(digits) if i not in left), cycles
+    return Digits(digit for i, digit in enumerate(digits) if i not in left), cycles
 
 
 def _cycles(determined_by: tuple[int, ...]) -> list[Cycle]:
@@ -268,7 +264,7 @@ def _cycles(determined_by: tuple[int, ...]) -> list[Cycle]:
     return list(found.values())
 
 
-def _turned_back(positions: Positions, digits: tuple[Digit, ...], cycles: list[Cycle]) -> Positions:
+def _turned_back(positions: Positions, digits: Digits, cycles: list[Cycle]) -> Positions:
     """Of all positions that differ by one number added to all digits of a cycle, that whose first digit is 0."""
     result = positions
     for cycle in cycles:
@@ -279,7 +275,7 @@ def _turned_back(positions: Positions, digits: tuple[Digit, ...], cycles: list[C
     return result
 
 
-def _share(stage: Stage, level: Level) -> bool:
+def _share(stage: Digits, level: Level) -> bool:
     """Whether a digit and a level have values in common, wherever their ends are."""
     ends = level.stride * level.size
     return any(digit.stride < ends and level.stride < digit.stride * digit.size for digit in stage)

@@ -26,6 +26,7 @@ one per dim of tiles, with a list of device ids.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -35,7 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from reshard.axis import Axis
-from reshard.digits import Digit, Positions, digit_order, joined
+from reshard.digits import Digit, Digits, Positions, Transposition
 from reshard.errors import ReshardError
 from reshard.mesh import LIMIT, Mesh
 from reshard.notation.grammar import Form, Misread, mentioning, number, parse, placed, shown
@@ -68,14 +69,14 @@ class Tiles(NamedTuple):
             return np.array(self.order, dtype=np.int64)
         if prod(self.reshaped) > _MOST_LISTED:
             raise ReshardError("too-large", f"{prod(self.reshaped)} devices in no order of digits are too many to list")
-        return _numbers(self.digits() or [])
+        return (self.digits() or Digits()).offsets()
 
-    def digits(self) -> list[Digit] | None:
+    def digits(self) -> Digits | None:
         """The devices as digits of their number, in the order of the tiles; None where they are no such list."""
         if not self.reshaped:
             return _digits(self.with_copies_sorted(self.devices()))
-        strides = [prod(self.reshaped[place + 1 :]) for place in range(len(self.reshaped))]
-        return [Digit(strides[place], self.reshaped[place]) for place in self.order if self.reshaped[place] > 1]
+        iota = Digits.of_sizes(self.reshaped)
+        return Digits(iota[place] for place in self.order if iota[place].size > 1)
 
     def with_copies_sorted(self, numbers: Positions) -> Positions:
         """One number per tile, with those of each tile's copies, whose order says nothing, in ascending order."""
@@ -209,10 +210,17 @@ def _tiled(tiles: Tiles, mesh: Mesh | None, ndim: int | None) -> Sharding:
     if mesh is not None:
         digits = _digits_on(tiles, mesh)
         dealt = None if digits is None else _dealt(digits, tiles.shape)
-        axes = None if dealt is None else [_axes(part, mesh) for part in dealt]
-        if axes is not None and all(part is not None for part in axes):
-            return _assembled(mesh, tiles, [part or [] for part in axes])
+        named = dealt and _named(dealt, mesh)
+        if named:
+            return _assembled(mesh, tiles, named)
     return _on_fresh_mesh(tiles)
+
+
+def _named(dealt: Sequence[Digits], mesh: Mesh) -> list[tuple[Axis, ...]] | None:
+    """Digits by the names of a mesh; None where one list of them has none."""
+    axes = [mesh.axes_of(digits) for digits in dealt]
+    known = [part for part in axes if part is not None]
+    return known if len(known) == len(axes) else None
 
 
 def _on_fresh_mesh(tiles: Tiles) -> Sharding:
@@ -220,16 +228,12 @@ def _on_fresh_mesh(tiles: Tiles) -> Sharding:
     digits = tiles.digits()
     dealt = None if digits is None else _dealt(digits, tiles.shape)
     if dealt is not None:
-        order = sorted((digit for part in dealt for digit in part), reverse=True)
-        names = {digit: _axis_name(place) for place, digit in enumerate(order)}
-        mesh = Mesh(tuple((names[digit], digit.size) for digit in order) or (("a", 1),))
-        return _assembled(mesh, tiles, [[Axis(names[digit]) for digit in part] for part in dealt])
-    cut = [place for place, size in enumerate(tiles.shape) if size > 1]
-    sizes = tuple((_axis_name(count), tiles.shape[place]) for count, place in enumerate(cut)) or (("a", 1),)
-    axes: list[list[Axis]] = [[] for _ in tiles.shape]
-    for count, place in enumerate(cut):
-        axes[place].append(Axis(_axis_name(count)))
-    return _assembled(Mesh(sizes, tuple(tiles.devices().tolist())), tiles, axes)
+        mesh = Mesh.of_digits(Digits(itertools.chain(*dealt)))
+    else:
+        dealt = [Digits((digit,)) for digit in Digits.of_sizes(tiles.shape)]
+        cut = Digits(digit for digits in dealt for digit in digits if digit.size > 1)
+        mesh = Mesh.of_digits(cut, tuple(tiles.devices().tolist()))
+    return _assembled(mesh, tiles, _named(dealt, mesh) or [])
 
 
 def _assembled(mesh: Mesh, tiles: Tiles, axes: Sequence[Sequence[Axis]]) -> Sharding:
@@ -240,7 +244,7 @@ def _assembled(mesh: Mesh, tiles: Tiles, axes: Sequence[Sequence[Axis]]) -> Shar
     return Sharding.of(mesh, *axes[:rank], unreduced=unreduced)
 
 
-def _digits_on(tiles: Tiles, mesh: Mesh) -> list[Digit] | None:
+def _digits_on(tiles: Tiles, mesh: Mesh) -> Digits | None:
     """The tiles' devices as digits of their position in a mesh; None where they are no such list."""
     count = prod(tiles.shape)
     if count != mesh.size:
@@ -256,36 +260,24 @@ def _digits_on(tiles: Tiles, mesh: Mesh) -> list[Digit] | None:
     return _digits(tiles.with_copies_sorted(by_id[np.searchsorted(ids, devices, sorter=by_id)]))
 
 
-def _digits(numbers: Positions) -> list[Digit] | None:
+def _digits(numbers: Positions) -> Digits | None:
     """A list of the numbers 0 to D - 1 as digits of the number, major to minor in the list; None where it is none.
 
     >>> _digits(np.array([0, 2, 1, 3]))
-    [Digit(stride=1, size=2), Digit(stride=2, size=2)]
+    Digits([Digit(stride=1, size=2), Digit(stride=2, size=2)])
     """
-    order = digit_order(numbers) if int(numbers.max()) == len(numbers) - 1 else None
-    return None if order is None else [Digit(stride, digit.size) for digit, stride in sorted(order, reverse=True)]
+    order = Transposition.of(numbers) if int(numbers.max()) == len(numbers) - 1 else None
+    return None if order is None else order.after
 
 
-def _numbers(digits: Iterable[Digit]) -> Positions:
-    """The numbers that digits count through, the last digit fastest.
-
-    >>> _numbers([Digit(1, 2), Digit(2, 2)])
-    array([0, 2, 1, 3])
-    """
-    numbers: Positions = np.zeros(1, dtype=np.int64)
-    for stride, size in digits:
-        numbers = (numbers[:, None] + np.arange(size, dtype=np.int64) * stride).ravel()
-    return numbers
-
-
-def _dealt(digits: Sequence[Digit], sizes: Sequence[int]) -> list[list[Digit]] | None:
+def _dealt(digits: Digits, sizes: Sequence[int]) -> list[Digits] | None:
     """Digits in order, cut so that each of `sizes` takes some whole ones; None where they do not divide.
 
-    >>> _dealt([Digit(1, 8)], [2, 1, 4])
-    [[Digit(stride=4, size=2)], [], [Digit(stride=1, size=4)]]
+    >>> _dealt(Digits.of_sizes([8]), [2, 1, 4])
+    [Digits([Digit(stride=4, size=2)]), Digits([]), Digits([Digit(stride=1, size=4)])]
     """
     left = list(reversed(digits))
-    result: list[list[Digit]] = []
+    result: list[Digits] = []
     for size in sizes:
         part: list[Digit] = []
         while size > 1:
@@ -299,32 +291,8 @@ def _dealt(digits: Sequence[Digit], sizes: Sequence[int]) -> list[list[Digit]] |
                 size = 1
             else:
                 return None
-        result.append(part)
+        result.append(Digits(part))
     return result
-
-
-def _axes(digits: Iterable[Digit], mesh: Mesh) -> list[Axis] | None:
-    """The axes and sub-axes of a mesh that are the digits, major to minor; None where there are none.
-
-    >>> print(*_axes([Digit(2, 4)], Mesh.of(x=2, y=4)))
-    "x" "y":(1)2
-    """
-    result: list[Axis] = []
-    for stride, size in digits:
-        for name, full_size in mesh.axes:
-            low, step = mesh.stride_of(Axis(name))[0], stride
-            high = low * full_size
-            start, stop = max(low, step), min(high, step * size)
-            if start < stop:
-                if start % low or start % step or stop % start or high % stop or (step * size) % stop:
-                    return None
-                result.append(Axis.between(name, high // stop, high // start, full_size))
-    return result
-
-
-def _axis_name(place: int) -> str:
-    letter = chr(ord("a") + place % 26)
-    return letter if place < 26 else f"{letter}{place // 26}"
 
 
 def write_sharding(sharding: Sharding, ndim: int | None = None) -> str:
@@ -355,29 +323,28 @@ def write_sharding(sharding: Sharding, ndim: int | None = None) -> str:
     if mesh.is_maximal:
         return f"{{maximal device={mesh.device_at(0)}}}"
     tiles = [layout.shards(dim) for dim in range(len(layout.dims))]
-    partial, copies = prod(digit.size for digit in layout.unreduced), layout.copies()
+    partial, copies = layout.unreduced.size, layout.copies()
     if prod(tiles) == 1 and 1 in (partial, copies):
         return "{replicated}" if partial == 1 else "{unreduced}"
-    digits = [digit for stages in layout.dims for stage in stages for digit in stage]
-    digits += [*layout.unreduced, *(Digit(*mesh.stride_of(axis)) for axis in sharding.unused_axes())]
+    digits = Digits(itertools.chain(*layout.cutting, layout.unreduced, layout.free)).joined()
     subgroups = [(name, size) for name, size in (("unreduced", partial), ("replicated", copies)) if size > 1]
     shape = ",".join(map(str, [*tiles, *(size for _, size in subgroups)]))
     names = [name for name, _ in subgroups]
     last = " last_tile_dim_replicate" if names == ["replicated"] else f" last_tile_dims={{{', '.join(names)}}}"
-    return f"{{devices=[{shape}]{_listing(joined(digits), mesh, copies)}{last if names else ''}}}"
+    return f"{{devices=[{shape}]{_listing(digits, mesh, copies)}{last if names else ''}}}"
 
 
-def _listing(digits: Sequence[Digit], mesh: Mesh, copies: int) -> str:
+def _listing(digits: Digits, mesh: Mesh, copies: int) -> str:
     """The devices in the order of digits of their position: as an iota where it is one.
 
     Among the `copies` of a tile, which come last, devices are in ascending order.
     """
     if mesh.device_ids is not None:
-        devices = np.sort(np.array(mesh.device_ids, dtype=np.int64)[_numbers(digits)].reshape(-1, copies)).ravel()
-        found = _digits(devices)
-        if found is None:
+        devices = np.sort(np.array(mesh.device_ids, dtype=np.int64)[digits.offsets()].reshape(-1, copies)).ravel()
+        listed = _digits(devices)
+        if listed is None:
             return ",".join(map(str, devices.tolist()))
-        digits = joined(found)
+        digits = listed.joined()
     order = sorted(range(len(digits)), key=lambda place: -digits[place].stride)
     sizes = ",".join(str(digits[place].size) for place in order)
     ranks = {place: rank for rank, place in enumerate(order)}

@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 
 from reshard.box import Box
 from reshard.checks import expect
-from reshard.digits import index_of
 from reshard.dtypes import dtype_named, identity
 from reshard.errors import ReshardError
-from reshard.exchange import Tiling, kept_size
+from reshard.exchange import Tiling
 from reshard.plans import Plan
 from reshard.sharding import Sharding
 from reshard.steps import Move, Step
@@ -67,7 +66,7 @@ def scatter(array: Array, sharding: Sharding) -> Tiles:
     tiles = {}
     for position, device in enumerate(sharding.mesh.device_array.tolist()):
         part = _view(array, tiling.layout.box(position, array.shape))
-        if index_of(tiling.layout.unreduced, position) and sharding.reduction != "avg":
+        if tiling.layout.unreduced.index_of(position) and sharding.reduction != "avg":
             tiles[device] = empty(part.shape, array.dtype)
             tiles[device][...] = identity(sharding.reduction, array.dtype)
         else:
@@ -85,18 +84,18 @@ def gather(tiles: Mapping[int, Array], sharding: Sharding, shape: Sequence[int])
     tiling = Tiling.of(expect(sharding, Sharding, "what tiles are gathered by"), shape)
     dtype = _check_tiles(tiles, tiling, None)
     whole = empty(tiling.shape, dtype)
-    free = tiling.layout.free_digits()
+    free = tiling.layout.free
     partial = tiling.layout.unreduced
-    positions = [p for p in range(sharding.mesh.size) if index_of(free, p) == 0]
-    for position in sorted(positions, key=lambda p: index_of(partial, p)):
+    positions = [p for p in range(sharding.mesh.size) if free.index_of(p) == 0]
+    for position in sorted(positions, key=partial.index_of):
         tile = tiles[sharding.mesh.device_at(position)]
         part = _view(whole, tiling.layout.box(position, tiling.shape))
-        if index_of(partial, position) == 0:
+        if partial.index_of(position) == 0:
             part[...] = tile
         else:
             COMBINE[sharding.reduction](part, tile, out=part)
     if partial and sharding.reduction == "avg":
-        whole /= kept_size(tiling)
+        whole /= tiling.classes
     return whole
 
 

@@ -23,9 +23,8 @@ from reshard.chains import Chain, chain_through, shortest_chain
 from reshard.digits import Digit
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
-from reshard.partial import made_axes, parts_within
 from reshard.planner.spread import collides, spread
-from reshard.sharding import Sharding
+from reshard.sharding import Sharding, becomes_unreduced
 
 TRIED = 16
 """How many refinements of one kind are tried."""
@@ -64,15 +63,16 @@ def _detours(
     source: Sharding, target: Sharding, shape: tuple[int, ...], boundaries: Sequence[int], hosts: Container[int]
 ) -> Iterator[tuple[tuple[Sharding, ...], int]]:
     """Points to pass, and from which stride on near replicas send."""
-    combined = made_axes(target, source)  # partial before and no longer
+    combined = becomes_unreduced(target, source)  # partial before and no longer
     if combined:
         scattered = refinements(source, [*combined, *source.unused_axes()], target, shape)
         for middle in islice(scattered, TRIED):
             yield (source, middle, target), 0
     for boundary in boundaries if target.mesh.device_ids is None else ():
-        if any(stride * size > boundary for stride, size in source.layout.free_digits()):  # else none is nearer
+        if any(digit.end > boundary for digit in source.layout.free):  # else none is nearer
             yield (source, target), boundary
-        late = list(islice(refinements(target, _below(target, boundary), source, shape), TRIED))
+        below = target.mesh.parts_within(target.unused_axes(), Digit(1, boundary))
+        late = list(islice(refinements(target, below, source, shape), TRIED))
         for middle in late:
             yield (source, middle, target), boundary
         if boundary in hosts:
@@ -94,12 +94,6 @@ def _spread(
         yield (leaving,)
         if arriving:
             yield leaving, arriving
-
-
-def _below(sharding: Sharding, boundary: int) -> list[Axis]:
-    """The parts of the unused axes that lie within a run of `boundary` devices."""
-    run = Digit(1, boundary)
-    return [part for axis in sharding.unused_axes() for part in parts_within(axis, run, sharding.mesh)]
 
 
 def refinements(

@@ -27,7 +27,6 @@ from typing import NamedTuple
 from reshard.axis import Axis, merged
 from reshard.digits import Digit
 from reshard.mesh import Mesh
-from reshard.partial import parts_within
 from reshard.sharding import Sharding
 
 
@@ -62,7 +61,7 @@ def spread(end: Sharding, other: Sharding, shape: Sequence[int], boundary: int) 
     barriers = [[cut for cut in cuts if not cut.inside] for cuts in theirs]
     kept = [_firm(cuts, barrier) for cuts, barrier in zip(ours, barriers, strict=True)]
     loose = [cut.axis for cuts, stays in zip(ours, kept, strict=True) for cut in cuts[len(stays) :]]
-    loose += [part for axis in end.unused_axes() for part in parts_within(axis, Digit(1, boundary), end.mesh)]
+    loose += end.mesh.parts_within(end.unused_axes(), Digit(1, boundary))
     if not loose:
         return None
     while loose:
@@ -108,8 +107,8 @@ def _all_cuts(sharding: Sharding, boundary: int) -> list[list[Cut]] | None:
     for dim in sharding.dims:
         cuts: list[Cut] = []
         for axis in dim.axes:
-            between = parts_within(axis, Digit(boundary, max(1, mesh.size // boundary)), mesh)
-            inside = parts_within(axis, Digit(1, boundary), mesh)
+            between = mesh.parts_within([axis], Digit(boundary, max(1, mesh.size // boundary)))
+            inside = mesh.parts_within([axis], Digit(1, boundary))
             full = mesh.sizes[axis.name]
             if prod(part.size_in(full) for part in (*between, *inside)) != axis.size_in(full):
                 return None

@@ -39,16 +39,14 @@ import numpy as np
 
 from reshard.chains import chain_through
 from reshard.checks import all_of, expect, shown
-from reshard.digits import index_of
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
-from reshard.exchange import Exchange, Tiling, find_exchange, kept_apart, kept_size, total_bound
+from reshard.exchange import Exchange, Tiling, find_exchange, kept_apart, total_bound
 from reshard.notation import parse_sharding
-from reshard.partial import made_axes
 from reshard.plans.mlir import write_sdy, write_shard
 from reshard.plans.table import counted, table
 from reshard.plans.trace import chrome_trace
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Sharding, becomes_unreduced, checked_shape
 from reshard.steps import Step
 
 SCHEMA = "reshard.plan/1"
@@ -181,9 +179,9 @@ class Plan:
         """
         before, after = self._tilings
         reordered = bool(after.layout.unreduced) and not before.same_order_as(after)
-        if reordered or made_axes(self.source, self.target):
+        if reordered or becomes_unreduced(self.source, self.target):
             return "unreduced"
-        return "exact" if kept_size(before) == kept_size(after) else "reduction"
+        return "exact" if before.classes == after.classes else "reduction"
 
     def lower_bound_bytes_on(self, device: int) -> int:
         """Bytes that one device must receive whatever the plan: those of its target tile that it does not hold.
@@ -200,7 +198,8 @@ class Plan:
         elements = after.elements(device)
         if self.bound_kind == "exact" and device in before.mesh:
             kept = kept_apart(before, after)
-            if index_of(kept[0], before.mesh.position_of(device)) == index_of(kept[1], after.mesh.position_of(device)):
+            places = before.mesh.position_of(device), after.mesh.position_of(device)
+            if kept[0].index_of(places[0]) == kept[1].index_of(places[1]):
                 elements -= before.box(device).intersect(after.box(device)).size
         return elements * self.dtype.itemsize
 

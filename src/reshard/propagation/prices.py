@@ -33,10 +33,9 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network import Network
 from reshard.operations.projection import Axes, shards
-from reshard.partial import made_axes
 from reshard.planner import plan
 from reshard.plans import Plan
-from reshard.sharding import DimSharding, Sharding
+from reshard.sharding import DimSharding, Sharding, becomes_unreduced
 
 Cost = tuple[float, float, int]
 """Seconds on the network, or bytes received without one; operations of a device; reshards."""
@@ -112,7 +111,7 @@ class Prices:
     def _priced(self, source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: DType) -> Cost:
         if source == target:
             return NOTHING
-        if source.unreduced and made_axes(source, target):
+        if source.unreduced and becomes_unreduced(source, target):
             whole = replace(target, unreduced=())
             return added(self.price(source, whole, shape, dtype), self.price(whole, target, shape, dtype))
         small = self._small(source, target, shape) or Small(source, target, shape, 1)

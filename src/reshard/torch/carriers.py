@@ -81,7 +81,7 @@ def line_of(exchange: Exchange, mesh: Mesh) -> int | None:
     digits = exchange.common.digits
     moved = [digits[i] for i, j in enumerate(exchange.determined_by) if i != j or i in exchange.gathered]
     for mesh_dim, (name, _) in enumerate(mesh.axes):
-        stride, size = mesh.stride_of(Axis(name))
-        if all(stride <= digit.stride and digit.stride * digit.size <= stride * size for digit in moved):
+        line = mesh.digit_of(Axis(name))
+        if all(line.stride <= digit.stride and digit.end <= line.end for digit in moved):
             return mesh_dim
     return None

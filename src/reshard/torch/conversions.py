@@ -37,7 +37,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from reshard.axis import Axis
 from reshard.checks import expect, listed, shown
-from reshard.digits import Digit, digit_order
+from reshard.digits import Digits
 from reshard.dtypes import REDUCTIONS, DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
@@ -274,39 +274,27 @@ def _placements_of(sharding: Sharding, mesh: DeviceMesh, shape: tuple[int, ...] 
     return placements
 
 
-def _dim_digits(sharding: Sharding, mesh: Mesh) -> list[tuple[Digit, ...]]:
+def _dim_digits(sharding: Sharding, mesh: Mesh) -> list[Digits]:
     """Per dim the digits of the mesh's positions that cut it, and last those that are unreduced."""
-    layout = sharding.layout
-    if not sharding.mesh.same_order_as(mesh):
-        places = mesh.positions_of(sharding.mesh.device_array)
-        if sharding.mesh.size != mesh.size or (places < 0).any():
-            raise ReshardError("different-meshes", f"{sharding} is over other devices than {mesh}")
-        order = digit_order(places)
-        moved = None if order is None else layout.relabelled(order)
-        if moved is None:
-            raise ReshardError(
-                "cannot-express", f"{sharding} takes the ranks in an order that is none of the mesh dims of {mesh}"
-            )
-        layout = moved
-    return [*(layout.digits_of(dim) for dim in range(len(sharding.dims))), layout.unreduced]
+    order = sharding.mesh.order_in(mesh)
+    if order is None and set(sharding.mesh.devices) != set(mesh.devices):
+        raise ReshardError("different-meshes", f"{sharding} is over other devices than {mesh}")
+    layout = None if order is None else sharding.layout.transposed(order)
+    if layout is None:
+        raise ReshardError(
+            "cannot-express", f"{sharding} takes the ranks in an order that is none of the mesh dims of {mesh}"
+        )
+    return [*layout.cutting, layout.unreduced]
 
 
-def _mesh_dims(digits: Sequence[Digit], mesh: Mesh, sharding: Sharding) -> list[int]:
+def _mesh_dims(digits: Digits, mesh: Mesh, sharding: Sharding) -> list[int]:
     """The mesh dims that are the digits, major to minor."""
-    axes = enumerate(mesh.stride_of(Axis(name)) for name, _ in mesh.axes)
-    ends = {stride * size: (mesh_dim, stride) for mesh_dim, (stride, size) in axes if size > 1}
-    result = []
-    for stride, size in digits:
-        top = stride * size
-        while top > stride:
-            mesh_dim, low = ends.get(top, (0, 0))
-            if low < stride:
-                raise ReshardError(
-                    "cannot-express", f"{sharding.text()} uses a part of a mesh dim of {mesh}, which torch cannot"
-                )
-            result.append(mesh_dim)
-            top = low
-    return result
+    axes = mesh.axes_of(digits)
+    if axes is None or not all(axis.is_whole for axis in axes):
+        raise ReshardError(
+            "cannot-express", f"{sharding.text()} uses a part of a mesh dim of {mesh}, which torch cannot"
+        )
+    return [list(mesh.sizes).index(axis.name) for axis in axes]
 
 
 def _add_trivial(cuts: list[list[int]], partial: list[int], sharding: Sharding, mesh: Mesh) -> None:

@@ -23,7 +23,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from reshard.checks import expect, shown
-from reshard.digits import index_of
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.propagation import Operation, Placement, Value
@@ -159,7 +158,7 @@ class _Maker:
             return torch.empty(0, dtype=_dtype(value), device=self._device)
         number: Any = operation.attribute("value")
         position = sharding.mesh.position_of(self.rank)
-        if sharding.unreduced and index_of(sharding.layout.unreduced, position) and sharding.reduction != "avg":
+        if sharding.unreduced and sharding.layout.unreduced.index_of(position) and sharding.reduction != "avg":
             number = value.dtype.identity(sharding.reduction)
         shape = sharding.box(self.rank, value.shape).shape
         return torch.full(shape, number, dtype=_dtype(value), device=self._device)

@@ -196,7 +196,7 @@ class _Scene:
 
     def stride(self, name: str) -> int:
         """How far apart the positions of neighbours along an axis are."""
-        return self.sharding.mesh.stride_of(Axis(name))[0]
+        return self.sharding.mesh.digit_of(Axis(name)).stride
 
     def cell(self, position: int, as_boxes: bool) -> Cell:
         """What stands in the cell of a position."""

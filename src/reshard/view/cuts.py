@@ -32,14 +32,14 @@ The same for the ranges of (k, l, u, v) in d1(m, n)[k, l] = d2(p, q)[u, v]: a K 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import lcm, prod
+from dataclasses import dataclass, replace
+from math import lcm
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from reshard.box import Box
-from reshard.digits import Digit, Layout, P
+from reshard.digits import Digits, Layout
 from reshard.errors import ReshardError
 from reshard.sharding import Sharding, checked_shape, with_mesh
 from reshard.view.limits import (
@@ -116,7 +116,7 @@ class _Cuts:
         shards = layout.shards(dim)
         if shards > MAX_BLOCKS:
             raise ReshardError("too-large", f"dim {dim} is cut into {shards} blocks; {MAX_BLOCKS} can be listed")
-        positions = _place(layout.dims[dim], np.arange(shards, dtype=np.int64))
+        positions = layout.cutting[dim].offsets()
         starts, stops = layout.intervals(dim, size, positions)
         found = zip(range(shards), starts.tolist(), stops.tolist(), strict=True)
         blocks = [Block(number, start, stop) for number, start, stop in found if start < stop]
@@ -157,7 +157,7 @@ def piece_ranges(
     box = held.intersect(wanted)
     if box.is_empty:
         return None
-    return PieceRanges(box, _within(box, held), _within(box, wanted))
+    return PieceRanges(box, box.within(held), box.within(wanted))
 
 
 def overlaps(source: Sharding, target: Sharding, shape: Sequence[int], dim: int) -> list[Overlap]:
@@ -268,27 +268,23 @@ class _Owners:
 
     sharding: Sharding
     layout: Layout
-    free: tuple[Digit, ...]
-    """The digits of the position that cut no dim, minor to major: they run over the devices that hold a tile."""
+    free: Digits
+    """The digits of the position that cut no dim: they run over the devices that hold a tile."""
     by_coordinates: bool
 
     @classmethod
     def of(cls, sharding: Sharding, shape: Sequence[int], labels: str) -> _Owners:
         """The owners under one sharding."""
         layout = sharding.layout_for(shape)
-        used = sorted(digit for stages in layout.dims for stage in stages for digit in stage)
-        free, end = [], 1
-        for stride, size in [*used, (layout.positions, 1)]:
-            free += [Digit(end, stride // end)] if stride > end else []
-            end = stride * size
-        return cls(sharding, layout, tuple(free), labels == "coordinates" and bool(sharding.mesh.axes))
+        free = replace(layout, unreduced=Digits()).free
+        return cls(sharding, layout, free, labels == "coordinates" and bool(sharding.mesh.axes))
 
     def text(self, blocks: Sequence[int]) -> str:
         """The names, joined."""
-        copies = prod(digit.size for digit in self.free)
+        copies = self.free.size
         named = copies if copies <= MAX_OWNERS else MAX_OWNERS - 1
-        first = sum(_place(stages, number) for stages, number in zip(self.layout.dims, blocks, strict=True))
-        names = [self._name(first + _place((self.free[::-1],), copy)) for copy in range(named)]
+        first = sum(digits.offset_of(number) for digits, number in zip(self.layout.cutting, blocks, strict=True))
+        names = [self._name(first + self.free.offset_of(copy)) for copy in range(named)]
         return "/".join(names + ([f"+{copies - named}"] if named < copies else []))
 
     def _name(self, position: int) -> str:
@@ -299,23 +295,9 @@ class _Owners:
         return ("," if max(mesh.sizes.values()) > 9 else "").join(str(along + 1) for along in mesh.coordinates(device))
 
 
-def _place(stages: Sequence[Sequence[Digit]], number: P) -> P:
-    """The position whose digits number a block, all other digits 0."""
-    position = number - number
-    for stage in reversed(stages):
-        for stride, size in reversed(stage):
-            position = position + number % size * stride
-            number = number // size
-    return position
-
-
 def _on_meshes(source: Sharding, target: Sharding) -> tuple[Sharding, Sharding]:
     checked_sharding(source), checked_sharding(target)
     return with_mesh(source, target.mesh), with_mesh(target, source.mesh)
-
-
-def _within(box: Box, tile: Box) -> Box:
-    return Box((start - base, stop - base) for (start, stop), (base, _) in zip(box, tile, strict=True))
 
 
 def _both_cuts(source: Sharding, target: Sharding, shape: Sequence[int], dim: int) -> tuple[_Cuts, _Cuts]:

@@ -15,7 +15,6 @@ from reshard.cli.storage.encoding import Encoding, encoding_of
 from reshard.cli.storage.files import Reader, TileFile
 from reshard.cli.storage.index import NAME, Entry, Index, read_index, tile_files
 from reshard.cli.storage.streaming import Advance, TensorFiles
-from reshard.digits import index_of
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.exchange import Tiling
@@ -54,7 +53,7 @@ class Input:
         blank = [
             device
             for position, device in enumerate(devices)
-            if sharding.reduction != "avg" and index_of(tiling.layout.unreduced, position)
+            if sharding.reduction != "avg" and tiling.layout.unreduced.index_of(position)
         ]
         return TensorFiles(self.encoding, dict.fromkeys(devices, whole), frozenset(blank), sharding.reduction)
 

@@ -28,7 +28,7 @@ import numpy as np
 from jax import lax
 
 from reshard.contraction import EinsumPlan
-from reshard.digits import PARTIAL, Positions
+from reshard.digits import Cuts, Digits, Positions
 from reshard.exchange import DigitExchange
 from reshard.jax.exchange.lowering import groups_of
 from reshard.jax.exchange.rounds import Device, bits_of
@@ -107,14 +107,14 @@ def _as_ring(plan: EinsumPlan, term: int, step: Step) -> Ring | None:
         return None
     common, pattern = exchange.common, plan.pattern
     cut = common.source_roles if is_operand else common.target_roles
-    roles = {i: cut[i] or (PARTIAL, 0) for i in exchange.gathered}
-    dims = {dim for dim, _ in roles.values()}
-    if len(dims) > 1 or PARTIAL in dims:
+    roles = {i: role for i, role in enumerate(cut) if i in exchange.gathered and isinstance(role, Cuts)}
+    dims = {role.dim for role in roles.values()}
+    if len(dims) > 1 or len(roles) < len(exchange.gathered):
         return None
     labels = [label for label in pattern.terms[term][dims.pop()] if plan.sizes[label] > 1]
     if len(labels) != 1 or labels[0] in pattern.repeated or pattern.role(labels[0]) == "broadcast":
         return None
-    digits = [common.digits[i] for i in sorted(roles, key=lambda i: -roles[i][1])]
+    digits = Digits(common.digits[i] for i in sorted(roles, key=lambda i: -roles[i].stride))
     mesh = exchange.source.mesh
     groups = groups_of(digits, mesh.size) or [list(range(mesh.size))]
     return Ring(term, labels[0], tuple(map(tuple, groups)))

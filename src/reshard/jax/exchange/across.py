@@ -214,10 +214,10 @@ def _transfer_of(move: Move) -> TileTransfer:
         by_box: dict[Box, list[SentBox]] = {}
         for piece in move.exchange.incoming(device):
             tile = source.box(piece.sender)
-            box = None if tile == piece.box else _from_corner(piece.box, tile)
+            box = None if tile == piece.box else piece.box.within(tile)
             if box is not None:
                 cuts.setdefault(piece.sender, {})[box] = None
-            by_box.setdefault(_from_corner(piece.box, target.box(device)), []).append(SentBox(piece.sender, box))
+            by_box.setdefault(piece.box.within(target.box(device)), []).append(SentBox(piece.sender, box))
         arrivals[device] = tuple(Arrival(box, tuple(by_box[box])) for box in sorted(by_box))
     return TileTransfer({device: tuple(sorted(boxes)) for device, boxes in cuts.items()}, arrivals, _shapes(target))
 
@@ -229,12 +229,8 @@ def _to_unreduced(step: Step) -> TileTransfer:
     for device in target.mesh.device_array.tolist():
         kept = step.contribution(device)
         own = (SentBox(device, None),)
-        arrivals[device] = () if kept is None else (Arrival(_from_corner(kept, target.box(device)), own),)
+        arrivals[device] = () if kept is None else (Arrival(kept.within(target.box(device)), own),)
     return TileTransfer({}, arrivals, _shapes(target))
-
-
-def _from_corner(box: Box, tile: Box) -> Box:
-    return Box((low - base, high - base) for (low, high), (base, _) in zip(box, tile, strict=True))
 
 
 def _shapes(tiling: Tiling) -> dict[int, tuple[int, ...]]:

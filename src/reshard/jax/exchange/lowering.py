@@ -41,7 +41,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from reshard.digits import PARTIAL, Digit, Role, Stage, index_of, offsets, primes, without
+from reshard.digits import Cuts, Digit, Digits, Role
 from reshard.dtypes import identity
 from reshard.exchange import DigitExchange, Tiling
 from reshard.jax.exchange.rounds import COMBINE, Device, Starts, bits_of, in_rounds, of_device, starts_from
@@ -113,33 +113,32 @@ def _all_reduced(step: Step, device: Device, tile: jax.Array) -> jax.Array:
     2 n (p - 1) / p were all combined by every device.
     """
     before, after = (sharding.layout_for(step.shape) for sharding in (step.before, step.after))
-    parts = without(before.unreduced, after.unreduced)
-    shared: Stage = ()
-    if prod(digit.size for digit in parts) > 2:
-        for digit in (prime for free in before.free_digits() for prime in primes(free)):
-            if tile.size % prod(one.size for one in (*shared, digit)) == 0:
-                shared = (*shared, digit)
+    parts = before.unreduced.without(after.unreduced)
+    shared = Digits()
+    if parts.size > 2:
+        for digit in before.free.primes():
+            if tile.size % (shared.size * digit.size) == 0:
+                shared = Digits((*shared, digit))
     combine, groups = GROUP_REDUCTIONS[step.before.reduction], groups_of(parts, before.positions)
     if not shared:
         return combine(tile, device.names, axis_index_groups=groups)
-    shares = prod(digit.size for digit in shared)
-    number = device.row_of(index_of(shared, np.arange(before.positions)).astype(np.int32))
-    share = of_device(lax.reshape(tile, (shares, tile.size // shares)), number)
+    number = device.row_of(shared.index_of(np.arange(before.positions)).astype(np.int32))
+    share = of_device(lax.reshape(tile, (shared.size, tile.size // shared.size)), number)
     share = combine(share, device.names, axis_index_groups=groups)
     return lax.reshape(
         lax.all_gather(share, device.names, axis_index_groups=groups_of(shared, before.positions)), tile.shape
     )
 
 
-def groups_of(digits: Sequence[Digit], positions: int) -> list[list[int]] | None:
+def groups_of(digits: Digits, positions: int) -> list[list[int]] | None:
     """The devices that differ in the digits alone, in the order of their values; None where that is all, in order.
 
-    >>> groups_of([Digit(1, 2), Digit(4, 2)], 8)
+    >>> groups_of(Digits([Digit(1, 2), Digit(4, 2)]), 8)
     [[0, 4, 1, 5], [2, 6, 3, 7]]
     """
-    members = offsets(tuple(digits))
+    members = digits.offsets()
     places = np.arange(positions, dtype=np.int64)
-    firsts = places[index_of(tuple(digits), places) == 0]
+    firsts = places[digits.index_of(places) == 0]
     groups: list[list[int]] = (firsts[:, None] + members).tolist()
     return None if groups == [places.tolist()] else groups
 
@@ -160,17 +159,18 @@ class _Parts(NamedTuple):
 def _in_groups(exchange: DigitExchange, device: Device, tile: jax.Array, reduction: str) -> jax.Array:
     """The target tile, where every device keeps its place: collectives between a packing and an unpacking."""
     digits, before, after = exchange.common.digits, exchange.common.source_roles, exchange.common.target_roles
-    cut = [i for i, role in enumerate(after) if role != before[i] and _cuts(role)]
+    cut = [i for i, role in enumerate(after) if role != before[i] and isinstance(role, Cuts)]
     parts = _own_values(exchange, cut, device, tile)
     packed = [i for i in parts.dims if i in exchange.gathered]
     gathered = [i for i in exchange.gathered if i not in packed]
-    order, _ = _seen_by([i for i in exchange.gathered if _cuts(before[i])], before, digits, exchange.piece_shape)
+    cutting = [i for i in exchange.gathered if isinstance(before[i], Cuts)]
+    order, _ = _seen_by(cutting, before, digits, exchange.piece_shape)
     stages = [[*gathered, *packed]]
     if prod(exchange.piece_shape) * exchange.gathered_values * tile.dtype.itemsize >= LARGE_BYTES:
         outer = list(itertools.takewhile(gathered.__contains__, order))
         stages = [packed, [i for i in gathered if i not in outer], outer]
     for stage in filter(None, stages):
-        groups = groups_of([digits[i] for i in stage], exchange.source.mesh.size)
+        groups = groups_of(Digits(digits[i] for i in stage), exchange.source.mesh.size)
         if packed and stage is stages[0]:
             parts = _exchanged(exchange, stage, device, groups, parts, reduction)
         else:
@@ -206,20 +206,18 @@ def _exchanged(
     """Parts by the digits of the members of a group, each sent to its member, and unreduced values combined."""
     digits, piece, after = exchange.common.digits, exchange.piece_shape, exchange.common.target_roles
     sizes = [digits[i].size for i in stage]
-    if not set(stage) <= set(parts.dims) or len({(after[i] or (0,))[0] for i in stage}) > 1:  # not one run of dims
+    if not set(stage) <= set(parts.dims) or len({_dim(after[i]) for i in stage}) > 1:  # not one run of dims
         dims = [*stage, *(-1 - dim for dim in range(len(piece)))]
         parts = parts.seen_by(dims)
         parts = _Parts(lax.broadcast_in_dim(parts.array, (*sizes, *piece), [dims.index(i) for i in parts.dims]), dims)
     first = parts.dims.index(stage[0])
     low, high = parts.array.shape[:first], parts.array.shape[first + len(stage) :]
     array = lax.reshape(parts.array, (*low, prod(sizes), *high))
-    unreduced = [i for i in stage if not _cuts(exchange.common.source_roles[i])]
+    unreduced = [i for i in stage if _dim(exchange.common.source_roles[i]) is None]
     dims = list(parts.dims)
     if len(unreduced) == len(stage) and reduction == "sum":
         array = lax.transpose(array, [first, *(dim for dim in range(array.ndim) if dim != first)])
-        array = lax.psum_scatter(
-            array, device.names, axis_index_groups=groups, tiled=True
-        )  # of parts in one run: faster
+        array = lax.psum_scatter(array, device.names, axis_index_groups=groups, tiled=True)  # in one run: faster
         return _Parts(lax.reshape(array, piece), [i for i in dims if i not in stage])
     array = lax.reshape(_all_to_all(array, device, first, groups), (*low, *sizes, *high))
     for i in unreduced:  # pair by pair: what some backends do much faster than a reduction along a dim
@@ -242,9 +240,9 @@ def _all_to_all(parts: jax.Array, device: Device, dim: int, groups: list[list[in
     return lax.reshape(lax.all_to_all(listed, device.names, 0, 0, axis_index_groups=groups, tiled=True), shape)
 
 
-def _cuts(role: Role) -> bool:
-    """Whether a digit of this role cuts a dim."""
-    return role is not None and role[0] != PARTIAL
+def _dim(role: Role) -> int | None:
+    """The dim that a digit of this role cuts."""
+    return role.dim if isinstance(role, Cuts) else None
 
 
 def _seen_by(
@@ -253,9 +251,8 @@ def _seen_by(
     """The dims of a tile seen by the digits that cut it: who each is (-1 - dim for what is left), and its size."""
     who: list[int] = []
     for dim in range(len(piece)):
-        who += sorted(
-            (i for i in cut if (roles[i] or (PARTIAL,))[0] == dim), key=lambda i: -(roles[i] or (PARTIAL, 0))[1]
-        )
+        cutting = [(-role.stride, i) for i, role in enumerate(roles) if isinstance(role, Cuts) and role.dim == dim]
+        who += [i for _, i in sorted(cutting) if i in cut]
         who.append(-1 - dim)
     return who, [digits[i].size if i >= 0 else piece[-1 - i] for i in who]
 
@@ -275,7 +272,7 @@ def _to_unreduced(step: Step, device: Device, tile: jax.Array) -> jax.Array:
         box = step.contribution(number)
         keeps[position] = box is not None and not box.is_empty
         if box is not None and keeps[position]:
-            starts[position] = [low - base for (low, _), (base, _) in zip(box, after.box(number), strict=True)]
+            starts[position] = [low for low, _ in box.within(after.box(number))]
             sizes[position] = box.shape
     at, ends = starts_from([Starts(starts, keeps), Starts(sizes, keeps)], device)
     kept = lax.broadcast(device.row_of(keeps), tile.shape)

@@ -8,12 +8,13 @@
 
 from __future__ import annotations
 
+import itertools
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
-from reshard.digits import Positions, offsets
+from reshard.digits import Digits, Positions
 from reshard.sharding import Sharding
 
 
@@ -28,8 +29,7 @@ class DeviceArray(NamedTuple):
     def of(cls, sharding: Sharding) -> DeviceArray:
         """The array of a sharding."""
         layout = sharding.layout
-        digits = [digit for dim in range(len(layout.dims)) for digit in layout.digits_of(dim)]
-        places = offsets((*digits, *layout.free_digits()))
+        places = Digits([*itertools.chain(*layout.cutting), *layout.free]).offsets()
         counts = [layout.shards(dim) for dim in range(len(layout.dims))]
         return with_copies(sharding.mesh.device_array[places].reshape([*counts, layout.copies()]))
 

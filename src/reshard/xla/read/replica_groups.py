@@ -110,7 +110,7 @@ def _along(mesh_text: str, devices_text: str, axes_text: str) -> ReplicaGroups |
         pre, size = (1, full) if axis.group(2) is None else (int(axis.group(2)), int(axis.group(3)))
         if pre * size == 0 or full % (pre * size):
             return None
-        stride = mesh.stride_of(Axis(name))[0] * (full // (pre * size))
+        stride = mesh.digit_of(Axis(name)).stride * (full // (pre * size))
         digit = position // stride % size
         inside = inside * size + digit
         outside = outside - digit * stride
