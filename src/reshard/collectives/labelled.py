@@ -23,7 +23,7 @@ By hand, digits x y z of size 2, one dim, from `x` to `y z`, and the tile of fou
 slicing first y makes `x y`, and the links x-y, y-z are one path that leaves 1/4 of the devices as they are.
 Slicing a blank b makes `x b`, with links x-y and b-z; with b = z the second is a cycle, and 1/2 stay.
 
->>> from reshard.planner.weak import weak_graph
+>>> from reshard.collectives.weak import weak_graph
 >>> task = Task(weak_graph(8, ((2, 3),), 1), (0, 0, 0), source=((0,),), target=((1, 2),), shape=(8,))
 >>> states, proved = search(task, 1000)
 >>> [state for state, _ in states], proved
