@@ -128,7 +128,7 @@ def parse_module(text: str) -> tuple[dict[str, Mesh], list[Sharding]]:
 def _checked_meshes(mesh: object) -> Meshes:
     if mesh is None or isinstance(mesh, Mesh):
         return mesh
-    if not isinstance(mesh, Mapping) or not all(isinstance(one, Mesh) for one in mesh.values()):
+    if not isinstance(mesh, Mapping) or not all(isinstance(value, Mesh) for value in mesh.values()):
         raise ReshardError("bad-argument", f"mesh must be a Mesh, meshes by name, or None, got: {mesh!r}")
     return mesh
 

@@ -18,17 +18,19 @@ expected `,`, `:` or `}` at 2:7, found `"z"`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from reshard.errors import ReshardError
 
 if TYPE_CHECKING:
     from lark import Lark, Token
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 INT64_MAX = 2**63 - 1
 """The largest number that Shardy and XLA can read."""
@@ -58,7 +60,12 @@ class Form:
     words: Mapping[str, str]
     """What to call those terminals of the grammar that are no fixed text."""
     builder: object
-    """Its methods are named as the rules and take the list of a rule's parts."""
+    """Its methods marked by `rule` have the names of the grammar's rules and take the list of a rule's parts."""
+
+
+def rule(method: Method) -> Method:
+    """Mark a builder's method that makes the value of the rule of its name: the grammar calls it, and nothing else."""
+    return method
 
 
 class Misread(Exception):  # noqa: N818  # a signal between a builder and `parse`, seen by nobody else

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from reshard.axis import Axis
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.notation.grammar import Form, mentioning, number, parse
+from reshard.notation.grammar import Form, mentioning, number, parse, rule
 from reshard.notation.plain import check_plain
 from reshard.sharding import DimSharding, Sharding
 
@@ -27,17 +27,19 @@ if TYPE_CHECKING:
     from lark import Token
 
 
-class _Builder:
-    """What each rule of the grammar stands for."""
+class _ListRules:
+    """What each rule of the grammar stands for, by its name."""
 
+    @rule
     def dim(self, parts: list[Token]) -> list[int]:
         return [number(part) for part in parts]
 
+    @rule
     def sharding(self, parts: list[list[int]]) -> list[list[int]]:
         return parts
 
 
-FORM = Form(name="mlir_list", starts=("sharding",), words={"NUMBER": "the number of a mesh axis"}, builder=_Builder())
+FORM = Form(name="mlir_list", starts=("sharding",), words={"NUMBER": "the number of a mesh axis"}, builder=_ListRules())
 
 
 def read_sharding(text: str, mesh: Mesh, ndim: int | None = None) -> Sharding:

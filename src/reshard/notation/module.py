@@ -41,7 +41,7 @@ def read_module(text: str) -> tuple[dict[str, Mesh], list[Sharding]]:
             the code of the rule that a mesh or a sharding breaks.
     """
     meshes: dict[str, Mesh] = {}
-    found: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
     place = 0
     while stop := _STOP.search(text, place):
         place = stop.end()
@@ -51,8 +51,8 @@ def read_module(text: str) -> tuple[dict[str, Mesh], list[Sharding]]:
             word = _word_before(text, stop.start())
             if word in ("", "#sdy.sharding", "sharding"):
                 place = closing(text, stop.start(), comments=not word)
-                found.append((stop.start(), place))
-    shardings = [read_sharding(text[start:end], meshes, whole=text, offset=start) for start, end in found]
+                places.append((stop.start(), place))
+    shardings = [read_sharding(text[start:end], meshes, whole=text, offset=start) for start, end in places]
     return meshes, shardings
 
 
@@ -70,5 +70,5 @@ def _add_mesh(text: str, start: int, meshes: dict[str, Mesh]) -> int:
 
 
 def _word_before(text: str, place: int) -> str:
-    found = _WORD_BEFORE.search(text, max(0, place - _LONGEST_WORD), place)
-    return found.group() if found else ""
+    word = _WORD_BEFORE.search(text, max(0, place - _LONGEST_WORD), place)
+    return word.group() if word else ""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from reshard.axis import Axis
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.notation.grammar import Form, mentioning, parse, shown
+from reshard.notation.grammar import Form, mentioning, parse, rule, shown
 from reshard.notation.plain import check_plain
 from reshard.sharding import Sharding
 
@@ -34,35 +34,39 @@ _AXES = re.compile(r"[^\s,\[\]{}]+")
 _DIM_NAMES = "IJKLMNOPQRST"
 
 
-class Read(NamedTuple):
+class _Subscripts(NamedTuple):
     """A sharding as its text has it: subscripts not yet read against a mesh."""
 
     dims: tuple[list[str], ...]
     unreduced: list[str]
 
 
-class _Builder:
-    """What each rule of the grammar stands for."""
+class _NamedRules:
+    """What each rule of the grammar stands for, by its name."""
 
+    @rule
     def subscript(self, parts: list[Token]) -> list[str]:
         return [str(part) for part in parts]
 
+    @rule
     def dim(self, parts: list[Token | list[str]]) -> list[str]:
         return parts[1] if len(parts) > 1 and isinstance(parts[1], list) else []
 
+    @rule
     def unreduced(self, parts: list[list[str]]) -> tuple[list[str]]:
         return (parts[0],)
 
-    def sharding(self, parts: list[Token | list[str] | tuple[list[str]]]) -> Read:
+    @rule
+    def sharding(self, parts: list[Token | list[str] | tuple[list[str]]]) -> _Subscripts:
         unreduced = [part[0] for part in parts if isinstance(part, tuple)]
-        return Read(tuple(part for part in parts if isinstance(part, list)), unreduced[0] if unreduced else [])
+        return _Subscripts(tuple(part for part in parts if isinstance(part, list)), unreduced[0] if unreduced else [])
 
 
 FORM = Form(
     name="named",
     starts=("sharding",),
     words={"NAME": "a name", "AXES": "mesh axes", "_UNREDUCED": "`U`"},
-    builder=_Builder(),
+    builder=_NamedRules(),
 )
 
 
@@ -76,7 +80,7 @@ def read_sharding(text: str, mesh: Mesh) -> Sharding:
     Raises:
         ReshardError: `syntax`, `unknown-axis`, or the code of the rule that is broken.
     """
-    read: Read = parse(FORM, "sharding", text)
+    read: _Subscripts = parse(FORM, "sharding", text)
     with mentioning(text):
         dims = [_resolved(subscript, mesh) for subscript in read.dims]
         return Sharding.of(mesh, *dims, unreduced=_resolved(read.unreduced, mesh))
@@ -92,9 +96,9 @@ def _names(word: str, names: Sequence[str], mesh: Mesh) -> list[str]:
     first: dict[int, str] = {}
     for place in reversed(range(len(word))):
         fitting = (name for name in names if word.startswith(name, place))
-        found = next((name for name in fitting if place + len(name) in first or place + len(name) == len(word)), None)
-        if found is not None:
-            first[place] = found
+        name = next((name for name in fitting if place + len(name) in first or place + len(name) == len(word)), None)
+        if name is not None:
+            first[place] = name
     if 0 not in first:
         raise ReshardError("unknown-axis", f"{shown(word)} is no row of axes of mesh {mesh}")
     result: list[str] = []

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from reshard.axis import Axis
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.notation.grammar import STRING_START, Form, Misread, mentioning, number, parse, placed, shown
+from reshard.notation.grammar import STRING_START, Form, Misread, mentioning, number, parse, placed, rule, shown
 from reshard.sharding import DimSharding, Sharding
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _TOKEN = re.compile(rf"//[^\r\n]*|{_PRETTY_TOKEN.pattern}")
 _ATTRIBUTE = re.compile(r"(?:[ \t\r\n]|//[^\r\n]*+)*+#sdy[a-z._]*(?=<)")
 
 
-class Read(NamedTuple):
+class _Unresolved(NamedTuple):
     """A sharding as its text has it."""
 
     mesh: str | Mesh | None
@@ -60,9 +60,10 @@ class _Devices(NamedTuple):
     ids: tuple[int, ...]
 
 
-class _Builder:
-    """What each rule of the grammar stands for."""
+class _ShardyRules:
+    """What each rule of the grammar stands for, by its name."""
 
+    @rule
     def integer(self, parts: list[Token]) -> int:
         if parts[0].type == "BOOLEAN":
             return -1 if parts[0] == "true" else 0
@@ -70,12 +71,15 @@ class _Builder:
         value = number(digits)
         return -value if len(parts) == 2 else value
 
+    @rule
     def mesh_axis(self, parts: list[Any]) -> tuple[str, int]:
         return _decoded(parts[0], 1), parts[1]
 
+    @rule
     def device_ids(self, parts: list[Any]) -> _Devices:
         return _Devices(parts[0], tuple(parts[1:]))
 
+    @rule
     def mesh_fields(self, parts: list[Any]) -> Mesh:
         axes = tuple(part for part in parts if not isinstance(part, _Devices))
         if len(axes) == len(parts):
@@ -90,31 +94,39 @@ class _Builder:
             raise Misread(key, "devices that are a whole world stand", "; they must be written `device_ids=`")
         return mesh
 
+    @rule
     def mesh(self, parts: list[Any]) -> tuple[str | None, Mesh]:
         return _decoded_symbol(parts[0]) if len(parts) == 2 else None, parts[-1]
 
+    @rule
     def axis(self, parts: list[Any]) -> Axis:
         return Axis(_decoded(parts[0], 1), *parts[1:])
 
+    @rule
     def dim(self, parts: list[Any]) -> DimSharding:
         axes = tuple(part for part in parts if isinstance(part, Axis))
         is_open = any(part.type == "OPEN" for part in parts[len(axes) :])
         return DimSharding(axes, is_open, _priority(parts[-1]) if len(parts) > len(axes) + is_open else None)
 
+    @rule
     def dims(self, parts: list[DimSharding]) -> tuple[DimSharding, ...]:
         return tuple(parts)
 
+    @rule
     def replicated(self, parts: list[Any]) -> tuple[Token, dict[str, Any]]:
         return parts[0], {"replicated": tuple(parts[1:])}
 
+    @rule
     def unreduced(self, parts: list[Any]) -> tuple[Token, dict[str, Any]]:
         axes = tuple(part for part in parts if isinstance(part, Axis))
         reduction = {} if len(parts) == 1 + len(axes) else {"reduction": str(parts[1])}
         return parts[0], {"unreduced": axes, **reduction}
 
+    @rule
     def uneven(self, parts: list[Token]) -> tuple[Token, dict[str, Any]]:
         return parts[0], {"uneven": str(parts[1])}
 
+    @rule
     def fields(self, parts: list[Any]) -> tuple[tuple[DimSharding, ...], dict[str, Any]]:
         options: dict[str, Any] = {}
         for keyword, option in parts[1:]:
@@ -123,12 +135,14 @@ class _Builder:
             options.update(option)
         return parts[0], options
 
-    def on_mesh(self, parts: list[Any]) -> Read:
+    @rule
+    def on_mesh(self, parts: list[Any]) -> _Unresolved:
         mesh = parts[0] if isinstance(parts[0], Mesh) else _decoded_symbol(parts[0])
-        return Read(mesh, *parts[1])
+        return _Unresolved(mesh, *parts[1])
 
-    def bare(self, parts: list[Any]) -> Read:
-        return Read(None, *parts[0])
+    @rule
+    def bare(self, parts: list[Any]) -> _Unresolved:
+        return _Unresolved(None, *parts[0])
 
 
 FORM = Form(
@@ -150,7 +164,7 @@ FORM = Form(
         "_MESH": "`mesh`",
         "_SHARDING": "`sharding`",
     },
-    builder=_Builder(),
+    builder=_ShardyRules(),
 )
 
 
@@ -169,7 +183,7 @@ def read_sharding(text: str, meshes: Meshes, *, whole: str | None = None, offset
     >>> print(read_sharding('<@m, [{"x"}]>', {"m": Mesh.of(x=2)}))
     #sdy.sharding<mesh<["x"=2]>, [{"x"}]>
     """
-    read: Read = parse(FORM, "sharding", text, whole=whole, offset=offset)
+    read: _Unresolved = parse(FORM, "sharding", text, whole=whole, offset=offset)
     _check_brackets(text, whole=whole, offset=offset)
     with mentioning(text):
         return Sharding(_resolved(read.mesh, meshes), read.dims, **read.options)
@@ -196,8 +210,8 @@ def _resolved(mesh: str | Mesh | None, meshes: Meshes) -> Mesh:
     if mesh is None:
         return only_mesh(meshes)
     if meshes is None or mesh not in meshes:
-        given = ", ".join(shown(f"@{name}") for name in meshes or ()) or "no mesh"
-        raise ReshardError("unknown-mesh", f"the text refers to the mesh {shown('@' + mesh)}; given: {given}")
+        names = ", ".join(shown(f"@{name}") for name in meshes or ()) or "no mesh"
+        raise ReshardError("unknown-mesh", f"the text refers to the mesh {shown('@' + mesh)}; given: {names}")
     return meshes[mesh]
 
 
@@ -230,8 +244,8 @@ def closing(text: str, start: int, *, comments: bool) -> int:
     9
     """
     opened: list[int] = []
-    for found in (_TOKEN if comments else _PRETTY_TOKEN).finditer(text, start):
-        token, place = found.group(), found.start()
+    for match in (_TOKEN if comments else _PRETTY_TOKEN).finditer(text, start):
+        token, place = match.group(), match.start()
         if token in _PAIRS:
             opened.append(place)
         elif token == '"':

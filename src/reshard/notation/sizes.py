@@ -9,19 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reshard.mesh import Mesh
-from reshard.notation.grammar import Form, number, parse
+from reshard.notation.grammar import Form, number, parse, rule
 
 if TYPE_CHECKING:
     from lark import Token
 
 
-class _Builder:
-    """What each rule of the grammar stands for."""
+class _SizesRules:
+    """What each rule of the grammar stands for, by its name."""
 
+    @rule
     def axis(self, parts: list[Token]) -> tuple[str, int]:
         size = number(parts[-1])
         return str(parts[0]), -size if len(parts) == 3 else size
 
+    @rule
     def mesh(self, parts: list[tuple[str, int]]) -> Mesh:
         return Mesh(tuple(parts))
 
@@ -30,7 +32,7 @@ FORM = Form(
     name="sizes",
     starts=("mesh",),
     words={"NAME": "the name of an axis", "NUMBER": "a size", "MINUS": "a size"},
-    builder=_Builder(),
+    builder=_SizesRules(),
 )
 
 

@@ -38,8 +38,8 @@ import numpy as np
 from reshard.axis import Axis
 from reshard.digits import Digit, Digits, Positions, Transposition
 from reshard.errors import ReshardError
-from reshard.mesh import LIMIT, Mesh
-from reshard.notation.grammar import Form, Misread, mentioning, number, parse, placed, shown
+from reshard.mesh import ENUMERABLE, LIMIT, Mesh
+from reshard.notation.grammar import Form, Misread, mentioning, number, parse, placed, rule, shown
 from reshard.notation.plain import check_blocks
 from reshard.sharding import Sharding
 
@@ -47,11 +47,9 @@ if TYPE_CHECKING:
     from lark import Token
 
 _TUPLE = re.compile(r"\s*(?:sharding\s*=\s*)?\{\s*(?:\{|\})")
-_MOST_LISTED = 2**24
-"""The most devices that are listed one by one."""
 
 
-class Tiles(NamedTuple):
+class TileAssignment(NamedTuple):
     """A tile assignment as its text has it."""
 
     shape: tuple[int, ...]
@@ -67,7 +65,7 @@ class Tiles(NamedTuple):
         """The devices in the order of the tiles."""
         if not self.reshaped:
             return np.array(self.order, dtype=np.int64)
-        if prod(self.reshaped) > _MOST_LISTED:
+        if prod(self.reshaped) > ENUMERABLE:
             raise ReshardError("too-large", f"{prod(self.reshaped)} devices in no order of digits are too many to list")
         return (self.digits() or Digits()).offsets()
 
@@ -88,42 +86,49 @@ class Tiles(NamedTuple):
         return rows.reshape(moved.shape).transpose(np.argsort(order)).ravel()
 
 
-class _Builder:
-    """What each rule of the grammar stands for."""
+class _XlaRules:
+    """What each rule of the grammar stands for, by its name."""
 
+    @rule
     def tiles(self, parts: list[Token]) -> tuple[int, ...]:
         for part in parts:
             if number(part) == 0:
                 raise Misread(part, "a dim must be cut into at least 1 tile; found 0")
         return tuple(map(int, parts))
 
+    @rule
     def reshaped(self, parts: list[Token]) -> tuple[int, ...]:
         return self.tiles(parts)
 
+    @rule
     def iota(self, parts: list[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if len(parts) == 1:
             return self.tiles(parts), (0,)
         reshaped, *order = parts
         numbers = tuple(number(part) for part in order)
         if sorted(numbers) != list(range(len(reshaped))):
-            found = shown(",".join(order))
+            listing = shown(",".join(order))
             problem = f"a transposition of {len(reshaped)} dims must hold each of 0 to {len(reshaped) - 1} once"
             raise Misread(order[0], f"{problem}; found {found}")
         return reshaped, numbers
 
+    @rule
     def listed(self, parts: list[Token]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (), tuple(number(part) for part in parts)
 
+    @rule
     def last_tile_dim_replicate(self, _: list[Token]) -> list[str]:
         return ["replicated"]
 
+    @rule
     def last_tile_dims(self, parts: list[Token]) -> list[str]:
         for part in parts:
             if part == "manual":
                 raise Misread(part, _MANUAL)
         return [str(part) for part in parts]
 
-    def tiled(self, parts: list[Any]) -> Tiles:
+    @rule
+    def tiled(self, parts: list[Any]) -> TileAssignment:
         shape, (reshaped, order) = parts[:2]
         subgroups = tuple(parts[2]) if len(parts) > 2 else ()
         if len(subgroups) > len(shape):
@@ -134,14 +139,16 @@ class _Builder:
         if not reshaped and len(set(order)) != count:
             twice = Counter(order).most_common(1)[0][0]
             raise ReshardError("duplicate-device-id", f"device {twice} is listed twice")
-        return Tiles(shape, subgroups, reshaped, order)
+        return TileAssignment(shape, subgroups, reshaped, order)
 
+    @rule
     def maximal(self, parts: list[Token]) -> int:
         return number(parts[0])
 
-    def sharding(self, parts: list[Any]) -> Tiles | Token | int:
-        kind: Tiles | Token | int = parts[0]
-        if not isinstance(kind, Tiles | int) and kind.type in _REFUSED:
+    @rule
+    def sharding(self, parts: list[Any]) -> TileAssignment | Token | int:
+        kind: TileAssignment | Token | int = parts[0]
+        if not isinstance(kind, TileAssignment | int) and kind.type in _REFUSED:
             raise Misread(kind, _REFUSED[kind.type])
         return kind
 
@@ -163,7 +170,7 @@ FORM = Form(
     name="xla",
     starts=("sharding",),
     words={"NUMBER": "a number", "BLOCK": "metadata in braces"},
-    builder=_Builder(),
+    builder=_XlaRules(),
 )
 
 
@@ -180,18 +187,18 @@ def read_sharding(text: str, mesh: Mesh | None, ndim: int | None = None) -> Shar
             `bad-argument` where `ndim` is needed, `unknown-mesh` where a mesh is, or the code of the rule that
             is broken.
     """
-    if found := _TUPLE.match(text):
-        place = text.index("{", 0, found.end())
+    if opening := _TUPLE.match(text):
+        place = text.index("{", 0, opening.end())
         ending = "; it holds a sharding for every part of a tuple, so give one of those"
         raise placed(text, place, "a tuple sharding begins", ending)
-    kind: Tiles | Token | int = parse(FORM, "sharding", text)
+    kind: TileAssignment | Token | int = parse(FORM, "sharding", text)
     mesh = None if mesh is None or mesh.is_empty else mesh
     with mentioning(text):
         if isinstance(kind, int):
             if mesh is not None:
                 mesh.position_of(kind)
             return Sharding(Mesh((), (kind,)), ())
-        if isinstance(kind, Tiles):
+        if isinstance(kind, TileAssignment):
             return _tiled(kind, mesh, ndim)
         if ndim is None:
             raise ReshardError("bad-argument", "the text does not say the number of dims; ndim must be given")
@@ -203,7 +210,7 @@ def read_sharding(text: str, mesh: Mesh | None, ndim: int | None = None) -> Shar
         return Sharding.of(mesh or Mesh(()), *[None] * ndim, unreduced=names)
 
 
-def _tiled(tiles: Tiles, mesh: Mesh | None, ndim: int | None) -> Sharding:
+def _tiled(tiles: TileAssignment, mesh: Mesh | None, ndim: int | None) -> Sharding:
     rank = len(tiles.shape) - len(tiles.subgroups)
     if ndim is not None and rank != ndim:
         raise ReshardError("rank-mismatch", f"the tiles have {rank} dims, the tensor {ndim}")
@@ -223,7 +230,7 @@ def _named(dealt: Sequence[Digits], mesh: Mesh) -> list[tuple[Axis, ...]] | None
     return known if len(known) == len(axes) else None
 
 
-def _on_fresh_mesh(tiles: Tiles) -> Sharding:
+def _on_fresh_mesh(tiles: TileAssignment) -> Sharding:
     """On axes a, b, c, …: a digit each, in the order of the devices; or a dim of tiles each, with device ids."""
     digits = tiles.digits()
     dealt = None if digits is None else _dealt(digits, tiles.shape)
@@ -236,7 +243,7 @@ def _on_fresh_mesh(tiles: Tiles) -> Sharding:
     return _assembled(mesh, tiles, _named(dealt, mesh) or [])
 
 
-def _assembled(mesh: Mesh, tiles: Tiles, axes: Sequence[Sequence[Axis]]) -> Sharding:
+def _assembled(mesh: Mesh, tiles: TileAssignment, axes: Sequence[Sequence[Axis]]) -> Sharding:
     """The sharding, given the axes that cut each dim of the tiles."""
     rank = len(tiles.shape) - len(tiles.subgroups)
     last = zip(tiles.subgroups, axes[rank:], strict=True)
@@ -244,7 +251,7 @@ def _assembled(mesh: Mesh, tiles: Tiles, axes: Sequence[Sequence[Axis]]) -> Shar
     return Sharding.of(mesh, *axes[:rank], unreduced=unreduced)
 
 
-def _digits_on(tiles: Tiles, mesh: Mesh) -> Digits | None:
+def _digits_on(tiles: TileAssignment, mesh: Mesh) -> Digits | None:
     """The tiles' devices as digits of their position in a mesh; None where they are no such list."""
     count = prod(tiles.shape)
     if count != mesh.size:
