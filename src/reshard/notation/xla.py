@@ -109,7 +109,7 @@ class _XlaRules:
         if sorted(numbers) != list(range(len(reshaped))):
             listing = shown(",".join(order))
             problem = f"a transposition of {len(reshaped)} dims must hold each of 0 to {len(reshaped) - 1} once"
-            raise Misread(order[0], f"{problem}; found {found}")
+            raise Misread(order[0], f"{problem}; found {listing}")
         return reshaped, numbers
 
     @rule
