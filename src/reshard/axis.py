@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from math import inf
 
 from reshard.checks import expect, shown
+from reshard.digits import nest
 from reshard.errors import ReshardError
 
 
@@ -125,9 +126,7 @@ class Axis:
             return True
         low, high = sorted((self.start, other.start))
         near, far = sorted((int(self.stop), int(other.stop)))
-        if near > high:
-            return near % high == 0 and high % low == 0 and far % near == 0
-        return high % near == 0
+        return nest([low, high, near, far]) if near > high else high % near == 0
 
     def overlap(self, other: Axis, full_size: int) -> Axis | None:
         """The part that the two share; None where they share none or cannot coexist."""
@@ -258,7 +257,7 @@ def refined_mesh(axes: Iterable[Axis], sizes: Mapping[str, int]) -> tuple[Axis, 
 
 def _chain(name: str, cuts: set[int], full_size: int) -> list[int]:
     chain = sorted(cuts | {1, full_size})
-    if any(b % a for a, b in itertools.pairwise(chain)):
+    if not nest(chain):
         raise ReshardError("sub-axes-cannot-coexist", f"no split of axis {quote(name)} has parts that end at {chain}")
     return chain
 
@@ -276,17 +275,15 @@ def aligned(
     def split(axis: Axis, against: Sequence[Axis]) -> list[Axis]:
         near = [other for other in against if axis.overlaps(other) and axis.can_coexist(other)]
         cuts = {point for other in near for point in (other.start, other.stop_in(sizes[axis.name]))}
-        inside = [c for c in sorted(cuts) if axis.start < c < axis.stop_in(sizes[axis.name])]
-        ends = [axis.start, *inside, axis.stop_in(sizes[axis.name])]
-        nests = all(b % a == 0 for a, b in itertools.pairwise(ends))
-        return pieces(axis, cuts, sizes) if nests else [axis]
+        inside = [cut for cut in cuts if axis.start < cut < axis.stop_in(sizes[axis.name])]
+        return pieces(axis, cuts, sizes) if nest([axis.start, *inside, axis.stop_in(sizes[axis.name])]) else [axis]
 
     before: tuple[tuple[Axis, ...], tuple[Axis, ...]] = ((), ())
     after = (tuple(axes), tuple(others))
     while after != before:
         before = after
-        left = tuple(piece for axis in after[0] for piece in split(axis, after[1]))
-        after = (left, tuple(piece for axis in after[1] for piece in split(axis, left)))
+        ours = tuple(piece for axis in after[0] for piece in split(axis, after[1]))
+        after = (ours, tuple(piece for axis in after[1] for piece in split(axis, ours)))
     return after
 
 
@@ -296,16 +293,15 @@ def difference(axes: Iterable[Axis], removed: Sequence[Axis], sizes: Mapping[str
     >>> print(*difference([Axis("y")], [Axis("y", 2, 2)], {"y": 8}))
     "y":(1)2 "y":(4)2
     """
-    left = list(axes)
+    remaining = list(axes)
     for other in removed:
-        kept: list[Axis] = []
-        for axis in left:
-            parts = [axis.prefix_without_overlap(other, sizes[axis.name])]
+        clear: list[Axis | None] = []
+        for axis in remaining:
+            clear.append(axis.prefix_without_overlap(other, sizes[axis.name]))
             if axis.overlaps(other):
-                parts.append(axis.suffix_without_overlap(other, sizes[axis.name]))
-            kept += [part for part in parts if part is not None]
-        left = kept
-    return tuple(left)
+                clear.append(axis.suffix_without_overlap(other, sizes[axis.name]))
+        remaining = [part for part in clear if part is not None]
+    return tuple(remaining)
 
 
 def is_prefix(axes: Sequence[Axis], others: Sequence[Axis]) -> bool:
@@ -343,13 +339,13 @@ def truncated(axes: Iterable[Axis], others: Sequence[Axis], sizes: Mapping[str, 
     >>> print(*truncated([Axis("x"), Axis("y")], [Axis("y", 4, 2)], {"x": 2, "y": 8}))
     "x" "y":(1)4
     """
-    kept: list[Axis] = []
+    clear: list[Axis] = []
     for axis in axes:
         clean: Axis | None = axis
         for other in others:
             clean = None if clean is None else clean.prefix_without_overlap(other, sizes[axis.name])
         if clean is not None:
-            kept.append(clean)
+            clear.append(clean)
         if clean != axis:
             break
-    return tuple(kept)
+    return tuple(clear)

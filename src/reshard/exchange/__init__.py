@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from reshard.exchange.by_digits import DigitExchange
 from reshard.exchange.pieces import Exchange, Piece, Tiling, overlap_elements
-from reshard.exchange.reduction import combine_then_gather, find_exchange, kept_apart, total_bound
+from reshard.exchange.reduction import class_digits, combine_then_gather, find_exchange, total_bound
 from reshard.exchange.schedule import schedule
 
 __all__ = [
@@ -38,9 +38,9 @@ __all__ = [
     "Exchange",
     "Piece",
     "Tiling",
+    "class_digits",
     "combine_then_gather",
     "find_exchange",
-    "kept_apart",
     "overlap_elements",
     "schedule",
     "total_bound",

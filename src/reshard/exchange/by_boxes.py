@@ -41,7 +41,7 @@ import numpy as np
 from reshard.box import Box
 from reshard.digits import NO_DIGITS, Digits, Layout, Positions
 from reshard.errors import ReshardError
-from reshard.exchange.pieces import NONE_KEPT, Exchange, Piece, Tiling
+from reshard.exchange.pieces import ONE_CLASS, ClassDigits, Exchange, Piece, Tiling
 from reshard.mesh import ENUMERABLE
 
 
@@ -104,14 +104,13 @@ class BoxExchange(Exchange):
     target: Tiling
     combined: Digits
     """Digits of the source whose values are combined on the receiver."""
-    classes: tuple[Digits, Digits]
-    """Digits of source and of target along which values stay unreduced: equal values belong together."""
+    apart: ClassDigits
     near: int = 0
     """Where given, devices whose numbers agree when divided by it serve each other first."""
 
     @property
-    def kept(self) -> tuple[Digits, Digits]:
-        return self.classes
+    def class_digits(self) -> ClassDigits:
+        return self.apart
 
     @cached_property
     def overlaps(self) -> tuple[Overlaps, ...]:
@@ -145,7 +144,7 @@ class BoxExchange(Exchange):
         """
         parts = tuple(map(Overlaps.part, self.overlaps, source, target))
         counts = [len(part.start) for part in parts]
-        pairs = np.stack([digits.offsets() for digits in self.classes])
+        pairs = np.stack([digits.offsets() for digits in self.apart])
         combined = self.combined.offsets()
         shape = (prod(counts), pairs.shape[1], len(combined))
         if prod(shape) > ENUMERABLE:
@@ -184,10 +183,10 @@ class BoxExchange(Exchange):
         bases, copies = _split(self.target.layout, places)
         keys = tile * self.target.mesh.size + receiver
         order = np.argsort(keys)
-        wanted = tiles * self.target.mesh.size + bases
-        found = order[np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)]
-        meets = keys[found] == wanted
-        own = np.sort(found[meets] * len(self._copies) + copies[meets])
+        own_keys = tiles * self.target.mesh.size + bases
+        cells = order[np.minimum(np.searchsorted(keys, own_keys, sorter=order), len(keys) - 1)]
+        meets = keys[cells] == own_keys
+        own = np.sort(cells[meets] * len(self._copies) + copies[meets])
         dealt = len(self._copies) - np.bincount(own // len(self._copies), minlength=len(holder))
         before = np.cumsum(dealt) - dealt
         return Cells(holder, receiver, elements, overlap, parts, before - before[starts][tile], own)
@@ -200,10 +199,10 @@ class BoxExchange(Exchange):
             return self._near_senders(cells)[cell, copy]
         key = cell * len(self._copies)
         taken = np.searchsorted(cells.own, key + copy)
-        own = np.append(cells.own, -1)[taken] == key + copy
+        is_own = np.append(cells.own, -1)[taken] == key + copy
         rank = copy - (taken - np.searchsorted(cells.own, key))
         dealt = cells.holder[cell] + self._holders[(cells.before[cell] + rank) % len(self._holders)]
-        return np.where(own, self._source_places[cells.receiver[cell] + self._copies[copy]], dealt)
+        return np.where(is_own, self._source_places[cells.receiver[cell] + self._copies[copy]], dealt)
 
     def _near_senders(self, cells: Cells) -> Positions:
         """The senders to all copies of all cells, dealt among the holders on the receiver's side if there are any."""
@@ -223,14 +222,14 @@ class BoxExchange(Exchange):
         )
         places = self._source_places[receivers]
         base, _ = _split(self.source.layout, places)
-        own = (places >= 0) & (base == holders[tile, 0])
-        group = (tile * (count + 1) + np.where(alone, count, side)) * 2 + own
-        turn = np.lexsort((-np.repeat(cells.elements, len(self._copies)), group))
-        starts = np.flatnonzero(np.diff(group[turn], prepend=-1))
-        rank = np.empty_like(turn)
-        rank[turn] = np.arange(len(turn)) - np.repeat(starts, np.diff(starts, append=len(turn)))
+        holds = (places >= 0) & (base == holders[tile, 0])
+        group = (tile * (count + 1) + np.where(alone, count, side)) * 2 + holds
+        order_dealt = np.lexsort((-np.repeat(cells.elements, len(self._copies)), group))
+        starts = np.flatnonzero(np.diff(group[order_dealt], prepend=-1))
+        rank = np.empty_like(order_dealt)
+        rank[order_dealt] = np.arange(len(rank)) - np.repeat(starts, np.diff(starts, append=len(rank)))
         dealt = holders.ravel()[order][low + rank % (high - low)]
-        senders: Positions = np.where(own, places, dealt)
+        senders: Positions = np.where(holds, places, dealt)
         return senders.reshape(len(cells.holder), len(self._copies))
 
     def incoming(self, device: int) -> list[Piece]:
@@ -260,13 +259,13 @@ class BoxExchange(Exchange):
             return self._sent(device, cells, receivers, cell)
         base, number = _split(self.source.layout, np.array([position]))
         asked = np.flatnonzero(cells.holder == base)
-        turns, copies = len(self._holders), len(self._copies)
+        holders, copies = len(self._holders), len(self._copies)
         starts = np.searchsorted(cells.own, asked * copies)
         dealt = copies - (np.searchsorted(cells.own, (asked + 1) * copies) - starts)
-        first = (number - cells.before[asked]) % turns
-        times = np.maximum(-(-(dealt - first) // turns), 0)
+        first = (number - cells.before[asked]) % holders
+        times = np.maximum(-(-(dealt - first) // holders), 0)
         row = np.repeat(np.arange(len(asked)), times)
-        rank = first[row] + (np.arange(len(row)) - (np.cumsum(times) - times)[row]) * turns
+        rank = first[row] + (np.arange(len(row)) - (np.cumsum(times) - times)[row]) * holders
         # the own copies of a cell are left out of its ranks: copy = rank + own copies that come before it
         skips = cells.own - (np.arange(len(cells.own)) - np.searchsorted(cells.own, cells.own // copies * copies))
         copy = rank + np.searchsorted(skips, asked[row] * copies + rank, "right") - starts[row]
@@ -285,8 +284,8 @@ class BoxExchange(Exchange):
         if len(self._holders) == 1 or place[0] < 0:
             return place[:0], asked[:0]
         base, _ = _split(self.target.layout, place)
-        found = asked[cells.receiver[asked] == base]
-        return np.repeat(place, len(found)), found
+        own_cells = asked[cells.receiver[asked] == base]
+        return np.repeat(place, len(own_cells)), own_cells
 
     def _travelling(self) -> tuple[Positions, Positions, Positions]:
         """Every piece that goes from one device to another: positions of sender and receiver, elements.
@@ -300,8 +299,8 @@ class BoxExchange(Exchange):
         cell = np.repeat(np.arange(len(cells.holder)), len(self._copies))
         copy = np.tile(np.arange(len(self._copies)), len(cells.holder))
         sender, receiver = self._senders(cells, cell, copy), cells.receiver[cell] + self._copies[copy]
-        others = sender != self._source_places[receiver]
-        return sender[others], receiver[others], cells.elements[cell][others]
+        travels = sender != self._source_places[receiver]
+        return sender[travels], receiver[travels], cells.elements[cell][travels]
 
     def traffic(self) -> tuple[Positions, Positions, Positions]:
         sender, receiver, elements = self._travelling()
@@ -323,7 +322,7 @@ class BoxExchange(Exchange):
 
 
 def by_boxes(
-    source: Tiling, target: Tiling, combined: Digits = NO_DIGITS, kept: tuple[Digits, Digits] = NONE_KEPT, near: int = 0
+    source: Tiling, target: Tiling, combined: Digits = NO_DIGITS, classes: ClassDigits = ONE_CLASS, near: int = 0
 ) -> BoxExchange:
     """The exchange by comparing boxes; always there, for devices and blocks that can be listed.
 
@@ -331,7 +330,7 @@ def by_boxes(
         source: where the tiles are.
         target: where they go.
         combined: digits of the source whose values are combined on the receiver.
-        kept: digits of source and target along which values stay unreduced.
+        classes: the digits along which values stay unreduced.
         near: where given, devices whose numbers agree when divided by it serve each other first.
 
     Raises:
@@ -341,7 +340,7 @@ def by_boxes(
     devices = max(source.mesh.size, target.mesh.size)
     if max([devices, *blocks]) > ENUMERABLE:
         raise ReshardError("too-large", f"boxes of {devices} devices are too many to compare")
-    return BoxExchange(source, target, combined, kept, near)
+    return BoxExchange(source, target, combined, classes, near)
 
 
 def _overlaps(source: Tiling, target: Tiling, dim: int) -> Overlaps:

@@ -5,7 +5,7 @@ For every digit δ of its *sender*, by what δ does in the source:
 
     cuts a dim, where the target cuts the same by δ'    the sender has c at δ'     determined
     cuts a dim that is local there in the target        all its values are needed  gathered
-    holds partial values that the target does not       all its values are needed  gathered
+    is unreduced, where the target is not               all its values are needed  gathered
     replicates                                          any value will do          free
 
 Draw an arrow from the receiver digit δ' to the sender digit δ that it determines.
@@ -18,7 +18,7 @@ receiver -> sender is a permutation of the positions, and adding r to the gather
 for each of the k values of r, k being the product of their sizes.
 
 **Proof that nothing is moved in vain.** In round r a receiver gets the part of its tile whose gathered digits
-are those of the sender, so after k rounds it has each element of its tile once (once per class of partial
+are those of the sender, so after k rounds it has each element of its tile once (once per class of unreduced
 values).
 Let a device hold an element of its own target tile.
 Then all digits of that element agree with the device's, in the source and in the target: along a closed chain

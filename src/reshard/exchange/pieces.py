@@ -81,23 +81,30 @@ class Tiling:
         return sizes
 
 
-NONE_KEPT = NO_DIGITS, NO_DIGITS
-"""The digits along which values stay unreduced where there are none."""
+class ClassDigits(NamedTuple):
+    """The digits along which values stay unreduced: where they are equal, the values are of one class."""
+
+    source: Digits = NO_DIGITS
+    target: Digits = NO_DIGITS
 
 
-def overlap_elements(source: Tiling, target: Tiling, kept: tuple[Digits, Digits] = NONE_KEPT) -> Positions:
+ONE_CLASS = ClassDigits()
+
+
+def overlap_elements(source: Tiling, target: Tiling, classes: ClassDigits = ONE_CLASS) -> Positions:
     """Per position of the target, how many elements of the tile there its device holds in the source.
 
     Args:
         source: what the devices have.
         target: what they need.
-        kept: digits of source and target along which values stay unreduced; another class is not held.
+        classes: what is of another class is not held.
     """
     places = source.mesh.positions_of(target.mesh.device_array)
     same_order = source.same_order_as(target)
     shared: Positions = np.ones(len(places), dtype=np.int64)
     if not same_order:
-        shared[(places < 0) | (kept[0].index_of(places) != kept[1].index_of(target.mesh.positions))] = 0
+        alike = classes.source.index_of(places) == classes.target.index_of(target.mesh.positions)
+        shared[(places < 0) | ~alike] = 0
     for (low, high), (start, stop) in zip(source.all_bounds, target.all_bounds, strict=True):
         if not same_order:
             low, high = low[places], high[places]
@@ -163,16 +170,16 @@ class Exchange(ABC):
     @cached_property
     def all_held(self) -> Positions:
         """Per position of the target, the number of elements of its tile that its device holds in the source."""
-        return overlap_elements(self.source, self.target, self.kept)
+        return overlap_elements(self.source, self.target, self.class_digits)
 
     def all_missing(self) -> Positions:
         """Per position of the target, the number of elements that its device needs and does not hold."""
         return self.target.all_elements - self.all_held
 
     @property
-    def kept(self) -> tuple[Digits, Digits]:
-        """Digits of source and target along which values stay unreduced."""
-        return NONE_KEPT
+    def class_digits(self) -> ClassDigits:
+        """The digits along which values stay unreduced, where no other digits of the exchange say so."""
+        return ONE_CLASS
 
     @property
     def missing(self) -> int:

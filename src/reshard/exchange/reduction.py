@@ -1,9 +1,9 @@
-"""Partial values: combine every element on one device, then gather.
+"""Unreduced values: combine every element on one device, then gather.
 
 A digit along which the source is unreduced is gathered as any other, but what arrives is combined, not placed.
 Were that done into the target itself, each of its R replicas would combine the same elements.
 So the target is refined by *all* digits on which it is replicated, so that every element has one home among its
-R holders: p classes of partial values arrive there, p - 1 of them from others where the home holds one itself;
+R holders: p classes of values arrive there, p - 1 of them from others where the home holds one itself;
 then the replicas gather from each other, R - 1 copies of each element.
 That is R + p - 2 transfers per element, or one more, and replicas are equal bit for bit.
 
@@ -37,13 +37,13 @@ from reshard.digits import NO_DIGITS, Digit, Digits, Layout
 from reshard.errors import ReshardError
 from reshard.exchange.by_boxes import by_boxes
 from reshard.exchange.by_digits import by_digits
-from reshard.exchange.pieces import Exchange, Tiling
+from reshard.exchange.pieces import ClassDigits, Exchange, Tiling
 
 
 def find_exchange(source: Tiling, target: Tiling, near: int = 0) -> Exchange:
     """The exchange from one tiling to another, by digits where they have a refinement, else by boxes.
 
-    Partial values that the target does not keep apart are combined on every device that gets them.
+    Classes that the target does not keep apart are combined on every device that gets them.
 
     Args:
         source: where the tiles are.
@@ -53,36 +53,36 @@ def find_exchange(source: Tiling, target: Tiling, near: int = 0) -> Exchange:
     Raises:
         ReshardError: `no-plan` where the target is unreduced along what the source is not, `too-large`.
     """
-    kept = target.layout.unreduced
-    same_order = source.same_order_as(target)
-    combined = source.layout.unreduced.without(kept) if same_order or not kept else NO_DIGITS
+    staying = target.layout.unreduced
+    same_order = source.same_order_as(target) or not staying
+    combined = source.layout.unreduced.without(staying) if same_order else NO_DIGITS
     if source.classes != target.classes * combined.size:
         raise ReshardError("no-plan", "an exchange cannot make values partial along digits where they were not")
-    found = by_digits(source, target, near) if same_order or not kept else None
-    return found or by_boxes(source, target, combined, kept_apart(source, target), near)
+    exchange = by_digits(source, target, near) if same_order else None
+    return exchange or by_boxes(source, target, combined, class_digits(source, target), near)
 
 
-def kept_apart(source: Tiling, target: Tiling) -> tuple[Digits, Digits]:
-    """The digits of source and target along which partial values stay apart.
+def class_digits(source: Tiling, target: Tiling) -> ClassDigits:
+    """The digits along which values stay unreduced.
 
     They are the same digits where the devices stand in one order; else the classes go by their number.
     """
-    kept = target.layout.unreduced
-    same_order = source.same_order_as(target)
-    return (kept if same_order or not kept else source.layout.unreduced, kept)
+    staying = target.layout.unreduced
+    same_order = source.same_order_as(target) or not staying
+    return ClassDigits(staying if same_order else source.layout.unreduced, staying)
 
 
 def combine_then_gather(source: Tiling, target: Tiling, near: int = 0) -> tuple[Exchange, ...]:
-    """The exchanges that take partial values to the target: into a refined target, and from there.
+    """The exchanges that take unreduced values to the target: into a refined target, and from there.
 
-    Where the target has one copy of each tile, or keeps all partial values apart, one exchange does it.
+    Where the target has one copy of each tile, or keeps all classes apart, one exchange does it.
     """
     if target.layout.copies() == 1 or source.classes == target.classes:
         return (find_exchange(source, target, near),)
     if not target.shape:
         source, target = (replace(tiling, shape=(1,), layout=_lifted(tiling.layout)) for tiling in (source, target))
-    found = [(find_exchange(source, home, near), home) for home in _homes(source, target)]
-    combine, home = min(found, key=lambda pair: (pair[0].received, pair[0].total_received))
+    choices = [(find_exchange(source, home, near), home) for home in _homes(source, target)]
+    combine, home = min(choices, key=lambda choice: (choice[0].received, choice[0].total_received))
     return combine, find_exchange(home, target, near)
 
 
@@ -134,7 +134,7 @@ def _roomiest(layout: Layout, shape: Sequence[int], digit: Digit) -> int:
 def total_bound(source: Tiling, target: Tiling) -> int:
     """The least number of elements that all devices together must receive to reduce and place every element.
 
-    Per element R + p - 2 with R copies in the target and p classes of partial values, and one more where no
+    Per element R + p - 2 with R copies in the target and p classes of unreduced values, and one more where no
     device of the target holds a part; per class that stays apart.
 
     Raises:
@@ -148,15 +148,15 @@ def _held_elements(source: Tiling, target: Tiling) -> int:
     """How many elements some device of the target holds a part of in the source, summed over kept classes."""
     devices = target.mesh.device_array
     places = source.mesh.positions_of(devices)
-    here = np.flatnonzero(places >= 0)
-    volume = np.ones(len(here), dtype=np.int64)
-    keys = [digit.value(here) for digit in target.layout.unreduced]
+    both = np.flatnonzero(places >= 0)
+    volume = np.ones(len(both), dtype=np.int64)
+    keys = [digit.value(both) for digit in target.layout.unreduced]
     for dim, size in enumerate(target.shape):
-        bounds = [*source.layout.intervals(dim, size, places[here]), *target.layout.intervals(dim, size, here)]
+        bounds = [*source.layout.intervals(dim, size, places[both]), *target.layout.intervals(dim, size, both)]
         start, stop = np.maximum(bounds[0], bounds[2]), np.minimum(bounds[1], bounds[3])
         volume *= np.maximum(stop - start, 0)
         keys += [start, stop]
     if not keys:
-        return 1 if len(here) else 0
+        return 1 if len(both) else 0
     _, first = np.unique(np.stack(keys, axis=1)[volume > 0], axis=0, return_index=True)
     return int(volume[volume > 0][first].sum())

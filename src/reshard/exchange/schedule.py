@@ -8,7 +8,7 @@ An engine whose rounds move boxes of one shape colours each shape by itself: a t
 
 >>> from reshard.box import Box
 >>> pieces = [Piece(s, r, Box([(0, 1)]), 0) for s, r in [(0, 1), (0, 2), (1, 2), (2, 2)]]
->>> [[(piece.sender, piece.receiver) for piece in turn] for turn in schedule(pieces)]
+>>> [[(piece.sender, piece.receiver) for piece in pieces] for pieces in schedule(pieces)]
 [[(0, 1), (1, 2)], [(0, 2)]]
 """
 
@@ -38,22 +38,22 @@ def schedule(pieces: Iterable[Piece], *, one_shape: bool = False) -> list[list[P
     for piece in travelling:
         shapes.setdefault(piece.box.shape, []).append(piece)
     ordered = sorted(shapes.values(), key=lambda group: -group[0].box.size)
-    return [turn for group in ordered for turn in _coloured(group)]
+    return [pieces for group in ordered for pieces in _coloured(group)]
 
 
 End = tuple[int, bool]
-"""A device as a sender (False) or as a receiver (True)."""
+"""A device, and whether it stands for itself as a receiver, not as a sender."""
 
 
 def _coloured(pieces: list[Piece]) -> list[list[Piece]]:
     at: dict[End, dict[int, Piece]] = {}
     for piece in pieces:
         sender, receiver = at.setdefault((piece.sender, False), {}), at.setdefault((piece.receiver, True), {})
-        colour = next(c for c in count() if c not in sender)
-        other = next(c for c in count() if c not in receiver)
-        if colour != other:
-            _turn((piece.receiver, True), colour, other, at)
-        sender[colour] = receiver[colour] = piece
+        first = next(c for c in count() if c not in sender)
+        second = next(c for c in count() if c not in receiver)
+        if first != second:
+            _turn((piece.receiver, True), first, second, at)
+        sender[first] = receiver[first] = piece
     rounds: dict[int, list[Piece]] = {}
     for (_, receives), colours in at.items():
         for colour, piece in colours.items():
@@ -62,21 +62,21 @@ def _coloured(pieces: list[Piece]) -> list[list[Piece]]:
     return [sorted(rounds[colour]) for colour in sorted(rounds)]
 
 
-def _turn(start: End, colour: int, other: int, at: dict[End, dict[int, Piece]]) -> None:
-    """Swap two colours along the path from `start`, so that `colour` is free there."""
+def _turn(start: End, first: int, second: int, at: dict[End, dict[int, Piece]]) -> None:
+    """Swap two colours along the path from `start`, so that the first is free there."""
     path: list[Piece] = []
-    end, wanted = start, colour
-    while wanted in at[end]:
-        piece = at[end][wanted]
+    end, colour = start, first
+    while colour in at[end]:
+        piece = at[end][colour]
         path.append(piece)
         end = (piece.sender, False) if end[1] else (piece.receiver, True)
-        wanted = other if wanted == colour else colour
+        colour = second if colour == first else first
     for number, piece in enumerate(path):
-        was = colour if number % 2 == 0 else other
+        was = first if number % 2 == 0 else second
         for end in ((piece.sender, False), (piece.receiver, True)):
             if at[end].get(was) is piece:
                 del at[end][was]
     for number, piece in enumerate(path):
-        now = other if number % 2 == 0 else colour
+        now = second if number % 2 == 0 else first
         at[piece.sender, False][now] = piece
         at[piece.receiver, True][now] = piece

@@ -90,15 +90,15 @@ def neighbours(levels: Sequence[Level], number: int) -> Pairs:
     >>> neighbours([Level(1, 2, "switch", 1e9, 0), Level(2, 4, "ring", 1e9, 0)], 1)
     ((0, 2), (1, 3))
     """
-    others = Digits(level.digit for place, level in enumerate(levels) if place != number)
-    return tuple((first, first + levels[number].stride) for first in sorted(others.offsets().tolist()))
+    across = Digits(level.digit for place, level in enumerate(levels) if place != number)
+    return tuple((first, first + levels[number].stride) for first in sorted(across.offsets().tolist()))
 
 
 def fit_level(number: int, sizes: Sequence[int], times: Sequence[float]) -> LevelFit:
     """The fit of one level; every third size, from the second on, is held out to judge it."""
     held = [place % 3 == 1 for place in range(len(sizes))]
-    kept = [(size, time) for size, time, out in zip(sizes, times, held, strict=True) if not out]
-    latency_s, per_byte = fit_line([size for size, _ in kept], [time for _, time in kept])
+    fitted_to = [(size, time) for size, time, out in zip(sizes, times, held, strict=True) if not out]
+    latency_s, per_byte = fit_line([size for size, _ in fitted_to], [time for _, time in fitted_to])
     if per_byte <= 0:
         raise ReshardError("bad-network", f"timings of level {number} do not grow with the bytes sent")
     judged = tuple(

@@ -75,7 +75,7 @@ def all_gather_together(levels: Sequence[Level], gathered_bytes: float) -> float
     floor = sum(level.latency_s * level.hops for level in levels)
     devices = prod(level.size for level in levels)
     subsets = chain.from_iterable(combinations(levels, count) for count in range(1, len(levels) + 1))
-    return max(floor, gathered_bytes * max(_gather_share(some, devices) for some in subsets))
+    return max(floor, gathered_bytes * max(_gather_share(subset, devices) for subset in subsets))
 
 
 def _gather_share(levels: Sequence[Level], devices: int) -> float:
@@ -151,11 +151,11 @@ def staged_all_gather(stages: Iterable[Sequence[Level]], gathered_bytes: float) 
     >>> staged_all_gather([[inside], [outside]], 16e6) == 14e6 / 450e9 + 1e6 / 50e9
     True
     """
-    total, left = 0.0, gathered_bytes
+    total, shards = 0.0, gathered_bytes
     for levels in stages:
-        total += all_gather(levels[0], left) if len(levels) == 1 else all_gather_together(levels, left)
+        total += all_gather(levels[0], shards) if len(levels) == 1 else all_gather_together(levels, shards)
         for level in levels:
-            left /= level.size
+            shards /= level.size
     return total
 
 

@@ -20,7 +20,7 @@ array([2, 2])
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from reshard.digits import NO_DIGITS, Digits, Positions
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
-from reshard.exchange import Exchange, Tiling, kept_apart
+from reshard.exchange import Exchange, Tiling, class_digits
 from reshard.mesh import ENUMERABLE
 from reshard.network.networks import Network
 from reshard.sharding import Sharding
@@ -84,13 +84,13 @@ def host_bound(
             `too-large` where hosts have too many tiles to compare them.
     """
     sides = Tiling.of(source, shape), Tiling.of(target, shape)
-    kept = kept_apart(*sides)
-    combined = sides[0].layout.unreduced.without(kept[0])
+    classes = class_digits(*sides)
+    combined = sides[0].layout.unreduced.without(classes.source)
     if sides[0].classes != sides[1].classes * combined.size:
         raise ReshardError("bad-argument", "a host's bound is unknown where values become partial")
     count = network.hosts(level)
-    held = _tiles(sides[0], kept[0], combined, network, level)
-    needed = _tiles(sides[1], kept[1], NO_DIGITS, network, level)
+    held = _tiles(sides[0], classes.source, combined, network, level)
+    needed = _tiles(sides[1], classes.target, NO_DIGITS, network, level)
     total = _volumes(needed, count)
     starts = [np.searchsorted(side.host, np.arange(count + 1)) for side in (held, needed)]
     pairs = int((np.diff(starts[0]) * np.diff(starts[1])).sum())
@@ -100,26 +100,29 @@ def host_bound(
     times = np.diff(starts[0])[needed.host]
     mine = np.repeat(np.arange(len(needed.host)), times)
     theirs = np.arange(len(mine)) - np.repeat(np.cumsum(times) - times, times) + starts[0][:-1][needed.host][mine]
-    shared = (held.kept[theirs] == needed.kept[mine]).astype(np.int64)
+    shared = (held.classes[theirs] == needed.classes[mine]).astype(np.int64)
     for (low, high), (start, stop) in zip(held.bounds, needed.bounds, strict=True):
         shared *= np.maximum(np.minimum(high[theirs], stop[mine]) - np.maximum(low[theirs], start[mine]), 0)
     np.subtract.at(total, needed.host[mine], shared)
     return total * dtype_named(dtype).itemsize
 
 
-class _Tiles:
+class _HostTiles(NamedTuple):
     """The different tiles on every host, sorted by host: tiles of one sharding are equal or do not overlap."""
 
-    def __init__(self, host: Positions, kept: Positions, bounds: list[tuple[Positions, Positions]]) -> None:
-        self.host, self.kept, self.bounds = host, kept, bounds
+    host: Positions
+    classes: Positions
+    """The number of the class of unreduced values."""
+    bounds: list[tuple[Positions, Positions]]
+    """Per dim, where they start and stop."""
 
 
-def _tiles(tiling: Tiling, kept: Digits, combined: Digits, network: Network, level: int) -> _Tiles:
+def _tiles(tiling: Tiling, classes: Digits, combined: Digits, network: Network, level: int) -> _HostTiles:
     """The tiles on every host, those of which it lacks a part left out."""
     positions = tiling.mesh.positions
     hosts = _hosts(network, level, tiling.mesh.device_array)
     blocks = [digits.index_of(positions) for digits in tiling.layout.cutting]
-    keys = [hosts, kept.index_of(positions), *blocks]
+    keys = [hosts, classes.index_of(positions), *blocks]
     label, part = _labelled(keys), combined.index_of(positions)
     order = np.lexsort((part, label))
     label, part = label[order], part[order]
@@ -131,7 +134,7 @@ def _tiles(tiling: Tiling, kept: Digits, combined: Digits, network: Network, lev
     whole = np.add.reduceat(parts.astype(np.int64), first) == combined.size
     chosen = order[first[whole]]
     bounds = [(start[chosen], stop[chosen]) for start, stop in tiling.all_bounds]
-    return _Tiles(hosts[chosen], keys[1][chosen], bounds)
+    return _HostTiles(hosts[chosen], keys[1][chosen], bounds)
 
 
 def _labelled(keys: Sequence[NDArray[np.int64]]) -> Positions:
@@ -142,7 +145,7 @@ def _labelled(keys: Sequence[NDArray[np.int64]]) -> Positions:
     return label
 
 
-def _volumes(tiles: _Tiles, count: int) -> Positions:
+def _volumes(tiles: _HostTiles, count: int) -> Positions:
     """Elements of the tiles of every host."""
     sizes = np.ones_like(tiles.host)
     for start, stop in tiles.bounds:

@@ -53,14 +53,14 @@ def groups_of(network: Network, mesh: Mesh) -> tuple[Group, ...]:
         into = fastest_into(network)
         latency = min((level.latency_s for level in network.levels), default=0.0)
         return (Group(Digits.of_sizes([mesh.size]), into, latency, False),)
-    found = []
+    groups = []
     outer: list[Level] = []
     for numbers in runs(network.levels):
         run = [part for number in numbers for part in _within(network.levels[number], mesh.size)]
         whole = {level: level.size for level in outer}
-        found += [_group({**counted, **whole}) for counted in _kinds(run)]
+        groups += [_group({**counted, **whole}) for counted in _kinds(run)]
         outer += run
-    return tuple(sorted(found, key=lambda group: -group.digits.size))
+    return tuple(sorted(groups, key=lambda group: -group.digits.size))
 
 
 def fastest_into(network: Network) -> float:

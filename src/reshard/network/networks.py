@@ -127,8 +127,8 @@ class Network:
         >>> [(level.stride, level.size, level.link) for level in network.levels]
         [(1, 4, 'switch'), (4, 2, 'ring')]
         """
-        found: list[tuple[int, Level]] = []
-        for key, given in {**(axes or {}), **more}.items():
+        placed: list[tuple[int, Level]] = []
+        for key, links in {**(axes or {}), **more}.items():
             axis = Axis.of(key)
             if axis.name not in mesh.sizes:
                 raise ReshardError("unknown-axis", f"axis {axis} is not in mesh {mesh}")
@@ -138,8 +138,8 @@ class Network:
             digits = device_digits(mesh, Digits((position,)))
             if digits is None or len(digits) != 1:
                 raise ReshardError("bad-network", f"axis {axis} of mesh {mesh} is no digit of the device number")
-            found.append((position.stride, _level(axis, digits[0], given)))
-        levels = tuple(level for _, level in sorted(found, key=lambda pair: pair[0]))
+            placed.append((position.stride, _level(axis, digits[0], links)))
+        levels = tuple(level for _, level in sorted(placed, key=lambda pair: pair[0]))
         if mesh.device_ids is not None and max(mesh.device_ids) >= mesh.size:
             raise ReshardError("bad-network", f"the devices of mesh {mesh} are not 0 to {mesh.size - 1}")
         network = cls(levels, memory_bandwidth, flops, name, source)
@@ -165,8 +165,8 @@ class Network:
         """
         if achieved and not str(name).endswith(("-achieved", "-spec")):
             name = f"{name}-achieved"
-        found = describe(name)
-        return cls(found.levels, found.memory_bandwidth, found.flops, found.name, found.source, found.launch_s)
+        preset = describe(name)
+        return cls(preset.levels, preset.memory_bandwidth, preset.flops, preset.name, preset.source, preset.launch_s)
 
     @classmethod
     def named(cls, network: Network | str | None, what: str = "a network") -> Network | None:
@@ -230,13 +230,13 @@ class Network:
         return replace(self, levels=levels, name=title, source=source), fits
 
 
-def _level(axis: Axis, digit: Digit, given: LevelLike) -> Level:
-    if isinstance(given, Level):
-        given = (given.link, given.bandwidth, given.latency_s)
+def _level(axis: Axis, digit: Digit, links: LevelLike) -> Level:
+    if isinstance(links, Level):
+        links = (links.link, links.bandwidth, links.latency_s)
     try:
-        link, bandwidth, latency_s = given
+        link, bandwidth, latency_s = links
     except (TypeError, ValueError):
         raise ReshardError(
-            "bad-network", f"axis {axis} must be given as (link, bandwidth, latency_s), got: {given!r}"
+            "bad-network", f"axis {axis} must be given as (link, bandwidth, latency_s), got: {links!r}"
         ) from None
     return Level(digit.stride, digit.size, link, bandwidth, latency_s)

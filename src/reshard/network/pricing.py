@@ -56,9 +56,9 @@ def seconds_of(step: Step, network: Network, *, copies: bool = False) -> float:
     total = _local_seconds(step, network) if copies else 0.0
     share = step.dtype.itemsize / step.chunks  # each chunk is an exchange of its own, of so much of every element
     if step.kind == "AllReduce":
-        found = _all_reduce_seconds(step, share, network)
-        if found is not None:
-            return total + step.chunks * found
+        seconds = _all_reduce_seconds(step, share, network)
+        if seconds is not None:
+            return total + step.chunks * seconds
     return total + step.chunks * sum(exchange_seconds(move.exchange, share, network) for move in step.moves)
 
 
@@ -77,19 +77,19 @@ def exchange_seconds(exchange: Exchange, itemsize: float, network: Network) -> f
         _check_reach(network, mesh)
     if exchange.largest_piece == 0:
         return 0.0
-    found = None
+    seconds = None
     if isinstance(exchange, DigitExchange):
         if exchange.rounds == 0:
             return 0.0
-        found = _collective_seconds(exchange, itemsize, network)
-        if found is None and exchange.source.is_even() and exchange.target.is_even():
-            found = _pattern(exchange, network).seconds(network.levels, exchange.largest_piece * itemsize)
-    if found is None:
+        seconds = _collective_seconds(exchange, itemsize, network)
+        if seconds is None and exchange.source.is_even() and exchange.target.is_even():
+            seconds = _pattern(exchange, network).seconds(network.levels, exchange.largest_piece * itemsize)
+    if seconds is None:
         senders, receivers, elements = exchange.traffic()
         if not len(senders):
             return 0.0
-        found = loads(network.levels, senders, receivers, elements).seconds(network.levels, itemsize)
-    return found + network.launch_s
+        seconds = loads(network.levels, senders, receivers, elements).seconds(network.levels, itemsize)
+    return seconds + network.launch_s
 
 
 @lru_cache(256)
@@ -195,11 +195,11 @@ def _loads_of(
 ) -> Loads:
     shared = receivers is source or receivers == source
     moved = {end for pair in enumerate(determined_by) if pair[0] != pair[1] for end in pair} | set(gathered)
-    kept, cycles = _worth_listing(network, source, digits, determined_by, moved) if shared else (digits, [])
+    listed, cycles = _worth_listing(network, source, digits, determined_by, moved) if shared else (digits, [])
     k = prod(digits[i].size for i in gathered)
-    if k * kept.size > ENUMERABLE:
+    if k * listed.size > ENUMERABLE:
         raise ReshardError("too-large", f"{k} rounds of {source.size} devices are too many to list one by one")
-    positions = kept.offsets()
+    positions = listed.offsets()
     senders = senders_by_round(digits, determined_by, gathered, positions).ravel()
     positions = np.broadcast_to(positions, (k, len(positions))).ravel()
     if shared:
@@ -239,14 +239,14 @@ def _worth_listing(
     torus = [level for level in network.levels if not level.is_switch]
     busy = [level for level in torus if any(_share(known[i], level) for i in moved)]
     if busy:
-        left = {
+        skipped = {
             i for i, stage in enumerate(known) if i not in moved and not any(_share(stage, level) for level in busy)
         }
         cycles = []
     else:
         cycles = _cycles(determined_by)
-        left = {cycle[0] for cycle in cycles}
-    return Digits(digit for i, digit in enumerate(digits) if i not in left), cycles
+        skipped = {cycle[0] for cycle in cycles}
+    return Digits(digit for i, digit in enumerate(digits) if i not in skipped), cycles
 
 
 def _cycles(determined_by: tuple[int, ...]) -> list[Cycle]:
@@ -257,11 +257,11 @@ def _cycles(determined_by: tuple[int, ...]) -> list[Cycle]:
     """
     name = list(range(len(determined_by)))
     for i, j in enumerate(determined_by):
-        name = [name[i] if other == name[j] else other for other in name]
-    found: dict[int, Cycle] = {}
+        name = [name[i] if group == name[j] else group for group in name]
+    cycles: dict[int, Cycle] = {}
     for i, group in enumerate(name):
-        found.setdefault(group, []).append(i)
-    return list(found.values())
+        cycles.setdefault(group, []).append(i)
+    return list(cycles.values())
 
 
 def _turned_back(positions: Positions, digits: Digits, cycles: list[Cycle]) -> Positions:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from reshard.digits import Positions
 from reshard.network.level import Level
 
-Amounts = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
 class Loads(NamedTuple):
@@ -83,19 +83,19 @@ class _Tally:
         self.levels = levels
         self.size = prod(level.size for level in levels)
         self.carried = [0.0] * len(levels)
-        self.waits: list[tuple[Positions, Positions, Amounts]] = []  # senders, receivers, latencies of finished pieces
-        self.latency: Amounts = np.zeros(pieces)
+        self.waits: list[tuple[Positions, Positions, Floats]] = []  # senders, receivers, latencies of finished pieces
+        self.latency: Floats = np.zeros(pieces)
 
     def of(self, senders: Positions, receivers: Positions, amounts: NDArray[Any], origins: Positions) -> Loads:
-        here, amounts, exits = senders, amounts.astype(np.float64), origins
+        places, amounts, exits = senders, amounts.astype(np.float64), origins
         for numbers in runs(self.levels):
-            if not len(here):
+            if not len(places):
                 break
             if not self.levels[numbers[0]].is_switch:
-                here = exits = self._along(numbers, here, receivers, amounts)
+                places = exits = self._along(numbers, places, receivers, amounts)
                 continue
             digit = self.levels[numbers[0]].digit
-            crosses = digit.value(here) != digit.value(receivers)
+            crosses = digit.value(places) != digit.value(receivers)
             if not crosses.any():
                 continue
             ends = [array[crosses] for array in (exits, receivers)]
@@ -103,37 +103,37 @@ class _Tally:
             latency = self.latency[crosses] + self.levels[numbers[0]].latency_s
             self.waits.append((origins[crosses], ends[1], latency))
             stays = ~crosses
-            arrays = (here, receivers, amounts, origins, exits, self.latency)
-            here, receivers, amounts, origins, exits, self.latency = (array[stays] for array in arrays)
-        if len(here):
+            arrays = (places, receivers, amounts, origins, exits, self.latency)
+            places, receivers, amounts, origins, exits, self.latency = (array[stays] for array in arrays)
+        if len(places):
             self.waits.append((origins, receivers, self.latency))
         return Loads(tuple(self.carried), self._slowest())
 
-    def _along(self, numbers: list[int], here: Positions, there: Positions, amounts: Amounts) -> Positions:
+    def _along(self, numbers: list[int], senders: Positions, receivers: Positions, amounts: Floats) -> Positions:
         """Send all pieces along rings and lines; where they then are."""
         steps = {}
         for number in numbers:
             digit = self.levels[number].digit
-            step = digit.value(there) - digit.value(here)
+            step = digit.value(receivers) - digit.value(senders)
             if step.any():
                 steps[number] = step
                 self.latency += self.levels[number].latency_s * _hops(self.levels[number], step)
-        edges: dict[int, list[Amounts]] = {}
+        edges: dict[int, list[Floats]] = {}
         routes = _orders(list(steps))
         for route in routes:
-            place = here
+            place = senders
             for number in route:
                 after = place + steps[number] * self.levels[number].stride
-                found = _edges(self.levels[number], place, after, steps[number], amounts / len(routes), self.size)
-                edges[number] = [a + b for a, b in zip(edges[number], found, strict=True)] if number in edges else found
+                more = _edges(self.levels[number], place, after, steps[number], amounts / len(routes), self.size)
+                edges[number] = [a + b for a, b in zip(edges[number], more, strict=True)] if number in edges else more
                 place = after
         for number, both in edges.items():
             level = self.levels[number]
             grid = (-1, level.size, level.stride)
             self.carried[number] = max(float(way.reshape(grid).cumsum(axis=1).max()) for way in both)
         for number, step in steps.items():
-            here = here + step * self.levels[number].stride
-        return here
+            senders = senders + step * self.levels[number].stride
+        return senders
 
     def _slowest(self) -> float:
         """The largest sum of latencies over senders and over receivers."""
@@ -162,8 +162,8 @@ def _hops(level: Level, step: Positions) -> Positions:
 
 
 def _edges(
-    level: Level, here: Positions, there: Positions, step: Positions, amounts: Amounts, size: int
-) -> list[Amounts]:
+    level: Level, start: Positions, stop: Positions, step: Positions, amounts: Floats, size: int
+) -> list[Floats]:
     """Per direction, by how much the load of a link exceeds that of the link before it, at the device behind it."""
     if level.link == "line":
         forward = np.where(step > 0, amounts, 0.0)
@@ -172,18 +172,18 @@ def _edges(
     else:
         ahead = 2 * (step % level.size)
         forward = np.where(ahead < level.size, amounts, np.where(ahead == level.size, amounts / 2, 0.0))
-    first = here - level.digit.value(here) * level.stride
-    found = [_interval(here, there, first, forward, step < 0, size)]
+    first = start - level.digit.value(start) * level.stride
+    ways = [_interval(start, stop, first, forward, step < 0, size)]
     if level.link != "one-way-ring":
-        found.append(_interval(there, here, first, amounts - forward, step > 0, size))
-    return found
+        ways.append(_interval(stop, start, first, amounts - forward, step > 0, size))
+    return ways
 
 
 def _interval(
-    start: Positions, stop: Positions, first: Positions, amounts: Amounts, wraps: NDArray[np.bool_], size: int
-) -> Amounts:
+    start: Positions, stop: Positions, first: Positions, amounts: Floats, wraps: NDArray[np.bool_], size: int
+) -> Floats:
     """Amounts on the links from start to stop, as what is added at each; by way of the ring's first where it wraps."""
-    edges: Amounts = np.bincount(start, amounts, size).astype(np.float64) - np.bincount(stop, amounts, size)
+    edges: Floats = np.bincount(start, amounts, size).astype(np.float64) - np.bincount(stop, amounts, size)
     around = np.where(wraps, amounts, 0.0)
     if around.any():
         edges += np.bincount(first, around, size)

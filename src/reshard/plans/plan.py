@@ -41,7 +41,7 @@ from reshard.chains import chain_through
 from reshard.checks import all_of, expect, shown
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
-from reshard.exchange import Exchange, Tiling, find_exchange, kept_apart, total_bound
+from reshard.exchange import Exchange, Tiling, class_digits, find_exchange, total_bound
 from reshard.notation import parse_sharding
 from reshard.plans.mlir import write_sdy, write_shard
 from reshard.plans.table import counted, table
@@ -197,9 +197,9 @@ class Plan:
             return 0
         elements = after.elements(device)
         if self.bound_kind == "exact" and device in before.mesh:
-            kept = kept_apart(before, after)
+            classes = class_digits(before, after)
             places = before.mesh.position_of(device), after.mesh.position_of(device)
-            if kept[0].index_of(places[0]) == kept[1].index_of(places[1]):
+            if classes.source.index_of(places[0]) == classes.target.index_of(places[1]):
                 elements -= before.box(device).intersect(after.box(device)).size
         return elements * self.dtype.itemsize
 
