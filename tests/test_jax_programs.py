@@ -183,7 +183,7 @@ def test_sub_axes_and_two_meshes() -> None:
     array = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
     assert_close(jax.jit(made)(array), jnp.asarray(-np.tanh(array)))
     assert_close(jax.jit(jax.grad(lambda x: made(x).sum()))(array), jnp.asarray(np.tanh(array) ** 2 - 1))
-    assert dict(made.mesh.shape) == {"x": 2, "y_0": 2, "y_1": 2}
+    assert dict(made.mesh.shape) == {"x": 2, "y0": 2, "y1": 2}
     assert made.out_shardings.shard_shape((8, 8)) == (4, 2)
 
 

@@ -202,7 +202,7 @@ def named_sharding_of(sharding: Sharding, mesh: AnyMesh | None = None, *, refine
     """
     expect(sharding, Sharding, "what a sharding of JAX is made of")
     if mesh is None:
-        mesh = _jax_mesh_like(sharding.mesh)
+        mesh = jax_mesh_like(sharding.mesh)
     if sharding.mesh.is_maximal:
         raise ReshardError("cannot-express", "a sharding of JAX with names must have axes; this is on one device")
     renamed = on_mesh(sharding, mesh, refine=refine)
@@ -286,7 +286,8 @@ def _with_axes(mesh: AnyMesh, axes: tuple[tuple[str, int], ...], types: tuple[An
     return JaxMesh(mesh.devices.reshape(sizes), names, axis_types=kinds)
 
 
-def _jax_mesh_like(mesh: Mesh) -> JaxMesh:
+def jax_mesh_like(mesh: Mesh) -> JaxMesh:
+    """A mesh of JAX over `jax.devices()` with the axes and devices of ours."""
     names, sizes = [name for name, _ in mesh.axes], [size for _, size in mesh.axes]
     devices = np.array(devices_at(mesh.devices), dtype=object)
     return JaxMesh(devices.reshape(sizes), names)

@@ -21,7 +21,6 @@ identity of a reduction before one, and is dropped elsewhere.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -39,7 +38,7 @@ from reshard.checks import expect
 from reshard.digits import Digits, nest
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
-from reshard.jax.conversions import devices_at
+from reshard.jax.conversions import jax_mesh_like
 from reshard.jax.exchange.lowering import run_on_device
 from reshard.jax.exchange.rounds import of_device
 from reshard.jax.operations import compute
@@ -147,32 +146,12 @@ def _mesh_and_specs(placed: Placement) -> tuple[JaxMesh, dict[str, PartitionSpec
         cuts |= first.digits.cuts
     if not nest(cuts):
         raise ReshardError("cannot-express", "the shardings of inputs and outputs fit into no mesh of JAX together")
-    names = _part_names(sorted(cuts), first)
-    sizes = [high // low for low, high in reversed(names)]
-    devices = np.array(devices_at(first.devices), dtype=object).reshape(sizes)
-    made = JaxMesh(devices, tuple(names[part] for part in reversed(names)))
-
-    def entry(stage: Digits) -> tuple[str, ...]:
-        inside = [
-            [names[low, high] for low, high in reversed(names) if stride <= low and high <= stride * size]
-            for stride, size in stage
-        ]
-        return tuple(name for part in inside for name in part)
-
-    return made, {name: PartitionSpec(*(entry(stage) or None for stage in dims)) for name, dims in stages.items()}
-
-
-def _part_names(cuts: Sequence[int], mesh: Mesh) -> dict[tuple[int, int], str]:
-    """Per part between two strides, minor first, a name: that of the axis which it is, or a new one."""
-    parts = list(itertools.pairwise(cuts))
-    names: dict[tuple[int, int], str] = {}
-    stop = mesh.size
-    for name, size in mesh.axes:
-        start = stop // size
-        inside = [part for part in parts if start <= part[0] and part[1] <= stop]
-        names.update({part: name if len(inside) == 1 else f"{name}_{n}" for n, part in enumerate(reversed(inside))})
-        stop = start
-    return {part: names.get(part, f"part_{part[0]}") for part in parts}
+    mesh = Mesh.of_digits(Digits.between(cuts), first.device_ids, like=first)
+    specs = {}
+    for name, dims in stages.items():
+        entries = [mesh.axes_of(digits) or () for digits in dims]
+        specs[name] = PartitionSpec(*(tuple(axis.name for axis in axes) or None for axes in entries))
+    return jax_mesh_like(mesh), specs
 
 
 # What one device does

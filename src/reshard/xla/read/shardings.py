@@ -15,9 +15,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from itertools import accumulate, pairwise
-from operator import mul
 
+from reshard.digits import Digits, nest
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.notation import parse_sharding, to_xla
@@ -89,16 +88,11 @@ def joined(source: Sharding, target: Sharding) -> tuple[Sharding, Sharding]:
         return source, target
     if any(mesh.device_ids is not None for mesh in meshes) or source.unreduced or target.unreduced:
         return source, target
-    strides = sorted({stride for mesh in meshes for stride in _strides(mesh)})
-    if any(large % small for small, large in pairwise(strides)):
+    cuts = meshes[0].digits.cuts | meshes[1].digits.cuts
+    if not nest(cuts):
         return source, target
-    sizes = [large // small for small, large in pairwise(strides)][::-1]
-    mesh = Mesh(tuple((chr(ord("a") + place), size) for place, size in enumerate(sizes)))
+    mesh = Mesh.of_digits(Digits.between(cuts))
     return _on_mesh(source, mesh), _on_mesh(target, mesh)
-
-
-def _strides(mesh: Mesh) -> list[int]:
-    return [*accumulate((size for _, size in reversed(mesh.axes)), mul, initial=1)]
 
 
 def _on_mesh(sharding: Sharding, mesh: Mesh) -> Sharding:
