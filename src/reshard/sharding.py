@@ -218,8 +218,8 @@ class Sharding:
             dim = dim if isinstance(dim, DimSharding) else DimSharding.of(*_listed(dim))
             built.append(replace(dim, axes=merged(dim.axes, sizes)))
         sets = []
-        for given in (replicated, unreduced):
-            axes = [Axis.of(axis) for axis in _listed(given)]
+        for listing in (replicated, unreduced):
+            axes = [Axis.of(axis) for axis in _listed(listing)]
             known = all(axis.name in sizes for axis in axes)
             sets.append(sorted_and_merged(axes, sizes) if known else tuple(axes))
         return cls(mesh, tuple(built), sets[0], sets[1], reduction, uneven)
@@ -340,14 +340,14 @@ class Sharding:
         shape = checked_shape(shape)
         expect(other, Sharding, "what a sharding is compared with")
         first, second = with_mesh(self, other.mesh), with_mesh(other, self.mesh)
-        mine, theirs = first.layout_for(shape), second.layout_for(shape)
-        if mine.unreduced and theirs.unreduced and first.reduction != second.reduction:
+        ours, theirs = first.layout_for(shape), second.layout_for(shape)
+        if ours.unreduced and theirs.unreduced and first.reduction != second.reduction:
             return False
         if first.mesh.same_order_as(second.mesh):
-            common = refine(mine, theirs, shape)
+            common = refine(ours, theirs, shape)
             if common is not None and common.source_roles == common.target_roles:
                 return True
-            even = all(size and size % (mine.shards(d) * theirs.shards(d)) == 0 for d, size in enumerate(shape))
+            even = all(size and size % (ours.shards(d) * theirs.shards(d)) == 0 for d, size in enumerate(shape))
             if common is not None and even:
                 return False
         return _same_placement(first, second, shape)
@@ -495,8 +495,8 @@ def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """
     if type(shape) is tuple and all(type(size) is int and 0 <= size < LIMIT for size in shape):
         return shape  # what nearly every call has: this function is asked more often than any other
-    given = listed(shape, "a shape", "bad-shape")
-    sizes = tuple(integer(size, f"the size of dim {dim}", "bad-shape") for dim, size in enumerate(given))
+    listing = listed(shape, "a shape", "bad-shape")
+    sizes = tuple(integer(size, f"the size of dim {dim}", "bad-shape") for dim, size in enumerate(listing))
     for dim, size in enumerate(sizes):
         if size < 0:
             raise ReshardError("bad-shape", f"dim {dim} has size {shown(size)}; it must be at least 0")

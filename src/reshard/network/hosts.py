@@ -98,12 +98,12 @@ def host_bound(
         raise ReshardError("too-large", f"{pairs} pairs of tiles are too many to compare one by one")
     # every tile needed, as often as its host holds tiles, beside each of these
     times = np.diff(starts[0])[needed.host]
-    mine = np.repeat(np.arange(len(needed.host)), times)
-    theirs = np.arange(len(mine)) - np.repeat(np.cumsum(times) - times, times) + starts[0][:-1][needed.host][mine]
-    shared = (held.classes[theirs] == needed.classes[mine]).astype(np.int64)
+    asked = np.repeat(np.arange(len(needed.host)), times)
+    beside = np.arange(len(asked)) - np.repeat(np.cumsum(times) - times, times) + starts[0][:-1][needed.host][asked]
+    shared = (held.classes[beside] == needed.classes[asked]).astype(np.int64)
     for (low, high), (start, stop) in zip(held.bounds, needed.bounds, strict=True):
-        shared *= np.maximum(np.minimum(high[theirs], stop[mine]) - np.maximum(low[theirs], start[mine]), 0)
-    np.subtract.at(total, needed.host[mine], shared)
+        shared *= np.maximum(np.minimum(high[beside], stop[asked]) - np.maximum(low[beside], start[asked]), 0)
+    np.subtract.at(total, needed.host[asked], shared)
     return total * dtype_named(dtype).itemsize
 
 

@@ -226,16 +226,16 @@ class _Scene:
             if not down:
                 return [None, row(start), None]
             name, *inner = down
-            found: list[Item] = [] if inner else [None]
+            items: list[Item] = [] if inner else [None]
             for along in self.entries(name, limits):
                 at = None if along is None else start + along * self.stride(name)
                 if not inner:
-                    found += [row(at), None]
+                    items += [row(at), None]
                     continue
-                found += [""] if found and len(inner) > 1 else []
-                found += [ELLIPSIS] if at is None else stack(tuple(inner), at)
-            runs.setdefault(name, len(found))
-            return found
+                items += [""] if items and len(inner) > 1 else []
+                items += [ELLIPSIS] if at is None else stack(tuple(inner), at)
+            runs.setdefault(name, len(items))
+            return items
 
         return stack(self.down, 0), runs
 

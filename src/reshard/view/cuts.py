@@ -118,8 +118,8 @@ class _Cuts:
             raise ReshardError("too-large", f"dim {dim} is cut into {shards} blocks; {MAX_BLOCKS} can be listed")
         positions = layout.cutting[dim].offsets()
         starts, stops = layout.intervals(dim, size, positions)
-        found = zip(range(shards), starts.tolist(), stops.tolist(), strict=True)
-        blocks = [Block(number, start, stop) for number, start, stop in found if start < stop]
+        ends = zip(range(shards), starts.tolist(), stops.tolist(), strict=True)
+        blocks = [Block(number, start, stop) for number, start, stop in ends if start < stop]
         return cls(size, shards, blocks, _common_length(blocks))
 
     @property
@@ -153,11 +153,11 @@ def piece_ranges(
     Box([(2, 4)])
     """
     source, target = _on_meshes(source, target)
-    held, wanted = source.box(sender, shape), target.box(receiver, shape)
-    box = held.intersect(wanted)
+    sent_from, placed_in = source.box(sender, shape), target.box(receiver, shape)
+    box = sent_from.intersect(placed_in)
     if box.is_empty:
         return None
-    return PieceRanges(box, box.within(held), box.within(wanted))
+    return PieceRanges(box, box.within(sent_from), box.within(placed_in))
 
 
 def overlaps(source: Sharding, target: Sharding, shape: Sequence[int], dim: int) -> list[Overlap]:
@@ -316,14 +316,14 @@ def _common_length(blocks: list[Block]) -> int:
 
 def _meet(source: _Cuts, target: _Cuts) -> list[Overlap]:
     """Where the blocks of two sides meet; those of each side cover the dim."""
-    found: list[Overlap] = []
+    result: list[Overlap] = []
     i = j = 0
     while i < len(source.blocks) and j < len(target.blocks):
         ours, theirs = source.blocks[i], target.blocks[j]
         start, stop = max(ours.start, theirs.start), min(ours.stop, theirs.stop)
-        found.append(Overlap(ours.number, theirs.number, start, stop))
+        result.append(Overlap(ours.number, theirs.number, start, stop))
         i, j = i + (ours.stop == stop), j + (theirs.stop == stop)
-    return found
+    return result
 
 
 def _period(source: _Cuts, target: _Cuts) -> int | None:

@@ -59,10 +59,10 @@ class _Side:
 
     def lines_at(self) -> list[int]:
         """The index of each line that is drawn."""
-        found = [0]
+        indices = [0]
         for number, after in zip(self.entries(), [*self.entries()[1:], None], strict=True):
-            found.append(self.cuts[number + 1] if number is not None else self.cuts[-1 if after is None else after])
-        return found
+            indices.append(self.cuts[number + 1] if number is not None else self.cuts[-1 if after is None else after])
+        return indices
 
     def note(self, dim: int) -> str:
         return f"dim {dim}: {missing(self.count, self.limit)}" if self.limit < self.count else ""
