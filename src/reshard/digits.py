@@ -68,8 +68,12 @@ def nest(cuts: Iterable[int]) -> bool:
     >>> nest([8, 2, 4]), nest([2, 3])
     (True, False)
     """
-    chain = sorted(cuts)
-    return not any(high % low for low, high in itertools.pairwise(chain))
+    low = 1
+    for cut in sorted(cuts):
+        if cut % low:
+            return False
+        low = cut
+    return True
 
 
 class Digit(NamedTuple):
@@ -106,7 +110,7 @@ class Digits(tuple[Digit, ...]):
         >>> Digits.between({1, 2, 8})
         Digits([Digit(stride=2, size=4), Digit(stride=1, size=2)])
         """
-        return cls(Digit(low, high // low) for high, low in itertools.pairwise(sorted(cuts, reverse=True)))
+        return cls([Digit(low, high // low) for high, low in itertools.pairwise(sorted(cuts, reverse=True))])
 
     @classmethod
     def of_sizes(cls, sizes: Iterable[int]) -> Digits:
@@ -124,7 +128,7 @@ class Digits(tuple[Digit, ...]):
     @property
     def size(self) -> int:
         """The number of values: the product of the sizes."""
-        return prod([size for _, size in self])
+        return prod([size for _, size in self]) if self else 1
 
     @property
     def cuts(self) -> set[int]:
@@ -468,13 +472,12 @@ def refine(source: Layout, target: Layout, shape: Sequence[int], bounds: Iterabl
 
 
 def _roles(digits: Digits, ties: Sequence[Tie], unreduced: Digits) -> tuple[Role, ...]:
+    strides = [stride for stride, _ in digits]
     roles: dict[int, Role] = {}
-    for dim, (stride, size), element in ties:
-        for digit in digits:
-            if stride <= digit.stride < stride * size:
-                roles[digit.stride] = Cuts(dim, element * (digit.stride // stride))
-    for stride, size in unreduced:
-        for digit in digits:
-            if stride <= digit.stride < stride * size:
-                roles[digit.stride] = Unreduced(digit.stride)
-    return tuple(roles.get(digit.stride) for digit in digits)
+    for dim, (low, size), element in ties:
+        for stride in strides:
+            if low <= stride < low * size:
+                roles[stride] = Cuts(dim, element * (stride // low))
+    for low, size in unreduced:
+        roles.update({stride: Unreduced(stride) for stride in strides if low <= stride < low * size})
+    return tuple([roles.get(stride) for stride in strides])

@@ -105,7 +105,7 @@ class DigitExchange(Exchange):
         return self._at(self.spread).size
 
     def _at(self, numbers: Iterable[int]) -> Digits:
-        return Digits(self.common.digits[i] for i in numbers)
+        return Digits([self.common.digits[i] for i in numbers])
 
     @cached_property
     def gathered_values(self) -> int:
