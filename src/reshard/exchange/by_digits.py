@@ -166,7 +166,7 @@ class DigitExchange(Exchange):
                 starts[role.dim] = starts[role.dim] + digit.value(positions) * role.stride
         for i in self.gathered:
             dim, stride = _cut_by(self.common.source_roles[i])
-            away = _turned(self.common.digits[i], self.common.digits[self.determined_by[i]].value(positions))
+            away = _rotated(self.common.digits[i], self.common.digits[self.determined_by[i]].value(positions))
             starts = [_added(start, away * (stride if number == dim else 0)) for number, start in enumerate(starts)]
         sizes: Positions = np.ones((1, 1), dtype=np.int64)
         for start, length, size in zip(starts, self.common.lengths, self.target.shape, strict=True):
@@ -231,11 +231,11 @@ class DigitExchange(Exchange):
                 sender += value * digit.stride
                 continue
             dim, stride = _cut_by(self.common.source_roles[i])
-            turned = [Shift(v * digit.stride, v * stride, r) for v, r in self._turned(i, value, 1)]
-            shifts[dim] = _sums(shifts.get(dim), turned)
-        devices, turn = self.source.mesh.devices, self._at(self.spread).index_of(position)
+            rotated = [Shift(v * digit.stride, v * stride, r) for v, r in self._rotated(i, value, 1)]
+            shifts[dim] = _sums(shifts.get(dim), rotated)
+        devices, place = self.source.mesh.devices, self._at(self.spread).index_of(position)
         pieces = [
-            Piece(devices[sender + shift], device, box, number * self.spread_values + turn)
+            Piece(devices[sender + shift], device, box, number * self.spread_values + place)
             for shift, box, number in self._combine(shifts, starts)
         ]
         return sorted(pieces, key=_round)
@@ -256,8 +256,8 @@ class DigitExchange(Exchange):
                 starts[role.dim] += value * role.stride
             if i in self._round_steps:
                 dim, stride = self._arriving(j)
-                turned = [Shift(v * digits[j].stride, v * stride, r) for v, r in self._turned(i, value, -1)]
-                shifts[dim] = _sums(shifts.get(dim), turned)
+                rotated = [Shift(v * digits[j].stride, v * stride, r) for v, r in self._rotated(i, value, -1)]
+                shifts[dim] = _sums(shifts.get(dim), rotated)
             elif known.setdefault(j, value) != value:
                 return []  # two digits of this sender want one digit of the receiver to differ from itself
         for j, value in known.items():
@@ -282,7 +282,7 @@ class DigitExchange(Exchange):
         role = self.common.target_roles[digit]
         return _cut_by(None if role in self.common.source_roles else role)
 
-    def _turned(self, number: int, value: int, sign: int) -> Iterator[tuple[int, int]]:
+    def _rotated(self, number: int, value: int, sign: int) -> Iterator[tuple[int, int]]:
         """Every value that a gathered digit takes, or is sought for, with the round in which it does."""
         size, step = self.common.digits[number].size, self._round_steps[number]
         return (((value + sign * r) % size, r * step) for r in range(size))
@@ -339,15 +339,15 @@ def senders_by_round(
     """
     senders: Positions = np.zeros((1, len(positions)), dtype=np.int64)
     for i in gathered:
-        turned = _turned(digits[i], digits[determined_by[i]].value(positions))
-        senders = _added(senders, turned * digits[i].stride)
+        rotated = _rotated(digits[i], digits[determined_by[i]].value(positions))
+        senders = _added(senders, rotated * digits[i].stride)
     for i, j in enumerate(determined_by):
         if i not in gathered:
             senders += digits[j].value(positions) * digits[i].stride
     return senders
 
 
-def _turned(digit: Digit, value: Positions) -> Positions:
+def _rotated(digit: Digit, value: Positions) -> Positions:
     """A gathered digit of the senders: one row for each of its values, round by round."""
     return (value + np.arange(digit.size, dtype=np.int64)[:, None]) % digit.size
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import count
+from typing import NamedTuple
 
 from reshard.exchange.pieces import Piece
 
@@ -41,42 +42,50 @@ def schedule(pieces: Iterable[Piece], *, one_shape: bool = False) -> list[list[P
     return [pieces for group in ordered for pieces in _coloured(group)]
 
 
-End = tuple[int, bool]
-"""A device, and whether it stands for itself as a receiver, not as a sender."""
+class _Side(NamedTuple):
+    """A device as a sender or as a receiver: a node of the graph."""
+
+    device: int
+    receives: bool
 
 
 def _coloured(pieces: list[Piece]) -> list[list[Piece]]:
-    at: dict[End, dict[int, Piece]] = {}
+    at: dict[_Side, dict[int, Piece]] = {}
     for piece in pieces:
-        sender, receiver = at.setdefault((piece.sender, False), {}), at.setdefault((piece.receiver, True), {})
+        sender, receiver = (at.setdefault(side, {}) for side in _sides(piece))
         first = next(c for c in count() if c not in sender)
         second = next(c for c in count() if c not in receiver)
         if first != second:
-            _turn((piece.receiver, True), first, second, at)
+            _swap(_Side(piece.receiver, True), first, second, at)
         sender[first] = receiver[first] = piece
     rounds: dict[int, list[Piece]] = {}
-    for (_, receives), colours in at.items():
+    for side, colours in at.items():
         for colour, piece in colours.items():
-            if receives:
+            if side.receives:
                 rounds.setdefault(colour, []).append(piece)
     return [sorted(rounds[colour]) for colour in sorted(rounds)]
 
 
-def _turn(start: End, first: int, second: int, at: dict[End, dict[int, Piece]]) -> None:
+def _sides(piece: Piece) -> tuple[_Side, _Side]:
+    """The two nodes that a piece joins."""
+    return _Side(piece.sender, False), _Side(piece.receiver, True)
+
+
+def _swap(start: _Side, first: int, second: int, at: dict[_Side, dict[int, Piece]]) -> None:
     """Swap two colours along the path from `start`, so that the first is free there."""
     path: list[Piece] = []
     end, colour = start, first
     while colour in at[end]:
         piece = at[end][colour]
         path.append(piece)
-        end = (piece.sender, False) if end[1] else (piece.receiver, True)
+        end = _Side(piece.sender, False) if end.receives else _Side(piece.receiver, True)
         colour = second if colour == first else first
     for number, piece in enumerate(path):
         was = first if number % 2 == 0 else second
-        for end in ((piece.sender, False), (piece.receiver, True)):
+        for end in _sides(piece):
             if at[end].get(was) is piece:
                 del at[end][was]
     for number, piece in enumerate(path):
         now = second if number % 2 == 0 else first
-        at[piece.sender, False][now] = piece
-        at[piece.receiver, True][now] = piece
+        for end in _sides(piece):
+            at[end][now] = piece

@@ -23,7 +23,7 @@ from reshard.digits import Digits
 from reshard.errors import ReshardError
 from reshard.network.level import Level, is_number
 
-Pairs = tuple[tuple[int, int], ...]
+Pairs = Sequence[tuple[int, int]]
 """Senders with their receivers."""
 Timer = Callable[[int, int, Pairs], float]
 """(level, n_bytes, pairs) -> seconds."""

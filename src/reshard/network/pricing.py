@@ -207,7 +207,7 @@ def _loads_of(
         senders, positions = senders[travels], positions[travels]
     if not len(senders):
         return Loads((0.0,) * len(network.levels), 0.0)
-    alike = _names(source, _turned_back(senders, digits, cycles)) if cycles else None
+    alike = _names(source, _rotated_back(senders, digits, cycles)) if cycles else None
     names = _names(source, senders), _names(receivers, positions)
     return loads(network.levels, *names, np.ones(len(senders)), alike)
 
@@ -264,7 +264,7 @@ def _cycles(determined_by: tuple[int, ...]) -> list[Cycle]:
     return list(cycles.values())
 
 
-def _turned_back(positions: Positions, digits: Digits, cycles: list[Cycle]) -> Positions:
+def _rotated_back(positions: Positions, digits: Digits, cycles: list[Cycle]) -> Positions:
     """Of all positions that differ by one number added to all digits of a cycle, that whose first digit is 0."""
     result = positions
     for cycle in cycles:

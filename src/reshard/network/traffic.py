@@ -150,8 +150,8 @@ def _orders(numbers: list[int]) -> list[list[int]]:
     >>> _orders([0, 1])
     [[0, 1], [1, 0]]
     """
-    turned = [numbers[place:] + numbers[:place] for place in range(len(numbers))]
-    return turned if len(numbers) < 3 else [*turned, *(order[::-1] for order in turned)]
+    rotations = [numbers[place:] + numbers[:place] for place in range(len(numbers))]
+    return rotations if len(numbers) < 3 else [*rotations, *(order[::-1] for order in rotations)]
 
 
 def _hops(level: Level, step: Positions) -> Positions:
