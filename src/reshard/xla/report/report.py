@@ -22,7 +22,6 @@ from typing import Any
 
 from reshard.mesh import Mesh
 from reshard.xla.read.collectives import Collective, Total, find_collectives, totals
-from reshard.xla.read.ir import Module
 from reshard.xla.read.reading import Text, read_text
 from reshard.xla.read.shardings import ShardingReader
 from reshard.xla.report.figures import PREDICTED, ReportedReshard, Unrecognised, checked
@@ -170,7 +169,11 @@ def _inspect_program(
             report.collectives += inspected.collectives
     asked: list[ReportedReshard] = []
     # Of several texts before partitioning the one with the most shardings: they tell of the same reshards.
-    most_told = max(before, key=lambda inspected: _shardings_in(inspected.module), default=None)
+    most_told = max(
+        before,
+        key=lambda inspected: sum(bool(instruction.shardings) for _, instruction in inspected.module.instructions()),
+        default=None,
+    )
     if most_told is not None:
         reader = ShardingReader(most_told.module.meshes or meshes)
         findings = find_reshards(most_told.module, most_told.text, reader)
@@ -184,10 +187,6 @@ def _inspect_program(
         for chain in follow(inspected, asked if len(after) == 1 else [], meshes, known):
             _file(chain, report.chains, report)
     report.reshards += asked
-
-
-def _shardings_in(module: Module) -> int:
-    return sum(bool(instruction.shardings) for _, instruction in module.instructions())
 
 
 def _file(finding: ReportedReshard | Unrecognised, among: list[ReportedReshard], report: Report) -> None:
