@@ -216,6 +216,16 @@ class Digits(tuple[Digit, ...]):
             index = index * size + position // stride % size
         return index
 
+    def groups(self, positions: int) -> Positions:
+        """So many positions in groups that differ in the digits alone: a row per group, in the order of their values.
+
+        >>> Digits([Digit(1, 2), Digit(4, 2)]).groups(8).tolist()
+        [[0, 4, 1, 5], [2, 6, 3, 7]]
+        """
+        places = np.arange(positions, dtype=np.int64)
+        firsts: Positions = places[self.index_of(places) == 0]
+        return firsts[:, None] + self.offsets()
+
     def offset_of(self, index: P) -> P:
         """The position that a value of the digits, or many, reaches from 0."""
         position = index * 0

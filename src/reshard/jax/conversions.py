@@ -25,7 +25,7 @@ P(('y', 'x'), None)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -36,8 +36,9 @@ from jax._src.lib import xla_client  # type: ignore[attr-defined]  # the one pla
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.sharding import Mesh as JaxMesh
 
-from reshard.axis import Axis, refined_mesh
+from reshard.axis import Axis
 from reshard.checks import expect, shown
+from reshard.digits import Digits
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.notation import parse_sharding, to_xla
@@ -238,19 +239,26 @@ def on_mesh(sharding: Sharding, mesh: AnyMesh, *, refine: bool = False) -> Shard
 
 def _refined(sharding: Sharding, mesh: AnyMesh) -> tuple[AnyMesh, Sharding]:
     """A mesh over the same devices whose whole axes the sharding has, and the sharding on it."""
-    if sharding.mesh.axes != tuple(mesh.shape.items()):
-        return _with_axes(mesh, sharding.mesh.axes, None), sharding
-    sizes = sharding.mesh.sizes
-    parts = refined_mesh(sharding.axes(), sizes)
-    if all(part.is_whole for part in parts):
+    ours = sharding.mesh
+    if ours.axes != tuple(mesh.shape.items()):
+        return _with_axes(mesh, ours.axes, None), sharding
+    if all(axis.is_whole for axis in sharding.axes()):
         return mesh, sharding
-    names = _part_names(parts)
-    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    axes = tuple((names[part], part.size_in(sizes[part.name])) for part in parts)
-    refined = _with_axes(mesh, axes, tuple(types[part.name] for part in parts))
+    digits = Digits.between(ours.digits.cuts | ours.digits_of(sharding.axes()).cuts)
+    fine = Mesh.of_digits(digits, ours.device_ids, like=ours)
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    types = tuple(kinds[axis.name] for digit in digits for axis in ours.axes_of(Digits((digit,))) or ())
+    single = tuple(name for name, size in ours.axes if size == 1)
+    refined = _with_axes(
+        mesh, (*((name, 1) for name in single), *fine.axes), (*(kinds[name] for name in single), *types)
+    )
 
     def renamed(axes: Iterable[Axis]) -> tuple[Axis, ...]:
-        return tuple(Axis(names[part]) for axis in axes for part in parts if axis.contains(part))
+        return tuple(
+            part
+            for axis in axes
+            for part in ([axis] if axis.name in single else fine.axes_of(ours.digits_of([axis])) or ())
+        )
 
     return refined, replace(
         sharding,
@@ -259,22 +267,6 @@ def _refined(sharding: Sharding, mesh: AnyMesh) -> tuple[AnyMesh, Sharding]:
         replicated=renamed(sharding.replicated),
         unreduced=renamed(sharding.unreduced),
     )
-
-
-def _part_names(parts: Sequence[Axis]) -> dict[Axis, str]:
-    """Names of the axes of a refined mesh: y0, y1, … for the parts of y, with `_` before the number where taken."""
-    taken = {part.name for part in parts}
-    names, counts = {}, dict.fromkeys(taken, 0)
-    for part in parts:
-        name = part.name
-        if not part.is_whole:
-            name = f"{part.name}{counts[part.name]}"
-            counts[part.name] += 1
-            while name in taken:
-                name = f"{part.name}_{name[len(part.name) :]}"
-        taken.add(name)
-        names[part] = name
-    return names
 
 
 def _with_axes(mesh: AnyMesh, axes: tuple[tuple[str, int], ...], types: tuple[Any, ...] | None) -> AnyMesh:

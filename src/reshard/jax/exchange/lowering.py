@@ -136,11 +136,8 @@ def groups_of(digits: Digits, positions: int) -> list[list[int]] | None:
     >>> groups_of(Digits([Digit(1, 2), Digit(4, 2)]), 8)
     [[0, 4, 1, 5], [2, 6, 3, 7]]
     """
-    members = digits.offsets()
-    places = np.arange(positions, dtype=np.int64)
-    firsts = places[digits.index_of(places) == 0]
-    groups: list[list[int]] = (firsts[:, None] + members).tolist()
-    return None if groups == [places.tolist()] else groups
+    groups: list[list[int]] = digits.groups(positions).tolist()
+    return None if groups == [list(range(positions))] else groups
 
 
 class _Parts(NamedTuple):

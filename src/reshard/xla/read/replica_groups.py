@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.axis import Axis
+from reshard.digits import Digit, Digits
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 
@@ -101,22 +102,17 @@ def _along(mesh_text: str, devices_text: str, axes_text: str) -> ReplicaGroups |
         devices = np.array(_numbers(devices_text), dtype=np.int64)
     if devices is None or len(devices) != mesh.size:
         return None
-    inside, outside = np.zeros_like(position), position.copy()
+    digits: list[Digit] = []
     for text in axes_text.split(",") if axes_text.strip() else []:
-        axis = _AXIS.fullmatch(text)
-        if axis is None or axis.group(1) not in mesh.sizes:
+        match = _AXIS.fullmatch(text)
+        if match is None or match.group(1) not in mesh.sizes:
             return None
-        name, full = axis.group(1), mesh.sizes[axis.group(1)]
-        pre, size = (1, full) if axis.group(2) is None else (int(axis.group(2)), int(axis.group(3)))
-        if pre * size == 0 or full % (pre * size):
+        whole, (_, pre, size) = Digits([mesh.digit_of(Axis(match.group(1)))]), match.groups()
+        if pre is not None and (int(pre) * int(size) == 0 or whole.size % (int(pre) * int(size))):
             return None
-        stride = mesh.digit_of(Axis(name)).stride * (full // (pre * size))
-        digit = position // stride % size
-        inside = inside * size + digit
-        outside = outside - digit * stride
-    order = np.lexsort((inside, outside))
-    count = len(np.unique(outside))
-    return _rows(devices[order].reshape(count, -1))
+        digits += whole if pre is None else [Digit(whole[0].end // int(pre) // int(size), int(size))]
+    groups = Digits(digits).groups(mesh.size)
+    return _rows(devices[groups]) if groups.size == mesh.size and groups.max() < mesh.size else None
 
 
 def _dense(values: str, sizes: str) -> ReplicaGroups | None:
