@@ -17,9 +17,10 @@ from pathlib import Path
 import reshard as rs
 from bench.planning import SMALL
 from bench.timing import Row, seconds, within
-from reshard.collectives.named import fewest_bytes_chain, total_bytes
+from reshard.collectives.fewest_bytes import fewest_bytes_chain, total_bytes
 from reshard.collectives.one_axis import one_axis_chain
 from reshard.collectives.weak import weak_graph
+from reshard.sharding import Reshard
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # the reader of Shardy's answers lies with the tests
 
@@ -64,13 +65,13 @@ def times() -> Iterator[Row]:
     for ndim, limit in ((2, 5.0), (3, 30.0)):
         shape = (2048,) * ndim
         for fresh in (False, True):
-            found = spread(lambda a, b, shape=shape: fewest_bytes_chain(a, b, shape, "float32"), ndim, fresh=fresh)
+            found = spread(lambda *ends, shape=shape: fewest_bytes_chain(Reshard.of(*ends, shape)), ndim, fresh=fresh)
             note = f" in the median of {len(found)} pairs, {found[-1]:.3g} ms at most"
             title = f"collectives, rank {ndim}, 5 axes of 256 devices" + (", and its weak graph" if fresh else "")
             yield within(title, statistics.median(found), limit, note)
             if not fresh:
                 yield within(f"{title}, 99 of 100", found[int(len(found) * 0.99)], 400.0)
-        found = spread(lambda a, b, shape=shape: one_axis_chain(a, b, shape, "float32"), ndim, fresh=False)
+        found = spread(lambda *ends, shape=shape: one_axis_chain(Reshard.of(*ends, shape)), ndim, fresh=False)
         note = f" in the median of {len(found)} pairs, {found[-1]:.3g} ms at most"
         yield Row(
             f"one axis at a time, rank {ndim}, 5 axes of 256 devices",
@@ -95,7 +96,7 @@ def against_shardy() -> Iterator[Row]:
         pairs = pairs_of(sizes, len(shape))
         ratios, totals, wrong, proved, steps = [], [0, 0], 0, 0, [0, 0]
         for pair, points in zip(pairs, shardy.shardy_points(pairs, shape), strict=True):
-            ours, sure = fewest_bytes_chain(*pair, shape, "int8")
+            ours, sure = fewest_bytes_chain(Reshard.of(*pair, shape, "int8"))
             proved += sure
             if points is None or points[-1] != pair[1]:
                 wrong += 1
@@ -122,8 +123,9 @@ def one_axis() -> Iterator[Row]:
         sizes, shape = FAMILIES[name]
         sums = [0, 0, 0, 0]
         for pair in pairs_of(sizes, len(shape)):
-            chains = [fewest_bytes_chain(*pair, shape, "int8")[0]]
-            chains += [one_axis_chain(*pair, shape, "int8", order=order) for order in ("cheapest", "document")]
+            reshard = Reshard.of(*pair, shape, "int8")
+            chains = [fewest_bytes_chain(reshard)[0]]
+            chains += [one_axis_chain(reshard, order=order) for order in ("cheapest", "document")]
             found = [*map(total_bytes, chains), rs.plan(*pair, shape, "int8").total_received_bytes]
             sums = [total + count for total, count in zip(sums, found, strict=True)]
         words = ("collectives", "one axis at a time", "the document's order")

@@ -52,7 +52,7 @@ def savings(network: Network) -> Iterator[Row]:
             continue
         whole = rs.Sharding.of(HOSTS, None, None)
         flat = rs.plan(source, target, SHAPE, "float32")
-        gather = chain_through((source, whole, target), SHAPE, flat.dtype)
+        gather = chain_through(flat.reshard, whole)
         for name, steps in zip(ratios, (flat.steps, gather), strict=True):
             ratios[name].append(sum(seconds_of(step, network) for step in steps) / ours)
     for name, found in ratios.items():

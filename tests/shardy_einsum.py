@@ -15,8 +15,8 @@ from shardy import _loaded
 
 from reshard.axis import sorted_and_merged
 from reshard.notation import parse_sharding
-from reshard.sharding import Sharding
-from reshard.steps import Step, step_between
+from reshard.sharding import Reshard, Sharding
+from reshard.steps import Step
 
 PIPELINE = (
     "builtin.module(func.func(sdy-insert-explicit-reshards{enable-full-version=true}),canonicalize,"
@@ -92,7 +92,7 @@ def _steps(function: str, case: Case) -> list[Step] | None:
         if kind in ("all_reduce", "reduce_scatter"):
             axes = [read(f"[{{{text}}}]").dims[0].axes[0] for text in _AXIS.findall(arguments)]
             before = replace(before, unreduced=sorted_and_merged([*before.unreduced, *axes], mesh.sizes))
-        steps.append(step_between(before, after, tuple(map(int, shape.split("x"))), "int8"))
+        steps.append(Step(Reshard.of(before, after, tuple(map(int, shape.split("x"))), "int8")))
     returned = re.search(r"return (%\w+) :", function)
     assert returned, function
     return steps if known[returned[1]].text() == case.target.text() else None

@@ -13,8 +13,8 @@ from itertools import pairwise
 from shardy import _loaded
 
 from reshard.notation import parse_sharding
-from reshard.sharding import Sharding
-from reshard.steps import Step, step_between
+from reshard.sharding import Reshard, Sharding
+from reshard.steps import Step
 
 PIPELINE = "builtin.module(func.func(sdy-reshard-to-collectives))"
 BATCH = 400
@@ -64,4 +64,4 @@ def shardy_points(pairs: Sequence[Pair], shape: Sequence[int]) -> list[list[Shar
 def received(points: Sequence[Sharding], shape: tuple[int, ...]) -> tuple[Step, ...]:
     """The steps between shardings; none where two are one placement."""
     ends = [point for number, point in enumerate(points) if number == 0 or point != points[number - 1]]
-    return tuple(step_between(a, b, shape, "int8") for a, b in pairwise(ends))
+    return tuple(Step(Reshard.of(a, b, shape, "int8")) for a, b in pairwise(ends))

@@ -21,7 +21,8 @@ from tilefiles import command, refused, run
 import reshard as rs
 from reshard.cli.arguments import shape_of
 from reshard.cli.interrupts import Terminated
-from reshard.view.tables import draw_plan
+from reshard.plans import blocks
+from reshard.tables import drawn
 
 MESH = ("--mesh", "x=2,y=4", "--shape", "8,8")
 DEMO = Path(__file__).parent.parent / "examples" / "demo.npy"
@@ -288,7 +289,7 @@ def test_help_of_every_command_has_examples_that_run(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Terminated(15), MemoryError(), RuntimeError("oops")])
 def test_whatever_happens_ends_in_a_sentence(error: BaseException) -> None:
-    with mock.patch("reshard.cli.plan.make_plan", side_effect=error):
+    with mock.patch("reshard.cli.plan_command.make_plan", side_effect=error):
         done = command("plan", *MESH, "[{}, {}]", "[{}, {}]")
     expected = {
         KeyboardInterrupt: (130, "reshard: interrupted\n"),
@@ -361,12 +362,12 @@ def test_plan_loads_no_engine_and_no_tables() -> None:
 def test_names_of_axes_are_no_markup_of_the_table() -> None:
     mesh = rs.Mesh.of({"[red]": 2, ":smile:": 2})
     plan = rs.plan(rs.Sharding.of(mesh, "[red]"), rs.Sharding.of(mesh, ":smile:"), (8,))
-    text = draw_plan(plan, width=100)
+    text = drawn(blocks(plan), width=100)
     assert 'from  [{"[red]"}]' in text
     assert '[{":smile:"}]' in text.splitlines()[6]
     assert "[red], :smile:" in text.splitlines()[6]
-    same = draw_plan(rs.plan(rs.Sharding.of(mesh, "[red]"), rs.Sharding.of(mesh, "[red]"), (8,)), width=100)
-    assert "nothing to do: both are one placement" in same
+    idle = rs.plan(rs.Sharding.of(mesh, "[red]"), rs.Sharding.of(mesh, "[red]"), (8,))
+    assert "nothing to do: both are one placement" in drawn(blocks(idle), width=100)
 
 
 @pytest.mark.heavy

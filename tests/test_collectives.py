@@ -22,13 +22,13 @@ from exhaustive import Reducing, Space, prime_parts, state_of
 
 from reshard import numpy as engine
 from reshard.axis import Axis
-from reshard.collectives.named import COLLECTIVES, fewest_bytes_chain, total_bytes
+from reshard.collectives.fewest_bytes import COLLECTIVES, fewest_bytes_chain, total_bytes
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.planner import plan
 from reshard.plans import Plan
-from reshard.sharding import Sharding
+from reshard.sharding import Reshard, Sharding
 from reshard.steps import Step
 
 FAMILIES = {
@@ -56,7 +56,7 @@ def family(name: str) -> tuple[list[Sharding], Space]:
 def check_chain(steps: Chain, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> None:
     """The steps are a plan of collectives, and the engine gives every device its tile and counts what they say."""
     assert {step.kind for step in steps} <= set(COLLECTIVES)
-    checkers.check_run(Plan(source, target, shape, dtype_named("int64"), steps))
+    checkers.check_run(Plan(Reshard.of(source, target, shape, dtype_named("int64")), steps))
 
 
 def figures(steps: Chain) -> tuple[int, int]:
@@ -65,14 +65,14 @@ def figures(steps: Chain) -> tuple[int, int]:
 
 def check_least(name: str, source: Sharding, target: Sharding, *, run: bool) -> None:
     shape = FAMILIES[name][1]
-    steps, proved = fewest_bytes_chain(source, target, shape, "int8")
+    steps, proved = fewest_bytes_chain(Reshard.of(source, target, shape, "int8"))
     assert proved, f"{source.text()} -> {target.text()} is not proved"
     least = family(name)[1].costs_from(state_of(source))[state_of(target)]
     assert figures(steps) == least, f"{source.text()} -> {target.text()}: {figures(steps)}, where {least} will do"
     for step in steps:
         assert step.total_received_bytes == by_formula(step), f"{step.kind} {step.before.text()} -> {step.after.text()}"
     if run:
-        check_chain(fewest_bytes_chain(source, target, shape, "int64")[0], source, target, shape)
+        check_chain(fewest_bytes_chain(Reshard.of(source, target, shape, "int64"))[0], source, target, shape)
 
 
 def by_formula(step: Step) -> int:
@@ -105,7 +105,7 @@ def test_least_on_a_sample_of_a_family(name: str) -> None:
     shardings = family(name)[0]
     for source, target in Random(name).sample(list(product(shardings, shardings)), 60):
         check_least(name, source, target, run=True)
-        check_all_to_alls_are_portable(fewest_bytes_chain(source, target, FAMILIES[name][1], "int8")[0])
+        check_all_to_alls_are_portable(fewest_bytes_chain(Reshard.of(source, target, FAMILIES[name][1], "int8"))[0])
 
 
 @pytest.mark.sweep
@@ -162,14 +162,14 @@ def test_least_with_partial_values(sizes: tuple[int, ...], partial: str) -> None
         costs = space.costs_from((state(source), frozenset(partial)))
         for target in rng.sample(shardings, 12):
             start = Sharding.of(mesh, *(dim.axes for dim in source.dims), unreduced=tuple(partial))
-            steps, _ = fewest_bytes_chain(start, target, shape, "int8")
+            steps, _ = fewest_bytes_chain(Reshard.of(start, target, shape, "int8"))
             assert figures(steps) == costs[state(target), frozenset()], f"{start.text()} -> {target.text()}"
 
 
 def chain_or_none(source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: str) -> Chain | None:
     """The chain; None where it is refused because no collectives lead there."""
     try:
-        return fewest_bytes_chain(source, target, shape, dtype)[0]
+        return fewest_bytes_chain(Reshard.of(source, target, shape, dtype))[0]
     except ReshardError as error:
         if error.code != "no-plan":
             raise
@@ -198,7 +198,8 @@ def test_random_reductions_end_in_their_target() -> None:
         if steps is None:
             continue
         whole = np.random.default_rng(seed).integers(0, 2, shape).astype(dtype)
-        tiles = engine.run(Plan(source, target, shape, dtype_named(dtype), steps), engine.scatter(whole, source))
+        plan = Plan(Reshard.of(source, target, shape, dtype), steps)
+        tiles = engine.run(plan, engine.scatter(whole, source))
         assert np.array_equal(engine.gather(tiles, target, shape), whole), f"{source} -> {target}"
         held += 1
     assert held > 200
@@ -208,7 +209,7 @@ def test_random_reductions_end_in_their_target() -> None:
 
 
 def kinds(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> list[tuple[str, str, int]]:
-    steps, _ = fewest_bytes_chain(source, target, shape, "int8")
+    steps, _ = fewest_bytes_chain(Reshard.of(source, target, shape, "int8"))
     return [(step.kind, step.after.text(), step.total_received_bytes) for step in steps]
 
 
@@ -232,7 +233,8 @@ def test_another_order_of_devices_costs_nothing_where_the_source_is_replicated()
 
 def test_another_order_of_devices_by_one_permute() -> None:
     mesh, other = Mesh.of(a=2, b=2), Mesh.of(a=2, b=2, device_ids=(0, 2, 1, 3))
-    steps, _ = fewest_bytes_chain(Sharding.of(mesh, ("a", "b")), Sharding.of(other, ("a", "b")), (8,), "int8")
+    ends = Sharding.of(mesh, ("a", "b")), Sharding.of(other, ("a", "b"))
+    steps, _ = fewest_bytes_chain(Reshard.of(*ends, (8,), "int8"))
     assert [(step.kind, step.total_received_bytes) for step in steps] == [("Permute", 4)]
 
 
@@ -241,14 +243,14 @@ def test_an_order_of_devices_whose_digits_do_not_hold_the_axis() -> None:
     mesh, other = Mesh.of(a=6, b=2), Mesh.of(a=6, b=2, device_ids=(0, 1, 2, 6, 7, 8, 3, 4, 5, 9, 10, 11))
     source, target = Sharding.of(mesh, "b"), Sharding.of(other, "b")
     checkers.check_move(plan(source, target, (4,), "int64"))
-    steps, _ = fewest_bytes_chain(source, target, (4,), "int64")
+    steps, _ = fewest_bytes_chain(Reshard.of(source, target, (4,), "int64"))
     check_chain(steps, source, target, (4,))
 
 
 def test_other_devices() -> None:
     mesh, other = Mesh.of(a=2, b=2), Mesh.of(a=2, b=2, device_ids=(7, 6, 5, 4))
     source, target = Sharding.of(mesh, "a", None), Sharding.of(other, None, "b")
-    steps, _ = fewest_bytes_chain(source, target, (4, 4), "int64")
+    steps, _ = fewest_bytes_chain(Reshard.of(source, target, (4, 4), "int64"))
     check_chain(steps, source, target, (4, 4))
     assert Counter(step.kind for step in steps)["Permute"] == 1
 
@@ -256,7 +258,7 @@ def test_other_devices() -> None:
 def test_sub_axes_that_no_split_holds_together() -> None:
     mesh = Mesh.of(a=6)
     source, target = Sharding.of(mesh, "a:(1)2"), Sharding.of(mesh, "a:(1)3")
-    steps, proved = fewest_bytes_chain(source, target, (6,), "int64")
+    steps, proved = fewest_bytes_chain(Reshard.of(source, target, (6,), "int64"))
     assert ([step.kind for step in steps], proved) == (["AllGather", "Slice"], False)
     check_chain(steps, source, target, (6,))
 
@@ -264,7 +266,7 @@ def test_sub_axes_that_no_split_holds_together() -> None:
 def test_a_dim_that_its_parts_do_not_divide() -> None:
     mesh = Mesh.of(a=2, b=2)
     source, target = Sharding.of(mesh, ("a", "b"), None), Sharding.of(mesh, "b", "a")
-    steps, proved = fewest_bytes_chain(source, target, (5, 4), "int64")
+    steps, proved = fewest_bytes_chain(Reshard.of(source, target, (5, 4), "int64"))
     assert ([step.kind for step in steps], proved) == (["AllGather", "Slice"], False)
     check_chain(steps, source, target, (5, 4))
 
@@ -288,13 +290,14 @@ def test_to_partial_values() -> None:
 
 def test_nothing_to_do() -> None:
     sharding = Sharding.of(mesh_of((2, 2)), "a")
-    assert fewest_bytes_chain(sharding, replace(sharding, replicated=(Axis("b"),)), (8,), "int8") == ((), True)
+    also_replicated = replace(sharding, replicated=(Axis("b"),))
+    assert fewest_bytes_chain(Reshard.of(sharding, also_replicated, (8,), "int8")) == ((), True)
 
 
 def test_other_numbers_of_devices_are_refused() -> None:
     source, target = Sharding.of(Mesh.of(a=4), "a"), Sharding.of(Mesh.of(a=2), "a")
     with pytest.raises(ReshardError, match="no chain of collectives leads from") as caught:
-        fewest_bytes_chain(source, target, (8,), "int8")
+        fewest_bytes_chain(Reshard.of(source, target, (8,), "int8"))
     assert caught.value.code == "no-plan"
 
 
@@ -303,7 +306,7 @@ def test_the_budget_is_kept_and_the_chain_still_holds() -> None:
     source = Sharding.of(mesh, ("a", "b"), "c", "d")
     target = Sharding.of(mesh, ("d", "c"), ("b", "a"), None)
     for budget in (0, 5, 50, 500):
-        steps, proved = fewest_bytes_chain(source, target, (64, 64, 64), "int64", budget=budget)
+        steps, proved = fewest_bytes_chain(Reshard.of(source, target, (64, 64, 64), "int64"), budget=budget)
         if budget == 5:
             check_chain(steps, source, target, (64, 64, 64))
         assert steps[-1].after == target
@@ -326,6 +329,6 @@ def test_never_more_than_shardy(name: str) -> None:
         if points is None or points[-1] != target:
             wrong += 1
             continue
-        ours, theirs = fewest_bytes_chain(source, target, shape, "int8")[0], received(points, shape)
+        ours, theirs = fewest_bytes_chain(Reshard.of(source, target, shape, "int8"))[0], received(points, shape)
         assert figures(ours) <= figures(theirs), f"{source.text()} -> {target.text()}"
     assert wrong < 6, f"Shardy ends elsewhere in {wrong} of {len(pairs)}"

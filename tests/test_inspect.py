@@ -23,10 +23,12 @@ from hypothesis import strategies as st
 from tilefiles import command, refused
 
 import reshard as rs
+from reshard import tables
 from reshard.xla.read.loops import executions
 from reshard.xla.read.reading import read_text
 from reshard.xla.read.replica_groups import parse_groups, parse_pairs
 from reshard.xla.report import ProgramEnd, ProgramEnds, Report, inspect_paths, inspect_texts
+from reshard.xla.report.sections import blocks
 
 DATA = Path(__file__).parent / "data" / "inspect"
 NAMES = sorted(path.name for path in DATA.iterdir())
@@ -416,10 +418,8 @@ print(len(inspect_paths([{str(DATA / "loop.txt")!r}]).collectives), *{{"jax", "t
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tables_for_a_terminal_hold_the_same(name: str) -> None:
-    from reshard.view.findings import draw_report
-
     report = inspected(name)
-    drawn = draw_report(report, width=400)
+    drawn = tables.drawn(blocks(report), width=400)
     for one in report.collectives:
         assert one.name in drawn
     for found in (*report.reshards, *report.warnings):

@@ -199,8 +199,8 @@ def test_collectives_in_turn_give_the_same(seed: int, monkeypatch: pytest.Monkey
 def test_senders_kept_near_serve_several_receivers(near: int) -> None:
     mesh = rs.Mesh.of(x=2, y=4)
     source, target = rs.Sharding.of(mesh, "y", None), rs.Sharding.of(mesh, "x", "y")
-    step = rs.Step("Exchange", source, target, (8, 8), rs.plan(source, target, (8, 8)).dtype, near)
-    plan = Plan(source, target, (8, 8), step.dtype, (step,))
+    reshard = rs.plan(source, target, (8, 8)).reshard
+    plan = Plan(reshard, (rs.Step(reshard, "Exchange", near),))
     array = np.arange(64, dtype=np.float32).reshape(8, 8)
     found = run(plan, oracle.tiles(array, source))
     assert all(np.array_equal(found[device], tile) for device, tile in oracle.tiles(array, target).items())

@@ -37,8 +37,8 @@ from reshard.errors import CODES, ReshardError
 from reshard.exchange import Piece, Tiling
 from reshard.mesh import Mesh
 from reshard.planner import CACHED_PLANS, cache_clear, plan
-from reshard.plans import Plan
-from reshard.sharding import DimSharding, Sharding
+from reshard.plans import Options, Plan
+from reshard.sharding import DimSharding, Reshard, Sharding
 from reshard.steps import Step
 
 Array = NDArray[Any]
@@ -331,7 +331,7 @@ def test_steps_of_two_plans_make_one(data: st.DataObject) -> None:
     assume({*middle.mesh.devices} <= {*source.mesh.devices, *target.mesh.devices})
     first, second = plan(source, middle, shape, "int64"), plan(middle, target, shape, "int64")
     assume(first.steps and second.steps)
-    both = Plan(source, target, shape, first.dtype, first.steps + second.steps)
+    both = Plan(Reshard.of(source, target, shape, first.dtype), first.steps + second.steps)
     checkers.check_chain(both)
     checkers.check_run(both)
     checkers.check_peak(both)
@@ -344,7 +344,7 @@ def test_a_plan_by_way_of_other_devices() -> None:
     """Two devices hand their tensor to two others, who hand it back: all four receive."""
     near, far = Sharding.of(Mesh.of(x=2), "x"), Sharding.of(Mesh.of(x=2, device_ids=(7, 5)), None)
     there, back = plan(near, far, (4,), "int64"), plan(far, near, (4,), "int64")
-    both = Plan(near, near, (4,), there.dtype, there.steps + back.steps)
+    both = Plan(Reshard.of(near, near, (4,), there.dtype), there.steps + back.steps)
     assert both.devices == (0, 1, 5, 7)
     assert [both.received_bytes_on(device) for device in both.devices] == [16, 16, 32, 32]
     assert (both.received_bytes, both.total_received_bytes) == (32, 96)
@@ -379,8 +379,8 @@ def test_a_plan_as_json_is_read_back(made: Plan) -> None:
 NAMES: dict[str, Any] = {
     thing.__name__: thing
     for thing in (
-        *(Axis, Box, Cuts, DimSharding, Digit, Digits, DType, Layout, Mesh, Piece, Plan, Refinement, Sharding, Step),
-        *(Tiling, Unreduced),
+        *(Axis, Box, Cuts, DimSharding, Digit, Digits, DType, Layout, Mesh, Options, Piece),
+        *(Plan, Refinement, Reshard, Sharding, Step, Tiling, Unreduced),
     )
 }
 

@@ -17,8 +17,8 @@ from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.plans.mlir import write_sdy, write_shard
-from reshard.sharding import Sharding
-from reshard.steps import KINDS, step_between
+from reshard.sharding import Reshard, Sharding
+from reshard.steps import KINDS, Step
 
 MESH = Mesh.of(x=2, y=4, z=2)
 F32 = dtype_named("f32")
@@ -27,8 +27,8 @@ F32 = dtype_named("f32")
 def text_between(*points: Sharding, size: int = 16, shape=None, writer=write_sdy, dtype="f32") -> str:
     """What is written for one step from each point to the next, on a cube unless a shape is given."""
     shape = shape or (size,) * len(points[0].dims)
-    steps = [step_between(a, b, shape, dtype) for a, b in itertools.pairwise(points)]
-    return writer(points[0], points[-1], shape, dtype, steps)
+    steps = [Step(Reshard.of(a, b, shape, dtype)) for a, b in itertools.pairwise(points)]
+    return writer(Reshard.of(points[0], points[-1], shape, dtype), steps)
 
 
 def operations(text: str) -> list[str]:
@@ -112,7 +112,7 @@ def test_two_orders_of_devices_are_two_meshes():
 
 
 def test_no_steps_return_the_argument():
-    text = write_sdy(of("x", replicated="y"), of("x"), (8,), "f32", ())
+    text = write_sdy(Reshard.of(of("x", replicated="y"), of("x"), (8,), "f32"), ())
     assert operations(text) == []
     assert "return %arg0 : tensor<8xf32>" in text
     assert 'replicated={"y"}>}' in text
@@ -299,9 +299,9 @@ def test_shardy_takes_whatever_is_written():
         mesh, ndim = rng.choice(meshes), rng.randrange(1, 4)
         source, target = drawn(rng, mesh, ndim), drawn(rng, mesh, ndim)
         shape = (48,) * ndim
-        steps = shortest_chain(source, target, shape, F32)
+        steps = shortest_chain(Reshard.of(source, target, shape, F32))
         try:
-            text = write_sdy(source, target, shape, "f32", steps)
+            text = write_sdy(Reshard.of(source, target, shape, "f32"), steps)
         except ReshardError as error:
             written[error.code] += 1
             continue

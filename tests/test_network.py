@@ -33,15 +33,15 @@ from reshard.network import (
     seconds_of,
 )
 from reshard.network.traffic import loads
-from reshard.sharding import Sharding
-from reshard.steps import Step, step_between
+from reshard.sharding import Reshard, Sharding
+from reshard.steps import Step
 
 CUBE = Mesh.of(X=4, Y=4, Z=4)
 BF16 = dtype_named("bf16")
 
 
 def step(before: Sharding, after: Sharding, shape: tuple[int, ...], dtype: str = "bf16") -> Step:
-    return step_between(before, after, shape, dtype_named(dtype))
+    return Step(Reshard.of(before, after, shape, dtype_named(dtype)))
 
 
 # printed values
@@ -379,7 +379,7 @@ def test_a_hosts_bound_is_what_it_needs_and_lacks() -> None:
             continue
         drawn += 1
         for level in range(4):
-            bound = host_bound(source, target, shape, "int16", network, level)
+            bound = host_bound(Reshard.of(source, target, shape, "int16"), network, level)
             assert bound.tolist() == [2 * n for n in counted_bound(network, level, source, target, shape)]
             exchange = find_exchange(Tiling.of(source, shape), Tiling.of(target, shape))
             assert (host_bytes(exchange, network, level, "int16") >= bound).all()
@@ -391,10 +391,10 @@ def test_a_host_that_has_all_parts_of_a_sum_needs_nothing() -> None:
     whole = Sharding.of(mesh, None)
     for axes, bound in (("x", [8, 8]), ("y", [0, 0]), (("x", "y"), [8, 8])):
         partial = Sharding.of(mesh, None, unreduced=axes)
-        assert host_bound(partial, whole, (8,), "int8", network, 1).tolist() == bound
-        assert host_bound(partial, partial, (8,), "int8", network, 1).tolist() == [0, 0]
+        assert host_bound(Reshard.of(partial, whole, (8,), "int8"), network, 1).tolist() == bound
+        assert host_bound(Reshard.of(partial, partial, (8,), "int8"), network, 1).tolist() == [0, 0]
     with pytest.raises(ReshardError, match="where values become partial"):
-        host_bound(whole, Sharding.of(mesh, None, unreduced="x"), (8,), "int8", network, 1)
+        host_bound(Reshard.of(whole, Sharding.of(mesh, None, unreduced="x"), (8,), "int8"), network, 1)
 
 
 def test_gathering_outside_first_brings_each_host_its_bound() -> None:
@@ -403,7 +403,7 @@ def test_gathering_outside_first_brings_each_host_its_bound() -> None:
     source, target = Sharding.of(mesh, ("device", "host")), Sharding.of(mesh, None)
     steps = [step(source, Sharding.of(mesh, "device"), (64,)), step(Sharding.of(mesh, "device"), target, (64,))]
     brought = sum(host_bytes(found, network, 1) for found in steps)
-    assert brought.tolist() == host_bound(source, target, (64,), "bf16", network, 1).tolist() == [96] * 4
+    assert brought.tolist() == host_bound(Reshard.of(source, target, (64,), "bf16"), network, 1).tolist() == [96] * 4
     assert host_bytes(step(source, target, (64,)), network, 1).tolist() == [192] * 4
 
 
@@ -424,7 +424,7 @@ def test_an_exchange_by_boxes_is_priced_by_its_pieces() -> None:
 
 def test_every_chunk_waits_for_its_messages() -> None:
     mesh, network = Mesh.of(x=8), Network((Level(1, 8, "switch", 1e9, 1e-6),), launch_s=2e-6)
-    step = step_between(Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "x"), (64, 64), dtype_named("int64"))
+    step = Step(Reshard.of(Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "x"), (64, 64), dtype_named("int64")))
     whole, parted = seconds_of(step, network), seconds_of(replace(step, chunks=4), network)
     without_wait = Network((Level(1, 8, "switch", 1e9, 0.0),))
     moving = seconds_of(step, without_wait)

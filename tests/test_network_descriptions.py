@@ -11,8 +11,8 @@ from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network import FAMILIES, Level, Network, seconds_of
-from reshard.sharding import Sharding
-from reshard.steps import step_between
+from reshard.sharding import Reshard, Sharding
+from reshard.steps import Step
 
 # calibration
 
@@ -139,7 +139,7 @@ BAD = {
         Mesh.of(x=2, device_ids=(2, 3)), x=("ring", 1, 0)
     ),
     "device 7 is beyond the 4 devices of network": lambda: seconds_of(
-        step_between(Sharding.of(Mesh.of(x=8), "x"), Sharding.of(Mesh.of(x=8), None), (8,), dtype_named("int8")),
+        Step(Reshard.of(Sharding.of(Mesh.of(x=8), "x"), Sharding.of(Mesh.of(x=8), None), (8,), dtype_named("int8"))),
         Network((SOUND,)),
     ),
 }

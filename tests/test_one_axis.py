@@ -17,7 +17,7 @@ from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.plans import Plan
-from reshard.sharding import Sharding
+from reshard.sharding import Reshard, Sharding
 from reshard.steps import Step
 
 KINDS = {"Slice", "AllGather", "AllToAll", "Permute"}
@@ -51,12 +51,13 @@ def is_single(before: State, after: State) -> bool:
 def check(name: str, source: Sharding, target: Sharding, *, run: bool) -> None:
     """Both orders are chains of single moves that end in the target; the cheapest is."""
     shape = FAMILIES[name][1]
-    chains = [one_axis_chain(source, target, shape, "int64", order=order) for order in ("cheapest", "document")]
+    reshard = Reshard.of(source, target, shape, "int64")
+    chains = [one_axis_chain(reshard, order=order) for order in ("cheapest", "document")]
     for steps in chains:
         assert {step.kind for step in steps} <= KINDS
         states = [state_of(source), *(state_of(step.after) for step in steps)]
         assert all(is_single(before, after) for before, after in pairwise(states)), states
-        plan = Plan(source, target, shape, dtype_named("int64"), steps)
+        plan = Plan(reshard, steps)
         if run:
             checkers.check_run(plan)
     least = family(name)[1].costs_from(state_of(source), one_axis=True)[state_of(target)]
@@ -95,7 +96,8 @@ def document(
     sizes: tuple[int, ...], source: list[list[int]], target: list[list[int]]
 ) -> list[tuple[str, list[list[int]]]]:
     shape = (prod(sizes),) * len(source)
-    steps = one_axis_chain(of_lists(sizes, source), of_lists(sizes, target), shape, "int8", order="document")
+    reshard = Reshard.of(of_lists(sizes, source), of_lists(sizes, target), shape, "int8")
+    steps = one_axis_chain(reshard, order="document")
     return [(step.kind, lists(step.after)) for step in steps]
 
 
@@ -140,12 +142,12 @@ def test_random_shardings_on_one_mesh() -> None:
         source, target, shape, _ = problems.draw_problem(Random(seed))
         for order in ("cheapest", "document"):
             try:
-                steps = one_axis_chain(source, target, shape, "int64", order=order)
+                steps = one_axis_chain(Reshard.of(source, target, shape, "int64"), order=order)
             except ReshardError as error:
                 if error.code != "no-plan":
                     raise
                 continue
-            checkers.check_run(Plan(source, target, shape, dtype_named("int64"), steps))
+            checkers.check_run(Plan(Reshard.of(source, target, shape, dtype_named("int64")), steps))
             held += bool(steps)
     assert held > 150
 
@@ -154,23 +156,23 @@ def test_partial_values_are_reduced_first_and_made_last() -> None:
     mesh = Mesh.of(a=2, b=2, c=2)
     source = Sharding.of(mesh, "b", None, unreduced="a")
     target = Sharding.of(mesh, None, "b", unreduced="c")
-    steps = one_axis_chain(source, target, (8, 8), "int64")
+    steps = one_axis_chain(Reshard.of(source, target, (8, 8), "int64"))
     assert [step.kind for step in steps] == ["AllReduce", "AllToAll", "ToUnreduced"]
-    plan: tuple[Step, ...] = Plan(source, target, (8, 8), dtype_named("int64"), steps).steps
+    plan: tuple[Step, ...] = Plan(Reshard.of(source, target, (8, 8), dtype_named("int64")), steps).steps
     assert plan[-1].after == target
 
 
 def test_another_mesh_and_unknown_orders_are_refused() -> None:
     source, target = Sharding.of(Mesh.of(a=4), "a"), Sharding.of(Mesh.of(a=2, b=2), "b")
     with pytest.raises(ReshardError, match="one axis at a time leads to no other mesh") as caught:
-        one_axis_chain(source, target, (8,), "int8")
+        one_axis_chain(Reshard.of(source, target, (8,), "int8"))
     assert caught.value.code == "no-plan"
     with pytest.raises(ReshardError, match="order 'best' must be one of cheapest, document") as caught:
-        one_axis_chain(source, source, (8,), "int8", order="best")
+        one_axis_chain(Reshard.of(source, source, (8,), "int8"), order="best")
     assert caught.value.code == "bad-argument"
 
 
 def test_sub_axes_that_overlap_are_refused() -> None:
     mesh = Mesh.of(a=6)
     with pytest.raises(ReshardError, match="no split of the axes has the parts of both"):
-        one_axis_chain(Sharding.of(mesh, "a:(1)2"), Sharding.of(mesh, "a:(1)3"), (6,), "int8")
+        one_axis_chain(Reshard.of(Sharding.of(mesh, "a:(1)2"), Sharding.of(mesh, "a:(1)3"), (6,), "int8"))

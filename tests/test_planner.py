@@ -5,12 +5,14 @@ Prices are asked of the package; bytes into hosts, tiles and what devices lack a
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import re
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from itertools import product
 from math import prod
 from random import Random
@@ -27,20 +29,22 @@ from problems import Problem, full_axis_shardings
 import reshard as rs
 from reshard import numpy as engine
 from reshard.chains import Chain, chain_through
-from reshard.dtypes import dtype_named
+from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange
 from reshard.mesh import Mesh
 from reshard.network import Level, Network, host_bound, host_bytes, seconds_of
 from reshard.network.pricing import exchange_seconds
 from reshard.network.traffic import loads
-from reshard.planner import plan
-from reshard.planner.candidates import candidates
-from reshard.plans import Plan
-from reshard.sharding import Sharding
-from reshard.steps import step_between
+from reshard.planner import alternatives, plan
+from reshard.planner.candidates import candidates, chains_by_detours
+from reshard.plans import Options, Plan
+from reshard.sharding import Reshard, Sharding
+from reshard.steps import Step
 
 INT64 = dtype_named("int64")
+NAMES = {**vars(rs), **{kind.__name__: kind for kind in (DType, Level, Options, Reshard)}}
+"""What the repr of a plan needs."""
 
 
 def switches(*sizes_and_speeds: tuple[int, float], latency_s: float = 0.0) -> Network:
@@ -107,8 +111,8 @@ def check_hosts(case: str, pairs: int | None) -> None:
     shardings = list(full_axis_shardings(Mesh.of(sizes), 2))
     every = list(product(shardings, shardings))
     for source, target in every if pairs is None else Random(case).sample(every, pairs):
-        bound = host_bound(source, target, shape, "int64", network, level)
-        chains = candidates(source, target, shape, INT64, [boundary])
+        bound = host_bound(Reshard.of(source, target, shape, "int64"), network, level)
+        chains = chains_by_detours(Reshard.of(source, target, shape, INT64), [boundary])
         brought = (sum((host_bytes(step, network, level) for step in steps), np.zeros(4, np.int64)) for steps in chains)
         met = any(np.array_equal(found, bound) for found in brought)
         assert met, f"{source.text()} -> {target.text()}: no candidate brings {bound} into the hosts"
@@ -134,10 +138,10 @@ def test_plan_and_alternatives_name_what_brings_each_host_its_bound(case: str) -
     for _ in range(12):
         source, target = rng.choice(shardings), rng.choice(shardings)
         chosen = plan(source, target, shape, "int64", network=network)
-        bound = host_bound(source, target, shape, "int64", network, level)
+        bound = host_bound(Reshard.of(source, target, shape, "int64"), network, level)
         totals = [
             sum((host_bytes(step, network, level) for step in found.steps), np.zeros(4, np.int64))
-            for found in (chosen, *chosen.alternatives)
+            for found in (chosen, *alternatives(chosen))
         ]
         assert any(np.array_equal(total, bound) for total in totals), f"{source.text()} -> {target.text()}"
 
@@ -152,10 +156,10 @@ def test_host_bytes_and_bound_by_brute_force(case: str) -> None:
     for _ in range(40):
         source, target = rng.choice(shardings), rng.choice(shardings)
         odd = (shape[0] - rng.randrange(4), shape[1] - rng.randrange(4))
-        bound = host_bound(source, target, odd, "int64", network, level)
+        bound = host_bound(Reshard.of(source, target, odd, "int64"), network, level)
         assert bound.tolist() == [8 * count for count in brute_host_bound(source, target, odd, boundary)]
         for near in (0, boundary):
-            step = step_between(source, target, odd, INT64, near=near)
+            step = Step(Reshard.of(source, target, odd, INT64), near=near)
             assert host_bytes(step, network, level).tolist() == brute_host_bytes(step, boundary)
 
 
@@ -168,13 +172,14 @@ FAST_HOSTS = Mesh.of(g=4, h=4, a=2, b=4)
 def gathers(source: Sharding, target: Sharding, shape: tuple[int, int]) -> Iterator[Chain]:
     """Gather everything and slice: at once, and axis by axis, the minor of each dim first."""
     whole = Sharding.of(source.mesh, None, None)
-    yield chain_through((source, whole, target), shape, INT64)
-    points, dims = [source], [list(dim.axes) for dim in source.dims]
+    reshard = Reshard.of(source, target, shape, INT64)
+    yield chain_through(reshard, whole)
+    points, dims = [], [list(dim.axes) for dim in source.dims]
     for axes in dims:
         while axes:
             axes.pop()
             points.append(Sharding.of(source.mesh, *map(tuple, dims)))
-    yield chain_through((*points, target), shape, INT64)
+    yield chain_through(reshard, *points)
 
 
 def check_against_flat_and_gather(network: Network, pairs: int) -> None:
@@ -225,7 +230,7 @@ def test_with_latency_no_plan_is_dearer_than_its_alternatives() -> None:
             source, target = random_sharding(rng, FAST_HOSTS), random_sharding(rng, FAST_HOSTS)
             chosen = plan(source, target, shape, "int64", network=network)
             assert chosen.seconds is not None
-            for other in chosen.alternatives:
+            for other in alternatives(chosen):
                 assert other.seconds is not None
                 assert grows(other) or no_dearer(chosen.seconds, other.seconds), (
                     f"{source.text()} -> {target.text()} on {name}"
@@ -277,7 +282,7 @@ def test_near_senders_cost_what_their_pieces_do() -> None:
             network = Network.of(mesh, speeds)
             for _ in range(120):
                 near = rng.choice([0, sizes[-1], mesh.size // sizes[0]])
-                step = step_between(rng.choice(shardings), rng.choice(shardings), (48, 48), INT64, near=near)
+                step = Step(Reshard.of(rng.choice(shardings), rng.choice(shardings), (48, 48), INT64), near=near)
                 exchange = step.moves[0].exchange
                 if not isinstance(exchange, DigitExchange) or exchange.stays:
                     continue  # a collective has a formula of its own
@@ -300,7 +305,7 @@ def test_digits_that_lie_across_levels_are_priced_by_all_their_pieces(
         Level(stride, size, "switch", 1e9, wait * 1e-6)
         for (stride, size), wait in zip(((1, 2), (2, 3), (6, 2)), waiting, strict=True)
     ]
-    step = step_between(Sharding.of(mesh, "a", ("b", "c")), Sharding.of(mesh, None, "a"), (48, 48), INT64)
+    step = Step(Reshard.of(Sharding.of(mesh, "a", ("b", "c")), Sharding.of(mesh, None, "a"), (48, 48), INT64))
     senders, receivers, elements = step.moves[0].exchange.traffic()
     listed = loads(levels, senders, receivers, elements)
     assert listed.latency_s == pytest.approx(latency_s)
@@ -360,10 +365,11 @@ def figures(found: Plan) -> tuple[int, int, int, int]:
 def known_ways(problem: Problem) -> Iterator[Chain]:
     """The candidates and, on one mesh, the ways through every sharding by whole axes."""
     source, target, shape, dtype = problem
-    yield from candidates(source, target, shape, dtype_named(dtype))
+    reshard = Reshard.of(source, target, shape, dtype)
+    yield from candidates(reshard)
     if source.mesh == target.mesh and source.dims:
         for middle in full_axis_shardings(source.mesh, len(shape)):
-            yield chain_through((source, middle, target), shape, dtype_named(dtype))
+            yield chain_through(reshard, middle)
 
 
 def test_without_a_network_moves_receive_their_bound() -> None:
@@ -382,15 +388,15 @@ def test_without_a_network_no_move_known_is_better() -> None:
     for _ in range(100):
         problem = problems.draw_problem(rng)
         found = plan(*problem)
-        for other in found.alternatives:
+        for other in alternatives(found):
             assert figures(found) <= figures(other), f"{problem}\n{other}"
 
 
 def test_without_a_network_no_candidate_for_a_reduction_is_better() -> None:
     rng = Random(12)
     for problem, found in drawn_plans(rng, problems.draw_reduction, 60):
-        for steps in candidates(found.source, found.target, found.shape, found.dtype):
-            other = Plan(found.source, found.target, found.shape, found.dtype, steps)
+        for steps in candidates(found.reshard):
+            other = Plan(found.reshard, steps)
             assert grows(other) or figures(found) <= figures(other), f"{problem}\n{other}"
 
 
@@ -432,7 +438,7 @@ def test_on_one_mesh_no_way_through_a_third_receives_less() -> None:
         problem = Problem(rng.choice(shardings), rng.choice(shardings), (16, 16), "int64")
         least = figures(plan(*problem))
         for steps in known_ways(problem):
-            assert least <= figures(Plan(*problem[:3], INT64, steps)), str(problem)
+            assert least <= figures(Plan(Reshard.of(*problem[:3], INT64), steps)), str(problem)
 
 
 # A limit of memory.
@@ -549,9 +555,10 @@ def outline(found: Plan) -> tuple[tuple[str, Sharding], ...]:
 
 def check_alternatives(found: Plan) -> int:
     """Distinct, to the same target, right, and in order; how many."""
-    assert "alternatives" not in found.__dict__, "they were computed before they were asked for"
-    others = found.alternatives
-    assert found.alternatives is others
+    computed = alternatives.cache_info().misses
+    others = alternatives(found)
+    assert alternatives.cache_info().misses == computed + 1, "they were computed before they were asked for"
+    assert alternatives(found) is others
     outlines = [outline(other) for other in (found, *others)]
     assert len(set(outlines)) == len(outlines), f"{found}\ntwo are alike"
     for other in others:
@@ -569,40 +576,58 @@ def check_alternatives(found: Plan) -> int:
 @pytest.mark.parametrize("network", [None, switches((2, 9e9), (4, 1e9)), "h100-1x8"])
 def test_alternatives_of_moves(network: Network | str | None) -> None:
     rs.planner.cache_clear()
-    rng, known = Random(31), 0
+    rng, known, drawn = Random(31), 0, set()
     mesh = Mesh.of(h=4, a=2)
     shardings = list(full_axis_shardings(mesh, 2))
     for shape in ((16, 8), (7, 5)):
         whole = oracle.encoded(shape)
         for _ in range(20):
             found = plan(rng.choice(shardings), rng.choice(shardings), shape, "int64", network=network)
-            if "alternatives" in found.__dict__:
-                continue  # drawn twice
+            if found in drawn:
+                continue
+            drawn.add(found)
             known += check_alternatives(found)
-            for other in (found, *found.alternatives):
+            for other in (found, *alternatives(found)):
                 check_values(other, whole)
     assert known > 10
 
 
 def test_alternatives_of_reductions() -> None:
     rs.planner.cache_clear()
-    rng, known = Random(32), 0
+    rng, known, drawn = Random(32), 0, set()
     for (source, _, shape, dtype), found in drawn_plans(rng, problems.draw_reduction, 60):
-        if "alternatives" in found.__dict__ or found.target.unreduced or found.source.reduction == "avg":
+        if found in drawn or found.target.unreduced or found.source.reduction == "avg":
             continue
+        drawn.add(found)
         known += check_alternatives(found)
         bits = np.random.default_rng(0).integers(0, 2, (oracle.class_count(source), *shape))
         per_class = list(bits.astype(dtype))
         wanted = oracle.tiles(oracle.reduced(per_class, source), found.target)
-        for other in (found, *found.alternatives):
+        for other in (found, *alternatives(found)):
             checkers.check_tiles(engine.run(other, oracle.partial_tiles(per_class, source)), wanted)
     assert known > 10
 
 
-def test_a_plan_that_no_planner_made_knows_no_alternatives() -> None:
-    mesh = Mesh.of(x=2)
-    ends = Sharding.of(mesh, "x"), Sharding.of(mesh, None)
-    assert Plan(*ends, (4,), INT64, (step_between(*ends, (4,), INT64),)).alternatives == ()
+def test_a_plan_made_by_hand_behaves_as_the_equal_one_of_the_planner() -> None:
+    mesh = Mesh.of(x=2, y=4)
+    reshard = Reshard.of(Sharding.of(mesh, "y", None), Sharding.of(mesh, "x", "y"), (8, 8), INT64)
+    by_hand, planned = Plan(reshard, (Step(reshard),)), plan(reshard.source, reshard.target, (8, 8), INT64)
+    assert by_hand == planned
+    assert alternatives(by_hand) == alternatives(planned) != ()
+
+
+def test_problems_of_any_meshes_are_planned_on_a_network() -> None:
+    """One device among them, whose sharding has no dims."""
+    rng = Random(7)
+    for _ in range(200):
+        problem = problems.draw_problem(rng)
+        devices = max(*problem.source.mesh.devices, *problem.target.mesh.devices) + 1
+        found = plan(*problem, network=f"h100-{max(2, -(-devices // 8))}x8")
+        checkers.check_chain(found)
+    mesh, single = Mesh.of(a=2, b=8), Mesh((), (3,))
+    for ends in ((Sharding.of(mesh, "a", "b"), Sharding(single, ())), (Sharding(single, ()), Sharding.of(mesh, "b"))):
+        shape = (16, 16)[: len(max(ends[0].dims, ends[1].dims, key=len))]
+        assert plan(*ends, shape, network="h100-2x8").seconds
 
 
 # Near senders.
@@ -616,14 +641,14 @@ def test_near_senders_bring_the_bound_and_the_right_tiles(shape: tuple[int, int]
     for _ in range(60):
         source, target = rng.choice(shardings), rng.choice(shardings)
         near = rng.choice([2, 4])
-        step = step_between(source, target, shape, INT64, near=near)
-        found = Plan(source, target, shape, INT64, (step,))
+        step = Step(Reshard.of(source, target, shape, INT64), near=near)
+        found = Plan(Reshard.of(source, target, shape, INT64), (step,))
         checkers.check_move_figures(found, oracle.missing(source, target, shape))
         checkers.check_run(found)
         for move in step.moves:
             checkers.check_both_ends(move.exchange)
             checkers.check_pieces(move.exchange, source, target, shape)
-            even = step_between(source, target, shape, INT64).moves[0].exchange
+            even = Step(Reshard.of(source, target, shape, INT64)).moves[0].exchange
             differ += checkers.all_pieces(even) != checkers.all_pieces(move.exchange)
     assert differ > 5
 
@@ -634,7 +659,7 @@ def test_a_holder_on_the_receivers_side_sends(shape: tuple[int, int]) -> None:
     mesh, network = Mesh.of(h=4, a=2, b=2), switches((4, 9e9), (4, 1e9))
     for target in full_axis_shardings(mesh, 2):
         for source in (Sharding.of(mesh, "a", "b"), Sharding.of(mesh, ("b", "a"), None)):
-            step = step_between(source, target, shape, INT64, near=4)
+            step = Step(Reshard.of(source, target, shape, INT64), near=4)
             assert not host_bytes(step, network, 1).any(), f"{source.text()} -> {target.text()}"
 
 
@@ -669,6 +694,58 @@ def test_json_and_pickle_keep_near_chunks_seconds_and_reason() -> None:
         seen.update(["many chunks"] if any(step.chunks > 1 for step in found.steps) else [])
         seen.update(["reason"] if found.reason else [])
     assert seen == {"near", "chunks", "many chunks", "seconds", "reason"}
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"network": "h100-2x4"},
+    {"network": "h100-2x4", "memory_limit": 30_000},
+    {"basis": "collectives"},
+    {"basis": "one-axis", "network": switches((2, 9e9), (4, 1e9))},
+]
+
+
+def mlir(found: Plan) -> str:
+    try:
+        return found.to_mlir()
+    except ReshardError as refusal:
+        return str(refusal)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_equal_plans_behave_equally(options: dict[str, Any]) -> None:
+    """Pickled, copied or read from JSON, with nothing kept in a cache: alternatives, MLIR, prices, trace."""
+    mesh = Mesh.of(h=2, a=4)
+    found = plan(Sharding.of(mesh, None, ("h", "a")), Sharding.of(mesh, ("a", "h"), None), (64, 64), "int64", **options)
+    ways = alternatives(found)
+    text, table, numbers = mlir(found), str(found), (found.seconds, found.step_seconds, found.peak_bytes)
+    for again in (
+        Plan.from_json(found.to_json()),
+        *(pickle.loads(pickle.dumps(found, protocol)) for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)),
+        copy.copy(found),
+        copy.deepcopy(found),
+        eval(repr(found), NAMES),
+    ):
+        rs.planner.cache_clear()
+        assert again is not found
+        assert (again, again.options, hash(again)) == (found, found.options, hash(found))
+        assert alternatives(again) == ways
+        assert [way.to_json() for way in alternatives(again)] == [way.to_json() for way in ways]
+        assert (mlir(again), str(again)) == (text, table)
+        assert (again.seconds, again.step_seconds, again.peak_bytes) == numbers
+        assert again.to_json() == found.to_json()
+        if found.seconds is not None:
+            assert again.to_trace() == found.to_trace()
+        assert set(again.__dict__) >= set(Plan.__dataclass_fields__)
+
+
+def test_every_cached_figure_of_a_plan_is_a_property_of_it() -> None:
+    """Nothing else is kept in a plan: who has its fields has all of it."""
+    mesh = Mesh.of(h=2, a=4)
+    found = plan(Sharding.of(mesh, "h"), Sharding.of(mesh, "a"), (64,), "int64", network="h100-2x4")
+    str(found), found.to_json(), alternatives(found)
+    for name in set(found.__dict__) - set(Plan.__dataclass_fields__):
+        assert isinstance(vars(Plan)[name], cached_property)
 
 
 def test_a_plan_as_json_with_other_prices_or_senders_is_read_as_such() -> None:

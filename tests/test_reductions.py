@@ -26,7 +26,7 @@ from reshard import numpy as engine
 from reshard.dtypes import DTYPES, REDUCTIONS
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.planner import plan
+from reshard.planner import alternatives, plan
 from reshard.plans import Plan
 from reshard.sharding import Sharding
 
@@ -130,7 +130,7 @@ def test_further_random_mixes(chunk: int) -> None:
 def other_ways(problem: Problem) -> Iterator[Plan]:
     """The plans of every basis and of a network, and the alternatives of the plan without one."""
     made = plan(*problem)
-    yield from made.alternatives
+    yield from alternatives(made)
     count = max(problem.source.mesh.size, problem.target.mesh.size, *problem.source.mesh.devices, 1) + 1
     for options in ({"basis": "collectives"}, {"basis": "one-axis"}, {"network": f"h100-{-(-count // 8)}x8"}):
         with suppress(ReshardError):  # not every problem has a chain in every basis

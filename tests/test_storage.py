@@ -28,7 +28,7 @@ from tilefiles import assert_same, read_tiles, refused, run, write_tiles
 
 import reshard as rs
 from reshard.box import Box
-from reshard.cli.storage import regions, transfer
+from reshard.cli.storage import pieces_by_region, streaming
 from reshard.cli.storage.files import run_count, runs_of
 
 MESH = rs.Mesh.of(x=2, y=4)
@@ -39,10 +39,10 @@ ROWS, BLOCKS = '[{"y"}, {}]', '[{"x"}, {"y"}]'
 def small_limits(region_bytes: int, call_bytes: int = 16, cache_bytes: int = 64) -> Iterator[None]:
     """Limits that make small tensors go the ways of large ones."""
     with (
-        mock.patch.object(regions, "REGION_BYTES", region_bytes),
-        mock.patch.object(regions, "PIECES_AT_ONCE", 7),
-        mock.patch.object(transfer, "CALL_BYTES", call_bytes),
-        mock.patch.object(transfer, "CACHE_BYTES", cache_bytes),
+        mock.patch.object(pieces_by_region, "REGION_BYTES", region_bytes),
+        mock.patch.object(pieces_by_region, "PIECES_AT_ONCE", 7),
+        mock.patch.object(streaming, "CALL_BYTES", call_bytes),
+        mock.patch.object(streaming, "CACHE_BYTES", cache_bytes),
         mock.patch("reshard.cli.storage.files.OPEN_FILES", 2),
     ):
         yield
@@ -351,7 +351,7 @@ def test_the_runs_of_a_box_are_its_elements(dims: list[tuple[int, int, int]]) ->
 @given(shapes(3, most=6), st.integers(1, 60))
 def test_regions_cover_a_box_in_row_major_order(shape: tuple[int, ...], elements: int) -> None:
     numbers = np.arange(prod(shape)).reshape(shape)
-    found = list(regions.regions(Box.whole(shape), elements))
+    found = list(pieces_by_region.regions(Box.whole(shape), elements))
     assert [n for region in found for n in numbers[region.slices()].ravel().tolist()] == list(range(prod(shape)))
     assert all(1 <= region.size <= elements for region in found)
 

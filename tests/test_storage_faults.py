@@ -24,8 +24,8 @@ import pytest
 from tilefiles import command, read_tiles, refused, run
 
 from reshard.cli.storage import folder as folders
-from reshard.cli.storage import regions
-from reshard.cli.storage.files import Reader, Writer
+from reshard.cli.storage import pieces_by_region
+from reshard.cli.storage.files import FileReader, FileWriter
 from reshard.errors import ReshardError
 
 TARGET = '#sdy.sharding<mesh<["x"=2, "y"=2]>, [{"x"}, {"y"}]>'
@@ -270,7 +270,7 @@ def test_an_output_that_is_there_is_left_alone(kind: str, whole: Path) -> None:
         out.write_text("mine")
     else:
         out.symlink_to(whole if kind == "link" else whole.parent / "nowhere")
-    with mock.patch.object(Reader, "read_into", side_effect=AssertionError):
+    with mock.patch.object(FileReader, "read_into", side_effect=AssertionError):
         assert run_refused(whole) == f"{out} is already there; the output must be a new folder"
 
 
@@ -285,7 +285,7 @@ def test_folders_above_are_made_and_taken_back(whole: Path) -> None:
     out = whole.parent / "new" / "newer" / "out"
     run(whole, "--target", TARGET, "--out", out)
     assert len(read_tiles(out)) == 4
-    with mock.patch.object(Writer, "append", side_effect=ReshardError("write-failed", "no")):
+    with mock.patch.object(FileWriter, "append", side_effect=ReshardError("write-failed", "no")):
         assert refused("run", whole, "--target", TARGET, "--out", whole.parent / "other" / "deep" / "out") == "no"
     assert not (whole.parent / "other").exists()
 
@@ -293,7 +293,7 @@ def test_folders_above_are_made_and_taken_back(whole: Path) -> None:
 def test_a_disk_without_room_is_seen_beforehand(whole: Path) -> None:
     with (
         mock.patch.object(folders.shutil, "disk_usage", return_value=mock.Mock(free=1215)),
-        mock.patch.object(Writer, "append", side_effect=AssertionError),
+        mock.patch.object(FileWriter, "append", side_effect=AssertionError),
     ):
         sentence = run_refused(whole)
     assert sentence == f"{whole.parent / 'out'} would need 1216 bytes; 1215 are free on its disk"
@@ -319,8 +319,8 @@ class Failing:
 
 
 PLACES = {
-    "append": ("reshard.cli.storage.files.Writer.append", Writer.append),
-    "read": ("reshard.cli.storage.files.Reader.read_into", Reader.read_into),
+    "append": ("reshard.cli.storage.files.FileWriter.append", FileWriter.append),
+    "read": ("reshard.cli.storage.files.FileReader.read_into", FileReader.read_into),
     "mkdir": ("pathlib.Path.mkdir", Path.mkdir),
     "rename": ("pathlib.Path.rename", Path.rename),
     "index": ("pathlib.Path.write_text", Path.write_text),
@@ -340,7 +340,7 @@ def test_whenever_it_fails_nothing_is_left(place: str, stops: bool, whole: Path)
         if place in ("append", "read") and not stops:
             error = ReshardError("write-failed", "No space left on device")
         failing = Failing(call, number, error)
-        with mock.patch(name, failing), mock.patch.object(regions, "REGION_BYTES", 60):
+        with mock.patch(name, failing), mock.patch.object(pieces_by_region, "REGION_BYTES", 60):
             done = command("run", whole, *PARTIAL, "--target", REDUCTION, "--out", out)
         if failing.count < number:
             assert done.status == 0
@@ -357,30 +357,30 @@ def test_whenever_it_fails_nothing_is_left(place: str, stops: bool, whole: Path)
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG])
 def test_a_write_that_fails_is_refused_with_its_reason(code: int, whole: Path) -> None:
-    class Full(Writer):
+    class Full(FileWriter):
         def file(self, path: Path) -> Any:
             file = mock.Mock()
             file.write.side_effect = OSError(code, os.strerror(code))
             return file
 
-    with mock.patch("reshard.cli.storage.streaming.Writer", Full):
+    with mock.patch("reshard.cli.storage.streaming.FileWriter", Full):
         assert run_refused(whole).endswith(f"could not be written: {os.strerror(code)}")
 
 
 def test_a_write_that_takes_less_than_it_was_given_goes_on(whole: Path) -> None:
-    class Slow(Writer):
+    class Slow(FileWriter):
         def file(self, path: Path) -> Any:
             real = super().file(path)
             return mock.Mock(write=lambda data: real.write(data[:3]))
 
-    with mock.patch("reshard.cli.storage.streaming.Writer", Slow):
+    with mock.patch("reshard.cli.storage.streaming.FileWriter", Slow):
         run(whole, "--target", TARGET, "--out", whole.parent / "out")
     assert read_tiles(whole.parent / "out")[3].tolist() == np.arange(48).reshape(8, 6)[4:, 3:].tolist()
 
 
 @pytest.mark.parametrize("number", range(1, 9))
 def test_what_is_not_on_disk_as_it_was_written_is_found(number: int, whole: Path) -> None:
-    class Wrong(Writer):
+    class Wrong(FileWriter):
         count = 0
 
         def append(self, path: Path, data: Any) -> None:
@@ -390,7 +390,7 @@ def test_what_is_not_on_disk_as_it_was_written_is_found(number: int, whole: Path
                 data[-1] ^= 1
             super().append(path, data)
 
-    with mock.patch("reshard.cli.storage.streaming.Writer", Wrong):
+    with mock.patch("reshard.cli.storage.streaming.FileWriter", Wrong):
         sentence = run_refused(whole)
     assert "lacks the header or the size" in sentence or "differs from its source at byte" in sentence
 
@@ -415,13 +415,13 @@ def test_a_piece_that_went_to_the_wrong_place_is_found(whole: Path) -> None:
 SLOWLY = """
 import sys, time
 from reshard.cli import main
-from reshard.cli.storage.files import Writer
-append = Writer.append
+from reshard.cli.storage.files import FileWriter
+append = FileWriter.append
 def slow(self, path, data):
     append(self, path, data)
     print("wrote", path, flush=True)
     time.sleep(0.05)
-Writer.append = slow
+FileWriter.append = slow
 sys.exit(main(sys.argv[1:]))
 """
 

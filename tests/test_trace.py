@@ -9,17 +9,14 @@ import math
 import pytest
 
 from reshard.chains import chain_through
-from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.plans.trace import SHOWN_DEVICES, chrome_trace
-from reshard.sharding import Sharding
+from reshard.plans.chrome_trace import SHOWN_DEVICES, chrome_trace
+from reshard.sharding import Reshard, Sharding
 
-F32 = dtype_named("f32")
 MESH = Mesh.of(x=2, y=4)
-STEPS = chain_through(
-    [Sharding.of(MESH, *dims) for dims in (("y", None), ("x", "y"), (None, "y"), ("x", "y"))], (16, 16), F32
-)
+POINTS = [Sharding.of(MESH, *dims) for dims in (("y", None), ("x", "y"), (None, "y"), ("x", "y"))]
+STEPS = chain_through(Reshard.of(POINTS[0], POINTS[-1], (16, 16)), *POINTS[1:-1])
 SECONDS = [0.25, 1e-6, 0.0]
 
 
@@ -69,7 +66,7 @@ def test_a_device_has_its_share_of_a_step():
 
 def test_of_many_devices_the_busiest_are_shown():
     mesh = Mesh.of(x=40)
-    steps = chain_through([Sharding.of(mesh, "x"), Sharding.of(mesh, None)], (81,), F32)
+    steps = chain_through(Reshard.of(Sharding.of(mesh, "x"), Sharding.of(mesh, None), (81,)))
     text = chrome_trace(steps, [1.0], mesh.devices)
     rows = {event["args"]["name"] for event in events_of(text, "M") if event["name"] == "thread_name"}
     assert len(rows) == SHOWN_DEVICES + 1
@@ -80,7 +77,7 @@ def test_of_many_devices_the_busiest_are_shown():
 
 def test_devices_of_two_meshes():
     here, there = Mesh.of(x=2), Mesh.of(x=2, device_ids=(2, 3))
-    steps = chain_through([Sharding.of(here, "x"), Sharding.of(there, None)], (8,), F32)
+    steps = chain_through(Reshard.of(Sharding.of(here, "x"), Sharding.of(there, None), (8,)))
     text = chrome_trace(steps, [1.0], (0, 1, 2, 3))
     assert [event["tid"] for event in events_of(text)] == [0, 3, 4]
 

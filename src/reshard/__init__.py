@@ -28,7 +28,7 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network import Network
 from reshard.notation import parse_mesh, parse_sharding
-from reshard.planner import plan
+from reshard.planner import alternatives, plan
 from reshard.plans import Plan
 from reshard.propagation import Program
 from reshard.sharding import DimSharding, Sharding
@@ -48,6 +48,7 @@ __all__ = [
     "ReshardError",
     "Sharding",
     "Step",
+    "alternatives",
     "einsum",
     "numpy",
     "parse_mesh",

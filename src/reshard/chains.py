@@ -8,25 +8,23 @@ in parts may become partial as it lies.
 >>> from reshard.mesh import Mesh
 >>> mesh = Mesh.of(x=2, y=2)
 >>> source, target = Sharding.of(mesh, "x"), Sharding.of(mesh, None, unreduced="x")
->>> [(step.kind, step.received_bytes) for step in shortest_chain(source, target, (8,), dtype_named("f32"))]
+>>> [(step.kind, step.received_bytes) for step in shortest_chain(Reshard.of(source, target, (8,)))]
 [('ToUnreduced', 0)]
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from reshard.axis import Axis, aligned, merged
-from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
-from reshard.sharding import Sharding, becomes_unreduced, stays_unreduced
-from reshard.steps import Step, step_between
+from reshard.sharding import Reshard, Sharding, becomes_unreduced, stays_unreduced
+from reshard.steps import Step
 
 Chain = tuple[Step, ...]
 
 
-def shortest_chain(before: Sharding, after: Sharding, shape: tuple[int, ...], dtype: DType, near: int = 0) -> Chain:
+def shortest_chain(reshard: Reshard, near: int = 0) -> Chain:
     """The chain with the fewest steps, and of these the one that receives least.
 
     `near` is that of `Step`.
@@ -34,51 +32,51 @@ def shortest_chain(before: Sharding, after: Sharding, shape: tuple[int, ...], dt
     Raises:
         ReshardError: `no-plan` where parts would become partial under avg; and as `Step`.
     """
+    before, after = reshard.source, reshard.target
     kept, made = stays_unreduced(before, after), becomes_unreduced(before, after)
     if not made:
-        return _single(before, after, shape, dtype, near)
-    dtype_named(dtype).check_reduction(after.reduction)
+        return _single(reshard, near)
     whole = replace(after, unreduced=kept)
-    chains = [_by_way_of(whole, before, after, shape, dtype, near)]
+    chains = [_by_way_of(whole, reshard, near)]
     middle = _cut_as_before(before, whole, made)
     if middle is not None:
         if after.reduction == "avg":
             raise ReshardError(
                 "no-plan",
-                f"{before.text()} -> {after.text()} would make parts partial under avg; only whole values can be",
+                f"{reshard} would make parts partial under avg; only whole values can be",
             )
         try:
-            chains.append(_by_way_of(middle, before, after, shape, dtype, near))
+            chains.append(_by_way_of(middle, reshard, near))
         except ReshardError as error:
             if error.code != "bad-step":
                 raise
     return min(chains, key=lambda steps: (sum(step.received_bytes for step in steps), len(steps)))
 
 
-def chain_through(points: Sequence[Sharding], shape: tuple[int, ...], dtype: DType, near: int = 0) -> Chain:
+def chain_through(reshard: Reshard, *middles: Sharding, near: int = 0) -> Chain:
     """The shortest chains from point to point, joined; points that are one placement with the one before fall out.
 
     Raises:
         ReshardError: as `shortest_chain`.
     """
     steps: list[Step] = []
-    here = points[0]
-    for point in points[1:]:
-        steps += shortest_chain(here, point, shape, dtype, near)
-        here = steps[-1].after if steps else points[0]
-    if steps and here != points[-1]:  # one placement under another name: the last step ends in the name asked for
-        steps[-1:] = shortest_chain(steps[-1].before, points[-1], shape, dtype, near)
+    reached = reshard.source
+    for point in (*middles, reshard.target):
+        steps += shortest_chain(replace(reshard, source=reached, target=point), near)
+        reached = steps[-1].after if steps else reshard.source
+    if steps and reached != reshard.target:  # one placement under another name: the last step ends in that asked for
+        steps[-1:] = shortest_chain(replace(reshard, source=steps[-1].before), near)
     return tuple(steps)
 
 
-def _by_way_of(
-    middle: Sharding, before: Sharding, after: Sharding, shape: tuple[int, ...], dtype: DType, near: int
-) -> Chain:
-    first = _single(before, middle, shape, dtype, near)
-    same_layout = before.layout_for(shape) == middle.layout_for(shape)
+def _by_way_of(middle: Sharding, reshard: Reshard, near: int) -> Chain:
+    before = reshard.source
+    to_middle = replace(reshard, target=middle)
+    first = _single(to_middle, near)
+    same_layout = before.layout_for(reshard.shape) == middle.layout_for(reshard.shape)
     if not first and not (same_layout and before.mesh.device_ids == middle.mesh.device_ids):
-        first = (step_between(before, middle, shape, dtype),)  # one placement, but the last step must know its digits
-    return (*first, step_between(middle if first else before, after, shape, dtype))
+        first = (Step(to_middle),)  # one placement, but the last step must know its digits
+    return (*first, Step(replace(reshard, source=middle if first else before)))
 
 
 def _cut_as_before(before: Sharding, whole: Sharding, made: tuple[Axis, ...]) -> Sharding | None:
@@ -95,13 +93,14 @@ def _cut_as_before(before: Sharding, whole: Sharding, made: tuple[Axis, ...]) ->
     return None if tuple(dims) == whole.dims else replace(whole, dims=tuple(dims), replicated=())
 
 
-def _single(before: Sharding, after: Sharding, shape: tuple[int, ...], dtype: DType, near: int) -> Chain:
+def _single(reshard: Reshard, near: int) -> Chain:
     """The one step, or none where both are one placement."""
+    before, after, shape = reshard.source, reshard.target, reshard.shape
     if before == after or (
         before.layout_for(shape) == after.layout_for(shape) and before.mesh.device_ids == after.mesh.device_ids
     ):
         return ()
-    step = step_between(before, after, shape, dtype, near=near)
+    step = Step(reshard, near=near)
     # partial values that stay so may count their classes in another order, and still lie where they are wanted
     unmoved = step.kind == "Slice" or (after.unreduced and before.mesh.device_ids != after.mesh.device_ids)
     return () if unmoved and before.is_equivalent_to(after, shape) else (step,)

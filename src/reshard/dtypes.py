@@ -47,10 +47,8 @@ class DType:
     """Bytes per element."""
     kind: str
     """NumPy's letter: b bool, i integer, u unsigned, f float, c complex, V bytes without arithmetic."""
-    least: float = -inf
-    """Of a float."""
-    largest: float = inf
-    """Of a float."""
+    finite_range: tuple[float, float] | None = None
+    """The least and the largest value of a float that has no infinities."""
 
     def __str__(self) -> str:
         return self.name
@@ -71,8 +69,9 @@ class DType:
             ReshardError: `reduction-dtype`.
         """
         self.check_reduction(reduction)
+        least, largest = self.finite_range or (-inf, inf)
         if reduction in ("sum", "avg", "bor", "bxor"):
-            if self.kind == "f" and self.least > 0:
+            if self.kind == "f" and least > 0:
                 raise ReshardError("reduction-dtype", f"{reduction} has no identity among values of dtype {self.name}")
             return 0
         if reduction == "product":
@@ -80,7 +79,7 @@ class DType:
         if self.kind == "b":
             return reduction != "max"
         if self.kind == "f":
-            return self.least if reduction == "max" else self.largest
+            return least if reduction == "max" else largest
         bits = 8 * self.itemsize - (self.kind == "i")
         if reduction == "max":
             return -(2**bits) if self.kind == "i" else 0
@@ -94,11 +93,11 @@ _TABLE = [
     *(DType(f"float{8 * size}", size, "f") for size in (2, 4, 8)),
     DType("bfloat16", 2, "f"),
     *(DType(f"float8_{form}", 1, "f") for form in ("e5m2", "e4m3", "e3m4")),
-    DType("float8_e4m3fn", 1, "f", -448.0, 448.0),
-    DType("float8_e4m3b11fnuz", 1, "f", -30.0, 30.0),
-    DType("float8_e4m3fnuz", 1, "f", -240.0, 240.0),
-    DType("float8_e5m2fnuz", 1, "f", -57344.0, 57344.0),
-    DType("float8_e8m0fnu", 1, "f", 2.0**-127, 2.0**127),
+    DType("float8_e4m3fn", 1, "f", (-448.0, 448.0)),
+    DType("float8_e4m3b11fnuz", 1, "f", (-30.0, 30.0)),
+    DType("float8_e4m3fnuz", 1, "f", (-240.0, 240.0)),
+    DType("float8_e5m2fnuz", 1, "f", (-57344.0, 57344.0)),
+    DType("float8_e8m0fnu", 1, "f", (2.0**-127, 2.0**127)),
     DType("complex64", 8, "c"),
     DType("complex128", 16, "c"),
 ]

@@ -14,14 +14,13 @@ A `Step` is checked when it is built: its name must be the right one, so a plan 
 
 >>> from reshard.mesh import Mesh
 >>> mesh = Mesh.of(x=2, y=4)
->>> step = step_between(Sharding.of(mesh, "x", "y"), Sharding.of(mesh, "x", None), (8, 8), dtype_named("f32"))
+>>> step = Step(Reshard.of(Sharding.of(mesh, "x", "y"), Sharding.of(mesh, "x", None), (8, 8), "f32"))
 >>> step.kind, step.rounds, step.received_bytes
 ('AllGather', 3, 96)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -33,11 +32,11 @@ from reshard.axis import Axis, aligned, sorted_and_merged
 from reshard.box import Box
 from reshard.checks import expect, shown
 from reshard.digits import Digit, Positions, Role, Unreduced
-from reshard.dtypes import DType, dtype_named
+from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange, Tiling, combine_then_gather
 from reshard.mesh import LIMIT
-from reshard.sharding import Sharding, becomes_unreduced, checked_shape
+from reshard.sharding import Reshard, Sharding, becomes_unreduced
 
 KINDS = ("Slice", "Permute", "AllGather", "AllToAll", "ReduceScatter", "AllReduce", "Exchange", "ToUnreduced")
 """Every kind of step."""
@@ -60,30 +59,24 @@ class Step:
 
     Rules, in the order checked:
         bad-argument: every field is of its kind, `near` at least 0 and `chunks` at least 1
-        rank-mismatch, bad-shape, too-large: both shardings fit the shape
-        reduction-dtype: the reduction is defined for the dtype
-        bad-step: a step of this kind leads from `before` to `after`
+        too-large: the tiles of all devices together can be counted
+        bad-step: a step of this kind leads from `before` to `after`; no one step does where values become unreduced
+            along some axes while others move
     """
 
-    kind: str
+    reshard: Reshard
+    """What the step moves, and from where to where."""
+    kind: str = UNNAMED
     """One of `KINDS`; given empty, the right one takes its place."""
-    before: Sharding
-    after: Sharding
-    shape: tuple[int, ...]
-    """Of the whole tensor."""
-    dtype: DType
     near: int = 0
     """The stride of the position from which on a replica at the receiver's own value sends; 0 for even shares."""
     chunks: int = 1
     """In how many parts, along its longest dim, a piece goes one after the other."""
 
     def __post_init__(self) -> None:
-        expect(self.before, Sharding, "the sharding before a step")
-        expect(self.after, Sharding, "the sharding after a step")
-        expect(self.dtype, DType, "the dtype of a step")
+        expect(self.reshard, Reshard, "what a step does")
         if not 0 <= expect(self.near, int, "near") < LIMIT or not 1 <= expect(self.chunks, int, "chunks") < LIMIT:
             raise ReshardError("bad-argument", "near must be at least 0, chunks at least 1, and both below 2**62")
-        object.__setattr__(self, "shape", checked_shape(self.shape))
         if expect(self.kind, str, "the kind of a step", "bad-step") not in (UNNAMED, *KINDS):
             raise ReshardError("bad-step", f"a step must be one of {', '.join(KINDS)}, got: {shown(self.kind)}")
         classes = self.before.layout_for(self.shape).unreduced.size
@@ -95,8 +88,6 @@ class Step:
                     "too-large",
                     f"shape {self.shape} of {self.dtype} on {layout.positions} devices is beyond 2**62 bytes",
                 )
-            if sharding.unreduced:
-                self.dtype.check_reduction(sharding.reduction)
         right = self._right_kind()
         if self.kind == UNNAMED:
             object.__setattr__(self, "kind", right)
@@ -113,6 +104,26 @@ class Step:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @property
+    def before(self) -> Sharding:
+        """The sharding that the step starts from."""
+        return self.reshard.source
+
+    @property
+    def after(self) -> Sharding:
+        """The sharding that the step leads to."""
+        return self.reshard.target
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return self.reshard.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Of its elements."""
+        return self.reshard.dtype
 
     @cached_property
     def _tilings(self) -> tuple[Tiling, Tiling]:
@@ -208,18 +219,6 @@ class Step:
     def most_chunks(self) -> int:
         """The number of chunks beyond which they get no smaller: the longest dim of a piece."""
         return max((longest for move in self.moves for longest in move.exchange.piece_shape), default=1) or 1
-
-
-def step_between(
-    before: Sharding, after: Sharding, shape: Sequence[int], dtype: DType | str, *, near: int = 0, chunks: int = 1
-) -> Step:
-    """The one step from `before` to `after`, under its most telling name.
-
-    Raises:
-        ReshardError: as `Step`; `bad-step` where no one step leads there, since values become partial along some
-            axes while others move.
-    """
-    return Step(UNNAMED, before, after, checked_shape(shape), dtype_named(dtype), near, chunks)
 
 
 def _kind_of(exchanges: tuple[Exchange, ...]) -> str:

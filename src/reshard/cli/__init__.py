@@ -1,16 +1,16 @@
 """The command line: one module per command, and what they share.
 
-    arguments.py    options that several commands take, and the shardings they name
-    plan.py         `reshard plan`: what a reshard does and costs
-    run.py          `reshard run`: does it, from file to files
-    show.py         `reshard show`: draws who holds what
-    einsum.py       `reshard einsum`: where a contraction is computed and what it costs
-    inspect.py      `reshard inspect`: reads what XLA prints
-    propagate.py    `reshard propagate`: a program's shardings carried through
-    bench.py        `reshard bench`: how long planning takes
-    output.py       standard output and standard error
-    interrupts.py   signals as exceptions
-    storage/        tensors on disk: reading, moving, writing, checking
+    arguments.py         options that several commands take, and the shardings they name
+    plan_command.py      `reshard plan`: what a reshard does and costs
+    run_command.py       `reshard run`: does it, from file to files
+    show_command.py      `reshard show`: draws who holds what
+    einsum_command.py    `reshard einsum`: where a contraction is computed and what it costs
+    inspect_command.py   `reshard inspect`: reads what XLA prints
+    propagate_command.py `reshard propagate`: a program's shardings carried through
+    bench_command.py     `reshard bench`: how long planning takes
+    output.py            standard output and standard error
+    interrupts.py        signals as exceptions
+    storage/             tensors on disk: reading, moving, writing, checking
 
 A command is a function of its parsed arguments that prints and returns nothing.
 What goes wrong comes out of it as an exception, and only here becomes a sentence and an exit status.
@@ -23,12 +23,26 @@ import sys
 from collections.abc import Sequence
 
 import reshard
-from reshard.cli import bench, einsum, inspect, output, plan, propagate, run, show
+from reshard.cli import (
+    bench_command,
+    einsum_command,
+    inspect_command,
+    output,
+    plan_command,
+    propagate_command,
+    run_command,
+    show_command,
+)
 from reshard.cli.interrupts import Terminated, raised
 from reshard.errors import ReshardError
 
 __all__ = ["main"]
 
+COMMANDS = (
+    *(plan_command, run_command, show_command, einsum_command),
+    *(propagate_command, inspect_command, bench_command),
+)
+"""In the order in which `--help` lists them."""
 DONE, REFUSED, MISUSED, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
 """Exit statuses. The last two are what a shell reports of a program that a signal ended."""
 
@@ -54,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"reshard {reshard.__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    for command in (plan, run, show, einsum, propagate, inspect, bench):
+    for command in COMMANDS:
         command.add_to(commands)
     return parser
 

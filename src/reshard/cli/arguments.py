@@ -101,16 +101,16 @@ def parse_pair(
     Raises:
         ReshardError: as `parse_sharding`.
     """
-    here = None if source is None else _parsed(source, mesh, ndim)
+    source_sharding = None if source is None else _parsed(source, mesh, ndim)
     if target_mesh is not None:
-        there: Sharding | None = parse_sharding(target, target_mesh, ndim)
+        target_sharding: Sharding | None = parse_sharding(target, target_mesh, ndim)
     else:
-        there = _parsed(target, mesh, ndim, is_default=True)
-    if source is not None and here is None:
-        here = parse_sharding(source, there.mesh if there else None, ndim)
-    if there is None:
-        there = parse_sharding(target, here.mesh if here else None, ndim)
-    return here, there
+        target_sharding = _parsed(target, mesh, ndim, is_default=True)
+    if source is not None and source_sharding is None:
+        source_sharding = parse_sharding(source, target_sharding.mesh if target_sharding else None, ndim)
+    if target_sharding is None:
+        target_sharding = parse_sharding(target, source_sharding.mesh if source_sharding else None, ndim)
+    return source_sharding, target_sharding
 
 
 def _parsed(text: str, mesh: Mesh | None, ndim: int, *, is_default: bool = False) -> Sharding | None:

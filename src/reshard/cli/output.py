@@ -8,18 +8,13 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from reshard.errors import ReshardError
-from reshard.plans import Plan
-from reshard.view.tables import plan_group
-
-if TYPE_CHECKING:
-    from rich.console import Group
-
-T = TypeVar("T")
+from reshard.plans import Plan, blocks
+from reshard.tables import Block, show
 
 PIPED_WIDTH = 120
 """Columns of a drawing that does not go to a terminal."""
@@ -49,17 +44,15 @@ def write(text: str) -> None:
 
 def write_plan(plan: Plan) -> None:
     """A plan: as a table where standard output is a terminal, else as its plain text."""
-    write_drawn(plan, plan_group)
+    write_shown(plan, blocks(plan))
 
 
-def write_drawn(value: T, group: Callable[[T], Group]) -> None:
-    """A value: as the group that is made of it where standard output is a terminal, else as its plain text."""
-    if not is_terminal():
+def write_shown(value: object, blocks: Iterable[Block]) -> None:
+    """A value: as its blocks where standard output is a terminal, else as its plain text."""
+    if is_terminal():
+        show(blocks)
+    else:
         print(value)
-        return
-    from rich.console import Console  # noqa: PLC0415  # loads with the first table, not with the package
-
-    Console().print(group(value))
 
 
 def write_file(path: str, text: str) -> None:

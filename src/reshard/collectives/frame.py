@@ -12,21 +12,29 @@ By hand, x=2, y=4 and `[{"y"}] -> [{"x"}]`: digits 0 = x, 1 and 2 = the halves o
 >>> frame = frame_of(Sharding.of(mesh, "y"), Sharding.of(mesh, "x"))
 >>> [(digit.stride, digit.size) for digit in frame.digits], frame.source, frame.target
 ([(4, 2), (2, 2), (1, 2)], ((1, 2),), ((0,),))
->>> print(frame.here.sharding(((0, 1),), (), Sharding.of(mesh, "y")).text())
+>>> print(frame.by_source.sharding(FrameState(((0, 1),), frozenset()), Sharding.of(mesh, "y")).text())
 [{"x", "y":(1)2}]
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
 from reshard.axis import Axis, merged, sorted_and_merged
+from reshard.collectives.states import DigitLists
 from reshard.digits import Digits, nest
 from reshard.mesh import Mesh
 from reshard.sharding import DimSharding, Sharding
 
-Entries = tuple[tuple[int, ...], ...]
+
+class FrameState(NamedTuple):
+    """Which digits, by number, cut each dim, and along which values are unreduced."""
+
+    dims: DigitLists
+    unreduced: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -37,12 +45,12 @@ class Naming:
     axes: tuple[Axis, ...]
     """Per digit."""
 
-    def sharding(self, state: Entries, unreduced: Iterable[int], like: Sharding) -> Sharding:
+    def sharding(self, state: FrameState, like: Sharding) -> Sharding:
         """The sharding whose dims are cut so; reduction and rule for uneven dims are those of another."""
         sizes = self.mesh.sizes
-        dims = tuple(DimSharding(merged([self.axes[entry] for entry in dim], sizes)) for dim in state)
-        partial = sorted_and_merged([self.axes[entry] for entry in unreduced], sizes)
-        return Sharding(self.mesh, dims, (), partial, like.reduction, like.uneven)
+        dims = tuple(DimSharding(merged([self.axes[digit] for digit in stage], sizes)) for stage in state.dims)
+        unreduced_axes = sorted_and_merged([self.axes[digit] for digit in state.unreduced], sizes)
+        return Sharding(self.mesh, dims, (), unreduced_axes, like.reduction, like.uneven)
 
 
 @dataclass(frozen=True)
@@ -51,14 +59,23 @@ class Frame:
 
     digits: Digits
     """Of the source's positions, major to minor."""
-    source: Entries
-    target: Entries
+    source: DigitLists
+    target: DigitLists
     source_unreduced: frozenset[int]
     target_unreduced: frozenset[int]
-    here: Naming
+    by_source: Naming
     """In the order of the source's devices."""
-    there: Naming
+    by_target: Naming
     """In the order of the target's devices."""
+
+    def parts(self, stage: Iterable[int]) -> int:
+        """Into how many parts digits cut a dim."""
+        return prod(self.digits[digit].size for digit in stage)
+
+    def classes(self, digits: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """The sizes of some digits, ascending, with how many there are of each."""
+        sizes = [self.digits[digit].size for digit in digits]
+        return tuple((size, sizes.count(size)) for size in sorted(set(sizes)))
 
 
 def frame_of(source: Sharding, target: Sharding, *, split: bool = True) -> Frame | None:
@@ -82,12 +99,12 @@ def frame_of(source: Sharding, target: Sharding, *, split: bool = True) -> Frame
     digits = Digits.between(ends)
     if split:
         digits = digits.primes()
-    theirs = order.reversed().parts_of(digits)
+    by_target = order.reversed().parts_of(digits)
     sides = (source.layout, layout)
     dims = [tuple(_numbers(digits, stage) for stage in side.cutting) for side in sides]
-    partial = [frozenset(_numbers(digits, side.unreduced)) for side in sides]
-    names = _naming(source.mesh, digits), _naming(target.mesh, theirs)
-    return Frame(digits, dims[0], dims[1], partial[0], partial[1], *names)
+    unreduced = [frozenset(_numbers(digits, side.unreduced)) for side in sides]
+    names = _naming(source.mesh, digits), _naming(target.mesh, by_target)
+    return Frame(digits, dims[0], dims[1], unreduced[0], unreduced[1], *names)
 
 
 def _numbers(digits: Digits, stage: Digits) -> tuple[int, ...]:

@@ -23,10 +23,9 @@ By hand, digits x y z of size 2, one dim, from `x` to `y z`, and the tile of fou
 slicing first y makes `x y`, and the links x-y, y-z are one path that leaves 1/4 of the devices as they are.
 Slicing a blank b makes `x b`, with links x-y and b-z; with b = z the second is a cycle, and 1/2 stay.
 
->>> from reshard.collectives.weak import weak_graph
->>> task = Task(weak_graph(8, ((2, 3),), 1), (0, 0, 0), source=((0,),), target=((1, 2),), shape=(8,))
->>> states, proved = search(task, 1000)
->>> [state for state, _ in states], proved
+>>> task = SearchTask(8, ((2, 3),), (0, 0, 0), source=((0,),), target=((1, 2),), shape=(8,))
+>>> stops, is_proved = search(task, 1000)
+>>> [stop.state for stop in stops], is_proved
 ([((0,),), ((0, 2),), ((1, 2),)], True)
 """
 
@@ -39,7 +38,7 @@ from typing import NamedTuple
 
 from reshard.collectives.listed import few, search_listed
 from reshard.collectives.meeting import Meeting, agree, filled, meet
-from reshard.collectives.states import State, Tables, Task
+from reshard.collectives.states import SearchTask, Stop, Tables
 from reshard.collectives.weak import FAR, STEP_LIMIT
 
 
@@ -47,10 +46,9 @@ class Visit(NamedTuple):
     """A chain that has reached a state."""
 
     cost: int
-    state: State
+    stop: Stop
+    """Values are still to be reduced only going forward."""
     node: int
-    pending: bool
-    """Whether partial values are still to be reduced; only going forward."""
     previous: Visit | None
 
     def chain(self) -> list[Visit]:
@@ -59,36 +57,33 @@ class Visit(NamedTuple):
 
 
 @dataclass
-class Found:
+class BestChain:
     """The best chain so far."""
 
     cost: int = FAR
-    states: list[tuple[State, bool]] = field(default_factory=list)
-    """From source to target, each with whether partial values are still to be reduced."""
+    stops: list[Stop] = field(default_factory=list)
+    """From source to target."""
     doubt: int = FAR
     """No chain that was passed over costs less than this."""
 
 
-def search(task: Task, limit: int) -> tuple[list[tuple[State, bool]], bool]:
-    """The cheapest chain of states from source to target, one step apart, and whether none is cheaper.
-
-    Each state comes with whether partial values are still to be reduced.
-    """
+def search(task: SearchTask, limit: int) -> tuple[list[Stop], bool]:
+    """The cheapest chain of states from source to target, one step apart, and whether none is cheaper."""
     tables = Tables(task)
-    run = _Search(task, tables)
+    growth = _FromBothEnds(task, tables)
+    best = growth.best
     for ceiling in (tables.permute_bound + 1, 2 * tables.permute_bound + STEP_LIMIT, FAR):
-        run.found.cost, run.work = ceiling, 0
-        done = run.explore(limit)
-        if run.found.states or not done:
+        best.cost, growth.work = ceiling, 0
+        is_finished = growth.explore(limit)
+        if best.stops or not is_finished:
             break
-    found = run.found
-    one_size = len(task.graph.classes) == 1
-    if done and found.cost <= found.doubt and (one_size or found.cost <= tables.two_permutes):
-        return found.states, True
+    has_one_size = len(task.classes) == 1
+    if is_finished and best.cost <= best.doubt and (has_one_size or best.cost <= tables.two_permutes):
+        return best.stops, True
     if not few(task):
-        return found.states, False
-    states, sure = search_listed(task, tables, found.cost, limit)
-    return states or found.states, sure and (one_size or not task.pending)
+        return best.stops, False
+    stops, is_sure = search_listed(task, tables, best.cost, limit)
+    return stops or best.stops, is_sure and (has_one_size or not task.pending)
 
 
 @dataclass
@@ -96,103 +91,104 @@ class Side:
     """The chains that grow from one end."""
 
     heap: list[tuple[int, int, int, Visit]] = field(default_factory=list)
-    """What they can come to at the least, their cost, negative, and their turn."""
-    seen: dict[tuple[State, bool], int] = field(default_factory=dict)
-    """The least cost of reaching each state."""
-    met: dict[int, list[Visit]] = field(default_factory=dict)
-    """Per node the chains that the other end may be joined to."""
+    """What they can come to at the least, their cost, negative, and when they were made."""
+    least_costs: dict[Stop, int] = field(default_factory=dict)
+    """Of reaching each state."""
+    meeting_points: dict[int, list[Visit]] = field(default_factory=dict)
+    """Per node the chains that those of the other end may be joined to."""
     visits: int = 0
 
-    def push(self, expected: int, turn: int, visit: Visit) -> None:
+    def push(self, expected: int, number: int, visit: Visit) -> None:
         """Keep a chain if it reaches its state for less than those before."""
-        key = (visit.state, visit.pending)
-        if visit.cost < self.seen.get(key, FAR):
-            self.seen[key] = visit.cost
-            heapq.heappush(self.heap, (expected, -visit.cost, turn, visit))
+        if visit.cost < self.least_costs.get(visit.stop, FAR):
+            self.least_costs[visit.stop] = visit.cost
+            heapq.heappush(self.heap, (expected, -visit.cost, number, visit))
 
 
-class _Search:
+class _FromBothEnds:
     """Chains from both ends, and the best that two of them have made."""
 
-    def __init__(self, task: Task, tables: Tables) -> None:
+    def __init__(self, task: SearchTask, tables: Tables) -> None:
         self.task, self.tables = task, tables
-        self.found = Found()
+        self.best = BestChain()
         self.work = 0
 
     def explore(self, limit: int) -> bool:
         """Grow chains from both ends in turn, the most promising first; False where the limit was reached."""
         task, tables = self.task, self.tables
-        first = Visit(0, task.source, tables.source_node, bool(task.pending), None)
-        last = Visit(0, task.target, tables.target_node, False, None)
+        first = Visit(0, Stop(task.source, bool(task.pending)), tables.source_node, None)
+        last = Visit(0, Stop(task.target, False), tables.target_node, None)
         sides = Side(), Side()
         sides[0].push(int(tables.ahead_pending[first.node]), 0, first)
         sides[1].push(int(tables.behind_permuted[last.node]), 0, last)
-        sides[1].met[last.node] = [last]  # a chain without a Permute may be one that grows forward only
+        sides[1].meeting_points[last.node] = [last]  # a chain without a Permute may be one that grows forward only
         while self.work <= limit:
-            live = [side for side in (0, 1) if sides[side].heap and sides[side].heap[0][0] < self.found.cost]
+            live = [side for side in (0, 1) if sides[side].heap and sides[side].heap[0][0] < self.best.cost]
             if not live:
                 return True
             number = min(live, key=lambda side: sides[side].visits)
-            side, other = sides[number], sides[1 - number]
-            total, _, _, visit = heapq.heappop(side.heap)
-            if side.seen[visit.state, visit.pending] < visit.cost:
+            side, opposite = sides[number], sides[1 - number]
+            expected, _, _, visit = heapq.heappop(side.heap)
+            if side.least_costs[visit.stop] < visit.cost:
                 continue
             side.visits += 1
-            if not visit.pending:
-                self._meet(visit, other.met.get(visit.node, ()), number)
+            if not visit.stop.is_pending:
+                self._meet(visit, opposite.meeting_points.get(visit.node, ()), number)
                 if visit is not last:
-                    side.met.setdefault(visit.node, []).append(visit)
-            for expected, after in self._next(visit, total, number):
+                    side.meeting_points.setdefault(visit.node, []).append(visit)
+            for expected_after, after in self._next(visit, expected, number):
                 self.work += 1
-                side.push(expected, self.work, after)
+                side.push(expected_after, self.work, after)
         return False
 
-    def _next(self, visit: Visit, total: int, side: int) -> Iterator[tuple[int, Visit]]:
+    def _next(self, visit: Visit, expected: int, side: int) -> Iterator[tuple[int, Visit]]:
         """The chains one step longer, each with the cost that it can come to at the least."""
-        layer = 2 if visit.pending else side
-        for extra, node in self.tables.edges_of(visit.node, layer):
-            if total + extra >= self.found.cost:
+        state, is_pending = visit.stop
+        layer = 2 if is_pending else side
+        for waste, node in self.tables.edges_of(visit.node, layer):
+            if expected + waste >= self.best.cost:
                 break
             cost = int(
                 self.tables.costs_of(layer)[visit.node, node] if side == 0 else self.tables.costs[node, visit.node]
             )
-            for state in self.tables.apply(visit.state, self.tables.change(visit.node, node), visit.pending):
-                yield total + extra, Visit(visit.cost + cost, state, node, visit.pending, visit)
-        if visit.pending:
-            for cost, state, node in self.tables.reduced(visit.state, visit.node):
-                total = visit.cost + cost + int(self.tables.ahead[node])
-                if total < self.found.cost:
-                    yield total, Visit(visit.cost + cost, state, node, False, visit)
+            for after in self.tables.apply(state, self.tables.change(visit.node, node), is_pending):
+                yield expected + waste, Visit(visit.cost + cost, Stop(after, is_pending), node, visit)
+        if is_pending:
+            for cost, after, node in self.tables.reduced(state, visit.node):
+                expected = visit.cost + cost + int(self.tables.ahead[node])
+                if expected < self.best.cost:
+                    yield expected, Visit(visit.cost + cost, Stop(after, False), node, visit)
 
-    def _meet(self, visit: Visit, others: Sequence[Visit], side: int) -> None:
+    def _meet(self, visit: Visit, opposite: Sequence[Visit], side: int) -> None:
         """Put a chain together with those of the other side at its node, where that is cheaper than the best."""
         units = self.tables.units[visit.node]
-        least = self.task.permute_units(units) * STEP_LIMIT + 1
-        for other in others:
-            cost = visit.cost + other.cost
-            if cost >= self.found.cost:
+        least_permute = self.task.permute_units(units) * STEP_LIMIT + 1
+        for partner in opposite:
+            cost = visit.cost + partner.cost
+            if cost >= self.best.cost:
                 continue
             self.work += 1
-            first, last = (visit, other) if side == 0 else (other, visit)
-            if cost + least >= self.found.cost and not agree(first.state, last.state):
+            first, last = (visit, partner) if side == 0 else (partner, visit)
+            if cost + least_permute >= self.best.cost and not agree(first.stop.state, last.stop.state):
                 continue
-            meeting = meet(self.task, first.state, last.state, units)
+            meeting = meet(self.task, first.stop.state, last.stop.state, units)
             total = cost + (meeting.units * STEP_LIMIT + 1 if meeting.units else 0)
             bound = cost + (meeting.bound * STEP_LIMIT + 1 if meeting.bound else 0)
-            states = self._states(first, last, meeting) if total < self.found.cost else []
-            if states:
-                self.found.cost, self.found.states = total, states
-            if bound < total or (total < self.found.cost and not states):
-                self.found.doubt = min(self.found.doubt, bound)
+            stops = self._stops(first, last, meeting) if total < self.best.cost else []
+            if stops:
+                self.best.cost, self.best.stops = total, stops
+            if bound < total or (total < self.best.cost and not stops):
+                self.best.doubt = min(self.best.doubt, bound)
 
-    def _states(self, first: Visit, last: Visit, meeting: Meeting) -> list[tuple[State, bool]]:
+    def _stops(self, first: Visit, last: Visit, meeting: Meeting) -> list[Stop]:
         """The whole chain with its blanks filled; none where they cannot be."""
-        if not meeting.here:
+        if not meeting.from_source:
             return []
         visits = first.chain()
-        here = filled([visit.state for visit in visits], meeting.here)
-        there = filled([visit.state for visit in last.chain()], meeting.there)
-        if not here or not there:
+        begun = filled([visit.stop.state for visit in visits], meeting.from_source)
+        ended = filled([visit.stop.state for visit in last.chain()], meeting.from_target)
+        if not begun or not ended:
             return []
-        begun = [(state, visit.pending) for state, visit in zip(here, visits, strict=True)]
-        return [*reversed(begun), *((state, False) for state in there[meeting.here == meeting.there :])]
+        stops = [Stop(state, visit.stop.is_pending) for state, visit in zip(begun, visits, strict=True)]
+        is_one = meeting.from_source == meeting.from_target
+        return [*reversed(stops), *(Stop(state, False) for state in ended[is_one:])]

@@ -12,18 +12,16 @@ That is done where there are few.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Iterator
 from math import comb, perm
 
 import numpy as np
 
-from reshard.collectives.states import State, Tables, Task, allowed_of, digits_in
-from reshard.collectives.weak import FAR, STEP_LIMIT, Numbers
+from reshard.collectives.cheapest_way import cheapest_way
+from reshard.collectives.states import DigitLists, SearchTask, Stop, Tables, allowed_of, digits_in
+from reshard.collectives.weak import STEP_LIMIT, Numbers
 
-Place = tuple[State, bool]
-"""A state, and whether partial values are still to be reduced."""
 SHARDINGS = 2000
 """More shardings than this are not listed."""
 CELLS = 2_000_000
@@ -35,73 +33,58 @@ def sharding_count(digits: int, ndim: int) -> int:
     return sum(perm(digits, count) * comb(count + ndim - 1, ndim - 1) for count in range(digits + 1))
 
 
-def few(task: Task) -> bool:
+def few(task: SearchTask) -> bool:
     """Whether all shardings can be listed."""
-    count = sharding_count(len(task.digit_classes), task.graph.ndim)
+    count = sharding_count(len(task.digit_classes), len(task.shape))
     return count <= SHARDINGS and count * task.device_count <= CELLS
 
 
-def search_listed(task: Task, tables: Tables, best: int, limit: int) -> tuple[list[Place], bool]:
+def search_listed(task: SearchTask, tables: Tables, best: int, limit: int) -> tuple[list[Stop], bool]:
     """The cheapest chain of states that costs less than `best`, none if there is none; and whether that is sure.
 
-    Each state comes with whether partial values are still to be reduced; until they are, no Permute is tried.
+    Until all that is pending is reduced, no Permute is tried.
     """
     lists = _Lists(task)
-    first: Place = task.source, bool(task.pending)
-    heap: list[tuple[int, int, Place]] = [(int(tables.ahead_pending[tables.source_node]), 0, first)]
-    came: dict[Place, tuple[int, Place]] = {first: (0, first)}
-    closed: set[Place] = set()
-    while heap and heap[0][0] < best:
-        total, minus, place = heapq.heappop(heap)
-        if place in closed:
-            continue
-        if place == (task.target, False):
-            return _back(came, place), True
-        closed.add(place)
-        if len(closed) > limit:
-            return [], False
-        for cost, after, node in _after(task, tables, lists, place, best - total):
-            reached = cost - minus
-            if reached < came.get(after, (FAR, place))[0]:
-                ahead = tables.ahead_pending if after[1] else tables.ahead
-                came[after] = (reached, place)
-                heapq.heappush(heap, (reached + int(ahead[node]), -reached, after))
-    return [], True
+
+    def ahead(stop: Stop) -> int:
+        return int((tables.ahead_pending if stop.is_pending else tables.ahead)[task.node_of(stop.state)])
+
+    return cheapest_way(
+        Stop(task.source, bool(task.pending)),
+        Stop(task.target, False),
+        lambda stop, slack: _after(task, tables, lists, stop, slack),
+        ahead,
+        most_states=limit,
+        below=best,
+    )
 
 
-def _back(came: dict[Place, tuple[int, Place]], place: Place) -> list[Place]:
-    chain = [place]
-    while came[chain[-1]][1] != chain[-1]:
-        chain.append(came[chain[-1]][1])
-    return chain[::-1]
-
-
-def _after(task: Task, tables: Tables, lists: _Lists, place: Place, slack: int) -> Iterator[tuple[int, Place, int]]:
-    """The steps from a state that waste less than the slack: cost, the state after, and its node."""
-    (state, pending), node = place, task.node_of(place[0])
-    layer = 2 if pending else 0
-    for extra, there in tables.edges_of(node, layer):
-        if extra >= slack:
+def _after(task: SearchTask, tables: Tables, lists: _Lists, stop: Stop, slack: int) -> Iterator[tuple[int, Stop]]:
+    """The steps from a state that waste less than the slack: what each costs, and where it leads."""
+    node = task.node_of(stop.state)
+    layer = 2 if stop.is_pending else 0
+    for waste, next_node in tables.edges_of(node, layer):
+        if waste >= slack:
             break
-        cost = int(tables.costs_of(layer)[node, there])
-        for symbolic in tables.apply(state, tables.change(node, there), pending):
-            for after in _named(symbolic):
-                yield cost, (after, pending), there
-    if pending:
-        for cost, symbolic, there in tables.reduced(state, node):
-            for after in _named(symbolic):
-                yield cost, (after, False), there
+        cost = int(tables.costs_of(layer)[node, next_node])
+        for symbolic in tables.apply(stop.state, tables.change(node, next_node), stop.is_pending):
+            for state in _named(symbolic):
+                yield cost, Stop(state, stop.is_pending)
+    if stop.is_pending:
+        for cost, symbolic, _ in tables.reduced(stop.state, node):
+            for state in _named(symbolic):
+                yield cost, Stop(state, False)
         return
     units = tables.units[node]
     if task.permute_units(units) * STEP_LIMIT + 1 < slack:
         states, codes = lists.at(tables, node)
-        kept = np.count_nonzero(codes == codes[states.index(state)], axis=1)
-        received = (units - units * kept // codes.shape[1]) * STEP_LIMIT + 1
-        for number in np.flatnonzero((received < slack) & (kept < codes.shape[1])).tolist():
-            yield int(received[number]), (states[number], False), node
+        staying = np.count_nonzero(codes == codes[states.index(stop.state)], axis=1)
+        costs = (units - units * staying // codes.shape[1]) * STEP_LIMIT + 1
+        for number in np.flatnonzero((costs < slack) & (staying < codes.shape[1])).tolist():
+            yield int(costs[number]), Stop(states[number], False)
 
 
-def _named(state: State) -> Iterator[State]:
+def _named(state: DigitLists) -> Iterator[DigitLists]:
     """The state with its blanks filled in every way."""
     blanks = [entry for dim in state for entry in dim if entry < 0]
     held = {entry for dim in state for entry in dim if entry >= 0}
@@ -114,24 +97,24 @@ def _named(state: State) -> Iterator[State]:
 class _Lists:
     """Per node its states, and the number of the block that each device has in each of them."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: SearchTask) -> None:
         self.task = task
         self.values = np.indices([task.size_of(digit) for digit in range(len(task.digit_classes))], dtype=np.int64)
         self.values = self.values.reshape(len(task.digit_classes), -1)
-        self.found: dict[int, tuple[list[State], Numbers]] = {}
+        self.known: dict[int, tuple[list[DigitLists], Numbers]] = {}
 
-    def at(self, tables: Tables, node: int) -> tuple[list[State], Numbers]:
+    def at(self, tables: Tables, node: int) -> tuple[list[DigitLists], Numbers]:
         """The states at a node, with a row of block numbers for each."""
-        if node not in self.found:
-            empty: State = ((),) * self.task.graph.ndim
+        if node not in self.known:
+            empty: DigitLists = ((),) * len(self.task.shape)
             nothing = self.task.node_of(empty)
             change = tables.change(nothing, node)
             symbolic = tables.apply(empty, change) if change.grown else iter([empty])
             states = [state for option in symbolic for state in _named(option)]
-            self.found[node] = states, np.array([self._codes(state) for state in states])
-        return self.found[node]
+            self.known[node] = states, np.array([self._codes(state) for state in states])
+        return self.known[node]
 
-    def _codes(self, state: State) -> Numbers:
+    def _codes(self, state: DigitLists) -> Numbers:
         code = np.zeros(self.values.shape[1], dtype=np.int64)
         for dim in state:
             for entry in dim:

@@ -10,13 +10,12 @@ By hand, digits x y z of size 2 in one dim: from `x y` to `y z` the links x-y an
 devices stay.
 From `x b` with a blank b the links are x-y and b-z; with b = z the second is a cycle, and 1/2 stay.
 
->>> from reshard.planner.states import blank
->>> from reshard.planner.weak import weak_graph
->>> task = Task(weak_graph(8, ((2, 3),), 1), (0, 0, 0), source=((0,),), target=((1, 2),), shape=(8,))
+>>> from reshard.collectives.states import blank
+>>> task = SearchTask(8, ((2, 3),), (0, 0, 0), source=((0,),), target=((1, 2),), shape=(8,))
 >>> meet(task, ((0, 1),), ((1, 2),), 16).units
 12
 >>> filled_in = meet(task, ((0, blank(0b110, 0)),), ((1, 2),), 16)
->>> filled_in.units, filled_in.here
+>>> filled_in.units, filled_in.from_source
 (8, ((0, 2),))
 """
 
@@ -29,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.collectives.states import State, Task, allowed_of, digits_in
+from reshard.collectives.states import DigitLists, SearchTask, allowed_of, digits_in
 
 
 class Meeting(NamedTuple):
@@ -38,15 +37,15 @@ class Meeting(NamedTuple):
     units: int
     bound: int
     """Units that no filling of the blanks gets below."""
-    here: State
+    from_source: DigitLists
     """The last state from the source; without dims where no filling is allowed."""
-    there: State
+    from_target: DigitLists
 
 
-def meet(task: Task, here: State, there: State, units: int) -> Meeting:
+def meet(task: SearchTask, from_source: DigitLists, from_target: DigitLists, units: int) -> Meeting:
     """Fill the blanks of two states at one node so that the Permute between them receives little."""
-    ours, theirs = [entry for dim in here for entry in dim], [entry for dim in there for entry in dim]
-    aligned = len(task.graph.classes) == 1 or all(
+    ours, theirs = [entry for dim in from_source for entry in dim], [entry for dim in from_target for entry in dim]
+    aligned = len(task.classes) == 1 or all(
         task.class_of(a) == task.class_of(b) for a, b in zip(ours, theirs, strict=True)
     )
     bound = task.permute_units(units)
@@ -55,15 +54,15 @@ def meet(task: Task, here: State, there: State, units: int) -> Meeting:
         _close(ours, theirs)
     if not (_fill(ours) and _fill(theirs)):
         return Meeting(units, bound, (), ())
-    cuts = [list(itertools.accumulate(map(len, dims), initial=0)) for dims in (here, there)]
+    cuts = [list(itertools.accumulate(map(len, dims), initial=0)) for dims in (from_source, from_target)]
     first, last = (
         tuple(tuple(flat[a:b]) for a, b in itertools.pairwise(ends))
         for flat, ends in zip((ours, theirs), cuts, strict=True)
     )
     if aligned:
         return Meeting(units - units // _apart(task, ours, theirs), bound, first, last)
-    kept, total = _kept(task, first, last)
-    return Meeting(units - units * kept // total, bound, first, last)
+    staying, total = _staying(task, first, last)
+    return Meeting(units - units * staying // total, bound, first, last)
 
 
 def _paths(ours: list[int], theirs: list[int]) -> tuple[list[list[int]], list[list[int]]]:
@@ -85,7 +84,7 @@ def _paths(ours: list[int], theirs: list[int]) -> tuple[list[list[int]], list[li
     return paths, [walk(place) for place in range(len(ours)) if place not in seen]
 
 
-def _apart(task: Task, ours: list[int], theirs: list[int]) -> int:
+def _apart(task: SearchTask, ours: list[int], theirs: list[int]) -> int:
     """One device in so many keeps its tile, if every path that has a blank at an end is closed."""
     paths, cycles = _paths(ours, theirs)
     apart = 1
@@ -127,12 +126,12 @@ def _fill(entries: list[int]) -> bool:
     return True
 
 
-def _kept(task: Task, here: State, there: State) -> tuple[int, int]:
+def _staying(task: SearchTask, before: DigitLists, after: DigitLists) -> tuple[int, int]:
     """How many devices in how many keep their tile, counted one by one: for digits of different sizes in turn."""
-    digits = sorted({entry for state in (here, there) for dim in state for entry in dim})
+    digits = sorted({entry for state in (before, after) for dim in state for entry in dim})
     values = dict(zip(digits, np.indices([task.size_of(digit) for digit in digits], dtype=np.int32), strict=True))
     same: NDArray[np.bool_] = np.array(True)
-    for ours, theirs in zip(here, there, strict=True):
+    for ours, theirs in zip(before, after, strict=True):
         if ours != theirs:
             numbers = []
             for dim in (ours, theirs):
@@ -145,9 +144,9 @@ def _kept(task: Task, here: State, there: State) -> tuple[int, int]:
     return int(np.count_nonzero(np.broadcast_to(same, [task.size_of(digit) for digit in digits]))), total
 
 
-def agree(here: State, there: State) -> bool:
+def agree(from_source: DigitLists, from_target: DigitLists) -> bool:
     """Whether blanks can be filled, one by one, so that the two states are one."""
-    for ours, theirs in zip(here, there, strict=True):
+    for ours, theirs in zip(from_source, from_target, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             if a >= 0 and b >= 0:
                 if a != b:
@@ -157,7 +156,7 @@ def agree(here: State, there: State) -> bool:
     return True
 
 
-def filled(states: list[State], last: State) -> list[State]:
+def filled(states: list[DigitLists], last: DigitLists) -> list[DigitLists]:
     """The states of a chain, the last first, with blanks filled as they are in the last; none if that fails.
 
     A blank that a state has and the one after it has not was dropped: a digit that is free there fills it.
@@ -183,7 +182,7 @@ def filled(states: list[State], last: State) -> list[State]:
     return result
 
 
-def _moved_back(before: State, now: State, done: State) -> State | None:
+def _moved_back(before: DigitLists, now: DigitLists, done: DigitLists) -> DigitLists | None:
     """The state before a step, with what the filled state after it says of its blanks."""
     dims = list(done)
     gained = [dim for dim in range(len(now)) if len(now[dim]) > len(before[dim])]

@@ -23,19 +23,18 @@ y is sliced (1).
 
 >>> from reshard.mesh import Mesh
 >>> mesh = Mesh.of(x=2, y=2)
->>> ends = Sharding.of(mesh, "x", "y"), Sharding.of(mesh, "y", "x")
->>> for step in one_axis_chain(*ends, (4, 4), "int8", order="document"):
+>>> reshard = Reshard.of(Sharding.of(mesh, "x", "y"), Sharding.of(mesh, "y", "x"), (4, 4), "int8")
+>>> for step in one_axis_chain(reshard, order="document"):
 ...     print(step.kind, step.after.text())
 AllGather [{"x"}, {}]
 AllToAll [{}, {"x"}]
 Slice [{"y"}, {"x"}]
->>> [step.kind for step in one_axis_chain(*ends, (4, 4), "int8")]
+>>> [step.kind for step in one_axis_chain(reshard)]
 ['AllToAll', 'Permute', 'AllToAll']
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -43,52 +42,45 @@ from math import gcd, prod
 
 from reshard.axis import Axis, aligned, merged
 from reshard.chains import Chain, shortest_chain
-from reshard.collectives.states import Tables, Task
-from reshard.collectives.weak import FAR, NODES, STEP_LIMIT, node_count, weak_graph
-from reshard.dtypes import DType, dtype_named
+from reshard.collectives.cheapest_way import cheapest_way
+from reshard.collectives.states import DigitLists, SearchTask, Tables
+from reshard.collectives.weak import NODES, STEP_LIMIT, node_count
 from reshard.errors import ReshardError
-from reshard.sharding import DimSharding, Sharding, becomes_unreduced, checked_shape, with_mesh
-from reshard.steps import Step, step_between
+from reshard.sharding import DimSharding, Reshard, Sharding, becomes_unreduced
+from reshard.steps import Step
 
-Dims = tuple[tuple[int, ...], ...]
-"""Per dim its axes, major to minor, by number."""
 ORDERS = ("cheapest", "document")
 BUDGET = 20_000
 """How many states are looked at before the document's order is taken."""
 
 
 @dataclass(frozen=True)
-class Problem:
+class OneAxisTask:
     """Axes by number, and where they are and should be."""
 
     axes: tuple[Axis, ...]
     sizes: tuple[int, ...]
-    source: Dims
-    target: Dims
+    source: DigitLists
+    target: DigitLists
     shape: tuple[int, ...]
 
     def parts(self, axes: Sequence[int]) -> int:
         """Into how many parts axes cut a dim."""
         return prod(self.sizes[axis] for axis in axes)
 
-    def is_even(self, dims: Dims) -> bool:
+    def is_even(self, dims: DigitLists) -> bool:
         """Whether all tiles have one shape."""
         return all(size % self.parts(axes) == 0 for size, axes in zip(self.shape, dims, strict=True))
 
 
-def one_axis_chain(
-    source: Sharding, target: Sharding, shape: Sequence[int], dtype: DType | str, *, order: str = "cheapest"
-) -> Chain:
+def one_axis_chain(reshard: Reshard, *, order: str = "cheapest") -> Chain:
     """The chain from source to target that handles one mesh axis at a time.
 
     Axes are those of the mesh, or the parts of them that both sides respect.
-    Partial values that the target does not keep are reduced in one first step, and made in one last.
+    Unreduced values that the target does not keep are reduced in one first step, and made in one last.
 
     Args:
-        source: where the tensor is.
-        target: where it is wanted, on the same mesh.
-        shape: of the whole tensor.
-        dtype: its element type.
+        reshard: what is to be moved, on one mesh.
         order: one of `ORDERS`.
 
     Raises:
@@ -98,30 +90,35 @@ def one_axis_chain(
     """
     if order not in ORDERS:
         raise ReshardError("bad-argument", f"order {order!r} must be one of {', '.join(ORDERS)}")
-    sizes, kind = checked_shape(shape), dtype_named(dtype)
-    source, target = with_mesh(source, target.mesh), with_mesh(target, source.mesh)
-    if source.is_equivalent_to(target, sizes):
+    source, target, shape = reshard.source, reshard.target, reshard.shape
+    if source.is_equivalent_to(target, shape):
         return ()
     if source.mesh != target.mesh:
         raise ReshardError("no-plan", f"one axis at a time leads to no other mesh: {source} -> {target}")
     ends = [source]
     last = target
     if becomes_unreduced(source, target):
-        last = shortest_chain(source, target, sizes, kind)[-1].before
+        last = shortest_chain(reshard)[-1].before
     if source.unreduced != last.unreduced:
         ends.append(replace(source, unreduced=last.unreduced, replicated=()))
     start = ends[-1]
-    problem = problem_of(start, last, sizes)
-    chain = in_order(problem) if order == "document" else cheapest(problem) or in_order(problem)
-    ends += [_named(problem, dims, start) for dims in chain[1:]]
+    task = task_of(start, last, shape)
+    chain = in_order(task) if order == "document" else cheapest(task) or in_order(task)
+    ends += [_named(task, dims, start) for dims in chain[1:]]
     if becomes_unreduced(source, target):
         ends.append(target)
     elif len(ends) > 1:
         ends[-1] = target
-    return tuple(_step(before, after, sizes, kind) for before, after in itertools.pairwise(ends))
+    steps = [Step(replace(reshard, source=before, target=after)) for before, after in itertools.pairwise(ends)]
+    for step in steps:
+        if step.kind == "Exchange":
+            raise ReshardError(
+                "no-plan", f"no one collective leads from {step.before.text()} to {step.after.text()} for shape {shape}"
+            )
+    return tuple(steps)
 
 
-def problem_of(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Problem:
+def task_of(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> OneAxisTask:
     """Source and target over the axes, or parts of axes, that both respect.
 
     Raises:
@@ -130,67 +127,69 @@ def problem_of(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Pr
     mesh = source.mesh
     used = [[axis for dim in side.dims for axis in dim.axes] for side in (source, target)]
     whole = [Axis(name) for name, size in mesh.axes if size > 1]
-    ours, theirs = aligned(used[0], used[1], mesh.sizes)
-    pieces = sorted({*ours, *theirs}, key=lambda axis: (list(mesh.sizes).index(axis.name), axis.start))
+    pieces = sorted(
+        {piece for cut in aligned(used[0], used[1], mesh.sizes) for piece in cut},
+        key=lambda axis: (list(mesh.sizes).index(axis.name), axis.start),
+    )
     free = [axis for axis in whole if all(axis.name != piece.name for piece in pieces)]
     if any(a.overlaps(b) or not a.can_coexist(b) for a, b in itertools.combinations(pieces, 2)):
         raise ReshardError("no-plan", f"no split of the axes has the parts of both {source.text()} and {target.text()}")
     axes = tuple(piece for piece in (*pieces, *free) if piece.size_in(mesh.sizes[piece.name]) > 1)
-    partial = {axis.name for axis in source.unreduced}
-    axes = tuple(axis for axis in axes if axis in pieces or axis.name not in partial)
+    unreduced = {axis.name for axis in source.unreduced}
+    axes = tuple(axis for axis in axes if axis in pieces or axis.name not in unreduced)
 
-    def numbered(side: Sharding) -> Dims:
+    def numbered(side: Sharding) -> DigitLists:
         return tuple(
             tuple(number for axis in dim.axes for number, piece in enumerate(axes) if axis.contains(piece))
             for dim in side.dims
         )
 
-    return Problem(
+    return OneAxisTask(
         axes, tuple(axis.size_in(mesh.sizes[axis.name]) for axis in axes), numbered(source), numbered(target), shape
     )
 
 
-def in_order(problem: Problem) -> list[Dims]:
+def in_order(task: OneAxisTask) -> list[DigitLists]:
     """The dims after each step in the document's order, the source first."""
-    chain = [problem.source]
-    while chain[-1] != problem.target:
+    chain = [task.source]
+    while chain[-1] != task.target:
         dims = chain[-1]
         rules = (_sliced, _moved, _gathered, _turned, _given_up)
-        chain.append(next(after for rule in rules for after in rule(problem, dims)))
+        chain.append(next(after for rule in rules for after in rule(task, dims)))
     return chain
 
 
-def _lacks(problem: Problem, dims: Dims, number: int) -> int | None:
+def _lacks(task: OneAxisTask, dims: DigitLists, number: int) -> int | None:
     """The axis that a dim lacks next; None where it is finished or has one that is not in place."""
-    have, want = dims[number], problem.target[number]
+    have, want = dims[number], task.target[number]
     return want[len(have)] if have == want[: len(have)] and len(have) < len(want) else None
 
 
-def _sliced(problem: Problem, dims: Dims) -> Iterator[Dims]:
+def _sliced(task: OneAxisTask, dims: DigitLists) -> Iterator[DigitLists]:
     held = {axis for axes in dims for axis in axes}
     for number, axes in enumerate(dims):
-        axis = _lacks(problem, dims, number)
+        axis = _lacks(task, dims, number)
         if axis is not None and axis not in held:
             yield _with(dims, number, (*axes, axis))
 
 
-def _moved(problem: Problem, dims: Dims) -> Iterator[Dims]:
+def _moved(task: OneAxisTask, dims: DigitLists) -> Iterator[DigitLists]:
     for number, axes in enumerate(dims):
-        for other, more in enumerate(dims):
-            if axes and other != number and _lacks(problem, dims, other) == axes[-1]:
-                yield _with(_with(dims, number, axes[:-1]), other, (*more, axes[-1]))
+        for goal, goal_axes in enumerate(dims):
+            if axes and goal != number and _lacks(task, dims, goal) == axes[-1]:
+                yield _with(_with(dims, number, axes[:-1]), goal, (*goal_axes, axes[-1]))
 
 
-def _gathered(problem: Problem, dims: Dims) -> Iterator[Dims]:
-    wanted = {axis for axes in problem.target for axis in axes}
+def _gathered(task: OneAxisTask, dims: DigitLists) -> Iterator[DigitLists]:
+    needed = {axis for axes in task.target for axis in axes}
     for number, axes in enumerate(dims):
-        if axes and axes[-1] not in wanted:
+        if axes and axes[-1] not in needed:
             yield _with(dims, number, axes[:-1])
 
 
-def _turned(problem: Problem, dims: Dims) -> Iterator[Dims]:
+def _turned(task: OneAxisTask, dims: DigitLists) -> Iterator[DigitLists]:
     """Axes that stay are major, in their order; then those that move, the first to arrive minor-most; then the rest."""
-    homes = {axis: (number, place) for number, axes in enumerate(problem.target) for place, axis in enumerate(axes)}
+    homes = {axis: (number, place) for number, axes in enumerate(task.target) for place, axis in enumerate(axes)}
     for number, axes in enumerate(dims):
         ranks = []
         for axis in axes:
@@ -201,84 +200,66 @@ def _turned(problem: Problem, dims: Dims) -> Iterator[Dims]:
                 yield _with(dims, number, _swapped(axes, place))
 
 
-def _given_up(problem: Problem, dims: Dims) -> Iterator[Dims]:
+def _given_up(task: OneAxisTask, dims: DigitLists) -> Iterator[DigitLists]:
     for number in reversed(range(len(dims))):
-        if dims[number] != problem.target[number][: len(dims[number])]:
+        if dims[number] != task.target[number][: len(dims[number])]:
             yield _with(dims, number, dims[number][:-1])
 
 
-def cheapest(problem: Problem) -> list[Dims]:
+def cheapest(task: OneAxisTask) -> list[DigitLists]:
     """The dims after each step of the cheapest chain, the source first; none where the budget does not reach."""
-    costs = _Costs(problem)
-    heap: list[tuple[int, int, Dims]] = [(costs.ahead(problem.source), 0, problem.source)]
-    came: dict[Dims, tuple[int, Dims]] = {problem.source: (0, problem.source)}
-    closed: set[Dims] = set()
-    while heap and len(closed) < BUDGET:
-        _, minus, dims = heapq.heappop(heap)
-        if dims == problem.target:
-            chain = [dims]
-            while chain[-1] != problem.source:
-                chain.append(came[chain[-1]][1])
-            return chain[::-1]
-        if dims in closed:
-            continue
-        closed.add(dims)
-        for after, cost in costs.steps(dims):
-            total = cost - minus
-            if total < came.get(after, (FAR, dims))[0]:
-                came[after] = (total, dims)
-                heapq.heappush(heap, (total + costs.ahead(after), -total, after))
-    return []
+    costs = _Costs(task)
+    steps = cheapest_way(task.source, task.target, lambda dims, _: costs.steps(dims), costs.ahead, most_states=BUDGET)
+    return steps[0]
 
 
 class _Costs:
     """What the steps of the basis cost, and what is left at the least: in the units of the weak graph."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        counts = tuple((size, problem.sizes.count(size)) for size in sorted(set(problem.sizes)))
-        classes = tuple([size for size, _ in counts].index(size) for size in problem.sizes)
-        self.devices = prod(problem.sizes)
-        even = problem.is_even(problem.source) and problem.is_even(problem.target)
+    def __init__(self, task: OneAxisTask) -> None:
+        self.task = task
+        counts = tuple((size, task.sizes.count(size)) for size in sorted(set(task.sizes)))
+        classes = tuple([size for size, _ in counts].index(size) for size in task.sizes)
+        self.devices = prod(task.sizes)
         self.tables: Tables | None = None
-        if even and node_count(counts, len(problem.shape)) <= NODES:
-            graph = weak_graph(self.devices, counts, len(problem.shape))
-            self.tables = Tables(Task(graph, classes, problem.source, problem.target, problem.shape))
+        are_even = task.is_even(task.source) and task.is_even(task.target)
+        if are_even and node_count(counts, len(task.shape)) <= NODES:
+            self.tables = Tables(SearchTask(self.devices, counts, classes, task.source, task.target, task.shape))
 
-    def ahead(self, dims: Dims) -> int:
-        """What no chain from here to the target costs less than."""
+    def ahead(self, dims: DigitLists) -> int:
+        """What no chain from the dims to the target costs less than."""
         if self.tables is None:
             return 0
         return int(self.tables.ahead[self.tables.task.node_of(dims)])
 
-    def steps(self, dims: Dims) -> Iterator[tuple[Dims, int]]:
-        """What one step makes of the dims, and what it costs."""
-        problem = self.problem
-        tile = self.devices**2 // prod(map(problem.parts, dims))
+    def steps(self, dims: DigitLists) -> Iterator[tuple[int, DigitLists]]:
+        """What each step from the dims costs, and what it makes of them."""
+        task = self.task
+        tile = self.devices**2 // prod(map(task.parts, dims))
         held = {axis for axes in dims for axis in axes}
-        free = [axis for axis in range(len(problem.axes)) if axis not in held]
+        free = [axis for axis in range(len(task.axes)) if axis not in held]
         for number, axes in enumerate(dims):
             for axis in free:
                 after = _with(dims, number, (*axes, axis))
-                if problem.is_even(after) or after[number] == problem.target[number]:
-                    yield after, 1
+                if task.is_even(after) or after[number] == task.target[number]:
+                    yield 1, after
             if not axes:
                 continue
-            size = problem.sizes[axes[-1]]
+            size = task.sizes[axes[-1]]
             shorter = _with(dims, number, axes[:-1])
-            yield shorter, tile * (size - 1) * STEP_LIMIT + 1
-            for other, more in enumerate(dims):
-                after = _with(shorter, other, (*more, axes[-1]))
-                if other != number and (problem.is_even(after) or after[other] == problem.target[other]):
-                    yield after, (tile - tile // size) * STEP_LIMIT + 1
+            yield tile * (size - 1) * STEP_LIMIT + 1, shorter
+            for goal, goal_axes in enumerate(dims):
+                after = _with(shorter, goal, (*goal_axes, axes[-1]))
+                if goal != number and (task.is_even(after) or after[goal] == task.target[goal]):
+                    yield (tile - tile // size) * STEP_LIMIT + 1, after
             for place in range(len(axes) - 1):
-                first, second = (problem.sizes[axis] for axis in axes[place : place + 2])
-                kept = gcd(first - 1, second - 1) + 1  # blocks whose number is the same either way
-                cost = tile - tile * kept // (first * second)
-                yield _with(dims, number, _swapped(axes, place)), cost * STEP_LIMIT + 1
+                first, second = (task.sizes[axis] for axis in axes[place : place + 2])
+                staying = gcd(first - 1, second - 1) + 1  # blocks whose number is the same either way
+                received = tile - tile * staying // (first * second)
+                yield received * STEP_LIMIT + 1, _with(dims, number, _swapped(axes, place))
 
 
-def _with(dims: Dims, number: int, axes: tuple[int, ...]) -> Dims:
+def _with(dims: DigitLists, number: int, axes: tuple[int, ...]) -> DigitLists:
     return (*dims[:number], axes, *dims[number + 1 :])
 
 
@@ -286,17 +267,8 @@ def _swapped(axes: tuple[int, ...], place: int) -> tuple[int, ...]:
     return (*axes[:place], axes[place + 1], axes[place], *axes[place + 2 :])
 
 
-def _named(problem: Problem, dims: Dims, like: Sharding) -> Sharding:
+def _named(task: OneAxisTask, dims: DigitLists, like: Sharding) -> Sharding:
     """The sharding whose dims are cut so."""
     sizes = like.mesh.sizes
-    named = tuple(DimSharding(merged([problem.axes[axis] for axis in axes], sizes)) for axes in dims)
+    named = tuple(DimSharding(merged([task.axes[axis] for axis in axes], sizes)) for axes in dims)
     return replace(like, dims=named, replicated=())
-
-
-def _step(before: Sharding, after: Sharding, shape: tuple[int, ...], dtype: DType) -> Step:
-    step = step_between(before, after, shape, dtype)
-    if step.kind == "Exchange":
-        raise ReshardError(
-            "no-plan", f"no one collective leads from {before.text()} to {after.text()} for shape {shape}"
-        )
-    return step

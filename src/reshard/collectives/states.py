@@ -1,6 +1,6 @@
 """Shardings as lists of numbered digits, what a collective makes of them, and tables of what is left to pay.
 
-A `State` says per dim which digits of the devices cut it, major to minor.
+A `DigitLists` says per dim which digits of the devices cut it, major to minor.
 A digit that is yet to be chosen is a *blank*: a negative number that carries its class and what it may be.
 `Tables` holds, for one task, the weak distances from every node to the target and from the source, and so how much
 every step wastes: its cost, and what is left after it, less what was left before.
@@ -8,8 +8,7 @@ every step wastes: its cost, and what is left after it, less what was left befor
 By hand, 4 devices of digits 0 and 1, one dim, from `0` to `1`: the weak graph has no way to go, a slice can only
 append a blank that is not 0.
 
->>> from reshard.planner.weak import weak_graph
->>> task = Task(weak_graph(4, ((2, 2),), 1), (0, 0), ((0,),), ((1,),), (8,))
+>>> task = SearchTask(4, ((2, 2),), (0, 0), ((0,),), ((1,),), (8,))
 >>> tables = Tables(task)
 >>> change = tables.change(task.node_of(((0,),)), task.node_of(((0, 1),)))
 >>> [[[entry if entry >= 0 else bin(allowed_of(entry)) for entry in dim] for dim in state]
@@ -29,9 +28,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.collectives.weak import FAR, STEP_LIMIT, Numbers, WeakGraph, distances
+from reshard.collectives.weak import FAR, STEP_LIMIT, Numbers, WeakGraph, distances, weak_graph
 
-State = tuple[tuple[int, ...], ...]
+DigitLists = tuple[tuple[int, ...], ...]
 """Per dim its digits, major to minor: a number from 0, or a blank below 0."""
 CACHED = 65536
 """Differences of nodes that are kept."""
@@ -53,31 +52,47 @@ def digits_in(mask: int) -> Iterator[int]:
     return (digit for digit in range(mask.bit_length()) if mask >> digit & 1)
 
 
+class Stop(NamedTuple):
+    """Where a chain has come to."""
+
+    state: DigitLists
+    is_pending: bool
+    """Whether values are still to be reduced."""
+
+
 class Change(NamedTuple):
     """What one collective does to the dims: one of the three."""
 
-    grown: tuple[State, ...] = ()
+    grown: tuple[DigitLists, ...] = ()
     """Ways to append: per dim the classes of what is appended."""
     dropped: tuple[int, ...] = ()
     """Per dim, how many digits leave its end."""
     moved: tuple[tuple[tuple[int, int, int], ...], ...] = ()
     """Ways to move: (from dim, to dim, how many digits)."""
-    classes: State = ()
+    classes: DigitLists = ()
     """Per dim, the classes of what leaves its end, sorted."""
 
 
 @dataclass(frozen=True)
-class Task:
+class SearchTask:
     """From where to where: digits of the devices are numbers, and their sizes fall into classes."""
 
-    graph: WeakGraph
+    devices: int
+    """How many there are in all; the digits searched on may be fewer."""
+    classes: tuple[tuple[int, int], ...]
+    """The sizes of the digits, ascending, with how many there are of each."""
     digit_classes: tuple[int, ...]
     """The class of each digit."""
-    source: State
-    target: State
+    source: DigitLists
+    target: DigitLists
     shape: tuple[int, ...]
     pending: int = 0
-    """Digits along which the source is partial and the target is not, as a bit mask."""
+    """Digits along which the source is unreduced and the target is not, as a bit mask."""
+
+    @property
+    def graph(self) -> WeakGraph:
+        """The weak graph of the devices and the dims; it is not kept here, for tasks are kept and graphs are large."""
+        return weak_graph(self.devices, self.classes, len(self.shape))
 
     def class_of(self, entry: int) -> int:
         """The class of a digit or a blank."""
@@ -88,28 +103,28 @@ class Task:
         """Per class, its digits as a bit mask."""
         return tuple(
             sum(1 << digit for digit, other in enumerate(self.digit_classes) if other == number)
-            for number in range(len(self.graph.classes))
+            for number in range(len(self.classes))
         )
 
     def size_of(self, entry: int) -> int:
         """The size of a digit or a blank."""
-        return self.graph.classes[self.class_of(entry)][0]
+        return self.classes[self.class_of(entry)][0]
 
-    def node_of(self, state: State) -> int:
+    def node_of(self, state: DigitLists) -> int:
         """Where a state lies in the weak graph."""
-        classes = range(len(self.graph.classes))
+        classes = range(len(self.classes))
         counts = [[self.class_of(entry) for entry in dim] for dim in state]
         return self.graph.index[tuple(dim.count(number) for dim in counts for number in classes)]
 
     @cached_property
     def least_moved(self) -> int:
         """The smallest size of a digit: a Permute leaves at most one device in so many its tile."""
-        return min((size for size, _ in self.graph.classes), default=1)
+        return min((size for size, _ in self.classes), default=1)
 
     @cached_property
     def device_count(self) -> int:
         """The product of the sizes of all digits."""
-        return prod(self.graph.classes[number][0] for number in self.digit_classes)
+        return prod(self.classes[number][0] for number in self.digit_classes)
 
     def permute_units(self, units: int) -> int:
         """What any Permute of tiles receives at the least."""
@@ -119,7 +134,7 @@ class Task:
 class Tables:
     """What the searches for one task look up."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: SearchTask) -> None:
         self.task = task
         graph = task.graph
         keep = graph.allowed(task.shape)
@@ -200,7 +215,7 @@ class Tables:
             self._changes[key] = _change_of(tuple(map(tuple, rows)))
         return self._changes[key]
 
-    def apply(self, state: State, change: Change, pending: bool = False, only: int = -1) -> Iterator[State]:
+    def apply(self, state: DigitLists, change: Change, pending: bool = False, only: int = -1) -> Iterator[DigitLists]:
         """The states that a change makes of a state."""
         task = self.task
         for dim, classes in zip(state, change.classes, strict=False):
@@ -227,7 +242,7 @@ class Tables:
                     dims[origin] = dims[origin][: len(dims[origin]) - count]
                 yield tuple(dims)
 
-    def reduced(self, state: State, node: int) -> Iterator[tuple[int, State, int]]:
+    def reduced(self, state: DigitLists, node: int) -> Iterator[tuple[int, DigitLists, int]]:
         """The states that reducing all partial values makes, with cost and node."""
         row = self.reduce[node]
         for there in np.flatnonzero(row < FAR).tolist():
@@ -270,7 +285,7 @@ def _change_of(rows: tuple[tuple[int, ...], ...]) -> Change:
     return Change(moved=tuple(pairings), classes=classes)
 
 
-def _reductions(task: Task) -> Numbers:
+def _reductions(task: SearchTask) -> Numbers:
     """The costs of reducing all that is partial: scattered over the dims where nothing is free, or for all to have."""
     graph = task.graph
     nodes = graph.nodes.reshape(len(graph.nodes), graph.ndim, -1)

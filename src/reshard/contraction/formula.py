@@ -12,6 +12,7 @@ from reshard.operations.pattern import Term
 from reshard.plans import bytes_text
 from reshard.plans.table import seconds_text
 from reshard.sharding import Sharding
+from reshard.tables import Block, Table, plain
 
 if TYPE_CHECKING:
     from reshard.contraction.einsum_plan import EinsumPlan
@@ -57,7 +58,8 @@ def table(plan: EinsumPlan) -> str:
         lines += [*([str(part.pattern)] if len(parts) > 1 else []), " → ".join(_chain(part, names)), *_cases(part)]
         rows += _rows(part, names)
     head = ["", "tensor", "step", "received", *([] if plan.network is None else ["time"]), "result"]
-    return "\n".join([*lines, "", *(_aligned(head, rows) if rows else []), *([""] if rows else []), *_verdict(plan)])
+    table: list[Block] = [Table([head, *rows], FIGURES), ""] if rows else []
+    return plain([*lines, "", *table, *_verdict(plan)])
 
 
 def comparison(plans: Sequence[EinsumPlan]) -> str:
@@ -70,7 +72,7 @@ def comparison(plans: Sequence[EinsumPlan]) -> str:
         chains = [" → ".join(_chain(part, names)[1:]) for part, names in _named_parts(plan)]
         figures = [bytes_text(plan.received_bytes), bytes_text(plan.total_received_bytes)]
         rows.append([str(number), *figures, *(times if timed else [str(plan.flops)]), "; ".join(chains)])
-    return "\n".join(_aligned(head, rows))
+    return plain([Table([head, *rows], FIGURES)])
 
 
 def _named_parts(plan: EinsumPlan) -> list[tuple[EinsumPlan, list[str]]]:
@@ -124,18 +126,6 @@ def _rows(part: EinsumPlan, names: Sequence[str]) -> list[list[str]]:
                 [name, shape, step.kind, bytes_text(step.received_bytes), *time, tensor_text(name, term, step.after)]
             )
     return rows
-
-
-def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table whose figures stand to the right."""
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    return [
-        "  ".join(
-            cell.rjust(width) if title in FIGURES else cell.ljust(width)
-            for title, cell, width in zip(head, row, widths, strict=True)
-        ).rstrip()
-        for row in [head, *rows]
-    ]
 
 
 def _verdict(plan: EinsumPlan) -> list[str]:

@@ -6,14 +6,14 @@ By hand, 4 rows on 2 hosts of 2, from `x` (rows cut over hosts) to everywhere: a
 Both of its devices ask for them, so an exchange brings in 4, but 2 are enough, to be passed on inside.
 
 >>> from reshard.mesh import Mesh
+>>> from reshard.sharding import Sharding
 >>> from reshard.network.level import Level
->>> from reshard.steps import step_between
 >>> mesh = Mesh.of(x=2, y=2)
 >>> network = Network.of(mesh, x=("switch", 50e9, 0), y=("switch", 450e9, 0))
->>> source, target = Sharding.of(mesh, "x"), Sharding.of(mesh, None)
->>> host_bytes(step_between(source, target, (4,), dtype_named("int8")), network, 1)
+>>> reshard = Reshard.of(Sharding.of(mesh, "x"), Sharding.of(mesh, None), (4,), "int8")
+>>> host_bytes(Step(reshard), network, 1)
 array([4, 4])
->>> host_bound(source, target, (4,), "int8", network, 1)
+>>> host_bound(reshard, network, 1)
 array([2, 2])
 """
 
@@ -31,7 +31,7 @@ from reshard.errors import ReshardError
 from reshard.exchange import Exchange, Tiling, class_digits
 from reshard.mesh import ENUMERABLE
 from reshard.network.networks import Network
-from reshard.sharding import Sharding
+from reshard.sharding import Reshard
 from reshard.steps import Step
 
 
@@ -62,9 +62,7 @@ def host_bytes(moved: Step | Exchange, network: Network, level: int, dtype: Any 
     return total
 
 
-def host_bound(
-    source: Sharding, target: Sharding, shape: Sequence[int], dtype: Any, network: Network, level: int
-) -> Positions:
+def host_bound(reshard: Reshard, network: Network, level: int) -> Positions:
     """Per host, the bytes that its devices need and none of them holds, each counted once.
 
     No plan brings less into the host.
@@ -72,10 +70,7 @@ def host_bound(
     must come in.
 
     Args:
-        source: where the tensor is.
-        target: where it is wanted; partial at most as the source is.
-        shape: the sizes of the whole tensor.
-        dtype: its element type.
+        reshard: what is to be moved; the target is unreduced at most as the source is.
         network: must reach all devices.
         level: the lowest that joins hosts.
 
@@ -83,7 +78,7 @@ def host_bound(
         ReshardError: `bad-argument` where the target is partial along what the source is not, `bad-network`,
             `too-large` where hosts have too many tiles to compare them.
     """
-    sides = Tiling.of(source, shape), Tiling.of(target, shape)
+    sides = Tiling.of(reshard.source, reshard.shape), Tiling.of(reshard.target, reshard.shape)
     classes = class_digits(*sides)
     combined = sides[0].layout.unreduced.without(classes.source)
     if sides[0].classes != sides[1].classes * combined.size:
@@ -104,7 +99,7 @@ def host_bound(
     for (low, high), (start, stop) in zip(held.bounds, needed.bounds, strict=True):
         shared *= np.maximum(np.minimum(high[beside], stop[asked]) - np.maximum(low[beside], start[asked]), 0)
     np.subtract.at(total, needed.host[asked], shared)
-    return total * dtype_named(dtype).itemsize
+    return total * reshard.dtype.itemsize
 
 
 class _HostTiles(NamedTuple):

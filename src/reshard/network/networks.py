@@ -17,7 +17,7 @@ level 1  switch of 2, 50 GB/s, 2.7 us
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -70,6 +70,8 @@ class Network:
                     f"a level has stride {level.stride}; after digits up to {stride} it must have stride {stride}",
                 )
             stride *= level.size
+        for name, text in (("name", self.name), ("source", self.source)):
+            expect(text, str, f"the {name} of a network", "bad-network")
         for name, value in (("memory_bandwidth", self.memory_bandwidth), ("flops", self.flops)):
             if value is not None and (not is_number(value) or value <= 0):
                 raise ReshardError("bad-network", f"a network has {name} {value!r}; it must be above 0")
@@ -181,6 +183,20 @@ class Network:
         if isinstance(network, str):
             return cls.preset(network)
         return None if network is None else expect(network, Network, what)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, as JSON keeps them."""
+        return asdict(self) | {"levels": list(map(asdict, self.levels))}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Network:
+        """The network whose `as_dict` this is.
+
+        Raises:
+            ReshardError: `bad-network`.
+            TypeError: where a field is missing or of another type.
+        """
+        return cls(**fields | {"levels": tuple(Level(**level) for level in fields["levels"])})
 
     def hosts_of(self, level: int, devices: Positions) -> Positions:
         """The number of the host of each device: what levels from `level` on say of it, the outermost slowest.

@@ -7,14 +7,12 @@ the latencies of all messages that one device sends or receives, one after anoth
 Rounds are not waited for, so bytes count in total and not round by round; chunks are, so latencies count in each.
 A slice, and what only becomes partial, costs nothing but copies in memory, where these are asked for.
 
->>> from reshard.dtypes import dtype_named
 >>> from reshard.mesh import Mesh
->>> from reshard.sharding import Sharding
->>> from reshard.steps import step_between
+>>> from reshard.sharding import Reshard, Sharding
 >>> mesh = Mesh.of(X=4, Y=4, Z=4)
 >>> network = Network.preset("tpu-v4p-4x4x4")
 >>> before, after = Sharding.of(mesh, "X", "Y"), Sharding.of(mesh, None, "Y")
->>> step = step_between(before, after, (1024, 4096), dtype_named("bf16"))
+>>> step = Step(Reshard.of(before, after, (1024, 4096), "bf16"))
 >>> print(step.kind, round(seconds_of(step, network) * 1e6, 1), "us")
 AllGather 23.3 us
 """

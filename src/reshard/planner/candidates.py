@@ -15,69 +15,87 @@ The first two are refinements of an end by axes that it does not use.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 
 from reshard.axis import Axis, aligned, difference, merged
 from reshard.chains import Chain, chain_through, shortest_chain
+from reshard.collectives.fewest_bytes import fewest_bytes_chain
 from reshard.digits import Digit
-from reshard.dtypes import DType
 from reshard.errors import ReshardError
+from reshard.network import Network
 from reshard.planner.spread import collides, spread
-from reshard.sharding import Sharding, becomes_unreduced
+from reshard.sharding import Reshard, Sharding, becomes_unreduced
 
 TRIED = 16
 """How many refinements of one kind are tried."""
 
 
-def candidates(
-    source: Sharding,
-    target: Sharding,
-    shape: tuple[int, ...],
-    dtype: DType,
-    boundaries: Sequence[int] = (),
-    hosts: Container[int] = (),
-) -> Iterator[Chain]:
-    """Chains worth comparing, the shortest first.
+def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Chain]:
+    """Chains worth comparing, the shortest first; on a network, that of named collectives too.
+
+    Raises:
+        ReshardError: as `shortest_chain`.
+    """
+    if network is None:
+        yield from chains_by_detours(reshard)
+        return
+    size = reshard.target.mesh.size
+    boundaries = sorted({*level_strides(network), size} - {1})
+    slower = (outer.stride for inner, outer in pairwise(network.levels) if outer.bandwidth < inner.bandwidth)
+    yield from chains_by_detours(reshard, boundaries, {stride for stride in slower if stride < size})
+    with suppress(ReshardError):  # not all ends have one
+        yield fewest_bytes_chain(reshard)[0]
+
+
+def level_strides(network: Network) -> list[int]:
+    """The strides of the device number at which a level of the network begins, the innermost left out."""
+    return [level.stride for level in network.levels[1:]]
+
+
+def all_gathered(reshard: Reshard) -> Chain:
+    """Everything to everyone, then each its part."""
+    return chain_through(reshard, Sharding.of(reshard.target.mesh, *[None] * len(reshard.target.dims)))
+
+
+def chains_by_detours(reshard: Reshard, boundaries: Sequence[int] = (), hosts: Container[int] = ()) -> Iterator[Chain]:
+    """The shortest chain, and those by way of other shardings.
 
     Args:
-        source: where the tensor is.
-        target: where it is wanted.
-        shape: of the whole tensor.
-        dtype: of its elements.
+        reshard: what is to be moved.
         boundaries: strides of the device number at which a level begins.
         hosts: those of them at which it is slower than the one inside.
 
     Raises:
         ReshardError: as `shortest_chain`.
     """
-    yield shortest_chain(source, target, shape, dtype)
-    for points, near in _detours(source, target, shape, boundaries, hosts):
-        try:
-            yield chain_through(points, shape, dtype, near)
-        except ReshardError:
-            continue  # a detour that cannot be made is none
+    yield shortest_chain(reshard)
+    for middles, near in _detours(reshard, boundaries, hosts):
+        with suppress(ReshardError):  # a detour that cannot be made is none
+            yield chain_through(reshard, *middles, near=near)
 
 
 def _detours(
-    source: Sharding, target: Sharding, shape: tuple[int, ...], boundaries: Sequence[int], hosts: Container[int]
+    reshard: Reshard, boundaries: Sequence[int], hosts: Container[int]
 ) -> Iterator[tuple[tuple[Sharding, ...], int]]:
-    """Points to pass, and from which stride on near replicas send."""
-    combined = becomes_unreduced(target, source)  # partial before and no longer
+    """Shardings to pass, and from which stride on near replicas send."""
+    source, target, shape = reshard.source, reshard.target, reshard.shape
+    combined = becomes_unreduced(target, source)  # unreduced before and no longer
     if combined:
         scattered = refinements(source, [*combined, *source.unused_axes()], target, shape)
         for middle in islice(scattered, TRIED):
-            yield (source, middle, target), 0
+            yield (middle,), 0
     for boundary in boundaries if target.mesh.device_ids is None else ():
         if any(digit.end > boundary for digit in source.layout.free):  # else none is nearer
-            yield (source, target), boundary
+            yield (), boundary
         below = target.mesh.parts_within(target.unused_axes(), Digit(1, boundary))
         late = list(islice(refinements(target, below, source, shape), TRIED))
         for middle in late:
-            yield (source, middle, target), boundary
+            yield (middle,), boundary
         if boundary in hosts:
             for middles in _spread(source, target, late, shape, boundary):
-                yield (source, *middles, target), boundary
+                yield middles, boundary
 
 
 def _spread(
@@ -103,8 +121,8 @@ def refinements(
 
     >>> from reshard.mesh import Mesh
     >>> mesh = Mesh.of(x=2, y=2)
-    >>> for found in refinements(Sharding.of(mesh, "x", None), [Axis("y")], Sharding.of(mesh, None, None), (4, 4)):
-    ...     print(found.text())
+    >>> for finer in refinements(Sharding.of(mesh, "x", None), [Axis("y")], Sharding.of(mesh, None, None), (4, 4)):
+    ...     print(finer.text())
     [{"x", "y"}, {}]
     [{"x"}, {"y"}]
     """
@@ -112,21 +130,21 @@ def refinements(
     cutting = [
         (axis, number) for number, dim in enumerate(beside.dims) for axis in dim.axes if beside.mesh == sharding.mesh
     ]
-    parts, _ = aligned(list(axes), [axis for axis, _ in cutting], sizes)
-    wanted = {part: number for part in parts for axis, number in cutting if axis.contains(part)}
-    left = difference(sharding.unreduced, parts, sizes)  # what was partial and now cuts a dim is partial no longer
+    pieces, _ = aligned(list(axes), [axis for axis, _ in cutting], sizes)
+    homes = {piece: number for piece in pieces for axis, number in cutting if axis.contains(piece)}
 
-    def placed(found: Sharding, rest: Sequence[Axis]) -> Iterator[Sharding]:
+    def placed(finer: Sharding, rest: Sequence[Axis]) -> Iterator[Sharding]:
         if not rest:
-            yield found
+            yield finer
             return
-        part, *others = rest
-        for number in [wanted[part]] if part in wanted else range(len(shape)):
-            dims = list(found.dims)
-            dims[number] = replace(dims[number], axes=merged([*dims[number].axes, part], sizes))
-            further = replace(found, dims=tuple(dims))
-            if shape[number] % further.layout.shards(number) == 0:
-                yield from placed(further, others)
+        piece = rest[0]
+        for number in [homes[piece]] if piece in homes else range(len(shape)):
+            dims = list(finer.dims)
+            dims[number] = replace(dims[number], axes=merged([*dims[number].axes, piece], sizes))
+            finest = replace(finer, dims=tuple(dims))
+            if shape[number] % finest.layout.shards(number) == 0:
+                yield from placed(finest, rest[1:])
 
-    if parts:
-        yield from placed(replace(sharding, unreduced=left, replicated=()), parts)
+    if pieces:  # what was unreduced and now cuts a dim is unreduced no longer
+        unreduced = difference(sharding.unreduced, pieces, sizes)
+        yield from placed(replace(sharding, unreduced=unreduced, replicated=()), pieces)

@@ -1,19 +1,21 @@
-"""Which of several plans is best, and what it costs."""
+"""Which of several plans for one reshard is best: without a network by bytes, on one by time.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.sharding import Reshard, Sharding
+>>> from reshard.steps import Step
+>>> mesh = Mesh.of(x=2, y=2)
+>>> reshard = Reshard.of(Sharding.of(mesh, ("x", "y")), Sharding.of(mesh, "x"), (8,), "int8")
+>>> fewest_bytes(Plan(reshard, (Step(reshard),)))
+(2, 8, 1, 1)
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from reshard.errors import ReshardError
-from reshard.network import Network, seconds_of
 from reshard.plans import Plan, seconds_text
-
-
-def priced(plan: Plan, network: Network | None) -> Plan:
-    """The plan with what each step takes on the network."""
-    if network is None:
-        return plan
-    return replace(plan, step_seconds=tuple(seconds_of(step, network) for step in plan.steps))
 
 
 def fewest_bytes(plan: Plan) -> tuple[int, int, int, int]:
@@ -25,13 +27,20 @@ def fewest_bytes(plan: Plan) -> tuple[int, int, int, int]:
     return plan.received_bytes, plan.total_received_bytes, len(plan.steps), rounds
 
 
-def best_first(plans: list[Plan], network: Network | None) -> list[Plan]:
-    """The plans by time on the network, then as without one; the best says why, where it moves more than the first.
+def shrinks_first(plan: Plan) -> bool:
+    """Whether no tile between is larger than the larger of the two ends."""
+    sizes = [prod(end.local_shape(plan.shape)) for end in (plan.source, *(step.after for step in plan.steps))]
+    return max(sizes[1:-1], default=0) <= max(sizes[0], prod(plan.target.local_shape(plan.shape)))
 
-    The first given is that of the shortest chain, which moves least.
+
+def best_first(plans: list[Plan]) -> list[Plan]:
+    """The plans by time on their network, then as without one; the best says why, where it moves more than the first.
+
+    The first of `plans` is that of the shortest chain, which moves least.
     """
-    if network is None:
-        return sorted(plans, key=fewest_bytes)
+    network = plans[0].options.network if plans else None
+    if len(plans) < 2 or network is None:
+        return sorted(plans, key=fewest_bytes) if len(plans) > 1 else plans
     ordered = sorted(plans, key=lambda plan: plan.seconds or 0.0)
     fastest = [plan for plan in ordered if plan.seconds == ordered[0].seconds]
     best = fastest[0] if len(fastest) == 1 else min(fastest, key=fewest_bytes)

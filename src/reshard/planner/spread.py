@@ -30,7 +30,7 @@ from reshard.mesh import Mesh
 from reshard.sharding import Sharding
 
 
-class Cut(NamedTuple):
+class AxisCut(NamedTuple):
     """A part of an axis that cuts a dim."""
 
     axis: Axis
@@ -59,8 +59,8 @@ def spread(end: Sharding, other: Sharding, shape: Sequence[int], boundary: int) 
     if ours is None or theirs is None:
         return None
     barriers = [[cut for cut in cuts if not cut.inside] for cuts in theirs]
-    kept = [_firm(cuts, barrier) for cuts, barrier in zip(ours, barriers, strict=True)]
-    loose = [cut.axis for cuts, stays in zip(ours, kept, strict=True) for cut in cuts[len(stays) :]]
+    middle = [_firm(cuts, barrier) for cuts, barrier in zip(ours, barriers, strict=True)]
+    loose = [cut.axis for cuts, firm in zip(ours, middle, strict=True) for cut in cuts[len(firm) :]]
     loose += end.mesh.parts_within(end.unused_axes(), Digit(1, boundary))
     if not loose:
         return None
@@ -68,16 +68,16 @@ def spread(end: Sharding, other: Sharding, shape: Sequence[int], boundary: int) 
         fitting = [
             (cut not in theirs[number], _meets(cut, barriers[number]), place, number, cut)
             for place, axis in enumerate(loose)
-            for number, cuts in enumerate(kept)
+            for number, cuts in enumerate(middle)
             if shape[number] % (cut := _next(axis, cuts, end.mesh)).stop == 0
         ]
         if not fitting:
             return None
         *_, number, cut = min(fitting)
-        kept[number] = [*kept[number], cut]
+        middle[number] = [*middle[number], cut]
         loose.remove(cut.axis)
-    axes = [merged([cut.axis for cut in cuts], sizes) for cuts in kept]
-    dims = tuple(replace(dim, axes=found) for dim, found in zip(end.dims, axes, strict=True))
+    lists = [merged([cut.axis for cut in cuts], sizes) for cuts in middle]
+    dims = tuple(replace(dim, axes=axes) for dim, axes in zip(end.dims, lists, strict=True))
     return None if dims == end.dims else replace(end, dims=dims, replicated=())
 
 
@@ -87,25 +87,27 @@ def collides(end: Sharding, other: Sharding, boundary: int) -> bool:
     if ours is None or theirs is None:
         return False
     return any(
-        cut.inside and _meets(cut, [there for there in barrier if not there.inside])
-        for cuts, barrier in zip(ours, theirs, strict=True)
+        cut.inside and _meets(cut, [barrier for barrier in barriers if not barrier.inside])
+        for cuts, barriers in zip(ours, theirs, strict=True)
         for cut in cuts
     )
 
 
-def _firm(cuts: list[Cut], barrier: list[Cut]) -> list[Cut]:
+def _firm(cuts: list[AxisCut], barrier: list[AxisCut]) -> list[AxisCut]:
     """The cuts that stay where they are: to the last between hosts, and those after it that meet no barrier."""
     last = max((place for place, cut in enumerate(cuts) if not cut.inside), default=-1)
     meets = (place for place, cut in enumerate(cuts) if place > last and _meets(cut, barrier))
     return cuts[: next(meets, len(cuts))]
 
 
-def _all_cuts(sharding: Sharding, boundary: int) -> list[list[Cut]] | None:
-    """Per dim its cuts, major to minor; None where no split of an axis holds what lies inside hosts."""
+def _all_cuts(sharding: Sharding, boundary: int) -> list[list[AxisCut]] | None:
+    """Per dim its cuts, major to minor; None on one device, or where no split of axes holds what lies inside hosts."""
     mesh = sharding.mesh
-    found = []
+    if mesh.is_maximal:
+        return None
+    cuts_by_dim = []
     for dim in sharding.dims:
-        cuts: list[Cut] = []
+        cuts: list[AxisCut] = []
         for axis in dim.axes:
             between = mesh.parts_within([axis], Digit(boundary, max(1, mesh.size // boundary)))
             inside = mesh.parts_within([axis], Digit(1, boundary))
@@ -114,15 +116,15 @@ def _all_cuts(sharding: Sharding, boundary: int) -> list[list[Cut]] | None:
                 return None
             for part in (*between, *inside):
                 cuts.append(_next(part, cuts, mesh)._replace(inside=part in inside))
-        found.append(cuts)
-    return found
+        cuts_by_dim.append(cuts)
+    return cuts_by_dim
 
 
-def _next(axis: Axis, cuts: list[Cut], mesh: Mesh) -> Cut:
+def _next(axis: Axis, cuts: list[AxisCut], mesh: Mesh) -> AxisCut:
     """The cut by an axis inside hosts, minor to others."""
     start = cuts[-1].stop if cuts else 1
-    return Cut(axis, start, start * axis.size_in(mesh.sizes[axis.name]), True)
+    return AxisCut(axis, start, start * axis.size_in(mesh.sizes[axis.name]), True)
 
 
-def _meets(cut: Cut, others: list[Cut]) -> bool:
-    return any(cut.start < other.stop and other.start < cut.stop for other in others)
+def _meets(cut: AxisCut, barriers: list[AxisCut]) -> bool:
+    return any(cut.start < barrier.stop and barrier.start < cut.stop for barrier in barriers)

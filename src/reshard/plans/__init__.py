@@ -1,34 +1,27 @@
 """Plans: checked chains of steps, and their text.
 
-plan.py    `Plan`, its figures, JSON
-table.py   the table that `print` shows
+plan.py          `Plan`, its figures, JSON
+options.py       what a plan has to keep to: network, basis, memory limit
+mlir.py          as MLIR text
+table.py         the table that `print` shows
+chrome_trace.py  as a trace for Perfetto
 """
 
 from __future__ import annotations
 
+from reshard.plans.options import BASES, Options
 from reshard.plans.plan import SCHEMA, Plan
-from reshard.plans.table import (
-    FIGURES,
-    bytes_text,
-    counted,
-    rounds_text,
-    seconds_text,
-    short,
-    table_head,
-    table_rows,
-    verdict,
-)
+from reshard.plans.table import blocks, bytes_text, counted, rounds_text, seconds_text, short
 
 __all__ = [
-    "FIGURES",
+    "BASES",
     "SCHEMA",
+    "Options",
     "Plan",
+    "blocks",
     "bytes_text",
     "counted",
     "rounds_text",
     "seconds_text",
     "short",
-    "table_head",
-    "table_rows",
-    "verdict",
 ]

@@ -20,11 +20,9 @@ Beware of that pass in jaxlib 0.10.2: it does not know the operations that make 
 moves a part of an axis goes to the wrong devices.
 
 >>> from reshard.mesh import Mesh
->>> from reshard.steps import step_between
 >>> mesh = Mesh.of(x=2, y=4)
->>> ends = Sharding.of(mesh, ("x", "y"), None), Sharding.of(mesh, "x", "y")
->>> steps = [step_between(*ends, (16, 8), "f32")]
->>> print(write_sdy(*ends, (16, 8), "f32", steps), end="")
+>>> reshard = Reshard.of(Sharding.of(mesh, ("x", "y"), None), Sharding.of(mesh, "x", "y"), (16, 8))
+>>> print(write_sdy(reshard, [Step(reshard)]), end="")
 module {
   sdy.mesh @mesh = <["x"=2, "y"=4]>
   func.func @reshard(%arg0: tensor<16x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x", "y"}, {}]>})\
@@ -33,7 +31,7 @@ module {
     return %0 : tensor<16x8xf32>
   }
 }
->>> print(write_shard(*ends, (16, 8), "f32", steps), end="")
+>>> print(write_shard(reshard, [Step(reshard)]), end="")
 module {
   shard.grid @mesh(shape = 2x4)
   // [[0, 1], []] -> [[0], [1]]
@@ -50,23 +48,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from reshard.axis import Axis, aligned, common_prefix, difference, merged, sorted_and_merged
-from reshard.dtypes import DType, dtype_named
+from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.notation import to_mlir_list
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Reshard, Sharding
 from reshard.steps import Step
 
-Axes = tuple[Axis, ...]
+AxisList = tuple[Axis, ...]
 
 
-class Move(NamedTuple):
-    """Axes that an all_to_all takes from one dim to another."""
+class DimMove(NamedTuple):
+    """AxisList that an all_to_all takes from one dim to another."""
 
-    axes: Axes
+    axes: AxisList
     source: int
     target: int
 
@@ -76,11 +74,11 @@ class Collective(NamedTuple):
 
     name: str
     after: Sharding
-    lists: tuple[Axes, ...] = ()
+    lists: tuple[AxisList, ...] = ()
     """Per dim the axes that leave or come; only where the operation works on dims."""
-    moves: tuple[Move, ...] = ()
+    moves: tuple[DimMove, ...] = ()
     """Of an all_to_all."""
-    axes: Axes = ()
+    axes: AxisList = ()
     """Of an operation that works on no dim."""
     reduction: str = "sum"
     idle: bool = False
@@ -88,38 +86,34 @@ class Collective(NamedTuple):
 
 
 class _NoOne(Exception):  # noqa: N818 - an answer inside this module, not an error that leaves it
-    """Why a step is not a sequence of these operations, and whether another plan's steps would be."""
+    """Why a step is not a sequence of these operations, and whether those of another plan could be."""
 
-    def __init__(self, reason: str, *, others: bool = True) -> None:
+    def __init__(self, reason: str, *, is_hopeless: bool = False) -> None:
         super().__init__(reason)
-        self.others = others
+        self.is_hopeless = is_hopeless
 
 
-def write_sdy(source: Sharding, target: Sharding, shape: Sequence[int], dtype: Any, steps: Iterable[Step]) -> str:
+def write_sdy(reshard: Reshard, steps: Sequence[Step]) -> str:
     """An MLIR module whose one function takes the steps, in the collectives of the `sdy` dialect.
 
     It is written as MLIR prints it.
     Max and min are written as Shardy writes them since July 2026; earlier versions read sums alone.
 
     Args:
-        source: of the function's argument.
-        target: of its result.
-        shape: of the whole tensor.
-        dtype: of its elements.
+        reshard: from the function's argument to its result.
         steps: from source to target; none where both are one placement.
 
     Raises:
         ReshardError: `no-plan` where a step is no collective of the dialect, or a mesh, a reduction or an uneven dim
             is none that the dialect knows; the sentence says which.
     """
-    shape, dtype = checked_shape(shape), dtype_named(dtype)
-    steps = tuple(steps)
+    source, target, shape = reshard.source, reshard.target, reshard.shape
     ends = [source, target, *(sharding for step in steps for sharding in (step.before, step.after))]
     for sharding in ends:
         _check_sdy(sharding, shape)
     meshes = list(dict.fromkeys(sharding.mesh for sharding in ends))
     names = {mesh: "mesh" + (f"_{number}" if number else "") for number, mesh in enumerate(meshes)}
-    kind = _tensor(shape, dtype)
+    kind = _tensor(shape, reshard.dtype)
 
     closed = any(step.kind == "ToUnreduced" for step in steps)  # whose operation wants dims that are letter-equal
 
@@ -141,16 +135,13 @@ def write_sdy(source: Sharding, target: Sharding, shape: Sequence[int], dtype: A
     return _module(head, f"(%arg0: {attributes[0]}) -> ({attributes[1]})", [*lines, f"return {value} : {kind}"])
 
 
-def write_shard(source: Sharding, target: Sharding, shape: Sequence[int], dtype: Any, steps: Iterable[Step]) -> str:
+def write_shard(reshard: Reshard, steps: Sequence[Step]) -> str:
     """An MLIR module whose one function takes the steps on one device's tile, in the `shard` dialect.
 
     An operation of that dialect works on one dim, or on one pair of dims, so a step may be several of them.
 
     Args:
-        source: of the tensor whose tile is the function's argument.
-        target: of the tensor whose tile is its result.
-        shape: of the whole tensor.
-        dtype: of its elements.
+        reshard: between the tensors whose tiles are the function's argument and its result.
         steps: from source to target; none where both are one placement.
 
     Raises:
@@ -158,8 +149,7 @@ def write_shard(source: Sharding, target: Sharding, shape: Sequence[int], dtype:
             or make values partial; where axes are used in part; where devices are out of order. `not-divisible`
             where tiles are uneven.
     """
-    shape, dtype = checked_shape(shape), dtype_named(dtype)
-    steps = tuple(steps)
+    source, target, shape, dtype = reshard.source, reshard.target, reshard.shape, reshard.dtype
     mesh = source.mesh
     for sharding in (source, target, *(step.after for step in steps)):
         _check_shard(sharding, mesh)
@@ -196,6 +186,7 @@ def _module(head: Iterable[str], signature: str, body: Iterable[str]) -> str:
 def _tensor(shape: Iterable[int], dtype: DType) -> str:
     """The type of a tensor.
 
+    >>> from reshard.dtypes import dtype_named
     >>> _tensor((2, 3), dtype_named("bfloat16")), _tensor((), dtype_named("bool")), _tensor((4,), dtype_named("c64"))
     ('tensor<2x3xbf16>', 'tensor<i1>', 'tensor<4xcomplex<f32>>')
     """
@@ -212,26 +203,26 @@ def _collectives(steps: Sequence[Step], dialect: str) -> list[Collective]:
     result: list[Collective] = []
     for number, step in enumerate(steps, 1):
         try:
-            found = collectives_of(step)
+            collectives = collectives_of(step)
             if dialect == "shard":
-                _check_names(found)
+                _check_names(collectives)
         except _NoOne as reason:
             raise ReshardError(
                 "no-plan",
                 f"step {number}, {step.kind} from {step.before.text()} to {step.after.text()}, cannot be written in "
                 f"the {dialect} dialect: {reason}"
-                + ('; a plan in the basis "collectives" can be written' if reason.others else ""),
+                + ("" if reason.is_hopeless else '; a plan in the basis "collectives" can be written'),
             ) from None
-        result += found
+        result += collectives
     return result
 
 
 def _check_names(collectives: Iterable[Collective]) -> None:
     for collective in collectives:
         if collective.name == "collective_permute" and not collective.idle:
-            raise _NoOne("it has no operation that permutes whole tiles", others=False)
+            raise _NoOne("it has no operation that permutes whole tiles", is_hopeless=True)
         if collective.name.endswith("_to_unreduced"):
-            raise _NoOne("it has no operation that makes values partial", others=False)
+            raise _NoOne("it has no operation that makes values partial", is_hopeless=True)
 
 
 def _check_sdy(sharding: Sharding, shape: tuple[int, ...]) -> None:
@@ -293,7 +284,7 @@ _SHARD_REDUCTIONS = {"avg": "average", "band": "bitwise_and", "bor": "bitwise_or
 _SHARD_WORDS = {"all_gather": "gather_axis", "all_slice": "slice_axis", "reduce_scatter": "scatter_dim"}
 
 
-def _shard_operations(collective: Collective) -> list[tuple[str, Axes, int | None, int | None]]:
+def _shard_operations(collective: Collective) -> list[tuple[str, AxisList, int | None, int | None]]:
     """Per operation what follows the axes, the axes, the dim that grows, and the dim that is cut."""
     word = _SHARD_REDUCTIONS.get(collective.reduction, collective.reduction)
     reduction = "" if word == "sum" else f" reduction = {word}"
@@ -318,7 +309,7 @@ def _shard_operations(collective: Collective) -> list[tuple[str, Axes, int | Non
 def collectives_of(step: Step) -> list[Collective]:
     """The operations that a step is.
 
-    Axes of size 1, which cut nothing, may stand in the way of the axis lists; then they leave before the step and
+    AxisList of size 1, which cut nothing, may stand in the way of the axis lists; then they leave before the step and
     come back after it, in permutations that send nothing.
     """
     try:
@@ -340,7 +331,7 @@ def _without_units(sharding: Sharding) -> Sharding:
     )
 
 
-def _with_axes(sharding: Sharding, lists: Iterable[Axes]) -> Sharding:
+def _with_axes(sharding: Sharding, lists: Iterable[AxisList]) -> Sharding:
     """The sharding with other axes in its dims, none of them replicated, and no priorities."""
     dims = [replace(dim, axes=axes, priority=None) for dim, axes in zip(sharding.dims, lists, strict=True)]
     return replace(sharding, dims=tuple(dims), replicated=())
@@ -352,7 +343,7 @@ def _direct(kind: str, before: Sharding, after: Sharding) -> list[Collective]:
     if kind == "Permute":
         return [_permute(before, after)]
     if before.mesh != after.mesh:
-        raise _NoOne(f"it leads from mesh {before.mesh} to mesh {after.mesh}", others=False)
+        raise _NoOne(f"it leads from mesh {before.mesh} to mesh {after.mesh}", is_hopeless=True)
     if kind == "ToUnreduced":
         return _to_unreduced(before, after)
     if kind == "AllToAll":
@@ -361,7 +352,7 @@ def _direct(kind: str, before: Sharding, after: Sharding) -> list[Collective]:
     reduced = difference(before.unreduced, after.unreduced, before.mesh.sizes)
     if kind in ("AllReduce", "ReduceScatter"):
         if difference(after.unreduced, before.unreduced, before.mesh.sizes):
-            raise _NoOne("the values become partial along other axes", others=False)
+            raise _NoOne("the values become partial along other axes", is_hopeless=True)
         comes = _tails(before, after, "come to")
         if kind == "AllReduce":
             if any(comes):
@@ -378,10 +369,10 @@ def _direct(kind: str, before: Sharding, after: Sharding) -> list[Collective]:
 
 def _same_unreduced(before: Sharding, after: Sharding) -> None:
     if before.unreduced != after.unreduced:
-        raise _NoOne("the unreduced axes are others", others=False)
+        raise _NoOne("the unreduced axes are others", is_hopeless=True)
 
 
-def _tails(short: Sharding, long: Sharding, verb: str) -> tuple[Axes, ...]:
+def _tails(short: Sharding, long: Sharding, verb: str) -> tuple[AxisList, ...]:
     """Per dim, the axes of `long` that follow those of `short`."""
     sizes = short.mesh.sizes
     tails = []
@@ -393,36 +384,36 @@ def _tails(short: Sharding, long: Sharding, verb: str) -> tuple[Axes, ...]:
     return tuple(tails)
 
 
-def _set_of(lists: Iterable[Axes], sharding: Sharding) -> Axes:
+def _set_of(lists: Iterable[AxisList], sharding: Sharding) -> AxisList:
     return sorted_and_merged([axis for axes in lists for axis in axes], sharding.mesh.sizes)
 
 
 def _permute(before: Sharding, after: Sharding) -> Collective:
     if before.mesh.axes != after.mesh.axes:
-        raise _NoOne(f"it leads from mesh {before.mesh} to mesh {after.mesh}", others=False)
+        raise _NoOne(f"it leads from mesh {before.mesh} to mesh {after.mesh}", is_hopeless=True)
     counts = [[sharding.layout.shards(dim) for dim in range(len(sharding.dims))] for sharding in (before, after)]
     if counts[0] != counts[1]:
         raise _NoOne("a dim is cut into another number of parts")
     if before.unreduced or after.unreduced:
-        raise _NoOne("a permutation does not look at unreduced axes", others=False)
+        raise _NoOne("a permutation does not look at unreduced axes", is_hopeless=True)
     return Collective("collective_permute", after)
 
 
 def _to_unreduced(before: Sharding, after: Sharding) -> list[Collective]:
     sizes = before.mesh.sizes
     if after.reduction != "sum":
-        raise _NoOne(f"values become partial under sum alone, not under {after.reduction}", others=False)
-    made = difference(after.unreduced, before.unreduced, sizes)
+        raise _NoOne(f"values become partial under sum alone, not under {after.reduction}", is_hopeless=True)
+    newly_unreduced = difference(after.unreduced, before.unreduced, sizes)
     leaves = _tails(after, before, "leave")
     from_dims = _set_of(leaves, before)
-    from_copies = difference(made, from_dims, sizes)
-    if difference(from_dims, made, sizes) or difference(before.unreduced, after.unreduced, sizes):
+    from_copies = difference(newly_unreduced, from_dims, sizes)
+    if difference(from_dims, newly_unreduced, sizes) or difference(before.unreduced, after.unreduced, sizes):
         raise _NoOne("an axis that leaves does not become unreduced")
     result = []
     middle = after
     if from_copies and from_dims:
-        here = sorted_and_merged([*before.unreduced, *from_dims], sizes)
-        middle = replace(after, replicated=(), unreduced=here)
+        unreduced = sorted_and_merged([*before.unreduced, *from_dims], sizes)
+        middle = replace(after, replicated=(), unreduced=unreduced)
     if from_dims:
         result.append(Collective("sharded_to_unreduced", middle, leaves))
     if from_copies:
@@ -433,9 +424,9 @@ def _to_unreduced(before: Sharding, after: Sharding) -> list[Collective]:
 def _all_to_alls(before: Sharding, after: Sharding) -> list[Collective]:
     """Moves from minor end to minor end, each piece once; as many at a time as have dims of their own."""
     sizes = before.mesh.sizes
-    kept = [list(common_prefix(a.axes, b.axes)) for a, b in zip(before.dims, after.dims, strict=True)]
+    settled = [list(common_prefix(a.axes, b.axes)) for a, b in zip(before.dims, after.dims, strict=True)]
     outs, ins = (
-        [difference(dim.axes, prefix, sizes) for dim, prefix in zip(sharding.dims, kept, strict=True)]
+        [difference(dim.axes, prefix, sizes) for dim, prefix in zip(sharding.dims, settled, strict=True)]
         for sharding in (before, after)
     )
     cut = aligned(list(chain.from_iterable(outs)), list(chain.from_iterable(ins)), sizes)
@@ -450,21 +441,21 @@ def _all_to_alls(before: Sharding, after: Sharding) -> list[Collective]:
         moves = _next_moves(leaving, missing)
         if not moves:
             raise _NoOne("an axis that moves is not at the minor end of its dim, or its place is not")
-        done = []
+        moved = []
         for axes, source, target in moves:
             del leaving[source][-len(axes) :]
             del missing[target][: len(axes)]
-            kept[target] += axes
-            done.append(Move(merged(axes, sizes), source, target))
-        lists = [merged([*prefix, *left], sizes) for prefix, left in zip(kept, leaving, strict=True)]
-        here = _with_axes(after, lists) if any(missing) else after
-        result.append(Collective("all_to_all", here, moves=tuple(done)))
+            settled[target] += axes
+            moved.append(DimMove(merged(axes, sizes), source, target))
+        lists = [merged([*prefix, *rest], sizes) for prefix, rest in zip(settled, leaving, strict=True)]
+        reached = _with_axes(after, lists) if any(missing) else after
+        result.append(Collective("all_to_all", reached, moves=tuple(moved)))
     return result
 
 
-def _next_moves(leaving: list[list[Axis]], missing: list[list[Axis]]) -> list[Move]:
+def _next_moves(leaving: list[list[Axis]], missing: list[list[Axis]]) -> list[DimMove]:
     """The moves that can be made now, no dim in two of them, the longest run of axes in each."""
-    moves: list[Move] = []
+    moves: list[DimMove] = []
     for source, tail in enumerate(leaving):
         for target, need in enumerate(missing):
             used = {dim for move in moves for dim in move[1:]}
@@ -472,5 +463,5 @@ def _next_moves(leaving: list[list[Axis]], missing: list[list[Axis]]) -> list[Mo
                 continue
             runs = [n for n in range(1, len(tail) + 1) if tail[-n:] == need[:n]]
             if runs:
-                moves.append(Move(tuple(tail[-max(runs) :]), source, target))
+                moves.append(DimMove(tuple(tail[-max(runs) :]), source, target))
     return moves

@@ -10,12 +10,9 @@ Where partial values are combined no bound per device is exact, and `bound_kind`
 least its tile, and all together need at least `total_lower_bound_bytes`.
 
 >>> from reshard.mesh import Mesh
->>> from reshard.steps import step_between
 >>> mesh = Mesh.of(x=2, y=4)
->>> source, target = Sharding.of(mesh, "y", None), Sharding.of(mesh, "x", "y")
->>> dtype = dtype_named("float32")
->>> plan = Plan(source, target, (8, 8), dtype, (step_between(source, target, (8, 8), dtype),))
->>> print(plan)
+>>> reshard = Reshard.of(Sharding.of(mesh, "y", None), Sharding.of(mesh, "x", "y"), (8, 8))
+>>> print(Plan(reshard, (Step(reshard),)))
 8 x 8 float32 on 8 devices
 from  [{"y"}, {}]
 to    [{"x"}, {"y"}]
@@ -29,8 +26,7 @@ received 32 B on the busiest device, 192 B in all; lower bound 32 B: exact
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -42,14 +38,17 @@ from reshard.checks import all_of, expect, shown
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import Exchange, Tiling, class_digits, find_exchange, total_bound
+from reshard.network import Network, seconds_of
 from reshard.notation import parse_sharding
+from reshard.plans.chrome_trace import chrome_trace
 from reshard.plans.mlir import write_sdy, write_shard
-from reshard.plans.table import counted, table
-from reshard.plans.trace import chrome_trace
-from reshard.sharding import Sharding, becomes_unreduced, checked_shape
+from reshard.plans.options import Options
+from reshard.plans.table import blocks, counted
+from reshard.sharding import Reshard, Sharding, becomes_unreduced, checked_shape
 from reshard.steps import Step
+from reshard.tables import plain
 
-SCHEMA = "reshard.plan/1"
+SCHEMA = "reshard.plan/2"
 """Names the form of the JSON text; it changes when a reader of the old form would be wrong."""
 
 
@@ -58,61 +57,69 @@ class Plan:
     """Steps that lead from a source to a target.
 
     Rules, in the order checked:
-        rank-mismatch, bad-shape, too-large: both shardings fit the shape
+        bad-argument: every field is of its kind
         broken-chain: each step starts where the one before ended, from source to target, for this shape and dtype
+        bad-network, too-large: the network has all devices, and every step a price on it
     """
 
-    source: Sharding
-    target: Sharding
-    shape: tuple[int, ...]
-    """Of the whole tensor."""
-    dtype: DType
+    reshard: Reshard
+    """What is to be moved."""
     steps: tuple[Step, ...]
     """None where source and target are one placement."""
-    step_seconds: tuple[float, ...] | None = None
-    """What each step takes on the network that the plan was made for; None without one."""
+    options: Options = field(default_factory=Options)
+    """What the plan was made for: with a network it has prices."""
     reason: str = ""
     """Why the plan moves more than the bound, where a network made it so."""
+    step_seconds: tuple[float, ...] | None = field(init=False, repr=False, compare=False)
+    """What each step takes on the network; None without one."""
 
     def __post_init__(self) -> None:
-        expect(self.source, Sharding, "the source of a plan")
-        expect(self.target, Sharding, "the target of a plan")
-        expect(self.dtype, DType, "the dtype of a plan")
+        expect(self.reshard, Reshard, "what a plan does")
         all_of(self.steps, Step, "the steps of a plan")
-        object.__setattr__(self, "shape", checked_shape(self.shape))
-        self.source.layout_for(self.shape)
-        self.target.layout_for(self.shape)
-        here = self.source
+        expect(self.options, Options, "the options of a plan")
+        reached = self.source
         for number, step in enumerate(self.steps):
             if (step.shape, step.dtype) != (self.shape, self.dtype):
                 raise ReshardError("broken-chain", f"step {number + 1} is for another shape or dtype than the plan")
-            if step.before != here:
+            if step.before != reached:
                 raise ReshardError(
                     "broken-chain",
-                    f"step {number + 1} starts at {step.before.text()}, the one before ends at {here.text()}",
+                    f"step {number + 1} starts at {step.before.text()}, the one before ends at {reached.text()}",
                 )
-            here = step.after
-        if here != self.target and (self.steps or not self.source.is_equivalent_to(self.target, self.shape)):
-            raise ReshardError("broken-chain", f"the steps end at {here}, not at {self.target}")
+            reached = step.after
+        if reached != self.target and (self.steps or not self.source.is_equivalent_to(self.target, self.shape)):
+            raise ReshardError("broken-chain", f"the steps end at {reached}, not at {self.target}")
+        network = self.options.network
+        seconds = None if network is None else tuple(seconds_of(step, network) for step in self.steps)
+        object.__setattr__(self, "step_seconds", seconds)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @property
+    def source(self) -> Sharding:
+        """Where the tensor is."""
+        return self.reshard.source
+
+    @property
+    def target(self) -> Sharding:
+        """Where it is wanted."""
+        return self.reshard.target
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return self.reshard.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Of its elements."""
+        return self.reshard.dtype
+
+    @property
     def seconds(self) -> float | None:
         """What the plan takes on the network that it was made for; None without one."""
         return None if self.step_seconds is None else sum(self.step_seconds)
-
-    @cached_property
-    def alternatives(self) -> tuple[Plan, ...]:
-        """The other plans that the planner knows, best first; none where no planner made this one."""
-        others: Callable[[], tuple[Plan, ...]] = self.__dict__.get("_others", tuple)
-        return others()
-
-    def with_planner(self, others: Callable[[], tuple[Plan, ...]], collectives: Callable[[], Plan]) -> Plan:
-        """This plan, with a way to find the alternatives and the chain of collectives when they are asked for."""
-        self.__dict__.update(_others=others, _collectives=collectives)
-        return self
 
     @cached_property
     def _tilings(self) -> tuple[Tiling, Tiling]:
@@ -246,52 +253,29 @@ class Plan:
             ReshardError: `bad-argument` where a reduction is no sum.
 
         >>> from reshard.mesh import Mesh
-        >>> from reshard.steps import step_between
-        >>> mesh, dtype = Mesh.of(x=4), dtype_named("float32")
-        >>> ends = Sharding.of(mesh, "x"), Sharding.of(mesh, None)
-        >>> plan = Plan(*ends, (8,), dtype, (step_between(*ends, (8,), dtype),))
+        >>> mesh = Mesh.of(x=4)
+        >>> reshard = Reshard.of(Sharding.of(mesh, "x"), Sharding.of(mesh, None), (8,))
+        >>> plan = Plan(reshard, (Step(reshard),))
         >>> [step.kind for step in plan.steps], [step.kind for step in plan.transpose().steps]
         (['AllGather'], ['ReduceScatter'])
         """
-        points = (
-            [self.target, *(step.before for step in reversed(self.steps))] if self.steps else [self.target, self.source]
-        )
-        duals = [point.dual() for point in points]
-        return Plan(duals[0], duals[-1], self.shape, self.dtype, chain_through(duals, self.shape, self.dtype))
+        back = replace(self.reshard, source=self.target.dual(), target=self.source.dual())
+        return Plan(back, chain_through(back, *(step.before.dual() for step in reversed(self.steps[1:]))))
 
-    def to_mlir(self, dialect: str = "sdy", *, exchange: str = "refuse") -> str:
+    def to_mlir(self, dialect: str = "sdy") -> str:
         """The plan as an MLIR module: collectives of the sdy dialect, or of the shard dialect.
 
         Args:
-            dialect: sdy or shard.
-            exchange: what becomes of an Exchange, which neither dialect has: refuse, or collectives, which puts
-                the cheapest chain of named collectives in place of the whole plan.
+            dialect: sdy or shard; neither has an Exchange, which a plan in the basis of collectives does without.
 
         Raises:
-            ReshardError: `bad-argument`; `no-plan` where the dialect cannot hold a step, or no chain of
-                collectives is known; `not-divisible` where the shard dialect's local types need even tiles.
+            ReshardError: `bad-argument`; `no-plan` where the dialect cannot hold a step; `not-divisible` where the
+                shard dialect's local types need even tiles.
         """
         writers = {"sdy": write_sdy, "shard": write_shard}
-        if dialect not in writers or exchange not in ("refuse", "collectives"):
-            raise ReshardError(
-                "bad-argument",
-                f"dialect must be sdy or shard, exchange refuse or collectives, got: {dialect!r}, {exchange!r}",
-            )
-        steps = self.steps
-        if exchange == "collectives" and any(step.kind == "Exchange" for step in steps):
-            steps = self.collectives().steps
-        return writers[dialect](self.source, self.target, self.shape, self.dtype, steps)
-
-    def collectives(self) -> Plan:
-        """The plan between the same ends that has only named collectives.
-
-        Raises:
-            ReshardError: `no-plan` where there is none, or where no planner made this plan.
-        """
-        make: Callable[[], Plan] | None = self.__dict__.get("_collectives")
-        if make is None:
-            raise ReshardError("no-plan", "only a plan that the planner made knows its chain of collectives")
-        return make()
+        if dialect not in writers:
+            raise ReshardError("bad-argument", f"dialect must be sdy or shard, got: {shown(dialect)}")
+        return writers[dialect](self.reshard, self.steps)
 
     def to_trace(self) -> str:
         """The priced plan as a Chrome trace in JSON, which Perfetto opens: a row of steps and one per busy device.
@@ -318,6 +302,9 @@ class Plan:
             "target": str(self.target),
             "shape": list(self.shape),
             "dtype": self.dtype.name,
+            "network": None if self.options.network is None else self.options.network.as_dict(),
+            "basis": self.options.basis,
+            "memory_limit": self.options.memory_limit,
             "steps": [
                 {
                     "kind": step.kind,
@@ -353,46 +340,45 @@ class Plan:
                 and what the shardings and steps themselves raise.
         """
         try:
-            given = json.loads(text)
+            record = json.loads(text)
         except (TypeError, ValueError, RecursionError) as error:
             raise ReshardError("bad-plan-text", f"a plan must be JSON text: {str(error).rstrip('.')}") from None
-        schema = given.get("schema") if isinstance(given, dict) else None
+        schema = record.get("schema") if isinstance(record, dict) else None
         if schema != SCHEMA:
             raise ReshardError("bad-plan-text", f"a plan must have the schema {SCHEMA!r}, got: {schema!r}")
         try:
-            shape, dtype = checked_shape(given["shape"]), dtype_named(given["dtype"])
-            source, target = parse_sharding(given["source"]), parse_sharding(given["target"])
-            steps = [
+            shape, dtype = checked_shape(record["shape"]), dtype_named(record["dtype"])
+            reshard = Reshard(parse_sharding(record["source"]), parse_sharding(record["target"]), shape, dtype)
+            steps = tuple(
                 Step(
+                    replace(reshard, source=parse_sharding(step["before"]), target=parse_sharding(step["after"])),
                     step["kind"],
-                    parse_sharding(step["before"]),
-                    parse_sharding(step["after"]),
-                    shape,
-                    dtype,
                     step.get("near", 0),
                     step.get("chunks", 1),
                 )
-                for step in given["steps"]
-            ]
-            seconds = [step.get("seconds") for step in given["steps"]]
-            prices = None if given.get("seconds") is None else tuple(map(float, seconds))
-            reason = str(given.get("reason", ""))
+                for step in record["steps"]
+            )
+            network = None if record["network"] is None else Network.from_dict(record["network"])
+            options = Options(network, record["basis"], record["memory_limit"])
+            plan = cls(reshard, steps, options, str(record.get("reason", "")))
         except ReshardError:
             raise
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ReshardError("bad-plan-text", f"a plan lacks a field or has one of another type: {error}") from None
-        plan = cls(source, target, shape, dtype, tuple(steps), prices, reason)
-        wrong = _differences(given, plan.as_dict())
+        wrong = _differences(record, plan.as_dict())
         if wrong:
             raise ReshardError("bad-plan-text", f"{wrong[0]} in the text is not what the plan gives")
         return plan
 
     def __str__(self) -> str:
-        return table(self)
+        return plain(blocks(self))
 
 
-def _differences(given: dict[str, Any], right: dict[str, Any]) -> list[str]:
-    wrong = [key for key in right if key != "steps" and given.get(key, right[key]) != right[key]]
-    for number, (step, mine) in enumerate(zip(given["steps"], right["steps"], strict=True), 1):
-        wrong += [f"{key} of step {number}" for key in mine if step.get(key, mine[key]) != mine[key]]
+def _differences(record: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    def differing(given: dict[str, Any], right: dict[str, Any]) -> list[str]:
+        return [key for key in right if key != "steps" and given.get(key, right[key]) != right[key]]
+
+    wrong = differing(record, expected)
+    for number, steps in enumerate(zip(record["steps"], expected["steps"], strict=True), 1):
+        wrong += [f"{key} of step {number}" for key in differing(*steps)]
     return wrong

@@ -1,4 +1,4 @@
-"""A plan as text: the table that `print` shows, and its parts for other tables."""
+"""A plan as the blocks that `print` and a terminal show, and numbers to read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from reshard.errors import ReshardError
 from reshard.sharding import Sharding
 from reshard.steps import Step
+from reshard.tables import Block, Table
 
 if TYPE_CHECKING:
     from reshard.plans.plan import Plan
@@ -15,15 +16,12 @@ FIGURES = ("rounds", "received", "peak", "time")
 """The columns of a table that hold figures."""
 
 
-def table_head(plan: Plan) -> list[str]:
-    """The titles of the columns of a table of the plan; time is there where the plan has prices."""
-    return ["step", "axes", "rounds", "received", "peak", *([] if plan.seconds is None else ["time"]), "sharding"]
-
-
-def table_rows(plan: Plan) -> list[list[str]]:
-    """Per step what a table shows of it, under `table_head`."""
-    return [
+def blocks(plan: Plan) -> list[Block]:
+    """What is shown of a plan: what it is for, its steps, and what it receives against the bound."""
+    titles = ["", "step", "axes", "rounds", "received", "peak", *([] if plan.seconds is None else ["time"]), "sharding"]
+    rows = [
         [
+            str(number),
             step.kind,
             ", ".join(
                 axis.name if axis.is_whole else f"{axis.name}:({axis.pre_size}){axis.size}" for axis in step.axes
@@ -31,10 +29,21 @@ def table_rows(plan: Plan) -> list[list[str]]:
             rounds_text(step),
             bytes_text(step.received_bytes),
             bytes_text(step.peak_bytes),
-            *([] if seconds is None else [seconds_text(seconds)]),
+            *([] if plan.step_seconds is None else [seconds_text(plan.step_seconds[number - 1])]),
             short(step.after, plan.source),
         ]
-        for step, seconds in zip(plan.steps, plan.step_seconds or [None] * len(plan.steps), strict=True)
+        for number, step in enumerate(plan.steps, 1)
+    ]
+    is_exact = plan.bound_kind == "exact" and plan.received_bytes == plan.lower_bound_bytes
+    shape = " x ".join(map(str, plan.shape)) or "scalar"
+    return [
+        (f"{shape} {plan.dtype} on {_devices(plan.source, plan.target)}", "bold"),
+        f"from  {short(plan.source, plan.target)}",
+        f"to    {short(plan.target, plan.source)}",
+        "",
+        Table([titles, *rows], FIGURES) if rows else "nothing to do: both are one placement",
+        "",
+        (_verdict(plan), "green" if is_exact else ""),
     ]
 
 
@@ -56,7 +65,7 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
-def verdict(plan: Plan) -> str:
+def _verdict(plan: Plan) -> str:
     """One line, or two: what the plan receives, against the bound; what it takes, where it has prices; and why."""
     time = "" if plan.seconds is None else f"takes {seconds_text(plan.seconds)}"
     second = "; ".join(part for part in (time, plan.reason) if part)
@@ -108,25 +117,3 @@ def counted(item: Plan | Step) -> int | None:
         return item.rounds
     except ReshardError:
         return None
-
-
-def table(plan: Plan) -> str:
-    """The plan as a table that a person can read aloud."""
-    lines = [
-        f"{' x '.join(map(str, plan.shape)) or 'scalar'} {plan.dtype} on {_devices(plan.source, plan.target)}",
-        f"from  {short(plan.source, plan.target)}",
-        f"to    {short(plan.target, plan.source)}",
-        "",
-    ]
-    rows = [["", *table_head(plan)]]
-    rows += [[str(number), *cells] for number, cells in enumerate(table_rows(plan), 1)]
-    right = {column for column, title in enumerate(rows[0]) if title in FIGURES}
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows if plan.steps else []:
-        cells = [
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    lines += [*([""] if plan.steps else ["nothing to do: both are one placement", ""]), verdict(plan)]
-    return "\n".join(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reshard.plans.table import bytes_text
+from reshard.tables import Table, plain
 
 if TYPE_CHECKING:
     from reshard.propagation.placement import Placement
@@ -34,8 +35,6 @@ def table(placement: Placement) -> str:
                 placement.reasons[value.name],
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(TITLES))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     seconds = "" if placement.seconds is None else f", {placement.seconds * 1e6:.1f} us"
     reshards = "1 reshard" if len(placement.plans) == 1 else f"{len(placement.plans)} reshards"
     figures = (
@@ -44,4 +43,4 @@ def table(placement: Placement) -> str:
     )
     named = [f"{name} ({count})" for name, count in sorted(placement.without_rule.items())]
     opaque = [f"without a rule, whole on every device: {', '.join(named)}"] if named else []
-    return "\n".join([*lines, "", figures, *opaque])
+    return plain([Table(rows), "", figures, *opaque])

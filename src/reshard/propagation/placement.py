@@ -33,7 +33,7 @@ from reshard.network import Network
 from reshard.operations.operation import Operation, Value
 from reshard.operations.projection import shards
 from reshard.plans import Plan
-from reshard.plans.trace import chrome_trace
+from reshard.plans.chrome_trace import chrome_trace
 from reshard.propagation.fixpoint import Flow, Net, Origin
 from reshard.propagation.graph import Builder, Graph
 from reshard.propagation.layouts import Pricer

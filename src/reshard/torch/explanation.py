@@ -29,6 +29,7 @@ from reshard.planner import plan as planned
 from reshard.plans import Plan
 from reshard.plans.table import bytes_text
 from reshard.sharding import Sharding, checked_shape
+from reshard.tables import Table, plain
 from reshard.torch.conversions import dtype_of, meta_of, normalized, placements_of, sharding_of, spec_of
 from reshard.torch.planners import PLANNERS, Route, route
 
@@ -71,7 +72,7 @@ class Explanation:
             figures = [bytes_text(count) for cost in costs for count in cost]
             rows.append([str(number), transform.kind, names, *figures, transform.after])
         totals = [self._total(route, on_cpu=on_cpu) for on_cpu in sides]
-        return "\n".join([head, route.trace, "", *_aligned(rows), "", *totals])
+        return plain([head, route.trace, "", Table(rows, FIGURES), "", *totals])
 
     def _total(self, route: Route, *, on_cpu: bool) -> str:
         received, peak = route.total(on_cpu=on_cpu)
@@ -79,15 +80,6 @@ class Explanation:
         times = "" if ratio is None else f", {ratio:.2f} times the lower bound"
         where = "on CPU " if on_cpu else ""
         return f"received {where}{bytes_text(received)} on the busiest rank{times}; peak at least {bytes_text(peak)}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows with their cells under one another, figures to the right."""
-    columns = []
-    for column in zip(*rows, strict=True):
-        width = max(map(len, column))
-        columns.append([cell.rjust(width) if column[0] in FIGURES else cell.ljust(width) for cell in column])
-    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
 
 
 def explain(

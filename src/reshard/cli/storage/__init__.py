@@ -4,8 +4,8 @@
     files.py         parts of files, by plain calls
     npy.py           headers of `.npy` files
     safetensors.py   headers of `.safetensors` files
-    regions.py       a tensor in regions that fit memory
-    transfer.py      one exchange, from files to files, and its check
+    pieces_by_region.py  a tensor in regions that fit memory, and what lies in each
+    streaming.py     one exchange, from files to files, and its check
     index.py         the index of a folder of tiles
     inputs.py        a file or a folder, opened
     folder.py        an output that is there whole or not at all
@@ -24,12 +24,12 @@ from typing import Protocol
 
 from reshard.cli.storage.files import TileFile, write_failed
 from reshard.cli.storage.folder import check_absent, check_room, output_folder
-from reshard.cli.storage.index import NAME, Entry, Index, read_index
+from reshard.cli.storage.index import NAME, FolderIndex, TileEntry, read_index
 from reshard.cli.storage.inputs import Input, open_input
 from reshard.cli.storage.streaming import (
     Advance,
     TensorFiles,
-    Transfer,
+    TileTransfer,
     Written,
     check,
     transfers_of,
@@ -59,7 +59,7 @@ class Progress(Protocol):
 class Outcome:
     """What was written."""
 
-    index: Index
+    index: FolderIndex
     received_bytes: Mapping[int, int]
     """Per device, what it took from others, in all exchanges."""
 
@@ -83,8 +83,8 @@ def reshard_files(plan: Plan, source: Input, out: Path, progress: Progress) -> O
         raise ReshardError("too-large", f"{devices} devices are too many for a file each; there may be {MAX_FILES}")
     sizes = [_bytes_on_disk(transfer, source) for transfer in transfers]
     check_room(out, max(after + before for before, after in zip([0, *sizes], sizes, strict=False)))
-    here = source.tensor_files(plan.source)
-    calculates = bool(here.blank) or any(transfer.calculates for transfer in transfers)
+    files = source.tensor_files(plan.source)
+    calculates = bool(files.blank) or any(transfer.calculates for transfer in transfers)
     dtype = source.encoding.values() if calculates else source.encoding.stored
     with progress.phase("checking the source", source.check_bytes()) as advance:
         source.check_sums(advance)
@@ -94,21 +94,21 @@ def reshard_files(plan: Plan, source: Input, out: Path, progress: Progress) -> O
             stage = partial if number == len(transfers) else _new_stage(partial / f"exchange-{number}")
             title = f" {number} of {len(transfers)}" if len(transfers) > 1 else ""
             with progress.phase(f"writing{title}", size) as advance:
-                written = write(transfer, here, dtype, stage, advance)
+                written = write(transfer, files, dtype, stage, advance)
             compared = transfer if source.index or calculates else _straight(transfer, plan)
             with progress.phase(f"verifying{title}", size) as advance:
-                check(compared, here, dtype, written, advance)
+                check(compared, files, dtype, written, advance)
             for device, record in written.items():
                 received[device] += record.received_bytes
             if number > 1:
                 shutil.rmtree(partial / f"exchange-{number - 1}")
-            here = _files_of(written, source)
+            files = _files_of(written, source)
         index = _index_of(plan, source, written)
         _write_index(index, partial)
     return Outcome(index, received)
 
 
-def _straight(transfer: Transfer, plan: Plan) -> Transfer:
+def _straight(transfer: TileTransfer, plan: Plan) -> TileTransfer:
     """The same tiles, each as one box of the whole: what a file that holds the whole tensor is compared by.
 
     It says where every element must be without the exchange that brought it there.
@@ -119,10 +119,10 @@ def _straight(transfer: Transfer, plan: Plan) -> Transfer:
     def whole_tile(device: int) -> list[Piece]:
         return [Piece(anyone, device, target.box(device), 0)]
 
-    return Transfer(target, whole_tile)
+    return TileTransfer(target, whole_tile)
 
 
-def _bytes_on_disk(transfer: Transfer, source: Input) -> int:
+def _bytes_on_disk(transfer: TileTransfer, source: Input) -> int:
     tiling = transfer.target
     return int(tiling.all_elements.sum()) * source.encoding.dtype.itemsize + tiling.mesh.size * HEADER_BYTES
 
@@ -144,14 +144,14 @@ def _files_of(written: Mapping[int, Written], source: Input) -> TensorFiles:
     return TensorFiles(encoding, files)
 
 
-def _index_of(plan: Plan, source: Input, written: Mapping[int, Written]) -> Index:
+def _index_of(plan: Plan, source: Input, written: Mapping[int, Written]) -> FolderIndex:
     entries = tuple(
-        Entry(device, record.path.name, record.box, record.size, record.crc32) for device, record in written.items()
+        TileEntry(device, record.path.name, record.box, record.size, record.crc32) for device, record in written.items()
     )
-    return Index(plan.target, plan.shape, source.encoding, entries)
+    return FolderIndex(plan.target, plan.shape, source.encoding, entries)
 
 
-def _write_index(index: Index, folder: Path) -> None:
+def _write_index(index: FolderIndex, folder: Path) -> None:
     path = folder / NAME
     try:
         path.write_text(index.to_json(), encoding="utf-8", newline="\n")

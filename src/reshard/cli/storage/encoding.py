@@ -74,8 +74,8 @@ class Encoding:
             raise ReshardError(
                 "missing-extra", f"to combine {self.dtype} values the package ml_dtypes is needed: reshard[safetensors]"
             ) from None
-        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, self.dtype.name))
-        return found
+        values: np.dtype[Any] = np.dtype(getattr(ml_dtypes, self.dtype.name))
+        return values
 
 
 def _is_lacking(dtype: DType) -> bool:
@@ -107,12 +107,12 @@ def encoding_of(descr: np.dtype[Any], fortran: bool, said: DType | None, path: o
         if descr == _stored(said).newbyteorder(descr.byteorder):
             return Encoding(said, descr, fortran)
     try:
-        found = dtype_named(descr) if descr.kind in "biufc" else None
+        stored = dtype_named(descr) if descr.kind in "biufc" else None
     except ReshardError:
-        found = None
-    if found is None:
+        stored = None
+    if stored is None:
         hint = "; --dtype may say what the bytes are" if descr.kind == "V" and descr.names is None else ""
         raise ReshardError("bad-file", f"{path} holds elements of type {descr}, which cannot be moved{hint}")
-    if said is not None and said != found:
-        raise ReshardError("bad-file", f"{path} holds {found} values; they were said to be {said}")
-    return Encoding(found, descr, fortran)
+    if said is not None and said != stored:
+        raise ReshardError("bad-file", f"{path} holds {stored} values; they were said to be {said}")
+    return Encoding(stored, descr, fortran)

@@ -29,8 +29,6 @@ from numpy.typing import NDArray
 from reshard.box import Box
 from reshard.errors import ReshardError
 
-Array = NDArray[Any]
-
 OPEN_FILES = 100
 """Files that are held open at a time, of each of those read and those written."""
 
@@ -74,7 +72,7 @@ def run_count(box: Box, within: Box) -> int:
     return prod(shape[: max(dim - 1, 0)])
 
 
-def bytes_of(array: Array) -> memoryview:
+def bytes_of(array: NDArray[Any]) -> memoryview:
     """The bytes of a contiguous array, in its memory."""
     return array.reshape(-1).view(np.uint8).data
 
@@ -122,7 +120,7 @@ class _OpenFiles:
             self._files.popitem()[1].close()
 
 
-class Reader(_OpenFiles):
+class FileReader(_OpenFiles):
     """Reads parts of files."""
 
     def read_into(self, path: Path, offset: int, view: memoryview) -> None:
@@ -143,7 +141,7 @@ class Reader(_OpenFiles):
         except OSError as error:
             raise ReshardError("bad-file", f"{path} could not be read: {error.strerror or error}") from None
 
-    def read_box(self, file: TileFile, box: Box, dtype: np.dtype[Any]) -> Array:
+    def read_box(self, file: TileFile, box: Box, dtype: np.dtype[Any]) -> NDArray[Any]:
         """A part of what a file holds, run by run.
 
         Raises:
@@ -158,7 +156,7 @@ class Reader(_OpenFiles):
         return array
 
 
-class Writer(_OpenFiles):
+class FileWriter(_OpenFiles):
     """Appends to files."""
 
     mode = "ab"

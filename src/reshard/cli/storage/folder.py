@@ -41,16 +41,12 @@ def check_room(out: Path, needed_bytes: int) -> None:
         ReshardError: `write-failed`.
     """
     try:
-        free = shutil.disk_usage(_nearest_folder(out)).free
+        nearest = next(folder for folder in out.absolute().parents if folder.is_dir())
+        free = shutil.disk_usage(nearest).free
     except OSError:
         return
     if needed_bytes > free:
         raise ReshardError("write-failed", f"{out} would need {needed_bytes} bytes; {free} are free on its disk")
-
-
-def _nearest_folder(out: Path) -> Path:
-    """The folder above that is there."""
-    return next(folder for folder in [*out.absolute().parents] if folder.is_dir())
 
 
 @contextlib.contextmanager
@@ -62,28 +58,28 @@ def output_folder(out: Path) -> Iterator[Path]:
     """
     check_absent(out)
     partial = out.parent / f".{out.name[:40]}.partial-{secrets.token_hex(8)}"
-    made: list[Path] = []
+    new_folders: list[Path] = []
     try:
-        _make(partial, made)
+        _make(partial, new_folders)
         yield partial
         with held():
             _take_name(partial, out)
-            made.clear()
+            new_folders.clear()
     except BaseException as error:
         with held():
-            _remove(partial, made)
+            _remove(partial, new_folders)
         if isinstance(error, KeyboardInterrupt):
-            left = f"{partial} could not be removed" if partial.exists() else "what was written so far is removed"
-            error.add_note(left)
+            is_left = partial.exists()
+            error.add_note(f"{partial} could not be removed" if is_left else "what was written so far is removed")
         raise
 
 
-def _make(partial: Path, made: list[Path]) -> None:
+def _make(partial: Path, new_folders: list[Path]) -> None:
     """Make a folder and those above it that are not there; each is listed before it is made, as a signal may come."""
     try:
         for folder in [*reversed(partial.parents), partial]:
             if not folder.exists():
-                made.append(folder)
+                new_folders.append(folder)
                 folder.mkdir()
     except OSError as error:
         raise write_failed(partial.parent, error) from None
@@ -97,9 +93,9 @@ def _take_name(partial: Path, out: Path) -> None:
         raise write_failed(out, error) from None
 
 
-def _remove(partial: Path, made: list[Path]) -> None:
-    if partial in made:
+def _remove(partial: Path, new_folders: list[Path]) -> None:
+    if partial in new_folders:
         shutil.rmtree(partial, ignore_errors=True)
-    for folder in reversed(made):
+    for folder in reversed(new_folders):
         with contextlib.suppress(OSError):
             folder.rmdir()

@@ -45,7 +45,7 @@ MAX_BYTES = 2**26
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TileEntry:
     """One tile."""
 
     device: int
@@ -60,13 +60,13 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class FolderIndex:
     """What a folder of tiles holds."""
 
     sharding: Sharding
     shape: tuple[int, ...]
     encoding: Encoding
-    entries: tuple[Entry, ...]
+    entries: tuple[TileEntry, ...]
     """A device each, in the order of the mesh."""
 
     def to_json(self) -> str:
@@ -85,7 +85,7 @@ class Index:
         return f'{head},\n "tiles": [\n{tiles}\n ]\n}}\n'
 
 
-def tile_record(entry: Entry) -> dict[str, Any]:
+def tile_record(entry: TileEntry) -> dict[str, Any]:
     """A tile as it stands in the index."""
     return {
         "device": entry.device,
@@ -96,7 +96,7 @@ def tile_record(entry: Entry) -> dict[str, Any]:
     }
 
 
-def read_index(folder: Path) -> Index:
+def read_index(folder: Path) -> FolderIndex:
     """The index of a folder, checked in itself; the tiles are not looked at.
 
     Raises:
@@ -125,7 +125,7 @@ def read_index(folder: Path) -> Index:
         raise ReshardError("bad-file", f"{path} is malformed: {reason}") from None
 
 
-def _checked(record: dict[str, Any]) -> Index:
+def _checked(record: dict[str, Any]) -> FolderIndex:
     """The index that a record gives; ValueError and its kin where it contradicts itself."""
     sharding, shape = parse_sharding(record["sharding"]), checked_shape(record["shape"])
     if parse_mesh(record["mesh"]) != sharding.mesh:
@@ -148,12 +148,12 @@ def _checked(record: dict[str, Any]) -> Index:
         if entry.box != box:
             raise ValueError(f"the box of device {entry.device} is not that of its sharding")
     # Boxes as the sharding gives them: in the text 4.0 equals 4.
-    return Index(
+    return FolderIndex(
         sharding, shape, encoding, tuple(replace(entry, box=box) for entry, box in zip(entries, boxes, strict=True))
     )
 
 
-def _entry(tile: dict[str, Any]) -> Entry:
+def _entry(tile: dict[str, Any]) -> TileEntry:
     device, name, size, crc32 = tile["device"], tile["file"], tile["bytes"], tile["crc32"]
     if type(device) is not int or type(size) is not int or size < 0:
         raise ValueError("device and bytes of a tile must be integers")
@@ -162,10 +162,10 @@ def _entry(tile: dict[str, Any]) -> Entry:
     if not isinstance(crc32, str) or not re.fullmatch(r"[0-9a-f]{8}", crc32):
         raise ValueError(f"the crc32 of device {device} must be 8 hexadecimal digits, got: {crc32!r}")
     box = Box((start, stop) for start, stop in tile["box"])
-    return Entry(device, name, box, size, int(crc32, 16))
+    return TileEntry(device, name, box, size, int(crc32, 16))
 
 
-def tile_files(index: Index, folder: Path) -> dict[int, TileFile]:
+def tile_files(index: FolderIndex, folder: Path) -> dict[int, TileFile]:
     """Where each device's elements lie, every file's size and header checked.
 
     Raises:
@@ -183,8 +183,8 @@ def tile_files(index: Index, folder: Path) -> dict[int, TileFile]:
         if status.st_size != entry.size:
             raise ReshardError("bad-file", f"{path} has {status.st_size} bytes; the index says {entry.size}")
         header = read_header(path)
-        wanted = (index.encoding.stored, entry.box.shape, index.encoding.fortran and len(entry.box) > 1)
-        if (header.descr, header.shape, header.fortran) != wanted:
+        expected = (index.encoding.stored, entry.box.shape, index.encoding.fortran and len(entry.box) > 1)
+        if (header.descr, header.shape, header.fortran) != expected:
             raise ReshardError("bad-file", f"the header of {path} is not what the index says")
         files[entry.device] = TileFile(path, header.offset, index.encoding.stored_box(entry.box))
     return files

@@ -12,8 +12,8 @@ import numpy as np
 from reshard.box import Box
 from reshard.cli.storage import npy, safetensors
 from reshard.cli.storage.encoding import Encoding, encoding_of
-from reshard.cli.storage.files import Reader, TileFile
-from reshard.cli.storage.index import NAME, Entry, Index, read_index, tile_files
+from reshard.cli.storage.files import FileReader, TileFile
+from reshard.cli.storage.index import NAME, FolderIndex, TileEntry, read_index, tile_files
 from reshard.cli.storage.streaming import Advance, TensorFiles
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
@@ -33,7 +33,7 @@ class Input:
     encoding: Encoding
     offset: int = 0
     """Where the first element begins in a file that holds the whole tensor."""
-    index: Index | None = None
+    index: FolderIndex | None = None
     """That of a folder."""
 
     def tensor_files(self, sharding: Sharding) -> TensorFiles:
@@ -67,21 +67,21 @@ class Input:
         Raises:
             ReshardError: `bad-file`.
         """
-        with Reader() as reader:
+        with FileReader() as reader:
             for entry in self.index.entries if self.index else ():
                 _check_sum(reader, self.path / entry.file, entry, advance)
 
 
-def _check_sum(reader: Reader, path: Path, entry: Entry, advance: Advance) -> None:
-    found = 0
+def _check_sum(reader: FileReader, path: Path, entry: TileEntry, advance: Advance) -> None:
+    checksum = 0
     buffer = np.empty(min(entry.size, CHUNK_BYTES), np.uint8).data
     for start in range(0, entry.size, CHUNK_BYTES):
         chunk = buffer[: entry.size - start]
         reader.read_into(path, start, chunk)
-        found = zlib.crc32(chunk, found)
+        checksum = zlib.crc32(chunk, checksum)
         advance(len(chunk))
-    if found != entry.crc32:
-        raise ReshardError("bad-file", f"{path} has the checksum {found:08x}; the index says {entry.crc32:08x}")
+    if checksum != entry.crc32:
+        raise ReshardError("bad-file", f"{path} has the checksum {checksum:08x}; the index says {entry.crc32:08x}")
 
 
 def open_input(path: Path, tensor: str | None, dtype: DType | None, shape: tuple[int, ...] | None) -> Input:
@@ -111,20 +111,20 @@ def open_input(path: Path, tensor: str | None, dtype: DType | None, shape: tuple
         raise ReshardError("bad-argument", f"--tensor names a tensor of a .safetensors file; {path} is none")
     if stat.S_ISDIR(mode):
         index = read_index(path)
-        found = Input(path, index.shape, index.encoding, index=index)
+        source = Input(path, index.shape, index.encoding, index=index)
     elif is_named:
         entry = safetensors.read_entry(path, tensor)
-        found = Input(path, entry.shape, Encoding.of(entry.dtype), entry.offset)
+        source = Input(path, entry.shape, Encoding.of(entry.dtype), entry.offset)
     elif start == npy.MAGIC or path.suffix == ".npy":
         header = npy.read_header(path)
-        found = Input(path, header.shape, encoding_of(header.descr, header.fortran, dtype, path), header.offset)
+        source = Input(path, header.shape, encoding_of(header.descr, header.fortran, dtype, path), header.offset)
     else:
         raise ReshardError("bad-file", f"{path} is no .npy file, no .safetensors file and no folder with an {NAME}")
-    if dtype is not None and found.encoding.dtype != dtype:
-        raise ReshardError("bad-file", f"{path} holds {found.encoding.dtype} values; they were said to be {dtype}")
-    if shape is not None and found.shape != shape:
-        raise ReshardError("bad-file", f"{path} holds a tensor of shape {found.shape}; it was said to be {shape}")
-    return found
+    if dtype is not None and source.encoding.dtype != dtype:
+        raise ReshardError("bad-file", f"{path} holds {source.encoding.dtype} values; they were said to be {dtype}")
+    if shape is not None and source.shape != shape:
+        raise ReshardError("bad-file", f"{path} holds a tensor of shape {source.shape}; it was said to be {shape}")
+    return source
 
 
 def _first_bytes(path: Path) -> bytes:

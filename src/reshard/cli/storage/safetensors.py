@@ -44,7 +44,7 @@ DTYPES = {
 """The format's names of dtypes, with ours."""
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """One tensor of a file."""
 
     dtype: DType
@@ -53,7 +53,7 @@ class Entry(NamedTuple):
     """Where its data begins in the file, in bytes."""
 
 
-def read_entry(path: Path, name: str | None) -> Entry:
+def read_entry(path: Path, name: str | None) -> TensorEntry:
     """One tensor of a file, by its name; the only one where none is given.
 
     Raises:
@@ -75,7 +75,7 @@ def read_entry(path: Path, name: str | None) -> Entry:
     dtype = DTYPES.get(said) if isinstance(said, str) else None
     if dtype is None:
         raise ReshardError("bad-file", f"tensor {name!r} of {path} is of dtype {said!r}, which is not known")
-    entry = Entry(dtype_named(dtype), _shape(path, name, record), data_start + start)
+    entry = TensorEntry(dtype_named(dtype), _shape(path, name, record), data_start + start)
     needed = prod(entry.shape) * entry.dtype.itemsize
     if stop - start != needed:
         raise ReshardError("bad-file", f"tensor {name!r} of {path} has {stop - start} bytes; its shape needs {needed}")
@@ -106,10 +106,10 @@ def _read_json(path: Path) -> tuple[dict[str, Any], int, int]:
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    record = dict(pairs)
+    if len(record) != len(pairs):
         raise ValueError("a name stands twice")
-    return found
+    return record
 
 
 def _span(path: Path, name: str, record: Any) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Moving a tensor from files to files: exchange by exchange, region by region, device by device.
 
-A `Transfer` is one exchange of a plan, or what takes its place where nothing is sent; it ends in a set of files,
+A `TileTransfer` is one exchange of a plan, or what takes its place where nothing is sent; it ends in a set of files,
 and a plan of several is run through files in between.
 `parts` makes the tiles of a transfer from the files of its source, in the order in which they lie in their files.
 `write` appends what it yields; `check` reads what was written and compares it with what `parts` yields anew.
@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.box import Box
-from reshard.cli.storage import regions as regional
+from reshard.cli.storage import pieces_by_region
 from reshard.cli.storage.encoding import Encoding
-from reshard.cli.storage.files import Array, Reader, TileFile, Writer, bytes_of, run_count
+from reshard.cli.storage.files import FileReader, FileWriter, TileFile, bytes_of, run_count
 from reshard.cli.storage.npy import header_bytes
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
@@ -54,7 +54,7 @@ class TensorFiles:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class TileTransfer:
     """The tiles of a target, and what each is made of."""
 
     target: Tiling
@@ -94,31 +94,31 @@ class Written:
     """What the device has taken from others."""
 
 
-def transfers_of(plan: Plan) -> list[Transfer]:
+def transfers_of(plan: Plan) -> list[TileTransfer]:
     """The transfers that run a plan, at least one."""
-    found = [transfer for step in plan.steps for transfer in _of_step(step)]
-    if found:
-        return found
+    transfers = [transfer for step in plan.steps for transfer in _of_step(step)]
+    if transfers:
+        return transfers
     target = Tiling.of(plan.target, plan.shape)
-    return [Transfer(target, lambda device: _own(device, target.box(device)))]
+    return [TileTransfer(target, lambda device: _own(device, target.box(device)))]
 
 
-def _of_step(step: Step) -> list[Transfer]:
+def _of_step(step: Step) -> list[TileTransfer]:
     target = Tiling.of(step.after, step.shape)
     if step.kind == "ToUnreduced":
-        return [Transfer(target, lambda device: _own(device, step.contribution(device)), fill=step.after.reduction)]
-    found = [
-        Transfer(move.exchange.target, move.exchange.incoming, move.reduction, move.classes) for move in step.moves
+        return [TileTransfer(target, lambda device: _own(device, step.contribution(device)), fill=step.after.reduction)]
+    transfers = [
+        TileTransfer(move.exchange.target, move.exchange.incoming, move.reduction, move.classes) for move in step.moves
     ]
     # A scalar may be moved as a vector of one element, but is a scalar in the end.
-    return [*found[:-1], replace(found[-1], target=target)]
+    return [*transfers[:-1], replace(transfers[-1], target=target)]
 
 
 def _own(device: int, box: Box | None) -> list[Piece]:
     return [] if box is None or box.is_empty else [Piece(device, device, box, 0)]
 
 
-def parts(transfer: Transfer, source: TensorFiles, dtype: np.dtype[Any]) -> Iterator[tuple[int, Array, int]]:
+def parts(transfer: TileTransfer, source: TensorFiles, dtype: np.dtype[Any]) -> Iterator[tuple[int, NDArray[Any], int]]:
     """The tiles of a transfer, in parts.
 
     Every device's parts come in the order in which they lie in its file.
@@ -133,7 +133,7 @@ def parts(transfer: Transfer, source: TensorFiles, dtype: np.dtype[Any]) -> Iter
         made of came from others.
     """
     encoding = source.encoding
-    elements = max(1, regional.REGION_BYTES // dtype.itemsize)
+    elements = max(1, pieces_by_region.REGION_BYTES // dtype.itemsize)
 
     def incoming(device: int) -> Iterator[Piece]:
         for piece in transfer.incoming(device):
@@ -142,39 +142,39 @@ def parts(transfer: Transfer, source: TensorFiles, dtype: np.dtype[Any]) -> Iter
     def tile(device: int) -> Box:
         return encoding.stored_box(transfer.target.box(device))
 
-    with Reader() as reader, np.errstate(all="ignore"):
-        for pieces in regional.piece_tables(transfer.devices, tile, incoming):
-            for region in regional.regions(pieces.hull(), elements):
-                sources = _RegionReader(source, region, dtype, reader)
-                wanted = list(pieces.within(region))
-                sources.expect(piece for _, _, found in wanted for piece in found)
-                for device, part, found in wanted:
-                    others = sum(box.size for sender, box in found if sender != device)
-                    yield device, _made(transfer, part, found, sources), others * dtype.itemsize
+    with FileReader() as reader, np.errstate(all="ignore"):
+        for pieces in pieces_by_region.piece_tables(transfer.devices, tile, incoming):
+            for region in pieces_by_region.regions(pieces.hull(), elements):
+                sources = RegionReader(source, region, dtype, reader)
+                receipts = list(pieces.within(region))
+                sources.expect(piece for _, _, arriving in receipts for piece in arriving)
+                for device, part, arriving in receipts:
+                    received = sum(box.size for sender, box in arriving if sender != device)
+                    yield device, _combined(transfer, part, arriving, sources), received * dtype.itemsize
 
 
-def _made(transfer: Transfer, part: Box, pieces: list[tuple[int, Box]], sources: _RegionReader) -> Array:
+def _combined(transfer: TileTransfer, part: Box, pieces: list[tuple[int, Box]], sources: RegionReader) -> NDArray[Any]:
     """A part of a tile, made of its pieces; as `reshard.numpy` makes it."""
     if len(pieces) == 1 and pieces[0][1] == part and transfer.classes == 1:
         return np.ascontiguousarray(sources.read(*pieces[0]))
-    made: Array = np.empty(part.shape, sources.dtype)
+    tile: NDArray[Any] = np.empty(part.shape, sources.dtype)
     if transfer.fill is not None:
-        made[...] = identity(transfer.fill, sources.dtype)
+        tile[...] = identity(transfer.fill, sources.dtype)
     placed = set()
     for sender, box in pieces:
-        here, given = made[box.slices(part)], sources.read(sender, box)
+        view, piece = tile[box.slices(part)], sources.read(sender, box)
         if box in placed and transfer.reduction is not None:
-            COMBINE[transfer.reduction](here, given, out=here)
+            COMBINE[transfer.reduction](view, piece, out=view)
         else:
-            here[...] = given
+            view[...] = piece
             placed.add(box)
     if transfer.reduction == "avg":
-        made /= transfer.classes
-    return made
+        tile /= transfer.classes
+    return tile
 
 
 @dataclass
-class _RegionReader:
+class RegionReader:
     """Reads pieces of one region: by themselves, or as views of all that a file holds of the region.
 
     A file is read in one go where its pieces together would take longer, that is, where they are many or in
@@ -184,12 +184,12 @@ class _RegionReader:
     source: TensorFiles
     region: Box
     dtype: np.dtype[Any]
-    reader: Reader
+    reader: FileReader
     at_once: set[TileFile] = field(default_factory=set)
     """Files of which all that lies in the region is read."""
-    kept: OrderedDict[TileFile, tuple[Box, Array]] = field(default_factory=OrderedDict)
+    cache: OrderedDict[TileFile, tuple[Box, NDArray[Any]]] = field(default_factory=OrderedDict)
     """What has been read so."""
-    kept_bytes: int = 0
+    cached_bytes: int = 0
 
     def expect(self, pieces: Iterable[tuple[int, Box]]) -> None:
         """Choose how to read, knowing all that will be asked for."""
@@ -203,26 +203,26 @@ class _RegionReader:
             if file.box.intersect(self.region).size * self.dtype.itemsize < cost:
                 self.at_once.add(file)
 
-    def read(self, sender: int, box: Box) -> Array:
+    def read(self, sender: int, box: Box) -> NDArray[Any]:
         """A piece, perhaps a view of what is kept."""
         if sender in self.source.blank:
             return np.full(box.shape, identity(self.source.reduction, self.dtype), self.dtype)
         file = self.source.files[sender]
         if file not in self.at_once:
             return self.reader.read_box(file, box, self.dtype)
-        if file not in self.kept:
+        if file not in self.cache:
             whole = file.box.intersect(self.region)
-            self.kept_bytes += whole.size * self.dtype.itemsize
-            while self.kept and self.kept_bytes > CACHE_BYTES:
-                self.kept_bytes -= self.kept.popitem(last=False)[1][1].nbytes
-            self.kept[file] = whole, self.reader.read_box(file, whole, self.dtype)
-        self.kept.move_to_end(file)
-        within, array = self.kept[file]
+            self.cached_bytes += whole.size * self.dtype.itemsize
+            while self.cache and self.cached_bytes > CACHE_BYTES:
+                self.cached_bytes -= self.cache.popitem(last=False)[1][1].nbytes
+            self.cache[file] = whole, self.reader.read_box(file, whole, self.dtype)
+        self.cache.move_to_end(file)
+        within, array = self.cache[file]
         return array[box.slices(within)]
 
 
 def write(
-    transfer: Transfer, source: TensorFiles, dtype: np.dtype[Any], folder: Path, advance: Advance
+    transfer: TileTransfer, source: TensorFiles, dtype: np.dtype[Any], folder: Path, advance: Advance
 ) -> dict[int, Written]:
     """Write the tiles of a transfer into a folder, a file per device.
 
@@ -232,7 +232,7 @@ def write(
     encoding = source.encoding
     digits = len(str(max(transfer.devices)))
     written = {}
-    with Writer() as writer:
+    with FileWriter() as writer:
         for device in transfer.devices:
             box = transfer.target.box(device)
             header = header_bytes(encoding.stored, box.shape, fortran=encoding.fortran)
@@ -250,7 +250,7 @@ def write(
 
 
 def check(
-    transfer: Transfer, source: TensorFiles, dtype: np.dtype[Any], written: Mapping[int, Written], advance: Advance
+    transfer: TileTransfer, source: TensorFiles, dtype: np.dtype[Any], written: Mapping[int, Written], advance: Advance
 ) -> None:
     """Read every file that was written and compare it, with its checksum and with what it was made of.
 
@@ -259,7 +259,7 @@ def check(
     """
     places = {device: len(record.header) for device, record in written.items()}
     sums = {}
-    with Reader() as reader:
+    with FileReader() as reader:
         for device, record in written.items():
             header = _read_back(reader, record.path, 0, len(record.header)).tobytes()
             if header != record.header or record.path.stat().st_size != record.size:
@@ -267,12 +267,12 @@ def check(
             sums[device] = zlib.crc32(header)
         for device, part, _ in parts(transfer, source, dtype):
             record, right = written[device], bytes_of(part)
-            found = _read_back(reader, record.path, places[device], len(right))
-            wrong = np.flatnonzero(found != np.frombuffer(right, np.uint8))
+            written_back = _read_back(reader, record.path, places[device], len(right))
+            wrong = np.flatnonzero(written_back != np.frombuffer(right, np.uint8))
             if len(wrong):
                 place = places[device] + int(wrong[0])
                 raise ReshardError("verify-failed", f"{record.path} differs from its source at byte {place}")
-            sums[device] = zlib.crc32(found.data, sums[device])
+            sums[device] = zlib.crc32(written_back.data, sums[device])
             places[device] += len(right)
             advance(len(right))
     for device, record in written.items():
@@ -280,7 +280,7 @@ def check(
             raise ReshardError("verify-failed", f"{record.path} is not what was written: its checksum differs")
 
 
-def _read_back(reader: Reader, path: Path, offset: int, count: int) -> NDArray[np.uint8]:
+def _read_back(reader: FileReader, path: Path, offset: int, count: int) -> NDArray[np.uint8]:
     data = np.empty(count, np.uint8)
     try:
         reader.read_into(path, offset, data.data)

@@ -12,6 +12,7 @@ to zero before it is summed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -75,11 +76,11 @@ def _of_dtype(reshard: Plan, dtype: Any, plan: EinsumPlan) -> Plan:
     return make_plan(reshard.source, reshard.target, reshard.shape, kind, network=plan.network)
 
 
-def _without_ring(reshard: Plan, *, is_operand: bool) -> Plan:
+def _without_ring(plan: Plan, *, is_operand: bool) -> Plan:
     """What is left of an operand's plan before its last step, of the result's after its first."""
     if is_operand:
-        return Plan(reshard.source, reshard.steps[-1].before, reshard.shape, reshard.dtype, reshard.steps[:-1])
-    return Plan(reshard.steps[0].after, reshard.target, reshard.shape, reshard.dtype, reshard.steps[1:])
+        return Plan(replace(plan.reshard, target=plan.steps[-1].before), plan.steps[:-1])
+    return Plan(replace(plan.reshard, source=plan.steps[0].after), plan.steps[1:])
 
 
 class _Product:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshard.plans import bytes_text
+from reshard.tables import Block, Table
 from reshard.xla.report.figures import COUNTED, PREDICTED, WARNED, ReportedReshard, Unrecognised
 
 if TYPE_CHECKING:
@@ -48,17 +49,22 @@ def table(report: Report) -> str:
     return "\n\n".join(_drawn(section) for section in sections(report)) or "nothing was given to be inspected"
 
 
+def blocks(report: Report) -> list[Block]:
+    """All sections for a terminal: a title and a table or lines for each."""
+    result: list[Block] = []
+    for section in sections(report):
+        result += [(section.title, "bold"), ""]
+        if section.rows:
+            result += [Table([section.head, *section.rows[:MOST_ROWS]], FIGURES), ""]
+        result += [*_further(section.rows), *(f"  {line}" for line in section.lines)]
+        result += [""] if section.lines else []
+    return result
+
+
 def _drawn(section: Section) -> str:
     lines = [section.title]
     rows = [section.head, *section.rows[:MOST_ROWS]] if section.rows else []
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
-    right = [title in FIGURES for title in section.head]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if side else cell.ljust(width)
-            for cell, width, side in zip(row, widths, right, strict=True)
-        ]
-        lines.append(("  " + "  ".join(cells)).rstrip())
+    lines += [f"  {line}".rstrip() for line in Table(rows, FIGURES).lines()]
     lines += [f"  {line}".rstrip() for line in [*_further(section.rows), *section.lines]]
     return "\n".join(lines).rstrip()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from reshard.box import Box
@@ -12,7 +13,7 @@ from reshard.cli.arguments import Commands, add_command, add_meshes, add_shape, 
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import Exchange, Piece
-from reshard.planner import BASES
+from reshard.planner import BASES, alternatives
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan, bytes_text
 from reshard.steps import Step
@@ -51,19 +52,22 @@ def run(args: argparse.Namespace) -> None:
     """Plan and print."""
     shape = shape_of(args.shape)
     source, target = parse_pair(args.source, args.target, mesh_of(args.mesh), mesh_of(args.target_mesh), len(shape))
-    plan = make_plan(
+    replan = partial(
+        make_plan,
         source,  # type: ignore[arg-type]  # a text was given
         target,
         shape,
         dtype_named(args.dtype),
         network=args.network,
-        basis=args.basis,
         memory_limit=args.memory_limit,
     )
+    plan = replan(basis=args.basis)
     if args.trace:
         output.write_file(args.trace, plan.to_trace())
     if args.mlir:
-        output.write(plan.to_mlir(args.mlir, exchange="collectives"))
+        if any(step.kind == "Exchange" for step in plan.steps):  # which MLIR does not have
+            plan = replan(basis="collectives")
+        output.write(plan.to_mlir(args.mlir))
         return
     traffic = None if args.device is None else device_traffic(plan, args.device)
     if args.json:
@@ -73,9 +77,9 @@ def run(args: argparse.Namespace) -> None:
             output.write_json(plan.as_dict() | {"device": traffic})
         return
     output.write_plan(plan)
-    for number, other in enumerate(plan.alternatives if args.alternatives else (), 1):
+    for number, way in enumerate(alternatives(plan) if args.alternatives else (), 1):
         output.write(f"\nalternative {number}")
-        output.write_plan(other)
+        output.write_plan(way)
     if args.explain_xla:
         branch = explain(plan.source, plan.target, shape)
         output.write(f"\nXLA: {branch.branch.name}, by {', '.join(branch.collectives) or 'nothing'}: {branch.why}")
@@ -114,10 +118,10 @@ def _pieces(exchange: Exchange, device: int, itemsize: int) -> dict[str, Any]:
     if device not in exchange.source.mesh and device not in exchange.target.mesh:
         return {"keeps": [], "receives": [], "sends": []}
 
-    def records(pieces: Iterable[Piece], name: str, other: str) -> list[dict[str, Any]]:
+    def records(pieces: Iterable[Piece], verb: str, peer: str) -> list[dict[str, Any]]:
         return [
             {
-                name: getattr(piece, other),
+                verb: getattr(piece, peer),
                 "box": _listed(piece.box),
                 "bytes": piece.box.size * itemsize,
                 "round": piece.round,
@@ -149,9 +153,10 @@ def traffic_text(traffic: dict[str, Any]) -> str:
             what = f": what arrives for one box is combined by {exchange['reduction']}" if exchange["reduction"] else ""
             lines.append(f"step {number} {step['kind']}{part}{what}")
             lines += [f"  keeps {_box_text(box)}" for box in exchange["keeps"]]
-            for verb, other in (("receives", "from"), ("sends", "to")):
+            for verb, preposition in (("receives", "from"), ("sends", "to")):
                 lines += [
-                    f"  {verb} {_box_text(piece['box'])} {other} device {piece[other]}, {bytes_text(piece['bytes'])}"
+                    f"  {verb} {_box_text(piece['box'])} {preposition} device {piece[preposition]}, "
+                    f"{bytes_text(piece['bytes'])}"
                     for piece in exchange[verb]
                 ]
         if not step["exchanges"]:

@@ -32,11 +32,11 @@ def add_to(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> None:
     """Read and print."""
     # The readers of XLA's texts take a fifth of the time in which any other command starts, and none needs them.
-    from reshard.view.findings import report_group  # noqa: PLC0415
     from reshard.xla.report import inspect_paths  # noqa: PLC0415
+    from reshard.xla.report.sections import blocks  # noqa: PLC0415
 
     report = inspect_paths(args.paths or ["-"], mesh=mesh_of(args.mesh))
     if args.json:
         output.write(report.to_json())
     else:
-        output.write_drawn(report, report_group)
+        output.write_shown(report, blocks(report))

@@ -23,14 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.box import Box
+from reshard.digits import Positions
 from reshard.exchange import Piece
 
 REGION_BYTES = 2**24
 """Bytes of a region at the most."""
 PIECES_AT_ONCE = 2**17
 """Pieces that are held in memory at the most, beside those of one device."""
-
-Rows = NDArray[np.int64]
 
 
 def regions(box: Box, elements: int) -> Iterator[Box]:
@@ -41,8 +40,8 @@ def regions(box: Box, elements: int) -> Iterator[Box]:
     inner = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
     split = next((dim for dim, size in enumerate(inner) if size <= elements), len(shape) - 1)
     start, stop = box[split]
-    parts = -(-(stop - start) // max(1, elements // inner[split]))
-    step = -(-(stop - start) // parts)
+    intervals = -(-(stop - start) // max(1, elements // inner[split]))
+    step = -(-(stop - start) // intervals)
     along = [(low, min(low + step, stop)) for low in range(start, stop, step)]
     outer = [range(low, high) for low, high in box[:split]]
     for leading in product(*outer):
@@ -58,9 +57,9 @@ class Pieces:
     """
 
     devices: tuple[int, ...]
-    boxes: Rows
+    boxes: Positions
     """Per device, the starts and then the stops of its tile."""
-    rows: Rows
+    rows: Positions
 
     @property
     def ndim(self) -> int:
@@ -80,12 +79,12 @@ class Pieces:
         """Per device whose tile has a part in a region: the device, the part, and the pieces of it with senders."""
         low, high = np.array(list(region), dtype=np.int64).T
         tiles = _clipped(self.boxes, low, high)
-        found = self.rows[_meeting(self.rows[:, 2:], low, high)]
-        clipped = _clipped(found[:, 2:], low, high)
-        ends = np.searchsorted(found[:, 1], np.arange(len(self.devices) + 1))
+        rows = self.rows[_meeting(self.rows[:, 2:], low, high)]
+        clipped = _clipped(rows[:, 2:], low, high)
+        ends = np.searchsorted(rows[:, 1], np.arange(len(self.devices) + 1))
         for number in np.flatnonzero(_meeting(self.boxes, low, high)).tolist():
             begin, end = int(ends[number]), int(ends[number + 1])
-            senders = found[begin:end, 0].tolist()
+            senders = rows[begin:end, 0].tolist()
             boxes = [_box(row) for row in clipped[begin:end].tolist()]
             yield self.devices[number], _box(tiles[number].tolist()), list(zip(senders, boxes, strict=True))
 
@@ -101,8 +100,8 @@ def piece_tables(
         incoming: its pieces, boxes of as many dims.
     """
     names: list[int] = []
-    boxes: list[Rows] = []
-    tables: list[Rows] = []
+    boxes: list[Positions] = []
+    tables: list[Positions] = []
     count = 0
     for device in devices:
         box = np.array(list(tile(device)), dtype=np.int64)
@@ -121,7 +120,7 @@ def piece_tables(
         yield Pieces(tuple(names), np.stack(boxes), np.concatenate(tables))
 
 
-def _meeting(boxes: Rows, low: Rows, high: Rows) -> NDArray[np.bool_]:
+def _meeting(boxes: Positions, low: Positions, high: Positions) -> NDArray[np.bool_]:
     """Which boxes share an element with the one from `low` to `high`."""
     ndim = len(low)
     start, stop = np.maximum(boxes[:, :ndim], low), np.minimum(boxes[:, ndim:], high)
@@ -129,7 +128,7 @@ def _meeting(boxes: Rows, low: Rows, high: Rows) -> NDArray[np.bool_]:
     return meets
 
 
-def _clipped(boxes: Rows, low: Rows, high: Rows) -> Rows:
+def _clipped(boxes: Positions, low: Positions, high: Positions) -> Positions:
     ndim = len(low)
     return np.concatenate([np.maximum(boxes[:, :ndim], low), np.minimum(boxes[:, ndim:], high)], axis=1)
 

@@ -6,10 +6,9 @@ Of many devices only the busiest are shown.
 Times are microseconds from the start of the first step.
 
 >>> from reshard.mesh import Mesh
->>> from reshard.sharding import Sharding
->>> from reshard.steps import step_between
+>>> from reshard.sharding import Reshard, Sharding
 >>> mesh = Mesh.of(x=2)
->>> step = step_between(Sharding.of(mesh, "x"), Sharding.of(mesh, None), (8,), "f32")
+>>> step = Step(Reshard.of(Sharding.of(mesh, "x"), Sharding.of(mesh, None), (8,)))
 >>> events = json.loads(chrome_trace([step], [0.002], mesh.devices))["traceEvents"]
 >>> [(event["tid"], event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
 [(0, '1 AllGather', 0.0, 2000.0), (1, '1 AllGather', 0.0, 2000.0), (2, '1 AllGather', 0.0, 2000.0)]

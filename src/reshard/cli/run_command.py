@@ -15,6 +15,7 @@ from reshard.mesh import Mesh
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan, bytes_text
 from reshard.sharding import Sharding
+from reshard.tables import Table, plain
 
 EXAMPLES = """\
 examples:
@@ -53,12 +54,12 @@ def run(args: argparse.Namespace) -> None:
     dtype = None if args.dtype is None else dtype_named(args.dtype)
     shape = None if args.shape is None else shape_of(args.shape)
     check_absent(args.out)
-    found = open_input(args.input, args.tensor, dtype, shape)
-    source, target = _ends(args, found)
-    plan = make_plan(source, target, found.shape, found.encoding.dtype)
+    tensor = open_input(args.input, args.tensor, dtype, shape)
+    source, target = _ends(args, tensor)
+    plan = make_plan(source, target, tensor.shape, tensor.encoding.dtype)
     if plan.target.mesh.is_empty:
         raise ReshardError("bad-argument", "the mesh <[]> has no devices to write for; --mesh must name some")
-    outcome = reshard_files(plan, found, args.out, progress.for_terminal())
+    outcome = reshard_files(plan, tensor, args.out, progress.for_terminal())
     if args.json:
         output.write_json(outcome_record(plan, outcome, args.out))
     else:
@@ -66,12 +67,12 @@ def run(args: argparse.Namespace) -> None:
         output.write("\n" + outcome_text(outcome, args.out))
 
 
-def _ends(args: argparse.Namespace, found: Input) -> tuple[Sharding, Sharding]:
+def _ends(args: argparse.Namespace, tensor: Input) -> tuple[Sharding, Sharding]:
     """Source and target."""
-    mesh, target_mesh, ndim = mesh_of(args.mesh), mesh_of(args.target_mesh), len(found.shape)
-    if found.index is not None:
-        held = found.index.sharding
-        _check_agreement(args, found, mesh, held)
+    mesh, target_mesh, ndim = mesh_of(args.mesh), mesh_of(args.target_mesh), len(tensor.shape)
+    if tensor.index is not None:
+        held = tensor.index.sharding
+        _check_agreement(args, tensor, mesh, held)
         _, target = parse_pair(None, args.target, held.mesh, target_mesh, ndim)
         return held, target
     source, target = parse_pair(args.source, args.target, mesh, target_mesh, ndim)
@@ -85,17 +86,17 @@ def _everywhere(mesh: Mesh, ndim: int) -> Sharding:
     return Sharding.of(mesh) if mesh.is_maximal else Sharding.of(mesh, *[None] * ndim)
 
 
-def _check_agreement(args: argparse.Namespace, found: Input, mesh: Mesh | None, held: Sharding) -> None:
+def _check_agreement(args: argparse.Namespace, tensor: Input, mesh: Mesh | None, held: Sharding) -> None:
     """Refuse a mesh or a source that is not that of the folder."""
     if mesh is not None and mesh != held.mesh:
         raise ReshardError(
             "different-meshes",
-            f"{found.path} lies on mesh {held.mesh}, not on {mesh}; the target's is --target-mesh",
+            f"{tensor.path} lies on mesh {held.mesh}, not on {mesh}; the target's is --target-mesh",
         )
     if args.source is not None:
-        _, said = parse_pair(None, args.source, held.mesh, None, len(found.shape))
-        if not said.is_equivalent_to(held, found.shape):
-            raise ReshardError("bad-argument", f"{found.path} lies in the sharding {held}, not in {said}")
+        _, said = parse_pair(None, args.source, held.mesh, None, len(tensor.shape))
+        if not said.is_equivalent_to(held, tensor.shape):
+            raise ReshardError("bad-argument", f"{tensor.path} lies in the sharding {held}, not in {said}")
 
 
 def outcome_record(plan: Plan, outcome: Outcome, out: Path) -> dict[str, object]:
@@ -127,10 +128,7 @@ def outcome_text(outcome: Outcome, out: Path) -> str:
         )
         for entry in entries
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    sides = (str.rjust, str.ljust, str.ljust, str.rjust, str.rjust)
-    padded = [[side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)] for row in rows]
-    lines = ["  ".join(cells).rstrip() for cells in padded]
     total, received = sum(entry.size for entry in entries), sum(received_bytes.values())
     files = f"{len(entries)} file{'s' if len(entries) != 1 else ''} of {bytes_text(total)} in {out}"
-    return "\n".join([*lines, "", f"{files}; received {bytes_text(received)} in all; verified"])
+    verdict = f"{files}; received {bytes_text(received)} in all; verified"
+    return plain([Table(rows, {"device", "bytes", "received"}), "", verdict])

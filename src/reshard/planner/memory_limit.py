@@ -1,13 +1,12 @@
 """A limit on the bytes that a device needs at once: kept by sending pieces in chunks, or refused.
 
->>> from reshard.dtypes import dtype_named
 >>> from reshard.mesh import Mesh
->>> from reshard.sharding import Sharding
->>> from reshard.steps import step_between
+>>> from reshard.plans import Options
+>>> from reshard.sharding import Reshard, Sharding
 >>> mesh = Mesh.of(x=2)
->>> ends = Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "x")
->>> plan = Plan(*ends, (8, 8), dtype_named("f32"), (step_between(*ends, (8, 8), "f32"),))
->>> plan.peak_bytes, least_peak_bytes(plan), within_limit(plan, 300).steps[0].chunks
+>>> reshard = Reshard.of(Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "x"), (8, 8))
+>>> plan = Plan(reshard, (Step(reshard),), Options(memory_limit=300))
+>>> plan.peak_bytes, least_peak_bytes(plan), within_limit(plan).steps[0].chunks
 (320, 272, 2)
 """
 
@@ -21,9 +20,10 @@ from reshard.plans import Plan
 from reshard.steps import Step
 
 
-def within_limit(plan: Plan, limit: int) -> Plan | None:
-    """The plan with as many chunks as the limit asks for; None where no number of chunks is enough."""
-    if plan.peak_bytes <= limit:
+def within_limit(plan: Plan) -> Plan | None:
+    """The plan with as many chunks as its memory limit asks for; None where no number of chunks is enough."""
+    limit = plan.options.memory_limit
+    if limit is None or plan.peak_bytes <= limit:
         return plan
     if least_peak_bytes(plan) > limit:
         return None
@@ -32,15 +32,16 @@ def within_limit(plan: Plan, limit: int) -> Plan | None:
         counts = range(step.chunks, step.most_chunks + 1)
         chunks = counts[bisect_left(counts, -(limit - beside), key=lambda count: -step.peak_bytes_in(count))]
         before = steps[-1].after if steps else plan.source
-        steps.append(step if chunks == step.chunks else replace(step, chunks=chunks, before=before))
+        reshard = replace(step.reshard, source=before)
+        steps.append(step if chunks == step.chunks else replace(step, reshard=reshard, chunks=chunks))
     return replace(plan, steps=tuple(steps))
 
 
 def least_peak_bytes(plan: Plan) -> int:
     """The bytes that a device needs at most with as many chunks as there can be: the smallest limit that will do."""
     needs = [step.peak_bytes_in(max(step.most_chunks, step.chunks)) for step in plan.steps]
-    ends = [prod(end.local_shape(plan.shape)) * plan.dtype.itemsize for end in (plan.source,)]
-    return max([*ends, *(need + beside for need, beside in zip(needs, _beside(plan), strict=True))])
+    source = prod(plan.source.local_shape(plan.shape)) * plan.dtype.itemsize
+    return max([source, *(need + beside for need, beside in zip(needs, _beside(plan), strict=True))])
 
 
 def _beside(plan: Plan) -> list[int]:

@@ -1,0 +1,87 @@
+"""A plan whose legs are planned anew: what is cheapest whole need not be cheapest in parts.
+
+Where messages wait, the candidates between two ends do not hold those between an end and a point on the way:
+two steps may be one exchange, and an exchange a chain of collectives.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
+
+from reshard.chains import shortest_chain
+from reshard.collectives.fewest_bytes import fewest_bytes_chain
+from reshard.errors import ReshardError
+from reshard.network import Network
+from reshard.planner.candidates import candidates, level_strides
+from reshard.planner.policy import best_first, shrinks_first
+from reshard.plans import Options, Plan
+from reshard.sharding import Reshard, Sharding
+
+SETTLED = ("Slice", "AllGather", "AllToAll")
+"""Steps that no other chain takes the place of."""
+CACHED = 1024
+"""How many legs are kept."""
+
+
+def with_better_legs(plan: Plan) -> Plan:
+    """The plan, with every leg from or to an end for which a cheaper way is known put right, until none is left.
+
+    It stays as it is without latencies, or where its tiles would grow or its memory limit not be kept.
+    """
+    network, limit = plan.options.network, plan.options.memory_limit
+    if plan.options.basis != "any" or network is None or not any(level.latency_s for level in network.levels):
+        return plan
+    better = plan
+    legs: dict[tuple[Sharding, Sharding], Plan] = {}
+    while (improved := _with_one_better_leg(better, network, legs)) is not None:
+        better = improved
+    return better if (shrinks_first(better) if limit is None else better.peak_bytes <= limit) else plan
+
+
+def _with_one_better_leg(plan: Plan, network: Network, legs: dict[tuple[Sharding, Sharding], Plan]) -> Plan | None:
+    """The plan with the first leg replaced for which a cheaper one is known; None where there is none."""
+    for start, stop in _legs(len(plan.steps)):
+        steps = plan.steps[start:stop]
+        if len(steps) == 1 and steps[0].kind in SETTLED:
+            continue
+        ends = steps[0].before, steps[-1].after
+        if ends not in legs:
+            reshard = replace(plan.reshard, source=ends[0], target=ends[1])
+            legs[ends] = (_best_step if len(steps) == 1 else _best_candidate)(reshard, network)
+        if (legs[ends].seconds or 0.0) < sum((plan.step_seconds or ())[start:stop]) * (1 - 1e-9):
+            return replace(plan, steps=(*plan.steps[:start], *legs[ends].steps, *plan.steps[stop:]))
+    return None
+
+
+def _legs(count: int) -> list[tuple[int, int]]:
+    """Every part of a chain from its start or to its end, the whole left out.
+
+    >>> _legs(3)
+    [(0, 1), (1, 3), (0, 2), (2, 3)]
+    """
+    return [leg for place in range(1, count) for leg in ((0, place), (place, count))]
+
+
+@lru_cache(CACHED)
+def _best_step(reshard: Reshard, network: Network) -> Plan:
+    """The best way between points that one step joins: that step, near replicas sending or not, or collectives."""
+    chains = [shortest_chain(reshard, near) for near in (0, *level_strides(network))]
+    with suppress(ReshardError):
+        chains.append(fewest_bytes_chain(reshard)[0])
+    plans = [Plan(reshard, chain, Options(network)) for chain in chains]
+    return best_first(list(filter(shrinks_first, plans)))[0]
+
+
+@lru_cache(CACHED)
+def _best_candidate(reshard: Reshard, network: Network) -> Plan:
+    """The best of the candidates, its legs as they are."""
+    plans = [Plan(reshard, steps, Options(network)) for steps in dict.fromkeys(candidates(reshard, network))]
+    return best_first(list(filter(shrinks_first, plans)))[0]
+
+
+def cache_clear() -> None:
+    """Forget the legs."""
+    _best_step.cache_clear()
+    _best_candidate.cache_clear()

@@ -1,0 +1,172 @@
+"""Choose a plan among candidates, and say what else would do.
+
+Both are questions to the planner: a plan is a value that holds what was asked (`Plan.reshard`, `Plan.options`), so
+whoever has an equal one, pickled, copied or read from JSON, gets the same answers.
+
+>>> from reshard.mesh import Mesh
+>>> mesh = Mesh.of(x=2, y=4)
+>>> chosen = plan(Sharding.of(mesh, "y", None), Sharding.of(mesh, "x", "y"), (8, 8))
+>>> [[step.kind for step in way.steps] for way in (chosen, *alternatives(chosen))]
+[['Exchange'], ['Slice', 'Permute', 'AllToAll'], ['AllGather', 'Slice']]
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+from reshard.chains import Chain
+from reshard.collectives.fewest_bytes import cache_clear as forget_searches
+from reshard.collectives.fewest_bytes import fewest_bytes_chain
+from reshard.collectives.one_axis import one_axis_chain
+from reshard.errors import ReshardError
+from reshard.network import Network
+from reshard.planner import better_legs
+from reshard.planner.candidates import all_gathered, candidates
+from reshard.planner.memory_limit import least_peak_bytes, within_limit
+from reshard.planner.policy import best_first, shrinks_first
+from reshard.plans import Options, Plan
+from reshard.sharding import Reshard, Sharding
+
+LOGGER = logging.getLogger("reshard")
+CACHED_PLANS = 1024
+"""Plans that are kept; the one that was used longest ago makes room."""
+
+
+def plan(
+    source: Sharding,
+    target: Sharding,
+    shape: Sequence[int],
+    dtype: Any = "float32",
+    *,
+    network: Network | str | None = None,
+    basis: str = "any",
+    memory_limit: int | None = None,
+) -> Plan:
+    """The plan that takes a tensor from one sharding to another.
+
+    Without a network each device receives the bytes that it lacks and no others; of all such plans this is the
+    one with the fewest steps, then the fewest rounds.
+    With a network it is the one that takes the least time there, of those known in which no tile on the way is
+    larger than the larger of the two ends; where it moves more than the bound it says so and why.
+    Where an end lies on the empty mesh, it is taken as replicated on the mesh of the other.
+    Plans are cached by all arguments; the cache is bounded and may be used by many threads.
+
+    Args:
+        source: where the tensor is.
+        target: where it is wanted, on the same mesh or any other.
+        shape: the sizes of the whole tensor.
+        dtype: its element type, by either name or as NumPy's.
+        network: what the devices are connected by, or the name of a preset.
+        basis: which steps the plan may have: one of `BASES`.
+        memory_limit: bytes that a device may hold at once; pieces then go in chunks where that is needed, and
+            a tile on the way may be larger than both ends where the limit has room for it.
+
+    Raises:
+        ReshardError: `rank-mismatch`, `bad-shape`, `too-large`, `unknown-dtype`, `reduction-dtype`, `bad-network`,
+            `bad-argument`; `no-plan` where parts would become partial under avg, where the basis has no way, or
+            where no plan keeps the limit: the sentence names the smallest that would do.
+
+    >>> from reshard.mesh import Mesh
+    >>> mesh = Mesh.of(x=2, y=4)
+    >>> [step.kind for step in plan(Sharding.of(mesh, "x", "y"), Sharding.of(mesh, "x", None), (8, 8)).steps]
+    ['AllGather']
+    """
+    options = Options(Network.named(network, "the network of a plan"), basis, memory_limit)
+    return _planned(Reshard.of(source, target, shape, dtype), options)
+
+
+@lru_cache(CACHED_PLANS)
+def _planned(reshard: Reshard, options: Options) -> Plan:
+    if options.basis == "any":
+        plans = [Plan(reshard, steps, options) for steps in dict.fromkeys(candidates(reshard, options.network))]
+        if options.memory_limit is None:
+            plans = list(filter(shrinks_first, plans))
+        else:
+            with suppress(ReshardError):
+                plans.append(Plan(reshard, all_gathered(reshard), options))
+    else:
+        plans = [_in_basis(reshard, options)]
+    best = best_first(_within(plans))[0]
+    best = better_legs.with_better_legs(best)
+    LOGGER.debug("%s: %s", reshard, ", ".join(step.kind for step in best.steps) or "nothing to do")
+    return best
+
+
+def _in_basis(reshard: Reshard, options: Options) -> Plan:
+    """The one plan of a basis; its reason says where the search ended before it was proved the cheapest.
+
+    Raises:
+        ReshardError: `no-plan` where the search finds no chain whose steps all are what the basis has.
+    """
+    try:
+        if options.basis == "collectives":
+            steps, is_proved = fewest_bytes_chain(reshard)
+            reason = "" if is_proved else "not proved to be the cheapest: the search was cut short"
+            return Plan(reshard, steps, options, reason)
+        order = "document" if options.basis == "one-axis-document" else "cheapest"
+        return Plan(reshard, one_axis_chain(reshard, order=order), options)
+    except ReshardError as error:
+        if error.code in ("no-plan", "too-large", "reduction-dtype"):
+            raise
+        raise ReshardError(
+            "no-plan", f"no chain in the basis {options.basis} is known for {reshard}: {error}"
+        ) from error
+
+
+def _within(plans: list[Plan]) -> list[Plan]:
+    """The plans that keep their memory limit, in as many chunks as it takes.
+
+    Raises:
+        ReshardError: `no-plan`, with the smallest limit that would do.
+    """
+    fitting = [fitted for plan in plans if (fitted := within_limit(plan)) is not None]
+    if not fitting:
+        least = min(map(least_peak_bytes, plans))
+        raise ReshardError(
+            "no-plan",
+            f"{plans[0].reshard} needs {least} bytes on a device at the least; "
+            f"memory_limit is {plans[0].options.memory_limit}",
+        )
+    return fitting
+
+
+@lru_cache(CACHED_PLANS)
+def alternatives(plan: Plan) -> tuple[Plan, ...]:
+    """What else would do: every candidate, the collectives, and a gather of everything; each distinct, best first.
+
+    Those whose tiles grow on the way are among them; those beyond the memory limit of the plan are not.
+    """
+    plans: list[Plan] = []
+    for steps in _all_ways(plan.reshard, plan.options.network):
+        with suppress(ReshardError):  # pieces too many to be priced
+            way = within_limit(Plan(plan.reshard, steps, plan.options))
+            plans += [] if way is None else [way]
+    distinct = {_outline(plan): plan}
+    for way in best_first(plans):
+        distinct.setdefault(_outline(way), way)
+    return tuple(distinct.values())[1:]
+
+
+def _all_ways(reshard: Reshard, network: Network | None) -> Iterator[Chain]:
+    with suppress(ReshardError):  # a way that does not exist for these ends is no alternative
+        yield from candidates(reshard, network)
+    with suppress(ReshardError):
+        yield fewest_bytes_chain(reshard)[0]
+    with suppress(ReshardError):
+        yield all_gathered(reshard)
+
+
+def _outline(plan: Plan) -> tuple[tuple[str, Sharding], ...]:
+    return tuple((step.kind, step.after) for step in plan.steps)
+
+
+def cache_clear() -> None:
+    """Forget the cached plans."""
+    _planned.cache_clear()
+    alternatives.cache_clear()
+    better_legs.cache_clear()
+    forget_searches()

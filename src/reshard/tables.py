@@ -1,0 +1,95 @@
+"""Tables, and lines beside them: as plain text, and as a terminal shows them.
+
+Whoever has something to show says it once, as blocks: lines, lines in a style, tables.
+`plain` sets the columns of a table under one another; `drawn` does it with rules, folding and colours, by a library
+that loads with the first one.
+
+>>> blocks = [("two devices", "bold"), Table([("device", "bytes"), ("first", "8"), ("second", "1024")], {"bytes"})]
+>>> print(plain(blocks))
+two devices
+device  bytes
+first       8
+second   1024
+>>> print(drawn(blocks, width=40))
+two devices
+device   bytes
+──────────────
+first        8
+second    1024
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+
+class Table(NamedTuple):
+    """Rows of cells, of which the first is the titles."""
+
+    rows: Sequence[Sequence[str]]
+    figures: Container[str] = ()
+    """The titles of the columns that hold figures, which stand to the right."""
+
+    def lines(self) -> list[str]:
+        """The rows as plain text, columns two blanks apart."""
+        columns = []
+        for column in zip(*self.rows, strict=True):
+            width = max(map(len, column))
+            columns.append([cell.rjust(width) if column[0] in self.figures else cell.ljust(width) for cell in column])
+        return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+
+
+Block = str | tuple[str, str] | Table
+"""A line, a line and its style, or a table."""
+
+
+def plain(blocks: Iterable[Block]) -> str:
+    """The blocks as plain text, without styles."""
+    lines: list[str] = []
+    for block in blocks:
+        lines += block.lines() if isinstance(block, Table) else [block if isinstance(block, str) else block[0]]
+    return "\n".join(lines)
+
+
+def group(blocks: Iterable[Block]) -> Group:
+    """The blocks as a terminal shows them."""
+    from rich import box  # noqa: PLC0415  # loads with the first table, not with the package
+    from rich.console import Group  # noqa: PLC0415
+    from rich.table import Table as RichTable  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    items: list[Text | RichTable] = []
+    for block in blocks:
+        if not isinstance(block, Table):
+            items.append(Text(block) if isinstance(block, str) else Text(*block))
+            continue
+        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        titles, *rows = block.rows
+        for title in titles:
+            right = title in block.figures
+            table.add_column(title, justify="right" if right else "left", no_wrap=right, overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))  # as Text, for brackets are no markup here
+        items.append(table)
+    return Group(*items)
+
+
+def drawn(blocks: Iterable[Block], *, width: int | None = None) -> str:
+    """What a terminal of so many columns shows, without colours."""
+    from rich.console import Console  # noqa: PLC0415  # loads with the first table, not with the package
+
+    console = Console(width=width, color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(group(blocks))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def show(blocks: Iterable[Block]) -> None:
+    """Print the blocks on the terminal."""
+    from rich.console import Console  # noqa: PLC0415  # loads with the first table, not with the package
+
+    Console().print(group(blocks))
