@@ -36,7 +36,7 @@ from reshard.contraction.rows import NO_DIM, UNREDUCED, Rows, Table
 from reshard.contraction.tasks import Task
 from reshard.digits import Digit, Digits
 from reshard.network import Network
-from reshard.network.inflow import Group, groups_of
+from reshard.network.inflow import DeviceGroup, groups_of
 from reshard.sharding import Sharding
 
 Amounts = NDArray[np.float64]
@@ -147,7 +147,7 @@ class Bounds:
             bound, total = np.maximum(bound, taken), total + taken
         return bound * self._trips, total * self._trips + self.moved
 
-    def _agreeing(self, group: Group) -> _Cut | None:
+    def _agreeing(self, group: DeviceGroup) -> _Cut | None:
         """The pieces that tell groups of a kind apart; None where one lies on both sides."""
         inside = []
         for piece in self.table.pieces:

@@ -79,16 +79,13 @@ def combine_then_gather(source: Tiling, target: Tiling, near: int = 0) -> tuple[
     """
     if target.layout.copies() == 1 or source.classes == target.classes:
         return (find_exchange(source, target, near),)
-    if not target.shape:
-        source, target = (replace(tiling, shape=(1,), layout=_lifted(tiling.layout)) for tiling in (source, target))
+    if not target.shape:  # a scalar is a vector of one element
+        source, target = (
+            replace(tiling, shape=(1,), layout=replace(tiling.layout, dims=((),))) for tiling in (source, target)
+        )
     choices = [(find_exchange(source, home, near), home) for home in _homes(source, target)]
     combine, home = min(choices, key=lambda choice: (choice[0].received, choice[0].total_received))
     return combine, find_exchange(home, target, near)
-
-
-def _lifted(layout: Layout) -> Layout:
-    """The layout of a scalar, seen as a vector of one element."""
-    return replace(layout, dims=((),))
 
 
 def _homes(source: Tiling, target: Tiling) -> Iterator[Tiling]:
@@ -119,9 +116,8 @@ def _homes(source: Tiling, target: Tiling) -> Iterator[Tiling]:
 
 
 def _cut(layout: Layout, dim: int, digit: Digit) -> Layout:
-    dims = list(layout.dims)
-    dims[dim] = (*dims[dim], Digits((digit,)))
-    return replace(layout, dims=tuple(dims))
+    before, stages, after = layout.dims[:dim], layout.dims[dim], layout.dims[dim + 1 :]
+    return replace(layout, dims=(*before, (*stages, Digits((digit,))), *after))
 
 
 def _roomiest(layout: Layout, shape: Sequence[int], digit: Digit) -> int:

@@ -42,7 +42,7 @@ def schedule(pieces: Iterable[Piece], *, one_shape: bool = False) -> list[list[P
     return [pieces for group in ordered for pieces in _coloured(group)]
 
 
-class _Side(NamedTuple):
+class _Node(NamedTuple):
     """A device as a sender or as a receiver: a node of the graph."""
 
     device: int
@@ -50,42 +50,42 @@ class _Side(NamedTuple):
 
 
 def _coloured(pieces: list[Piece]) -> list[list[Piece]]:
-    at: dict[_Side, dict[int, Piece]] = {}
+    at: dict[_Node, dict[int, Piece]] = {}
     for piece in pieces:
-        sender, receiver = (at.setdefault(side, {}) for side in _sides(piece))
+        sender, receiver = (at.setdefault(node, {}) for node in _nodes(piece))
         first = next(c for c in count() if c not in sender)
         second = next(c for c in count() if c not in receiver)
         if first != second:
-            _swap(_Side(piece.receiver, True), first, second, at)
+            _swap(_Node(piece.receiver, True), first, second, at)
         sender[first] = receiver[first] = piece
     rounds: dict[int, list[Piece]] = {}
-    for side, colours in at.items():
+    for node, colours in at.items():
         for colour, piece in colours.items():
-            if side.receives:
+            if node.receives:
                 rounds.setdefault(colour, []).append(piece)
     return [sorted(rounds[colour]) for colour in sorted(rounds)]
 
 
-def _sides(piece: Piece) -> tuple[_Side, _Side]:
+def _nodes(piece: Piece) -> tuple[_Node, _Node]:
     """The two nodes that a piece joins."""
-    return _Side(piece.sender, False), _Side(piece.receiver, True)
+    return _Node(piece.sender, False), _Node(piece.receiver, True)
 
 
-def _swap(start: _Side, first: int, second: int, at: dict[_Side, dict[int, Piece]]) -> None:
+def _swap(start: _Node, first: int, second: int, at: dict[_Node, dict[int, Piece]]) -> None:
     """Swap two colours along the path from `start`, so that the first is free there."""
     path: list[Piece] = []
-    end, colour = start, first
-    while colour in at[end]:
-        piece = at[end][colour]
+    node, colour = start, first
+    while colour in at[node]:
+        piece = at[node][colour]
         path.append(piece)
-        end = _Side(piece.sender, False) if end.receives else _Side(piece.receiver, True)
+        node = _Node(piece.sender, False) if node.receives else _Node(piece.receiver, True)
         colour = second if colour == first else first
     for number, piece in enumerate(path):
         was = first if number % 2 == 0 else second
-        for end in _sides(piece):
-            if at[end].get(was) is piece:
-                del at[end][was]
+        for node in _nodes(piece):
+            if at[node].get(was) is piece:
+                del at[node][was]
     for number, piece in enumerate(path):
         now = second if number % 2 == 0 else first
-        for end in _sides(piece):
-            at[end][now] = piece
+        for node in _nodes(piece):
+            at[node][now] = piece

@@ -33,7 +33,7 @@ Counted = Mapping[Level, int]
 """Levels in whose digit the devices of a group agree, each with the size of the major part in which they do."""
 
 
-class Group(NamedTuple):
+class DeviceGroup(NamedTuple):
     """Devices that agree in some digits."""
 
     digits: Digits
@@ -47,12 +47,12 @@ class Group(NamedTuple):
 
 
 @lru_cache(256)
-def groups_of(network: Network, mesh: Mesh) -> tuple[Group, ...]:
+def groups_of(network: Network, mesh: Mesh) -> tuple[DeviceGroup, ...]:
     """The groups of devices of a mesh that are worth looking at; single devices first."""
     if mesh.device_ids is not None:  # any device may be at any place
         into = fastest_into(network)
         latency = min((level.latency_s for level in network.levels), default=0.0)
-        return (Group(Digits.of_sizes([mesh.size]), into, latency, False),)
+        return (DeviceGroup(Digits.of_sizes([mesh.size]), into, latency, False),)
     groups = []
     outer: list[Level] = []
     for numbers in runs(network.levels):
@@ -86,16 +86,14 @@ def _kinds(run: Sequence[Level]) -> Iterator[Counted]:
             yield {level: half}
 
 
-def _group(counted: Counted) -> Group:
+def _group(counted: Counted) -> DeviceGroup:
     """The group, with what its links bring into it."""
-    return Group(
+    return DeviceGroup(
         Digits(Digit(level.stride * (level.size // size), size) for level, size in counted.items()),
-        sum(_links(level) * level.bandwidth * size / level.size for level, size in counted.items()),
+        sum(
+            (level.both_ways if level.link == "ring" else level.bandwidth) * size / level.size
+            for level, size in counted.items()
+        ),
         min(level.latency_s for level in counted),
         all(level.is_switch for level in counted),
     )
-
-
-def _links(level: Level) -> int:
-    """How many links of a level lead into the device at its end, or a block of devices there."""
-    return 2 if level.link == "ring" else 1
