@@ -11,9 +11,9 @@ import numpy as np
 import reshard as rs
 from bench.planning import SMALL, drawn
 from bench.timing import Row, medians, within
-from reshard.chains import chain_through
 from reshard.network import Level, Network, pricing, seconds_of
 from reshard.planner import cache_clear
+from reshard.steps import chain_through
 
 SHAPE = (2048, 2048)
 HOSTS = rs.Mesh.of(A=4, B=4, C=2, D=4)

@@ -12,13 +12,12 @@ import pytest
 import shardy
 
 from reshard.axis import Axis
-from reshard.chains import shortest_chain
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.plans.mlir import write_sdy, write_shard
 from reshard.sharding import Reshard, Sharding
-from reshard.steps import KINDS, Step
+from reshard.steps import KINDS, Step, shortest_chain
 
 MESH = Mesh.of(x=2, y=4, z=2)
 F32 = dtype_named("f32")

@@ -28,7 +28,6 @@ from problems import Problem, full_axis_shardings
 
 import reshard as rs
 from reshard import numpy as engine
-from reshard.chains import Chain, chain_through
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange
@@ -40,7 +39,7 @@ from reshard.planner import alternatives, plan
 from reshard.planner.candidates import candidates, chains_by_detours
 from reshard.plans import Options, Plan
 from reshard.sharding import Reshard, Sharding
-from reshard.steps import Step
+from reshard.steps import Chain, Step, chain_through
 
 INT64 = dtype_named("int64")
 NAMES = {**vars(rs), **{kind.__name__: kind for kind in (DType, Level, Options, Reshard)}}

@@ -8,11 +8,11 @@ import math
 
 import pytest
 
-from reshard.chains import chain_through
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.plans.chrome_trace import SHOWN_DEVICES, chrome_trace
 from reshard.sharding import Reshard, Sharding
+from reshard.steps import chain_through
 
 MESH = Mesh.of(x=2, y=4)
 POINTS = [Sharding.of(MESH, *dims) for dims in (("y", None), ("x", "y"), (None, "y"), ("x", "y"))]

@@ -39,7 +39,6 @@ from dataclasses import replace
 from functools import lru_cache
 from math import gcd, prod
 
-from reshard.chains import Chain, shortest_chain
 from reshard.collectives.frame import Frame, FrameState, frame_of
 from reshard.collectives.labelled import search
 from reshard.collectives.states import DigitLists, SearchTask
@@ -48,7 +47,7 @@ from reshard.digits import Digit, nest
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.sharding import DimSharding, Reshard, Sharding, becomes_unreduced
-from reshard.steps import Step
+from reshard.steps import Chain, Step, shortest_chain
 
 COLLECTIVES = ("AllGather", "Slice", "AllToAll", "Permute", "ReduceScatter", "AllReduce", "ToUnreduced")
 """The kinds of steps that a chain is made of."""

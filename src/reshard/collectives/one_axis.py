@@ -41,13 +41,12 @@ from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from reshard.axis import Axis, aligned, merged
-from reshard.chains import Chain, shortest_chain
 from reshard.collectives.cheapest_way import cheapest_way
 from reshard.collectives.states import DigitLists, SearchTask, Tables
 from reshard.collectives.weak import NODES, STEP_LIMIT, node_count
 from reshard.errors import ReshardError
 from reshard.sharding import DimSharding, Reshard, Sharding, becomes_unreduced
-from reshard.steps import Step
+from reshard.steps import Chain, Step, shortest_chain
 
 ORDERS = ("cheapest", "document")
 BUDGET = 20_000

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 
-from reshard.chains import shortest_chain
 from reshard.collectives.fewest_bytes import fewest_bytes_chain
 from reshard.errors import ReshardError
 from reshard.network import Network
@@ -18,6 +17,7 @@ from reshard.planner.candidates import candidates, level_strides
 from reshard.planner.policy import best_first, shrinks_first
 from reshard.plans import Options, Plan
 from reshard.sharding import Reshard, Sharding
+from reshard.steps import shortest_chain
 
 SETTLED = ("Slice", "AllGather", "AllToAll")
 """Steps that no other chain takes the place of."""

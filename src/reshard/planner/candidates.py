@@ -20,13 +20,13 @@ from dataclasses import replace
 from itertools import islice, pairwise
 
 from reshard.axis import Axis, aligned, difference, merged
-from reshard.chains import Chain, chain_through, shortest_chain
 from reshard.collectives.fewest_bytes import fewest_bytes_chain
 from reshard.digits import Digit
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.planner.spread import collides, spread
 from reshard.sharding import Reshard, Sharding, becomes_unreduced
+from reshard.steps import Chain, chain_through, shortest_chain
 
 TRIED = 16
 """How many refinements of one kind are tried."""

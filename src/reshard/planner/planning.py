@@ -18,7 +18,6 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from reshard.chains import Chain
 from reshard.collectives.fewest_bytes import cache_clear as forget_searches
 from reshard.collectives.fewest_bytes import fewest_bytes_chain
 from reshard.collectives.one_axis import one_axis_chain
@@ -30,6 +29,7 @@ from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.policy import best_first, shrinks_first
 from reshard.plans import Options, Plan
 from reshard.sharding import Reshard, Sharding
+from reshard.steps import Chain
 
 LOGGER = logging.getLogger("reshard")
 CACHED_PLANS = 1024

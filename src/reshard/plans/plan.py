@@ -33,7 +33,6 @@ from typing import Any
 
 import numpy as np
 
-from reshard.chains import chain_through
 from reshard.checks import all_of, expect, shown
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
@@ -45,7 +44,7 @@ from reshard.plans.mlir import write_sdy, write_shard
 from reshard.plans.options import Options
 from reshard.plans.table import blocks, counted
 from reshard.sharding import Reshard, Sharding, becomes_unreduced, checked_shape
-from reshard.steps import Step
+from reshard.steps import Step, chain_through
 from reshard.tables import plain
 
 SCHEMA = "reshard.plan/2"

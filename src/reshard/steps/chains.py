@@ -1,9 +1,9 @@
-"""The shortest chains of steps between two shardings: none, one, or one that moves and one that makes partial.
+"""The shortest chains of steps between two shardings: none, one, or one that moves and one that makes unreduced.
 
-No step both moves values and makes them partial, so where the target is unreduced along axes on which the
+No step both moves values and makes them unreduced, so where the target is unreduced along axes on which the
 source is not, the chain has a middle: the target with those axes whole again.
 They are then replicated, or, where the source cuts a dim by them, they go on cutting that dim, since what lies
-in parts may become partial as it lies.
+in parts may become unreduced as it lies.
 
 >>> from reshard.mesh import Mesh
 >>> mesh = Mesh.of(x=2, y=2)
@@ -19,7 +19,7 @@ from dataclasses import replace
 from reshard.axis import Axis, aligned, merged
 from reshard.errors import ReshardError
 from reshard.sharding import Reshard, Sharding, becomes_unreduced, stays_unreduced
-from reshard.steps import Step
+from reshard.steps.step import Step
 
 Chain = tuple[Step, ...]
 
@@ -33,12 +33,12 @@ def shortest_chain(reshard: Reshard, near: int = 0) -> Chain:
         ReshardError: `no-plan` where parts would become partial under avg; and as `Step`.
     """
     before, after = reshard.source, reshard.target
-    kept, made = stays_unreduced(before, after), becomes_unreduced(before, after)
-    if not made:
+    staying, becoming = stays_unreduced(before, after), becomes_unreduced(before, after)
+    if not becoming:
         return _single(reshard, near)
-    whole = replace(after, unreduced=kept)
+    whole = replace(after, unreduced=staying)
     chains = [_by_way_of(whole, reshard, near)]
-    middle = _cut_as_before(before, whole, made)
+    middle = _cut_as_before(before, whole, becoming)
     if middle is not None:
         if after.reduction == "avg":
             raise ReshardError(
@@ -79,13 +79,13 @@ def _by_way_of(middle: Sharding, reshard: Reshard, near: int) -> Chain:
     return (*first, Step(replace(reshard, source=middle if first else before)))
 
 
-def _cut_as_before(before: Sharding, whole: Sharding, made: tuple[Axis, ...]) -> Sharding | None:
-    """`whole`, its dims further cut by the parts of the axes `made` that cut them in `before`; None without such."""
+def _cut_as_before(before: Sharding, whole: Sharding, becoming: tuple[Axis, ...]) -> Sharding | None:
+    """`whole`, its dims cut further by the parts of `becoming` that cut them in `before`; None without such."""
     if before.mesh != whole.mesh:
         return None
     sizes = whole.mesh.sizes
     cutting = [axis for dim in before.dims for axis in dim.axes]
-    parts, sources = aligned(made, cutting, sizes)
+    parts, sources = aligned(becoming, cutting, sizes)
     dims = list(whole.dims)
     for number, dim in enumerate(before.dims):
         ours = [piece for axis in dim.axes for piece in sources if axis.contains(piece) and piece in parts]

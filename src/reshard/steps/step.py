@@ -50,7 +50,7 @@ class Move(NamedTuple):
     reduction: str | None
     """None where every element arrives once."""
     classes: int
-    """The number of partial values that are combined into one."""
+    """The number of unreduced values that are combined into one."""
 
 
 @dataclass(frozen=True)
@@ -88,19 +88,17 @@ class Step:
                     "too-large",
                     f"shape {self.shape} of {self.dtype} on {layout.positions} devices is beyond 2**62 bytes",
                 )
-        right = self._right_kind()
-        if self.kind == UNNAMED:
-            object.__setattr__(self, "kind", right)
-        elif self.kind != right:
-            raise ReshardError(
-                "bad-step", f"{self.before.text()} -> {self.after.text()} is a step of kind {right}, not {self.kind}"
-            )
-
-    def _right_kind(self) -> str:
         if becomes_unreduced(self.before, self.after):
             _check_to_unreduced(self.before, self.after, *self._tilings)
-            return "ToUnreduced"
-        return _kind_of(self._exchanges)
+            kind = "ToUnreduced"
+        else:
+            kind = _kind_of(self._exchanges)
+        if self.kind == UNNAMED:
+            object.__setattr__(self, "kind", kind)
+        elif self.kind != kind:
+            raise ReshardError(
+                "bad-step", f"{self.before.text()} -> {self.after.text()} is a step of kind {kind}, not {self.kind}"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -209,11 +207,11 @@ class Step:
         """What `peak_bytes` would be with pieces in so many chunks."""
         tiles = [prod(tiling.layout.local_shape(tiling.shape)) for tiling in self._tilings]
         tiles += [prod(move.exchange.target.layout.local_shape(move.exchange.target.shape)) for move in self.moves[:-1]]
-        parts = []
+        pieces = []
         for move in self.moves if self.kind != "Slice" else ():
             longest = max(move.exchange.piece_shape, default=1)
-            parts.append(-(-longest // chunks) * (move.exchange.largest_piece // max(longest, 1)))
-        return (sum(tiles) + max(parts, default=0)) * self.dtype.itemsize
+            pieces.append(-(-longest // chunks) * (move.exchange.largest_piece // max(longest, 1)))
+        return (sum(tiles) + max(pieces, default=0)) * self.dtype.itemsize
 
     @property
     def most_chunks(self) -> int:
@@ -275,20 +273,20 @@ def _check_to_unreduced(before: Sharding, after: Sharding, *tilings: Tiling) -> 
         raise ReshardError("bad-step", f"{text} combines values while others become partial")
     if after.reduction == "avg" and tilings[0].layout.dims != tilings[1].layout.dims:
         raise ReshardError("no-plan", f"{text} would make parts partial under avg; only whole values can be")
-    given, whole = np.ones_like(before.mesh.positions), np.ones_like(before.mesh.positions)
-    inside = np.ones(len(given), dtype=np.bool_)
+    contributed, whole = np.ones_like(before.mesh.positions), np.ones_like(before.mesh.positions)
+    inside = np.ones(len(contributed), dtype=np.bool_)
     for (start, stop), (low, high) in zip(tilings[0].all_bounds, tilings[1].all_bounds, strict=True):
-        given *= stop - start
+        contributed *= stop - start
         whole *= high - low
         inside &= (low <= start) & (stop <= high)
     for digit in _newly_unreduced(*tilings):
-        given[digit.value(before.mesh.positions) > 0] = 0
+        contributed[digit.value(before.mesh.positions) > 0] = 0
     becoming = tilings[1].layout.unreduced.without(tilings[0].layout.unreduced)
     group = before.mesh.positions - becoming.offsets()[becoming.index_of(before.mesh.positions)]
-    sums = np.zeros_like(given)
-    np.add.at(sums, group, given)
+    sums = np.zeros_like(contributed)
+    np.add.at(sums, group, contributed)
     complete = after.reduction == "avg" or np.array_equal(sums[group], whole)
-    if not complete or not np.all(inside | (given == 0)):
+    if not complete or not np.all(inside | (contributed == 0)):
         raise ReshardError("bad-step", f"{text} moves values while they become partial")
 
 
