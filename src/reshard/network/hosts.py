@@ -19,11 +19,9 @@ array([2, 2])
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reshard.digits import NO_DIGITS, Digits, Positions
 from reshard.dtypes import dtype_named
@@ -118,7 +116,8 @@ def _tiles(tiling: Tiling, classes: Digits, combined: Digits, network: Network, 
     hosts = _hosts(network, level, tiling.mesh.device_array)
     blocks = [digits.index_of(positions) for digits in tiling.layout.cutting]
     keys = [hosts, classes.index_of(positions), *blocks]
-    label, part = _labelled(keys), combined.index_of(positions)
+    label = np.unique(np.stack(keys, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+    part = combined.index_of(positions)
     order = np.lexsort((part, label))
     label, part = label[order], part[order]
     new = np.ones(len(label), dtype=bool)
@@ -130,14 +129,6 @@ def _tiles(tiling: Tiling, classes: Digits, combined: Digits, network: Network, 
     chosen = order[first[whole]]
     bounds = [(start[chosen], stop[chosen]) for start, stop in tiling.all_bounds]
     return _HostTiles(hosts[chosen], keys[1][chosen], bounds)
-
-
-def _labelled(keys: Sequence[NDArray[np.int64]]) -> Positions:
-    """A number for each row of several columns, in the order of the first."""
-    label = keys[0]
-    for key in keys[1:]:
-        label = np.unique(label * (int(key.max()) + 1) + key, return_inverse=True)[1].reshape(-1)
-    return label
 
 
 def _volumes(tiles: _HostTiles, count: int) -> Positions:
