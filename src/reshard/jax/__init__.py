@@ -4,7 +4,7 @@ exchange/        `reshard`, and plans as what one device does
 contraction/     `einsum`
 tracing/         `trace`: a program from a function
 programs.py      `to_jax`: a placed program as a function
-operations.py    what one device does for a program that was written by hand
+verbs.py         what JAX does with arrays, for the interpreter of operations
 conversions.py   meshes and shardings, to and from JAX's
 calibration.py   a network fitted to the devices at hand
 inspection.py    `inspect`: what a compiled function moves

@@ -41,10 +41,10 @@ from reshard.errors import ReshardError
 from reshard.jax.conversions import jax_mesh_like
 from reshard.jax.exchange.lowering import run_on_device
 from reshard.jax.exchange.rounds import of_device
-from reshard.jax.operations import compute
 from reshard.jax.tracing.emitter import Choice, Local, Loop, Region, Signature, is_key, regions_around
+from reshard.jax.verbs import VERBS
 from reshard.mesh import Mesh
-from reshard.operations.projection import labels_of, shards
+from reshard.operations.interpreter import compute
 from reshard.operations.rules import operation_rule, reduction_of
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan
@@ -240,15 +240,17 @@ class _Body:
             return moved(self.placed.plans[operation.result], self.names, tiles[0])
         if operation.name == "output":
             return tiles[0]
-        here = Tiles(self.placed, operation, place)
+        extents = ArrayExtents(self.placed, operation, place)
         if operation.name == "constant" and operation.payload is None:
-            return lax.full(here.shapes[-1], operation.attribute("value"), operation.result.dtype.name)
-        tiles = here.cleared(tiles)
-        return operation.payload.run(here, tiles) if isinstance(operation.payload, Local) else compute(here, tiles)
+            return lax.full(extents.shapes[-1], operation.attribute("value"), operation.result.dtype.name)
+        tiles = extents.cleared(tiles)
+        if isinstance(operation.payload, Local) and operation.payload.run is not None:
+            return operation.payload.run(extents, tiles)
+        return compute(VERBS, operation, extents, tiles)
 
 
-class Tiles:
-    """What an operation may ask about the tiles of its operands and its result on a device."""
+class ArrayExtents:
+    """The extents of a device where every array is as large as the largest tile."""
 
     def __init__(self, placed: Placement, operation: Operation, place: Any) -> None:
         self.operation, self.place = operation, place
@@ -277,16 +279,6 @@ class Tiles:
         if (table == table[0]).all():
             return np.int32(table[0])
         return of_device(table.astype(np.int32), self.place)
-
-    def label_shape(self, term: int) -> tuple[int, ...]:
-        """The shape of a tile with one dim per label."""
-        rule, sharding = operation_rule(self.operation), self.shardings[term]
-        sizes: list[int] = []
-        for group, own, dim in zip(rule.terms[term], self.shapes[term], sharding.dims, strict=True):
-            found = labels_of(group, dim.axes, rule.sizes, sharding.mesh.sizes)
-            parts = [shards(axes, sharding.mesh.sizes) for axes in found.lists]
-            sizes += [own] if len(group) == 1 else [rule.sizes[n] // p for n, p in zip(group, parts, strict=True)]
-        return tuple(sizes)
 
     def cleared(self, tiles: Sequence[Any]) -> list[Any]:
         """The tiles, what lies beyond their ends put at the identity of the reduction that would take it in."""

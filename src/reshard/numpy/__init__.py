@@ -2,7 +2,7 @@
 
 tiles.py         `scatter`, `run` and `gather`: a plan moves tiles
 contraction.py   `einsum`: tiles are moved and contracted
-operations.py    what operations do to arrays, by their names
+verbs.py         what NumPy does with arrays, for the interpreter of operations
 programs.py      `run_program`: a placed program, operation by operation
 """
 

@@ -21,8 +21,6 @@ from typing import Any
 from reshard.dtypes import DType
 from reshard.operations.pattern import Pattern
 
-BARE = ("input", "constant", "reshard", "output")
-"""Operations without a pattern."""
 Attribute = int | float | str | tuple[int, ...]
 
 

@@ -1,43 +1,44 @@
-"""What an operation's pattern says about shardings: which labels pass through, and what becomes of the others.
-
-    passed      in the result too: sharded on both sides alike
-    reduced     in operands only: where it is sharded, the result is partial
-    replicated  of which every device needs all
-    shifted     of which an element of the result is another place of an operand
-    selected    rows of a table that indices name: where it is sharded, rows that are elsewhere count as zeros, and
-                the result is partial
-
-A partial operand may stay so where the operation is linear in it: a product in each factor, a sum in all its terms
-together, and whatever only moves elements.
+"""What an operation says about shardings: a role for every label of its pattern, and for which reductions it waits.
 
 >>> rule = rule_of(Pattern.of("(a b) c -> a (b c)"), ((6, 5), (2, 15)))
 >>> rule.terms, rule.sizes
 ((((0, 1), (2,)), ((0,), (1, 2))), (2, 3, 5))
+>>> [str(role) for role in rule_of(Pattern.of("ij,jk->ik"), ((4, 6), (6, 2), (4, 2))).roles]
+['passed', 'reduced', 'passed']
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property, lru_cache
 from math import prod
 
+from reshard.operations.kinds import KINDS, Waiting
 from reshard.operations.operation import Operation, level_shapes
 from reshard.operations.pattern import Pattern
 
-REDUCTIONS = {"einsum": "sum", "sum": "sum", "max": "max", "min": "min", "product": "product"}
-"""Operations that may drop labels, and how they combine what they drop."""
-MOVES = ("transpose", "reshape", "broadcast", "slice", "pad", "concatenate", "reshard", "output", "copy")
-"""Operations that move elements and change none, so that partial values under any reduction stay what they are."""
-LINEAR = ("neg", "convert", "real", "imag", "pick")
-"""Operations of one operand that a sum may wait for."""
-SUMS = ("add", "sub", "concatenate")
-"""Operations in which a sum may wait for all operands together."""
+
+class Role(StrEnum):
+    """What a label is to a sharding."""
+
+    PASSED = "passed"
+    """It is in the result too: sharded on both sides alike."""
+    REDUCED = "reduced"
+    """It is in operands only: where it is sharded, the result is unreduced."""
+    REPLICATED = "replicated"
+    """Every device needs all of it."""
+    SHIFTED = "shifted"
+    """An element of the result is another place of an operand, so every device needs all of it."""
+    SELECTED = "selected"
+    """Indices name some of its elements: where it is sharded, those that are elsewhere count as zeros, and the result
+    is unreduced."""
 
 
-PARTS = ("element",)
-"""Operations that give every turn of a loop its own part of the operand."""
-COMBINED = ("reduced", "selected")
-"""Roles of labels along which the result comes out partial."""
+COMBINED = (Role.REDUCED, Role.SELECTED)
+"""Roles of labels along which the result comes out unreduced."""
+WHOLE = (Role.REPLICATED, Role.SHIFTED)
+"""Roles of labels of which a device needs all."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Rule:
     """Per operand, and last for the result, the labels of every dim, major to minor."""
     sizes: tuple[int, ...]
     """Of the labels."""
-    roles: tuple[str, ...]
+    roles: tuple[Role, ...]
     """Of the labels."""
     shapes: tuple[tuple[int, ...], ...]
     """Of operands and result."""
@@ -67,7 +68,7 @@ class Rule:
     @cached_property
     def needs_whole(self) -> bool:
         """Whether a device needs all of some label."""
-        return any(role in ("replicated", "shifted") for role in self.roles)
+        return any(role in WHOLE for role in self.roles)
 
     @cached_property
     def multiplications(self) -> int:
@@ -101,7 +102,7 @@ def rule_of(
         replicated: labels of which every device needs all.
         shifted: labels whose elements change their place.
         selected: labels whose elements an operand names.
-        reduces: whether labels that the result lacks may be combined from parts.
+        reduces: whether devices may combine parts of the labels that the result lacks.
         known: the sizes of labels that the shapes do not tell.
     """
     sizes = pattern.solve_sizes(level_shapes(pattern, shapes, shifted), dict(known))
@@ -109,15 +110,15 @@ def rule_of(
     roles = []
     for label in pattern.labels:
         if label in selected:
-            roles.append("selected")
+            roles.append(Role.SELECTED)
         elif label in replicated or label in pattern.repeated:
-            roles.append("replicated")
+            roles.append(Role.REPLICATED)
         elif label in shifted:
-            roles.append("shifted")
+            roles.append(Role.SHIFTED)
         elif pattern.role(label) in ("contracted", "summed"):
-            roles.append("reduced" if reduces else "replicated")
+            roles.append(Role.REDUCED if reduces else Role.REPLICATED)
         else:
-            roles.append("passed")
+            roles.append(Role.PASSED)
     terms = tuple(tuple(tuple(numbers[label] for label in group) for group in term) for term in pattern.terms)
     return Rule(terms, tuple(sizes.values()), tuple(roles), shapes)
 
@@ -125,7 +126,7 @@ def rule_of(
 @lru_cache(1024)
 def _identity(ndim: int, tensors: int, shape: tuple[int, ...]) -> Rule:
     term = tuple((dim,) for dim in range(ndim))
-    return Rule((term,) * tensors, shape, ("passed",) * ndim, (shape,) * tensors)
+    return Rule((term,) * tensors, shape, (Role.PASSED,) * ndim, (shape,) * tensors)
 
 
 def operation_rule(operation: Operation) -> Rule:
@@ -139,18 +140,23 @@ def operation_rule(operation: Operation) -> Rule:
         operation.replicated,
         operation.shifted,
         operation.selected,
-        reduces=operation.reduction is not None or operation.name in REDUCTIONS,
+        reduces=_reduction(operation) is not None,
         known=operation.sizes,
     )
 
 
+def _reduction(operation: Operation) -> str | None:
+    kind = KINDS.get(operation.name)
+    return operation.reduction or (kind.reduction if kind is not None else None)
+
+
 def reduction_of(operation: Operation) -> str:
-    """How partial results of an operation combine."""
-    return operation.reduction or REDUCTIONS.get(operation.name, "sum")
+    """How unreduced results of an operation combine."""
+    return _reduction(operation) or "sum"
 
 
 def waiting_operands(operation: Operation, reduction: str) -> tuple[tuple[int, ...], ...]:
-    """The sets of operands that may be partial under a reduction, and then the result is.
+    """The sets of operands that may be unreduced together, and then the result is.
 
     >>> from reshard.propagation.graph import Builder
     >>> from reshard.mesh import Mesh
@@ -160,15 +166,9 @@ def waiting_operands(operation: Operation, reduction: str) -> tuple[tuple[int, .
     >>> waiting_operands(graph.operations[-1], "sum"), waiting_operands(graph.operations[-1], "max")
     (((0,), (1,)), ())
     """
-    name, count = operation.name, len(operation.operands)
-    if name == "pad" and operation.attribute("value", 0):
+    kind, operands = KINDS.get(operation.name), range(len(operation.operands))
+    if kind is None or reduction not in kind.waiting_for or operation.attribute("value", 0):
         return ()
-    if name == "concatenate" or (name in SUMS and reduction == "sum"):
-        return (tuple(range(count)),)
-    if count == 1 and (name in MOVES or REDUCTIONS.get(name) == reduction or (name in LINEAR and reduction == "sum")):
-        return ((0,),)
-    if name == "einsum" and reduction == "sum":
-        return tuple((operand,) for operand in range(count))
-    if name == "take" and reduction == "sum":
-        return ((0,),)
-    return ()
+    if kind.waiting is Waiting.ALL:
+        return (tuple(operands),)
+    return tuple((operand,) for operand in operands) if kind.waiting is Waiting.ANY else ((0,),)

@@ -26,7 +26,7 @@ from reshard.axis import is_prefix, merged, truncated
 from reshard.mesh import Mesh
 from reshard.operations.operation import Value
 from reshard.operations.projection import Axes, axes_of, labels_of, longest_agreed, shards
-from reshard.operations.rules import PARTS, Rule, operation_rule
+from reshard.operations.rules import Rule, operation_rule
 from reshard.propagation.graph import Builder
 from reshard.sharding import Sharding
 
@@ -121,7 +121,7 @@ class Net:
         """
         operations = self.graph.operations
         operation = operations[number]
-        if operation.name in PARTS:
+        if operation.name == "element":
             return (operation.turns,) * len(operation.values)
         return tuple(operations[value.number].turns for value in operation.values)
 

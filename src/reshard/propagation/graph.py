@@ -22,7 +22,8 @@ from reshard.checks import expect, integer, listed, shown
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.operations.operation import BARE, Operation, Value, level_shapes
+from reshard.operations.kinds import Form, kind_of
+from reshard.operations.operation import Operation, Value, level_shapes
 from reshard.operations.pattern import Pattern
 from reshard.sharding import DimSharding, Sharding, checked_shape
 
@@ -125,6 +126,7 @@ class Builder(Graph):
         *,
         pattern: Pattern | None = None,
         sizes: Mapping[str, int] | None = None,
+        opaque: bool = False,
         **fields: Any,
     ) -> Value:
         """Add an operation; its result.
@@ -137,16 +139,20 @@ class Builder(Graph):
             dtype: of the result; that of the first operand unless given.
             pattern: of the operation.
             sizes: of labels that the operands do not determine.
+            opaque: whether the engines may lack the operation; else it must be one of `KINDS`.
             fields: `replicated`, `shifted`, `selected`, `turns` and `attributes` of the `Operation`.
 
         Raises:
-            ReshardError: `bad-program` where a name is taken or an operand is another program's; and as `Pattern`.
+            ReshardError: `bad-program` where a name is taken, an operand is another program's, or the operation is
+                not known or not as its kind is; and as `Pattern`.
         """
         operands = tuple(expect(operand, Value, "an operand of a program") for operand in operands)
-        if (pattern is None) != (name in BARE):
-            raise ReshardError("bad-program", f"operation {name} must have {'no' if name in BARE else 'a'} pattern")
         if not NAME.fullmatch(expect(name, str, "the name of an operation")):
             raise ReshardError("bad-argument", f"the name of an operation must be a word, got: {shown(name)}")
+        kind = kind_of(name, is_opaque=opaque)
+        is_end = kind is not None and kind.form is Form.END
+        if (pattern is None) != is_end:
+            raise ReshardError("bad-program", f"operation {name} must have {'no' if is_end else 'a'} pattern")
         for operand in operands:
             self.check_own(operand)
         if name == "reshard":
@@ -158,6 +164,9 @@ class Builder(Graph):
             raise ReshardError("bad-argument", f"the name of a value must be a word, got: {shown(called)}")
         if called in self._named:
             raise ReshardError("bad-program", f"value {called} is made twice")
+        if kind is not None:
+            attributes = [key for key, _ in fields.get("attributes", ())]
+            kind.check(name, pattern, len(operands), attributes, fields.get("replicated", ()))
         if pattern is not None:
             shape, fields["sizes"] = _solved(called, name, pattern, operands, shape, sizes or {}, fields)
         if dtype is None and operands:

@@ -25,7 +25,6 @@ from reshard.network import Network
 from reshard.operations.operation import Attribute, Value
 from reshard.operations.pattern import Pattern
 from reshard.operations.reshapes import reshape_pattern
-from reshard.operations.rules import REDUCTIONS
 from reshard.propagation.graph import NAME, Builder
 from reshard.propagation.placement import Placement, place
 from reshard.propagation.text import OWN, read, read_meshes, write
@@ -63,14 +62,16 @@ class Program(Builder):
         selected: Iterable[str] = (),
         turns: int = 1,
         attributes: Mapping[str, Attribute] | None = None,
+        opaque: bool = False,
     ) -> Value:
         """An operation by its pattern; its result.
 
         Args:
             pattern: which dims run over the same index.
             operands: in the order of the pattern.
-            name: what is done: `einsum` multiplies and sums, as do all labels that the result lacks; `sum`, `max`,
-                `min` and `product` combine otherwise; any other is done element by element.
+            name: what is done, one of `reshard.operations.kinds.KINDS`: `einsum` multiplies, and sums over the
+                labels that the result lacks; `sum`, `max`, `min` and `product` combine one operand otherwise; most
+                are done element by element.
             result: the name of the result; one is made up unless given.
             dtype: of the result; that of the first operand unless given.
             shape: of the result, where labels are shifted.
@@ -80,16 +81,16 @@ class Program(Builder):
             selected: labels of the first operand whose elements the second names.
             turns: how often it is done, where it stands in a loop.
             attributes: what else the operation depends on.
+            opaque: whether the name is one of your own, which shardings go through as the pattern says, and which
+                no engine runs; devices need all of a label that the result lacks.
 
         Raises:
             ReshardError: `syntax`, `bad-shape`, `rank-mismatch` where the pattern is none or does not fit the
-                shapes; `bad-program`, `bad-argument`.
+                shapes; `bad-program` where the operation is not known; `bad-argument`.
         """
         for given, what in ((sizes, "sizes"), (attributes, "attributes")):
             if given is not None and not isinstance(given, Mapping):
                 raise ReshardError("bad-argument", f"{what} must be a mapping, got: {shown(given)}")
-        if name in REDUCTIONS and name != "einsum" and len(operands) != 1:
-            raise ReshardError("bad-argument", f"operation {name} must have one operand, got {len(operands)}")
         return self.add(
             name,
             operands,
@@ -103,6 +104,7 @@ class Program(Builder):
             selected=_labels_with_a_role(selected, "selected"),
             turns=turns,
             attributes=_plain_items(attributes or {}),
+            opaque=opaque,
         )
 
     def constant(self, value: float, shape: Sequence[int], dtype: Any = "float32", result: str | None = None) -> Value:

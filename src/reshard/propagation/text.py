@@ -5,8 +5,8 @@ r"""The text form of a program: its meshes, then one line per value.
 
 The pattern, the operands, the braces and the sharding stand where there are some; the dtype and the sizes may be left
 out where they follow.
-`{replicated=b, shifted="a c", selected=v}` name labels, and `{turns=48}` says how often a loop does the operation;
-whatever else stands in braces is an attribute.
+`{replicated=b, shifted="a c", selected=v}` name labels, `{turns=48}` says how often a loop does the operation, and
+`{opaque}` that no engine need know it; whatever else stands in braces is an attribute.
 Lines may stand in any order; `//` begins a comment.
 Shardings are in Shardy's notation.
 
@@ -35,13 +35,14 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.notation.grammar import Form, checked_text, parse, placed
 from reshard.notation.shardy import read_mesh, read_sharding
+from reshard.operations.kinds import KINDS
 from reshard.operations.operation import Attribute, Operation, Value
 from reshard.operations.pattern import Pattern
 from reshard.propagation.graph import Builder, Graph
 from reshard.sharding import Sharding
 
 ROLES = ("replicated", "shifted", "selected")
-OWN = (*ROLES, "turns")
+OWN = (*ROLES, "turns", "opaque")
 """What stands in braces and is no attribute, beside the sizes of labels."""
 _MESH = re.compile(r"^[ \t]*sdy\.mesh\b[^\r\n]*", re.MULTILINE)
 
@@ -80,6 +81,9 @@ class _Builder:
 
     def field(self, parts: list[Any]) -> tuple[str, Any]:
         return str(parts[0]), parts[1]
+
+    def flag(self, parts: list[Any]) -> tuple[str, bool]:
+        return str(parts[0]), True
 
     def roles(self, parts: list[Any]) -> tuple[str, Any]:
         return "fields", dict(parts)
@@ -200,6 +204,10 @@ def _in_order(lines: list[Line], by_name: dict[str, Line], text: str) -> list[Li
 def _add(graph: Builder, line: Line) -> Value:
     operands = [graph.value(name) for name in line.operands]
     dtype = None if line.dtype is None else dtype_named(line.dtype)
+    for key, value in line.fields.items():
+        if isinstance(value, bool) != (key == "opaque"):
+            text = "opaque must stand alone" if key == "opaque" else f"attribute {key} must have a value"
+            raise ReshardError("bad-program", text)
     if line.pattern is None and line.operation in ("input", "constant"):
         if line.shape is None or operands:
             raise ReshardError("bad-program", f"{line.operation} must have a dtype and sizes, and no operands")
@@ -222,6 +230,7 @@ def _add(graph: Builder, line: Line) -> Value:
     return graph.add(
         line.operation, operands, line.name, shape, dtype, pattern=pattern, sizes=_sizes(pattern, line), **roles,
         turns=line.fields.get("turns", 1), attributes=_attributes(line),
+        opaque="opaque" in line.fields,
     )  # fmt: skip
 
 
@@ -257,7 +266,8 @@ def write(graph: Graph, shardings: Mapping[Value, Sharding]) -> str:
 
 
 def _fields(operation: Operation) -> list[str]:
-    fields = [f'{role}="{" ".join(getattr(operation, role))}"' for role in ROLES if getattr(operation, role)]
+    fields = ["opaque"] if operation.name not in KINDS else []
+    fields += [f'{role}="{" ".join(getattr(operation, role))}"' for role in ROLES if getattr(operation, role)]
     if operation.turns != 1 and operation.pattern is not None:
         fields.append(f"turns={operation.turns}")
     for key, value in operation.attributes:

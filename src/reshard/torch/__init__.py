@@ -26,7 +26,7 @@ On top of it:
 einsum.py          the einsum of DTensors, and its gradients
 contraction.py     one rank's part of an einsum, and of its overlap with what it needs
 programs.py        a placed program as a function of DTensors
-operations.py      its operations, on the tiles of one rank
+verbs.py           what torch does with tensors, for the interpreter of operations
 """
 
 from __future__ import annotations

@@ -25,13 +25,14 @@ from torch.distributed.tensor import DTensor
 from reshard.checks import expect, shown
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
+from reshard.operations.interpreter import BoxExtents, check_computable, compute
 from reshard.propagation import Operation, Placement, Value
 from reshard.sharding import Sharding
 from reshard.torch.conversions import gradient_placements, mesh_of, placements_of, spec_of
 from reshard.torch.graph_operator import refuse_traced
 from reshard.torch.local_plan import LocalPlan, device_type_of, local_plan
-from reshard.torch.operations import LocalOperation
 from reshard.torch.redistribute import redistribute
+from reshard.torch.verbs import VERBS
 from reshard.torch.world import World, current_world
 
 Run = Callable[..., torch.Tensor]
@@ -139,10 +140,12 @@ class _Maker:
             if not way.there.exchanges:
                 return lambda tile: way.there.start(tile)()
             return lambda tile: _Moved.apply(tile, way)  # type: ignore[no-untyped-call]
-        shardings = [self.placed.sharding(one) for one in operation.values]
+        check_computable(operation)
         if self.rank not in sharding.mesh:
             return partial(_nothing, _dtype(value))
-        return _from_all(LocalOperation(operation, shardings, self.rank))
+        shardings = [self.placed.sharding(value) for value in operation.values]
+        extents = BoxExtents(operation, shardings, self.rank)
+        return lambda *tiles: compute(VERBS, operation, extents, tiles).contiguous()
 
     def _mesh_for(self, sharding: Sharding) -> DeviceMesh:
         """The mesh of torch that an input or a result is on."""
@@ -166,10 +169,6 @@ class _Maker:
     @property
     def _device(self) -> str:
         return device_type_of(self.meshes)
-
-
-def _from_all(local: LocalOperation) -> Run:
-    return lambda *tiles: local(tiles)
 
 
 def _nothing(dtype: torch.dtype, *tiles: torch.Tensor) -> torch.Tensor:

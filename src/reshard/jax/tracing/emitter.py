@@ -1,7 +1,8 @@
 """What adds the operations of a jaxpr to a program, each with what one device does.
 
-An operation that came from JAX carries a `Local`: a function from the tiles of its operands to that of its result.
-What it may ask about them is `Here`; in which loops it stands is there too, for a program is a flat list.
+An operation that came from JAX carries a `Local`, with the primitive itself as a function of tiles where its kind does
+not say all that it does: a precision, what a sort compares, or nothing at all, for a name that is not in the table.
+In which loops it stands is there too, for a program is a flat list.
 """
 
 from __future__ import annotations
@@ -9,35 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import lax
 
+from reshard.operations.interpreter import Extents, Shape
+from reshard.operations.kinds import KINDS
 from reshard.operations.pattern import Pattern, Term
 from reshard.propagation import Operation, Program, Value
 from reshard.sharding import Sharding
 
-Shape = tuple[int, ...]
-
-
-class Here(Protocol):
-    """What an operation may ask about the tiles on a device; a term is the number of an operand, or of the result."""
-
-    @property
-    def shapes(self) -> Sequence[Shape]:
-        """The shapes of the tiles of the operands, and last of the result."""
-
-    def start(self, term: int, dim: int) -> Any:
-        """Where the tile begins in its tensor."""
-
-    def length(self, term: int, dim: int) -> Any:
-        """How many elements of its tensor it has, which for a tile that is cut short is less than its shape says."""
-
-
-Run = Callable[[Here, Sequence[Any]], Any]
-"""From the tiles of the operands to the tile of the result."""
+Run = Callable[[Extents, Sequence[Any]], Any]
+"""From the tiles of the operands, and where they lie, to the tile of the result."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +56,8 @@ Region = Loop | Way
 class Local:
     """What stands with an operation that came from JAX."""
 
-    run: Run
-    """What a device does."""
+    run: Run | None
+    """What a device does, where the operation's kind does not say it all."""
     regions: tuple[Region, ...] = ()
     """The loops and the branches around it, outermost first."""
     part: str = ""
@@ -103,7 +89,7 @@ class Emitter:
         operands: Sequence[Value],
         terms: Sequence[Term],
         aval: Any,
-        run: Run,
+        run: Run | None = None,
         *,
         local: Mapping[str, Any] | None = None,
         result: str | None = None,
@@ -115,7 +101,16 @@ class Emitter:
         turns = prod(region.length or 1 for region in payload.regions if isinstance(region, Loop))
         dtype = plain_dtype(aval.dtype)
         value = self.program.add(
-            name, operands, result, aval.shape, dtype, pattern=pattern, turns=turns, payload=payload, **fields
+            name,
+            operands,
+            result,
+            aval.shape,
+            dtype,
+            pattern=pattern,
+            turns=turns,
+            payload=payload,
+            opaque=name not in KINDS,
+            **fields,
         )
         return self.keyed(value, aval.dtype)
 
@@ -134,7 +129,7 @@ class Emitter:
         """A value that is known: one number, or an array of which every device takes its part."""
         if is_key(getattr(value, "dtype", None)):
             number = self.literal(np.int32(0))
-            return self.emit("array", [number], [(), labels(value.ndim)], value, lambda here, _: value)
+            return self.emit("array", [number], [(), labels(value.ndim)], value, lambda extents, _: value)
         array = np.asarray(value)
         if array.ndim == 0:
             key = str(array.dtype), array.tobytes()
@@ -146,14 +141,14 @@ class Emitter:
                     (),
                     array.dtype,
                     attributes=(("value", array.item() if array.dtype.kind in "iuf" else float(array.real)),),
-                    payload=Local(lambda here, _: lax.full((), array[()], array.dtype)),
+                    payload=Local(lambda extents, _: lax.full((), array[()], array.dtype)),
                 )
             return self._scalars[key]
 
-        def part(here: Here, _: Sequence[Any]) -> Any:
-            shape = here.shapes[-1]
+        def part(extents: Extents, _: Sequence[Any]) -> Any:
+            shape = extents.shapes[-1]
             room = [(0, local if size % max(local, 1) else 0) for size, local in zip(array.shape, shape, strict=True)]
-            starts = [here.start(1, dim) for dim in range(array.ndim)]
+            starts = [extents.start(1, dim) for dim in range(array.ndim)]
             return lax.dynamic_slice(np.pad(array, room), starts, shape) if shape != array.shape else array
 
         return self.emit("array", [self.literal(np.int32(0))], [(), labels(array.ndim)], array, part)
@@ -204,7 +199,7 @@ def within(shape: Shape, result: Shape) -> Term:
 def evaluated(equation: Any, number: int = 0, **changed: Any) -> Run:
     """The primitive itself, with parameters changed; where it has several results, one of them."""
 
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
+    def run(extents: Extents, tiles: Sequence[Any]) -> Any:
         params = equation.primitive.get_bind_params({**equation.params, **changed})
         made = equation.primitive.bind(*tiles, **params)
         return made[number] if equation.primitive.multiple_results else made

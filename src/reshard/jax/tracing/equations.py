@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 
 from reshard.jax.contraction.einsum_primitive import as_contraction
-from reshard.jax.tracing.emitter import Emitter, Here, Run, evaluated, labels, within
+from reshard.jax.tracing.emitter import Emitter, Run, evaluated, labels, within
 from reshard.jax.tracing.indexed import COMBINED, combining_scatter, gather, scatter
 from reshard.jax.tracing.rearranging import (
     broadcast,
@@ -38,8 +38,9 @@ from reshard.jax.tracing.rearranging import (
     transpose,
     unstack,
 )
-from reshard.jax.tracing.slices import counting, dynamic_slice, dynamic_update_slice
+from reshard.jax.tracing.slices import dynamic_slice, dynamic_update_slice
 from reshard.jax.tracing.windows import convolution, windows
+from reshard.operations.interpreter import Extents
 from reshard.propagation import Value
 
 Rule = Callable[[Emitter, Any, Sequence[Value]], list[Value]]
@@ -153,19 +154,15 @@ def along(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Va
 def iota(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """Numbers along a dim, which every device makes for itself."""
     out, dim = equation.outvars[0].aval, equation.params["dimension"]
-    terms, run = [(), labels(out.ndim)], counting(dim, out.dtype)
-    return [emitter.emit("iota", [emitter.literal(np.int32(0))], terms, out, run, attributes=(("dim", dim),))]
+    terms = [(), labels(out.ndim)]
+    return [emitter.emit("iota", [emitter.literal(np.int32(0))], terms, out, attributes=(("dim", dim),))]
 
 
 def empty(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """Elements that nobody reads."""
     out = equation.outvars[0].aval
     zero = emitter.literal(np.zeros((), out.dtype))
-    return [emitter.emit("broadcast", [zero], [(), labels(out.ndim)], out, _repeated)]
-
-
-def _repeated(here: Here, tiles: Sequence[Any]) -> Any:
-    return lax.broadcast(tiles[0], here.shapes[-1])
+    return [emitter.emit("broadcast", [zero], [(), labels(out.ndim)], out)]
 
 
 def counts(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -175,15 +172,15 @@ def counts(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[V
         return whole(emitter, equation, operands)
     strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
-    def low(here: Here, _: Sequence[Any]) -> Any:
-        local = here.shapes[-1]
+    def low(extents: Extents, _: Sequence[Any]) -> Any:
+        local = extents.shapes[-1]
         total: Any = np.uint32(0)
         for dim, stride in enumerate(strides):
-            at = lax.broadcasted_iota(np.uint32, local, dim) + lax.convert_element_type(here.start(1, dim), np.uint32)
-            total = total + at * np.uint32(stride % 2**32)
+            start = lax.convert_element_type(extents.start(1, dim), np.uint32)
+            total = total + (lax.broadcasted_iota(np.uint32, local, dim) + start) * np.uint32(stride % 2**32)
         return total
 
-    runs: list[Run] = [lambda here, _: lax.full(here.shapes[-1], 0, np.uint32), low]
+    runs: list[Run] = [lambda extents, _: lax.full(extents.shapes[-1], 0, np.uint32), low]
     terms = [(), labels(len(shape))]
     return [
         emitter.emit("counts", [emitter.literal(np.int32(0))], terms, var.aval, run)
@@ -214,7 +211,7 @@ def whole(emitter: Emitter, equation: Any, operands: Sequence[Value], batch: int
                 given,
                 [*terms, result],
                 var.aval,
-                run if operands else lambda here, _, run=run: run(here, ()),  # type: ignore[misc]
+                run if operands else lambda extents, _, run=run: run(extents, ()),  # type: ignore[misc]
                 replicated=tuple(group[0] for term in (*terms, result) for group in term[batch:]),
             )
         )

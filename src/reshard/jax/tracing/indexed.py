@@ -19,7 +19,8 @@ import numpy as np
 from jax import lax
 
 from reshard.dtypes import identity
-from reshard.jax.tracing.emitter import Emitter, Here, Shape, evaluated, known_number, labels
+from reshard.jax.tracing.emitter import Emitter, evaluated, known_number, labels
+from reshard.operations.interpreter import Extents, Shape
 from reshard.operations.pattern import Term
 from reshard.propagation import Program, Value
 
@@ -140,9 +141,10 @@ class Places(NamedTuple):
         """Per dim that indices name the last place that has all that is taken."""
         return np.array([table[dim] - taken for dim, taken in zip(self.named, self.taken, strict=True)], np.int32)
 
-    def bounds(self, here: Here, term: int) -> tuple[Any, ...]:
+    def bounds(self, extents: Extents, term: int) -> tuple[Any, ...]:
         """Per dim that indices name where the tile of a term begins, and how many elements it has."""
-        return tuple(jax.numpy.stack([bound(term, dim) for dim in self.named]) for bound in (here.start, here.length))
+        bounds = extents.start, extents.length
+        return tuple(jax.numpy.stack([bound(term, dim) for dim in self.named]) for bound in bounds)
 
 
 def gather(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -156,13 +158,13 @@ def gather(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[V
     places = Places.of(numbers, table, indices.shape, out.shape)
     passed = {dim for dim, group in enumerate(places.table) if group in places.windows and sizes[dim] == table[dim]}
 
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
+    def run(extents: Extents, tiles: Sequence[Any]) -> Any:
         tile = tiles[0]
         taken = tuple(tile.shape[dim] if dim in passed else size for dim, size in enumerate(sizes))
         changed = {"slice_sizes": taken, "dimension_numbers": numbers}
         if places.cut(tile.shape, table):
-            return _rows_here(equation, changed, here, tiles, places, table)
-        return evaluated(equation, **changed)(here, tiles)
+            return _rows_here(equation, changed, extents, tiles, places, table)
+        return evaluated(equation, **changed)(extents, tiles)
 
     selected = tuple(places.table[dim][0] for dim in places.rows)
     terms = [places.table, places.indices, places.windows]
@@ -170,18 +172,18 @@ def gather(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[V
 
 
 def _rows_here(
-    equation: Any, changed: dict[str, Any], here: Here, tiles: Sequence[Any], places: Places, table: Shape
+    equation: Any, changed: dict[str, Any], extents: Extents, tiles: Sequence[Any], places: Places, table: Shape
 ) -> Any:
     """The rows that the tile of a table has, zeros for the others; what lies outside of the table is the first's."""
     (tile, indices), mode = tiles, equation.params["mode"]
-    (first, own), limits = places.bounds(here, 0), places.limits(table)
+    (first, own), limits = places.bounds(extents, 0), places.limits(table)
     asked = lax.convert_element_type(indices, np.int32)
     if mode == lax.GatherScatterMode.CLIP:
         asked = jax.numpy.clip(asked, 0, limits)
     inside = ((asked >= 0) & (asked <= limits)).all(-1)
     mine = inside & ((asked >= first) & (asked < first + own)).all(-1)
     at = jax.numpy.where(mine[..., None], asked - first, 0)
-    made = evaluated(equation, **changed, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)(here, (tile, at))
+    made = evaluated(equation, **changed, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)(extents, (tile, at))
 
     def spread(mask: Any) -> Any:
         return lax.broadcast_in_dim(mask, made.shape, places.batch)
@@ -229,8 +231,9 @@ def combining_scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]
     reduction, combine = COMBINED[str(equation.primitive)]
     nothing = identity(reduction, np.dtype(out.dtype))
 
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
-        return _scattered(equation, numbers, here, (lax.full(here.shapes[-1], nothing, out.dtype), *tiles), places)
+    def run(extents: Extents, tiles: Sequence[Any]) -> Any:
+        blank = lax.full(extents.shapes[-1], nothing, out.dtype)
+        return _scattered(equation, numbers, extents, (blank, *tiles), places)
 
     name = str(equation.primitive).replace("-", "_")
     terms = [places.indices, places.windows, places.table]
@@ -239,7 +242,7 @@ def combining_scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]
         return [made]
     term = labels(out.ndim)
     name = {"sum": "add", "product": "mul", "min": "minimum", "max": "maximum"}[reduction]
-    return [emitter.emit(name, [base, made], [term] * 3, out, lambda here, tiles: combine(*tiles))]
+    return [emitter.emit(name, [base, made], [term] * 3, out, lambda extents, tiles: combine(*tiles))]
 
 
 def scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -250,8 +253,8 @@ def scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[
     kept = {label for group in places.table for label in group}
     alone = {label for group in places.indices for label in group} - kept
 
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
-        return _scattered(equation, numbers, here, tiles, places)
+    def run(extents: Extents, tiles: Sequence[Any]) -> Any:
+        return _scattered(equation, numbers, extents, tiles, places)
 
     return [
         emitter.emit(
@@ -265,22 +268,22 @@ def scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[
     ]
 
 
-def _scattered(equation: Any, numbers: Any, here: Here, tiles: Sequence[Any], places: Places) -> Any:
+def _scattered(equation: Any, numbers: Any, extents: Extents, tiles: Sequence[Any], places: Places) -> Any:
     """What is scattered into the rows that a tile has."""
     (base, at, updates), full = tiles, equation.outvars[0].aval.shape
     if not places.cut(base.shape, full):
-        return evaluated(equation, dimension_numbers=numbers)(here, tiles)
+        return evaluated(equation, dimension_numbers=numbers)(extents, tiles)
     at = lax.convert_element_type(at, np.int32)
     if equation.params["mode"] == lax.GatherScatterMode.CLIP:
         at = jax.numpy.clip(at, 0, places.limits(full))
-    at = at - places.bounds(here, len(here.shapes) - 1)[0]
+    at = at - places.bounds(extents, len(extents.shapes) - 1)[0]
     if prod(at.shape[:-1]) == 1:
         at, updates = _kept_inside(numbers, base, at, updates, places)
     else:
         beyond = np.array([base.shape[dim] for dim in places.named], np.int32)  # the end, where it is dropped
         at = jax.numpy.where(at < 0, beyond, at)
     drop = lax.GatherScatterMode.FILL_OR_DROP
-    return evaluated(equation, dimension_numbers=numbers, mode=drop)(here, (base, at, updates))
+    return evaluated(equation, dimension_numbers=numbers, mode=drop)(extents, (base, at, updates))
 
 
 def _kept_inside(numbers: Any, base: Any, at: Any, updates: Any, places: Places) -> tuple[Any, Any]:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax import lax
 
-from reshard.jax.tracing.emitter import Emitter, Here, Shape, evaluated, known_number, labels
+from reshard.jax.tracing.emitter import Emitter, evaluated, known_number, labels
 from reshard.jax.tracing.slices import pick, put
+from reshard.operations.interpreter import Shape
 from reshard.operations.reshapes import reshape_pattern
 from reshard.propagation import Value
 
@@ -26,8 +26,7 @@ def transpose(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> lis
 def _transposed(emitter: Emitter, value: Value, order: Sequence[int]) -> Value:
     term, aval = labels(len(value.shape)), emitter.aval(value)
     out = jax.ShapeDtypeStruct([value.shape[dim] for dim in order], aval.dtype)
-    moved = tuple(term[dim] for dim in order)
-    return emitter.emit("transpose", [value], [term, moved], out, lambda _, tiles: lax.transpose(tiles[0], order))
+    return emitter.emit("transpose", [value], [term, tuple(term[dim] for dim in order)], out)
 
 
 def reshape(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -40,11 +39,7 @@ def reshape(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[
 
 def _reshaped(emitter: Emitter, value: Value, out: Any) -> Value:
     pattern, sizes, whole = reshape_pattern(value.shape, out.shape)
-
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
-        return lax.reshape(tiles[0], here.shapes[-1])
-
-    return emitter.emit("reshape", [value], pattern.terms, out, run, sizes=sizes, replicated=whole)
+    return emitter.emit("reshape", [value], pattern.terms, out, sizes=sizes, replicated=whole)
 
 
 def broadcast(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -52,11 +47,7 @@ def broadcast(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> lis
     out, dims = equation.outvars[0].aval, equation.params["broadcast_dimensions"]
     shape = operands[0].shape
     term = tuple((f"d{at}",) if shape[own] == out.shape[at] else () for own, at in enumerate(dims))
-
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
-        return lax.broadcast_in_dim(tiles[0], here.shapes[-1], dims)
-
-    return [emitter.emit("broadcast", operands, [term, labels(out.ndim)], out, run)]
+    return [emitter.emit("broadcast", operands, [term, labels(out.ndim)], out)]
 
 
 def changed(before: Shape, after: Shape) -> tuple[str, ...]:
@@ -81,18 +72,11 @@ def _slice(emitter: Emitter, value: Value, out: Any, start: Shape, stop: Shape, 
         start, stop, step = (tuple(part) for part in zip(*ends, strict=True))
     if value.shape == out.shape and ones:
         return value
-    kept = [one == other for one, other in zip(value.shape, out.shape, strict=True)]
-
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
-        ends = [local if same else end for local, same, end in zip(tiles[0].shape, kept, stop, strict=True)]
-        return lax.slice(tiles[0], start, ends, step)
-
     return emitter.emit(
         "slice",
         [value],
         [labels(out.ndim)] * 2,
         out,
-        run,
         shifted=changed(value.shape, out.shape),
         attributes=(("start", start), ("step", step), ("stop", stop)),
     )
@@ -123,31 +107,25 @@ def pad(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Valu
     longer = [dim for dim, entry in enumerate(config) if any(entry)]
     if longer and all(value.shape[dim] == 1 for dim in longer):
         return [put(emitter, value, low, longer, number, out)]
-
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
-        return lax.pad(tiles[0], lax.full((), number, out.dtype), config)
-
     attributes = (("high", high), ("low", low), ("value", number))
-    return [emitter.emit("pad", [value], [labels(out.ndim)] * 2, out, run, shifted=shifted, attributes=attributes)]
+    return [emitter.emit("pad", [value], [labels(out.ndim)] * 2, out, shifted=shifted, attributes=attributes)]
 
 
 def concatenate(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """Tensors one after another along a dim."""
-    out, dim = equation.outvars[0].aval, equation.params["dimension"]
+    return [_joined(emitter, operands, equation.params["dimension"], equation.outvars[0].aval)]
+
+
+def _joined(emitter: Emitter, operands: Sequence[Value], dim: int, out: Any) -> Value:
     terms = [labels(out.ndim)] * (len(operands) + 1)
-    return [
-        emitter.emit(
-            "concatenate", operands, terms, out, evaluated(equation), shifted=(f"d{dim}",), attributes=(("dim", dim),)
-        )
-    ]
+    return emitter.emit("concatenate", operands, terms, out, shifted=(f"d{dim}",), attributes=(("dim", dim),))
 
 
 def stack(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """Tensors side by side in a new dim."""
+    """Tensors side by side in a new dim: each with that dim of size 1, one after another."""
     out, axis = equation.outvars[0].aval, equation.params["axis"]
-    result = labels(out.ndim)
-    terms = [result[:axis] + result[axis + 1 :]] * len(operands)
-    return [emitter.emit("stack", operands, [*terms, result], out, evaluated(equation), replicated=result[axis])]
+    layer = jax.ShapeDtypeStruct((*out.shape[:axis], 1, *out.shape[axis + 1 :]), out.dtype)
+    return [_joined(emitter, [_reshaped(emitter, value, layer) for value in operands], axis, out)]
 
 
 def unstack(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:

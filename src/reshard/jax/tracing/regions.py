@@ -120,6 +120,6 @@ def _stacked(tracing: Tracing, value: Value, loop: Loop) -> Value:
     return tracing.emit("stack", [value], [term[1:], term], aval, _never, local=local, replicated=("turn",))
 
 
-def _never(here: Any, tiles: Any) -> Any:
+def _never(extents: Any, tiles: Any) -> Any:
     """What leads into a region or out of it is no operation by itself."""
     raise ReshardError("bad-program", "a loop or a choice runs as a whole")

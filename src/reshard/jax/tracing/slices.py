@@ -16,55 +16,25 @@ import jax
 import numpy as np
 from jax import lax
 
-from reshard.jax.tracing.emitter import Emitter, Here, Run, Shape, labels
+from reshard.jax.tracing.emitter import Emitter, labels
+from reshard.operations.interpreter import Extents, Shape
 from reshard.operations.pattern import Term
 from reshard.propagation import Value
 
 
-def pick(emitter: Emitter, value: Value, start: Sequence[int], ones: Sequence[int], out: Any) -> Value:
+def pick(emitter: Emitter, value: Value, start: Sequence[int], dims: Sequence[int], out: Any) -> Value:
     """One element of each of some dims; the device that has it gives it, the others zeros."""
-    result, at = labels(out.ndim), tuple(start[dim] for dim in ones)
-    terms, run = [result, _without(result, ones)], picking(ones, at, value.shape)
-    attributes = (("dims", tuple(ones)), ("start", at))
-    selected = tuple(f"d{dim}" for dim in ones)
-    return emitter.emit("pick", [value], terms, out, run, selected=selected, attributes=attributes)
-
-
-def picking(dims: Sequence[int], start: Sequence[int], shape: Shape) -> Run:
-    """What a device does where one element of each of some dims is picked from a tensor."""
-    at = {dim: np.int32(place) for dim, place in zip(dims, start, strict=True)}
-    return lambda here, tiles: _picked(here, tiles[0], at, here.shapes[-1], shape)
+    terms = [labels(out.ndim), _without(labels(out.ndim), dims)]
+    attributes = (("dims", tuple(dims)), ("start", tuple(start[dim] for dim in dims)))
+    selected = tuple(f"d{dim}" for dim in dims)
+    return emitter.emit("pick", [value], terms, out, selected=selected, attributes=attributes)
 
 
 def put(emitter: Emitter, value: Value, start: Sequence[int], dims: Sequence[int], fill: float, out: Any) -> Value:
     """One element of each of some dims among others that are all alike, by the device in whose tile it lies."""
-    result, at = labels(out.ndim), tuple(start[dim] for dim in dims)
-    terms, run = [_without(result, dims), result], putting(dims, at, fill)
-    attributes = (("dims", tuple(dims)), ("start", at), ("value", fill))
-    return emitter.emit("put", [value], terms, out, run, attributes=attributes)
-
-
-def putting(dims: Sequence[int], start: Sequence[int], fill: float) -> Run:
-    """What a device does where one element of each of some dims is put among others."""
-
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
-        (tile,), shape = tiles, here.shapes[-1]
-        places = zip(dims, start, strict=True)
-        mine = [lax.broadcasted_iota(np.int32, shape, dim) + here.start(1, dim) == place for dim, place in places]
-        spread = lax.broadcast_in_dim(tile, shape, range(len(shape)))
-        return lax.select(reduce(operator.and_, mine), spread, lax.full(shape, fill, tile.dtype))
-
-    return run
-
-
-def counting(dim: int, dtype: Any) -> Run:
-    """What a device does where numbers count along a dim."""
-
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
-        first = lax.convert_element_type(here.start(1, dim), dtype)
-        return lax.broadcasted_iota(dtype, here.shapes[-1], dim) + first
-
-    return run
+    result, places = labels(out.ndim), tuple(start[dim] for dim in dims)
+    attributes = (("dims", tuple(dims)), ("start", places), ("value", fill))
+    return emitter.emit("put", [value], [_without(result, dims), result], out, attributes=attributes)
 
 
 def dynamic_slice(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -77,10 +47,10 @@ def dynamic_slice(emitter: Emitter, equation: Any, operands: Sequence[Value]) ->
     cut = [dim for dim, (size, most) in enumerate(zip(sizes, value.shape, strict=True)) if size != most]
     ones = [dim for dim in cut if sizes[dim] == 1]
 
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
+    def run(extents: Extents, tiles: Sequence[Any]) -> Any:
         tile, starts = tiles[0], list(tiles[1:])
         at = {dim: lax.clamp(*_limits(starts[dim], value.shape[dim] - 1)) for dim in ones}
-        return _picked(here, tile, at, here.shapes[-1], value.shape, starts)
+        return _picked(extents, tile, at, extents.shapes[-1], value.shape, starts)
 
     return [
         emitter.emit(
@@ -95,15 +65,15 @@ def dynamic_slice(emitter: Emitter, equation: Any, operands: Sequence[Value]) ->
     ]
 
 
-def _picked(here: Here, tile: Any, at: dict[int, Any], sizes: Shape, shape: Shape, starts: Sequence[Any] = ()) -> Any:
+def _picked(extents: Extents, tile: Any, at: dict[int, Any], sizes: Shape, shape: Shape, starts: Sequence[Any]) -> Any:
     """A slice of a tile, zeros where it lies on another device in one of some dims."""
-    found = list(starts) or [np.int32(0)] * tile.ndim
+    found = list(starts)
     mine: Any = None
     for dim, place in at.items():
         found[dim] = place
         if tile.shape[dim] != shape[dim]:
-            found[dim] = lax.convert_element_type(place, np.int32) - here.start(0, dim)
-            inside = (found[dim] >= 0) & (found[dim] < here.length(0, dim))
+            found[dim] = lax.convert_element_type(place, np.int32) - extents.start(0, dim)
+            inside = (found[dim] >= 0) & (found[dim] < extents.length(0, dim))
             mine = inside if mine is None else mine & inside
     if len({np.result_type(start) for start in found}) > 1:
         found = [lax.convert_element_type(start, np.int32) for start in found]
@@ -118,14 +88,14 @@ def dynamic_update_slice(emitter: Emitter, equation: Any, operands: Sequence[Val
     term = labels(out.ndim)
     given = tuple((() if update[dim] == 1 else (f"u{dim}",)) if dim in cut else term[dim] for dim in range(out.ndim))
 
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
+    def run(extents: Extents, tiles: Sequence[Any]) -> Any:
         tile, part, *starts = tiles
         masks = []
         for dim in cut:
             size, own = update[dim], tile.shape[dim]
             if own == out.shape[dim]:
                 continue
-            start = lax.clamp(*_limits(starts[dim], out.shape[dim] - size)) - here.start(0, dim)
+            start = lax.clamp(*_limits(starts[dim], out.shape[dim] - size)) - extents.start(0, dim)
             window = min(size, own)
             starts[dim] = lax.clamp(*_limits(start, own - window))
             places = lax.iota(np.int32, window) + (starts[dim] - start)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reshard.jax.tracing.emitter import Emitter, Here, evaluated, labels
+from reshard.jax.tracing.emitter import Emitter, evaluated, labels
+from reshard.operations.interpreter import Extents
 from reshard.operations.pattern import Group, Term
 from reshard.propagation import Value
 
@@ -42,12 +43,12 @@ def convolution(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> l
     if group:
         sizes["g"] = features * batches
 
-    def run(here: Here, tiles: Sequence[Any]) -> Any:
+    def run(extents: Extents, tiles: Sequence[Any]) -> Any:
         counts = {
             "feature_group_count": tiles[0].shape[left[1]] // tiles[1].shape[right[1]],
-            "batch_group_count": tiles[0].shape[left[0]] // here.shapes[-1][result[0]],
+            "batch_group_count": tiles[0].shape[left[0]] // extents.shapes[-1][result[0]],
         }
-        return evaluated(equation, **counts)(here, tiles)
+        return evaluated(equation, **counts)(extents, tiles)
 
     return [
         emitter.emit(

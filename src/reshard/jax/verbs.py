@@ -1,0 +1,98 @@
+"""What JAX does with arrays, for the interpreter of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from reshard.dtypes import identity
+from reshard.jax.tracing.emitter import is_key
+from reshard.operations.interpreter import Shape, Verbs
+
+REDUCE: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "product": jnp.prod}
+
+
+def _einsum(arrays: Sequence[Any], labels: Sequence[Sequence[int]], kept: Sequence[int], dtype: str) -> Any:
+    terms = [part for pair in zip(arrays, labels, strict=True) for part in pair]
+    return jnp.einsum(*terms, kept)
+
+
+def _reduce(reduction: str, array: Any, dims: Shape) -> Any:
+    return REDUCE[reduction](array, axis=dims, initial=identity(reduction, array.dtype))
+
+
+def _pad(array: Any, low: Shape, high: Shape, value: Any) -> Any:
+    return lax.pad(array, lax.full((), value, array.dtype), [(*ends, 0) for ends in zip(low, high, strict=True)])
+
+
+def _element(array: Any, dim: int, place: Any) -> Any:
+    return lax.dynamic_slice_in_dim(array, place, 1, dim)
+
+
+def _quotient(a: Any, b: Any) -> Any:
+    """A quotient; that of integers is cut towards zero."""
+    dtype = jnp.result_type(a, b)
+    return lax.div(a.astype(dtype), b.astype(dtype)) if jnp.issubdtype(dtype, jnp.integer) else jnp.divide(a, b)
+
+
+_LIKE_NUMPY = """
+abs add cbrt ceil conj cos cosh equal exp exp2 expm1 floor imag log log1p maximum minimum real sign sin sinh sqrt square
+tan tanh
+"""
+_LIKE_LAX = """
+atan2 clamp complex erf integer_pow is_finite rem rsqrt select_n stop_gradient
+"""
+ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    **{name: getattr(jnp, name) for name in _LIKE_NUMPY.split()},
+    **{name: getattr(lax, name) for name in _LIKE_LAX.split()},
+    "and": jnp.bitwise_and,
+    "div": _quotient,
+    "ge": jnp.greater_equal,
+    "gt": jnp.greater,
+    "le": jnp.less_equal,
+    "less": jnp.less,
+    "mul": jnp.multiply,
+    "ne": jnp.not_equal,
+    "neg": jnp.negative,
+    "not": jnp.invert,
+    "or": jnp.bitwise_or,
+    "pow": jnp.power,
+    "relu": lambda a: jnp.maximum(a, 0),
+    "round": lambda a, rounding_method=1: lax.round(a, lax.RoundingMethod(rounding_method)),
+    "select": jnp.where,
+    "sigmoid": jax.nn.sigmoid,
+    "silu": jax.nn.silu,
+    "sub": jnp.subtract,
+    "xor": jnp.bitwise_xor,
+}
+
+VERBS = Verbs(
+    reshape=lax.reshape,
+    transpose=lax.transpose,
+    broadcast=jnp.broadcast_to,
+    cast=lambda array, dtype: array if is_key(array.dtype) else array.astype(dtype),
+    einsum=_einsum,
+    reduce=_reduce,
+    slice=lax.slice,
+    pad=_pad,
+    concatenate=lax.concatenate,
+    rows=lambda table, numbers: table[numbers],
+    element=_element,
+    where=jnp.where,
+    full=lambda like, shape, value: lax.full(shape, value, like.dtype),
+    count=lambda like, shape, dim: lax.broadcasted_iota("int32", shape, dim),
+    number=lambda array: array,
+    elementwise=ELEMENTWISE,
+    along={
+        "sort": jnp.sort,
+        "softmax": jax.nn.softmax,
+        "cumsum": lax.cumsum,
+        "cumprod": lax.cumprod,
+        "cummax": lax.cummax,
+        "cummin": lax.cummin,
+    },
+)

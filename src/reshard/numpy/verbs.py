@@ -1,0 +1,127 @@
+"""What NumPy does with arrays, for the interpreter of operations.
+
+>>> VERBS.elementwise["select_n"](np.array([False, True]), np.array([1, 2]), np.array([3, 4]))
+array([1, 4])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import erf
+from typing import Any
+
+import numpy as np
+
+from reshard.dtypes import identity
+from reshard.numpy.tiles import COMBINE, Array
+from reshard.operations.interpreter import Shape, Verbs
+
+
+def _widened(array: Array, dtype: np.dtype[Any]) -> Array:
+    """An array that NumPy can sum up: integers as wide as the result, short floats with 32 bits."""
+    if array.dtype.kind in "iu" and dtype.kind in "iu":
+        return array.astype(dtype)
+    return array if array.dtype.isbuiltin == 1 and array.dtype != np.float16 else array.astype(np.float32)
+
+
+def _einsum(arrays: Sequence[Array], labels: Sequence[Sequence[int]], kept: Sequence[int], dtype: str) -> Array:
+    wide = [_widened(array, np.dtype(dtype)) for array in arrays]
+    terms: list[Any] = [part for pair in zip(wide, labels, strict=True) for part in pair]
+    return np.asarray(np.einsum(*terms, kept))
+
+
+def _reduce(reduction: str, array: Array, dims: Shape) -> Array:
+    blank = identity(reduction, array.dtype)
+    return np.asarray(COMBINE[reduction].reduce(_widened(array, array.dtype), axis=dims, initial=blank))
+
+
+def _count(like: Array, shape: Shape, dim: int) -> Array:
+    numbers = np.arange(shape[dim]).reshape([-1 if place == dim else 1 for place in range(len(shape))])
+    return np.broadcast_to(numbers, shape)
+
+
+def _sigmoid(a: Array) -> Array:
+    return 1 / (1 + np.exp(-a))
+
+
+def _quotient(a: Array, b: Array) -> Array:
+    """A quotient; that of integers is cut towards zero."""
+    return (a - np.fmod(a, b)) // b if np.result_type(a, b).kind in "iu" else np.divide(a, b)
+
+
+def _rounded(a: Array, rounding_method: int = 1) -> Array:
+    """The nearest integer; of two the even one, unless the method is 0."""
+    return np.rint(a) if rounding_method else np.copysign(np.floor(np.abs(a) + 0.5), a)
+
+
+def _softmax(a: Array, dim: int) -> Array:
+    if not a.size:
+        return a
+    powers = np.exp(a - a.max(dim, keepdims=True))
+    return np.asarray(powers / powers.sum(dim, keepdims=True))
+
+
+_LIKE_NUMPY = """
+abs cbrt ceil conj cos cosh exp exp2 expm1 floor imag log log1p maximum minimum real sign sin sinh sqrt square tan tanh
+"""
+ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    **{name: getattr(np, name) for name in _LIKE_NUMPY.split()},
+    "add": np.add,
+    "and": np.bitwise_and,
+    "atan2": np.arctan2,
+    "clamp": lambda low, a, high: np.minimum(np.maximum(a, low), high),
+    "complex": lambda a, b: a + 1j * b,
+    "div": _quotient,
+    "equal": np.equal,
+    "erf": np.vectorize(erf, otypes=[float]),
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "integer_pow": lambda a, y: np.power(a, y) if y >= 0 else 1 / np.power(a, -y),
+    "is_finite": np.isfinite,
+    "le": np.less_equal,
+    "less": np.less,
+    "mul": np.multiply,
+    "ne": np.not_equal,
+    "neg": np.negative,
+    "not": np.invert,
+    "or": np.bitwise_or,
+    "pow": np.power,
+    "relu": lambda a: np.maximum(a, 0),
+    "rem": np.fmod,
+    "round": _rounded,
+    "rsqrt": lambda a: 1 / np.sqrt(a),
+    "select": np.where,
+    "select_n": lambda which, *cases: np.choose(which.astype(np.intp), cases),
+    "sigmoid": _sigmoid,
+    "silu": lambda a: a * _sigmoid(a),
+    "stop_gradient": lambda a: a,
+    "sub": np.subtract,
+    "xor": np.bitwise_xor,
+}
+
+VERBS = Verbs(
+    reshape=np.reshape,
+    transpose=np.transpose,
+    broadcast=np.broadcast_to,
+    cast=lambda array, dtype: np.ascontiguousarray(np.asarray(array).astype(dtype, copy=False)),
+    einsum=_einsum,
+    reduce=_reduce,
+    slice=lambda array, start, stop, step: array[tuple(map(slice, start, stop, step))],
+    pad=lambda array, low, high, value: np.pad(array, list(zip(low, high, strict=True)), constant_values=value),
+    concatenate=np.concatenate,
+    rows=lambda table, numbers: table[numbers],
+    element=lambda array, dim, place: np.take(array, [place], dim),
+    where=np.where,
+    full=lambda like, shape, value: np.full(shape, value, like.dtype),
+    count=_count,
+    number=lambda array: array.astype(np.int64),
+    elementwise=ELEMENTWISE,
+    along={
+        "sort": np.sort,
+        "cumsum": np.cumsum,
+        "cumprod": np.cumprod,
+        "cummax": np.maximum.accumulate,
+        "cummin": np.minimum.accumulate,
+        "softmax": _softmax,
+    },
+)

@@ -1,0 +1,301 @@
+"""What one device computes: the tile of an operation's result from the tiles of its operands, on any engine.
+
+Tiles are seen with one dim per label, and then the pattern says all there is to do: an operand is transposed and
+repeated to the labels of the result, or combined over those that the result lacks.
+The few operations for which the place of an element counts ask where a tile begins.
+An engine brings its arrays with some fifteen verbs on them, and its functions of elements by name: `Verbs`.
+It may run one program on every device with a place that is known only then, as JAX does, so places are compared and
+subtracted here, and never looked at.
+
+By hand, rows 5 and 1 of a table whose rows 4 to 7 a device has: 5 - 4 = 1 is one of its rows, 1 - 4 = -3 is none and
+comes out as zeros, so that the sum over devices is the two rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from math import prod
+from operator import and_
+from typing import Any, Protocol
+
+import numpy as np
+
+from reshard.dtypes import REDUCTIONS
+from reshard.errors import ReshardError
+from reshard.operations.kinds import KINDS, Form
+from reshard.operations.operation import Operation
+from reshard.operations.projection import labels_of, shards
+from reshard.operations.rules import operation_rule
+from reshard.sharding import Sharding
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verbs:
+    """What an engine does with arrays, which besides have `shape` and the operators `+ - >= < == & *`."""
+
+    reshape: Callable[[Any, Shape], Any]
+    transpose: Callable[[Any, Shape], Any]
+    """Dims in another order."""
+    broadcast: Callable[[Any, Shape], Any]
+    """Dims of size 1 repeated."""
+    cast: Callable[[Any, str], Any]
+    """Elements in the dtype of that name."""
+    einsum: Callable[[Sequence[Any], Sequence[Sequence[int]], Sequence[int], str], Any]
+    """Arrays with the labels of each, the labels to keep, and the name of the dtype that is wanted at the end."""
+    reduce: Callable[[str, Any, Shape], Any]
+    """A reduction by name, of an array, over dims; of no elements it is the identity of the reduction."""
+    slice: Callable[[Any, Shape, Shape, Shape], Any]
+    """Start, stop and step of every dim."""
+    pad: Callable[[Any, Shape, Shape, Any], Any]
+    """How many elements before and after in every dim, and of what value."""
+    concatenate: Callable[[Sequence[Any], int], Any]
+    rows: Callable[[Any, Any], Any]
+    """The rows of a table that an array of numbers names, all of which it has."""
+    element: Callable[[Any, int, Any], Any]
+    """Of one dim a single place, which it has; the dim stays, with size 1."""
+    where: Callable[[Any, Any, Any], Any]
+    """One array where a mask holds, another elsewhere; all three repeated alike."""
+    full: Callable[[Any, Shape, Any], Any]
+    """One value everywhere, in the dtype of another array and where that is."""
+    count: Callable[[Any, Shape, int], Any]
+    """The numbers 0, 1, … along a dim, where another array is."""
+    number: Callable[[Any], Any]
+    """Integers in a dtype with a sign that holds every place of a tensor."""
+    elementwise: Mapping[str, Callable[..., Any]]
+    """By the name of the operation, of arrays of one shape; attributes have the names of arguments."""
+    along: Mapping[str, Callable[[Any, int], Any]]
+    """By the name of the operation, of an array along a dim."""
+
+
+class Extents(Protocol):
+    """Where the tiles of an operation lie on a device; a term is the number of an operand, or of the result."""
+
+    @property
+    def shardings(self) -> Sequence[Sharding]:
+        """Of the operands, and last of the result."""
+
+    @property
+    def shapes(self) -> Sequence[Shape]:
+        """Of the arrays that hold the tiles."""
+
+    def start(self, term: int, dim: int) -> Any:
+        """Where the tile begins in its tensor."""
+
+    def length(self, term: int, dim: int) -> Any:
+        """How many elements of its tensor it has, which for a tile that is cut short may be less than its array."""
+
+
+class BoxExtents:
+    """The extents of a device where arrays are no larger than the tiles in them."""
+
+    def __init__(self, operation: Operation, shardings: Sequence[Sharding], device: int) -> None:
+        """As `shardings` say, which are those of the operands, and last of the result."""
+        self.shardings = shardings
+        pairs = zip(shardings, operation.values, strict=True)
+        self.boxes = [sharding.box(device, value.shape) for sharding, value in pairs]
+        self.shapes = [box.shape for box in self.boxes]
+
+    def start(self, term: int, dim: int) -> int:
+        """Where the tile begins in its tensor."""
+        return self.boxes[term][dim][0]
+
+    def length(self, term: int, dim: int) -> int:
+        """How many elements of its tensor it has."""
+        return self.shapes[term][dim]
+
+
+def check_computable(operation: Operation) -> None:
+    """Refuse an operation that no engine knows by its name.
+
+    Raises:
+        ReshardError: `bad-program`.
+    """
+    name = operation.name
+    if name not in KINDS or KINDS[name].form in (Form.END, Form.BLOCK):
+        raise ReshardError("bad-program", f"value {operation.result.name}: operation {name} is not known here")
+
+
+def compute(verbs: Verbs, operation: Operation, extents: Extents, tiles: Sequence[Any]) -> Any:
+    """The device's tile of the result of an operation.
+
+    Args:
+        verbs: of the engine.
+        operation: what is computed.
+        extents: where the tiles lie.
+        tiles: of the operands.
+
+    Raises:
+        ReshardError: `bad-program` where no engine knows the operation.
+    """
+    check_computable(operation)
+    result = _Computation(verbs, operation, extents, tiles).result()
+    return verbs.reshape(verbs.cast(result, operation.result.dtype.name), extents.shapes[-1])
+
+
+@dataclass
+class _Computation:
+    """One operation on the tiles of one device."""
+
+    verbs: Verbs
+    operation: Operation
+    extents: Extents
+    tiles: Sequence[Any]
+
+    def result(self) -> Any:
+        """The tile of the result, up to its dtype and dims that are groups of labels or have none."""
+        name, form = self.operation.name, KINDS[self.operation.name].form
+        if form is Form.CONTRACTED:
+            return self.contracted()
+        if form is Form.REDUCED:
+            return self.reduced()
+        if form is Form.MOVED:
+            return self.moved()
+        if form is Form.ALONG:
+            (array,), labels = self.arrays, self.labels[0]
+            whole = self.operation.pattern.labels.index(self.operation.replicated[0])  # type: ignore[union-attr]
+            return self.spread(self.verbs.along[name](array, labels.index(whole)), labels)
+        if form is Form.ELEMENTWISE:
+            kind = KINDS[name]
+            known = (*kind.attributes, *kind.options)
+            attributes = {key: value for key, value in self.operation.attributes if key in known}
+            arrays = (self.spread(*pair) for pair in zip(self.arrays, self.labels, strict=False))
+            return self.verbs.elementwise[name](*arrays, **attributes)
+        return _BY_NAME[name](self)
+
+    # Tiles with one dim per label
+
+    @cached_property
+    def labels(self) -> list[list[int]]:
+        """Of the operands, and last of the result."""
+        return [[label for group in term for label in group] for term in operation_rule(self.operation).terms]
+
+    @cached_property
+    def arrays(self) -> list[Any]:
+        """The tiles of the operands."""
+        return [self.verbs.reshape(tile, self.label_shape(term)) for term, tile in enumerate(self.tiles)]
+
+    def label_shape(self, term: int) -> Shape:
+        """The shape of a tile; an operation is laid out so that shards divide the labels of a group."""
+        rule, sharding, sizes = operation_rule(self.operation), self.extents.shardings[term], []
+        for dim, (group, size) in enumerate(zip(rule.terms[term], self.extents.shapes[term], strict=True)):
+            if len(group) == 1:
+                sizes.append(size)
+            elif group:
+                axes = () if sharding.mesh.is_maximal else sharding.dims[dim].axes
+                lists = labels_of(group, axes, rule.sizes, sharding.mesh.sizes).lists
+                parts = (shards(cuts, sharding.mesh.sizes) for cuts in lists)
+                sizes += [rule.sizes[label] // count for label, count in zip(group, parts, strict=True)]
+        return tuple(sizes)
+
+    def spread(self, array: Any, labels: Sequence[int]) -> Any:
+        """An array with the labels of the result, in its order, repeated along those that it lacks."""
+        result = self.labels[-1]
+        turned = self.verbs.transpose(array, tuple(labels.index(label) for label in result if label in labels))
+        sizes = iter(turned.shape)
+        shape = self.label_shape(len(self.tiles))
+        widened = self.verbs.reshape(turned, tuple(next(sizes) if label in labels else 1 for label in result))
+        return self.verbs.broadcast(widened, shape)
+
+    def contracted(self) -> Any:
+        """The product of the operands, summed over the labels that the result lacks."""
+        *operands, result = self.labels
+        kept = [label for label in result if any(label in labels for labels in operands)]
+        return self.spread(self.verbs.einsum(self.arrays, operands, kept, self.operation.result.dtype.name), kept)
+
+    def reduced(self) -> Any:
+        """The labels that the result lacks, combined."""
+        (array,), (labels, result) = self.arrays, self.labels
+        dims = tuple(dim for dim, label in enumerate(labels) if label not in result)
+        operand, name = self.operation.operands[0], self.operation.name
+        if operand.dtype.kind not in REDUCTIONS[name]:  # truth values, which are counted
+            array = self.verbs.cast(array, self.operation.result.dtype.name)
+        combined = self.verbs.reduce(name, array, dims) if dims else array
+        return self.spread(combined, [label for label in labels if label in result])
+
+    def moved(self) -> Any:
+        """The elements as they are; labels that the result lacks are whole, and lie between those that both have."""
+        (array,), (labels, result) = self.arrays, self.labels
+        if {*labels} <= {*result}:
+            return self.spread(array, labels)
+        shape = self.label_shape(1)
+        if prod(shape) != prod(array.shape):
+            raise ReshardError("bad-program", f"value {self.operation.result.name}: the reshape is not local")
+        return self.verbs.reshape(array, shape)
+
+    # Places
+
+    def sliced(self) -> Any:
+        """Some of the elements of dims of which the device has all; other dims stay as they are."""
+        (tile,), operation = self.tiles, self.operation
+        shapes = zip(operation.operands[0].shape, operation.result.shape, strict=True)
+        ends = zip(*(operation.attribute(key) for key in ("start", "stop", "step")), strict=True)
+        cuts = [
+            end if before != after else (0, size, 1)
+            for (before, after), end, size in zip(shapes, ends, tile.shape, strict=True)
+        ]
+        return self.verbs.slice(tile, *zip(*cuts, strict=True)) if cuts else tile
+
+    def padded(self) -> Any:
+        """More elements in dims of which the device has all."""
+        attribute = self.operation.attribute
+        return self.verbs.pad(self.tiles[0], attribute("low"), attribute("high"), attribute("value", 0))
+
+    def joined(self) -> Any:
+        """One after another in a dim of which the device has all."""
+        return self.verbs.concatenate(self.tiles, self.operation.attribute("dim"))
+
+    def taken(self) -> Any:
+        """The rows that the tile of a table has, zeros for the others."""
+        verbs, (table, rows) = self.verbs, self.tiles
+        if not table.shape[0]:
+            return verbs.full(table, (*rows.shape, *table.shape[1:]), 0)
+        places = verbs.number(rows) - self.extents.start(0, 0)
+        inside = (places >= 0) & (places < self.extents.length(0, 0))
+        elements = verbs.rows(table, verbs.where(inside, places, 0))
+        mask = verbs.reshape(inside, (*rows.shape, *[1] * (len(table.shape) - 1)))
+        return verbs.where(mask, elements, verbs.full(table, (), 0))
+
+    def picked(self) -> Any:
+        """One element of each of some dims, zeros where the tile lacks it."""
+        verbs, (array,) = self.verbs, self.tiles
+        shape, masks = self.operation.operands[0].shape, []
+        for dim, place in zip(self.operation.attribute("dims"), self.operation.attribute("start"), strict=True):
+            if array.shape[dim] != shape[dim]:
+                place = place - self.extents.start(0, dim)
+                inside = (place >= 0) & (place < self.extents.length(0, dim))
+                if isinstance(inside, bool | np.bool_) and not inside:
+                    return verbs.full(array, self.extents.shapes[-1], 0)
+                masks.append(inside)
+            array = verbs.element(array, dim, place)
+        masks = [mask for mask in masks if not isinstance(mask, bool | np.bool_)]
+        return verbs.where(reduce(and_, masks), array, verbs.full(array, (), 0)) if masks else array
+
+    def put(self) -> Any:
+        """One element of each of some dims, if the tile has it, among others that are all alike."""
+        verbs, (tile,), attribute, term = self.verbs, self.tiles, self.operation.attribute, 1
+        shape = self.extents.shapes[term]
+        places = zip(attribute("dims"), attribute("start"), strict=True)
+        masks = [verbs.count(tile, shape, dim) + self.extents.start(term, dim) == place for dim, place in places]
+        fill = verbs.full(tile, (), attribute("value"))
+        return verbs.where(reduce(and_, masks), verbs.broadcast(tile, shape), fill)
+
+    def counted(self) -> Any:
+        """The places along a dim."""
+        dim = self.operation.attribute("dim")
+        return self.verbs.count(self.tiles[0], self.extents.shapes[1], dim) + self.extents.start(1, dim)
+
+
+_BY_NAME: dict[str, Callable[[_Computation], Any]] = {
+    "slice": _Computation.sliced,
+    "pad": _Computation.padded,
+    "concatenate": _Computation.joined,
+    "take": _Computation.taken,
+    "pick": _Computation.picked,
+    "put": _Computation.put,
+    "iota": _Computation.counted,
+}
+"""What is done by dims of the tiles themselves."""

@@ -1,0 +1,185 @@
+"""Every operation by its name: one row each, and all that the rest of the house asks about an operation.
+
+A pattern says which dims run over the same index; the kind says what is done there: in what form, to how many
+operands, with which attributes, how what the result lacks is combined, and for which unreduced operands it may wait.
+To add an operation, give it a row here and, where it computes with the elements, an entry under its name in the
+`verbs.py` of each engine; what only moves elements needs none.
+
+A name without a row is refused unless the operation is declared opaque: then its pattern carries shardings and its
+price is counted as any other's, but only the engine that brought it along can compute it.
+
+By hand: a sum may wait until an `add` is done if all its operands are to be added up, as (a0 + a1) + (b0 + b1) is
+(a0 + b0) + (a1 + b1); a product only if one factor is, as (a0 + a1) * b is a0 * b + a1 * b.
+
+>>> KINDS["add"].waiting, KINDS["einsum"].waiting, KINDS["exp"].waiting_for
+(<Waiting.ALL: 'all'>, <Waiting.ANY: 'any'>, frozenset())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum
+
+from reshard.dtypes import REDUCTIONS
+from reshard.errors import ReshardError
+from reshard.operations.pattern import Pattern
+
+
+class Form(Enum):
+    """How an operation comes to its result."""
+
+    END = "end"
+    """Not at all: it begins or ends the program, or moves a value to another sharding. It has no pattern."""
+    BLOCK = "block"
+    """By going into a loop or a branch, or out of it."""
+    MOVED = "moved"
+    """The elements as they are: in another order of dims or another shape, repeated, in another dtype."""
+    SHIFTED = "shifted"
+    """The elements at other places of a dim, of which a device needs all: a slice, a pad, a concatenation."""
+    INDEXED = "indexed"
+    """The elements at given places, each by the device that has it."""
+    COUNTED = "counted"
+    """The numbers of the places themselves."""
+    ELEMENTWISE = "elementwise"
+    """Every element from those at its place in the operands, which are repeated along the labels that they lack."""
+    CONTRACTED = "contracted"
+    """The operands multiplied, and labels that the result lacks summed."""
+    REDUCED = "reduced"
+    """Labels that the result lacks combined."""
+    ALONG = "along"
+    """All elements along one label at once, which is the one that is said to be replicated."""
+
+
+class Waiting(Enum):
+    """Which operands may be unreduced together, so that the result is in their place."""
+
+    ALL = "all"
+    ANY = "any"
+    """One of them, any one."""
+    FIRST = "first"
+
+
+ALL_REDUCTIONS = frozenset(REDUCTIONS)
+SUM = frozenset(["sum"])
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What an operation is, but for its pattern."""
+
+    form: Form
+    operands: int | None = 1
+    """How many; None for one or more."""
+    attributes: tuple[str, ...] = ()
+    """Without which it says nothing."""
+    options: tuple[str, ...] = ()
+    """Attributes that may be left out."""
+    reduction: str | None = None
+    """How labels that the result lacks are combined, so that devices may each combine a part; None where they are
+    not."""
+    waiting_for: frozenset[str] = frozenset()
+    """The reductions under which operands may be unreduced; of an operation that fills, only if with zeros."""
+    waiting: Waiting = Waiting.ALL
+    """Which of them."""
+
+    def check(
+        self,
+        name: str,
+        pattern: Pattern | None,
+        operands: int,
+        attributes: Collection[str],
+        replicated: Collection[str],
+    ) -> None:
+        """Refuse what an operation of this kind cannot be.
+
+        Rules, in the order checked:
+            it has as many operands as its kind: `bad-argument`
+            it has the attributes of its kind: `bad-program`
+            a label stands twice in an operand of an einsum only
+            what is done along a label names that one as replicated
+            what shifts elements has the same dims in every operand and in the result
+            elementwise, the result has every label; otherwise every label that is not combined, indexed or whole
+        """
+        if self.operands not in (None, operands) or (self.operands is None and not operands):
+            counts = {None: "operands", 0: "no operands", 1: "one operand"}
+            count = counts.get(self.operands, f"{self.operands} operands")
+            raise ReshardError("bad-argument", f"operation {name} must have {count}, got {operands}")
+        missing = [attribute for attribute in self.attributes if attribute not in attributes]
+        if missing:
+            raise ReshardError("bad-program", f"operation {name} must have the attribute {missing[0]}")
+        if pattern is None:
+            return
+        if pattern.repeated and self.form is not Form.CONTRACTED:
+            raise ReshardError("bad-program", f"operation {name} of {pattern} may have no label twice in an operand")
+        if self.form is Form.ALONG and len(replicated) != 1:
+            raise ReshardError("bad-program", f"operation {name} must name the one replicated label that it runs along")
+        if self.form is Form.SHIFTED and len({*pattern.terms}) > 1:
+            raise ReshardError("bad-program", f"operation {name} of {pattern} must have the same dims on both sides")
+        if self.form in (Form.ELEMENTWISE, Form.ALONG):
+            for label in pattern.labels:
+                if pattern.role(label) in ("contracted", "summed"):
+                    raise ReshardError("bad-program", f"operation {name} of {pattern} drops label {label}")
+
+
+def _each(names: str, *kind: object, **fields: object) -> dict[str, Kind]:
+    return dict.fromkeys(names.split(), Kind(*kind, **fields))  # type: ignore[arg-type]
+
+
+KINDS: dict[str, Kind] = {
+    "input": Kind(Form.END, 0),
+    "constant": Kind(Form.END, 0, ("value",)),
+    "reshard": Kind(Form.END, waiting_for=ALL_REDUCTIONS),
+    "output": Kind(Form.END, waiting_for=ALL_REDUCTIONS),
+    **_each("carry branch stack", Form.BLOCK),
+    "element": Kind(Form.BLOCK),
+    "last": Kind(Form.BLOCK, 2),
+    "chosen": Kind(Form.BLOCK, None),
+    **_each("transpose reshape broadcast copy", Form.MOVED, waiting_for=ALL_REDUCTIONS),
+    "convert": Kind(Form.MOVED, waiting_for=SUM),  # from float to float, so that sums of it are sums
+    "cast": Kind(Form.MOVED),
+    "slice": Kind(Form.SHIFTED, 1, ("start", "stop", "step"), waiting_for=ALL_REDUCTIONS),
+    "pad": Kind(Form.SHIFTED, 1, ("low", "high"), ("value",), waiting_for=ALL_REDUCTIONS),
+    "concatenate": Kind(Form.SHIFTED, None, ("dim",), waiting_for=ALL_REDUCTIONS),
+    "take": Kind(Form.INDEXED, 2, waiting_for=SUM, waiting=Waiting.FIRST),
+    "pick": Kind(Form.INDEXED, 1, ("dims", "start"), waiting_for=SUM),
+    "put": Kind(Form.INDEXED, 1, ("dims", "start", "value")),
+    "iota": Kind(Form.COUNTED, 1, ("dim",)),
+    "einsum": Kind(Form.CONTRACTED, None, reduction="sum", waiting_for=SUM, waiting=Waiting.ANY),
+    **{
+        name: Kind(Form.REDUCED, reduction=name, waiting_for=frozenset([name]))
+        for name in ("sum", "max", "min", "product")
+    },
+    **_each("sort cumsum cumprod cummax cummin softmax", Form.ALONG),
+    **_each(
+        "abs cbrt ceil cos cosh erf exp exp2 expm1 floor is_finite log log1p not relu rsqrt sigmoid sign silu sin sinh "
+        "sqrt square stop_gradient tan tanh conj",
+        Form.ELEMENTWISE,
+    ),
+    **_each("neg real imag", Form.ELEMENTWISE, waiting_for=SUM),
+    "integer_pow": Kind(Form.ELEMENTWISE, 1, ("y",)),
+    "round": Kind(Form.ELEMENTWISE, 1, (), ("rounding_method",)),
+    **_each("add sub", Form.ELEMENTWISE, 2, waiting_for=SUM),
+    **_each(
+        "mul div rem pow atan2 maximum minimum equal ne less le gt ge and or xor complex",
+        Form.ELEMENTWISE,
+        2,
+    ),
+    **_each("select clamp", Form.ELEMENTWISE, 3),
+    "select_n": Kind(Form.ELEMENTWISE, None),
+}
+"""Every operation that the engines know."""
+
+
+def kind_of(name: str, *, is_opaque: bool = False) -> Kind | None:
+    """What an operation of a name is; None where it is opaque.
+
+    Raises:
+        ReshardError: `bad-program` where the name is not known and yet not opaque, or known and yet opaque.
+    """
+    kind = KINDS.get(name)
+    if kind is None and not is_opaque:
+        raise ReshardError("bad-program", f"operation {name} is not known; one that an engine may lack must be opaque")
+    if kind is not None and is_opaque:
+        raise ReshardError("bad-program", f"operation {name} is known, and cannot be opaque")
+    return kind

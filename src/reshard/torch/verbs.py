@@ -1,0 +1,119 @@
+"""What torch does with tensors, for the interpreter of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from reshard.operations.interpreter import Shape, Verbs
+from reshard.torch.conversions import dtype_of
+
+Tensor = torch.Tensor
+
+
+def _einsum(tensors: Sequence[Tensor], labels: Sequence[Sequence[int]], kept: Sequence[int], dtype: str) -> Tensor:
+    terms: list[Any] = [part for pair in zip(tensors, labels, strict=True) for part in pair]
+    return torch.einsum(*terms, kept)
+
+
+def _reduce(reduction: str, x: Tensor, dims: Shape) -> Tensor:
+    for dim in sorted(dims, reverse=True):
+        if x.shape[dim]:
+            x = REDUCE[reduction](x, dim)
+        else:  # of nothing there is no maximum
+            x = x.new_full((*x.shape[:dim], *x.shape[dim + 1 :]), dtype_of(x.dtype).identity(reduction))
+    return x
+
+
+def _where(mask: Any, x: Tensor, y: Any) -> Tensor:
+    return torch.where(torch.as_tensor(mask, device=x.device), x, y)
+
+
+def _pad(x: Tensor, low: Shape, high: Shape, value: Any) -> Tensor:
+    last_first = [side for ends in reversed([*zip(low, high, strict=True)]) for side in ends]
+    return torch.nn.functional.pad(x, last_first, value=value)
+
+
+def _count(like: Tensor, shape: Shape, dim: int) -> Tensor:
+    numbers = torch.arange(shape[dim], device=like.device)
+    return numbers.reshape([-1 if place == dim else 1 for place in range(len(shape))]).expand(shape)
+
+
+def _quotient(x: Tensor, y: Tensor) -> Tensor:
+    """A quotient; that of integers is cut towards zero."""
+    dtype = torch.result_type(x, y)
+    return torch.div(x, y, rounding_mode=None if dtype.is_floating_point or dtype.is_complex else "trunc")
+
+
+def _rounded(x: Tensor, rounding_method: int = 1) -> Tensor:
+    """The nearest integer; of two the even one, unless the method is 0."""
+    return x.round() if rounding_method else torch.copysign((x.abs() + 0.5).floor(), x)
+
+
+def _select_n(which: Tensor, *cases: Tensor) -> Tensor:
+    return torch.stack(cases).gather(0, which.long()[None])[0]
+
+
+_LIKE_NUMPY = """
+abs add atan2 ceil cos cosh erf exp exp2 expm1 floor log log1p maximum minimum mul ne neg pow relu rsqrt sigmoid
+sin sinh sqrt square sub tan tanh complex ge gt le
+"""
+ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
+    **{name: getattr(torch, name) for name in _LIKE_NUMPY.split()},
+    "and": torch.bitwise_and,
+    "cbrt": lambda x: x.sign() * x.abs().pow(1 / 3),
+    "conj": torch.conj_physical,
+    "clamp": lambda low, x, high: torch.minimum(torch.maximum(x, low), high),
+    "div": _quotient,
+    "equal": torch.eq,
+    "imag": lambda x: x.imag if x.is_complex() else torch.zeros_like(x),
+    "integer_pow": lambda x, y: x.pow(y) if y >= 0 else 1 / x.pow(-y),
+    "is_finite": torch.isfinite,
+    "less": torch.lt,
+    "not": torch.bitwise_not,
+    "or": torch.bitwise_or,
+    "real": torch.real,
+    "rem": torch.fmod,
+    "round": _rounded,
+    "select": lambda which, x, y: torch.where(which.bool(), x, y),
+    "select_n": _select_n,
+    "sign": torch.sgn,
+    "silu": torch.nn.functional.silu,
+    "stop_gradient": Tensor.detach,
+    "xor": torch.bitwise_xor,
+}
+REDUCE: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "sum": Tensor.sum,
+    "product": Tensor.prod,
+    "max": Tensor.amax,
+    "min": Tensor.amin,
+}
+
+VERBS = Verbs(
+    reshape=torch.reshape,
+    transpose=torch.permute,
+    broadcast=Tensor.expand,
+    cast=lambda x, dtype: x.to(getattr(torch, dtype)),
+    einsum=_einsum,
+    reduce=_reduce,
+    slice=lambda x, start, stop, step: x[tuple(map(slice, start, stop, step))],
+    pad=_pad,
+    concatenate=lambda tensors, dim: torch.cat(tuple(tensors), dim),
+    rows=lambda table, numbers: table[numbers],
+    element=lambda x, dim, place: x.narrow(dim, place, 1),
+    where=_where,
+    full=lambda like, shape, value: like.new_full(shape, value),
+    count=_count,
+    number=Tensor.long,
+    elementwise=ELEMENTWISE,
+    along={
+        "sort": lambda x, dim: x.sort(dim).values,
+        "cumsum": torch.cumsum,
+        "cumprod": torch.cumprod,
+        "cummax": lambda x, dim: x.cummax(dim).values,
+        "cummin": lambda x, dim: x.cummin(dim).values,
+        "softmax": torch.softmax,
+    },
+)
