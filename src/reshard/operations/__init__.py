@@ -17,5 +17,6 @@ operation.py     a value, and the operation that makes it
 rules.py         what an operation says about shardings
 projection.py    from the axes of a dim to those of its labels, and back
 reshapes.py      the pattern of a reshape
+gradient.py      what flows back through an einsum
 interpreter.py   the tile of a result from the tiles of its operands, on any engine
 """

@@ -1,11 +1,8 @@
 """`einsum`: DTensors in, a DTensor out.
 
 Eagerly, this rank's `LocalContraction` runs on the local tensors, and what comes out is made a DTensor again.
-It is linear in each operand, so what flows back to an operand is an einsum too, of the gradient and the other
-operands, from where they are to where the operand was; it is planned and differentiable like any other.
-
-By hand, `ij,jk->ik`: to the first operand flows `ik,jk->ij`; to the operand of `ii->i`, of which only the diagonal
-counts, flows `i,ij->ij`, where the second operand is the identity matrix.
+It is linear in each operand, so what flows back to an operand is an einsum too (`reshard.operations.gradient`), from
+where the gradient and the other operands are to where the operand was; it is planned and differentiable like any other.
 """
 
 from __future__ import annotations
@@ -25,7 +22,8 @@ from reshard.contraction import EinsumPlan
 from reshard.contraction import einsum as make_plan
 from reshard.errors import ReshardError
 from reshard.network import Network
-from reshard.operations.pattern import Group, Pattern, Term
+from reshard.operations.gradient import backward_of
+from reshard.operations.pattern import Pattern
 from reshard.sharding import Sharding
 from reshard.torch.agreement import Statement, check_mode, digest_of
 from reshard.torch.contraction import LocalContraction, local_contraction
@@ -191,50 +189,28 @@ def _gradients(
     local: LocalEinsum, check: str, gradient: DTensor, operands: Sequence[DTensor], wanted: Sequence[bool]
 ) -> Iterator[DTensor | None]:
     """Per operand what flows back to it, where it is wanted."""
-    request, pattern = local.request, local.plan.expression
+    request = local.request
     for number, x in enumerate(operands):
         if not wanted[number]:
             yield None
             continue
-        term, equal = _without_repeats(pattern, number)
-        others = [other for place, other in enumerate(operands) if place != number]
-        terms = [other for place, other in enumerate(pattern.operands) if place != number]
-        given = [gradient, *map(_conjugate, others)]
-        given += [_identity(x, local.plan.expression_sizes[old]) for old, _ in equal]
-        back = Pattern((pattern.output, *terms, *(((old,), (new,)) for old, new in equal)), term)
-        sizes = [(label, local.plan.expression_sizes[label]) for label in back.labels if label in pattern.labels]
-        sizes += [(new, local.plan.expression_sizes[old]) for old, new in equal]
+        backward = backward_of(local.plan.expression, number, local.plan.expression_sizes)
+        factors = [gradient, *(_conjugate(other) for place, other in enumerate(operands) if place != number)]
+        factors += [_identity(x, size) for size in backward.identity_sizes]
         yield _called(
             EinsumRequest(
-                back,
-                tuple(one._spec for one in given),
+                backward.pattern,
+                tuple(factor._spec for factor in factors),
                 gradient_placements(x.placements),
                 x.device_mesh,
                 request.network,
-                tuple(sizes),
+                tuple(backward.sizes.items()),
                 False,
                 request.overlap,
             ),
-            given,
+            factors,
             check,
         )
-
-
-def _without_repeats(pattern: Pattern, number: int) -> tuple[Term, list[tuple[str, str]]]:
-    """An operand's term with no label twice, and for those that are new, which of the old they are equal to."""
-    term = pattern.operands[number]
-    seen: set[str] = set()
-    longer = "_" * max(map(len, pattern.labels), default=0)  # than any label, so that it is new
-    dims: list[Group] = []
-    equal: list[tuple[str, str]] = []
-    for group in term:
-        if len(group) == 1 and group[0] in seen:
-            new = f"{group[0]}{longer}{len(equal)}"
-            equal.append((group[0], new))
-            group = (new,)
-        seen.update(group)
-        dims.append(group)
-    return tuple(dims), equal
 
 
 def _identity(x: DTensor, size: int) -> DTensor:

@@ -3,19 +3,15 @@
 It is one operation: a `shard_map` whose body moves the operands, contracts on every device and moves the result, all
 by one plan.
 It is linear in each operand, so its derivative is a sum of einsums, and what flows back to an operand is an einsum
-too: of the cotangent and the other operands, from where they are to where the operand was.
+too (`reshard.operations.gradient`), from where the cotangent and the other operands are to where the operand was.
 So every derivative of any order is planned, with no more bytes than its own plan says.
-
-By hand, `ij,jk->ik`: to the first operand flows `ik,jk->ij`; to the operand of `ii->i`, of which only the diagonal
-counts, flows `i,ij->ij`, where the second operand is the identity matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial, reduce
-from itertools import count
 from math import prod
 from operator import add
 from typing import Any
@@ -46,7 +42,8 @@ from reshard.jax.exchange.primitive import bind as reshard_to
 from reshard.jax.exchange.resharding import by_names_of, source_in, target_in
 from reshard.mesh import Mesh
 from reshard.network import Network
-from reshard.operations.pattern import Pattern, Term
+from reshard.operations.gradient import backward_of, fresh_label
+from reshard.operations.pattern import Pattern
 from reshard.sharding import Sharding
 
 
@@ -266,47 +263,29 @@ def _transposed(cotangent: Any, *operands: Any, einsum: MeshEinsum) -> Any:
         start = filled(of_type.spec, len(pattern.output))
     elif start is not None and isinstance(cotangent, core.Tracer):
         cotangent = jax.lax.with_sharding_constraint(cotangent, NamedSharding(mesh, start))
-    factors = [(cotangent, pattern.output, start)]
-    factors += [
-        (x, term, source)
-        for number, (x, term, source) in enumerate(zip(operands, pattern.operands, einsum.sources, strict=True))
-        if number != own
-    ]
-    sizes = einsum.sizes
-    output = _named_apart(pattern.operands[own], sizes)
-    for place, label in enumerate(pattern.operands[own]):
-        if output[place] != label:
-            identity, whole = on_every_device(jnp.eye(aval.shape[place], dtype=cotangent.dtype), over_devices(mesh))
-            factors.append((identity, (label, output[place]), whole))
-    arrays, terms, sources = zip(*factors, strict=True)
-    backward = Pattern(terms, output)
+    backward = backward_of(pattern, own, einsum.sizes)
+    arrays = [cotangent, *(x for number, x in enumerate(operands) if number != own)]
+    sources = [start, *(source for number, source in enumerate(einsum.sources) if number != own)]
+    for size in backward.identity_sizes:
+        identity, source = on_every_device(jnp.eye(size, dtype=cotangent.dtype), over_devices(mesh))
+        arrays.append(identity)
+        sources.append(source)
     back = einsum.sources[own] and einsum.sources[own].to_ct_spec()
-    label_sizes = tuple(sizes[label] for label in backward.labels)
-    gradient = bind(arrays, replace(einsum, pattern=backward, label_sizes=label_sizes, sources=sources, target=back))
+    flowing = replace(
+        einsum,
+        pattern=backward.pattern,
+        label_sizes=tuple(backward.sizes.values()),
+        sources=tuple(sources),
+        target=back,
+    )
+    gradient = bind(arrays, flowing)
     result[own] = gradient.astype(aval.dtype)
     return result
 
 
-def _named_apart(term: Term, sizes: dict[str, int]) -> Term:
-    """The term, where a label that stands again has another name; its size is added."""
-    seen: list[Any] = []
-    for group in term:
-        if group and group in seen:
-            label = _fresh(group[0], sizes)
-            sizes[label] = sizes[group[0]]
-            group = (label,)
-        seen.append(group)
-    return tuple(seen)
-
-
-def _fresh(label: str, taken: Mapping[str, int]) -> str:
-    """A name that no label has."""
-    return next(name for number in count(1) if (name := f"{label}_{number}") not in taken)
-
-
 def _batched(axis: Any, values: Any, dims: Any, *, einsum: MeshEinsum) -> Any:
     """One label more, in every operand that has the dim and in the result."""
-    label, mapped = _fresh("batch", einsum.sizes), axis.explicit_mesh_axis or axis.spmd_name
+    label, mapped = fresh_label("batch", einsum.sizes), axis.explicit_mesh_axis or axis.spmd_name
     terms, sources = list(einsum.pattern.operands), list(einsum.sources)
     for number, dim in enumerate(dims):
         if dim is not None:
