@@ -11,7 +11,7 @@ from jax import lax
 
 from reshard.dtypes import identity
 from reshard.jax.tracing.emitter import is_key
-from reshard.operations.interpreter import Shape, Verbs
+from reshard.operations.interpreter import Shape, Verbs, functions
 
 REDUCE: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "product": jnp.prod}
 
@@ -39,36 +39,16 @@ def _quotient(a: Any, b: Any) -> Any:
     return lax.div(a.astype(dtype), b.astype(dtype)) if jnp.issubdtype(dtype, jnp.integer) else jnp.divide(a, b)
 
 
-_LIKE_NUMPY = """
-abs add cbrt ceil conj cos cosh equal exp exp2 expm1 floor imag log log1p maximum minimum real sign sin sinh sqrt square
-tan tanh
-"""
-_LIKE_LAX = """
-atan2 clamp complex erf integer_pow is_finite rem rsqrt select_n stop_gradient
-"""
+_OF_LAX = "clamp complex erf integer_pow rsqrt select_n stop_gradient"
 ELEMENTWISE: dict[str, Callable[..., Any]] = {
-    **{name: getattr(jnp, name) for name in _LIKE_NUMPY.split()},
-    **{name: getattr(lax, name) for name in _LIKE_LAX.split()},
-    "and": jnp.bitwise_and,
+    **{name: getattr(lax, name) for name in _OF_LAX.split()},
     "div": _quotient,
-    "ge": jnp.greater_equal,
-    "gt": jnp.greater,
-    "le": jnp.less_equal,
-    "less": jnp.less,
-    "mul": jnp.multiply,
-    "ne": jnp.not_equal,
-    "neg": jnp.negative,
-    "not": jnp.invert,
-    "or": jnp.bitwise_or,
-    "pow": jnp.power,
     "relu": lambda a: jnp.maximum(a, 0),
     "round": lambda a, rounding_method=1: lax.round(a, lax.RoundingMethod(rounding_method)),
-    "select": jnp.where,
     "sigmoid": jax.nn.sigmoid,
     "silu": jax.nn.silu,
-    "sub": jnp.subtract,
-    "xor": jnp.bitwise_xor,
 }
+"""What `jax.numpy` has under no name."""
 
 VERBS = Verbs(
     reshape=lax.reshape,
@@ -86,7 +66,7 @@ VERBS = Verbs(
     full=lambda like, shape, value: lax.full(shape, value, like.dtype),
     count=lambda like, shape, dim: lax.broadcasted_iota("int32", shape, dim),
     number=lambda array: array,
-    elementwise=ELEMENTWISE,
+    elementwise=functions(jnp, ELEMENTWISE),
     along={
         "sort": jnp.sort,
         "softmax": jax.nn.softmax,

@@ -14,7 +14,7 @@ import numpy as np
 
 from reshard.dtypes import identity
 from reshard.numpy.tiles import COMBINE, Array
-from reshard.operations.interpreter import Shape, Verbs
+from reshard.operations.interpreter import Shape, Verbs, functions
 
 
 def _widened(array: Array, dtype: np.dtype[Any]) -> Array:
@@ -61,43 +61,21 @@ def _softmax(a: Array, dim: int) -> Array:
     return np.asarray(powers / powers.sum(dim, keepdims=True))
 
 
-_LIKE_NUMPY = """
-abs cbrt ceil conj cos cosh exp exp2 expm1 floor imag log log1p maximum minimum real sign sin sinh sqrt square tan tanh
-"""
 ELEMENTWISE: dict[str, Callable[..., Any]] = {
-    **{name: getattr(np, name) for name in _LIKE_NUMPY.split()},
-    "add": np.add,
-    "and": np.bitwise_and,
-    "atan2": np.arctan2,
     "clamp": lambda low, a, high: np.minimum(np.maximum(a, low), high),
     "complex": lambda a, b: a + 1j * b,
     "div": _quotient,
-    "equal": np.equal,
     "erf": np.vectorize(erf, otypes=[float]),
-    "ge": np.greater_equal,
-    "gt": np.greater,
     "integer_pow": lambda a, y: np.power(a, y) if y >= 0 else 1 / np.power(a, -y),
-    "is_finite": np.isfinite,
-    "le": np.less_equal,
-    "less": np.less,
-    "mul": np.multiply,
-    "ne": np.not_equal,
-    "neg": np.negative,
-    "not": np.invert,
-    "or": np.bitwise_or,
-    "pow": np.power,
     "relu": lambda a: np.maximum(a, 0),
-    "rem": np.fmod,
     "round": _rounded,
     "rsqrt": lambda a: 1 / np.sqrt(a),
-    "select": np.where,
     "select_n": lambda which, *cases: np.choose(which.astype(np.intp), cases),
     "sigmoid": _sigmoid,
     "silu": lambda a: a * _sigmoid(a),
     "stop_gradient": lambda a: a,
-    "sub": np.subtract,
-    "xor": np.bitwise_xor,
 }
+"""What NumPy has under no name."""
 
 VERBS = Verbs(
     reshape=np.reshape,
@@ -115,7 +93,7 @@ VERBS = Verbs(
     full=lambda like, shape, value: np.full(shape, value, like.dtype),
     count=_count,
     number=lambda array: array.astype(np.int64),
-    elementwise=ELEMENTWISE,
+    elementwise=functions(np, ELEMENTWISE),
     along={
         "sort": np.sort,
         "cumsum": np.cumsum,

@@ -71,6 +71,12 @@ class Verbs:
     """By the name of the operation, of an array along a dim."""
 
 
+def functions(namespace: Any, own: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """The function of every elementwise operation: an engine's own, else what its namespace has after NumPy."""
+    kinds = {name: kind for name, kind in KINDS.items() if kind.form is Form.ELEMENTWISE}
+    return {name: own.get(name) or getattr(namespace, kind.function or name) for name, kind in kinds.items()}
+
+
 class Extents(Protocol):
     """Where the tiles of an operation lie on a device; a term is the number of an operand, or of the result."""
 

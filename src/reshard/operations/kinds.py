@@ -2,8 +2,7 @@
 
 A pattern says which dims run over the same index; the kind says what is done there: in what form, to how many
 operands, with which attributes, how what the result lacks is combined, and for which unreduced operands it may wait.
-To add an operation, give it a row here and, where it computes with the elements, an entry under its name in the
-`verbs.py` of each engine; what only moves elements needs none.
+To add an operation, give it a row here, and a function in the `verbs.py` of an engine that has none of that name.
 
 A name without a row is refused unless the operation is declared opaque: then its pattern carries shardings and its
 price is counted as any other's, but only the engine that brought it along can compute it.
@@ -20,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from reshard.dtypes import REDUCTIONS
 from reshard.errors import ReshardError
@@ -82,6 +82,8 @@ class Kind:
     """The reductions under which operands may be unreduced; of an operation that fills, only if with zeros."""
     waiting: Waiting = Waiting.ALL
     """Which of them."""
+    function: str = ""
+    """What NumPy calls it, and others after NumPy, if they have it."""
 
     def check(
         self,
@@ -122,8 +124,10 @@ class Kind:
                     raise ReshardError("bad-program", f"operation {name} of {pattern} drops label {label}")
 
 
-def _each(names: str, *kind: object, **fields: object) -> dict[str, Kind]:
-    return dict.fromkeys(names.split(), Kind(*kind, **fields))  # type: ignore[arg-type]
+def _each(names: str, *kind: Any, **fields: Any) -> dict[str, Kind]:
+    """A kind under several names, each with that of its function behind it, where that is another."""
+    pairs = (text.partition("=") for text in names.split())
+    return {name: Kind(*kind, **fields, function=function or name) for name, _, function in pairs}
 
 
 KINDS: dict[str, Kind] = {
@@ -152,20 +156,21 @@ KINDS: dict[str, Kind] = {
     },
     **_each("sort cumsum cumprod cummax cummin softmax", Form.ALONG),
     **_each(
-        "abs cbrt ceil cos cosh erf exp exp2 expm1 floor is_finite log log1p not relu rsqrt sigmoid sign silu sin sinh "
-        "sqrt square stop_gradient tan tanh conj",
+        "abs cbrt ceil conj cos cosh erf exp exp2 expm1 floor log log1p relu rsqrt sigmoid sign silu sin sinh sqrt "
+        "square stop_gradient tan tanh is_finite=isfinite not=invert",
         Form.ELEMENTWISE,
     ),
-    **_each("neg real imag", Form.ELEMENTWISE, waiting_for=SUM),
+    **_each("neg=negative real imag", Form.ELEMENTWISE, waiting_for=SUM),
     "integer_pow": Kind(Form.ELEMENTWISE, 1, ("y",)),
     "round": Kind(Form.ELEMENTWISE, 1, (), ("rounding_method",)),
-    **_each("add sub", Form.ELEMENTWISE, 2, waiting_for=SUM),
+    **_each("add sub=subtract", Form.ELEMENTWISE, 2, waiting_for=SUM),
     **_each(
-        "mul div rem pow atan2 maximum minimum equal ne less le gt ge and or xor complex",
+        "mul=multiply div rem=fmod pow=power atan2=arctan2 maximum minimum equal ne=not_equal less le=less_equal "
+        "gt=greater ge=greater_equal and=bitwise_and or=bitwise_or xor=bitwise_xor complex",
         Form.ELEMENTWISE,
         2,
     ),
-    **_each("select clamp", Form.ELEMENTWISE, 3),
+    **_each("select=where clamp", Form.ELEMENTWISE, 3),
     "select_n": Kind(Form.ELEMENTWISE, None),
 }
 """Every operation that the engines know."""

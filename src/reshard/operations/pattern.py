@@ -132,9 +132,7 @@ class Pattern:
         """Where a label stands: (term, dim, place in the group)."""
         for number, term in enumerate(self.terms):
             for dim, group in enumerate(term):
-                for place, other in enumerate(group):
-                    if other == label:
-                        yield number, dim, place
+                yield from ((number, dim, place) for place, member in enumerate(group) if member == label)
 
     def label_sizes(self, shapes: Sequence[Sequence[int]], /, **sizes: int) -> dict[str, int]:
         """The size of every label.
@@ -156,8 +154,8 @@ class Pattern:
             raise ReshardError(
                 "bad-argument", f"{len(checked)} shapes are given for the {len(self.operands)} operands of {self}"
             )
-        found = {label: integer(size, f"the size of label {label}", "bad-shape") for label, size in known.items()}
-        for label, size in found.items():
+        sizes = {label: integer(size, f"the size of label {label}", "bad-shape") for label, size in known.items()}
+        for label, size in sizes.items():
             if label not in self.labels:
                 raise ReshardError("bad-argument", f"label {shown(label)} is not in {self}")
             if not 0 <= size < LIMIT:
@@ -170,37 +168,36 @@ class Pattern:
                     f"{self._name(number)} of {self} has {len(term)} dims, its shape {shape} has {len(shape)}",
                 )
             dims += [(number, dim, group, size) for dim, (group, size) in enumerate(zip(term, shape, strict=True))]
-        left = dims
-        while left:
-            waiting = [entry for entry in left if not self._settled(entry, found)]
-            if len(waiting) == len(left):
-                number, dim, group, size = left[0]
-                unknown = " and ".join(label for label in group if label not in found)
+        while dims:
+            unsettled = [entry for entry in dims if not self._settled(entry, sizes)]
+            if len(unsettled) == len(dims):
+                number, dim, group, size = dims[0]
+                unknown = " and ".join(label for label in group if label not in sizes)
                 raise ReshardError(
                     "bad-shape",
                     f"dim {dim} of {self._name(number)} of {self} has size {size}, which leaves {unknown} open; "
                     "give the size of a label",
                 )
-            left = waiting
+            dims = unsettled
         for label in self.labels:
-            if label not in found:
+            if label not in sizes:
                 raise ReshardError(
                     "bad-shape", f"label {label} of {self} stands in no operand, so that its size must be given"
                 )
-        return {label: found[label] for label in self.labels}
+        return {label: sizes[label] for label in self.labels}
 
-    def _settled(self, entry: tuple[int, int, Group, int], found: dict[str, int]) -> bool:
+    def _settled(self, entry: tuple[int, int, Group, int], sizes: dict[str, int]) -> bool:
         """Whether all labels of a dim are known, now that its last unknown one is worked out."""
         number, dim, group, size = entry
-        unknown = [label for label in group if label not in found]
-        rest = prod(found[label] for label in group if label in found)
+        unknown = [label for label in group if label not in sizes]
+        rest = prod(sizes[label] for label in group if label in sizes)
         where = f"dim {dim} of {self._name(number)} of {self} has size {size}"
         if len(unknown) > 1 or (unknown and rest == 0):
             return False
         if unknown and size % rest:
             raise ReshardError("bad-shape", f"{where}, which {rest} does not divide")
         if unknown:
-            found[unknown[0]] = size // rest
+            sizes[unknown[0]] = size // rest
         elif not group and size != 1:
             raise ReshardError("bad-shape", f"{where}; without a label it must have size 1")
         elif rest != size:
@@ -264,16 +261,15 @@ def _words(term: str, text: str) -> Term:
     dims: list[Group] = []
     place = 0
     while place < len(term):
-        found = _WORD_DIM.match(term, place)
-        if found is None:
+        dim = _WORD_DIM.match(term, place)
+        if dim is None:
             raise ReshardError("syntax", f"brackets must be closed and hold no others, in {shown(text)}")
-        words = (found[2] if found[1] is None else found[1]).split()
-        labels = [word for word in words if word != "1"]
+        labels = [word for word in (dim[2] if dim[1] is None else dim[1]).split() if word != "1"]
         for label in labels:
             if not _WORD.fullmatch(label):
                 raise ReshardError(
                     "syntax", f"a label must be letters, digits and underscores, got {shown(label)} in {shown(text)}"
                 )
         dims.append(tuple(labels))
-        place = found.end()
+        place = dim.end()
     return tuple(dims)

@@ -8,10 +8,10 @@ no label, and the labels after it can take none.
 
 By hand, 8 = (a b) with a = 2, b = 4 on x = 4: a takes "x":(1)2, b takes "x":(2)2.
 
->>> found = labels_of((0, 1), (Axis("x"),), (2, 4), {"x": 4})
->>> [[str(axis) for axis in axes] for axes in found.lists], found.rest
-([['"x":(1)2'], ['"x":(2)2']], ())
->>> print(*axes_of((0, 1), {0: found.lists[0], 1: found.lists[1]}, (2, 4), {"x": 4}))
+>>> (a, b), rest = labels_of((0, 1), (Axis("x"),), (2, 4), {"x": 4})
+>>> print(*a, *b, rest)
+"x":(1)2 "x":(2)2 ()
+>>> print(*axes_of((0, 1), {0: a, 1: b}, (2, 4), {"x": 4}))
 "x"
 """
 
@@ -51,20 +51,20 @@ def labels_of(group: Sequence[int], axes: Axes, label_sizes: Sequence[int], size
     rest = list(axes)
     lists: list[Axes] = []
     for label in group[:-1]:
-        left = label_sizes[label]
-        mine: list[Axis] = []
-        while rest and left > 1:
+        uncut = label_sizes[label]
+        label_axes: list[Axis] = []
+        while rest and uncut > 1:
             axis, full_size = rest[0], sizes[rest[0].name]
             size = axis.size_in(full_size)
-            shared = gcd(size, left)
+            shared = gcd(size, uncut)
             if shared == 1:
-                empty: list[Axes] = [()] * (len(group) - len(lists) - 1)
-                return Projected((*lists, tuple(mine), *empty), tuple(rest))
+                none: list[Axes] = [()] * (len(group) - len(lists) - 1)
+                return Projected((*lists, tuple(label_axes), *none), tuple(rest))
             cut = axis.start * shared
-            mine.append(Axis.between(axis.name, axis.start, cut, full_size))
+            label_axes.append(Axis.between(axis.name, axis.start, cut, full_size))
             rest[:1] = [] if shared == size else [Axis.between(axis.name, cut, axis.stop_in(full_size), full_size)]
-            left //= shared
-        lists.append(tuple(mine))
+            uncut //= shared
+        lists.append(tuple(label_axes))
     return Projected((*lists, tuple(rest)))
 
 
@@ -74,23 +74,23 @@ def axes_of(
     """The axes of a dim from those of its labels: up to the first label that is not cut to single elements."""
     if len(group) == 1:
         return lists[group[0]]
-    found: list[Axis] = []
+    dim_axes: list[Axis] = []
     for place, label in enumerate(group):
         if place == len(group) - 1:
-            found += lists[label]
+            dim_axes += lists[label]
             break
-        left = label_sizes[label]
+        uncut = label_sizes[label]
         for axis in lists[label]:
             size = axis.size_in(sizes[axis.name])
-            shared = gcd(size, left)
+            shared = gcd(size, uncut)
             if shared > 1:
-                found.append(Axis.between(axis.name, axis.start, axis.start * shared, sizes[axis.name]))
-                left //= shared
+                dim_axes.append(Axis.between(axis.name, axis.start, axis.start * shared, sizes[axis.name]))
+                uncut //= shared
             if shared != size:
-                return merged(found, sizes)
-        if left > 1:
+                return merged(dim_axes, sizes)
+        if uncut > 1:
             break
-    return merged(found, sizes)
+    return merged(dim_axes, sizes)
 
 
 def shards(axes: Axes, sizes: Mapping[str, int]) -> int:

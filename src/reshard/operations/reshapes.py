@@ -37,10 +37,10 @@ def reshape_pattern(before: Shape, after: Shape) -> tuple[Pattern, dict[str, int
     if min(after, default=0) < 0 or prod(before) != prod(after):
         raise ReshardError("bad-shape", f"a reshape from {before} to {after} must keep the number of elements")
     sizes: dict[str, int] = {}
-    own: list[str] = []
+    unshared: list[str] = []
     heads: list[list[list[str]]] = [[[] for _ in shape] for shape in (before, after)]
     tails: list[list[list[str]]] = [[[] for _ in shape] for shape in (before, after)]
-    left = [list(before), list(after)]
+    uncut = [list(before), list(after)]
 
     def label(size: int) -> str:
         name = f"f{len(sizes)}"
@@ -51,27 +51,28 @@ def reshape_pattern(before: Shape, after: Shape) -> tuple[Pattern, dict[str, int
         for ends, step in ((heads, 0), (tails, -1)):
             open_dims = [list(dims) for dims in block]
             while all(open_dims) and 0 not in before:
-                one, other = (dims[step] for dims in open_dims)
-                shared = gcd(left[0][one], left[1][other])
+                pair = [dims[step] for dims in open_dims]
+                rests = [uncut[side][dim] for side, dim in enumerate(pair)]
+                shared = gcd(*rests)
                 if shared > 1:
                     name = label(shared)
-                    for side, dim in enumerate((one, other)):
+                    for side, dim in enumerate(pair):
                         ends[side][dim].append(name)
-                        left[side][dim] //= shared
-                elif left[0][one] > 1 and left[1][other] > 1:
+                        uncut[side][dim] //= shared
+                elif min(rests) > 1:
                     break
-                for side, dim in enumerate((one, other)):
-                    if left[side][dim] == 1:
+                for side, dim in enumerate(pair):
+                    if uncut[side][dim] == 1:
                         open_dims[side].remove(dim)
         for side, dims in enumerate(block):
             for dim in dims:
-                if left[side][dim] != 1:
-                    own.append(label(left[side][dim]))
-                    heads[side][dim].append(own[-1])
+                if uncut[side][dim] != 1:
+                    unshared.append(label(uncut[side][dim]))
+                    heads[side][dim].append(unshared[-1])
     terms = [
         tuple((*head, *reversed(tail)) for head, tail in zip(heads[side], tails[side], strict=True)) for side in (0, 1)
     ]
-    return Pattern((terms[0],), terms[1]), sizes, tuple(own)
+    return Pattern((terms[0],), terms[1]), sizes, tuple(unshared)
 
 
 def _blocks(before: Shape, after: Shape) -> Iterator[tuple[Dims, Dims]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from reshard.operations.interpreter import Shape, Verbs
+from reshard.operations.interpreter import Shape, Verbs, functions
 from reshard.torch.conversions import dtype_of
 
 Tensor = torch.Tensor
@@ -56,34 +56,24 @@ def _select_n(which: Tensor, *cases: Tensor) -> Tensor:
     return torch.stack(cases).gather(0, which.long()[None])[0]
 
 
-_LIKE_NUMPY = """
-abs add atan2 ceil cos cosh erf exp exp2 expm1 floor log log1p maximum minimum mul ne neg pow relu rsqrt sigmoid
-sin sinh sqrt square sub tan tanh complex ge gt le
-"""
 ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
-    **{name: getattr(torch, name) for name in _LIKE_NUMPY.split()},
-    "and": torch.bitwise_and,
     "cbrt": lambda x: x.sign() * x.abs().pow(1 / 3),
-    "conj": torch.conj_physical,
     "clamp": lambda low, x, high: torch.minimum(torch.maximum(x, low), high),
+    "conj": torch.conj_physical,
     "div": _quotient,
     "equal": torch.eq,
     "imag": lambda x: x.imag if x.is_complex() else torch.zeros_like(x),
     "integer_pow": lambda x, y: x.pow(y) if y >= 0 else 1 / x.pow(-y),
-    "is_finite": torch.isfinite,
-    "less": torch.lt,
     "not": torch.bitwise_not,
-    "or": torch.bitwise_or,
-    "real": torch.real,
-    "rem": torch.fmod,
+    "pow": torch.pow,
     "round": _rounded,
     "select": lambda which, x, y: torch.where(which.bool(), x, y),
     "select_n": _select_n,
     "sign": torch.sgn,
     "silu": torch.nn.functional.silu,
     "stop_gradient": Tensor.detach,
-    "xor": torch.bitwise_xor,
 }
+"""What torch has under no name, or another."""
 REDUCE: dict[str, Callable[[Tensor, int], Tensor]] = {
     "sum": Tensor.sum,
     "product": Tensor.prod,
@@ -107,7 +97,7 @@ VERBS = Verbs(
     full=lambda like, shape, value: like.new_full(shape, value),
     count=_count,
     number=Tensor.long,
-    elementwise=ELEMENTWISE,
+    elementwise=functions(torch, ELEMENTWISE),
     along={
         "sort": lambda x, dim: x.sort(dim).values,
         "cumsum": torch.cumsum,

@@ -191,31 +191,31 @@ def counts(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[V
 def matrices(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """What takes matrices as a whole; the dims that all tensors have before those are left alone."""
     shapes = [value.shape for value in operands] + [var.aval.shape for var in equation.outvars]
-    most = min(len(operands[0].shape) - 2, *map(len, shapes))
-    batch = next((dim for dim in range(most) if len({shape[dim] for shape in shapes}) > 1), max(most, 0))
+    leading = min(len(operands[0].shape) - 2, *map(len, shapes))
+    batch = next((dim for dim in range(leading) if len({shape[dim] for shape in shapes}) > 1), max(leading, 0))
     return whole(emitter, equation, operands, batch)
 
 
 def whole(emitter: Emitter, equation: Any, operands: Sequence[Value], batch: int = 0) -> list[Value]:
     """What every device makes of all of its operands; their first dims may be those of a batch."""
-    given = list(operands) or [emitter.literal(np.int32(0))]
+    sources = list(operands) or [emitter.literal(np.int32(0))]
     first = labels(batch, "b")
-    terms = [(*first, *labels(len(value.shape) - batch, f"a{number}_")) for number, value in enumerate(given)]
-    found = []
+    terms = [(*first, *labels(len(value.shape) - batch, f"a{number}_")) for number, value in enumerate(sources)]
+    results = []
     for number, var in enumerate(equation.outvars):
         result = (*first, *labels(var.aval.ndim - batch, "r"))
         run = evaluated(equation, number)
-        found.append(
+        results.append(
             emitter.emit(
                 str(equation.primitive).replace("-", "_"),
-                given,
+                sources,
                 [*terms, result],
                 var.aval,
                 run if operands else lambda extents, _, run=run: run(extents, ()),  # type: ignore[misc]
                 replicated=tuple(group[0] for term in (*terms, result) for group in term[batch:]),
             )
         )
-    return found
+    return results
 
 
 def opaque(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -236,7 +236,7 @@ def random_bits(equation: Any) -> Any:
 
     for _ in keys.shape:
         bits = jax.vmap(bits)
-    return jax.make_jaxpr(lambda given: bits(jax.random.key_data(given)))(_like(keys))
+    return jax.make_jaxpr(lambda values: bits(jax.random.key_data(values)))(_like(keys))
 
 
 def place_of_extreme(equation: Any) -> Any:
@@ -248,9 +248,9 @@ def place_of_extreme(equation: Any) -> Any:
     def places(values: Any) -> Any:
         if values.dtype == np.bool_:
             values = values.astype(np.uint8)
-        found = (values == lax.broadcast_in_dim(best(values, (axis,)), aval.shape, kept)) | (values != values)
+        is_best = (values == lax.broadcast_in_dim(best(values, (axis,)), aval.shape, kept)) | (values != values)
         counts = lax.broadcasted_iota(equation.params["index_dtype"], aval.shape, axis)
-        return lax.reduce_min(lax.select(found, counts, lax.full_like(counts, aval.shape[axis] - 1)), (axis,))
+        return lax.reduce_min(lax.select(is_best, counts, lax.full_like(counts, aval.shape[axis] - 1)), (axis,))
 
     return jax.make_jaxpr(places)(_like(aval))
 

@@ -35,26 +35,31 @@ def simplified(program: Program, equation: Any, indices: Value, table: Shape, wi
     numbers = equation.params["dimension_numbers"]
     inside = equation.params["mode"] in (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
     window_dims, gone, named, batching, places = (list(dims) for dims in tuple(numbers)[:5])
-    made = program.operations[indices.number]
-    if made.name != "concatenate" or len(made.operands) != len(named):
+    joined = program.operations[indices.number]
+    if joined.name != "concatenate" or len(joined.operands) != len(named):
         return numbers, indices
-    taken = _window_sizes(numbers, windows, len(table))
+    window_sizes = _window_sizes(numbers, windows, len(table))
     pairs = list(zip(batching, places, strict=True))
-    left: list[tuple[int, Value]] = []
-    for dim, part in zip(named, made.operands, strict=True):
-        at = _counted_dim(program, part)
-        if not left and dim == named[-1]:  # one index must be left
-            left.append((dim, part))
-        elif at is not None and dim in gone and table[dim] == part.shape[at] and at not in dict(pairs).values():
-            pairs.append((dim, at))
-        elif not (inside and dim not in gone and taken[dim] == table[dim]):
-            left.append((dim, part))
-    if len(left) != 1:
+    telling: list[tuple[int, Value]] = []
+    for dim, index in zip(named, joined.operands, strict=True):
+        counted = _counted_dim(program, index)
+        if not telling and dim == named[-1]:  # one index must stay
+            telling.append((dim, index))
+        elif (
+            counted is not None
+            and dim in gone
+            and table[dim] == index.shape[counted]
+            and counted not in dict(pairs).values()
+        ):
+            pairs.append((dim, counted))
+        elif not (inside and dim not in gone and window_sizes[dim] == table[dim]):
+            telling.append((dim, index))
+    if len(telling) != 1:
         return numbers, indices
-    ((row, part),) = left
-    batching, places = [dim for dim, _ in sorted(pairs)], [at for _, at in sorted(pairs)]
+    ((row, index),) = telling
+    batching, places = [dim for dim, _ in sorted(pairs)], [place for _, place in sorted(pairs)]
     gone = [dim for dim in gone if dim not in batching]
-    return type(numbers)(tuple(window_dims), tuple(gone), (row,), tuple(batching), tuple(places)), part
+    return type(numbers)(tuple(window_dims), tuple(gone), (row,), tuple(batching), tuple(places)), index
 
 
 def _window_sizes(numbers: Any, windows: Shape, ndim: int) -> list[int]:
@@ -76,8 +81,9 @@ def _counted_dim(program: Program, value: Value) -> int | None:
         return pattern.output.index(group) if len(group) == 1 and group in pattern.output else None
     if name == "select_n" and len(operation.operands) == 3:  # what is below zero counts from the end
         test, number, _ = operation.operands
-        asked = program.operations[test.number]
-        if asked.name == "less" and asked.operands[0] == number and known_number(program, asked.operands[1]) == 0:
+        comparison = program.operations[test.number]
+        compares = comparison.name == "less" and comparison.operands[0] == number
+        if compares and known_number(program, comparison.operands[1]) == 0:
             return _counted_dim(program, number)
     return None
 
@@ -113,19 +119,19 @@ class Places(NamedTuple):
         table_term: Term = ()
         rows, places = [], iter(window_dims)
         for dim, size in enumerate(table):
-            label, at = f"t{dim}", None
+            label, window_dim = f"t{dim}", None
             if dim in batching:
                 label = f"i{index_batching[batching.index(dim)]}"
             elif dim not in gone:
-                at = next(places)
-            if dim in named and (at is None or windows[at] == 1 != size):
+                window_dim = next(places)
+            if dim in named and (window_dim is None or windows[window_dim] == 1 != size):
                 rows.append(dim)
-                if at is not None:
-                    window_term[at] = ()
-            elif at is not None and windows[at] == size and dim not in named:
-                window_term[at] = (label,)
+                if window_dim is not None:
+                    window_term[window_dim] = ()
+            elif window_dim is not None and windows[window_dim] == size and dim not in named:
+                window_term[window_dim] = (label,)
             elif dim not in batching:
-                whole += [label] if at is None else [label, f"w{at}"]
+                whole += [label] if window_dim is None else [label, f"w{window_dim}"]
             table_term += ((label,),)
         sizes = _window_sizes(numbers, windows, len(table))
         taken = tuple(sizes[dim] for dim in named)
@@ -176,23 +182,23 @@ def _rows_here(
 ) -> Any:
     """The rows that the tile of a table has, zeros for the others; what lies outside of the table is the first's."""
     (tile, indices), mode = tiles, equation.params["mode"]
-    (first, own), limits = places.bounds(extents, 0), places.limits(table)
-    asked = lax.convert_element_type(indices, np.int32)
+    (start, length), limits = places.bounds(extents, 0), places.limits(table)
+    indices = lax.convert_element_type(indices, np.int32)
     if mode == lax.GatherScatterMode.CLIP:
-        asked = jax.numpy.clip(asked, 0, limits)
-    inside = ((asked >= 0) & (asked <= limits)).all(-1)
-    mine = inside & ((asked >= first) & (asked < first + own)).all(-1)
-    at = jax.numpy.where(mine[..., None], asked - first, 0)
-    made = evaluated(equation, **changed, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)(extents, (tile, at))
+        indices = jax.numpy.clip(indices, 0, limits)
+    in_table = ((indices >= 0) & (indices <= limits)).all(-1)
+    in_tile = in_table & ((indices >= start) & (indices < start + length)).all(-1)
+    local = jax.numpy.where(in_tile[..., None], indices - start, 0)
+    rows = evaluated(equation, **changed, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)(extents, (tile, local))
 
     def spread(mask: Any) -> Any:
-        return lax.broadcast_in_dim(mask, made.shape, places.batch)
+        return lax.broadcast_in_dim(mask, rows.shape, places.batch)
 
-    made = lax.select(spread(mine), made, lax.full_like(made, 0))
+    rows = lax.select(spread(in_tile), rows, lax.full_like(rows, 0))
     if mode != lax.GatherScatterMode.FILL_OR_DROP:
-        return made
-    outside = spread(~inside & (first == 0).all())
-    return lax.select(outside, lax.full_like(made, _fill(equation.params["fill_value"], made.dtype)), made)
+        return rows
+    outside = spread(~in_table & (start == 0).all())
+    return lax.select(outside, lax.full_like(rows, _fill(equation.params["fill_value"], rows.dtype)), rows)
 
 
 def _fill(given: Any, dtype: Any) -> Any:
@@ -237,12 +243,12 @@ def combining_scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]
 
     name = str(equation.primitive).replace("-", "_")
     terms = [places.indices, places.windows, places.table]
-    made = emitter.emit(name, [indices, updates], terms, out, run, replicated=places.whole, reduction=reduction)
+    scattered = emitter.emit(name, [indices, updates], terms, out, run, replicated=places.whole, reduction=reduction)
     if known_number(emitter.program, base) == nothing:
-        return [made]
+        return [scattered]
     term = labels(out.ndim)
     name = {"sum": "add", "product": "mul", "min": "minimum", "max": "maximum"}[reduction]
-    return [emitter.emit(name, [base, made], [term] * 3, out, lambda extents, tiles: combine(*tiles))]
+    return [emitter.emit(name, [base, scattered], [term] * 3, out, lambda extents, tiles: combine(*tiles))]
 
 
 def scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -250,8 +256,8 @@ def scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[
     base, indices, updates = operands
     numbers, indices = simplified(emitter.program, equation, indices, base.shape, updates.shape)
     places = Places.of(numbers, base.shape, indices.shape, updates.shape)
-    kept = {label for group in places.table for label in group}
-    alone = {label for group in places.indices for label in group} - kept
+    table_labels = {label for group in places.table for label in group}
+    alone = {label for group in places.indices for label in group} - table_labels
 
     def run(extents: Extents, tiles: Sequence[Any]) -> Any:
         return _scattered(equation, numbers, extents, tiles, places)
@@ -270,30 +276,30 @@ def scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[
 
 def _scattered(equation: Any, numbers: Any, extents: Extents, tiles: Sequence[Any], places: Places) -> Any:
     """What is scattered into the rows that a tile has."""
-    (base, at, updates), full = tiles, equation.outvars[0].aval.shape
+    (base, indices, updates), full = tiles, equation.outvars[0].aval.shape
     if not places.cut(base.shape, full):
         return evaluated(equation, dimension_numbers=numbers)(extents, tiles)
-    at = lax.convert_element_type(at, np.int32)
+    indices = lax.convert_element_type(indices, np.int32)
     if equation.params["mode"] == lax.GatherScatterMode.CLIP:
-        at = jax.numpy.clip(at, 0, places.limits(full))
-    at = at - places.bounds(extents, len(extents.shapes) - 1)[0]
-    if prod(at.shape[:-1]) == 1:
-        at, updates = _kept_inside(numbers, base, at, updates, places)
+        indices = jax.numpy.clip(indices, 0, places.limits(full))
+    indices = indices - places.bounds(extents, len(extents.shapes) - 1)[0]
+    if prod(indices.shape[:-1]) == 1:
+        indices, updates = _kept_inside(numbers, base, indices, updates, places)
     else:
         beyond = np.array([base.shape[dim] for dim in places.named], np.int32)  # the end, where it is dropped
-        at = jax.numpy.where(at < 0, beyond, at)
+        indices = jax.numpy.where(indices < 0, beyond, indices)
     drop = lax.GatherScatterMode.FILL_OR_DROP
-    return evaluated(equation, dimension_numbers=numbers, mode=drop)(extents, (base, at, updates))
+    return evaluated(equation, dimension_numbers=numbers, mode=drop)(extents, (base, indices, updates))
 
 
-def _kept_inside(numbers: Any, base: Any, at: Any, updates: Any, places: Places) -> tuple[Any, Any]:
+def _kept_inside(numbers: Any, base: Any, index: Any, updates: Any, places: Places) -> tuple[Any, Any]:
     """One row for another device as a row of what is here already.
 
     Of a single row XLA makes slices, and where the tile is a slice itself it takes one beyond the end from beside it.
     """
-    place = jax.numpy.clip(at, 0, places.limits(base.shape))
-    taken = _window_sizes(numbers, updates.shape, base.ndim)
-    rows = lax.GatherDimensionNumbers(*tuple(numbers)[:5])
-    old = lax.gather(base, place, rows, taken, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
-    mine = lax.broadcast((at == place).all(), updates.shape)
-    return place, lax.select(mine, updates, old)
+    nearest = jax.numpy.clip(index, 0, places.limits(base.shape))
+    window_sizes = _window_sizes(numbers, updates.shape, base.ndim)
+    gathering = lax.GatherDimensionNumbers(*tuple(numbers)[:5])
+    old = lax.gather(base, nearest, gathering, window_sizes, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+    in_tile = lax.broadcast((index == nearest).all(), updates.shape)
+    return nearest, lax.select(in_tile, updates, old)

@@ -46,13 +46,13 @@ def broadcast(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> lis
     """A tensor repeated along new dims, and along dims of size 1."""
     out, dims = equation.outvars[0].aval, equation.params["broadcast_dimensions"]
     shape = operands[0].shape
-    term = tuple((f"d{at}",) if shape[own] == out.shape[at] else () for own, at in enumerate(dims))
+    term = tuple((f"d{new}",) if shape[old] == out.shape[new] else () for old, new in enumerate(dims))
     return [emitter.emit("broadcast", operands, [term, labels(out.ndim)], out)]
 
 
 def changed(before: Shape, after: Shape) -> tuple[str, ...]:
     """The labels of the dims whose size changes."""
-    return tuple(f"d{dim}" for dim, (one, other) in enumerate(zip(before, after, strict=True)) if one != other)
+    return tuple(f"d{dim}" for dim, (old, new) in enumerate(zip(before, after, strict=True)) if old != new)
 
 
 def slices(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -66,8 +66,8 @@ def _slice(emitter: Emitter, value: Value, out: Any, start: Shape, stop: Shape, 
     """A slice; one element of a dim is picked where it is, other dims that it changes are whole."""
     ones = [dim for dim, size in enumerate(out.shape) if size == 1 != value.shape[dim]]
     if ones:
-        left = [1 if dim in ones else size for dim, size in enumerate(value.shape)]
-        value = pick(emitter, value, start, ones, jax.ShapeDtypeStruct(left, out.dtype))
+        picked = [1 if dim in ones else size for dim, size in enumerate(value.shape)]
+        value = pick(emitter, value, start, ones, jax.ShapeDtypeStruct(picked, out.dtype))
         ends = [(0, 1, 1) if dim in ones else end for dim, end in enumerate(zip(start, stop, step, strict=True))]
         start, stop, step = (tuple(part) for part in zip(*ends, strict=True))
     if value.shape == out.shape and ones:
@@ -84,13 +84,13 @@ def _slice(emitter: Emitter, value: Value, out: Any, start: Shape, stop: Shape, 
 
 def split(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """A tensor in parts along a dim: slices."""
-    dim, found, place = equation.params["axis"], [], 0
+    dim, parts, place = equation.params["axis"], [], 0
     for var in equation.outvars:
         start, stop = [0] * var.aval.ndim, list(var.aval.shape)
         start[dim], stop[dim] = place, place + stop[dim]
         place = stop[dim]
-        found.append(_slice(emitter, operands[0], var.aval, tuple(start), tuple(stop), (1,) * var.aval.ndim))
-    return found
+        parts.append(_slice(emitter, operands[0], var.aval, tuple(start), tuple(stop), (1,) * var.aval.ndim))
+    return parts
 
 
 def pad(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -130,14 +130,14 @@ def stack(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Va
 
 def unstack(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """The tensors that stand side by side in a dim: slices, without it."""
-    axis, (value,), found = equation.params["axis"], operands, []
+    axis, (value,), parts = equation.params["axis"], operands, []
     for number, var in enumerate(equation.outvars):
-        one = jax.ShapeDtypeStruct((*var.aval.shape[:axis], 1, *var.aval.shape[axis:]), var.aval.dtype)
-        start = tuple(number if dim == axis else 0 for dim in range(one.ndim))
-        stop = tuple(at + size for at, size in zip(start, one.shape, strict=True))
-        part = _slice(emitter, value, one, start, stop, (1,) * one.ndim)
-        found.append(_reshaped(emitter, part, var.aval))
-    return found
+        layer = jax.ShapeDtypeStruct((*var.aval.shape[:axis], 1, *var.aval.shape[axis:]), var.aval.dtype)
+        start = tuple(number if dim == axis else 0 for dim in range(layer.ndim))
+        stop = tuple(begin + size for begin, size in zip(start, layer.shape, strict=True))
+        part = _slice(emitter, value, layer, start, stop, (1,) * layer.ndim)
+        parts.append(_reshaped(emitter, part, var.aval))
+    return parts
 
 
 def tile(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:

@@ -44,13 +44,13 @@ def dynamic_slice(emitter: Emitter, equation: Any, operands: Sequence[Value]) ->
     """
     out, sizes = equation.outvars[0].aval, equation.params["slice_sizes"]
     value, term = operands[0], labels(equation.outvars[0].aval.ndim)
-    cut = [dim for dim, (size, most) in enumerate(zip(sizes, value.shape, strict=True)) if size != most]
+    cut = [dim for dim, (size, full) in enumerate(zip(sizes, value.shape, strict=True)) if size != full]
     ones = [dim for dim in cut if sizes[dim] == 1]
 
     def run(extents: Extents, tiles: Sequence[Any]) -> Any:
         tile, starts = tiles[0], list(tiles[1:])
-        at = {dim: lax.clamp(*_limits(starts[dim], value.shape[dim] - 1)) for dim in ones}
-        return _picked(extents, tile, at, extents.shapes[-1], value.shape, starts)
+        starts_of_ones = {dim: lax.clamp(*_limits(starts[dim], value.shape[dim] - 1)) for dim in ones}
+        return _picked(extents, tile, starts, starts_of_ones, value.shape)
 
     return [
         emitter.emit(
@@ -65,39 +65,40 @@ def dynamic_slice(emitter: Emitter, equation: Any, operands: Sequence[Value]) ->
     ]
 
 
-def _picked(extents: Extents, tile: Any, at: dict[int, Any], sizes: Shape, shape: Shape, starts: Sequence[Any]) -> Any:
-    """A slice of a tile, zeros where it lies on another device in one of some dims."""
-    found = list(starts)
-    mine: Any = None
-    for dim, place in at.items():
-        found[dim] = place
+def _picked(extents: Extents, tile: Any, starts: list[Any], starts_of_ones: dict[int, Any], shape: Shape) -> Any:
+    """A slice of a tile, zeros where it lies on another device in a dim of which it takes one element."""
+    in_tile: Any = None
+    for dim, start in starts_of_ones.items():
+        starts[dim] = start
         if tile.shape[dim] != shape[dim]:
-            found[dim] = lax.convert_element_type(place, np.int32) - extents.start(0, dim)
-            inside = (found[dim] >= 0) & (found[dim] < extents.length(0, dim))
-            mine = inside if mine is None else mine & inside
-    if len({np.result_type(start) for start in found}) > 1:
-        found = [lax.convert_element_type(start, np.int32) for start in found]
-    made = lax.dynamic_slice(tile, found, sizes, allow_negative_indices=False)
-    return made if mine is None else lax.select(lax.broadcast(mine, made.shape), made, lax.full_like(made, 0))
+            starts[dim] = lax.convert_element_type(start, np.int32) - extents.start(0, dim)
+            inside = (starts[dim] >= 0) & (starts[dim] < extents.length(0, dim))
+            in_tile = inside if in_tile is None else in_tile & inside
+    if len({np.result_type(start) for start in starts}) > 1:
+        starts = [lax.convert_element_type(start, np.int32) for start in starts]
+    part = lax.dynamic_slice(tile, starts, extents.shapes[-1], allow_negative_indices=False)
+    return part if in_tile is None else lax.select(lax.broadcast(in_tile, part.shape), part, lax.full_like(part, 0))
 
 
 def dynamic_update_slice(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """A tensor with a part of it replaced; every device replaces what of it lies in its tile."""
     out, update = equation.outvars[0].aval, operands[1].shape
-    cut = [dim for dim, (size, most) in enumerate(zip(update, out.shape, strict=True)) if size != most]
+    cut = [dim for dim, (size, full) in enumerate(zip(update, out.shape, strict=True)) if size != full]
     term = labels(out.ndim)
-    given = tuple((() if update[dim] == 1 else (f"u{dim}",)) if dim in cut else term[dim] for dim in range(out.ndim))
+    part_term = tuple(
+        (() if update[dim] == 1 else (f"u{dim}",)) if dim in cut else term[dim] for dim in range(out.ndim)
+    )
 
     def run(extents: Extents, tiles: Sequence[Any]) -> Any:
         tile, part, *starts = tiles
         masks = []
         for dim in cut:
-            size, own = update[dim], tile.shape[dim]
-            if own == out.shape[dim]:
+            size, local_size = update[dim], tile.shape[dim]
+            if local_size == out.shape[dim]:
                 continue
             start = lax.clamp(*_limits(starts[dim], out.shape[dim] - size)) - extents.start(0, dim)
-            window = min(size, own)
-            starts[dim] = lax.clamp(*_limits(start, own - window))
+            window = min(size, local_size)
+            starts[dim] = lax.clamp(*_limits(start, local_size - window))
             places = lax.iota(np.int32, window) + (starts[dim] - start)
             part = jax.numpy.take(part, places, dim, mode="clip")
             inside = (places >= 0) & (places < size)
@@ -109,7 +110,7 @@ def dynamic_update_slice(emitter: Emitter, equation: Any, operands: Sequence[Val
         return lax.dynamic_update_slice(tile, part, starts, allow_negative_indices=False)
 
     whole = tuple(f"u{dim}" for dim in cut if update[dim] != 1)
-    terms = [term, given, *[()] * out.ndim, term]
+    terms = [term, part_term, *[()] * out.ndim, term]
     return [emitter.emit("dynamic_update_slice", operands, terms, out, run, replicated=whole)]
 
 

@@ -31,14 +31,14 @@ def convolution(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> l
     whole, shifted = [], []
     fields = ("window_strides", "padding", "lhs_dilation")
     for place, moves in enumerate(zip(*(params[name] for name in fields), strict=True)):
-        at = right[2 + place]
-        still = operands[1].shape[at] == 1 and moves == (1, (0, 0), 1)
+        window_dim = right[2 + place]
+        still = operands[1].shape[window_dim] == 1 and moves == (1, (0, 0), 1)
         ends[0][left[2 + place]] = ends[2][result[2 + place]] = (f"s{place}",)
-        ends[1][at] = () if still else (f"k{place}",)
+        ends[1][window_dim] = () if still else (f"k{place}",)
         if not still:
             shifted.append(f"s{place}")
             whole.append(f"k{place}")
-    terms: list[Term] = [tuple(found[dim] for dim in range(len(found))) for found in ends]
+    terms: list[Term] = [tuple(groups[dim] for dim in range(len(groups))) for groups in ends]
     sizes = {"n": out.shape[result[0]], "c": operands[1].shape[right[1]]}
     if group:
         sizes["g"] = features * batches
