@@ -11,7 +11,8 @@ from jax import lax
 
 from reshard.dtypes import identity
 from reshard.jax.tracing.emitter import is_key
-from reshard.operations.interpreter import Shape, Verbs, functions
+from reshard.operations.interpreter import Verbs, functions
+from reshard.operations.pattern import Shape
 
 REDUCE: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "product": jnp.prod}
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from reshard.dtypes import identity
 from reshard.numpy.tiles import COMBINE, Array
-from reshard.operations.interpreter import Shape, Verbs, functions
+from reshard.operations.interpreter import Verbs, functions
+from reshard.operations.pattern import Shape
 
 
 def _widened(array: Array, dtype: np.dtype[Any]) -> Array:

@@ -26,11 +26,10 @@ from reshard.dtypes import REDUCTIONS
 from reshard.errors import ReshardError
 from reshard.operations.kinds import KINDS, Form
 from reshard.operations.operation import Operation
+from reshard.operations.pattern import Shape
 from reshard.operations.projection import labels_of, shards
 from reshard.operations.rules import operation_rule
 from reshard.sharding import Sharding
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

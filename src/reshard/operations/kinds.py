@@ -127,7 +127,7 @@ class Kind:
 def _each(names: str, *kind: Any, **fields: Any) -> dict[str, Kind]:
     """A kind under several names, each with that of its function behind it, where that is another."""
     pairs = (text.partition("=") for text in names.split())
-    return {name: Kind(*kind, **fields, function=function or name) for name, _, function in pairs}
+    return {name: Kind(*kind, **fields | {"function": function}) for name, _, function in pairs}
 
 
 KINDS: dict[str, Kind] = {

@@ -37,6 +37,7 @@ from reshard.errors import ReshardError
 from reshard.mesh import LIMIT
 from reshard.sharding import checked_shape
 
+Shape = tuple[int, ...]
 Group = tuple[str, ...]
 """The labels of one dim, major to minor; none for a dim of size 1."""
 Term = tuple[Group, ...]

@@ -20,11 +20,7 @@ from functools import lru_cache
 from math import gcd, prod
 
 from reshard.errors import ReshardError
-from reshard.operations.pattern import Pattern
-
-Shape = tuple[int, ...]
-Dims = list[int]
-"""The numbers of some dims of a shape, ascending."""
+from reshard.operations.pattern import Pattern, Shape
 
 
 @lru_cache(1024)
@@ -75,8 +71,8 @@ def reshape_pattern(before: Shape, after: Shape) -> tuple[Pattern, dict[str, int
     return Pattern((terms[0],), terms[1]), sizes, tuple(unshared)
 
 
-def _blocks(before: Shape, after: Shape) -> Iterator[tuple[Dims, Dims]]:
-    """The shortest runs of dims with as many elements on both sides; dims of size 1 are in none."""
+def _blocks(before: Shape, after: Shape) -> Iterator[tuple[list[int], list[int]]]:
+    """The shortest runs of dims, by their numbers, with as many elements on both sides; those of size 1 are in none."""
     dims = [[dim for dim, size in enumerate(shape) if size != 1] for shape in (before, after)]
     if 0 in before:
         yield dims[0], dims[1]

@@ -19,7 +19,7 @@ from reshard.operations.operation import Operation, level_shapes
 from reshard.operations.pattern import Pattern
 
 
-class Role(StrEnum):
+class LabelRole(StrEnum):
     """What a label is to a sharding."""
 
     PASSED = "passed"
@@ -35,9 +35,9 @@ class Role(StrEnum):
     is unreduced."""
 
 
-COMBINED = (Role.REDUCED, Role.SELECTED)
+COMBINED = (LabelRole.REDUCED, LabelRole.SELECTED)
 """Roles of labels along which the result comes out unreduced."""
-WHOLE = (Role.REPLICATED, Role.SHIFTED)
+WHOLE = (LabelRole.REPLICATED, LabelRole.SHIFTED)
 """Roles of labels of which a device needs all."""
 
 
@@ -49,7 +49,7 @@ class Rule:
     """Per operand, and last for the result, the labels of every dim, major to minor."""
     sizes: tuple[int, ...]
     """Of the labels."""
-    roles: tuple[Role, ...]
+    roles: tuple[LabelRole, ...]
     """Of the labels."""
     shapes: tuple[tuple[int, ...], ...]
     """Of operands and result."""
@@ -110,15 +110,15 @@ def rule_of(
     roles = []
     for label in pattern.labels:
         if label in selected:
-            roles.append(Role.SELECTED)
+            roles.append(LabelRole.SELECTED)
         elif label in replicated or label in pattern.repeated:
-            roles.append(Role.REPLICATED)
+            roles.append(LabelRole.REPLICATED)
         elif label in shifted:
-            roles.append(Role.SHIFTED)
+            roles.append(LabelRole.SHIFTED)
         elif pattern.role(label) in ("contracted", "summed"):
-            roles.append(Role.REDUCED if reduces else Role.REPLICATED)
+            roles.append(LabelRole.REDUCED if reduces else LabelRole.REPLICATED)
         else:
-            roles.append(Role.PASSED)
+            roles.append(LabelRole.PASSED)
     terms = tuple(tuple(tuple(numbers[label] for label in group) for group in term) for term in pattern.terms)
     return Rule(terms, tuple(sizes.values()), tuple(roles), shapes)
 
@@ -126,7 +126,7 @@ def rule_of(
 @lru_cache(1024)
 def _identity(ndim: int, tensors: int, shape: tuple[int, ...]) -> Rule:
     term = tuple((dim,) for dim in range(ndim))
-    return Rule((term,) * tensors, shape, (Role.PASSED,) * ndim, (shape,) * tensors)
+    return Rule((term,) * tensors, shape, (LabelRole.PASSED,) * ndim, (shape,) * tensors)
 
 
 def operation_rule(operation: Operation) -> Rule:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from reshard.operations.interpreter import Shape, Verbs, functions
+from reshard.operations.interpreter import Verbs, functions
+from reshard.operations.pattern import Shape
 from reshard.torch.conversions import dtype_of
 
 Tensor = torch.Tensor

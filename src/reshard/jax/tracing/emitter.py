@@ -16,9 +16,9 @@ import jax
 import numpy as np
 from jax import lax
 
-from reshard.operations.interpreter import Extents, Shape
+from reshard.operations.interpreter import Extents
 from reshard.operations.kinds import KINDS
-from reshard.operations.pattern import Pattern, Term
+from reshard.operations.pattern import Pattern, Shape, Term
 from reshard.propagation import Operation, Program, Value
 from reshard.sharding import Sharding
 

@@ -43,7 +43,7 @@ from reshard.jax.tracing.windows import convolution, windows
 from reshard.operations.interpreter import Extents
 from reshard.propagation import Value
 
-Rule = Callable[[Emitter, Any, Sequence[Value]], list[Value]]
+PrimitiveRule = Callable[[Emitter, Any, Sequence[Value]], list[Value]]
 
 NAMES = {
     "add_any": "add",
@@ -275,7 +275,7 @@ cholesky cholesky_update eig eigh geqrf geqp3 hessenberg householder_product lu 
 svd triangular_solve tridiagonal tridiagonal_solve
 """
 KEYS = "random_clone random_fold_in random_seed random_split random_unwrap random_wrap"
-RULES: dict[str, Rule] = {
+RULES: dict[str, PrimitiveRule] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
     **dict.fromkeys([*REDUCTIONS, "reduce_and", "reduce_or", "reduce_xor"], reduction),
     **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "rev", "top_k", "fft"], along),

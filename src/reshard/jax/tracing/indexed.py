@@ -20,8 +20,8 @@ from jax import lax
 
 from reshard.dtypes import identity
 from reshard.jax.tracing.emitter import Emitter, evaluated, known_number, labels
-from reshard.operations.interpreter import Extents, Shape
-from reshard.operations.pattern import Term
+from reshard.operations.interpreter import Extents
+from reshard.operations.pattern import Shape, Term
 from reshard.propagation import Program, Value
 
 

@@ -13,7 +13,7 @@ import jax
 
 from reshard.jax.tracing.emitter import Emitter, evaluated, known_number, labels
 from reshard.jax.tracing.slices import pick, put
-from reshard.operations.interpreter import Shape
+from reshard.operations.pattern import Shape
 from reshard.operations.reshapes import reshape_pattern
 from reshard.propagation import Value
 

@@ -17,8 +17,8 @@ import numpy as np
 from jax import lax
 
 from reshard.jax.tracing.emitter import Emitter, labels
-from reshard.operations.interpreter import Extents, Shape
-from reshard.operations.pattern import Term
+from reshard.operations.interpreter import Extents
+from reshard.operations.pattern import Shape, Term
 from reshard.propagation import Value
 
 
