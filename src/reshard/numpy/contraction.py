@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +35,9 @@ def einsum(plan: EinsumPlan, *operands: Mapping[int, Array], received_bytes: dic
     >>> from reshard.sharding import Sharding
     >>> mesh = Mesh.of(x=2)
     >>> rows, columns = Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "x")
-    >>> made = plan_einsum("ij,jk->ik", columns, rows, shapes=[(2, 4), (4, 2)], dtype="int64", target=rows)
+    >>> plan = plan_einsum("ij,jk->ik", columns, rows, shapes=[(2, 4), (4, 2)], dtype="int64", target=rows)
     >>> a, b = np.arange(8).reshape(2, 4), np.arange(8).reshape(4, 2)
-    >>> tiles = einsum(made, scatter(a, columns), scatter(b, rows))
+    >>> tiles = einsum(plan, scatter(a, columns), scatter(b, rows))
     >>> tiles[1].tolist(), (a @ b).tolist()
     ([[76, 98]], [[28, 34], [76, 98]])
     """
@@ -46,10 +47,12 @@ def einsum(plan: EinsumPlan, *operands: Mapping[int, Array], received_bytes: dic
     counts: dict[int, int] = {} if received_bytes is None else received_bytes
     counts.clear()
     dtypes = set()
-    for one in operands:
-        if not isinstance(one, Mapping):
-            raise ReshardError("bad-tiles", f"tiles must be a mapping from device to array, got: {type(one).__name__}")
-        dtypes |= {np.asarray(tile).dtype for tile in one.values()}
+    for tiles in operands:
+        if not isinstance(tiles, Mapping):
+            raise ReshardError(
+                "bad-tiles", f"tiles must be a mapping from device to array, got: {type(tiles).__name__}"
+            )
+        dtypes |= {np.asarray(tile).dtype for tile in tiles.values()}
     if len(dtypes) > 1:
         names = ", ".join(sorted(map(str, dtypes)))
         raise ReshardError("bad-tiles", f"the tiles of all operands must be of one dtype, got: {names}")
@@ -60,14 +63,14 @@ def _contracted(plan: EinsumPlan, operands: Sequence[Mapping[int, Array]], count
     """The tiles of the result; what devices receive is added to `counts`."""
 
     def moved(by: Plan, tiles: Mapping[int, Array]) -> Tiles:
-        more: dict[int, int] = {}
-        after = run(by, tiles, received_bytes=more)
-        for device, count in more.items():
+        received: dict[int, int] = {}
+        target_tiles = run(by, tiles, received_bytes=received)
+        for device, count in received.items():
             counts[device] = counts.get(device, 0) + count
-        return after
+        return target_tiles
 
-    given = [operands[one] if isinstance(one, int) else _contracted(one, operands, counts) for one in plan.inputs]
-    used = [moved(by, tiles) for by, tiles in zip(plan.operands, given, strict=True)]
+    sources = [operands[term] if isinstance(term, int) else _contracted(term, operands, counts) for term in plan.inputs]
+    used = [moved(by, tiles) for by, tiles in zip(plan.operands, sources, strict=True)]
     devices = plan.layout.mesh.device_array.tolist()
     return moved(plan.output, {device: _local(plan, device, [tiles[device] for tiles in used]) for device in devices})
 
@@ -76,15 +79,14 @@ def _local(plan: EinsumPlan, device: int, tiles: Sequence[Array]) -> Array:
     """What one device makes of its tiles: groups taken apart, contracted, put together again."""
     pattern, sizes = plan.pattern, plan.local_sizes(device)
     numbers = {label: number for number, label in enumerate(pattern.labels)}
-    terms = [[label for group in term for label in group] for term in pattern.terms]
-    parts = [tile.reshape([sizes[label] for label in labels]) for tile, labels in zip(tiles, terms, strict=False)]
-    held = {label for labels in terms[:-1] for label in labels}
-    arguments = [
-        part for pair in zip(parts, ([numbers[label] for label in one] for one in terms), strict=False) for part in pair
-    ]
-    path = ["einsum_path", *plan.local_path] if len(parts) > 1 else False
-    made = np.einsum(*arguments, [numbers[label] for label in terms[-1] if label in held], optimize=path)
-    index = tuple(slice(None) if label in held else None for label in terms[-1])
-    result = empty(tuple(sizes[label] for label in terms[-1]), tiles[0].dtype)
-    result[...] = np.asarray(made)[index]
+    *terms, output = [[label for group in term for label in group] for term in pattern.terms]
+    arguments: list[Any] = []
+    for tile, labels in zip(tiles, terms, strict=True):
+        arguments += [tile.reshape([sizes[label] for label in labels]), [numbers[label] for label in labels]]
+    is_held = [any(label in labels for labels in terms) for label in output]
+    path = ["einsum_path", *plan.local_path] if len(tiles) > 1 else False
+    held = [numbers[label] for label, is_in in zip(output, is_held, strict=True) if is_in]
+    product = np.asarray(np.einsum(*arguments, held, optimize=path))
+    result = empty(tuple(sizes[label] for label in output), tiles[0].dtype)
+    result[...] = product[tuple(slice(None) if is_in else None for is_in in is_held)]
     return result.reshape([prod(sizes[label] for label in group) for group in pattern.output])

@@ -66,12 +66,9 @@ def scatter(array: Array, sharding: Sharding) -> Tiles:
     tiles = {}
     for position, device in enumerate(sharding.mesh.device_array.tolist()):
         part = _view(array, tiling.layout.box(position, array.shape))
-        if tiling.layout.unreduced.index_of(position) and sharding.reduction != "avg":
-            tiles[device] = empty(part.shape, array.dtype)
-            tiles[device][...] = identity(sharding.reduction, array.dtype)
-        else:
-            tiles[device] = empty(part.shape, array.dtype)
-            tiles[device][...] = part
+        is_held_elsewhere = tiling.layout.unreduced.index_of(position) and sharding.reduction != "avg"
+        tiles[device] = empty(part.shape, array.dtype)
+        tiles[device][...] = identity(sharding.reduction, array.dtype) if is_held_elsewhere else part
     return tiles
 
 
@@ -115,15 +112,15 @@ def run(plan: Plan, tiles: Mapping[int, Array], *, received_bytes: dict[int, int
         expect(received_bytes, dict, "received_bytes")
     _check_tiles(tiles, Tiling.of(plan.source, plan.shape), plan)
     counts = dict.fromkeys(plan.devices, 0)
-    here = {device: np.asarray(tiles[device]) for device in plan.source.mesh.device_array.tolist()}
+    current = {device: np.asarray(tiles[device]) for device in plan.source.mesh.device_array.tolist()}
     for step in plan.steps:
-        here = _to_unreduced(step, here) if step.kind == "ToUnreduced" else _moved(step, here, counts)
+        current = _to_unreduced(step, current) if step.kind == "ToUnreduced" else _moved(step, current, counts)
     if received_bytes is not None:
         received_bytes.update(counts)
     if plan.steps:
-        return here
+        return current
     target = Tiling.of(plan.target, plan.shape)  # empty tiles may be empty in another dim
-    return {device: np.array(tile, order="C").reshape(target.box(device).shape) for device, tile in here.items()}
+    return {device: np.array(tile, order="C").reshape(target.box(device).shape) for device, tile in current.items()}
 
 
 def _moved(step: Step, tiles: Tiles, counts: dict[int, int]) -> Tiles:
@@ -141,17 +138,17 @@ def _received(move: Move, device: int, sources: Tiles, counts: dict[int, int]) -
     exchange = move.exchange
     box = exchange.target.box(device)
     tile = empty(box.shape, next(iter(sources.values())).dtype)
-    placed = set()
+    written = set()
     for piece in exchange.incoming(device):
         part = _view(tile, piece.box, box)
-        given = _view(sources[piece.sender], piece.box, exchange.source.box(piece.sender))
-        if piece.box in placed and move.reduction is not None:
-            COMBINE[move.reduction](part, given, out=part)
+        sent = _view(sources[piece.sender], piece.box, exchange.source.box(piece.sender))
+        if piece.box in written and move.reduction is not None:
+            COMBINE[move.reduction](part, sent, out=part)
         else:
-            part[...] = given
-            placed.add(piece.box)
+            part[...] = sent
+            written.add(piece.box)
         if piece.sender != device:
-            counts[device] += given.nbytes
+            counts[device] += sent.nbytes
     if move.reduction == "avg":
         tile /= move.classes
     return tile
@@ -178,15 +175,14 @@ def _view(array: Array, box: Box, within: Box | None = None) -> Array:
 
 def _to_unreduced(step: Step, tiles: Tiles) -> Tiles:
     before, after = Tiling.of(step.before, step.shape), Tiling.of(step.after, step.shape)
-    result = {}
+    unreduced = {}
     for device, tile in tiles.items():
-        box, kept = after.box(device), step.contribution(device)
-        made = empty(box.shape, tile.dtype)
-        made[...] = identity(step.after.reduction, tile.dtype)
-        if kept is not None and not kept.is_empty:
-            _view(made, kept, box)[...] = _view(tile, kept, before.box(device))
-        result[device] = made
-    return result
+        box, contribution = after.box(device), step.contribution(device)
+        unreduced[device] = empty(box.shape, tile.dtype)
+        unreduced[device][...] = identity(step.after.reduction, tile.dtype)
+        if contribution is not None and not contribution.is_empty:
+            _view(unreduced[device], contribution, box)[...] = _view(tile, contribution, before.box(device))
+    return unreduced
 
 
 def _check_tiles(tiles: Mapping[int, Array], tiling: Tiling, plan: Plan | None) -> np.dtype[Any]:
@@ -207,8 +203,8 @@ def _check_tiles(tiles: Mapping[int, Array], tiling: Tiling, plan: Plan | None) 
                 "bad-tiles", f"the tile of device {device} has shape {tile.shape}; it must be {box.shape}"
             )
         dtypes.add(tile.dtype)
-    wanted = None if plan is None else plan.dtype
-    if len(dtypes) > 1 or (wanted and any(dtype.itemsize != wanted.itemsize for dtype in dtypes)):
+    planned = None if plan is None else plan.dtype
+    if len(dtypes) > 1 or (planned and any(dtype.itemsize != planned.itemsize for dtype in dtypes)):
         names = ", ".join(sorted(map(str, dtypes)))
-        raise ReshardError("bad-tiles", f"tiles must all be of dtype {wanted or 'one kind'}, got: {names}")
+        raise ReshardError("bad-tiles", f"tiles must all be of dtype {planned or 'one kind'}, got: {names}")
     return dtypes.pop()
