@@ -95,13 +95,13 @@ class Kind:
     ) -> None:
         """Refuse what an operation of this kind cannot be.
 
-        Rules, in the order checked:
-            it has as many operands as its kind: `bad-argument`
-            it has the attributes of its kind: `bad-program`
+        Rules, in the order checked; `bad-argument` for the first, `bad-program` for the others:
+            it has as many operands as its kind
+            it has the attributes of its kind
             a label stands twice in an operand of an einsum only
             what is done along a label names that one as replicated
             what shifts elements has the same dims in every operand and in the result
-            elementwise, the result has every label; otherwise every label that is not combined, indexed or whole
+            what is done element by element, or along a label, drops no label
         """
         if self.operands not in (None, operands) or (self.operands is None and not operands):
             counts = {None: "operands", 0: "no operands", 1: "one operand"}
