@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from reshard.errors import ReshardError
+from reshard.plans.table import counted
 from reshard.steps import Step
 
 SHOWN_DEVICES = 16
@@ -50,17 +51,16 @@ def chrome_trace(steps: Iterable[Step], step_seconds: Iterable[float], devices: 
     shown = sorted(ranked)
     rest = len(devices) - len(shown)
     events = [_named("process_name", 0, "reshard"), *_row(0, "steps" + (f", {rest} devices not shown" if rest else ""))]
-    starts = [0, *ends][: len(ends)]
-    for number, (step, start, end) in enumerate(zip(steps, starts, ends, strict=True), 1):
-        args = _figures(step) | {"seconds": seconds[number - 1]}
-        events.append(_complete(0, f"{number} {step.kind}", start, end, args))
+    numbered = enumerate(zip(steps, [0, *ends], ends, strict=False), 1)
+    spans = [(f"{number} {step.kind}", start, end) for number, (step, start, end) in numbered]
+    for step, (name, start, end), time in zip(steps, spans, seconds, strict=True):
+        events.append(_complete(0, name, start, end, _figures(step) | {"seconds": time}))
     for tid, row in enumerate(shown, 1):
         events += _row(tid, f"device {devices[row]}")
-        for number, (step, start, end) in enumerate(zip(steps, starts, ends, strict=True), 1):
-            taken = received[row][number - 1]
-            if taken:
-                stop = start + (end - start) * taken // max(step.received_bytes, 1)
-                events.append(_complete(tid, f"{number} {step.kind}", start, stop, {"received_bytes": taken}))
+        for step, (name, start, end), count in zip(steps, spans, received[row], strict=True):
+            if count:
+                stop = start + (end - start) * count // max(step.received_bytes, 1)
+                events.append(_complete(tid, name, start, stop, {"received_bytes": count}))
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=1)
 
 
@@ -98,13 +98,9 @@ def _received(steps: Sequence[Step], devices: Sequence[int]) -> list[list[int]]:
 
 
 def _figures(step: Step) -> Event:
-    try:
-        rounds: int | None = step.rounds
-    except ReshardError:  # too many pieces to list
-        rounds = None
     return {
         "axes": ", ".join(map(str, step.axes)),
-        "rounds": rounds,
+        "rounds": counted(step),
         "received_bytes": step.received_bytes,
         "total_received_bytes": step.total_received_bytes,
         "peak_bytes": step.peak_bytes,
