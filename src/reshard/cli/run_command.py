@@ -76,14 +76,10 @@ def _ends(args: argparse.Namespace, tensor: Input) -> tuple[Sharding, Sharding]:
         _, target = parse_pair(None, args.target, held.mesh, target_mesh, ndim)
         return held, target
     source, target = parse_pair(args.source, args.target, mesh, target_mesh, ndim)
-    if source is None:
-        source = _everywhere(mesh or target.mesh, ndim)
+    if source is None:  # every device holds the whole tensor
+        mesh = mesh or target.mesh
+        source = Sharding.of(mesh, *[None] * (0 if mesh.is_maximal else ndim))
     return source, target
-
-
-def _everywhere(mesh: Mesh, ndim: int) -> Sharding:
-    """The sharding in which every device holds the whole tensor."""
-    return Sharding.of(mesh) if mesh.is_maximal else Sharding.of(mesh, *[None] * ndim)
 
 
 def _check_agreement(args: argparse.Namespace, tensor: Input, mesh: Mesh | None, held: Sharding) -> None:

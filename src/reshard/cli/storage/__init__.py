@@ -103,7 +103,11 @@ def reshard_files(plan: Plan, source: Input, out: Path, progress: Progress) -> O
             if number > 1:
                 shutil.rmtree(partial / f"exchange-{number - 1}")
             files = _files_of(written, source)
-        index = _index_of(plan, source, written)
+        entries = tuple(
+            TileEntry(device, record.path.name, record.box, record.size, record.crc32)
+            for device, record in written.items()
+        )
+        index = FolderIndex(plan.target, plan.shape, source.encoding, entries)
         _write_index(index, partial)
     return Outcome(index, received)
 
@@ -142,13 +146,6 @@ def _files_of(written: Mapping[int, Written], source: Input) -> TensorFiles:
         for device, record in written.items()
     }
     return TensorFiles(encoding, files)
-
-
-def _index_of(plan: Plan, source: Input, written: Mapping[int, Written]) -> FolderIndex:
-    entries = tuple(
-        TileEntry(device, record.path.name, record.box, record.size, record.crc32) for device, record in written.items()
-    )
-    return FolderIndex(plan.target, plan.shape, source.encoding, entries)
 
 
 def _write_index(index: FolderIndex, folder: Path) -> None:

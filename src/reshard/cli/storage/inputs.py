@@ -99,7 +99,10 @@ def open_input(path: Path, tensor: str | None, dtype: DType | None, shape: tuple
     """
     try:
         mode = path.stat().st_mode
-        start = _first_bytes(path) if stat.S_ISREG(mode) else b""
+        start = b""
+        if stat.S_ISREG(mode):
+            with path.open("rb") as file:
+                start = file.read(len(npy.MAGIC))
     except (OSError, ValueError) as error:
         raise ReshardError(
             "bad-file", f"{path} could not be read: {getattr(error, 'strerror', None) or error}"
@@ -125,8 +128,3 @@ def open_input(path: Path, tensor: str | None, dtype: DType | None, shape: tuple
     if shape is not None and source.shape != shape:
         raise ReshardError("bad-file", f"{path} holds a tensor of shape {source.shape}; it was said to be {shape}")
     return source
-
-
-def _first_bytes(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(len(npy.MAGIC))
