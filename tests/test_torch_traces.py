@@ -14,6 +14,7 @@ ON_FOUR = [
     "a_graph_has_one_exchange",
     "a_graph_of_lazy_tiles",
     "a_graph_of_uneven_tiles",
+    "a_graph_of_ordered_shards",
     "a_graph_has_the_gradient",
     "shapes_alone",
     "an_exported_module",

@@ -591,20 +591,23 @@ def a_rank_that_refuses_its_call(rank: int) -> list[str]:
     odd = DTensor.from_local(
         torch.zeros(3, 3), mesh, [S0, S1], run_check=False, shape=torch.Size((4, 6)), stride=(6, 1)
     )
-    refused: list[tuple[str, DTensor, list[Placement], dict[str, Any]]] = [
-        ("bad-tiles", odd, [S1, S0], {}),
-        ("rank-mismatch", x, [Shard(2), S0], {}),
-        ("bad-tiles", x, [S1, S0], {"out": torch.empty(1)}),
+    moved, product = partial(rs.torch.redistribute, target=[S1, S0]), partial(rs.torch.einsum, "ij,kj->ik", x)
+    calls: list[tuple[str, Callable[..., DTensor], DTensor, dict[str, Any]]] = [
+        ("bad-tiles", moved, odd, {}),
+        ("rank-mismatch", moved, x, {"target": [Shard(2), S0]}),
+        ("bad-tiles", moved, x, {"out": torch.empty(1)}),
+        ("bad-tiles", product, odd, {}),
+        ("rank-mismatch", product, x, {"target": [Shard(2), S0]}),
     ]
     wrong = []
-    for check, (code, mine, target, options) in itertools.product(("first", "always"), refused):
+    for check, (code, call, mine, options) in itertools.product(("first", "always"), calls):
         begun = time.monotonic()
         with counted_traffic() as traffic:
             try:
                 if rank == 3:
-                    rs.torch.redistribute(mine, target, check=check, **options)
+                    call(mine, check=check, **options)
                 else:
-                    rs.torch.redistribute(x, [S1, S0], check=check)
+                    call(x, check=check)
                 wrong.append(f"{check}: {code} was not seen")
             except rs.ReshardError as error:
                 told = error.code == "ranks-disagree" and f"rank 3 refuses its own call: {code}: " in str(error)

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree
 from torch_problems import coordinate, cut, same, spans
@@ -99,6 +100,32 @@ def a_graph_of_uneven_tiles(rank: int) -> list[str]:
         wanted = cut(whole, spans((5, 3), (4,), [S0], coordinate(rank, (4,)))) * 8
         wrong.append(unless(not (fault := faults_of(graph.graph, 1)), f"{mode}: {fault}"))
         wrong.append(unless(same(graph(whole * 2), wanted), f"{mode}: {graph(whole * 2)} for {wanted}"))
+    return wrong
+
+
+def a_graph_of_ordered_shards(rank: int) -> list[str]:
+    """The order in which mesh dims cut a dim may stand in the spec alone; one compiled function takes both orders."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    whole = torch.arange(64.0).reshape(16, 4)
+    plain = distribute_tensor(whole, mesh, [S0, S0])
+    strided = rs.torch.redistribute(plain, [_StridedShard(0, split_factor=2), S0])
+    tile = strided.to_local()
+    spec = DTensorSpec(mesh, (S0, S0), plain._spec.tensor_meta, shard_order=(ShardOrderEntry(0, (1, 0)),))
+
+    def ordered(tile: torch.Tensor) -> DTensor:
+        return DTensor(tile, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+    def call(x: DTensor) -> DTensor:
+        return rs.torch.redistribute(x, [R, S1])
+
+    wanted = call(plain).to_local()
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    wrong = [unless(same(call(ordered(tile)).to_local(), wanted), "eager")]
+    tensors = (plain, strided, plain)
+    wrong += [unless(same(compiled(x).to_local(), wanted), f"compiled, {x._spec}") for x in tensors]
+    for mode in MODES:
+        graph = make_fx(lambda tile: call(ordered(tile)).to_local(), tracing_mode=mode)(tile)
+        wrong.append(unless(same(graph(tile), wanted), mode))
     return wrong
 
 

@@ -113,8 +113,9 @@ def sharding_of(value: Any, mesh: DeviceMesh | None = None, ndim: int | None = N
         value = value._spec
     if hasattr(value, "placements") and hasattr(value, "mesh"):
         rank = ndim if value.tensor_meta is None else len(value.tensor_meta.shape)
-        order = None if value.use_strided_shard_as_shard_order else value.shard_order
-        return _sharding_of(tuple(value.placements), value.mesh, expect(rank, int, "the number of dims"), order)
+        return _sharding_of(
+            tuple(value.placements), value.mesh, expect(rank, int, "the number of dims"), _order_of(value)
+        )
     if mesh is None:
         raise ReshardError("unknown-mesh", f"placements {shown(value)} do not say on which mesh; give a DeviceMesh")
     placements = tuple(listed(value, "placements"))
@@ -130,12 +131,7 @@ def _sharding_of(placements: tuple[Placement, ...], mesh: DeviceMesh, ndim: int,
         raise ReshardError(
             "cannot-express", f"partial values under {' and '.join(sorted(reductions))} at once are not supported"
         )
-    if order is None:
-        cuts = _decoded(placements, mesh, ndim)
-    elif any(isinstance(placement, _StridedShard) for placement in placements):
-        raise ReshardError("cannot-express", f"the strided shards of {text_of(placements)} are no order of mesh dims")
-    else:
-        cuts = [dict(order).get(dim, ()) for dim in range(ndim)]
+    cuts = _cuts_of(placements, mesh, ndim, order)
     axes = [Axis(name) for name, _ in ours.axes]
     return Sharding(
         ours,
@@ -198,11 +194,22 @@ def text_of(placements: Sequence[Any]) -> str:
     return f"[{', '.join(map(str, placements))}]"
 
 
-def _decoded(placements: Sequence[Placement], mesh: DeviceMesh, ndim: int) -> list[tuple[int, ...]]:
-    """Per dim the mesh dims that cut it, major to minor, out of the split factors.
+def _order_of(spec: DTensorSpec) -> ShardOrder | None:
+    """In which order mesh dims cut each dim; None where split factors say it."""
+    return None if spec.use_strided_shard_as_shard_order else spec.shard_order
+
+
+def _cuts_of(
+    placements: Sequence[Placement], mesh: DeviceMesh, ndim: int, order: ShardOrder | None
+) -> list[tuple[int, ...]]:
+    """Per dim the mesh dims that cut it, major to minor, in the order given or out of the split factors.
 
     Read from the right, each mesh dim goes where those already placed before it make up its split factor.
     """
+    if order is not None:
+        if any(isinstance(placement, _StridedShard) for placement in placements):
+            raise ReshardError("cannot-express", f"strided shards of {text_of(placements)} are no order of mesh dims")
+        return [dict(order).get(dim, ()) for dim in range(ndim)]
     cuts: list[list[int]] = [[] for _ in range(ndim)]
     for mesh_dim, placement in reversed(list(enumerate(placements))):
         if not isinstance(placement, Shard | _StridedShard):
@@ -262,9 +269,7 @@ def _placements_of(sharding: Sharding, mesh: DeviceMesh, shape: tuple[int, ...] 
     partial = cuts.pop()
     _add_trivial(cuts, partial, sharding, ours)
     by_mesh_dim: dict[int, Placement] = {mesh_dim: Partial(sharding.reduction) for mesh_dim in partial}
-    for dim, cut in enumerate(cuts):
-        for place, mesh_dim in enumerate(cut):
-            by_mesh_dim[mesh_dim] = _shard(dim, prod(mesh.size(major) for major in cut[:place] if major > mesh_dim))
+    by_mesh_dim |= _shards(cuts, mesh)
     placements = tuple(by_mesh_dim.get(mesh_dim, Replicate()) for mesh_dim in range(mesh.ndim))
     if shape is not None and not _sharding_of(placements, mesh, len(shape), None).is_equivalent_to(sharding, shape):
         raise ReshardError(
@@ -272,6 +277,25 @@ def _placements_of(sharding: Sharding, mesh: DeviceMesh, shape: tuple[int, ...] 
             f"{sharding.text()} cuts shape {shape} elsewhere than the chunks of chunks of {text_of(placements)}",
         )
     return placements
+
+
+def _shards(cuts: Sequence[Sequence[int]], mesh: DeviceMesh) -> dict[int, Placement]:
+    """By mesh dim the shard, strided where mesh dims to its right cut its dim before it."""
+    return {
+        mesh_dim: _shard(dim, prod(mesh.size(major) for major in cut[:place] if major > mesh_dim))
+        for dim, cut in enumerate(cuts)
+        for place, mesh_dim in enumerate(cut)
+    }
+
+
+def spelled_out(spec: DTensorSpec) -> tuple[Placement, ...]:
+    """The placements of a spec that say by themselves in which order mesh dims cut a dim.
+
+    Raises:
+        ReshardError: `cannot-express` where a shard is strided as no order of axes is.
+    """
+    shards = _shards(_cuts_of(spec.placements, spec.mesh, spec.ndim, _order_of(spec)), spec.mesh)
+    return tuple(shards.get(mesh_dim, placement) for mesh_dim, placement in enumerate(spec.placements))
 
 
 def _dim_digits(sharding: Sharding, mesh: Mesh) -> list[Digits]:

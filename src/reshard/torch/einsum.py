@@ -161,7 +161,9 @@ def _as_key(target: Any) -> Sharding | tuple[Placement, ...] | None:
 def _called(request: EinsumRequest, operands: Sequence[DTensor], check: str) -> DTensor:
     refuse_traced("an einsum of DTensors", *(x._local_tensor for x in operands))
     world = current_world()
-    local = world.once(request, lambda: _made(request, world.rank))
+    with world.telling((request.mesh, *(x.device_mesh for x in operands)), check):
+        local = world.once(request, lambda: _made(request, world.rank))
+        local.contraction.check_tiles([x._local_tensor for x in operands])
     if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
         result: DTensor = _Einsum.apply(local, world, check, *operands)  # type: ignore[no-untyped-call]
         return result
@@ -228,7 +230,6 @@ def _run(
     local: LocalEinsum, world: World, check: str, operands: Sequence[DTensor], *, wants_gradient: bool = False
 ) -> DTensor:
     tiles = [tile_of(x) for x in operands]
-    local.contraction.check_tiles(tiles)
     world.check(local.statement, check)
     result = local.contraction.run(tiles)
     return DTensor(result, local.result, requires_grad=wants_gradient)  # type: ignore[no-untyped-call]

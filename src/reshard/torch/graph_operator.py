@@ -9,6 +9,8 @@ the whole tensor: a graph is for one shape, and is traced again for another loca
 What torch 2.13 does not guard is the shape of a DTensor whose local shape stays: 5 rows after 6, both 3 on the first
 of two ranks, run the graph of 6 there.
 Give uneven shapes that change to functions of their own.
+Nor does it show a function that it compiles in which order mesh dims cut a dim, where that stands in the spec alone.
+Give such a tensor as `_StridedShard`, which `redistribute` itself does.
 """
 
 from __future__ import annotations
@@ -25,7 +27,14 @@ from torch.distributed.tensor import DTensor, Placement
 from reshard.errors import ReshardError
 from reshard.sharding import Sharding
 from reshard.torch.agreement import digest_of
-from reshard.torch.conversions import AnyPlacements, gradient_placements, mesh_of, spec_of, target_placements
+from reshard.torch.conversions import (
+    AnyPlacements,
+    gradient_placements,
+    mesh_of,
+    spec_of,
+    spelled_out,
+    target_placements,
+)
 from reshard.torch.redistribution import Redistribution, redistribution_for
 from reshard.torch.world import CAPACITY, current_world
 
@@ -76,8 +85,9 @@ def redistribute_traced(x: DTensor, target: AnyPlacements, mesh: DeviceMesh | No
     """What is traced in place of an eager redistribute."""
     on = x.device_mesh if mesh is None else mesh
     goal = target if isinstance(target, Sharding) else tuple(target)
-    name = _name_of(x.device_mesh, x.placements, on, goal, x.dtype, check, x.dim())
-    tile = torch.ops.reshard.exchange(x.to_local(grad_placements=gradient_placements(x.placements)), name, x.shape)
+    source = x.placements if torch.compiler.is_dynamo_compiling() else spelled_out(x._spec)
+    name = _name_of(x.device_mesh, source, on, goal, x.dtype, check, x.dim())
+    tile = torch.ops.reshard.exchange(x.to_local(grad_placements=gradient_placements(source)), name, x.shape)
     return DTensor.from_local(tile, on, _target_of(name), run_check=False, shape=x.shape, stride=x.stride())
 
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from reshard.checks import expect, shown
 from reshard.errors import ReshardError
 from reshard.torch.agreement import check_mode
-from reshard.torch.conversions import AnyPlacements, gradient_placements, mesh_of
+from reshard.torch.conversions import AnyPlacements, gradient_placements
 from reshard.torch.graph_operator import is_traced, redistribute_traced
 from reshard.torch.local_plan import tile_of
 from reshard.torch.redistribution import Redistribution, redistribution_for
@@ -90,7 +90,7 @@ def redistribute(
         expect(device_mesh, DeviceMesh, "device_mesh")
     world = current_world()
     wants_gradient = torch.is_grad_enabled() and x.requires_grad
-    try:
+    with world.telling((x.device_mesh, device_mesh or x.device_mesh), check):
         redistribution = redistribution_for(world, x._spec, target, device_mesh)
         redistribution.local.check_tile(x._local_tensor)
         if out is not None:
@@ -103,10 +103,6 @@ def redistribute(
             size = redistribution.local.workspace_size
             fits = expect(workspace, torch.Tensor, "workspace").dim() == 1 and workspace.numel() >= size
             _check_memory(workspace, "workspace", f"flat, at least {size} elements", x._local_tensor, fits=fits)
-    except ReshardError as error:
-        meshes = (x.device_mesh,) if device_mesh is None else (x.device_mesh, device_mesh)
-        world.refuse(sorted({rank for mesh in meshes for rank in mesh_of(mesh).devices}), check, error)
-        raise
     call = _Call(redistribution, world, check, async_op, out, workspace)
     if wants_gradient:
         result: DTensor = _Redistribute.apply(x, call)  # type: ignore[no-untyped-call]
@@ -136,16 +132,17 @@ class _Call(NamedTuple):
 
     def run(self, x: DTensor, *, wants_gradient: bool = False) -> DTensor:
         """What becomes of a DTensor."""
-        local, tile, out = self.redistribution.local, tile_of(x), self.out
-        self.world.check(self.redistribution.statement, self.check)
-        if not self.async_op or not local.exchanges:
-            result = local.start(tile, out, self.workspace)()
-        else:
-            if out is None:
-                out = tile.new_empty(local.target_shape)
-            result = _promised(out, local.start(tile, out, self.workspace))
+        redistribution, tile, out = self.redistribution, tile_of(x), self.out
+        local, is_later = redistribution.local, self.async_op and bool(redistribution.local.exchanges)
+        if is_later and out is None:
+            out = tile.new_empty(local.target_shape)
+        with self.world.telling((redistribution.source.mesh, redistribution.target.mesh), self.check):
+            post = local.pack(tile, out, self.workspace)
+        self.world.check(redistribution.statement, self.check)
+        finish = post()
+        result = finish() if out is None or not is_later else _promised(out, finish)
         # Not by `DTensor(…)`: its initialiser adds nothing, and steps out of the compiler first.
-        return DTensor.__new__(DTensor, result, self.redistribution.target, requires_grad=wants_gradient)
+        return DTensor.__new__(DTensor, result, redistribution.target, requires_grad=wants_gradient)
 
 
 class _Redistribute(torch.autograd.Function):

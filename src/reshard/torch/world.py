@@ -5,16 +5,18 @@ from __future__ import annotations
 import atexit
 import gc
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
 from reshard.errors import ReshardError
 from reshard.torch.agreement import Agreement, Statement
-from reshard.torch.conversions import forget_meshes
+from reshard.torch.conversions import forget_meshes, mesh_of
 
 T = TypeVar("T")
 CAPACITY = 4096
@@ -53,10 +55,16 @@ class World:
             if len(order) > CAPACITY:
                 self.agreed.discard(order.popleft())
 
-    def refuse(self, ranks: Sequence[int], mode: str, error: ReshardError) -> None:
-        """Tell the other ranks that this one refuses its call, if the mode has them ask."""
-        if mode != "never" and self._is_one_of_many(ranks):
-            self.agreement.refuse(ranks, f"{error.code}: {error}")
+    @contextmanager
+    def telling(self, meshes: Iterable[DeviceMesh], mode: str) -> Iterator[None]:
+        """Tell the other ranks of some meshes of what is refused meanwhile, if the mode has them ask."""
+        try:
+            yield
+        except ReshardError as error:
+            ranks = sorted({rank for mesh in meshes for rank in mesh_of(mesh).devices})
+            if mode != "never" and self._is_one_of_many(ranks):
+                self.agreement.refuse(ranks, f"{error.code}: {error}")
+            raise
 
     def _is_one_of_many(self, ranks: Sequence[int]) -> bool:
         return len(ranks) > 1 and self.rank in ranks and not self.is_fake
