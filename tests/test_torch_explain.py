@@ -23,8 +23,8 @@ from torch.utils._debug_mode import DebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import reshard as rs
+from reshard.torch.comparison import Comparison, explain
 from reshard.torch.conversions import mesh_of
-from reshard.torch.explanation import Explanation, explain
 from reshard.torch.planners import PLANNERS, Route
 
 pytestmark = pytest.mark.engine
@@ -48,7 +48,7 @@ def mesh_like(*sizes: int) -> DeviceMesh:
     return DeviceMesh("cpu", torch.arange(prod(sizes)).view(sizes))
 
 
-def told(source: Placements, target: Any, mesh: DeviceMesh, shape: tuple[int, ...]) -> Explanation:
+def told(source: Placements, target: Any, mesh: DeviceMesh, shape: tuple[int, ...]) -> Comparison:
     return explain(source, target, mesh=mesh, shape=shape, dtype=torch.float32)
 
 

@@ -18,7 +18,7 @@ Beside it:
 conversions.py     meshes, placements and specs to ours and back
 world.py           what is kept for a default process group
 agreement.py       whether all ranks ask for the same
-explanation.py     our plan beside those of torch's planners
+comparison.py      our plan beside those of torch's planners
 planners.py        what torch's planners would do
 
 On top of it:
@@ -33,9 +33,9 @@ from __future__ import annotations
 
 import torch  # noqa: F401  # fails here where PyTorch is not installed
 
+from reshard.torch.comparison import explain
 from reshard.torch.conversions import mesh_of, placements_of, sharding_of
 from reshard.torch.einsum import einsum
-from reshard.torch.explanation import explain
 from reshard.torch.programs import to_torch
 from reshard.torch.redistribute import redistribute, workspace_size
 

@@ -266,26 +266,23 @@ def local_contraction(
     if rank in plan.layout.mesh:
         product = Product(plan.pattern, plan.local_sizes(rank), plan.local_path)
         if product.is_plain and overlap is not False:
-            overlapped = _overlapped(plan, [*(map(_pieces_arriving, operands)), _pieces_leaving(output)], overlap)
+            pieces = [*(_pieces(operand, is_result=False) for operand in operands), _pieces(output, is_result=True)]
+            overlapped = _overlapped(plan, pieces, overlap)
     return LocalContraction(inputs, tuple(operands), output, product, overlapped)
 
 
-def _pieces_arriving(operand: LocalPlan) -> int:
-    """In how many pieces an operand arrives; 0 where nothing travels, or is combined as it arrives."""
-    exchange = operand.exchanges[-1] if operand.exchanges else None
-    if exchange is None or exchange.reduction or not exchange.receives:
-        return 0
-    parts = [part for message in exchange.receives for part in message.parts]
-    return len({part.box for part in (*parts, *(target for target, _ in exchange.copies))})
+def _pieces(plan: LocalPlan, *, is_result: bool) -> int:
+    """In how many pieces an operand arrives, or the result is sent; 0 where nothing travels.
 
-
-def _pieces_leaving(output: LocalPlan) -> int:
-    """In how many pieces the result is sent; 0 where nothing travels."""
-    exchange = output.exchanges[0] if output.exchanges else None
-    if exchange is None or not exchange.sends:
+    Nor is an operand multiplied piece by piece while what arrives is combined.
+    """
+    if not plan.exchanges:
         return 0
-    parts = [part for message in exchange.sends for part in message.parts]
-    return len({part.box for part in (*parts, *(source for _, source in exchange.copies))})
+    exchange = plan.exchanges[0 if is_result else -1]
+    messages = exchange.sends if is_result else () if exchange.reduction else exchange.receives
+    parts = [part for message in messages for part in message.parts]
+    copied = [source if is_result else target for target, source in exchange.copies]
+    return len({part.box for part in (*parts, *copied)}) if parts else 0
 
 
 def _overlapped(plan: EinsumPlan, pieces: Sequence[int], overlap: bool | None) -> int | None:

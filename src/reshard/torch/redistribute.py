@@ -103,7 +103,7 @@ def redistribute(
             size = redistribution.local.workspace_size
             fits = expect(workspace, torch.Tensor, "workspace").dim() == 1 and workspace.numel() >= size
             _check_memory(workspace, "workspace", f"flat, at least {size} elements", x._local_tensor, fits=fits)
-    call = _Call(redistribution, world, check, async_op, out, workspace)
+    call = _EagerCall(redistribution, world, check, async_op, out, workspace)
     if wants_gradient:
         result: DTensor = _Redistribute.apply(x, call)  # type: ignore[no-untyped-call]
         return result
@@ -120,7 +120,7 @@ def workspace_size(x: DTensor, target: AnyPlacements, device_mesh: DeviceMesh | 
     return redistribution_for(current_world(), spec, target, device_mesh).local.workspace_size
 
 
-class _Call(NamedTuple):
+class _EagerCall(NamedTuple):
     """A redistribute with all that its caller asks for."""
 
     redistribution: Redistribution
@@ -149,7 +149,7 @@ class _Redistribute(torch.autograd.Function):
     """A redistribute and, as its gradient, the redistribute back."""
 
     @staticmethod
-    def forward(ctx: Any, x: DTensor, call: _Call) -> DTensor:
+    def forward(ctx: Any, x: DTensor, call: _EagerCall) -> DTensor:
         """Run the call."""
         ctx.call = call
         return call.run(x, wants_gradient=True)

@@ -38,7 +38,7 @@ FIGURES = ("received", "peak", "received on CPU", "peak on CPU")
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Comparison:
     """Our plan and the routes of torch's planners, for one redistribute; `print` shows all of it."""
 
     plan: Plan
@@ -91,7 +91,7 @@ def explain(
     shape: Sequence[int] | None = None,
     dtype: torch.dtype | None = None,
     planners: Sequence[str] = PLANNERS,
-) -> Explanation:
+) -> Comparison:
     """Our plan from x to a target, and what torch's planners would do, without communication.
 
     Args:
@@ -116,8 +116,8 @@ def explain(
     try:
         goal = _goal(source, target, target_mesh)
     except ReshardError as refused:
-        return Explanation(ours, tuple(Route(name, "", 0, refusal=str(refused)) for name in planners), names)
-    return Explanation(ours, tuple(route(name, source, goal) for name in planners), names)
+        return Comparison(ours, tuple(Route(name, "", 0, refusal=str(refused)) for name in planners), names)
+    return Comparison(ours, tuple(route(name, source, goal) for name in planners), names)
 
 
 def _goal(source: DTensorSpec, target: Any, mesh: DeviceMesh) -> DTensorSpec:
