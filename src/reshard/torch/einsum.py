@@ -249,7 +249,7 @@ def _made(request: EinsumRequest, rank: int) -> LocalEinsum:
     plan, placements = _planned(request, [tuple(spec.shape) for spec in specs], dtype_of(dtype).name)
     ends = f"from {','.join(text_of(spec.placements) for spec in specs)} to {text_of(placements)}"
     words = f"einsum {plan.expression} of {dtype_of(dtype)} {ends}"
-    meshes = {mesh_of(torchs): torchs for torchs in (mesh, *(spec.mesh for spec in reversed(specs)))}
+    meshes = {mesh_of(end): end for end in (mesh, *(spec.mesh for spec in reversed(specs)))}
     plans = [reshard for part in plan.parts() for reshard in part.plans]
     ranks = tuple(sorted({device for reshard in plans for device in reshard.devices}))
     sides = [str(side) for reshard in plans for side in (reshard.source, reshard.target)]

@@ -139,7 +139,7 @@ def local_plan(plan: Plan, rank: int, meshes: Mapping[Mesh, DeviceMesh], dtype: 
     before, after = plan.source, plan.target
     for step in plan.steps:
         _check_combines(step, dtype)
-    torchs = meshes.get(before.mesh) if rank in before.mesh else None
+    device_mesh = meshes.get(before.mesh) if rank in before.mesh else None
     ours = before.mesh if before.mesh == after.mesh else None
     exchanges = []
     for step in plan.steps:
@@ -148,7 +148,7 @@ def local_plan(plan: Plan, rank: int, meshes: Mapping[Mesh, DeviceMesh], dtype: 
         for move in step.moves:
             exchange = local_exchange(move, rank)
             if exchange.sends or exchange.receives:
-                carrier = carrier_for(move.exchange, torchs, ours, device_type_of(meshes))
+                carrier = carrier_for(move.exchange, device_mesh, ours, device_type_of(meshes))
                 exchange = replace(exchange, carrier=carrier)
             exchanges.append(exchange)
     shapes = [side.box(rank, plan.shape).shape if rank in side.mesh else None for side in (before, after)]

@@ -133,12 +133,12 @@ def _transform_infos(planner: str, source: DTensorSpec, target: DTensorSpec) -> 
     # no notice of the planner that filled it.
     from torch.distributed.tensor import _redistribute  # noqa: PLC0415
 
-    torchs = _redistribute.DTensorRedistributePlanner(source.mesh, meta_of(source))
+    torch_planner = _redistribute.DTensorRedistributePlanner(source.mesh, meta_of(source))
     infos: Sequence[Any]
     if planner == "greedy":
-        infos = torchs.generate_greedy_transform_infos(source, target)
+        infos = torch_planner.generate_greedy_transform_infos(source, target)
     else:
-        infos = torchs.generate_graph_based_transform_infos(source, target, source.shape)
+        infos = torch_planner.generate_graph_based_transform_infos(source, target, source.shape)
     if not source.mesh._get_root_mesh()._flatten_mapping:
         return infos  # nothing to merge into, and asking would use up torch's one warning about that
     merged: Sequence[Any] = _redistribute._optimize_transform_infos(
