@@ -300,7 +300,7 @@ def test_refusals() -> None:
     cases = [
         ("not-divisible", of((6,), rs.Sharding.of(MESH, "y")), "value a: dim 0"),
         ("cannot-express", of((8,), rs.Sharding.of(MESH, "y"), rs.Sharding.of(reverse, "y")), "another order"),
-        ("cannot-express", of((8,), partial), "value a is partial"),
+        ("cannot-express", of((8,), partial), "value a is unreduced"),
         ("unknown-device", of((64,), rs.Sharding.of(far, "z"), rs.Sharding.of(MESH, "y")), "device"),
     ]
     for code, placed, text in cases:

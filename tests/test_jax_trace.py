@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import blocks
 import numpy as np
 import pytest
 
@@ -74,6 +75,28 @@ def test_what_numpy_knows_runs_there_too() -> None:
     back = trace(lambda x: lax.cumsum(x, reverse=True), shape(8), in_shardings=on("data")).propagate()
     with pytest.raises(rs.ReshardError, match="cumsum_back is not known here"):
         rs.numpy.run_program(back, {"x": np.ones(8, np.float32)})
+
+
+def test_loops_and_choices_are_printed_as_blocks() -> None:
+    """The text, which `test_blocks` and `test_torch_programs` read back and run."""
+
+    def function(x: Any, w: Any) -> Any:
+        def body(h: Any, u: Any) -> Any:
+            h = jnp.tanh(h @ u)
+            h = lax.cond(h.sum() > 0, lambda a: a * 2, lambda a: -a, h)
+            return h, h.max(0)
+
+        h, rows = lax.scan(body, x, w)
+        return lax.while_loop(lambda h: jnp.abs(h).sum() > 1, lambda h: h * 0.5, h), rows
+
+    given = rs.Sharding.of(blocks.MESH, "x", "y"), None
+    program = trace(function, shape(4, 4), shape(3, 4, 4), in_shardings=given)
+    assert str(program) == blocks.TRACED
+    assert str(Program.parse(str(program))) == str(program)
+    _, arrays, wanted = blocks.CASES["traced"]()
+    results = jax.jit(rs.jax.to_jax(program.propagate()))(*arrays.values())
+    for result, right in zip(results, wanted.values(), strict=True):
+        np.testing.assert_allclose(result, right, rtol=1e-5, atol=1e-5)
 
 
 def test_a_program_read_from_its_text_runs_on_both_engines() -> None:
@@ -232,7 +255,7 @@ def test_the_carry_of_a_scan_is_a_fixed_point() -> None:
         carries = {placed.sharding(op.result).text() for op in placed.operations if op.name in ("carry", "last")}
         assert carries == {placed.sharding("x").text()} == {placed.sharding("out.0").text()} == {wanted}
         (sums,) = (value for value, plan in placed.plans.items() if plan.steps)
-        assert placed.turns(sums) == 5
+        assert placed.trip_count(sums) == 5
         assert placed.received_bytes == 5 * placed.plans[sums].received_bytes == 5 * 64
 
 

@@ -381,9 +381,9 @@ BAD_TEXTS = [
         "line 4, value c: b must be integers, to select from a",
     ),
     (
-        'a = input : f32[4]\nb = relu "i->i" (a) {turns=-2}',
-        "bad-argument",
-        "line 3, value b: an operation must be done 0 times or more, got: -2",
+        "a = input : f32[4]\nloop 2 {\nb = carry (a)\n}",
+        "bad-program",
+        "carry b must be given back by its loop once",
     ),
 ]
 

@@ -10,7 +10,13 @@ from torch_ranks import wrong_features
 
 pytestmark = [pytest.mark.engine, pytest.mark.heavy]
 
-ON_FOUR = ["random_programs", "operations_of_all_kinds", "programs_on_two_meshes", "what_cannot_be_is_refused"]
+ON_FOUR = [
+    "random_programs",
+    "operations_of_all_kinds",
+    "programs_on_two_meshes",
+    "loops_and_choices",
+    "what_cannot_be_is_refused",
+]
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from blocks import CASES
 from programs import conflicting, generate, subscripts
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -170,6 +171,38 @@ def programs_on_two_meshes(rank: int) -> list[str]:
         unless(torch.allclose(one.to_local(), other.to_local()), f"{one.to_local()} for {other.to_local()}")
         for one, other in pairs
     ]
+
+
+def loops_and_choices(rank: int) -> list[str]:
+    """What plain NumPy computes; the gradient through a loop; every turn's bytes."""
+    device_mesh, wrong = square(), []
+    for name, case in CASES.items():
+        program, arrays, wanted = case()
+        placed = program.propagate()
+        function = rs.torch.to_torch(placed, device_mesh)
+        ends = [
+            rs.torch.placements_of(placed.sharding(value), device_mesh, value.shape)
+            for value in (*program.inputs, *program.outputs)
+        ]
+        inputs = [
+            distribute_tensor(torch.from_numpy(arrays[value.name]), device_mesh, end)
+            for value, end in zip(program.inputs, ends, strict=False)
+        ]
+        inputs = [x.requires_grad_() if x.is_floating_point() else x for x in inputs]
+        with counted_traffic() as traffic:
+            results = function(*inputs)
+        results = results if isinstance(results, tuple) else (results,)
+        for result, (output, right) in zip(results, wanted.items(), strict=True):
+            wrong.append(unless(close(result, torch.from_numpy(right)), f"{name} {output}: {result} for {right}"))
+        if name == "scanned":
+            planned = sum(plan.received_bytes_on(rank) * placed.trip_count(v) for v, plan in placed.plans.items())
+            wrong.append(unless(traffic.received == planned, f"received {traffic.received}, planned {planned}"))
+            flow = distribute_tensor(torch.ones(6, 5), device_mesh, [Replicate(), Replicate()])
+            (gradient,) = torch.autograd.grad(results[0], inputs[:1], flow)
+            w = torch.from_numpy(arrays["w"])
+            right = -torch.ones(6, 5) @ w[2].T @ w[1].T @ w[0].T
+            wrong.append(unless(close(gradient, right), f"gradient {gradient} for {right}"))
+    return wrong
 
 
 def what_cannot_be_is_refused(rank: int) -> list[str]:

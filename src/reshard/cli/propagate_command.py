@@ -73,7 +73,7 @@ def record(placed: Placement) -> dict[str, Any]:
                 "sharding": str(placed.sharding(value)),
                 "local_shape": list(placed.sharding(value).local_shape(value.shape)),
                 "steps": None if plan is None else [step.kind for step in plan.steps],
-                "turns": operation.turns,
+                "trip_count": operation.trip_count,
                 "received_bytes": placed.received(value),
                 "why": placed.why(value),
             }

@@ -41,7 +41,11 @@ __all__ = [
 
 source_info_util.register_exclusion(str(Path(__file__).parent))  # an operation's line in a dump is its caller's
 
-LATER = {"inspect": "reshard.jax.inspection", "to_jax": "reshard.jax.programs", "trace": "reshard.jax.tracing.trace"}
+LATER = {
+    "inspect": "reshard.jax.inspection",
+    "to_jax": "reshard.jax.programs",
+    "trace": "reshard.jax.tracing.functions",
+}
 """What loads on first use: the module that has it."""
 
 

@@ -3,10 +3,10 @@
 The whole program is one `shard_map`: a value is the device's tile of it, an operation its local computation, a
 reshard the plan's collectives.
 So nothing is left to XLA's partitioner, and whatever the program says can be: sub-axes, several meshes over the same
-devices, dims that the shards do not divide, values that are partial under any reduction.
+devices, dims that the shards do not divide, values that are unreduced under any reduction.
 
 **Gradients.** A reshard is linear, and its transpose goes from the dual of the target to the dual of the source:
-what is replicated has a cotangent that is partial, and the reverse.
+what is replicated has a cotangent that is unreduced, and the reverse.
 That is how `shard_map` sees the cotangents of tiles too, so the gradient of the function is its own transpose, with
 plans for collectives.
 A maximum over devices has the gradient of those that hold it, in equal parts.
@@ -16,14 +16,14 @@ gradient.
 **Tiles that are cut short** fill a corner of an array as large as the largest tile. What lies beyond it is put at the
 identity of a reduction before one, and is dropped elsewhere.
 
-**Loops and choices** are those of JAX over tiles: `reshard.jax.regions` says what leads into them and out of them.
+**Loops and choices** are those of JAX over tiles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -41,19 +41,19 @@ from reshard.errors import ReshardError
 from reshard.jax.conversions import jax_mesh_like
 from reshard.jax.exchange.lowering import run_on_device
 from reshard.jax.exchange.rounds import of_device
-from reshard.jax.tracing.emitter import Choice, Local, Loop, Region, Signature, is_key, regions_around
+from reshard.jax.tracing.emitter import Signature, is_key
 from reshard.jax.verbs import VERBS
 from reshard.mesh import Mesh
+from reshard.operations.blocks import Loop
 from reshard.operations.interpreter import compute
 from reshard.operations.rules import operation_rule, reduction_of
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan
 from reshard.propagation import Operation, Placement, Value
+from reshard.propagation.running import Turned, run
 from reshard.sharding import Sharding
 
 Names = tuple[str, ...]
-Env = dict[str, Any]
-"""Tiles by the names of values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +72,7 @@ class PlacedFunction:
     out_shardings: Any
     """How the results are laid out."""
     _run: Callable[..., Any] = field(repr=False)
+    _signature: Signature = field(repr=False)
 
     def __call__(self, *arguments: Any) -> Any:
         """The results.
@@ -79,10 +80,8 @@ class PlacedFunction:
         Raises:
             ReshardError: `bad-argument` where the arguments are not those of the program; `bad-shape`.
         """
-        signature = self.placed.signature
         leaves, tree = jax.tree.flatten(arguments)
-        fits = not isinstance(signature, Signature) or tree == signature.in_tree
-        if not fits or len(leaves) != len(self.placed.inputs):
+        if tree != self._signature.in_tree:
             raise ReshardError("bad-argument", f"the arguments must be those of the program, got: {tree}")
         for value, leaf in zip(self.placed.inputs, leaves, strict=True):
             if jnp.shape(leaf) != value.shape:
@@ -91,7 +90,7 @@ class PlacedFunction:
             leaf if is_key(getattr(leaf, "dtype", None)) else jnp.asarray(leaf, value.dtype.name)
             for value, leaf in zip(self.placed.inputs, leaves, strict=True)
         ]
-        return _out_of(self.placed, self._run(*arrays))
+        return jax.tree.unflatten(self._signature.out_tree, self._run(*arrays))
 
 
 def to_jax(placed: Placement) -> PlacedFunction:
@@ -99,24 +98,24 @@ def to_jax(placed: Placement) -> PlacedFunction:
 
     Raises:
         ReshardError: `not-divisible` where an input or an output has a dim that its shards do not divide, which JAX
-            cannot hold; `cannot-express` where one is partial, where meshes have other devices or another order, or
+            cannot hold; `cannot-express` where one is unreduced, where meshes have other devices or another order, or
             where their axes fit into no mesh; `unknown-device`.
     """
     expect(placed, Placement, "what becomes a function of JAX")
     mesh, specs = _mesh_and_specs(placed)
-    body = _Body(placed, mesh.axis_names)
-    ends = [[specs[value.name] for value in values] for values in (placed.inputs, placed.outputs)]
-    run = jax.shard_map(body, mesh=mesh, in_specs=tuple(ends[0]), out_specs=tuple(ends[1]), check_vma=False)
-    ins, outs = ([NamedSharding(mesh, spec) for spec in some] for some in ends)
+
+    def body(*tiles: Any) -> tuple[Any, ...]:
+        return tuple(run(placed, _Device(placed, mesh.axis_names, tiles)).values())
+
+    in_specs, out_specs = (tuple(specs[value.name] for value in ends) for ends in (placed.inputs, placed.outputs))
+    function = jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     signature = placed.signature
-    in_shardings = jax.tree.unflatten(signature.in_tree, ins) if isinstance(signature, Signature) else tuple(ins)
-    return PlacedFunction(placed, mesh, in_shardings, _out_of(placed, outs), run)
-
-
-def _out_of(placed: Placement, results: Sequence[Any]) -> Any:
-    if isinstance(placed.signature, Signature):
-        return jax.tree.unflatten(placed.signature.out_tree, results)
-    return results[0] if len(results) == 1 else tuple(results)
+    if not isinstance(signature, Signature):
+        outputs = (0,) * len(out_specs) if len(out_specs) != 1 else 0
+        signature = Signature(jax.tree.structure((0,) * len(in_specs)), jax.tree.structure(outputs))
+    in_shardings = jax.tree.unflatten(signature.in_tree, [NamedSharding(mesh, spec) for spec in in_specs])
+    out_shardings = jax.tree.unflatten(signature.out_tree, [NamedSharding(mesh, spec) for spec in out_specs])
+    return PlacedFunction(placed, mesh, in_shardings, out_shardings, function, signature)
 
 
 # The mesh
@@ -134,7 +133,7 @@ def _mesh_and_specs(placed: Placement) -> tuple[JaxMesh, dict[str, PartitionSpec
     for value in ends:
         sharding = placed.sharding(value)
         if sharding.unreduced:
-            raise ReshardError("cannot-express", f"value {value.name} is partial, {sharding.text()}, and leaves")
+            raise ReshardError("cannot-express", f"value {value.name} is unreduced, {sharding.text()}, and leaves")
         try:
             sharding.check_divisible(value.shape)
         except ReshardError as error:
@@ -157,95 +156,48 @@ def _mesh_and_specs(placed: Placement) -> tuple[JaxMesh, dict[str, PartitionSpec
 # What one device does
 
 
-class _Body:
-    """The program of one device: from the tiles of the inputs to those of the outputs."""
+class _Device:
+    """One device, on which a function is traced."""
 
-    def __init__(self, placed: Placement, names: Names) -> None:
+    def __init__(self, placed: Placement, names: Names, tiles: Sequence[Any]) -> None:
         self.placed, self.names = placed, names
-        self.operations = placed.operations
-        self.regions = {
-            operation.result.name: regions_around(self.operations, operation.result) for operation in self.operations
-        }
+        self.inputs = dict(zip(placed.inputs, tiles, strict=True))
+        self.place = lax.axis_index(names) if names else np.int32(0)
 
-    def __call__(self, *tiles: Any) -> tuple[Any, ...]:
-        place = lax.axis_index(self.names) if self.names else np.int32(0)
-        env: Env = {value.name: tile for value, tile in zip(self.placed.inputs, tiles, strict=True)}
-        self.block((), env, place)
-        return tuple(env[value.name] for value in self.placed.outputs)
-
-    def block(self, around: tuple[Region, ...], env: Env, place: Any) -> None:
-        """All that is made in a region, or outside of all of them."""
-        for operation in self.operations:
-            name = operation.result.name
-            if name in env or self.regions[name] != around:
-                continue
-            payload = operation.payload
-            if isinstance(payload, Local) and payload.part in ("last", "stack", "chosen"):
-                if isinstance(payload.whole, Loop):
-                    self.loop(payload.whole, around, env, place)
-                elif payload.whole is not None:
-                    self.choice(payload.whole, around, env, place)
-            else:
-                env[name] = self.made(operation, [env[operand.name] for operand in operation.operands], place)
-
-    def ends(self, whole: Loop | Choice, part: str) -> list[Operation]:
-        """The operations that are a part of what leads into a loop, or out of a loop or a choice."""
-        payloads = ((operation, operation.payload) for operation in self.operations)
-        return [
-            one for one, local in payloads if isinstance(local, Local) and (local.whole, local.part) == (whole, part)
-        ]
-
-    def loop(self, loop: Loop, around: tuple[Region, ...], env: Env, place: Any) -> None:
-        """A loop over tiles; its results join the others."""
-        carry, element, last, stack = (self.ends(loop, part) for part in ("carry", "element", "last", "stack"))
-
-        def tiles(operations: Sequence[Operation], known: Env) -> list[Any]:
-            return [known[operation.operands[0].name] for operation in operations]
-
-        def turn(carried: list[Any], elements: list[Any]) -> tuple[list[Any], list[Any]]:
-            inside = dict(env)
-            for operation, tile in zip([*carry, *element], [*carried, *elements], strict=True):
-                inside[operation.result.name] = tile
-            self.block((*around, loop), inside, place)
-            return tiles(last, inside), tiles(stack, inside)
-
-        starts = tiles(carry, env)
-        stacked: list[Any] = []
-        if loop.length is None:
-            carried = lax.while_loop(lambda carried: carried[0], lambda carried: turn(carried, [])[0], starts)
-        else:
-            elements = tiles(element, env)
-            carried, stacked = lax.scan(
-                turn, starts, elements, length=loop.length, reverse=loop.reverse, unroll=loop.unroll
+    def loop(
+        self,
+        loop: Loop,
+        turn: Callable[[list[Any], list[Any]], Turned],
+        carried: list[Any],
+        elements: list[Any],
+        stacks: Sequence[Operation],
+    ) -> Turned:
+        """A loop of JAX."""
+        if loop.trip_count is None:
+            return Turned(
+                lax.while_loop(lambda tiles: tiles[0] != 0, lambda tiles: turn(tiles, []).carried, carried), []
             )
-        for operation, tile in zip([*last, *stack], [*carried, *stacked], strict=True):
-            env[operation.result.name] = tile
+        scanned = lax.scan(turn, carried, elements, length=loop.trip_count, reverse=loop.reverse, unroll=loop.unroll)
+        return Turned(*scanned)
 
-    def choice(self, choice: Choice, around: tuple[Region, ...], env: Env, place: Any) -> None:
-        """One of several branches over tiles; its results join the others."""
-        chosen = self.ends(choice, "chosen")
+    def choice(self, number: Any, branches: Sequence[Callable[[], list[Any]]]) -> list[Any]:
+        """A choice of JAX."""
+        return lax.switch(lax.convert_element_type(number, np.int32), branches)
 
-        def way(number: int) -> list[Any]:
-            inside = dict(env)
-            self.block((*around, choice.ways[number]), inside, place)
-            return [inside[operation.operands[1 + number].name] for operation in chosen]
-
-        ways = [partial(way, number) for number in range(len(choice.ways))]
-        for operation, tile in zip(chosen, lax.switch(env[chosen[0].operands[0].name], ways), strict=True):
-            env[operation.result.name] = tile
-
-    def made(self, operation: Operation, tiles: list[Any], place: Any) -> Any:
+    def compute(self, operation: Operation, tiles: Sequence[Any]) -> Any:
         """The tile that an operation makes."""
+        if operation.name == "input":
+            return self.inputs[operation.result]
         if operation.result in self.placed.plans:
             return moved(self.placed.plans[operation.result], self.names, tiles[0])
         if operation.name == "output":
             return tiles[0]
-        extents = ArrayExtents(self.placed, operation, place)
+        extents = ArrayExtents(self.placed, operation, self.place)
         if operation.name == "constant" and operation.payload is None:
             return lax.full(extents.shapes[-1], operation.attribute("value"), operation.result.dtype.name)
         tiles = extents.cleared(tiles)
-        if isinstance(operation.payload, Local) and operation.payload.run is not None:
-            return operation.payload.run(extents, tiles)
+        if operation.payload is not None:
+            return operation.payload(extents, tiles)
         return compute(VERBS, operation, extents, tiles)
 
 
@@ -284,7 +236,7 @@ class ArrayExtents:
         """The tiles, what lies beyond their ends put at the identity of the reduction that would take it in."""
         if self.operation.pattern is None:
             return list(tiles)
-        rule, found = operation_rule(self.operation), list(tiles)
+        rule, cleared = operation_rule(self.operation), list(tiles)
         for term, tile in enumerate(tiles):
             for dim, group in enumerate(rule.terms[term]):
                 start, stop = self._bounds(term, dim)
@@ -293,8 +245,8 @@ class ArrayExtents:
                     continue
                 inside = lax.broadcasted_iota(np.int32, tile.shape, dim) < self.length(term, dim)
                 blank = identity(reduction_of(self.operation), tile.dtype)
-                found[term] = lax.select(inside, found[term], lax.full_like(tile, blank))
-        return found
+                cleared[term] = lax.select(inside, cleared[term], lax.full_like(tile, blank))
+        return cleared
 
 
 # Reshards of tiles
@@ -317,7 +269,7 @@ def moved(plan: Plan, names: Names, tile: Any) -> Any:
 
 
 def _extreme(plan: Plan, names: Names) -> Any:
-    """The reshard of what is partial under a maximum or a minimum."""
+    """The reshard of what is unreduced under a maximum or a minimum."""
     source, reduction = plan.source, plan.source.reduction
     if reduction not in ("max", "min"):
         return lambda tile: run_on_device(plan, names, tile)

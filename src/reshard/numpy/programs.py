@@ -17,16 +17,20 @@ layouts are right.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from reshard.checks import expect, shown
 from reshard.errors import ReshardError
-from reshard.numpy.tiles import Array, Tiles, gather, run, scatter
+from reshard.numpy.tiles import Array, Tiles, gather, scatter
+from reshard.numpy.tiles import run as run_plan
 from reshard.numpy.verbs import VERBS
 from reshard.operations.interpreter import BoxExtents, compute
+from reshard.operations.operation import Operation
 from reshard.propagation import Placement
+from reshard.propagation.running import InPython, run
 
 
 def run_program(
@@ -41,8 +45,7 @@ def run_program(
         placed: what to run.
         inputs: whole arrays by the names of the inputs.
         received_bytes: filled, per reshard by the name of what it makes, with the bytes that the busiest device
-            received, where given. An operation runs once here, so what has several turns counts as in one of them
-            (see `Operation.turns`).
+            received, where given, in all turns of the loops around it.
 
     Raises:
         ReshardError: `bad-tiles` where an input is missing or has another shape; `bad-program` where an operation
@@ -51,34 +54,53 @@ def run_program(
     expect(placed, Placement, "what is run")
     if not isinstance(inputs, Mapping):
         raise ReshardError("bad-tiles", f"inputs must be a mapping from name to array, got: {shown(inputs)}")
-    tiles: dict[str, Tiles] = {}
-    results: dict[str, Array] = {}
-    for operation in placed.operations:
-        value, sharding = operation.result, placed.sharding(operation.result)
+    return run(placed, _Devices(placed, inputs, {} if received_bytes is None else received_bytes))
+
+
+class _Devices(InPython):
+    """All devices; a tile is a dictionary with one of each."""
+
+    def __init__(self, placed: Placement, inputs: Mapping[str, Array], received_bytes: dict[str, int]) -> None:
+        self.placed, self.inputs, self.received_bytes = placed, inputs, received_bytes
+
+    def compute(self, operation: Operation, tiles: Sequence[Tiles]) -> Any:
+        """The tiles of a result; of an output, the whole array."""
+        value, sharding = operation.result, self.placed.shardings[operation.result]
         if operation.name == "input":
-            array = np.asarray(inputs.get(value.name))
+            array = np.asarray(self.inputs.get(value.name))
             if array.shape != value.shape:
                 raise ReshardError("bad-tiles", f"input {value.name} must be given with shape {value.shape}")
-            tiles[value.name] = scatter(array, sharding)
-        elif operation.name == "constant":
-            whole = np.full(value.shape, operation.attribute("value"), dtype=value.dtype.name)
-            tiles[value.name] = scatter(whole, sharding)
-        elif value in placed.plans:
+            return scatter(array, sharding)
+        if operation.name == "constant":
+            return scatter(np.full(value.shape, operation.attribute("value"), dtype=value.dtype.name), sharding)
+        if value in self.placed.plans:
             counts: dict[int, int] = {}
-            tiles[value.name] = run(placed.plans[value], tiles[operation.operands[0].name], received_bytes=counts)
-            if received_bytes is not None:
-                received_bytes[value.name] = max(counts.values(), default=0)
-        elif operation.name == "output":
-            tiles[value.name] = tiles[operation.operands[0].name]
-            results[value.name] = gather(tiles[value.name], sharding, value.shape)
-        else:
-            shardings = [placed.sharding(value) for value in operation.values]
-            sources = [tiles[operand.name] for operand in operation.operands]
-            with np.errstate(all="ignore"):  # infinities are numbers like others
-                tiles[value.name] = {
-                    device: compute(
-                        VERBS, operation, BoxExtents(operation, shardings, device), [own[device] for own in sources]
-                    )
-                    for device in sharding.mesh.devices
-                }
-    return results
+            moved = run_plan(self.placed.plans[value], tiles[0], received_bytes=counts)
+            before = self.received_bytes.get(value.name, 0)
+            self.received_bytes[value.name] = before + max(counts.values(), default=0)
+            return moved
+        if operation.name == "output":
+            return gather(tiles[0], sharding, value.shape)
+        shardings = [self.placed.shardings[value] for value in operation.values]
+        results = {}
+        with np.errstate(all="ignore"):  # infinities are numbers like others
+            for device in sharding.mesh.devices:
+                extents = BoxExtents(operation, shardings, device)
+                results[device] = compute(VERBS, operation, extents, [own[device] for own in tiles])
+        return results
+
+    def number(self, tile: Tiles) -> int:
+        """The one number that all devices have."""
+        return int(next(iter(tile.values())))
+
+    def part(self, tile: Tiles, turn: int) -> Tiles:
+        """A part of dim 0, of which every device has all."""
+        return {device: own[turn] for device, own in tile.items()}
+
+    def stacked(self, stack: Operation, tiles: list[Tiles]) -> Tiles:
+        """Tiles one after another in a new dim 0."""
+        value, sharding = stack.result, self.placed.shardings[stack.result]
+        boxes = {device: sharding.box(device, value.shape) for device in sharding.mesh.devices}
+        if not tiles:
+            return {device: np.empty(box.shape, value.dtype.name) for device, box in boxes.items()}
+        return {device: np.stack([tile[device] for tile in tiles]) for device in boxes}

@@ -120,7 +120,7 @@ def check_computable(operation: Operation) -> None:
         ReshardError: `bad-program`.
     """
     name = operation.name
-    if name not in KINDS or KINDS[name].form in (Form.END, Form.BLOCK):
+    if name not in KINDS or KINDS[name].form in (Form.END, Form.ENTERING, Form.LEAVING):
         raise ReshardError("bad-program", f"value {operation.result.name}: operation {name} is not known here")
 
 

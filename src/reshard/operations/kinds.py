@@ -31,8 +31,10 @@ class Form(Enum):
 
     END = "end"
     """Not at all: it begins or ends the program, or moves a value to another sharding. It has no pattern."""
-    BLOCK = "block"
-    """By going into a loop or a branch, or out of it."""
+    ENTERING = "entering"
+    """By going into a loop: an end of the block, as those that leave one."""
+    LEAVING = "leaving"
+    """By going out of a loop or a choice."""
     MOVED = "moved"
     """The elements as they are: in another order of dims or another shape, repeated, in another dtype."""
     SHIFTED = "shifted"
@@ -135,10 +137,10 @@ KINDS: dict[str, Kind] = {
     "constant": Kind(Form.END, 0, ("value",)),
     "reshard": Kind(Form.END, waiting_for=ALL_REDUCTIONS),
     "output": Kind(Form.END, waiting_for=ALL_REDUCTIONS),
-    **_each("carry branch stack", Form.BLOCK),
-    "element": Kind(Form.BLOCK),
-    "last": Kind(Form.BLOCK, 2),
-    "chosen": Kind(Form.BLOCK, None),
+    **_each("carry element", Form.ENTERING),
+    "last": Kind(Form.LEAVING, 2),
+    "stack": Kind(Form.LEAVING),
+    "chosen": Kind(Form.LEAVING, None),
     **_each("transpose reshape broadcast copy", Form.MOVED, waiting_for=ALL_REDUCTIONS),
     "convert": Kind(Form.MOVED, waiting_for=SUM),  # from float to float, so that sums of it are sums
     "cast": Kind(Form.MOVED),
@@ -174,6 +176,10 @@ KINDS: dict[str, Kind] = {
     "select_n": Kind(Form.ELEMENTWISE, None),
 }
 """Every operation that the engines know."""
+ENTERING = frozenset(name for name, kind in KINDS.items() if kind.form is Form.ENTERING)
+"""Ends that bring a value into a loop."""
+LEAVING = frozenset(name for name, kind in KINDS.items() if kind.form is Form.LEAVING)
+"""Ends that bring a value out of a block."""
 
 
 def kind_of(name: str, *, is_opaque: bool = False) -> Kind | None:

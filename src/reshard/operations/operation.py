@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reshard.dtypes import DType
+from reshard.operations.blocks import Block, trip_count
+from reshard.operations.kinds import LEAVING
 from reshard.operations.pattern import Pattern
 
 Attribute = int | float | str | tuple[int, ...]
@@ -56,14 +58,24 @@ class Operation:
     """Of all labels, where the shapes alone do not tell them."""
     reduction: str | None = None
     """How labels that the result lacks are combined, where the name does not say."""
-    turns: int = 1
-    """How often it is done: once for every turn of the loops around it; a reshard as often as its operand is made."""
+    block: Block | None = None
+    """The block in which it stands; a reshard stands where its operand can be read."""
     payload: Any = field(default=None, compare=False, repr=False)
     """What an engine keeps with an operation that came from it."""
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """One attribute."""
         return dict(self.attributes).get(name, default)
+
+    @property
+    def scope(self) -> Block | None:
+        """Where its result can be read: in this block, and in those within."""
+        return self.block.parent if self.block is not None and self.name in LEAVING else self.block
+
+    @property
+    def trip_count(self) -> int:
+        """How often its result is made."""
+        return 1 if self.block is None else trip_count(self.scope)
 
     @property
     def values(self) -> tuple[Value, ...]:

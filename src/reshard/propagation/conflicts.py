@@ -307,7 +307,9 @@ def operation_cost(net: Net, pricer: Pricer, number: int, shardings: Sequence[Sh
     *operands, result = shardings
     kept = tuple(operands)
     if operation.name in ("reshard", "output"):
-        return times(pricer.price(kept[0], result, operation.result.shape, operation.result.dtype), operation.turns)
+        return times(
+            pricer.price(kept[0], result, operation.result.shape, operation.result.dtype), operation.trip_count
+        )
     try:
         return pricer.compute(operation, net.rules[number], kept, result, net.turns(number)).cost
     except ValueError:

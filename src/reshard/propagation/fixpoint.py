@@ -122,8 +122,8 @@ class Net:
         operations = self.graph.operations
         operation = operations[number]
         if operation.name == "element":
-            return (operation.turns,) * len(operation.values)
-        return tuple(operations[value.number].turns for value in operation.values)
+            return (operation.trip_count,) * len(operation.values)
+        return tuple(operations[value.number].trip_count for value in operation.values)
 
     @cached_property
     def weights(self) -> list[int]:

@@ -4,8 +4,8 @@ A value is made once, before it is used, so a program has no cycle.
 
 >>> from reshard.mesh import Mesh
 >>> graph = Builder(Mesh.of(x=2))
->>> a = graph.add("input", (), "a", (4, 6), "float32")
->>> graph.add("sum", (a,), "rows", pattern=Pattern.of("ij->i")).shape
+>>> a = graph.add("input", (), Result("a", (4, 6), "float32"))
+>>> graph.add("sum", (a,), Result(), pattern=Pattern.of("ij->i")).shape
 (4,)
 """
 
@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from reshard.axis import is_prefix, sorted_and_merged
-from reshard.checks import expect, integer, listed, shown
+from reshard.checks import expect, listed, shown
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.operations.kinds import Form, kind_of
+from reshard.operations.blocks import Block, Branch, Choice, Loop, around
+from reshard.operations.kinds import ENTERING, Form, kind_of
 from reshard.operations.operation import Operation, Value, level_shapes
 from reshard.operations.pattern import Pattern
 from reshard.sharding import DimSharding, Sharding, checked_shape
@@ -31,17 +33,15 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 """What a value or an operation may be called."""
 
 
-class Carry(NamedTuple):
-    """The values that must be sharded alike for a loop to go round."""
+class Result(NamedTuple):
+    """What is said of the result of an operation before it is made."""
 
-    start: Value
-    """What goes in."""
-    inside: Value
-    """What the body reads."""
-    after: Value
-    """What the body gives back."""
-    last: Value
-    """What comes out."""
+    name: str | None = None
+    """One is made up where None."""
+    shape: Sequence[int] | None = None
+    """Without one that of the pattern, if no labels are shifted."""
+    dtype: Any = None
+    """Without one that of the first operand."""
 
 
 class Graph:
@@ -87,6 +87,23 @@ class Graph:
         return values[name]
 
 
+def bodies(operations: Sequence[Operation]) -> dict[Block | None, list[Operation | Block]]:
+    """Per block what stands in it, in the order in which it runs; a block within stands where it is whole."""
+    whole_with = {block: operation for operation in operations for block in around(operation.block)}
+    inside: dict[Block | None, list[Operation | Block]] = {None: []}
+    branches: dict[Choice, int] = {}
+    for operation in operations:
+        inside.setdefault(operation.block, []).append(operation)
+        if isinstance(operation.block, Choice):
+            branches[operation.block] = len(operation.operands) - 1
+        for block in around(operation.block):
+            if whole_with[block] is operation and not isinstance(block, Branch):
+                inside.setdefault(block.parent, []).append(block)
+    for choice, count in branches.items():  # of which some may be empty
+        inside[choice] = [*(Branch(choice, place) for place in range(count)), *inside[choice]]
+    return inside
+
+
 class Builder(Graph):
     """A graph that grows, and what was said about the shardings of its values."""
 
@@ -102,7 +119,9 @@ class Builder(Graph):
         self.operations: list[Operation] = []
         self.annotations: dict[Value, Sharding] = {}
         """What was said about a value's sharding."""
-        self.carries: list[Carry] = []
+        self.block: Block | None = None
+        """In which operations are added now."""
+        self._blocks = 0
         self.without_rule: Counter[str] = Counter()
         self.signature: Any = None
         self.even_ends = even_ends
@@ -117,30 +136,16 @@ class Builder(Graph):
         return self.named(name, self._named)
 
     def add(
-        self,
-        name: str,
-        operands: Iterable[Value],
-        result: str | None,
-        shape: Sequence[int] | None = None,
-        dtype: Any = None,
-        *,
-        pattern: Pattern | None = None,
-        sizes: Mapping[str, int] | None = None,
-        opaque: bool = False,
-        **fields: Any,
+        self, name: str, operands: Iterable[Value], result: Result, *, opaque: bool = False, **fields: Any
     ) -> Value:
         """Add an operation; its result.
 
         Args:
             name: of the operation.
             operands: values of this program.
-            result: the name of the result; one is made up where None.
-            shape: of the result; the pattern's unless labels are shifted.
-            dtype: of the result; that of the first operand unless given.
-            pattern: of the operation.
-            sizes: of labels that the operands do not determine.
+            result: what does not follow from the operands.
             opaque: whether the engines may lack the operation; else it must be one of `KINDS`.
-            fields: `replicated`, `shifted`, `selected`, `turns` and `attributes` of the `Operation`.
+            fields: others of the `Operation`; of `sizes` those that the operands do not determine.
 
         Raises:
             ReshardError: `bad-program` where a name is taken, an operand is another program's, or the operation is
@@ -150,31 +155,68 @@ class Builder(Graph):
         if not NAME.fullmatch(expect(name, str, "the name of an operation")):
             raise ReshardError("bad-argument", f"the name of an operation must be a word, got: {shown(name)}")
         kind = kind_of(name, is_opaque=opaque)
-        is_end = kind is not None and kind.form is Form.END
-        if (pattern is None) != is_end:
-            raise ReshardError("bad-program", f"operation {name} must have {'no' if is_end else 'a'} pattern")
         for operand in operands:
             self.check_own(operand)
-        if name == "reshard":
-            fields["turns"] = self.operations[operands[0].number].turns
-        if integer(fields.get("turns", 1), "how often an operation is done") < 0:
-            raise ReshardError("bad-argument", f"an operation must be done 0 times or more, got: {fields['turns']}")
-        called = self._fresh(name) if result is None else result
+        called = self._fresh(name) if result.name is None else result.name
         if not NAME.fullmatch(expect(called, str, "the name of a value")):
             raise ReshardError("bad-argument", f"the name of a value must be a word, got: {shown(called)}")
         if called in self._named:
             raise ReshardError("bad-program", f"value {called} is made twice")
+        dtype = operands[0].dtype if result.dtype is None and operands else dtype_named(result.dtype)
+        shape = None if result.shape is None else checked_shape(result.shape)
+        value = Value(called, shape or (), dtype, len(self.operations))
+        operation = Operation(name, operands, value, block=self._place_of(name, operands), **fields)
+        is_end = kind is not None and kind.form is Form.END
+        if (operation.pattern is None) != is_end:
+            raise ReshardError("bad-program", f"operation {name} must have {'no' if is_end else 'a'} pattern")
         if kind is not None:
-            attributes = [key for key, _ in fields.get("attributes", ())]
-            kind.check(name, pattern, len(operands), attributes, fields.get("replicated", ()))
-        if pattern is not None:
-            shape, fields["sizes"] = _solved(called, name, pattern, operands, shape, sizes or {}, fields)
-        if dtype is None and operands:
-            dtype = operands[0].dtype
-        value = Value(called, checked_shape(() if shape is None else shape), dtype_named(dtype), len(self.operations))
-        self.operations.append(Operation(name, operands, value, pattern, **fields))
-        self._named[called] = value
-        return value
+            kind.check(name, operation.pattern, len(operands), dict(operation.attributes), operation.replicated)
+        if operation.pattern is not None:
+            operation = _solved(operation, operation.pattern, shape)
+        self.operations.append(operation)
+        self._named[called] = operation.result
+        return operation.result
+
+    @contextmanager
+    def within(self, block: Block) -> Iterator[None]:
+        """Let operations stand in a block meanwhile."""
+        before, self.block = self.block, block
+        try:
+            yield
+        finally:
+            self.block = before
+
+    def new_block(self) -> tuple[int, Loop | Branch | None]:
+        """A number for a block that is to stand where operations do now, and the block around it.
+
+        Raises:
+            ReshardError: `bad-program` in a choice, which has branches only.
+        """
+        if isinstance(self.block, Choice):
+            raise ReshardError("bad-program", "what a choice picks must stand in its branches")
+        self._blocks += 1
+        return self._blocks - 1, self.block
+
+    def _place_of(self, name: str, operands: Sequence[Value]) -> Block | None:
+        """The block in which an operation is added now: that of the operand for a reshard, none for what has none.
+
+        Raises:
+            ReshardError: `bad-program` where an operand cannot be read there.
+        """
+        if not operands and name != "output":
+            return None
+        if name == "output" and self.block is not None:
+            raise ReshardError("bad-program", "an output must stand outside of loops and choices")
+        if isinstance(self.block, Choice) and name != "chosen":
+            raise ReshardError("bad-program", "what a choice picks must stand in its branches")
+        for place, operand in enumerate(operands):
+            reader = self.block.parent if self.block is not None and name in ENTERING else self.block
+            if isinstance(self.block, Choice) and place:
+                reader = Branch(self.block, place - 1)
+            scope = self.operations[operand.number].scope
+            if scope is not None and scope not in around(reader):
+                raise ReshardError("bad-program", f"value {operand.name} is made in a block and read outside of it")
+        return self.operations[operands[0].number].scope if name == "reshard" else self.block
 
     def take_back(self, value: Value) -> None:
         """Undo the last addition."""
@@ -215,42 +257,34 @@ class Builder(Graph):
         return f"{stem}_{number}"
 
 
-def _solved(
-    called: str,
-    name: str,
-    pattern: Pattern,
-    operands: tuple[Value, ...],
-    shape: Sequence[int] | None,
-    sizes: Mapping[str, int],
-    fields: Mapping[str, Any],
-) -> tuple[tuple[int, ...], tuple[tuple[str, int], ...]]:
-    """The shape of an operation's result, which where labels are shifted must be given, and the sizes to keep."""
+def _solved(operation: Operation, pattern: Pattern, shape: tuple[int, ...] | None) -> Operation:
+    """The operation with the shape of its result, and the sizes of labels if the shapes do not tell them."""
+    operands, name = operation.operands, operation.result.name
     if len(operands) != len(pattern.operands):
-        raise ReshardError(
-            "bad-argument",
-            f"value {called}: pattern {pattern} of {name} has {len(pattern.operands)} operands, got {len(operands)}",
-        )
-    if fields.get("selected") and len(operands) == 2 and operands[1].dtype.kind not in "iu":
+        counts = f"{len(pattern.operands)} operands, got {len(operands)}"
+        raise ReshardError("bad-argument", f"value {name}: pattern {pattern} of {operation.name} has {counts}")
+    if operation.selected and len(operands) == 2 and operands[1].dtype.kind not in "iu":
         table, rows = (operand.name for operand in operands)
-        raise ReshardError("bad-argument", f"value {called}: {rows} must be integers, to select from {table}")
-    free = {*fields.get("shifted", ())}
-    known = [*free, *fields.get("replicated", ()), *fields.get("selected", ())]
-    for label in listed(known, "the labels with a role of their own"):
+        raise ReshardError("bad-argument", f"value {name}: {rows} must be integers, to select from {table}")
+    roles = [*operation.shifted, *operation.replicated, *operation.selected]
+    for label in listed(roles, "the labels with a role of their own"):
         if label not in pattern.labels:
-            raise ReshardError("bad-argument", f"value {called}: label {shown(label)} is not in {pattern}")
-    shapes = [operand.shape for operand in operands] + ([] if shape is None else [checked_shape(shape)])
+            raise ReshardError("bad-argument", f"value {name}: label {shown(label)} is not in {pattern}")
+    shapes, sizes = [operand.shape for operand in operands], dict(operation.sizes)
     try:
-        solved = pattern.solve_sizes(level_shapes(pattern, shapes, free), sizes)
+        solved = pattern.solve_sizes(
+            level_shapes(pattern, shapes if shape is None else [*shapes, shape], operation.shifted), sizes
+        )
     except ReshardError as error:
-        raise ReshardError(error.code, f"value {called}: {error}") from None
-    result = checked_shape(shape) if shape is not None else pattern.output_shape(solved)
-    if not sizes:
-        return result, ()
-    try:
-        pattern.solve_sizes(level_shapes(pattern, [operand.shape for operand in operands] + [result], free), {})
-    except ReshardError:
-        return result, tuple(solved.items())
-    return result, ()
+        raise ReshardError(error.code, f"value {name}: {error}") from None
+    shape = pattern.output_shape(solved) if shape is None else shape
+    if sizes:
+        try:
+            pattern.solve_sizes(level_shapes(pattern, [*shapes, shape], operation.shifted), {})
+            sizes = {}
+        except ReshardError:
+            sizes = solved
+    return replace(operation, result=replace(operation.result, shape=shape), sizes=tuple(sizes.items()))
 
 
 def _both(value: Value, before: Sharding, after: Sharding) -> Sharding:
@@ -261,11 +295,11 @@ def _both(value: Value, before: Sharding, after: Sharding) -> Sharding:
     if (before.unreduced, before.reduction, before.uneven) != (after.unreduced, after.reduction, after.uneven):
         raise ReshardError("bad-program", f"{both}, which differ in what is unreduced or in their rule for uneven dims")
     dims = []
-    for number, (one, other) in enumerate(zip(before.dims, after.dims, strict=True)):
-        short, long = sorted((one, other), key=lambda dim: (dim.is_open is False, len(dim.axes)))
+    for number, pair in enumerate(zip(before.dims, after.dims, strict=True)):
+        short, long = sorted(pair, key=lambda dim: (dim.is_open is False, len(dim.axes)))
         if not is_prefix(short.axes, long.axes) or (not short.is_open and short.axes != long.axes):
             raise ReshardError("bad-program", f"{both}, which contradict each other in dim {number}")
-        priorities = [dim.priority or 0 for dim in (one, other) if dim.axes or dim.is_open]
+        priorities = [dim.priority or 0 for dim in pair if dim.axes or dim.is_open]
         priority = min(priorities, default=None) if (long.axes or long.is_open) else None
         dims.append(DimSharding(long.axes, long.is_open, priority or None))
     replicated = sorted_and_merged({*before.replicated, *after.replicated}, before.mesh.sizes)

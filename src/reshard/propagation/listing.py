@@ -20,14 +20,14 @@ def table(placement: Placement) -> str:
         value = operation.result
         sharding = placement.shardings[value]
         plan = placement.plans.get(value)
-        turns = f"{operation.turns} x " if operation.turns != 1 else ""
-        received = "" if plan is None else turns + bytes_text(plan.received_bytes)
+        times = f"{operation.trip_count} x " if operation.trip_count != 1 else ""
+        received = "" if plan is None else times + bytes_text(plan.received_bytes)
         kind = operation.name if plan is None or not plan.steps else " + ".join(step.kind for step in plan.steps)
-        given = ", ".join(operand.name for operand in operation.operands)
+        operands = ", ".join(operand.name for operand in operation.operands)
         rows.append(
             (
                 value.name,
-                f"{kind}({given})" if given else kind,
+                f"{kind}({operands})" if operands else kind,
                 " x ".join(map(str, value.shape)) or "scalar",
                 sharding.text(),
                 " x ".join(map(str, sharding.local_shape(value.shape))) or "scalar",

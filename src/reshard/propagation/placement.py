@@ -57,7 +57,7 @@ class Placement(Graph):
     plans: Mapping[Value, Plan]
     """The plan of every reshard, by the value that it makes."""
     work: Mapping[Value, float]
-    """Operations of a device in all turns, by the value that they make."""
+    """Operations of a device in all, by the value that they make."""
     reasons: Mapping[str, str] = field(repr=False)
     """Per name of a value, where its sharding comes from."""
     network: Network | None = None
@@ -93,30 +93,30 @@ class Placement(Graph):
         """
         return self.reasons[self.value(value).name]
 
-    def turns(self, value: Value | str) -> int:
-        """How often a value is made, as far as the program tells: a loop of unknown length counts as one turn.
+    def trip_count(self, value: Value | str) -> int:
+        """How often a value is made, as far as the program tells: a loop of unknown length counts as if it ran once.
 
         Raises:
             ReshardError: `bad-program` where there is no such value.
         """
-        return self.operations[self.value(value).number].turns
+        return self.operations[self.value(value).number].trip_count
 
     @cached_property
     def received_bytes(self) -> int:
-        """Bytes that devices receive: over all reshards and their turns, those of the busiest device in each."""
+        """Bytes that devices receive: over all reshards and their trip counts, those of the busiest device in each."""
         return sum(map(self.received, self.plans))
 
     def received(self, value: Value | str) -> int:
-        """The bytes that the busiest device receives in all turns of the reshard that makes a value, or 0."""
+        """The bytes that the busiest device receives over the trip count of the reshard that makes a value, or 0."""
         value = self.value(value)
-        return self.plans[value].received_bytes * self.turns(value) if value in self.plans else 0
+        return self.plans[value].received_bytes * self.trip_count(value) if value in self.plans else 0
 
     @cached_property
     def seconds(self) -> float | None:
         """What reshards and operations take on the network that it was placed for; None without one."""
         if self.network is None:
             return None
-        moved = sum((plan.seconds or 0.0) * self.turns(value) for value, plan in self.plans.items())
+        moved = sum((plan.seconds or 0.0) * self.trip_count(value) for value, plan in self.plans.items())
         rate = self.network.flops
         return moved + (sum(2 * work / rate for work in self.work.values()) if rate else 0.0)
 
@@ -150,16 +150,16 @@ class Placement(Graph):
     def to_trace(self) -> str:
         """The reshards one after another as a Chrome trace in JSON, which Perfetto opens.
 
-        Those in a loop stand once, as long as all turns take.
+        Those in a loop stand once, for as long as they take in all.
 
         Raises:
             ReshardError: `bad-argument` where the program was placed without a network.
         """
         if self.network is None:
             raise ReshardError("bad-argument", "a trace needs the prices of a program placed for a network")
-        moving = [(plan, self.turns(value)) for value, plan in self.plans.items() if plan.steps]
+        moving = [(plan, self.trip_count(value)) for value, plan in self.plans.items() if plan.steps]
         steps = [step for plan, _ in moving for step in plan.steps]
-        seconds = [second * turns for plan, turns in moving for second in plan.step_seconds or ()]
+        seconds = [second * times for plan, times in moving for second in plan.step_seconds or ()]
         return chrome_trace(steps, seconds, self.mesh.devices)
 
     def text(self) -> str:
@@ -203,11 +203,12 @@ def _as_said(sharding: Sharding, said: Sharding | None) -> Sharding:
 
 def _held(program: Builder, shardings: Sequence[Sharding]) -> dict[Value, Sharding]:
     """What the first go tells the second; nothing where that would say no more."""
-    held = {value: shardings[carry.inside.number] for carry in program.carries for value in carry}
+    lasts = [operation for operation in program.operations if operation.name == "last"]
+    held = {value: shardings[last.operands[1].number] for last in lasts for value in last.values[1:]}
     if program.even_ends:
         for value in (*program.inputs, *program.outputs):
             held[value] = _divisible(shardings[value.number], value.shape, program.annotations.get(value))
-    if program.carries or any(shardings[value.number] != sharding for value, sharding in held.items()):
+    if lasts or any(shardings[value.number] != sharding for value, sharding in held.items()):
         return held
     return {}
 
@@ -240,9 +241,10 @@ def explicit(
             result = placing.add(operation, (), name, sharding, reason)
         elif operation.name == "reshard":
             result = placing.moved(placing.latest(operands[0], sharding), sharding, name, reason)
-        elif operation.name == "output":
-            operand = placing.brought(operands[0], sharding, f"asked for by output {name}")
-            result = placing.add(operation, (operand,), name, sharding, reason)
+        elif operation.name in ("output", "carry", "last"):
+            why = f"asked for by output {name}" if operation.name == "output" else f"needed by {name}"
+            brought = [placing.brought(operand, sharding, why) for operand in operands]
+            result = placing.add(operation, brought, name, sharding, reason)
         else:
             kept_in = tuple(placing.shardings[operand] for operand in operands)
             computed = pricer.compute(operation, rule, kept_in, sharding, net.turns(operation.result.number))
@@ -293,7 +295,7 @@ class _Placing:
             plan = self.pricer.plan(self.shardings[value], target, value.shape, value.dtype)
             if plan is None:
                 raise ReshardError("no-plan", f"value {value.name} cannot be brought to {target.text()}")
-            reshard = Operation("reshard", (value,), value, turns=self.operations[value.number].turns)
+            reshard = Operation("reshard", (value,), value, block=self.operations[value.number].scope)
             result = self.moves[value, target] = self.add(reshard, (value,), name, target, reason)
             self.plans[result] = plan
         return self.moves[value, target]

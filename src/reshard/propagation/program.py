@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from reshard.checks import expect, integer, listed, shown
@@ -25,7 +26,8 @@ from reshard.network import Network
 from reshard.operations.operation import Attribute, Value
 from reshard.operations.pattern import Pattern
 from reshard.operations.reshapes import reshape_pattern
-from reshard.propagation.graph import NAME, Builder
+from reshard.propagation.building import OpenChoice, OpenLoop, open_choice, open_loop
+from reshard.propagation.graph import NAME, Builder, Result
 from reshard.propagation.placement import Placement, place
 from reshard.propagation.text import OWN, read, read_meshes, write
 from reshard.sharding import Sharding, checked_shape
@@ -46,7 +48,7 @@ class Program(Builder):
         Raises:
             ReshardError: `bad-program` where the name is taken; `bad-shape`, `unknown-dtype`, `rank-mismatch`.
         """
-        return self._annotated(self.add("input", (), name, shape, _given(dtype)), sharding)
+        return self._annotated(self.add("input", (), Result(name, shape, dtype_named(dtype))), sharding)
 
     def op(
         self,
@@ -60,7 +62,6 @@ class Program(Builder):
         replicated: Iterable[str] = (),
         shifted: Iterable[str] = (),
         selected: Iterable[str] = (),
-        turns: int = 1,
         attributes: Mapping[str, Attribute] | None = None,
         opaque: bool = False,
     ) -> Value:
@@ -79,7 +80,6 @@ class Program(Builder):
             replicated: labels of which the operation needs all elements at once.
             shifted: labels whose elements change their place.
             selected: labels of the first operand whose elements the second names.
-            turns: how often it is done, where it stands in a loop.
             attributes: what else the operation depends on.
             opaque: whether the name is one of your own, which shardings go through as the pattern says, and which
                 no engine runs; devices need all of a label that the result lacks.
@@ -88,28 +88,27 @@ class Program(Builder):
             ReshardError: `syntax`, `bad-shape`, `rank-mismatch` where the pattern is none or does not fit the
                 shapes; `bad-program` where the operation is not known; `bad-argument`.
         """
-        for given, what in ((sizes, "sizes"), (attributes, "attributes")):
-            if given is not None and not isinstance(given, Mapping):
-                raise ReshardError("bad-argument", f"{what} must be a mapping, got: {shown(given)}")
+        for mapping, what in ((sizes, "sizes"), (attributes, "attributes")):
+            if mapping is not None and not isinstance(mapping, Mapping):
+                raise ReshardError("bad-argument", f"{what} must be a mapping, got: {shown(mapping)}")
         return self.add(
             name,
             operands,
-            result,
-            shape,
-            dtype,
+            Result(result, shape, dtype),
+            opaque=opaque,
             pattern=Pattern.of(pattern),
-            sizes=sizes,
+            sizes=tuple((sizes or {}).items()),
             replicated=_labels_with_a_role(replicated, "replicated"),
             shifted=_labels_with_a_role(shifted, "shifted"),
             selected=_labels_with_a_role(selected, "selected"),
-            turns=turns,
             attributes=_plain_items(attributes or {}),
-            opaque=opaque,
         )
 
     def constant(self, value: float, shape: Sequence[int], dtype: Any = "float32", result: str | None = None) -> Value:
         """A tensor of one number, which every device makes for itself."""
-        return self.add("constant", (), result, shape, _given(dtype), attributes=(("value", _number(value)),))
+        return self.add(
+            "constant", (), Result(result, shape, dtype_named(dtype)), attributes=(("value", _number(value)),)
+        )
 
     def transpose(self, value: Value, order: Sequence[int], result: str | None = None) -> Value:
         """The dims of a value in another order, given by their numbers."""
@@ -129,9 +128,9 @@ class Program(Builder):
             ReshardError: `bad-shape` where the shapes hold different numbers of elements.
         """
         self.check_own(value)
-        given = tuple(integer(size, "a size of a shape", "bad-shape") for size in listed(shape, "a shape", "bad-shape"))
-        pattern, sizes, replicated = reshape_pattern(value.shape, given)
-        return self.op(pattern, value, name="reshape", result=result, sizes=sizes, replicated=replicated)
+        sizes = tuple(integer(size, "a size of a shape", "bad-shape") for size in listed(shape, "a shape", "bad-shape"))
+        pattern, label_sizes, replicated = reshape_pattern(value.shape, sizes)
+        return self.op(pattern, value, name="reshape", result=result, sizes=label_sizes, replicated=replicated)
 
     def broadcast(self, value: Value, shape: Sequence[int], dims: Sequence[int], result: str | None = None) -> Value:
         """A value repeated: its dim n becomes dim `dims[n]` of the shape, and a dim of size 1 grows.
@@ -198,21 +197,17 @@ class Program(Builder):
         Raises:
             ReshardError: `bad-shape` where they differ in another dim.
         """
-        parts = [expect(value, Value, "what is concatenated") for value in listed(values, "what is concatenated")]
-        if not parts or not 0 <= integer(dim, "the dim of a concatenation") < len(parts[0].shape):
+        operands = [expect(value, Value, "what is concatenated") for value in listed(values, "what is concatenated")]
+        if not operands or not 0 <= integer(dim, "the dim of a concatenation") < len(operands[0].shape):
             raise ReshardError("bad-argument", f"dim {shown(dim)} is no dim of what is concatenated")
-        shape = list(parts[0].shape)
-        for part in parts:
-            self.check_own(part)
-            if len(part.shape) != len(shape) or any(
-                one != other for n, (one, other) in enumerate(zip(part.shape, shape, strict=True)) if n != dim
-            ):
-                raise ReshardError(
-                    "bad-shape",
-                    f"{part.name} of {part.shape} and {parts[0].name} of {parts[0].shape} may differ in dim {dim} only",
-                )
-        shape[dim] = sum(part.shape[dim] for part in parts)
-        return self._shift("concatenate", tuple(parts), shape, result, {"dim": dim})
+        first, shape = operands[0], list(operands[0].shape)
+        for operand in operands:
+            self.check_own(operand)
+            if [*operand.shape[:dim], *operand.shape[dim + 1 :]] != [*shape[:dim], *shape[dim + 1 :]]:
+                both = f"{operand.name} of {operand.shape} and {first.name} of {first.shape}"
+                raise ReshardError("bad-shape", f"{both} may differ in dim {dim} only")
+        shape[dim] = sum(operand.shape[dim] for operand in operands)
+        return self._shift("concatenate", tuple(operands), shape, result, {"dim": dim})
 
     def take(self, table: Value, rows: Value, result: str | None = None) -> Value:
         """Rows of a table by their numbers, as an embedding has them: table `[v, ...]`, rows of any shape.
@@ -235,7 +230,26 @@ class Program(Builder):
         """A value in another sharding, which may be on another mesh."""
         self.check_own(value)
         expect(sharding, Sharding, "the sharding of a reshard")
-        return self._annotated(self.add("reshard", (value,), result, value.shape), sharding)
+        return self._annotated(self.add("reshard", (value,), Result(result, value.shape)), sharding)
+
+    def loop(
+        self, trip_count: int | None = None, *, reverse: bool = False, unroll: int = 1
+    ) -> AbstractContextManager[OpenLoop]:
+        """A loop: `with program.loop(12) as loop` what is added stands in it; see `OpenLoop`.
+
+        Args:
+            trip_count: how often it runs; without it, as long as the first of its carries is not zero.
+            reverse: whether it takes elements from the last to the first.
+            unroll: how many turns a compiler is to write one after another.
+
+        Raises:
+            ReshardError: `bad-argument`, `bad-program`.
+        """
+        return open_loop(self, trip_count, reverse, unroll)
+
+    def choice(self) -> AbstractContextManager[OpenChoice]:
+        """A choice: `with program.choice() as choice`, in which stand its branches; see `OpenChoice`."""
+        return open_choice(self)
 
     def constrain(self, value: Value, sharding: Sharding) -> Value:
         """Say how a value is sharded, wherever it stands in the program; the value.
@@ -249,7 +263,7 @@ class Program(Builder):
     def output(self, value: Value, sharding: Sharding | None = None, result: str | None = None) -> Value:
         """A value that the program gives back; without a sharding, in that which propagation finds."""
         self.check_own(value)
-        return self._annotated(self.add("output", (value,), result, value.shape), sharding)
+        return self._annotated(self.add("output", (value,), Result(result, value.shape)), sharding)
 
     def propagate(self, network: Network | str | None = None, until_priority: int | None = None) -> Placement:
         """The program with every sharding filled in and every reshard explicit.
@@ -316,15 +330,10 @@ class Program(Builder):
 
 
 def _ints(values: Sequence[int], what: str, value: Value) -> tuple[int, ...]:
-    given = tuple(integer(one, what) for one in listed(values, what))
-    if len(given) != len(value.shape):
-        raise ReshardError("bad-argument", f"{what} {given} must be one for each dim of {value.shape}")
-    return given
-
-
-def _given(dtype: Any) -> Any:
-    """A dtype of a value without operands, which must be said."""
-    return dtype_named(dtype)
+    numbers = tuple(integer(number, what) for number in listed(values, what))
+    if len(numbers) != len(value.shape):
+        raise ReshardError("bad-argument", f"{what} {numbers} must be one for each dim of {value.shape}")
+    return numbers
 
 
 def _number(value: Any) -> int | float:
@@ -356,7 +365,7 @@ def _plain_items(attributes: Mapping[Any, Any]) -> tuple[tuple[str, Attribute], 
 
 def _plain(value: Any) -> Attribute:
     if isinstance(value, list | tuple):
-        return tuple(integer(one, "an attribute") for one in value)
+        return tuple(integer(number, "an attribute") for number in value)
     if isinstance(value, str):
         if not value.isprintable() or '"' in value:
             raise ReshardError(

@@ -88,7 +88,7 @@ class _State:
         number, own, target = need
         operation = self.net.graph.operations[number]
         price = self.pricer.price(own, target, operation.result.shape, operation.result.dtype)
-        return times(price, operation.turns)
+        return times(price, operation.trip_count)
 
     def touched(self, changes: Mapping[int, Sharding]) -> list[tuple[int, _Part]]:
         """The operations that have one of the values, as they are after a change."""
@@ -159,7 +159,7 @@ def _part(net: Net, pricer: Pricer, number: int, chosen: Sequence[Sharding]) -> 
             return _Part(IMPOSSIBLE, ())
         needed = computed.operands
         after = pricer.price(computed.result, result, operation.result.shape, operation.result.dtype)
-        cost = added(computed.work, times(after, operation.turns))
+        cost = added(computed.work, times(after, operation.trip_count))
     numbers = [operand.number for operand in operation.operands]
     needs = dict.fromkeys(need for need in zip(numbers, kept, needed, strict=False) if need[1] != need[2])
     return _Part(cost, tuple(needs))

@@ -1,31 +1,44 @@
-r"""The text form of a program: its meshes, then one line per value.
+r"""The text form of a program: its meshes, then one value per line, and blocks with what stands in them in braces.
 
     mesh     sdy.mesh @name = <["axis"=size, ...]>
     value    name = operation "pattern" (operands) : dtype[sizes] {role=..., attribute=...} <@name, [...]>
+    block    loop 12 { ... }    while { ... }    choice { branch { ... } branch { ... } ... }
 
-The pattern, the operands, the braces and the sharding stand where there are some; the dtype and the sizes may be left
-out where they follow.
-`{replicated=b, shifted="a c", selected=v}` name labels, `{turns=48}` says how often a loop does the operation, and
-`{opaque}` that no engine need know it; whatever else stands in braces is an attribute.
+The pattern, the operands, the braces and the sharding of a value stand where there are some; the dtype and the sizes
+may be left out where they follow.
+`{replicated=b, shifted="a c", selected=v}` name labels, and `{opaque}` says that no engine need know the operation;
+whatever else stands in braces is an attribute.
+The ends of a block stand in it, without a pattern; `loop 12 reverse unroll=2` has all that a loop may say.
 Lines may stand in any order; `//` begins a comment.
-Shardings are in Shardy's notation.
+Shardings are in Shardy's notation, the last thing on their line.
 
 >>> from reshard.propagation.program import Program
 >>> program = Program.parse('''
 ... sdy.mesh @mesh = <["x"=2]>
-... b = relu "ij->ij" (a)
+... out = output (last)
+... loop 3 {
+...   b = tanh "ij->ij" (c)
+...   last = last (b, c)
+...   c = carry (a)
+... }
 ... a = input : float32[4, 6] <@mesh, [{"x"}, {?}]>
 ... ''')
 >>> print(program)
 sdy.mesh @mesh = <["x"=2]>
 a = input : float32[4, 6] <@mesh, [{"x"}, {?}]>
-b = relu "ij->ij" (a) : float32[4, 6]
+loop 3 {
+  c = carry (a) : float32[4, 6]
+  b = tanh "ij->ij" (c) : float32[4, 6]
+  last = last (b, c) : float32[4, 6]
+}
+out = output (last) : float32[4, 6]
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
@@ -35,19 +48,21 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.notation.grammar import Form, checked_text, parse, placed
 from reshard.notation.shardy import read_mesh, read_sharding
-from reshard.operations.kinds import KINDS
+from reshard.operations.blocks import Block, Choice, Loop
+from reshard.operations.kinds import ENTERING, KINDS, LEAVING
 from reshard.operations.operation import Attribute, Operation, Value
 from reshard.operations.pattern import Pattern
-from reshard.propagation.graph import Builder, Graph
+from reshard.propagation.building import OpenChoice, add_end, open_choice, open_loop
+from reshard.propagation.graph import Builder, Graph, Result, bodies
 from reshard.sharding import Sharding
 
 ROLES = ("replicated", "shifted", "selected")
-OWN = (*ROLES, "turns", "opaque")
+OWN = (*ROLES, "opaque")
 """What stands in braces and is no attribute, beside the sizes of labels."""
 _MESH = re.compile(r"^[ \t]*sdy\.mesh\b[^\r\n]*", re.MULTILINE)
 
 
-@dataclass
+@dataclass(eq=False)
 class Line:
     """One value, as its line has it."""
 
@@ -62,6 +77,28 @@ class Line:
     fields: dict[str, Attribute] = field(default_factory=dict)
     sharding: tuple[str, int] | None = None
     """Its text and where that begins."""
+
+    @property
+    def lines(self) -> list[Line]:
+        """Itself."""
+        return [self]
+
+
+@dataclass(eq=False)
+class Braces:
+    """A block, as the text has it."""
+
+    word: str
+    start: int
+    """Where it begins in the text."""
+    trip_count: int | None
+    options: dict[str, int]
+    items: list[Line | Braces]
+
+    @property
+    def lines(self) -> list[Line]:
+        """All that stand in it, and in blocks within."""
+        return [line for item in self.items for line in item.lines]
 
 
 class _Builder:
@@ -108,7 +145,16 @@ class _Builder:
                 setattr(line, part[0], part[1])
         return line
 
-    def program(self, parts: list[Line]) -> list[Line]:
+    def option(self, parts: list[Any]) -> tuple[str, int]:
+        return str(parts[0]), 1 if len(parts) == 1 else int(parts[1])
+
+    def block(self, parts: list[Any]) -> Braces:
+        word, count, *rest = parts
+        options: dict[str, int] = dict(part for part in rest if isinstance(part, tuple))
+        items = [part for part in rest if not isinstance(part, tuple)]
+        return Braces(str(word), word.start_pos, None if count is None else int(count), options, items)
+
+    def program(self, parts: list[Line | Braces]) -> list[Line | Braces]:
         return parts
 
 
@@ -117,11 +163,12 @@ FORM = Form(
     starts=("program",),
     words={
         "NAME": "a name",
+        "VALUE": "the name of a value",
+        "BLOCK": "a block such as `loop 4 {`",
         "STRING": "a text in double quotes",
         "NUMBER": "a size",
         "SIGNED": "a number",
         "SHARDING": "a sharding such as `<@mesh, [{}]>`",
-        "_NL": "the end of the line",
     },
     builder=_Builder(),
 )
@@ -134,75 +181,105 @@ def read_meshes(text: str) -> tuple[dict[str, Mesh], str]:
         ReshardError: `syntax` where there is none, or a name is defined twice; and as `parse_mesh`.
     """
     meshes: dict[str, Mesh] = {}
-    for found in _MESH.finditer(checked_text(text)):
-        name, mesh = read_mesh(found.group(), whole=text, offset=found.start())
+    for match in _MESH.finditer(checked_text(text)):
+        name, mesh = read_mesh(match.group(), whole=text, offset=match.start())
         if name is None or name in meshes:
-            raise placed(text, found.start(), f"expected a mesh with a name of its own, such as @mesh_{len(meshes)}")
+            raise placed(text, match.start(), f"expected a mesh with a name of its own, such as @mesh_{len(meshes)}")
         meshes[name] = mesh
     if not meshes:
         raise ReshardError("syntax", 'a program must define a mesh, such as `sdy.mesh @mesh = <["x"=2]>`')
-    return meshes, _MESH.sub(lambda found: " " * len(found.group()), text)
+    return meshes, _MESH.sub(lambda match: " " * len(match.group()), text)
 
 
-def read(text: str, graph: Builder) -> None:
-    """Add the values of a text to a graph that has the meshes of the text.
+def read(text: str, program: Builder) -> None:
+    """Add the values of a text to a program that has the meshes of the text.
 
     Raises:
         ReshardError: `syntax`, `bad-program` where a value is made twice, is not made, or is made of itself; and
             what operations and shardings raise, with the line and the value.
     """
-    lines: list[Line] = parse(FORM, "program", read_meshes(text)[1], whole=text)
-    by_name: dict[str, Line] = {}
-    for line in lines:
-        if line.name in by_name:
+    items: list[Line | Braces] = parse(FORM, "program", read_meshes(text)[1], whole=text)
+    names: set[str] = set()
+    for line in (line for item in items for line in item.lines):
+        if line.name in names:
             raise placed(text, line.start, f"value {line.name} is made twice", code="bad-program")
-        by_name[line.name] = line
-    for line in _in_order(lines, by_name, text):
+        names.add(line.name)
+    for line in (line for item in items for line in item.lines):
+        for name in line.operands:
+            if name not in names:
+                problem = f"value {line.name} is made of {name}, which is not made"
+                raise placed(text, line.start, problem, code="bad-program")
+    _read(text, program, items, None)
+
+
+def _read(text: str, program: Builder, items: Sequence[Line | Braces], choice: OpenChoice | None) -> None:
+    """Add what stands in a block; in a choice, given as it stands open."""
+    for item in _in_order(items, text):
+        if isinstance(item, Braces):
+            with _opened(text, program, item, choice) as block:
+                _read(text, program, item.items, block if isinstance(block, OpenChoice) else None)
+            continue
         try:
-            value = _add(graph, line)
-            if line.sharding is not None:
-                sharding, start = line.sharding
-                graph.annotate(value, read_sharding(sharding, graph.meshes, whole=text, offset=start))
+            value = _add(program, item)
+            if item.sharding is not None:
+                sharding, start = item.sharding
+                program.annotate(value, read_sharding(sharding, program.meshes, whole=text, offset=start))
         except ReshardError as error:
-            number = text.count("\n", 0, line.start) + 1
-            told = str(error).removeprefix(f"value {line.name}: ")
-            raise ReshardError(error.code, f"line {number}, value {line.name}: {told}") from None
+            number = text.count("\n", 0, item.start) + 1
+            told = str(error).removeprefix(f"value {item.name}: ")
+            raise ReshardError(error.code, f"line {number}, value {item.name}: {told}") from None
 
 
-def _in_order(lines: list[Line], by_name: dict[str, Line], text: str) -> list[Line]:
-    """The lines, each after those of its operands and else as they stand.
+def _opened(text: str, program: Builder, braces: Braces, choice: OpenChoice | None) -> AbstractContextManager[object]:
+    """The block of some braces.
 
     Raises:
-        ReshardError: `bad-program` where a value is not made, or is made of itself.
+        ReshardError: `syntax` where there is none such.
     """
-    ordered: list[Line] = []
-    done: set[str] = set()
-    for first in lines:
-        way, waiting = [first], {first.name}
+    word, count, options = braces.word, braces.trip_count, braces.options
+    if (word, count is None) in (("loop", False), ("while", True)) and options.keys() <= {"reverse", "unroll"}:
+        return open_loop(program, count, bool(options.get("reverse", 0)), options.get("unroll", 1))
+    if count is None and not options:
+        if word == "choice":
+            return open_choice(program)
+        if word == "branch" and choice is not None:
+            return choice.branch()
+    forms = "`loop 4 {`, `while {`, `choice {` or in this `branch {`"
+    raise placed(text, braces.start, f"expected {forms}")
+
+
+def _in_order(items: Sequence[Line | Braces], text: str) -> list[Line | Braces]:
+    """What stands in a block, each after what it is made of and else as it stands.
+
+    Raises:
+        ReshardError: `bad-program` where a value is made of itself.
+    """
+    makers = {line.name: item for item in items for line in item.lines}
+
+    def needs(item: Line | Braces) -> Iterator[tuple[Line, str]]:
+        return ((line, name) for line in item.lines for name in line.operands if name in makers)
+
+    ordered: dict[Line | Braces, None] = {}
+    for first in items:
+        way = {first: needs(first)}
         while way:
-            line = way[-1]
-            missing = next((name for name in line.operands if name not in done), None)
-            if line.name in done or missing is None:
-                if line.name not in done:
-                    ordered.append(line)
-                    done.add(line.name)
-                waiting.discard(way.pop().name)
-            elif missing not in by_name:
-                raise placed(
-                    text, line.start, f"value {line.name} is made of {missing}, which is not made", code="bad-program"
-                )
-            elif missing in waiting:
-                raise placed(
-                    text, line.start, f"value {line.name} is made of {missing}, which is made of it", code="bad-program"
-                )
+            item = next(reversed(way))
+            line, name = next(way[item], (None, None))
+            if line is None or name is None:
+                del way[item]
+                ordered[item] = None
+            elif (makers[name] is item and isinstance(item, Braces)) or makers[name] in ordered:
+                continue
+            elif makers[name] in way:
+                problem = f"value {line.name} is made of {name}, which is made of it"
+                raise placed(text, line.start, problem, code="bad-program")
             else:
-                way.append(by_name[missing])
-                waiting.add(missing)
-    return ordered
+                way[makers[name]] = needs(makers[name])
+    return list(ordered)
 
 
-def _add(graph: Builder, line: Line) -> Value:
-    operands = [graph.value(name) for name in line.operands]
+def _add(program: Builder, line: Line) -> Value:
+    operands = [program.value(name) for name in line.operands]
     dtype = None if line.dtype is None else dtype_named(line.dtype)
     for key, value in line.fields.items():
         if isinstance(value, bool) != (key == "opaque"):
@@ -211,7 +288,7 @@ def _add(graph: Builder, line: Line) -> Value:
     if line.pattern is None and line.operation in ("input", "constant"):
         if line.shape is None or operands:
             raise ReshardError("bad-program", f"{line.operation} must have a dtype and sizes, and no operands")
-        return graph.add(line.operation, (), line.name, line.shape, dtype, attributes=_attributes(line))
+        return program.add(line.operation, (), Result(line.name, line.shape, dtype), attributes=_attributes(line))
     if line.pattern is None and line.operation in ("reshard", "output"):
         if len(operands) != 1:
             raise ReshardError("bad-program", f"{line.operation} must have one operand, got {len(operands)}")
@@ -219,7 +296,14 @@ def _add(graph: Builder, line: Line) -> Value:
             raise ReshardError("bad-program", f"{line.operation} must have the dtype and the sizes of its operand")
         if line.operation == "reshard" and line.sharding is None:
             raise ReshardError("bad-program", "reshard must have a sharding")
-        return graph.add(line.operation, operands, line.name, operands[0].shape)
+        return program.add(line.operation, operands, Result(line.name, operands[0].shape))
+    if line.operation in ENTERING | LEAVING:
+        if line.pattern is not None:
+            raise ReshardError("bad-program", f"{line.operation} must have no pattern")
+        end = add_end(program, line.operation, tuple(operands), line.name)
+        if line.shape not in (None, end.shape) or dtype not in (None, end.dtype):
+            raise ReshardError("bad-program", f"{line.operation} must have the dtype and the sizes of what it hands on")
+        return end
     if line.pattern is None:
         raise ReshardError("bad-program", f'operation {line.operation} must have a pattern, such as "ij->ij"')
     pattern = Pattern.of(line.pattern)
@@ -227,49 +311,67 @@ def _add(graph: Builder, line: Line) -> Value:
     shape = line.shape
     if len(operands) == len(pattern.operands) and shape is None and roles["shifted"]:
         raise ReshardError("bad-program", "an operation with shifted labels must say the sizes of its result")
-    return graph.add(
-        line.operation, operands, line.name, shape, dtype, pattern=pattern, sizes=_sizes(pattern, line), **roles,
-        turns=line.fields.get("turns", 1), attributes=_attributes(line),
-        opaque="opaque" in line.fields,
+    return program.add(
+        line.operation, operands, Result(line.name, shape, dtype), opaque="opaque" in line.fields, pattern=pattern,
+        sizes=_sizes(line), attributes=_attributes(line), **roles,
     )  # fmt: skip
 
 
-def _sizes(pattern: Pattern, line: Line) -> dict[str, int]:
+def _sizes(line: Line) -> tuple[tuple[str, int], ...]:
     """The sizes of labels that stand in braces: `sizes.a=2`."""
-    named = {key.removeprefix("sizes."): value for key, value in line.fields.items() if key.startswith("sizes.")}
-    return {label: value for label, value in named.items() if isinstance(value, int)}
+    named = ((key.removeprefix("sizes."), value) for key, value in line.fields.items() if key.startswith("sizes."))
+    return tuple((label, value) for label, value in named if isinstance(value, int))
 
 
 def _attributes(line: Line) -> tuple[tuple[str, Attribute], ...]:
-    kept = {key: value for key, value in line.fields.items() if key not in OWN and not key.startswith("sizes.")}
-    return tuple(sorted(kept.items()))
+    items = line.fields.items()
+    return tuple(sorted((key, value) for key, value in items if key not in OWN and not key.startswith("sizes.")))
 
 
 def write(graph: Graph, shardings: Mapping[Value, Sharding]) -> str:
     """A graph as text, with shardings of some of its values."""
     lines = [f"sdy.mesh @{name} = {mesh}" for name, mesh in graph.meshes.items()]
     names = {mesh: name for name, mesh in reversed([*graph.meshes.items()])}
-    for operation in graph.operations:
-        value = operation.result
-        text = f"{value.name} = {operation.name}"
-        if operation.pattern is not None:
-            text += f' "{operation.pattern}"'
-        if operation.operands or operation.pattern is not None:
-            text += f" ({', '.join(operand.name for operand in operation.operands)})"
-        text += f" : {value.dtype.name}[{', '.join(map(str, value.shape))}]"
-        fields = _fields(operation)
-        text += f" {{{', '.join(fields)}}}" if fields else ""
-        sharding = shardings.get(value)
-        text += "" if sharding is None else f" <@{names[sharding.mesh]}, {sharding.text()}>"
-        lines.append(text)
+    inside = bodies(graph.operations)
+
+    def put(block: Block | None, indent: str) -> None:
+        for item in inside.get(block, ()):
+            if not isinstance(item, Operation):
+                lines.append(f"{indent}{_heading(item)} {{")
+                put(item, indent + "  ")
+                lines.append(f"{indent}}}")
+                continue
+            sharding = shardings.get(item.result)
+            said = "" if sharding is None else f" <@{names[sharding.mesh]}, {sharding.text()}>"
+            lines.append(f"{indent}{_line(item)}{said}")
+
+    put(None, "")
     return "\n".join(lines)
+
+
+def _heading(block: Block) -> str:
+    if not isinstance(block, Loop):
+        return "choice" if isinstance(block, Choice) else "branch"
+    heading = "while" if block.trip_count is None else f"loop {block.trip_count}"
+    return heading + " reverse" * block.reverse + (f" unroll={block.unroll}" if block.unroll != 1 else "")
+
+
+def _line(operation: Operation) -> str:
+    """An operation, but for what is said about the sharding of its result."""
+    value, is_end = operation.result, operation.name in ENTERING | LEAVING
+    text = f"{value.name} = {operation.name}"
+    if operation.pattern is not None and not is_end:
+        text += f' "{operation.pattern}"'
+    if operation.operands or operation.pattern is not None:
+        text += f" ({', '.join(operand.name for operand in operation.operands)})"
+    text += f" : {value.dtype.name}[{', '.join(map(str, value.shape))}]"
+    fields = () if is_end else _fields(operation)
+    return text + (f" {{{', '.join(fields)}}}" if fields else "")
 
 
 def _fields(operation: Operation) -> list[str]:
     fields = ["opaque"] if operation.name not in KINDS else []
     fields += [f'{role}="{" ".join(getattr(operation, role))}"' for role in ROLES if getattr(operation, role)]
-    if operation.turns != 1 and operation.pattern is not None:
-        fields.append(f"turns={operation.turns}")
     for key, value in operation.attributes:
         if isinstance(value, tuple):
             fields.append(f"{key}=[{', '.join(map(str, value))}]")

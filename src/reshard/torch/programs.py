@@ -5,15 +5,15 @@ So whatever the program says can be: sub-axes, several meshes, dims that the sha
 and comes out must have placements.
 
 **Gradients.** A reshard is linear, and its transpose goes from the dual of the target to the dual of the source: what
-is replicated has a gradient that is partial, and the reverse.
+is replicated has a gradient that is unreduced, and the reverse.
 Between reshards the gradients are those of torch for the local computation.
 What flows in with the gradient of a result is brought to its dual, and what flows out to an input is summed: it comes
-where the input is, replicated where that is partial, as `redistribute` has it.
+where the input is, replicated where that is unreduced, as `redistribute` has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.interpreter import BoxExtents, check_computable, compute
 from reshard.propagation import Operation, Placement, Value
+from reshard.propagation.running import InPython, run
 from reshard.sharding import Sharding
 from reshard.torch.conversions import gradient_placements, mesh_of, placements_of, spec_of
 from reshard.torch.graph_operator import refuse_traced
@@ -35,7 +36,9 @@ from reshard.torch.redistribute import redistribute
 from reshard.torch.verbs import VERBS
 from reshard.torch.world import World, current_world
 
-Run = Callable[..., torch.Tensor]
+TileFunction = Callable[..., torch.Tensor]
+PASSED = ("carry", "element", "last", "chosen")
+"""Ends of blocks that hand tiles on as they are."""
 Placements = tuple[tensor.Placement, ...]
 
 
@@ -49,7 +52,7 @@ class PlacedFunction:
         """As `to_torch`."""
         self.placed = placed
         self.device_mesh = device_mesh
-        self._ready: tuple[World, dict[Mesh, DeviceMesh], dict[str, Run]] | None = None
+        self._ready: tuple[World, dict[Mesh, DeviceMesh], dict[Value, TileFunction]] | None = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *inputs: DTensor) -> DTensor | tuple[DTensor, ...]:
@@ -75,27 +78,19 @@ class PlacedFunction:
                 )
         refuse_traced("a program on DTensors", *(x._local_tensor for x in inputs))
         runs = self._runs(inputs)
-        tiles: dict[str, torch.Tensor] = {}
-        results: list[Any] = []
-        given = iter(inputs)
-        for operation in self.placed.operations:
-            value = operation.result
-            taken = [next(given)] if operation.name == "input" else [tiles[one.name] for one in operation.operands]
-            tiles[value.name] = runs[value.name](*taken)
-            if operation.name == "output":
-                results.append(tiles[value.name])
-        found: DTensor | tuple[DTensor, ...] = results[0] if len(results) == 1 else tuple(results)
-        return found
+        results = tuple(run(self.placed, _Rank(runs, dict(zip(values, inputs, strict=True)))).values())
+        return results[0] if len(results) == 1 else results
 
-    def _runs(self, inputs: tuple[DTensor, ...]) -> Mapping[str, Run]:
-        """What this rank does for every value, by its name; made at the first call."""
-        here, first = current_world(), inputs[0].device_mesh if inputs else self.device_mesh
+    def _runs(self, inputs: tuple[DTensor, ...]) -> Mapping[Value, TileFunction]:
+        """What this rank does for every value; made at the first call."""
+        world, first = current_world(), inputs[0].device_mesh if inputs else self.device_mesh
         meshes = [self.device_mesh or first, *(x.device_mesh for x in inputs)]
         known = {mesh_of(mesh): mesh for mesh in reversed(meshes) if mesh is not None}
-        if self._ready is None or self._ready[0] is not here or self._ready[1] != known:
-            maker = _Maker(self.placed, here.rank, known)
-            runs = {operation.result.name: maker.run_of(operation) for operation in self.placed.operations}
-            self._ready = here, known, runs
+        if self._ready is None or self._ready[0] is not world or self._ready[1] != known:
+            maker = _Maker(self.placed, world.rank, known)
+            computed = [operation for operation in self.placed.operations if operation.name not in PASSED]
+            runs = {operation.result: maker.run_of(operation) for operation in computed}
+            self._ready = world, known, runs
         return self._ready[2]
 
 
@@ -114,6 +109,36 @@ def to_torch(placed: Placement, device_mesh: DeviceMesh | None = None) -> Placed
     return PlacedFunction(expect(placed, Placement, "what becomes a function of torch"), device_mesh)
 
 
+class _Rank(InPython):
+    """One rank."""
+
+    def __init__(self, runs: Mapping[Value, TileFunction], inputs: Mapping[Value, DTensor]) -> None:
+        self.runs, self.inputs = runs, inputs
+
+    def compute(self, operation: Operation, tiles: Sequence[torch.Tensor]) -> Any:
+        """The rank's tile of a result; of an output, a DTensor."""
+        value = operation.result
+        return self.runs[value](self.inputs[value]) if value in self.inputs else self.runs[value](*tiles)
+
+    def number(self, tile: torch.Tensor) -> int:
+        """The one number of a tile.
+
+        Raises:
+            ReshardError: `cannot-express` on a rank that does not have it.
+        """
+        if tile.dim():
+            raise ReshardError("cannot-express", "a loop or a choice depends on a number that is not on this rank")
+        return int(tile)
+
+    def part(self, tile: torch.Tensor, turn: int) -> torch.Tensor:
+        """A part of dim 0, of which the rank has all."""
+        return tile[turn] if len(tile) else tile  # a rank that has no part in the value
+
+    def stacked(self, stack: Operation, tiles: list[torch.Tensor]) -> torch.Tensor:
+        """Tiles one after another in a new dim 0."""
+        return self.runs[stack.result](*tiles)
+
+
 class _Maker:
     """Makes what one rank does for every operation."""
 
@@ -122,7 +147,7 @@ class _Maker:
         self.rank = rank
         self.meshes = meshes
 
-    def run_of(self, operation: Operation) -> Run:
+    def run_of(self, operation: Operation) -> TileFunction:
         """What is called with the tiles of the operands, or with an input."""
         value = operation.result
         sharding = self.placed.sharding(value)
@@ -135,6 +160,9 @@ class _Maker:
         if operation.name == "constant":
             tile = self._constant(operation, sharding)
             return lambda: tile
+        if operation.name == "stack":
+            blank = torch.empty(self._shape(value, sharding), dtype=_dtype(value), device=self._device)
+            return lambda *tiles: torch.stack(tiles).reshape(blank.shape) if tiles else blank
         if value in self.placed.plans:
             way = _Way(self.placed, value, self.rank, self.meshes)
             if not way.there.exchanges:
@@ -150,21 +178,22 @@ class _Maker:
     def _mesh_for(self, sharding: Sharding) -> DeviceMesh:
         """The mesh of torch that an input or a result is on."""
         devices = {*sharding.mesh.devices}
-        found = next((mesh for ours, mesh in self.meshes.items() if {*ours.devices} == devices), None)
-        if found is None:
+        fitting = [theirs for mesh, theirs in self.meshes.items() if {*mesh.devices} == devices]
+        if not fitting:
             raise ReshardError("different-meshes", f"no DeviceMesh is given for {sharding.mesh}")
-        return self.meshes.get(sharding.mesh, found)
+        return self.meshes.get(sharding.mesh, fitting[0])
+
+    def _shape(self, value: Value, sharding: Sharding) -> tuple[int, ...]:
+        """Of the rank's tile."""
+        return sharding.box(self.rank, value.shape).shape if self.rank in sharding.mesh else (0,)
 
     def _constant(self, operation: Operation, sharding: Sharding) -> torch.Tensor:
         value = operation.result
-        if self.rank not in sharding.mesh:
-            return torch.empty(0, dtype=_dtype(value), device=self._device)
         number: Any = operation.attribute("value")
-        position = sharding.mesh.position_of(self.rank)
-        if sharding.unreduced and sharding.layout.unreduced.index_of(position) and sharding.reduction != "avg":
+        counts = sharding.unreduced and self.rank in sharding.mesh and sharding.reduction != "avg"
+        if counts and sharding.layout.unreduced.index_of(sharding.mesh.position_of(self.rank)):
             number = value.dtype.identity(sharding.reduction)
-        shape = sharding.box(self.rank, value.shape).shape
-        return torch.full(shape, number, dtype=_dtype(value), device=self._device)
+        return torch.full(self._shape(value, sharding), number, dtype=_dtype(value), device=self._device)
 
     @property
     def _device(self) -> str:
@@ -177,8 +206,8 @@ def _nothing(dtype: torch.dtype, *tiles: torch.Tensor) -> torch.Tensor:
 
 
 def _dtype(value: Value) -> torch.dtype:
-    found: torch.dtype = getattr(torch, value.dtype.name)
-    return found
+    dtype: torch.dtype = getattr(torch, value.dtype.name)
+    return dtype
 
 
 class _End:

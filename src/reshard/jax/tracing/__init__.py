@@ -1,11 +1,11 @@
 """Programs from functions of JAX: jaxprs, equation by equation.
 
-trace.py        `trace`: a program from a function, through calls
-regions.py      loops and choices
-emitter.py      an operation of it, with what one device does
-equations.py    a rule per primitive
-indexed.py      gathers and scatters
-slices.py       slices at a place, single elements
-rearranging.py  transposes, reshapes, slices, and what puts tensors together
-windows.py      convolutions, and what else goes over a tensor with a window
+functions.py     `trace`: a program from a function, through calls
+control_flow.py  loops and choices
+emitter.py       an operation of it, with what one device does
+equations.py     a rule per primitive
+indexed.py       gathers and scatters
+slices.py        slices at a place, single elements
+rearranging.py   transposes, reshapes, slices, and what puts tensors together
+windows.py       convolutions, and what else goes over a tensor with a window
 """

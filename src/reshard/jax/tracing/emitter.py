@@ -1,15 +1,12 @@
 """What adds the operations of a jaxpr to a program, each with what one device does.
 
-An operation that came from JAX carries a `Local`, with the primitive itself as a function of tiles where its kind does
-not say all that it does: a precision, what a sort compares, or nothing at all, for a name that is not in the table.
-In which loops it stands is there too, for a program is a flat list.
+An operation that came from JAX carries the primitive itself as a function of tiles where its kind does not say all that
+it does: a precision, what a sort compares, or nothing at all, for a name that is not in the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,51 +16,12 @@ from jax import lax
 from reshard.operations.interpreter import Extents
 from reshard.operations.kinds import KINDS
 from reshard.operations.pattern import Pattern, Shape, Term
-from reshard.propagation import Operation, Program, Value
+from reshard.propagation import Program, Value
+from reshard.propagation.graph import Result
 from reshard.sharding import Sharding
 
-Run = Callable[[Extents, Sequence[Any]], Any]
+TileFunction = Callable[[Extents, Sequence[Any]], Any]
 """From the tiles of the operands, and where they lie, to the tile of the result."""
-
-
-@dataclass(frozen=True, eq=False)
-class Loop:
-    """A scan, or a loop that goes round as long as the first of its carries is true."""
-
-    length: int | None
-    """How often it goes round; None where only a run tells."""
-    reverse: bool = False
-    unroll: int = 1
-
-
-@dataclass(frozen=True, eq=False)
-class Way:
-    """One of the branches of a choice."""
-
-
-@dataclass(frozen=True, eq=False)
-class Choice:
-    """Branches of which a number picks one."""
-
-    ways: tuple[Way, ...]
-
-
-Region = Loop | Way
-"""What operations may stand in."""
-
-
-@dataclass(frozen=True, eq=False)
-class Local:
-    """What stands with an operation that came from JAX."""
-
-    run: Run | None
-    """What a device does, where the operation's kind does not say it all."""
-    regions: tuple[Region, ...] = ()
-    """The loops and the branches around it, outermost first."""
-    part: str = ""
-    """Of a loop that it enters or leaves: `carry`, `element`, `last`, `stack`; of a choice that it leaves: `chosen`."""
-    whole: Loop | Choice | None = None
-    """What it enters or leaves."""
 
 
 class Signature(NamedTuple):
@@ -78,7 +36,6 @@ class Emitter:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.regions: tuple[Region, ...] = ()
         self._keys: dict[Value, Any] = {}
         """The values that are keys of random numbers, with their dtypes."""
         self._scalars: dict[tuple[str, bytes], Value] = {}
@@ -89,28 +46,14 @@ class Emitter:
         operands: Sequence[Value],
         terms: Sequence[Term],
         aval: Any,
-        run: Run | None = None,
-        *,
-        local: Mapping[str, Any] | None = None,
-        result: str | None = None,
+        run: TileFunction | None = None,
         **fields: Any,
     ) -> Value:
         """Add an operation; terms are those of the operands, and last of the result."""
         pattern = Pattern(tuple(terms[:-1]), terms[-1])
-        payload = Local(run, **{"regions": self.regions, **(local or {})})
-        turns = prod(region.length or 1 for region in payload.regions if isinstance(region, Loop))
-        dtype = plain_dtype(aval.dtype)
+        result = Result(None, aval.shape, plain_dtype(aval.dtype))
         value = self.program.add(
-            name,
-            operands,
-            result,
-            aval.shape,
-            dtype,
-            pattern=pattern,
-            turns=turns,
-            payload=payload,
-            opaque=name not in KINDS,
-            **fields,
+            name, operands, result, opaque=name not in KINDS, pattern=pattern, payload=run, **fields
         )
         return self.keyed(value, aval.dtype)
 
@@ -120,6 +63,10 @@ class Emitter:
             self._keys[value] = dtype
             self.program.constrain(value, Sharding.of(self.program.mesh, *[None] * len(value.shape)))
         return value
+
+    def like(self, value: Value, result: Value) -> Value:
+        """The result, which is keys of random numbers where the value is."""
+        return self.keyed(result, self.aval(value).dtype)
 
     def aval(self, value: Value) -> jax.ShapeDtypeStruct:
         """The shape and the dtype of a value, as JAX has them."""
@@ -137,11 +84,9 @@ class Emitter:
                 self._scalars[key] = self.program.add(
                     "constant",
                     (),
-                    None,
-                    (),
-                    array.dtype,
+                    Result(None, (), array.dtype),
                     attributes=(("value", array.item() if array.dtype.kind in "iuf" else float(array.real)),),
-                    payload=Local(lambda extents, _: lax.full((), array[()], array.dtype)),
+                    payload=lambda extents, _: lax.full((), array[()], array.dtype),
                 )
             return self._scalars[key]
 
@@ -152,14 +97,6 @@ class Emitter:
             return lax.dynamic_slice(np.pad(array, room), starts, shape) if shape != array.shape else array
 
         return self.emit("array", [self.literal(np.int32(0))], [(), labels(array.ndim)], array, part)
-
-
-def regions_around(operations: Sequence[Operation], value: Value) -> tuple[Region, ...]:
-    """The loops and branches in which a value is made; a reshard is where its operand is."""
-    operation = operations[value.number]
-    while operation.payload is None and operation.operands:
-        operation = operations[operation.operands[0].number]
-    return operation.payload.regions if isinstance(operation.payload, Local) else ()
 
 
 def is_key(dtype: Any) -> bool:
@@ -196,12 +133,12 @@ def within(shape: Shape, result: Shape) -> Term:
     )
 
 
-def evaluated(equation: Any, number: int = 0, **changed: Any) -> Run:
+def evaluated(equation: Any, number: int = 0, **changed: Any) -> TileFunction:
     """The primitive itself, with parameters changed; where it has several results, one of them."""
 
     def run(extents: Extents, tiles: Sequence[Any]) -> Any:
         params = equation.primitive.get_bind_params({**equation.params, **changed})
-        made = equation.primitive.bind(*tiles, **params)
-        return made[number] if equation.primitive.multiple_results else made
+        results = equation.primitive.bind(*tiles, **params)
+        return results[number] if equation.primitive.multiple_results else results
 
     return run

@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 
 from reshard.jax.contraction.einsum_primitive import as_contraction
-from reshard.jax.tracing.emitter import Emitter, Run, evaluated, labels, within
+from reshard.jax.tracing.emitter import Emitter, TileFunction, evaluated, labels, within
 from reshard.jax.tracing.indexed import COMBINED, combining_scatter, gather, scatter
 from reshard.jax.tracing.rearranging import (
     broadcast,
@@ -180,7 +180,7 @@ def counts(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[V
             total = total + (lax.broadcasted_iota(np.uint32, local, dim) + start) * np.uint32(stride % 2**32)
         return total
 
-    runs: list[Run] = [lambda extents, _: lax.full(extents.shapes[-1], 0, np.uint32), low]
+    runs: list[TileFunction] = [lambda extents, _: lax.full(extents.shapes[-1], 0, np.uint32), low]
     terms = [(), labels(len(shape))]
     return [
         emitter.emit("counts", [emitter.literal(np.int32(0))], terms, var.aval, run)

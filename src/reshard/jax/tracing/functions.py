@@ -3,7 +3,7 @@
 Calls (`jit`, `checkpoint`, functions with derivatives of their own) are taken apart where they stand.
 `sharding_constraint` and our own `reshard` say how a value is sharded.
 
-Loops and choices are regions of the program: `reshard.jax.regions`.
+Loops and choices become blocks of the program: `reshard.jax.tracing.control_flow`.
 Keys of random numbers are whole on every device, which makes for itself the part of the numbers that it needs.
 
 By hand, `scan` of h -> tanh(h @ w) over stacked w, h kept by rows: the carry is kept by rows too, for the contraction
@@ -42,9 +42,9 @@ from jax.sharding import Mesh as JaxMesh
 from reshard.checks import shown
 from reshard.errors import ReshardError
 from reshard.jax.conversions import for_leaves, mesh_of, sharding_of
-from reshard.jax.tracing.emitter import Emitter, Run, Signature, labels, plain_dtype
+from reshard.jax.tracing.control_flow import cond, scan, while_loop
+from reshard.jax.tracing.emitter import Emitter, Signature, TileFunction, labels, plain_dtype
 from reshard.jax.tracing.equations import MADE_OF_OTHERS, equation_values
-from reshard.jax.tracing.regions import cond, scan, while_loop
 from reshard.mesh import Mesh
 from reshard.propagation import Program, Value
 from reshard.sharding import Sharding
@@ -62,7 +62,7 @@ CALLS = {
     "composite": "jaxpr",
 }
 """Primitives that call a jaxpr, and the parameter that has it."""
-REGIONS = {"scan": scan, "while": while_loop, "cond": cond}
+BLOCKS = {"scan": scan, "while": while_loop, "cond": cond}
 """Primitives whose jaxprs run often, or not at all."""
 IDENTITIES = ("name", "pvary")
 """Primitives whose results are their operands."""
@@ -97,20 +97,20 @@ def trace(
     out_tree = jax.tree.structure(out_shape)
     ins = _shardings(in_shardings, avals, "in_shardings")
     outs = _shardings(out_shardings, out_shape, "out_shardings")
-    ins = [_own(aval) if given is None else given for given, aval in zip(ins, leaves, strict=True)]
-    where = _mesh(mesh, [*ins, *outs])
-    program = Program(where, even_ends=True)  # JAX holds no others
+    ins = [_own(aval) if asked is None else asked for asked, aval in zip(ins, leaves, strict=True)]
+    own_mesh = _mesh(mesh, [*ins, *outs])
+    program = Program(own_mesh, even_ends=True)  # JAX holds no others
     program.signature = Signature(in_tree, out_tree)
     tracing = Tracing(program)
     arguments = []
     avals_in: list[Any] = [var.aval for var in jaxpr.invars]
-    for name, aval, given in zip(_names(fn, avals), avals_in, ins, strict=True):
-        sharding = None if given is None else sharding_of(given, where, aval.ndim)
+    for name, aval, asked in zip(_names(fn, avals), avals_in, ins, strict=True):
+        sharding = None if asked is None else sharding_of(asked, own_mesh, aval.ndim)
         argument = program.input(name, aval.shape, plain_dtype(aval.dtype), sharding)
         arguments.append(tracing.keyed(argument, aval.dtype))
-    made = tracing.run(jaxpr, [tracing.literal(value) for value in closed.consts], arguments)
-    for name, value, given in zip(_out_names(out_shape), made, outs, strict=True):
-        sharding = None if given is None else sharding_of(given, where, len(value.shape))
+    results = tracing.run(jaxpr, [tracing.literal(value) for value in closed.consts], arguments)
+    for name, value, asked in zip(_out_names(out_shape), results, outs, strict=True):
+        sharding = None if asked is None else sharding_of(asked, own_mesh, len(value.shape))
         while name in program._named:
             name += "_"
         program.output(value, sharding, name)
@@ -151,8 +151,8 @@ class Tracing(Emitter):
             raise ReshardError(
                 "cannot-express", "a shard_map says itself what each device does, and has no place inside"
             )
-        if name in REGIONS:
-            return REGIONS[name](self, equation, operands)
+        if name in BLOCKS:
+            return BLOCKS[name](self, equation, operands)
         if name in MADE_OF_OTHERS:
             return self.closed(MADE_OF_OTHERS[name](equation), operands)
         if name == "platform_index":  # the choice that it is for looks for itself
@@ -162,15 +162,15 @@ class Tracing(Emitter):
             first = sizes.matvec + sizes.vecmat
             return self.closed(solve, [*operands[first : first + sizes.solve], *operands[sum(sizes) :]])
         if name in CALLS:
-            given = equation.params.get("in_shardings", [None] * len(operands))
-            wanted = equation.params.get("out_shardings", [None] * len(equation.outvars))
-            operands = [self.constrained(*pair) for pair in zip(operands, given, strict=True)]
+            ins = equation.params.get("in_shardings", [None] * len(operands))
+            outs = equation.params.get("out_shardings", [None] * len(equation.outvars))
+            operands = [self.constrained(*pair) for pair in zip(operands, ins, strict=True)]
             if equation.params.get("differentiated"):  # what is computed anew must not be taken from the first time
                 apart = equation.params["prevent_cse"]
                 held = apart if isinstance(apart, tuple) else [apart] * len(operands)
                 operands = [self.barrier(*pair) for pair in zip(operands, held, strict=True)]
             results = self.closed(equation.params[CALLS[name]], operands)
-            return [self.constrained(*pair) for pair in zip(results, wanted, strict=True)]
+            return [self.constrained(*pair) for pair in zip(results, outs, strict=True)]
         return equation_values(self, equation, operands)
 
     def closed(self, called: Any, operands: Sequence[Value]) -> list[Value]:
@@ -182,18 +182,15 @@ class Tracing(Emitter):
         """The value, from here on in a sharding, where it says one."""
         if not isinstance(sharding, NamedSharding):
             return value
-        return self.program.constrain(self.copy("copy", value), sharding_of(sharding, None, len(value.shape)))
+        return self.program.constrain(self.copy(value), sharding_of(sharding, None, len(value.shape)))
 
     def barrier(self, value: Value, held: bool = True) -> Value:
         """The value again, which a compiler takes for another."""
-        return self.copy("copy", value, run=lambda _, tiles: lax.optimization_barrier(tiles[0])) if held else value
+        return self.copy(value, lambda _, tiles: lax.optimization_barrier(tiles[0])) if held else value
 
-    def copy(
-        self, name: str, value: Value, aval: Any = None, run: Run = lambda _, tiles: tiles[0], **local: Any
-    ) -> Value:
+    def copy(self, value: Value, run: TileFunction | None = None) -> Value:
         """The value again, under a name of its own."""
-        terms = [labels(len(value.shape))] * 2
-        return self.emit(name, [value], terms, self.aval(value) if aval is None else aval, run, local=local)
+        return self.emit("copy", [value], [labels(len(value.shape))] * 2, self.aval(value), run)
 
 
 def _asked(equation: Any) -> Any:
@@ -204,14 +201,14 @@ def _asked(equation: Any) -> Any:
     return params["reshard"].asked if "reshard" in params else params.get("dst_sharding")
 
 
-def _shardings(given: Any, tree: Any, what: str) -> list[Any]:
+def _shardings(shardings: Any, tree: Any, what: str) -> list[Any]:
     """What is given for each leaf; None where nothing is."""
-    found = for_leaves(given, tree, what, "the pytree that it is for")
-    for one in found:
-        if one is not None and not isinstance(one, PartitionSpec | jax.sharding.Sharding | Sharding):
-            wanted = "None, a PartitionSpec, a NamedSharding or a Sharding"
-            raise ReshardError("bad-argument", f"{what} must be {wanted}, got: {shown(one)}")
-    return found
+    by_leaf = for_leaves(shardings, tree, what, "the pytree that it is for")
+    for sharding in by_leaf:
+        if sharding is not None and not isinstance(sharding, PartitionSpec | jax.sharding.Sharding | Sharding):
+            kinds = "None, a PartitionSpec, a NamedSharding or a Sharding"
+            raise ReshardError("bad-argument", f"{what} must be {kinds}, got: {shown(sharding)}")
+    return by_leaf
 
 
 def _own(aval: Any) -> Any:
@@ -219,19 +216,17 @@ def _own(aval: Any) -> Any:
     return sharding if isinstance(sharding, NamedSharding) and not sharding.mesh.empty else None
 
 
-def _mesh(given: Any, shardings: Sequence[Any]) -> Mesh:
+def _mesh(mesh: Any, shardings: Sequence[Any]) -> Mesh:
     """The mesh of specs, and of values of which nothing tells."""
-    if isinstance(given, JaxMesh | AbstractMesh):
-        return mesh_of(given)
-    if isinstance(given, Mesh):
-        return given
-    if given is not None:
-        raise ReshardError("bad-argument", f"the mesh of a trace must be one of JAX or ours, got: {shown(given)}")
-    for one in shardings:
-        if isinstance(one, NamedSharding):
-            return mesh_of(one.mesh)
-        if isinstance(one, Sharding):
-            return one.mesh
+    if isinstance(mesh, JaxMesh | AbstractMesh):
+        return mesh_of(mesh)
+    if isinstance(mesh, Mesh):
+        return mesh
+    if mesh is not None:
+        raise ReshardError("bad-argument", f"the mesh of a trace must be one of JAX or ours, got: {shown(mesh)}")
+    for sharding in shardings:
+        if isinstance(sharding, NamedSharding | Sharding):
+            return mesh_of(sharding.mesh) if isinstance(sharding, NamedSharding) else sharding.mesh
     current = jax.sharding.get_mesh()
     if not current.empty:
         return mesh_of(current)
@@ -261,11 +256,11 @@ def _out_names(out_shape: Any) -> list[str]:
 
 def _distinct(texts: Sequence[str]) -> list[str]:
     """Words made of the texts, no two alike."""
-    found: list[str] = []
+    words: dict[str, None] = {}
     for text in texts:
         word = re.sub(r"\.+", ".", re.sub(r"[^A-Za-z0-9_]+", ".", text)).strip(".")
         word = word if re.match(r"[A-Za-z_]", word) else f"_{word}"
-        while word in found:
+        while word in words:
             word += "_"
-        found.append(word)
-    return found
+        words[word] = None
+    return list(words)

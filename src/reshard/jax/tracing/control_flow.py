@@ -1,0 +1,66 @@
+"""Loops and choices of a jaxpr, as blocks of the program.
+
+A loop of unknown length asks at the end of each turn whether there is another, and its first carry is the answer.
+What a branch gives is copied there, so that what it costs to bring it where the other branches have it is paid only
+where the branch is picked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from reshard.propagation import Value
+from reshard.propagation.building import OpenLoop
+
+if TYPE_CHECKING:
+    from reshard.jax.tracing.functions import Tracing
+
+
+def scan(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """A loop whose length is known."""
+    params = equation.params
+    first, stop = params["num_consts"], params["num_consts"] + params["num_carry"]
+    with tracing.program.loop(params["length"], reverse=params["reverse"], unroll=params["unroll"]) as loop:
+        carries = [tracing.like(start, loop.carry(start)) for start in operands[first:stop]]
+        elements = [tracing.like(stacked, loop.element(stacked)) for stacked in operands[stop:]]
+        results = tracing.closed(params["jaxpr"], [*operands[:first], *carries, *elements])
+        stacks = [tracing.like(value, loop.stack(value)) for value in results[len(carries) :]]
+        return _last(tracing, loop, carries, results[: len(carries)]) + stacks
+
+
+def while_loop(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """A loop that goes on as long as a function of its carry says so."""
+    params = equation.params
+    first, stop = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+
+    def with_test(state: Sequence[Value]) -> list[Value]:
+        return [*tracing.closed(params["cond_jaxpr"], [*operands[:first], *state]), *state]
+
+    starts = with_test(operands[stop:])
+    with tracing.program.loop() as loop:
+        carries = [tracing.like(start, loop.carry(start)) for start in starts]
+        after = with_test(tracing.closed(params["body_jaxpr"], [*operands[first:stop], *carries[1:]]))
+        return _last(tracing, loop, carries, after)[1:]
+
+
+def _last(tracing: Tracing, loop: OpenLoop, carries: Sequence[Value], after: Sequence[Value]) -> list[Value]:
+    return [tracing.like(carry, loop.last(carry, value)) for carry, value in zip(carries, after, strict=True)]
+
+
+def cond(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """One of several branches; where the platform decides, the one of the platform that is here."""
+    branches = equation.params["branches"]
+    platforms = equation.params.get("branches_platforms")
+    if platforms is not None:
+        own = {"gpu": {"cuda", "rocm"}}.get(jax.default_backend(), {jax.default_backend()})
+        fitting = (place for place, names in enumerate(platforms) if names is None or own & {*names})
+        return tracing.closed(branches[next(fitting, -1)], operands[1:])
+    with tracing.program.choice() as choice:
+        results = []
+        for branch in branches:
+            with choice.branch():
+                results.append([tracing.copy(value) for value in tracing.closed(branch, operands[1:])])
+        return [tracing.like(of[0], choice.chosen(operands[0], *of)) for of in zip(*results, strict=True)]

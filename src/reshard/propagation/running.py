@@ -1,0 +1,185 @@
+"""A placed program, run: the one way through its blocks, for every engine.
+
+An engine says what becomes of the tiles of an operation, and how it runs a loop and a choice; what stands inside is
+handed to it as functions of tiles.
+A tile is whatever the engine takes for the value of a program: the tiles of all devices, that of one, or what stands
+for it while a function is traced.
+
+By hand, an engine whose tiles are numbers runs x -> 2x + 1 three times from 1: 3, 7, 15.
+
+>>> from reshard.propagation.program import Program
+>>> program = Program.parse('''
+... sdy.mesh @mesh = <["x"=1]>
+... start = input : float32[]
+... loop 3 {
+...   x = carry (start)
+...   next = affine "->" (x) {opaque}
+...   out = last (next, x)
+... }
+... end = output (out)
+... ''')
+>>> class Numbers(InPython):
+...     def compute(self, operation, tiles):
+...         return {"input": 1, "affine": tiles and 2 * tiles[0] + 1, "output": tiles and tiles[0]}[operation.name]
+>>> run(program.propagate(), Numbers())
+{'end': 15}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from reshard.operations.blocks import Block, Branch, Choice, Loop
+from reshard.operations.kinds import ENTERING, LEAVING
+from reshard.operations.operation import Operation, Value
+from reshard.propagation.graph import bodies
+from reshard.propagation.placement import Placement
+
+Tile = Any
+
+
+class Turned(NamedTuple):
+    """What a turn of a loop makes."""
+
+    carried: list[Tile]
+    """What the next turn begins with."""
+    stacked: list[Tile]
+    """What is put together with what the other turns make."""
+
+
+class Engine(Protocol):
+    """What runs programs."""
+
+    def compute(self, operation: Operation, tiles: Sequence[Tile]) -> Tile:
+        """The tile of a result from those of the operands; also of an input, a constant, a reshard and an output."""
+
+    def loop(
+        self,
+        loop: Loop,
+        turn: Callable[[list[Tile], list[Tile]], Turned],
+        carried: list[Tile],
+        elements: list[Tile],
+        stacks: Sequence[Operation],
+    ) -> Turned:
+        """What a loop makes.
+
+        Args:
+            loop: how often it runs, and in which order.
+            turn: a turn, of what is carried into it and of the parts that it takes of the elements.
+            carried: what the first turn begins with.
+            elements: the values of which every turn takes its part.
+            stacks: the operations that put together what the turns make.
+        """
+
+    def choice(self, number: Tile, branches: Sequence[Callable[[], list[Tile]]]) -> list[Tile]:
+        """What the branch of a number makes."""
+
+
+class InPython:
+    """How an engine runs loops and choices whose tiles it can look at."""
+
+    def number(self, tile: Tile) -> int:
+        """The one number of a tile."""
+        raise NotImplementedError
+
+    def part(self, tile: Tile, turn: int) -> Tile:
+        """A part of dim 0."""
+        raise NotImplementedError
+
+    def stacked(self, stack: Operation, tiles: list[Tile]) -> Tile:
+        """Tiles one after another in a new dim 0; there may be none."""
+        raise NotImplementedError
+
+    def loop(
+        self,
+        loop: Loop,
+        turn: Callable[[list[Tile], list[Tile]], Turned],
+        carried: list[Tile],
+        elements: list[Tile],
+        stacks: Sequence[Operation],
+    ) -> Turned:
+        """As of an `Engine`."""
+        if loop.trip_count is None:
+            while self.number(carried[0]):
+                carried = turn(carried, []).carried
+            return Turned(carried, [])
+        rows: dict[int, list[Tile]] = {}
+        for number in sorted(range(loop.trip_count), reverse=loop.reverse):
+            carried, rows[number] = turn(carried, [self.part(tile, number) for tile in elements])
+        in_order = [rows[number] for number in range(loop.trip_count)]
+        columns = [[row[place] for row in in_order] for place in range(len(stacks))]
+        return Turned(carried, [self.stacked(*pair) for pair in zip(stacks, columns, strict=True)])
+
+    def choice(self, number: Tile, branches: Sequence[Callable[[], list[Tile]]]) -> list[Tile]:
+        """As of an `Engine`."""
+        return branches[min(max(self.number(number), 0), len(branches) - 1)]()
+
+
+def run(placed: Placement, engine: Engine) -> dict[str, Tile]:
+    """What a placed program gives back, by name.
+
+    Raises:
+        ReshardError: as the engine.
+    """
+    tiles: dict[Value, Tile] = {}
+    _Run(placed, engine).block(None, tiles)
+    return {value.name: tiles[value] for value in placed.outputs}
+
+
+class _Run:
+    """A program and the engine that runs it."""
+
+    def __init__(self, placed: Placement, engine: Engine) -> None:
+        self.engine = engine
+        self.bodies = bodies(placed.operations)
+
+    def block(self, block: Block | None, tiles: dict[Value, Tile]) -> None:
+        """All that stands in a block, but its ends; what is made joins the tiles."""
+        for item in self.bodies.get(block, ()):
+            if isinstance(item, Loop):
+                self.loop(item, tiles)
+            elif isinstance(item, Choice):
+                self.choice(item, tiles)
+            elif isinstance(item, Operation) and item.name not in ENTERING | LEAVING:
+                tiles[item.result] = self.engine.compute(item, [tiles[operand] for operand in item.operands])
+
+    def ends(self, block: Block, name: str) -> list[Operation]:
+        """The ends of a block that have a name."""
+        return [item for item in self.bodies.get(block, ()) if isinstance(item, Operation) and item.name == name]
+
+    def loop(self, loop: Loop, tiles: dict[Value, Tile]) -> None:
+        """A loop; what it gives back joins the tiles."""
+        carries, elements, lasts, stacks = (self.ends(loop, name) for name in ("carry", "element", "last", "stack"))
+        lasts.sort(key=lambda last: last.operands[1].number)
+
+        def turn(carried: list[Tile], parts: list[Tile]) -> Turned:
+            inside = dict(tiles)
+            entering = zip([*carries, *elements], [*carried, *parts], strict=True)
+            inside.update((end.result, tile) for end, tile in entering)
+            self.block(loop, inside)
+            return Turned(_operands(lasts, inside), _operands(stacks, inside))
+
+        turned = self.engine.loop(loop, turn, _operands(carries, tiles), _operands(elements, tiles), stacks)
+        leaving = zip([*lasts, *stacks], [*turned.carried, *turned.stacked], strict=True)
+        tiles.update((end.result, tile) for end, tile in leaving)
+
+    def choice(self, choice: Choice, tiles: dict[Value, Tile]) -> None:
+        """A choice; what it gives back joins the tiles."""
+        ends = self.ends(choice, "chosen")
+
+        def branch(place: int) -> list[Tile]:
+            inside = dict(tiles)
+            self.block(Branch(choice, place), inside)
+            return _operands(ends, inside, 1 + place)
+
+        places = range(len(ends[0].operands) - 1) if ends else ()
+        if places:
+            chosen = self.engine.choice(tiles[ends[0].operands[0]], [partial(branch, place) for place in places])
+            tiles.update((end.result, tile) for end, tile in zip(ends, chosen, strict=True))
+
+
+def _operands(ends: Sequence[Operation], tiles: dict[Value, Tile], place: int = 0) -> list[Tile]:
+    """The tiles of one of the operands of every end."""
+    return [tiles[end.operands[place]] for end in ends]
