@@ -14,6 +14,7 @@ each engine; `tests/test_operations.py` then asks for what it should make.
 kinds.py         every operation by its name
 pattern.py       einsum-like patterns with grouped labels
 operation.py     a value, and the operation that makes it
+blocks.py        loops, choices and branches
 rules.py         what an operation says about shardings
 projection.py    from the axes of a dim to those of its labels, and back
 reshapes.py      the pattern of a reshape

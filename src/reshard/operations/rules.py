@@ -158,7 +158,7 @@ def reduction_of(operation: Operation) -> str:
 def waiting_operands(operation: Operation, reduction: str) -> tuple[tuple[int, ...], ...]:
     """The sets of operands that may be unreduced together, and then the result is.
 
-    >>> from reshard.propagation.graph import Builder, Result
+    >>> from reshard.propagation.builder import Builder, Result
     >>> from reshard.mesh import Mesh
     >>> graph = Builder(Mesh.of(x=2))
     >>> a = graph.add("input", (), Result("a", (4, 4), "float32"))

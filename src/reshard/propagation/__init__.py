@@ -1,13 +1,16 @@
 """Programs: shardings carried from a few annotations through everything.
 
-graph.py        values and operations, and how they are added
-program.py      the builder
+graph.py        values and operations, to be read
+builder.py      how they are added
+open_blocks.py  loops and choices, while they stand open
+program.py      a program under construction, with a verb for each operation that needs one
 fixpoint.py     the fixed point, priority by priority
 conflicts.py    the shardings that a value may have, and the choice among them by price
 search.py       which of these are tried, one axis of the mesh at a time
 prices.py       what a reshard costs
 layouts.py      where an operation is computed, and what that costs with the reshards around it
 placement.py    a program once it is placed: reshards inserted and shared, reductions deferred, figures
+running.py      the one way through a placed program, for every engine
 text.py         the text form
 listing.py      the plain table
 """

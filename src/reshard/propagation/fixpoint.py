@@ -27,7 +27,7 @@ from reshard.mesh import Mesh
 from reshard.operations.operation import Value
 from reshard.operations.projection import Axes, axes_of, labels_of, longest_agreed, shards
 from reshard.operations.rules import Rule, operation_rule
-from reshard.propagation.graph import Builder
+from reshard.propagation.builder import Builder
 from reshard.sharding import Sharding
 
 Sizes = Mapping[str, int]

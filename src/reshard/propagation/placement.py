@@ -34,8 +34,9 @@ from reshard.operations.operation import Operation, Value
 from reshard.operations.projection import shards
 from reshard.plans import Plan
 from reshard.plans.chrome_trace import chrome_trace
+from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Flow, Net, Origin
-from reshard.propagation.graph import Builder, Graph
+from reshard.propagation.graph import Graph
 from reshard.propagation.layouts import Pricer
 from reshard.propagation.listing import table
 from reshard.propagation.search import search

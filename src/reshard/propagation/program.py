@@ -26,8 +26,8 @@ from reshard.network import Network
 from reshard.operations.operation import Attribute, Value
 from reshard.operations.pattern import Pattern
 from reshard.operations.reshapes import reshape_pattern
-from reshard.propagation.building import OpenChoice, OpenLoop, open_choice, open_loop
-from reshard.propagation.graph import NAME, Builder, Result
+from reshard.propagation.builder import NAME, Builder, Result
+from reshard.propagation.open_blocks import OpenChoice, OpenLoop, open_choice, open_loop
 from reshard.propagation.placement import Placement, place
 from reshard.propagation.text import OWN, read, read_meshes, write
 from reshard.sharding import Sharding, checked_shape

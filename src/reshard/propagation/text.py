@@ -52,8 +52,9 @@ from reshard.operations.blocks import Block, Choice, Loop
 from reshard.operations.kinds import ENTERING, KINDS, LEAVING
 from reshard.operations.operation import Attribute, Operation, Value
 from reshard.operations.pattern import Pattern
-from reshard.propagation.building import OpenChoice, add_end, open_choice, open_loop
-from reshard.propagation.graph import Builder, Graph, Result, bodies
+from reshard.propagation.builder import Builder, Result
+from reshard.propagation.graph import Graph, bodies
+from reshard.propagation.open_blocks import OpenChoice, add_end, open_choice, open_loop
 from reshard.sharding import Sharding
 
 ROLES = ("replicated", "shifted", "selected")

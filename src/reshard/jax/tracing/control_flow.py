@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from reshard.propagation import Value
-from reshard.propagation.building import OpenLoop
+from reshard.propagation.open_blocks import OpenLoop
 
 if TYPE_CHECKING:
     from reshard.jax.tracing.functions import Tracing

@@ -17,7 +17,7 @@ from reshard.operations.interpreter import Extents
 from reshard.operations.kinds import KINDS
 from reshard.operations.pattern import Pattern, Shape, Term
 from reshard.propagation import Program, Value
-from reshard.propagation.graph import Result
+from reshard.propagation.builder import Result
 from reshard.sharding import Sharding
 
 TileFunction = Callable[[Extents, Sequence[Any]], Any]

@@ -32,7 +32,7 @@ from reshard.operations.blocks import Branch, Choice, Loop
 from reshard.operations.kinds import KINDS
 from reshard.operations.operation import Value
 from reshard.operations.pattern import Pattern, Term
-from reshard.propagation.graph import Builder, Result
+from reshard.propagation.builder import Builder, Result
 
 
 class OpenLoop:

@@ -1,0 +1,250 @@
+"""How a program grows: operations are checked as they are added.
+
+A value is made once, before it is used and where its user can read it, so a program has no cycle.
+
+>>> from reshard.mesh import Mesh
+>>> program = Builder(Mesh.of(x=2))
+>>> a = program.add("input", (), Result("a", (4, 6), "float32"))
+>>> program.add("sum", (a,), Result(), pattern=Pattern.of("ij->i")).shape
+(4,)
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from reshard.axis import is_prefix, sorted_and_merged
+from reshard.checks import expect, listed, shown
+from reshard.dtypes import dtype_named
+from reshard.errors import ReshardError
+from reshard.mesh import Mesh
+from reshard.operations.blocks import Block, Branch, Choice, Loop, around
+from reshard.operations.kinds import ENTERING, Form, kind_of
+from reshard.operations.operation import Operation, Value, level_shapes
+from reshard.operations.pattern import Pattern
+from reshard.propagation.graph import Graph
+from reshard.sharding import DimSharding, Sharding, checked_shape
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+"""What a value or an operation may be called."""
+
+
+class Result(NamedTuple):
+    """What is said of the result of an operation before it is made."""
+
+    name: str | None = None
+    """One is made up where None."""
+    shape: Sequence[int] | None = None
+    """Without one that of the pattern, if no labels are shifted."""
+    dtype: Any = None
+    """Without one that of the first operand."""
+
+
+class Builder(Graph):
+    """A graph that grows, and what was said about the shardings of its values."""
+
+    def __init__(self, mesh: Mesh | Mapping[str, Mesh], *, even_ends: bool = False) -> None:
+        meshes = dict(mesh) if isinstance(mesh, Mapping) else {"mesh": mesh}
+        for name, each in meshes.items():
+            if not NAME.fullmatch(expect(name, str, "the name of a mesh")):
+                raise ReshardError("bad-argument", f"the name of a mesh must be a word, got: {shown(name)}")
+            expect(each, Mesh, "the mesh of a program")
+        if not meshes:
+            raise ReshardError("bad-argument", "a program must have a mesh at least")
+        self.meshes: dict[str, Mesh] = meshes
+        self.operations: list[Operation] = []
+        self.annotations: dict[Value, Sharding] = {}
+        """What was said about a value's sharding."""
+        self.block: Block | None = None
+        """In which operations are added now."""
+        self._blocks = 0
+        self.without_rule: Counter[str] = Counter()
+        self.signature: Any = None
+        self.even_ends = even_ends
+        self._named: dict[str, Value] = {}
+
+    def value(self, name: str) -> Value:
+        """The value of a name.
+
+        Raises:
+            ReshardError: `bad-program` where there is none.
+        """
+        return self.named(name, self._named)
+
+    def add(
+        self, name: str, operands: Iterable[Value], result: Result, *, opaque: bool = False, **fields: Any
+    ) -> Value:
+        """Add an operation; its result.
+
+        Args:
+            name: of the operation.
+            operands: values of this program.
+            result: what does not follow from the operands.
+            opaque: whether the engines may lack the operation; else it must be one of `KINDS`.
+            fields: others of the `Operation`; of `sizes` those that the operands do not determine.
+
+        Raises:
+            ReshardError: `bad-program` where a name is taken, an operand is another program's, or the operation is
+                not known or not as its kind is; and as `Pattern`.
+        """
+        operands = tuple(expect(operand, Value, "an operand of a program") for operand in operands)
+        if not NAME.fullmatch(expect(name, str, "the name of an operation")):
+            raise ReshardError("bad-argument", f"the name of an operation must be a word, got: {shown(name)}")
+        kind = kind_of(name, is_opaque=opaque)
+        for operand in operands:
+            self.check_own(operand)
+        called = self._fresh(name) if result.name is None else result.name
+        if not NAME.fullmatch(expect(called, str, "the name of a value")):
+            raise ReshardError("bad-argument", f"the name of a value must be a word, got: {shown(called)}")
+        if called in self._named:
+            raise ReshardError("bad-program", f"value {called} is made twice")
+        dtype = operands[0].dtype if result.dtype is None and operands else dtype_named(result.dtype)
+        shape = None if result.shape is None else checked_shape(result.shape)
+        value = Value(called, shape or (), dtype, len(self.operations))
+        operation = Operation(name, operands, value, block=self._place_of(name, operands), **fields)
+        is_end = kind is not None and kind.form is Form.END
+        if (operation.pattern is None) != is_end:
+            raise ReshardError("bad-program", f"operation {name} must have {'no' if is_end else 'a'} pattern")
+        if kind is not None:
+            kind.check(name, operation.pattern, len(operands), dict(operation.attributes), operation.replicated)
+        if operation.pattern is not None:
+            operation = _solved(operation, operation.pattern, shape)
+        self.operations.append(operation)
+        self._named[called] = operation.result
+        return operation.result
+
+    @contextmanager
+    def within(self, block: Block) -> Iterator[None]:
+        """Let operations stand in a block meanwhile."""
+        before, self.block = self.block, block
+        try:
+            yield
+        finally:
+            self.block = before
+
+    def new_block(self) -> tuple[int, Loop | Branch | None]:
+        """A number for a block that is to stand where operations do now, and the block around it.
+
+        Raises:
+            ReshardError: `bad-program` in a choice, which has branches only.
+        """
+        if isinstance(self.block, Choice):
+            raise ReshardError("bad-program", "what a choice picks must stand in its branches")
+        self._blocks += 1
+        return self._blocks - 1, self.block
+
+    def _place_of(self, name: str, operands: Sequence[Value]) -> Block | None:
+        """The block in which an operation is added now: that of the operand for a reshard, none for what has none.
+
+        Raises:
+            ReshardError: `bad-program` where an operand cannot be read there.
+        """
+        if not operands and name != "output":
+            return None
+        if name == "output" and self.block is not None:
+            raise ReshardError("bad-program", "an output must stand outside of loops and choices")
+        if isinstance(self.block, Choice) and name != "chosen":
+            raise ReshardError("bad-program", "what a choice picks must stand in its branches")
+        for place, operand in enumerate(operands):
+            reader = self.block.parent if self.block is not None and name in ENTERING else self.block
+            if isinstance(self.block, Choice) and place:
+                reader = Branch(self.block, place - 1)
+            scope = self.operations[operand.number].scope
+            if scope is not None and scope not in around(reader):
+                raise ReshardError("bad-program", f"value {operand.name} is made in a block and read outside of it")
+        return self.operations[operands[0].number].scope if name == "reshard" else self.block
+
+    def take_back(self, value: Value) -> None:
+        """Undo the last addition."""
+        self.operations.pop()
+        del self._named[value.name]
+
+    def annotate(self, value: Value, sharding: Sharding) -> None:
+        """Say how a value is sharded, besides what was said before.
+
+        Raises:
+            ReshardError: `bad-program` where that contradicts what was said before; `rank-mismatch`.
+        """
+        self.check_own(value)
+        expect(sharding, Sharding, f"the sharding of value {value.name}")
+        sharding.layout_for(value.shape)
+        if sharding.mesh not in self.meshes.values():
+            number = len(self.meshes)
+            while f"mesh_{number}" in self.meshes:
+                number += 1
+            self.meshes[f"mesh_{number}"] = sharding.mesh
+        before = self.annotations.get(value)
+        self.annotations[value] = sharding if before is None else _both(value, before, sharding)
+
+    def check_own(self, value: Value) -> None:
+        """Refuse what is no value of this program.
+
+        Raises:
+            ReshardError: `bad-argument`, `bad-program`.
+        """
+        expect(value, Value, "an operand of a program")
+        if self._named.get(value.name) is not value:
+            raise ReshardError("bad-program", f"value {value.name} is not of this program")
+
+    def _fresh(self, stem: str) -> str:
+        number = len(self.operations)
+        while f"{stem}_{number}" in self._named:
+            number += 1
+        return f"{stem}_{number}"
+
+
+def _solved(operation: Operation, pattern: Pattern, shape: tuple[int, ...] | None) -> Operation:
+    """The operation with the shape of its result, and the sizes of labels if the shapes do not tell them."""
+    operands, name = operation.operands, operation.result.name
+    if len(operands) != len(pattern.operands):
+        counts = f"{len(pattern.operands)} operands, got {len(operands)}"
+        raise ReshardError("bad-argument", f"value {name}: pattern {pattern} of {operation.name} has {counts}")
+    if operation.selected and len(operands) == 2 and operands[1].dtype.kind not in "iu":
+        table, rows = (operand.name for operand in operands)
+        raise ReshardError("bad-argument", f"value {name}: {rows} must be integers, to select from {table}")
+    roles = [*operation.shifted, *operation.replicated, *operation.selected]
+    for label in listed(roles, "the labels with a role of their own"):
+        if label not in pattern.labels:
+            raise ReshardError("bad-argument", f"value {name}: label {shown(label)} is not in {pattern}")
+    shapes, sizes = [operand.shape for operand in operands], dict(operation.sizes)
+    try:
+        solved = pattern.solve_sizes(
+            level_shapes(pattern, shapes if shape is None else [*shapes, shape], operation.shifted), sizes
+        )
+    except ReshardError as error:
+        raise ReshardError(error.code, f"value {name}: {error}") from None
+    shape = pattern.output_shape(solved) if shape is None else shape
+    if sizes:
+        try:
+            pattern.solve_sizes(level_shapes(pattern, [*shapes, shape], operation.shifted), {})
+            sizes = {}
+        except ReshardError:
+            sizes = solved
+    return replace(operation, result=replace(operation.result, shape=shape), sizes=tuple(sizes.items()))
+
+
+def _both(value: Value, before: Sharding, after: Sharding) -> Sharding:
+    """What two shardings of one value say together."""
+    both = f"value {value.name} has the shardings {before.text()} and {after.text()}"
+    if before.mesh != after.mesh:
+        raise ReshardError("bad-program", f"{both} on different meshes")
+    if (before.unreduced, before.reduction, before.uneven) != (after.unreduced, after.reduction, after.uneven):
+        raise ReshardError("bad-program", f"{both}, which differ in what is unreduced or in their rule for uneven dims")
+    dims = []
+    for number, pair in enumerate(zip(before.dims, after.dims, strict=True)):
+        short, long = sorted(pair, key=lambda dim: (dim.is_open is False, len(dim.axes)))
+        if not is_prefix(short.axes, long.axes) or (not short.is_open and short.axes != long.axes):
+            raise ReshardError("bad-program", f"{both}, which contradict each other in dim {number}")
+        priorities = [dim.priority or 0 for dim in pair if dim.axes or dim.is_open]
+        priority = min(priorities, default=None) if (long.axes or long.is_open) else None
+        dims.append(DimSharding(long.axes, long.is_open, priority or None))
+    replicated = sorted_and_merged({*before.replicated, *after.replicated}, before.mesh.sizes)
+    try:
+        return replace(before, dims=tuple(dims), replicated=replicated)
+    except ReshardError as error:
+        raise ReshardError("bad-program", f"{both}, which contradict each other: {error}") from None
