@@ -9,10 +9,9 @@ conflicts.py    the shardings that a value may have, and the choice among them b
 search.py       which of these are tried, one axis of the mesh at a time
 prices.py       what a reshard costs
 layouts.py      where an operation is computed, and what that costs with the reshards around it
-placement.py    a program once it is placed: reshards inserted and shared, reductions deferred, figures
+placement.py    a program once it is placed: reshards inserted and shared, reductions deferred, figures, table
 running.py      the one way through a placed program, for every engine
 text.py         the text form
-listing.py      the plain table
 """
 
 from reshard.operations.operation import Operation, Value

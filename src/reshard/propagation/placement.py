@@ -34,14 +34,15 @@ from reshard.operations.operation import Operation, Value
 from reshard.operations.projection import shards
 from reshard.plans import Plan
 from reshard.plans.chrome_trace import chrome_trace
+from reshard.plans.table import bytes_text
 from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Flow, Net, Origin
 from reshard.propagation.graph import Graph
 from reshard.propagation.layouts import Pricer
-from reshard.propagation.listing import table
 from reshard.propagation.search import search
 from reshard.propagation.text import write
 from reshard.sharding import DimSharding, Sharding
+from reshard.tables import Table, plain
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,32 @@ class Placement(Graph):
         return peak
 
     def table(self) -> str:
-        """The values with their shapes, shardings, local shapes, communication, and why."""
-        return table(self)
+        """The values with their shapes, shardings, local shapes, communication, and why; then the figures."""
+        rows = [("value", "made by", "shape", "sharding", "local shape", "received", "why")]
+        for operation in self.operations:
+            value, sharding = operation.result, self.shardings[operation.result]
+            plan = self.plans.get(value)
+            kind = operation.name if plan is None or not plan.steps else " + ".join(step.kind for step in plan.steps)
+            operands = ", ".join(operand.name for operand in operation.operands)
+            times = f"{operation.trip_count} x " if operation.trip_count != 1 else ""
+            rows.append(
+                (
+                    value.name,
+                    f"{kind}({operands})" if operands else kind,
+                    " x ".join(map(str, value.shape)) or "scalar",
+                    sharding.text(),
+                    " x ".join(map(str, sharding.local_shape(value.shape))) or "scalar",
+                    "" if plan is None else times + bytes_text(plan.received_bytes),
+                    self.reasons[value.name],
+                )
+            )
+        reshards = "1 reshard" if len(self.plans) == 1 else f"{len(self.plans)} reshards"
+        received = f"received {bytes_text(self.received_bytes)} on the busiest device of each"
+        seconds = "" if self.seconds is None else f", {self.seconds * 1e6:.1f} us"
+        figures = f"{reshards}, {received}{seconds}; peak {bytes_text(self.peak_bytes)}"
+        named = [f"{name} ({count})" for name, count in sorted(self.without_rule.items())]
+        opaque = [f"without a rule, whole on every device: {', '.join(named)}"] if named else []
+        return plain([Table(rows), "", figures, *opaque])
 
     def to_trace(self) -> str:
         """The reshards one after another as a Chrome trace in JSON, which Perfetto opens.
