@@ -276,12 +276,11 @@ def explicit(
             computed = pricer.compute(operation, rule, kept_in, sharding, net.turns(operation.result.number))
             why = f"needed by {name}"
             brought = [placing.brought(*pair, why) for pair in zip(operands, computed.operands, strict=True)]
-            if computed.result == sharding:
-                result = made = placing.add(operation, brought, name, sharding, reason)
-            else:
-                made = placing.add(operation, brought, placing.name(name), computed.result, f"as {name} is computed")
-                result = placing.moved(made, sharding, name, reason)
-            placing.work[made] = computed.cost[1]
+            stays = computed.result == sharding
+            called, says = (name, reason) if stays else (placing.name(name), f"as {name} is computed")
+            value = placing.add(operation, brought, called, computed.result, says)
+            placing.work[value] = computed.cost[1]
+            result = value if stays else placing.moved(value, sharding, name, reason)
         placing.places[operation.result] = result
     for value, said in program.annotations.items():
         placing.shardings[placing.places[value]] = _as_said(placing.shardings[placing.places[value]], said)
