@@ -26,10 +26,10 @@ in order.
 >>> from reshard.mesh import Mesh
 >>> from reshard.sharding import Sharding
 >>> mesh = Mesh.of(x=2, y=4)
->>> explanation = explain(Sharding.of(mesh, "x", None), Sharding.of(mesh, "y", "x"), (8, 8))
->>> explanation.branch.name, explanation.collectives, explanation.communication
+>>> taken = explain(Sharding.of(mesh, "x", None), Sharding.of(mesh, "y", "x"), (8, 8))
+>>> taken.branch.name, taken.collectives, taken.communication
 ('slice', ('collective-permute',), 'collective-permute')
->>> print(explanation.why)
+>>> print(taken.why)
 the source is replicated, and its 2x1 tiles can be cut further into 4x2; a permute then sets the order of devices
 >>> explain(Sharding.of(Mesh.of(x=2, y=3), "x", "y"), Sharding.of(Mesh.of(x=2, y=3), "y", "x"), (6, 6)).branch.name
 'full gather'
@@ -38,6 +38,6 @@ the source is replicated, and its 2x1 tiles can be cut further into 4x2; a permu
 from __future__ import annotations
 
 from reshard.xla.partitioner.branches import BRANCHES, COMMUNICATIONS, Branch
-from reshard.xla.partitioner.routes import Explanation, explain
+from reshard.xla.partitioner.routes import TakenBranch, explain
 
-__all__ = ["BRANCHES", "COMMUNICATIONS", "Branch", "Explanation", "explain"]
+__all__ = ["BRANCHES", "COMMUNICATIONS", "Branch", "TakenBranch", "explain"]

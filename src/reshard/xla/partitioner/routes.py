@@ -30,7 +30,7 @@ _BRANCH_NAMED = {branch.name: branch for branch in BRANCHES}
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class TakenBranch:
     """Which branch a pair of shardings takes."""
 
     branch: Branch
@@ -60,7 +60,7 @@ class _Route(NamedTuple):
         return next((name for name in ("all-gather", "all-to-all", "collective-permute") if name in self.sends), "none")
 
 
-def explain(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Explanation:
+def explain(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> TakenBranch:
     """The branch that XLA takes from one sharding to another.
 
     Args:
@@ -83,7 +83,7 @@ def explain(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Expla
     route = _route(DeviceArray.of(source), DeviceArray.of(target), shape)
     if route is None:
         raise AssertionError("a route that may gather always ends")
-    return Explanation(_BRANCH_NAMED[route.branch], route.why, route.inner, route.sends, route.communication)
+    return TakenBranch(_BRANCH_NAMED[route.branch], route.why, route.inner, route.sends, route.communication)
 
 
 # The questions, in order. None says no; a route ends in the target.

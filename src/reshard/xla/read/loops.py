@@ -41,11 +41,12 @@ class Executions(NamedTuple):
     """Why the count may not hold; nothing where it does."""
 
 
-class _Call(NamedTuple):
-    """What one execution of a computation runs of another."""
+class _Callee(NamedTuple):
+    """A computation that another runs."""
 
-    callee: str
+    name: str
     times: Fraction
+    """In one execution of the other."""
     unknown: str = ""
 
 
@@ -76,17 +77,17 @@ def executions(module: Module) -> dict[str, Executions]:
         if instruction.opcode == "while"
     }
     around = {_called_as(instruction, "body"): loop for instruction, loop in loops.items()}
-    calls: dict[str, list[_Call]] = {name: [] for name in module.computations}
+    calls: dict[str, list[_Callee]] = {name: [] for name in module.computations}
     callers: dict[str, int] = dict.fromkeys(calls, 0)
     for computation, instruction in module.instructions():
         if instruction in loops:
             new = _calls_of_loop(instruction, loops[instruction].trip_count)
         else:
             new = _calls_of(module, computation, instruction, around.get(computation.name))
-        for call in new:
-            if call.callee in callers:
-                calls[computation.name].append(call)
-                callers[call.callee] += 1
+        for callee in new:
+            if callee.name in callers:
+                calls[computation.name].append(callee)
+                callers[callee.name] += 1
     totals: dict[str, Fraction] = {name: Fraction(0 if count else 1) for name, count in callers.items()}
     reasons: dict[str, str] = dict.fromkeys(calls, "")
     ready = [name for name, count in callers.items() if not count]
@@ -94,12 +95,12 @@ def executions(module: Module) -> dict[str, Executions]:
     while ready:
         name = ready.pop()
         counted[name] = Executions(min(int(totals[name]), _MOST), reasons[name])
-        for callee, times, unknown in calls[name]:
-            totals[callee] += totals[name] * times
-            reasons[callee] = reasons[callee] or unknown or reasons[name]
-            callers[callee] -= 1
-            if not callers[callee]:
-                ready.append(callee)
+        for called, times, unknown in calls[name]:
+            totals[called] += totals[name] * times
+            reasons[called] = reasons[called] or unknown or reasons[name]
+            callers[called] -= 1
+            if not callers[called]:
+                ready.append(called)
     return {name: counted.get(name) or Executions(1, "it calls itself") for name in calls}
 
 
@@ -118,20 +119,20 @@ def _called_as(loop: Instruction, role: str) -> str:
     return loop.attributes.get(role, "").lstrip("%")
 
 
-def _calls_of_loop(loop: Instruction, trip_count: int | None) -> list[_Call]:
+def _calls_of_loop(loop: Instruction, trip_count: int | None) -> list[_Callee]:
     unknown = "" if trip_count is not None else f"the trip count of the loop in line {loop.line} is not told"
     times = {"body": 1 if trip_count is None else trip_count, "condition": 1 if trip_count is None else trip_count + 1}
-    return [_Call(name, Fraction(n), unknown) for role, n in times.items() if (name := _called_as(loop, role))]
+    return [_Callee(name, Fraction(n), unknown) for role, n in times.items() if (name := _called_as(loop, role))]
 
 
-def _calls_of(module: Module, computation: Computation, instruction: Instruction, loop: _Loop | None) -> list[_Call]:
+def _calls_of(module: Module, computation: Computation, instruction: Instruction, loop: _Loop | None) -> list[_Callee]:
     """What an instruction runs, no loop itself, that stands in the body of one or in none.
 
     A choice by a counter from 0 in steps of 1 that has a branch for every trip of the loop runs each of them once.
     """
     names = called_by(instruction)
     if instruction.opcode not in ("conditional", "case", "if") and "branch" not in instruction.attributes:
-        return [_Call(name, Fraction(1)) for name in names]
+        return [_Callee(name, Fraction(1)) for name in names]
     counter = loop.counter if loop is not None and loop.trip_count == len(names) > 0 else None
     if counter is not None and (counter.start, counter.step) == (0, 1):
         chosen_by = _passed(Definition(computation, instruction).operand(0))
@@ -139,8 +140,8 @@ def _calls_of(module: Module, computation: Computation, instruction: Instruction
         if operation is not None and operation.opcode == "clamp" and len(operation.operands) == 3:
             chosen_by = operation.operands[1]
         if operation is not None and _value_of_loop(chosen_by) == counter.value:
-            return [_Call(name, Fraction(1, len(names))) for name in names]
-    return [_Call(name, Fraction(1), f"which branch of line {instruction.line} runs is not told") for name in names]
+            return [_Callee(name, Fraction(1, len(names))) for name in names]
+    return [_Callee(name, Fraction(1), f"which branch of line {instruction.line} runs is not told") for name in names]
 
 
 def _loop_of(module: Module, loop: Definition) -> _Loop:
