@@ -185,7 +185,7 @@ class Arrival(NamedTuple):
     sent: tuple[SentBox, ...]
 
 
-class TileTransfer(NamedTuple):
+class MeshTransfer(NamedTuple):
     """One exchange: what every device cuts, and what its new tile is made of."""
 
     cuts: dict[int, tuple[Box, ...]]
@@ -196,7 +196,7 @@ class TileTransfer(NamedTuple):
 
 
 @lru_cache(256)
-def _transfers(source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: str) -> tuple[TileTransfer, ...]:
+def _transfers(source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: str) -> tuple[MeshTransfer, ...]:
     """Those of the plan from source to target."""
     transfers = []
     for step in make_plan(source, target, shape, dtype).steps:
@@ -206,7 +206,7 @@ def _transfers(source: Sharding, target: Sharding, shape: tuple[int, ...], dtype
     return tuple(transfers)
 
 
-def _transfer_of(move: Move) -> TileTransfer:
+def _transfer_of(move: Move) -> MeshTransfer:
     source, target = move.exchange.source, move.exchange.target
     cuts: dict[int, dict[Box, None]] = {}
     arrivals: dict[int, tuple[Arrival, ...]] = {}
@@ -219,10 +219,10 @@ def _transfer_of(move: Move) -> TileTransfer:
                 cuts.setdefault(piece.sender, {})[box] = None
             by_box.setdefault(piece.box.within(target.box(device)), []).append(SentBox(piece.sender, box))
         arrivals[device] = tuple(Arrival(box, tuple(by_box[box])) for box in sorted(by_box))
-    return TileTransfer({device: tuple(sorted(boxes)) for device, boxes in cuts.items()}, arrivals, _shapes(target))
+    return MeshTransfer({device: tuple(sorted(boxes)) for device, boxes in cuts.items()}, arrivals, _shapes(target))
 
 
-def _to_unreduced(step: Step) -> TileTransfer:
+def _to_unreduced(step: Step) -> MeshTransfer:
     """Every device keeps what it gives to the sum, among zeros."""
     target = Tiling.of(step.after, step.shape)
     arrivals: dict[int, tuple[Arrival, ...]] = {}
@@ -230,7 +230,7 @@ def _to_unreduced(step: Step) -> TileTransfer:
         kept = step.contribution(device)
         own = (SentBox(device, None),)
         arrivals[device] = () if kept is None else (Arrival(kept.within(target.box(device)), own),)
-    return TileTransfer({}, arrivals, _shapes(target))
+    return MeshTransfer({}, arrivals, _shapes(target))
 
 
 def _shapes(tiling: Tiling) -> dict[int, tuple[int, ...]]:
@@ -240,7 +240,7 @@ def _shapes(tiling: Tiling) -> dict[int, tuple[int, ...]]:
 # How it gets there
 
 
-def _transferred(transfer: TileTransfer, tiles: dict[int, Any], devices: tuple[Any, ...]) -> dict[int, Any]:
+def _transferred(transfer: MeshTransfer, tiles: dict[int, Any], devices: tuple[Any, ...]) -> dict[int, Any]:
     """The new tile of each device: cut, sent, joined."""
     rank = len(next(iter(transfer.shapes.values())))
     tiles = {device: tile if tile.ndim == rank else tile.reshape((1,) * rank) for device, tile in tiles.items()}
@@ -259,7 +259,7 @@ def _transferred(transfer: TileTransfer, tiles: dict[int, Any], devices: tuple[A
 
 
 def _joined(
-    transfer: TileTransfer, arrived: dict[tuple[int, SentBox], Any], dtype: Any, devices: tuple[Any, ...]
+    transfer: MeshTransfer, arrived: dict[tuple[int, SentBox], Any], dtype: Any, devices: tuple[Any, ...]
 ) -> dict[int, Any]:
     tiles: dict[int, Any] = {}
     patterns: dict[int, Any] = {}
