@@ -307,7 +307,7 @@ def test_one_of_devices_that_are_alike_stands_for_all(name: str, sizes: tuple[in
         exchange = find_exchange(Tiling.of(source, (16, 16)), Tiling.of(target, (16, 16)))
         assert isinstance(exchange, DigitExchange)
         expected = loads(network.levels, *exchange.traffic())
-        found = pricing._pattern(exchange, network)
+        found = pricing.piece_loads(exchange, network)
         assert np.multiply(found.carried, exchange.largest_piece) == pytest.approx(expected.carried)
         assert found.latency_s == pytest.approx(expected.latency_s)
 

@@ -81,9 +81,7 @@ def exchange_seconds(exchange: Exchange, itemsize: float, network: Network) -> f
             return 0.0
         seconds = _collective_seconds(exchange, itemsize, network)
         if seconds is None and exchange.source.is_even() and exchange.target.is_even():
-            ends = exchange.source.mesh, exchange.receivers
-            pieces = _loads_of(network, *ends, exchange.common.digits, exchange.determined_by, exchange.gathered)
-            seconds = pieces.seconds(network.levels, exchange.largest_piece * itemsize)
+            seconds = piece_loads(exchange, network).seconds(network.levels, exchange.largest_piece * itemsize)
     if seconds is None:
         senders, receivers, elements = exchange.traffic()
         if not len(senders):
@@ -176,6 +174,12 @@ def _stages(network: Network, mesh: Mesh, positions: Digits) -> tuple[tuple[Leve
     return tuple(stages)
 
 
+def piece_loads(exchange: DigitExchange, network: Network) -> Loads:
+    """The loads of an exchange whose pieces are all of one size, in pieces."""
+    ends = exchange.source.mesh, exchange.receivers
+    return _loads_of(network, *ends, exchange.common.digits, exchange.determined_by, exchange.gathered)
+
+
 @lru_cache(CACHED)
 def _loads_of(
     network: Network,
@@ -185,7 +189,6 @@ def _loads_of(
     determined_by: tuple[int, ...],
     gathered: tuple[int, ...],
 ) -> Loads:
-    """The loads of an exchange whose pieces are all of one size, in pieces."""
     shared = receivers is source or receivers == source
     moved = {end for pair in enumerate(determined_by) if pair[0] != pair[1] for end in pair} | set(gathered)
     listed, cycles = _worth_listing(network, source, digits, determined_by, moved) if shared else (digits, [])
