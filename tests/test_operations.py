@@ -337,7 +337,7 @@ OTHER_DTYPES = {
     "bfloat16": f"{MOVING} add cbrt cumsum div einsum exp max min neg product relu select_n sigmoid softmax sum",
     "int8": f"{MOVING} abs add and cummax cumsum div einsum integer_pow max min mul neg not product rem sub sum xor",
     "uint8": f"{MOVING} add and cummin einsum equal less max min mul or sum",
-    "bool": "and broadcast concatenate copy equal max min not or reshape slice transpose xor",
+    "bool": "and broadcast concatenate copy equal max min not or pick reshape slice sum transpose xor",
 }
 
 

@@ -28,7 +28,7 @@ from reshard.operations.kinds import KINDS, Form
 from reshard.operations.operation import Operation
 from reshard.operations.pattern import Shape
 from reshard.operations.projection import labels_of, shards
-from reshard.operations.rules import operation_rule
+from reshard.operations.rules import operation_rule, reduction_of
 from reshard.sharding import Sharding
 
 
@@ -215,10 +215,10 @@ class _Computation:
         """The labels that the result lacks, combined."""
         (array,), (labels, result) = self.arrays, self.labels
         dims = tuple(dim for dim, label in enumerate(labels) if label not in result)
-        operand, name = self.operation.operands[0], self.operation.name
-        if operand.dtype.kind not in REDUCTIONS[name]:  # truth values, which are counted
+        reduction = reduction_of(self.operation)
+        if self.operation.operands[0].dtype.kind not in REDUCTIONS[reduction]:  # truth values, which are counted
             array = self.verbs.cast(array, self.operation.result.dtype.name)
-        combined = self.verbs.reduce(name, array, dims) if dims else array
+        combined = self.verbs.reduce(reduction, array, dims) if dims else array
         return self.spread(combined, [label for label in labels if label in result])
 
     def moved(self) -> Any:

@@ -151,8 +151,9 @@ def _reduction(operation: Operation) -> str | None:
 
 
 def reduction_of(operation: Operation) -> str:
-    """How unreduced results of an operation combine."""
-    return _reduction(operation) or "sum"
+    """How unreduced results of an operation combine; truth values are summed by their maximum."""
+    reduction = _reduction(operation) or "sum"
+    return "max" if reduction == "sum" and operation.result.dtype.kind == "b" else reduction
 
 
 def waiting_operands(operation: Operation, reduction: str) -> tuple[tuple[int, ...], ...]:
