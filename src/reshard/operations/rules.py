@@ -87,9 +87,7 @@ class Rule:
 def rule_of(
     pattern: Pattern,
     shapes: tuple[tuple[int, ...], ...],
-    replicated: tuple[str, ...] = (),
-    shifted: tuple[str, ...] = (),
-    selected: tuple[str, ...] = (),
+    roles: tuple[tuple[str, LabelRole], ...] = (),
     *,
     reduces: bool = True,
     known: tuple[tuple[str, int], ...] = (),
@@ -99,28 +97,20 @@ def rule_of(
     Args:
         pattern: of the operation.
         shapes: of the operands and the result.
-        replicated: labels of which every device needs all.
-        shifted: labels whose elements change their place.
-        selected: labels whose elements an operand names.
+        roles: of labels of which the pattern does not tell it; where one has two, the last counts.
         reduces: whether devices may combine parts of the labels that the result lacks.
         known: the sizes of labels that the shapes do not tell.
     """
+    shifted = [label for label, role in roles if role is LabelRole.SHIFTED]
     sizes = pattern.solve_sizes(level_shapes(pattern, shapes, shifted), dict(known))
     numbers = {label: number for number, label in enumerate(pattern.labels)}
-    roles = []
+    label_roles = dict.fromkeys(pattern.labels, LabelRole.PASSED)
     for label in pattern.labels:
-        if label in selected:
-            roles.append(LabelRole.SELECTED)
-        elif label in replicated or label in pattern.repeated:
-            roles.append(LabelRole.REPLICATED)
-        elif label in shifted:
-            roles.append(LabelRole.SHIFTED)
-        elif pattern.role(label) in ("contracted", "summed"):
-            roles.append(LabelRole.REDUCED if reduces else LabelRole.REPLICATED)
-        else:
-            roles.append(LabelRole.PASSED)
+        if pattern.role(label) in ("contracted", "summed"):
+            label_roles[label] = LabelRole.REDUCED if reduces else LabelRole.REPLICATED
+    label_roles |= dict.fromkeys(pattern.repeated, LabelRole.REPLICATED) | dict(roles)
     terms = tuple(tuple(tuple(numbers[label] for label in group) for group in term) for term in pattern.terms)
-    return Rule(terms, tuple(sizes.values()), tuple(roles), shapes)
+    return Rule(terms, tuple(sizes.values()), tuple(label_roles.values()), shapes)
 
 
 @lru_cache(1024)
@@ -137,9 +127,11 @@ def operation_rule(operation: Operation) -> Rule:
     return rule_of(
         operation.pattern,
         tuple(value.shape for value in operation.values),
-        operation.replicated,
-        operation.shifted,
-        operation.selected,
+        (
+            *((label, LabelRole.SHIFTED) for label in operation.shifted),
+            *((label, LabelRole.REPLICATED) for label in operation.replicated),
+            *((label, LabelRole.SELECTED) for label in operation.selected),
+        ),
         reduces=_reduction(operation) is not None,
         known=operation.sizes,
     )
