@@ -17,9 +17,9 @@ from reshard.operations.pattern import Shape
 REDUCE: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "product": jnp.prod}
 
 
-def _einsum(arrays: Sequence[Any], labels: Sequence[Sequence[int]], kept: Sequence[int], dtype: str) -> Any:
+def _einsum(arrays: Sequence[Any], labels: Sequence[Sequence[int]], output: Sequence[int], dtype: str) -> Any:
     terms = [part for pair in zip(arrays, labels, strict=True) for part in pair]
-    return jnp.einsum(*terms, kept)
+    return jnp.einsum(*terms, output)
 
 
 def _reduce(reduction: str, array: Any, dims: Shape) -> Any:

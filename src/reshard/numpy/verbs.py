@@ -25,10 +25,10 @@ def _widened(array: Array, dtype: np.dtype[Any]) -> Array:
     return array if array.dtype.isbuiltin == 1 and array.dtype != np.float16 else array.astype(np.float32)
 
 
-def _einsum(arrays: Sequence[Array], labels: Sequence[Sequence[int]], kept: Sequence[int], dtype: str) -> Array:
+def _einsum(arrays: Sequence[Array], labels: Sequence[Sequence[int]], output: Sequence[int], dtype: str) -> Array:
     wide = [_widened(array, np.dtype(dtype)) for array in arrays]
     terms: list[Any] = [part for pair in zip(wide, labels, strict=True) for part in pair]
-    return np.asarray(np.einsum(*terms, kept))
+    return np.asarray(np.einsum(*terms, output))
 
 
 def _reduce(reduction: str, array: Array, dims: Shape) -> Array:

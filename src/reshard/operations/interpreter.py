@@ -5,7 +5,7 @@ repeated to the labels of the result, or combined over those that the result lac
 The few operations for which the place of an element counts ask where a tile begins.
 An engine brings its arrays with some fifteen verbs on them, and its functions of elements by name: `Verbs`.
 It may run one program on every device with a place that is known only then, as JAX does, so places are compared and
-subtracted here, and never looked at.
+subtracted, and never looked at.
 
 By hand, rows 5 and 1 of a table whose rows 4 to 7 a device has: 5 - 4 = 1 is one of its rows, 1 - 4 = -3 is none and
 comes out as zeros, so that the sum over devices is the two rows.
@@ -44,7 +44,7 @@ class Verbs:
     cast: Callable[[Any, str], Any]
     """Elements in the dtype of that name."""
     einsum: Callable[[Sequence[Any], Sequence[Sequence[int]], Sequence[int], str], Any]
-    """Arrays with the labels of each, the labels to keep, and the name of the dtype that is wanted at the end."""
+    """Arrays with the labels of each, the labels of the product, and the name of the dtype that it has at the end."""
     reduce: Callable[[str, Any, Shape], Any]
     """A reduction by name, of an array, over dims; of no elements it is the identity of the reduction."""
     slice: Callable[[Any, Shape, Shape, Shape], Any]
@@ -208,8 +208,8 @@ class _Computation:
     def contracted(self) -> Any:
         """The product of the operands, summed over the labels that the result lacks."""
         *operands, result = self.labels
-        kept = [label for label in result if any(label in labels for labels in operands)]
-        return self.spread(self.verbs.einsum(self.arrays, operands, kept, self.operation.result.dtype.name), kept)
+        output = [label for label in result if any(label in labels for labels in operands)]
+        return self.spread(self.verbs.einsum(self.arrays, operands, output, self.operation.result.dtype.name), output)
 
     def reduced(self) -> Any:
         """The labels that the result lacks, combined."""

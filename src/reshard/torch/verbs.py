@@ -14,9 +14,9 @@ from reshard.torch.conversions import dtype_of
 Tensor = torch.Tensor
 
 
-def _einsum(tensors: Sequence[Tensor], labels: Sequence[Sequence[int]], kept: Sequence[int], dtype: str) -> Tensor:
+def _einsum(tensors: Sequence[Tensor], labels: Sequence[Sequence[int]], output: Sequence[int], dtype: str) -> Tensor:
     terms: list[Any] = [part for pair in zip(tensors, labels, strict=True) for part in pair]
-    return torch.einsum(*terms, kept)
+    return torch.einsum(*terms, output)
 
 
 def _reduce(reduction: str, x: Tensor, dims: Shape) -> Tensor:

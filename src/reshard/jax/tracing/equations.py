@@ -2,15 +2,16 @@
 
 A rule takes the equation and its operands and adds operations: which dims run over the same index, and which labels
 are reduced, needed whole, shifted or selected.
-With every operation stands the primitive itself, evaluated on tiles: what names sizes (reshape, broadcast, iota,
-slices) is given those of the tile, and what names places counts from where the tile begins.
+What only moves elements, or names their places, is an operation of the table, which the interpreter computes.
+With any other stands the primitive itself, evaluated on tiles, for it may say more than the table holds: a precision,
+an accuracy, the dtype in which products are summed.
 
 By hand, `dot_general` of `[b, i, j]` and `[b, k, j]` over j with batch dims 0: the pattern is
 `b0 l1 c0, b0 r1 c0 -> b0 l1 r1`, and a device contracts its tiles as they are.
 
 A primitive without a rule has all its operands whole on every device, and is counted in `Program.without_rule`.
-What only moves elements is in `reshard.jax.moves`, what numbers point at in `reshard.jax.indexed` and
-`reshard.jax.slices`, convolutions and pooling in `reshard.jax.windows`.
+What only moves elements is in `rearranging`, what numbers point at in `indexed` and `slices`, convolutions and
+pooling in `windows`.
 """
 
 from __future__ import annotations
@@ -115,13 +116,13 @@ REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "re
 def reduction(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """The dims that go are combined; where the name is none of the four reductions, by devices that have them all."""
     (operand,) = operands
-    term, gone = labels(len(operand.shape)), equation.params["axes"]
-    kept = tuple(group for dim, group in enumerate(term) if dim not in gone)
+    term, reduced = labels(len(operand.shape)), equation.params["axes"]
+    result = tuple(group for dim, group in enumerate(term) if dim not in reduced)
     name = str(equation.primitive)
     if operand.dtype.kind == "b":
         name = {"reduce_or": "reduce_max", "reduce_and": "reduce_min"}.get(name, name)
     name = REDUCTIONS.get(name, name)
-    return [emitter.emit(name, operands, [term, kept], equation.outvars[0].aval, evaluated(equation))]
+    return [emitter.emit(name, operands, [term, result], equation.outvars[0].aval, evaluated(equation))]
 
 
 def along(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -243,12 +244,12 @@ def place_of_extreme(equation: Any) -> Any:
     """The first place at which the largest element stands, or the smallest: two reductions, which may be partial."""
     ((aval,), (axis,)) = (var.aval for var in equation.invars), equation.params["axes"]
     best = lax.reduce_max if str(equation.primitive) == "argmax" else lax.reduce_min
-    kept = [dim for dim in range(aval.ndim) if dim != axis]
+    others = [dim for dim in range(aval.ndim) if dim != axis]
 
     def places(values: Any) -> Any:
         if values.dtype == np.bool_:
             values = values.astype(np.uint8)
-        is_best = (values == lax.broadcast_in_dim(best(values, (axis,)), aval.shape, kept)) | (values != values)
+        is_best = (values == lax.broadcast_in_dim(best(values, (axis,)), aval.shape, others)) | (values != values)
         counts = lax.broadcasted_iota(equation.params["index_dtype"], aval.shape, axis)
         return lax.reduce_min(lax.select(is_best, counts, lax.full_like(counts, aval.shape[axis] - 1)), (axis,))
 
