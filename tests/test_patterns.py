@@ -117,7 +117,7 @@ def test_sizes_follow_from_shapes(
     text: str, shapes: list[tuple[int, ...]], known: dict[str, int], sizes: dict[str, int]
 ) -> None:
     pattern = Pattern.of(text)
-    assert pattern.label_sizes(shapes, **known) == sizes
+    assert pattern.solve_sizes(shapes, known) == sizes
     assert [pattern.shape_of(term, sizes) for term in pattern.operands] == shapes[: len(pattern.operands)]
 
 
@@ -161,7 +161,7 @@ WRONG_SIZES = [
 )
 def test_sizes_that_contradict_are_refused(text: str, shapes: Any, known: Any, code: str, sentence: str) -> None:
     with pytest.raises(ReshardError) as refusal:
-        Pattern.of(text).label_sizes(shapes, **known)
+        Pattern.of(text).solve_sizes(shapes, known)
     assert (refusal.value.code, str(refusal.value)) == (code, sentence)
 
 
@@ -205,4 +205,4 @@ def test_the_reading_of_letters_is_numpys() -> None:
     ):
         pattern = Pattern.of(text)
         arrays = [rng.integers(0, 9, shape) for shape in shapes]
-        assert np.einsum(text, *arrays).shape == pattern.output_shape(pattern.label_sizes(shapes))
+        assert np.einsum(text, *arrays).shape == pattern.output_shape(pattern.solve_sizes(shapes))

@@ -14,7 +14,6 @@ another sharding; `constant`, one number everywhere; and `output`, under which a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,24 +80,3 @@ class Operation:
     def values(self) -> tuple[Value, ...]:
         """The operands, and last the result."""
         return (*self.operands, self.result)
-
-
-def level_shapes(pattern: Pattern, shapes: Sequence[tuple[int, ...]], free: Iterable[str]) -> list[tuple[int, ...]]:
-    """The shapes with a shifted label, which has a size of its own in every tensor, as large as its largest."""
-    free = set(free)
-    if not free:
-        return list(shapes)
-    largest = dict.fromkeys(free, 0)
-    for term, shape in zip(pattern.terms, shapes, strict=False):
-        for group, size in zip(term, shape, strict=False):
-            if len(group) == 1 and group[0] in free:
-                largest[group[0]] = max(largest[group[0]], size)
-    return [
-        tuple(
-            largest[group[0]] if len(group) == 1 and group[0] in free else size
-            for group, size in zip(term, shape, strict=True)
-        )
-        if len(term) == len(shape)
-        else shape
-        for term, shape in zip(pattern.terms, shapes, strict=False)
-    ]

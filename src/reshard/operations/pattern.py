@@ -14,7 +14,7 @@ By hand, `(a b) c -> a (b c)` on shape (6, 5) with a = 2: the group of size 6 le
 >>> pattern = Pattern.of("(a b) c -> a (b c)")
 >>> pattern.operands
 ((('a', 'b'), ('c',)),)
->>> sizes = pattern.label_sizes([(6, 5)], a=2)
+>>> sizes = pattern.solve_sizes([(6, 5)], {"a": 2})
 >>> sizes, pattern.output_shape(sizes)
 ({'a': 2, 'b': 3, 'c': 5}, (2, 15))
 >>> matmul = Pattern.of("ij,jk->ik")
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
@@ -135,27 +135,31 @@ class Pattern:
             for dim, group in enumerate(term):
                 yield from ((number, dim, place) for place, member in enumerate(group) if member == label)
 
-    def label_sizes(self, shapes: Sequence[Sequence[int]], /, **sizes: int) -> dict[str, int]:
+    def solve_sizes(
+        self,
+        shapes: Sequence[Sequence[int]],
+        known: Mapping[str, int] | None = None,
+        shifted: Collection[str] = (),
+    ) -> dict[str, int]:
         """The size of every label.
 
         Args:
             shapes: of the operands, and of the result too where that is known.
-            sizes: of labels that the shapes do not determine.
+            known: the sizes of labels that the shapes do not determine.
+            shifted: labels that have a size of their own in every tensor; the largest counts.
 
         Raises:
             ReshardError: `rank-mismatch` where a shape has not as many dims as its term; `bad-shape` where sizes
                 contradict one another, do not divide or are not determined; `bad-argument`, `too-large`.
         """
-        return self.solve_sizes(shapes, sizes)
-
-    def solve_sizes(self, shapes: Sequence[Sequence[int]], known: Mapping[str, int]) -> dict[str, int]:
-        """As `label_sizes`, with the sizes that are known beforehand in a mapping."""
         checked = [checked_shape(shape) for shape in listed(shapes, "the shapes of the operands")]
         if len(checked) not in (len(self.operands), len(self.terms)):
             raise ReshardError(
                 "bad-argument", f"{len(checked)} shapes are given for the {len(self.operands)} operands of {self}"
             )
-        sizes = {label: integer(size, f"the size of label {label}", "bad-shape") for label, size in known.items()}
+        sizes = {
+            label: integer(size, f"the size of label {label}", "bad-shape") for label, size in (known or {}).items()
+        }
         for label, size in sizes.items():
             if label not in self.labels:
                 raise ReshardError("bad-argument", f"label {shown(label)} is not in {self}")
@@ -168,7 +172,11 @@ class Pattern:
                     "rank-mismatch",
                     f"{self._name(number)} of {self} has {len(term)} dims, its shape {shape} has {len(shape)}",
                 )
-            dims += [(number, dim, group, size) for dim, (group, size) in enumerate(zip(term, shape, strict=True))]
+            for dim, (group, size) in enumerate(zip(term, shape, strict=True)):
+                if len(group) == 1 and group[0] in shifted:
+                    sizes[group[0]] = max(sizes.get(group[0], 0), size)
+                else:
+                    dims.append((number, dim, group, size))
         while dims:
             unsettled = [entry for entry in dims if not self._settled(entry, sizes)]
             if len(unsettled) == len(dims):

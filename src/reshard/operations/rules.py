@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from math import prod
 
 from reshard.operations.kinds import KINDS, Waiting
-from reshard.operations.operation import Operation, level_shapes
+from reshard.operations.operation import Operation
 from reshard.operations.pattern import Pattern
 
 
@@ -102,7 +102,7 @@ def rule_of(
         known: the sizes of labels that the shapes do not tell.
     """
     shifted = [label for label, role in roles if role is LabelRole.SHIFTED]
-    sizes = pattern.solve_sizes(level_shapes(pattern, shapes, shifted), dict(known))
+    sizes = pattern.solve_sizes(shapes, dict(known), shifted)
     numbers = {label: number for number, label in enumerate(pattern.labels)}
     label_roles = dict.fromkeys(pattern.labels, LabelRole.PASSED)
     for label in pattern.labels:

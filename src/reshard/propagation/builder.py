@@ -25,7 +25,7 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.blocks import Block, Branch, Choice, Loop, around
 from reshard.operations.kinds import ENTERING, Form, kind_of
-from reshard.operations.operation import Operation, Value, level_shapes
+from reshard.operations.operation import Operation, Value
 from reshard.operations.pattern import Pattern
 from reshard.propagation.graph import Graph
 from reshard.sharding import DimSharding, Sharding, checked_shape
@@ -213,15 +213,13 @@ def _solved(operation: Operation, pattern: Pattern, shape: tuple[int, ...] | Non
             raise ReshardError("bad-argument", f"value {name}: label {shown(label)} is not in {pattern}")
     shapes, sizes = [operand.shape for operand in operands], dict(operation.sizes)
     try:
-        solved = pattern.solve_sizes(
-            level_shapes(pattern, shapes if shape is None else [*shapes, shape], operation.shifted), sizes
-        )
+        solved = pattern.solve_sizes(shapes if shape is None else [*shapes, shape], sizes, operation.shifted)
     except ReshardError as error:
         raise ReshardError(error.code, f"value {name}: {error}") from None
     shape = pattern.output_shape(solved) if shape is None else shape
     if sizes:
         try:
-            pattern.solve_sizes(level_shapes(pattern, [*shapes, shape], operation.shifted), {})
+            pattern.solve_sizes([*shapes, shape], {}, operation.shifted)
             sizes = {}
         except ReshardError:
             sizes = solved
