@@ -13,7 +13,7 @@ import pytest
 import reshard as rs
 from reshard import Mesh, ReshardError, Sharding
 from reshard.operations.interpreter import BoxExtents, Verbs, compute
-from reshard.operations.kinds import KINDS, Form
+from reshard.operations.kinds import KINDS, KindForm
 from reshard.propagation import Placement, Program, Value
 
 Array = Any
@@ -297,15 +297,15 @@ def placed_case(case: Case, devices: int, rows: int) -> tuple[Placement, dict[st
 
 def test_there_is_a_case_for_every_kind() -> None:
     assert set(CASES) == {
-        name for name, kind in KINDS.items() if kind.form not in (Form.END, Form.ENTERING, Form.LEAVING)
+        name for name, kind in KINDS.items() if kind.form not in (KindForm.END, KindForm.ENTERING, KindForm.LEAVING)
     }
 
 
 @pytest.mark.parametrize("name", ["numpy", "jax", "torch"])
 def test_an_engine_knows_every_function(name: str) -> None:
     verbs = engine(name).verbs
-    assert set(verbs.elementwise) == {name for name, kind in KINDS.items() if kind.form is Form.ELEMENTWISE}
-    assert set(verbs.along) == {name for name, kind in KINDS.items() if kind.form is Form.ALONG}
+    assert set(verbs.elementwise) == {name for name, kind in KINDS.items() if kind.form is KindForm.ELEMENTWISE}
+    assert set(verbs.along) == {name for name, kind in KINDS.items() if kind.form is KindForm.ALONG}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

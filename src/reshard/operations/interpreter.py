@@ -24,7 +24,7 @@ import numpy as np
 
 from reshard.dtypes import REDUCTIONS
 from reshard.errors import ReshardError
-from reshard.operations.kinds import KINDS, Form
+from reshard.operations.kinds import KINDS, KindForm
 from reshard.operations.operation import Operation
 from reshard.operations.pattern import Shape
 from reshard.operations.projection import labels_of, shards
@@ -72,7 +72,7 @@ class Verbs:
 
 def functions(namespace: Any, own: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     """The function of every elementwise operation: an engine's own, else what its namespace has after NumPy."""
-    kinds = {name: kind for name, kind in KINDS.items() if kind.form is Form.ELEMENTWISE}
+    kinds = {name: kind for name, kind in KINDS.items() if kind.form is KindForm.ELEMENTWISE}
     return {name: own.get(name) or getattr(namespace, kind.function or name) for name, kind in kinds.items()}
 
 
@@ -120,7 +120,7 @@ def check_computable(operation: Operation) -> None:
         ReshardError: `bad-program`.
     """
     name = operation.name
-    if name not in KINDS or KINDS[name].form in (Form.END, Form.ENTERING, Form.LEAVING):
+    if name not in KINDS or KINDS[name].form in (KindForm.END, KindForm.ENTERING, KindForm.LEAVING):
         raise ReshardError("bad-program", f"value {operation.result.name}: operation {name} is not known here")
 
 
@@ -153,17 +153,17 @@ class _Computation:
     def result(self) -> Any:
         """The tile of the result, up to its dtype and dims that are groups of labels or have none."""
         name, form = self.operation.name, KINDS[self.operation.name].form
-        if form is Form.CONTRACTED:
+        if form is KindForm.CONTRACTED:
             return self.contracted()
-        if form is Form.REDUCED:
+        if form is KindForm.REDUCED:
             return self.reduced()
-        if form is Form.MOVED:
+        if form is KindForm.MOVED:
             return self.moved()
-        if form is Form.ALONG:
+        if form is KindForm.ALONG:
             (array,), labels = self.arrays, self.labels[0]
             whole = self.operation.pattern.labels.index(self.operation.replicated[0])  # type: ignore[union-attr]
             return self.spread(self.verbs.along[name](array, labels.index(whole)), labels)
-        if form is Form.ELEMENTWISE:
+        if form is KindForm.ELEMENTWISE:
             kind = KINDS[name]
             known = (*kind.attributes, *kind.options)
             attributes = {key: value for key, value in self.operation.attributes if key in known}

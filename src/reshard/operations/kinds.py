@@ -26,7 +26,7 @@ from reshard.errors import ReshardError
 from reshard.operations.pattern import Pattern
 
 
-class Form(Enum):
+class KindForm(Enum):
     """How an operation comes to its result."""
 
     END = "end"
@@ -70,7 +70,7 @@ SUM = frozenset(["sum"])
 class Kind:
     """What an operation is, but for its pattern."""
 
-    form: Form
+    form: KindForm
     operands: int | None = 1
     """How many; None for one or more."""
     attributes: tuple[str, ...] = ()
@@ -114,13 +114,13 @@ class Kind:
             raise ReshardError("bad-program", f"operation {name} must have the attribute {missing[0]}")
         if pattern is None:
             return
-        if pattern.repeated and self.form is not Form.CONTRACTED:
+        if pattern.repeated and self.form is not KindForm.CONTRACTED:
             raise ReshardError("bad-program", f"operation {name} of {pattern} may have no label twice in an operand")
-        if self.form is Form.ALONG and len(replicated) != 1:
+        if self.form is KindForm.ALONG and len(replicated) != 1:
             raise ReshardError("bad-program", f"operation {name} must name the one replicated label that it runs along")
-        if self.form is Form.SHIFTED and len({*pattern.terms}) > 1:
+        if self.form is KindForm.SHIFTED and len({*pattern.terms}) > 1:
             raise ReshardError("bad-program", f"operation {name} of {pattern} must have the same dims on both sides")
-        if self.form in (Form.ELEMENTWISE, Form.ALONG):
+        if self.form in (KindForm.ELEMENTWISE, KindForm.ALONG):
             for label in pattern.labels:
                 if pattern.role(label) in ("contracted", "summed"):
                     raise ReshardError("bad-program", f"operation {name} of {pattern} drops label {label}")
@@ -133,52 +133,52 @@ def _each(names: str, *kind: Any, **fields: Any) -> dict[str, Kind]:
 
 
 KINDS: dict[str, Kind] = {
-    "input": Kind(Form.END, 0),
-    "constant": Kind(Form.END, 0, ("value",)),
-    "reshard": Kind(Form.END, waiting_for=ALL_REDUCTIONS),
-    "output": Kind(Form.END, waiting_for=ALL_REDUCTIONS),
-    **_each("carry element", Form.ENTERING),
-    "last": Kind(Form.LEAVING, 2),
-    "stack": Kind(Form.LEAVING),
-    "chosen": Kind(Form.LEAVING, None),
-    **_each("transpose reshape broadcast copy", Form.MOVED, waiting_for=ALL_REDUCTIONS),
-    "convert": Kind(Form.MOVED, waiting_for=SUM),  # from float to float, so that sums of it are sums
-    "cast": Kind(Form.MOVED),
-    "slice": Kind(Form.SHIFTED, 1, ("start", "stop", "step"), waiting_for=ALL_REDUCTIONS),
-    "pad": Kind(Form.SHIFTED, 1, ("low", "high"), ("value",), waiting_for=ALL_REDUCTIONS),
-    "concatenate": Kind(Form.SHIFTED, None, ("dim",), waiting_for=ALL_REDUCTIONS),
-    "take": Kind(Form.INDEXED, 2, waiting_for=SUM, waiting=Waiting.FIRST),
-    "pick": Kind(Form.INDEXED, 1, ("dims", "start"), waiting_for=SUM),
-    "put": Kind(Form.INDEXED, 1, ("dims", "start", "value")),
-    "iota": Kind(Form.COUNTED, 1, ("dim",)),
-    "einsum": Kind(Form.CONTRACTED, None, reduction="sum", waiting_for=SUM, waiting=Waiting.ANY),
+    "input": Kind(KindForm.END, 0),
+    "constant": Kind(KindForm.END, 0, ("value",)),
+    "reshard": Kind(KindForm.END, waiting_for=ALL_REDUCTIONS),
+    "output": Kind(KindForm.END, waiting_for=ALL_REDUCTIONS),
+    **_each("carry element", KindForm.ENTERING),
+    "last": Kind(KindForm.LEAVING, 2),
+    "stack": Kind(KindForm.LEAVING),
+    "chosen": Kind(KindForm.LEAVING, None),
+    **_each("transpose reshape broadcast copy", KindForm.MOVED, waiting_for=ALL_REDUCTIONS),
+    "convert": Kind(KindForm.MOVED, waiting_for=SUM),  # from float to float, so that sums of it are sums
+    "cast": Kind(KindForm.MOVED),
+    "slice": Kind(KindForm.SHIFTED, 1, ("start", "stop", "step"), waiting_for=ALL_REDUCTIONS),
+    "pad": Kind(KindForm.SHIFTED, 1, ("low", "high"), ("value",), waiting_for=ALL_REDUCTIONS),
+    "concatenate": Kind(KindForm.SHIFTED, None, ("dim",), waiting_for=ALL_REDUCTIONS),
+    "take": Kind(KindForm.INDEXED, 2, waiting_for=SUM, waiting=Waiting.FIRST),
+    "pick": Kind(KindForm.INDEXED, 1, ("dims", "start"), waiting_for=SUM),
+    "put": Kind(KindForm.INDEXED, 1, ("dims", "start", "value")),
+    "iota": Kind(KindForm.COUNTED, 1, ("dim",)),
+    "einsum": Kind(KindForm.CONTRACTED, None, reduction="sum", waiting_for=SUM, waiting=Waiting.ANY),
     **{
-        name: Kind(Form.REDUCED, reduction=name, waiting_for=frozenset([name]))
+        name: Kind(KindForm.REDUCED, reduction=name, waiting_for=frozenset([name]))
         for name in ("sum", "max", "min", "product")
     },
-    **_each("sort cumsum cumprod cummax cummin softmax", Form.ALONG),
+    **_each("sort cumsum cumprod cummax cummin softmax", KindForm.ALONG),
     **_each(
         "abs cbrt ceil conj cos cosh erf exp exp2 expm1 floor log log1p relu rsqrt sigmoid sign silu sin sinh sqrt "
         "square stop_gradient tan tanh is_finite=isfinite not=invert",
-        Form.ELEMENTWISE,
+        KindForm.ELEMENTWISE,
     ),
-    **_each("neg=negative real imag", Form.ELEMENTWISE, waiting_for=SUM),
-    "integer_pow": Kind(Form.ELEMENTWISE, 1, ("y",)),
-    "round": Kind(Form.ELEMENTWISE, 1, (), ("rounding_method",)),
-    **_each("add sub=subtract", Form.ELEMENTWISE, 2, waiting_for=SUM),
+    **_each("neg=negative real imag", KindForm.ELEMENTWISE, waiting_for=SUM),
+    "integer_pow": Kind(KindForm.ELEMENTWISE, 1, ("y",)),
+    "round": Kind(KindForm.ELEMENTWISE, 1, (), ("rounding_method",)),
+    **_each("add sub=subtract", KindForm.ELEMENTWISE, 2, waiting_for=SUM),
     **_each(
         "mul=multiply div rem=fmod pow=power atan2=arctan2 maximum minimum equal ne=not_equal less le=less_equal "
         "gt=greater ge=greater_equal and=bitwise_and or=bitwise_or xor=bitwise_xor complex",
-        Form.ELEMENTWISE,
+        KindForm.ELEMENTWISE,
         2,
     ),
-    **_each("select=where clamp", Form.ELEMENTWISE, 3),
-    "select_n": Kind(Form.ELEMENTWISE, None),
+    **_each("select=where clamp", KindForm.ELEMENTWISE, 3),
+    "select_n": Kind(KindForm.ELEMENTWISE, None),
 }
 """Every operation that the engines know."""
-ENTERING = frozenset(name for name, kind in KINDS.items() if kind.form is Form.ENTERING)
+ENTERING = frozenset(name for name, kind in KINDS.items() if kind.form is KindForm.ENTERING)
 """Ends that bring a value into a loop."""
-LEAVING = frozenset(name for name, kind in KINDS.items() if kind.form is Form.LEAVING)
+LEAVING = frozenset(name for name, kind in KINDS.items() if kind.form is KindForm.LEAVING)
 """Ends that bring a value out of a block."""
 
 

@@ -24,7 +24,7 @@ from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.blocks import Block, Branch, Choice, Loop, around
-from reshard.operations.kinds import ENTERING, Form, kind_of
+from reshard.operations.kinds import ENTERING, KindForm, kind_of
 from reshard.operations.operation import Operation, Value
 from reshard.operations.pattern import Pattern
 from reshard.propagation.graph import Graph
@@ -107,7 +107,7 @@ class Builder(Graph):
         shape = None if result.shape is None else checked_shape(result.shape)
         value = Value(called, shape or (), dtype, len(self.operations))
         operation = Operation(name, operands, value, block=self._place_of(name, operands), **fields)
-        is_end = kind is not None and kind.form is Form.END
+        is_end = kind is not None and kind.form is KindForm.END
         if (operation.pattern is None) != is_end:
             raise ReshardError("bad-program", f"operation {name} must have {'no' if is_end else 'a'} pattern")
         if kind is not None:
