@@ -50,7 +50,7 @@ from reshard.operations.rules import operation_rule, reduction_of
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan
 from reshard.propagation import Operation, Placement, Value
-from reshard.propagation.running import Turned, run
+from reshard.propagation.running import Engine, Turn, Turned, run
 from reshard.sharding import Sharding
 
 Names = tuple[str, ...]
@@ -156,7 +156,7 @@ def _mesh_and_specs(placed: Placement) -> tuple[JaxMesh, dict[str, PartitionSpec
 # What one device does
 
 
-class _Device:
+class _Device(Engine):
     """One device, on which a function is traced."""
 
     def __init__(self, placed: Placement, names: Names, tiles: Sequence[Any]) -> None:
@@ -165,12 +165,7 @@ class _Device:
         self.place = lax.axis_index(names) if names else np.int32(0)
 
     def loop(
-        self,
-        loop: Loop,
-        turn: Callable[[list[Any], list[Any]], Turned],
-        carried: list[Any],
-        elements: list[Any],
-        stacks: Sequence[Operation],
+        self, loop: Loop, turn: Turn, carried: list[Any], elements: list[Any], stacks: Sequence[Operation]
     ) -> Turned:
         """A loop of JAX."""
         if loop.trip_count is None:

@@ -30,7 +30,7 @@ from reshard.numpy.verbs import VERBS
 from reshard.operations.interpreter import BoxExtents, compute
 from reshard.operations.operation import Operation
 from reshard.propagation import Placement
-from reshard.propagation.running import InPython, run
+from reshard.propagation.running import Engine, run
 
 
 def run_program(
@@ -57,7 +57,7 @@ def run_program(
     return run(placed, _Devices(placed, inputs, {} if received_bytes is None else received_bytes))
 
 
-class _Devices(InPython):
+class _Devices(Engine):
     """All devices; a tile is a dictionary with one of each."""
 
     def __init__(self, placed: Placement, inputs: Mapping[str, Array], received_bytes: dict[str, int]) -> None:

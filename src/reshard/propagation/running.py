@@ -18,7 +18,7 @@ By hand, an engine whose tiles are numbers runs x -> 2x + 1 three times from 1: 
 ... }
 ... end = output (out)
 ... ''')
->>> class Numbers(InPython):
+>>> class Numbers(Engine):
 ...     def compute(self, operation, tiles):
 ...         return {"input": 1, "affine": tiles and 2 * tiles[0] + 1, "output": tiles and tiles[0]}[operation.name]
 >>> run(program.propagate(), Numbers())
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from reshard.operations.blocks import Block, Branch, Choice, Loop
 from reshard.operations.kinds import ENTERING, LEAVING
@@ -49,36 +49,16 @@ class Turned(NamedTuple):
     """What is put together with what the other turns make."""
 
 
-class Engine(Protocol):
-    """What runs programs."""
+Turn = Callable[[list[Tile], list[Tile]], Turned]
+"""A turn of a loop, of what is carried into it and of the parts that it takes of the elements."""
+
+
+class Engine:
+    """What runs programs: operations, and loops and choices in Python, for which it must be able to look at tiles."""
 
     def compute(self, operation: Operation, tiles: Sequence[Tile]) -> Tile:
         """The tile of a result from those of the operands; also of an input, a constant, a reshard and an output."""
-
-    def loop(
-        self,
-        loop: Loop,
-        turn: Callable[[list[Tile], list[Tile]], Turned],
-        carried: list[Tile],
-        elements: list[Tile],
-        stacks: Sequence[Operation],
-    ) -> Turned:
-        """What a loop makes.
-
-        Args:
-            loop: how often it runs, and in which order.
-            turn: a turn, of what is carried into it and of the parts that it takes of the elements.
-            carried: what the first turn begins with.
-            elements: the values of which every turn takes its part.
-            stacks: the operations that put together what the turns make.
-        """
-
-    def choice(self, number: Tile, branches: Sequence[Callable[[], list[Tile]]]) -> list[Tile]:
-        """What the branch of a number makes."""
-
-
-class InPython:
-    """How an engine runs loops and choices whose tiles it can look at."""
+        raise NotImplementedError
 
     def number(self, tile: Tile) -> int:
         """The one number of a tile."""
@@ -93,14 +73,17 @@ class InPython:
         raise NotImplementedError
 
     def loop(
-        self,
-        loop: Loop,
-        turn: Callable[[list[Tile], list[Tile]], Turned],
-        carried: list[Tile],
-        elements: list[Tile],
-        stacks: Sequence[Operation],
+        self, loop: Loop, turn: Turn, carried: list[Tile], elements: list[Tile], stacks: Sequence[Operation]
     ) -> Turned:
-        """As of an `Engine`."""
+        """What a loop makes.
+
+        Args:
+            loop: how often it runs, and in which order.
+            turn: what a turn makes.
+            carried: what the first turn begins with.
+            elements: the values of which every turn takes its part.
+            stacks: the operations that put together what the turns make.
+        """
         if loop.trip_count is None:
             while self.number(carried[0]):
                 carried = turn(carried, []).carried
@@ -113,7 +96,7 @@ class InPython:
         return Turned(carried, [self.stacked(*pair) for pair in zip(stacks, columns, strict=True)])
 
     def choice(self, number: Tile, branches: Sequence[Callable[[], list[Tile]]]) -> list[Tile]:
-        """As of an `Engine`."""
+        """What the branch of a number makes."""
         return branches[min(max(self.number(number), 0), len(branches) - 1)]()
 
 

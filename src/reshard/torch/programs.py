@@ -27,7 +27,7 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.interpreter import BoxExtents, check_computable, compute
 from reshard.propagation import Operation, Placement, Value
-from reshard.propagation.running import InPython, run
+from reshard.propagation.running import Engine, run
 from reshard.sharding import Sharding
 from reshard.torch.conversions import gradient_placements, mesh_of, placements_of, spec_of
 from reshard.torch.graph_operator import refuse_traced
@@ -109,7 +109,7 @@ def to_torch(placed: Placement, device_mesh: DeviceMesh | None = None) -> Placed
     return PlacedFunction(expect(placed, Placement, "what becomes a function of torch"), device_mesh)
 
 
-class _Rank(InPython):
+class _Rank(Engine):
     """One rank."""
 
     def __init__(self, runs: Mapping[Value, TileFunction], inputs: Mapping[Value, DTensor]) -> None:
