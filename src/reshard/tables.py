@@ -43,11 +43,11 @@ class Table(NamedTuple):
         return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
 
 
-Block = str | tuple[str, str] | Table
+Passage = str | tuple[str, str] | Table
 """A line, a line and its style, or a table."""
 
 
-def plain(blocks: Iterable[Block]) -> str:
+def plain(blocks: Iterable[Passage]) -> str:
     """The blocks as plain text, without styles."""
     lines: list[str] = []
     for block in blocks:
@@ -55,7 +55,7 @@ def plain(blocks: Iterable[Block]) -> str:
     return "\n".join(lines)
 
 
-def group(blocks: Iterable[Block]) -> Group:
+def group(blocks: Iterable[Passage]) -> Group:
     """The blocks as a terminal shows them."""
     from rich import box  # noqa: PLC0415  # loads with the first table, not with the package
     from rich.console import Group  # noqa: PLC0415
@@ -78,7 +78,7 @@ def group(blocks: Iterable[Block]) -> Group:
     return Group(*items)
 
 
-def drawn(blocks: Iterable[Block], *, width: int | None = None) -> str:
+def drawn(blocks: Iterable[Passage], *, width: int | None = None) -> str:
     """What a terminal of so many columns shows, without colours."""
     from rich.console import Console  # noqa: PLC0415  # loads with the first table, not with the package
 
@@ -88,7 +88,7 @@ def drawn(blocks: Iterable[Block], *, width: int | None = None) -> str:
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
-def show(blocks: Iterable[Block]) -> None:
+def show(blocks: Iterable[Passage]) -> None:
     """Print the blocks on the terminal."""
     from rich.console import Console  # noqa: PLC0415  # loads with the first table, not with the package
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from reshard.errors import ReshardError
 from reshard.plans import Plan, blocks
-from reshard.tables import Block, show
+from reshard.tables import Passage, show
 
 PIPED_WIDTH = 120
 """Columns of a drawing that does not go to a terminal."""
@@ -47,7 +47,7 @@ def write_plan(plan: Plan) -> None:
     write_shown(plan, blocks(plan))
 
 
-def write_shown(value: object, blocks: Iterable[Block]) -> None:
+def write_shown(value: object, blocks: Iterable[Passage]) -> None:
     """A value: as its blocks where standard output is a terminal, else as its plain text."""
     if is_terminal():
         show(blocks)

@@ -12,7 +12,7 @@ from reshard.operations.pattern import Term
 from reshard.plans import bytes_text
 from reshard.plans.table import seconds_text
 from reshard.sharding import Sharding
-from reshard.tables import Block, Table, plain
+from reshard.tables import Passage, Table, plain
 
 if TYPE_CHECKING:
     from reshard.contraction.einsum_plan import EinsumPlan
@@ -58,7 +58,7 @@ def table(plan: EinsumPlan) -> str:
         lines += [*([str(part.pattern)] if len(parts) > 1 else []), " → ".join(_chain(part, names)), *_cases(part)]
         rows += _rows(part, names)
     head = ["", "tensor", "step", "received", *([] if plan.network is None else ["time"]), "result"]
-    table: list[Block] = [Table([head, *rows], FIGURES), ""] if rows else []
+    table: list[Passage] = [Table([head, *rows], FIGURES), ""] if rows else []
     return plain([*lines, "", *table, *_verdict(plan)])
 
 

@@ -54,10 +54,10 @@ def run_program(
     expect(placed, Placement, "what is run")
     if not isinstance(inputs, Mapping):
         raise ReshardError("bad-tiles", f"inputs must be a mapping from name to array, got: {shown(inputs)}")
-    return run(placed, _Devices(placed, inputs, {} if received_bytes is None else received_bytes))
+    return run(placed, _AllDevices(placed, inputs, {} if received_bytes is None else received_bytes))
 
 
-class _Devices(Engine):
+class _AllDevices(Engine):
     """All devices; a tile is a dictionary with one of each."""
 
     def __init__(self, placed: Placement, inputs: Mapping[str, Array], received_bytes: dict[str, int]) -> None:

@@ -151,11 +151,11 @@ def reduction_of(operation: Operation) -> str:
 def waiting_operands(operation: Operation, reduction: str) -> tuple[tuple[int, ...], ...]:
     """The sets of operands that may be unreduced together, and then the result is.
 
-    >>> from reshard.propagation.builder import Builder, Result
+    >>> from reshard.propagation.builder import Builder, NewValue
     >>> from reshard.mesh import Mesh
     >>> graph = Builder(Mesh.of(x=2))
-    >>> a = graph.add("input", (), Result("a", (4, 4), "float32"))
-    >>> product = graph.add("einsum", (a, a), Result(), pattern=Pattern.of("ij,jk->ik"))
+    >>> a = graph.add("input", (), NewValue("a", (4, 4), "float32"))
+    >>> product = graph.add("einsum", (a, a), NewValue(), pattern=Pattern.of("ij,jk->ik"))
     >>> waiting_operands(graph.operations[-1], "sum"), waiting_operands(graph.operations[-1], "max")
     (((0,), (1,)), ())
     """

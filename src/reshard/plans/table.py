@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from reshard.errors import ReshardError
 from reshard.sharding import Sharding
 from reshard.steps import Step
-from reshard.tables import Block, Table
+from reshard.tables import Passage, Table
 
 if TYPE_CHECKING:
     from reshard.plans.plan import Plan
@@ -16,7 +16,7 @@ FIGURES = ("rounds", "received", "peak", "time")
 """The columns of a table that hold figures."""
 
 
-def blocks(plan: Plan) -> list[Block]:
+def blocks(plan: Plan) -> list[Passage]:
     """What is shown of a plan: what it is for, its steps, and what it receives against the bound."""
     titles = ["", "step", "axes", "rounds", "received", "peak", *([] if plan.seconds is None else ["time"]), "sharding"]
     rows = [

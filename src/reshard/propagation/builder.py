@@ -4,8 +4,8 @@ A value is made once, before it is used and where its user can read it, so a pro
 
 >>> from reshard.mesh import Mesh
 >>> program = Builder(Mesh.of(x=2))
->>> a = program.add("input", (), Result("a", (4, 6), "float32"))
->>> program.add("sum", (a,), Result(), pattern=Pattern.of("ij->i")).shape
+>>> a = program.add("input", (), NewValue("a", (4, 6), "float32"))
+>>> program.add("sum", (a,), NewValue(), pattern=Pattern.of("ij->i")).shape
 (4,)
 """
 
@@ -34,7 +34,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 """What a value or an operation may be called."""
 
 
-class Result(NamedTuple):
+class NewValue(NamedTuple):
     """What is said of the result of an operation before it is made."""
 
     name: str | None = None
@@ -77,7 +77,7 @@ class Builder(Graph):
         return self.named(name, self._named)
 
     def add(
-        self, name: str, operands: Iterable[Value], result: Result, *, opaque: bool = False, **fields: Any
+        self, name: str, operands: Iterable[Value], result: NewValue, *, opaque: bool = False, **fields: Any
     ) -> Value:
         """Add an operation; its result.
 

@@ -32,7 +32,7 @@ from reshard.operations.blocks import Branch, Choice, Loop
 from reshard.operations.kinds import KINDS
 from reshard.operations.operation import Value
 from reshard.operations.pattern import Pattern, Term
-from reshard.propagation.builder import Builder, Result
+from reshard.propagation.builder import Builder, NewValue
 
 
 class OpenLoop:
@@ -171,4 +171,4 @@ def add_end(program: Builder, name: str, operands: tuple[Value, ...], result: st
         terms[0] = ()
     pattern = Pattern(tuple(terms), (*turn, *term) if name == "stack" else term)
     replicated = ("turn",) if turn else ()
-    return program.add(name, operands, Result(result, shape, value.dtype), pattern=pattern, replicated=replicated)
+    return program.add(name, operands, NewValue(result, shape, value.dtype), pattern=pattern, replicated=replicated)

@@ -26,7 +26,7 @@ from reshard.network import Network
 from reshard.operations.operation import Attribute, Value
 from reshard.operations.pattern import Pattern
 from reshard.operations.reshapes import reshape_pattern
-from reshard.propagation.builder import NAME, Builder, Result
+from reshard.propagation.builder import NAME, Builder, NewValue
 from reshard.propagation.open_blocks import OpenChoice, OpenLoop, open_choice, open_loop
 from reshard.propagation.placement import Placement, place
 from reshard.propagation.text import OWN, read, read_meshes, write
@@ -48,7 +48,7 @@ class Program(Builder):
         Raises:
             ReshardError: `bad-program` where the name is taken; `bad-shape`, `unknown-dtype`, `rank-mismatch`.
         """
-        return self._annotated(self.add("input", (), Result(name, shape, dtype_named(dtype))), sharding)
+        return self._annotated(self.add("input", (), NewValue(name, shape, dtype_named(dtype))), sharding)
 
     def op(
         self,
@@ -94,7 +94,7 @@ class Program(Builder):
         return self.add(
             name,
             operands,
-            Result(result, shape, dtype),
+            NewValue(result, shape, dtype),
             opaque=opaque,
             pattern=Pattern.of(pattern),
             sizes=tuple((sizes or {}).items()),
@@ -107,7 +107,7 @@ class Program(Builder):
     def constant(self, value: float, shape: Sequence[int], dtype: Any = "float32", result: str | None = None) -> Value:
         """A tensor of one number, which every device makes for itself."""
         return self.add(
-            "constant", (), Result(result, shape, dtype_named(dtype)), attributes=(("value", _number(value)),)
+            "constant", (), NewValue(result, shape, dtype_named(dtype)), attributes=(("value", _number(value)),)
         )
 
     def transpose(self, value: Value, order: Sequence[int], result: str | None = None) -> Value:
@@ -230,7 +230,7 @@ class Program(Builder):
         """A value in another sharding, which may be on another mesh."""
         self.check_own(value)
         expect(sharding, Sharding, "the sharding of a reshard")
-        return self._annotated(self.add("reshard", (value,), Result(result, value.shape)), sharding)
+        return self._annotated(self.add("reshard", (value,), NewValue(result, value.shape)), sharding)
 
     def loop(
         self, trip_count: int | None = None, *, reverse: bool = False, unroll: int = 1
@@ -263,7 +263,7 @@ class Program(Builder):
     def output(self, value: Value, sharding: Sharding | None = None, result: str | None = None) -> Value:
         """A value that the program gives back; without a sharding, in that which propagation finds."""
         self.check_own(value)
-        return self._annotated(self.add("output", (value,), Result(result, value.shape)), sharding)
+        return self._annotated(self.add("output", (value,), NewValue(result, value.shape)), sharding)
 
     def propagate(self, network: Network | str | None = None, until_priority: int | None = None) -> Placement:
         """The program with every sharding filled in and every reshard explicit.

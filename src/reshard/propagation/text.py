@@ -52,7 +52,7 @@ from reshard.operations.blocks import Block, Choice, Loop
 from reshard.operations.kinds import ENTERING, KINDS, LEAVING
 from reshard.operations.operation import Attribute, Operation, Value
 from reshard.operations.pattern import Pattern
-from reshard.propagation.builder import Builder, Result
+from reshard.propagation.builder import Builder, NewValue
 from reshard.propagation.graph import Graph, bodies
 from reshard.propagation.open_blocks import OpenChoice, add_end, open_choice, open_loop
 from reshard.sharding import Sharding
@@ -289,7 +289,7 @@ def _add(program: Builder, line: Line) -> Value:
     if line.pattern is None and line.operation in ("input", "constant"):
         if line.shape is None or operands:
             raise ReshardError("bad-program", f"{line.operation} must have a dtype and sizes, and no operands")
-        return program.add(line.operation, (), Result(line.name, line.shape, dtype), attributes=_attributes(line))
+        return program.add(line.operation, (), NewValue(line.name, line.shape, dtype), attributes=_attributes(line))
     if line.pattern is None and line.operation in ("reshard", "output"):
         if len(operands) != 1:
             raise ReshardError("bad-program", f"{line.operation} must have one operand, got {len(operands)}")
@@ -297,7 +297,7 @@ def _add(program: Builder, line: Line) -> Value:
             raise ReshardError("bad-program", f"{line.operation} must have the dtype and the sizes of its operand")
         if line.operation == "reshard" and line.sharding is None:
             raise ReshardError("bad-program", "reshard must have a sharding")
-        return program.add(line.operation, operands, Result(line.name, operands[0].shape))
+        return program.add(line.operation, operands, NewValue(line.name, operands[0].shape))
     if line.operation in ENTERING | LEAVING:
         if line.pattern is not None:
             raise ReshardError("bad-program", f"{line.operation} must have no pattern")
@@ -313,7 +313,7 @@ def _add(program: Builder, line: Line) -> Value:
     if len(operands) == len(pattern.operands) and shape is None and roles["shifted"]:
         raise ReshardError("bad-program", "an operation with shifted labels must say the sizes of its result")
     return program.add(
-        line.operation, operands, Result(line.name, shape, dtype), opaque="opaque" in line.fields, pattern=pattern,
+        line.operation, operands, NewValue(line.name, shape, dtype), opaque="opaque" in line.fields, pattern=pattern,
         sizes=_sizes(line), attributes=_attributes(line), **roles,
     )  # fmt: skip
 

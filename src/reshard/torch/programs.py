@@ -36,13 +36,13 @@ from reshard.torch.redistribute import redistribute
 from reshard.torch.verbs import VERBS
 from reshard.torch.world import World, current_world
 
-TileFunction = Callable[..., torch.Tensor]
+RankFunction = Callable[..., torch.Tensor]
 PASSED = ("carry", "element", "last", "chosen")
 """Ends of blocks that hand tiles on as they are."""
 Placements = tuple[tensor.Placement, ...]
 
 
-class PlacedFunction:
+class DTensorFunction:
     """A function of DTensors: the inputs of a program one after another; its output, or a tuple of its outputs.
 
     An input that lies elsewhere than the program has it is brought there.
@@ -52,7 +52,7 @@ class PlacedFunction:
         """As `to_torch`."""
         self.placed = placed
         self.device_mesh = device_mesh
-        self._ready: tuple[World, dict[Mesh, DeviceMesh], dict[Value, TileFunction]] | None = None
+        self._ready: tuple[World, dict[Mesh, DeviceMesh], dict[Value, RankFunction]] | None = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *inputs: DTensor) -> DTensor | tuple[DTensor, ...]:
@@ -81,7 +81,7 @@ class PlacedFunction:
         results = tuple(run(self.placed, _Rank(runs, dict(zip(values, inputs, strict=True)))).values())
         return results[0] if len(results) == 1 else results
 
-    def _runs(self, inputs: tuple[DTensor, ...]) -> Mapping[Value, TileFunction]:
+    def _runs(self, inputs: tuple[DTensor, ...]) -> Mapping[Value, RankFunction]:
         """What this rank does for every value; made at the first call."""
         world, first = current_world(), inputs[0].device_mesh if inputs else self.device_mesh
         meshes = [self.device_mesh or first, *(x.device_mesh for x in inputs)]
@@ -94,7 +94,7 @@ class PlacedFunction:
         return self._ready[2]
 
 
-def to_torch(placed: Placement, device_mesh: DeviceMesh | None = None) -> PlacedFunction:
+def to_torch(placed: Placement, device_mesh: DeviceMesh | None = None) -> DTensorFunction:
     """The function of a placed program: the values of the original, moved by its plans, with gradients.
 
     Args:
@@ -106,13 +106,13 @@ def to_torch(placed: Placement, device_mesh: DeviceMesh | None = None) -> Placed
     """
     if device_mesh is not None:
         expect(device_mesh, DeviceMesh, "device_mesh")
-    return PlacedFunction(expect(placed, Placement, "what becomes a function of torch"), device_mesh)
+    return DTensorFunction(expect(placed, Placement, "what becomes a function of torch"), device_mesh)
 
 
 class _Rank(Engine):
     """One rank."""
 
-    def __init__(self, runs: Mapping[Value, TileFunction], inputs: Mapping[Value, DTensor]) -> None:
+    def __init__(self, runs: Mapping[Value, RankFunction], inputs: Mapping[Value, DTensor]) -> None:
         self.runs, self.inputs = runs, inputs
 
     def compute(self, operation: Operation, tiles: Sequence[torch.Tensor]) -> Any:
@@ -147,7 +147,7 @@ class _Maker:
         self.rank = rank
         self.meshes = meshes
 
-    def run_of(self, operation: Operation) -> TileFunction:
+    def run_of(self, operation: Operation) -> RankFunction:
         """What is called with the tiles of the operands, or with an input."""
         value = operation.result
         sharding = self.placed.sharding(value)

@@ -59,7 +59,7 @@ MAX_LISTED = 16
 """Blocks, cuts and overlaps of one dim that are written out at the most."""
 
 
-class Block(NamedTuple):
+class DimBlock(NamedTuple):
     """A part of a dim that a sharding keeps together, and that is not empty."""
 
     number: int
@@ -101,7 +101,7 @@ class _Cuts:
     """The size of the dim."""
     shards: int
     """The number of parts, the empty ones too."""
-    blocks: list[Block]
+    blocks: list[DimBlock]
     """The parts that are not empty, in order."""
     length: int
     """The length of every block, the last of which may be shorter; 0 where they differ or there is none."""
@@ -119,7 +119,7 @@ class _Cuts:
         positions = layout.cutting[dim].offsets()
         starts, stops = layout.intervals(dim, size, positions)
         ends = zip(range(shards), starts.tolist(), stops.tolist(), strict=True)
-        blocks = [Block(number, start, stop) for number, start, stop in ends if start < stop]
+        blocks = [DimBlock(number, start, stop) for number, start, stop in ends if start < stop]
         return cls(size, shards, blocks, _common_length(blocks))
 
     @property
@@ -305,7 +305,7 @@ def _both_cuts(source: Sharding, target: Sharding, shape: Sequence[int], dim: in
     return _Cuts.of(source, shape, dim), _Cuts.of(target, shape, dim)
 
 
-def _common_length(blocks: list[Block]) -> int:
+def _common_length(blocks: list[DimBlock]) -> int:
     """The length of every block, the last of which may be shorter; 0 where they differ or there is none."""
     if not blocks:
         return 0

@@ -17,7 +17,7 @@ from reshard.operations.interpreter import Extents
 from reshard.operations.kinds import KINDS
 from reshard.operations.pattern import Pattern, Shape, Term
 from reshard.propagation import Program, Value
-from reshard.propagation.builder import Result
+from reshard.propagation.builder import NewValue
 from reshard.sharding import Sharding
 
 TileFunction = Callable[[Extents, Sequence[Any]], Any]
@@ -51,7 +51,7 @@ class Emitter:
     ) -> Value:
         """Add an operation; terms are those of the operands, and last of the result."""
         pattern = Pattern(tuple(terms[:-1]), terms[-1])
-        result = Result(None, aval.shape, plain_dtype(aval.dtype))
+        result = NewValue(None, aval.shape, plain_dtype(aval.dtype))
         value = self.program.add(
             name, operands, result, opaque=name not in KINDS, pattern=pattern, payload=run, **fields
         )
@@ -84,7 +84,7 @@ class Emitter:
                 self._scalars[key] = self.program.add(
                     "constant",
                     (),
-                    Result(None, (), array.dtype),
+                    NewValue(None, (), array.dtype),
                     attributes=(("value", array.item() if array.dtype.kind in "iuf" else float(array.real)),),
                     payload=lambda extents, _: lax.full((), array[()], array.dtype),
                 )

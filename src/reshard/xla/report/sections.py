@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshard.plans import bytes_text
-from reshard.tables import Block, Table
+from reshard.tables import Passage, Table
 from reshard.xla.report.figures import COUNTED, PREDICTED, WARNED, ReportedReshard, Unrecognised
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def table(report: Report) -> str:
     return "\n\n".join(_drawn(section) for section in sections(report)) or "nothing was given to be inspected"
 
 
-def blocks(report: Report) -> list[Block]:
+def blocks(report: Report) -> list[Passage]:
     """All sections for a terminal: a title and a table or lines for each."""
-    result: list[Block] = []
+    result: list[Passage] = []
     for section in sections(report):
         result += [(section.title, "bold"), ""]
         if section.rows:
