@@ -10,11 +10,11 @@ from math import prod
 import numpy as np
 
 from reshard import DimSharding, Mesh, Sharding
+from reshard.contraction.chooser import Chooser
 from reshard.operations.pattern import Pattern
 from reshard.propagation import Placement, Program, Value
 from reshard.propagation.conflicts import add_made, cheapest
 from reshard.propagation.fixpoint import Net
-from reshard.propagation.layouts import Pricer
 from reshard.propagation.placement import explicit
 from reshard.propagation.sharing import improved
 
@@ -245,12 +245,12 @@ def place_as(program: Program, shardings: Mapping[str, Sharding]) -> Placement:
 
     Unreduced results may still wait where that is cheaper.
     """
-    net, pricer = Net(program), Pricer(None)
+    net, chooser = Net(program), Chooser(None, is_for_many=True)
     candidates = []
     for value in program.values:
         given = shardings[value.name]
         dims = [dim.axes for dim in given.dims]
-        candidates.append([pricer.sharding(given.mesh, dims, given.unreduced, given.reduction, given.uneven)])
-    add_made(net, pricer, candidates)
-    chosen = improved(net, pricer, candidates, (), cheapest(net, pricer, candidates))
-    return explicit(program, net, pricer, chosen, ["from elsewhere"] * len(chosen))
+        candidates.append([net.sharding(value.number, dims, given)])
+    add_made(net, chooser, candidates)
+    chosen = improved(net, chooser, candidates, (), cheapest(net, chooser, candidates))
+    return explicit(program, net, chooser, chosen, ["from elsewhere"] * len(chosen))

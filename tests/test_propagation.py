@@ -86,9 +86,9 @@ def test_a_choice_goes_by_price() -> None:
         assert moved == ["small"]
 
 
-def transformer_block() -> Program:
+def transformer_block(size: int) -> Program:
     """Sequence parallel on one axis, with every weight also cut by that of the batch and a third."""
-    mesh = Mesh.of(data=4, expert=4, model=4)
+    mesh = Mesh.of(data=size, expert=size, model=size)
     both = ("data", "expert")
     program = Program(mesh)
 
@@ -116,13 +116,13 @@ def transformer_block() -> Program:
 
 def test_axes_laid_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """No run has the right place for every axis: with each laid anew it costs less, in whatever order and names."""
-    program = transformer_block()
+    program = transformer_block(2)
     placed = program.propagate()
     other, made = shuffled(program, random.Random(0))
     again = other.propagate()
     assert all(again.sharding(renamed) == placed.sharding(value) for value, renamed in made.items())
-    monkeypatch.setattr(search, "candidates_along", lambda net, pricer, flows, chosen, *_: [[one] for one in chosen])
-    assert placed.received_bytes < transformer_block().propagate().received_bytes
+    monkeypatch.setattr(search, "candidates_along", lambda net, chooser, flows, chosen, *_: [[one] for one in chosen])
+    assert placed.received_bytes < transformer_block(2).propagate().received_bytes
 
 
 def test_what_a_closed_dim_refuses_is_not_brought_there() -> None:

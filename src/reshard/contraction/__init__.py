@@ -43,10 +43,10 @@ from functools import lru_cache
 from typing import Any
 
 from reshard.checks import expect, listed, shown
-from reshard.contraction.best_first import Search, best_of
+from reshard.contraction.best_first import Search
 from reshard.contraction.chooser import Chooser
 from reshard.contraction.einsum_plan import EinsumPlan
-from reshard.contraction.pairwise import BUDGET, Contracted, pairwise
+from reshard.contraction.pairwise import Contracted, best_way, pairwise
 from reshard.contraction.prices import Effort
 from reshard.contraction.tasks import Calculation, Task
 from reshard.dtypes import DType, dtype_named
@@ -174,17 +174,10 @@ def _mesh_of(shardings: Sequence[Sharding]) -> Mesh:
 
 @lru_cache(CACHED_PLANS)
 def _planned(asked: Asked) -> EinsumPlan:
-    candidates: list[EinsumPlan] = []
-    for task in asked.tasks():
-        chooser, effort = Chooser(asked.network), Effort(asked.network)
-        is_long = len(asked.sources) > 2
-        if is_long and not asked.prove:
-            effort.allow(BUDGET)
-        numbers = tuple(range(len(asked.sources)))
-        ways = [Contracted(task, best_of(task, chooser, effort, prove=asked.prove), numbers)]
-        if is_long:
-            ways += pairwise(task, chooser, effort, prove=asked.prove)
-        candidates += [way.plan(chooser) for way in ways]
+    chooser = Chooser(asked.network)
+    candidates = [
+        best_way(task, chooser, Effort(asked.network), prove=asked.prove).plan(chooser) for task in asked.tasks()
+    ]
     best = min(candidates, key=lambda plan: plan.price)
     LOGGER.debug("%s: %s", asked.pattern, best.case)
     return best

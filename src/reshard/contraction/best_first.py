@@ -35,10 +35,6 @@ SLACK = 1 - 1e-9
 """Bounds in seconds are sums of other numbers than prices are, so they may come out higher by a rounding."""
 
 
-Place = tuple[ComputeLayout, Sharding]
-"""A compute layout, and where its result goes."""
-
-
 class Search:
     """All compute layouts of a task and their prices."""
 
@@ -89,7 +85,7 @@ class Search:
             ReshardError: of the planner, where no row has a plan.
         """
         chosen: dict[int, Chosen] = {}
-        places: dict[int, list[Place]] = {}
+        places: dict[int, list[tuple[ComputeLayout, Sharding]]] = {}
         ranking = Ranking(self._lowest, self._seconds, self._alike, self._arithmetic)
         limit, is_proved = None, True
         if first is not None:
@@ -128,16 +124,18 @@ class Search:
             raise self.prices.refusal or ReshardError("no-plan", f"no compute layout is known for {self.task.pattern}")
         return [one._replace(is_proved=is_proved) for one in chosen.values()]
 
-    def _places(self, row: int) -> list[Place]:
+    def _places(self, row: int) -> list[tuple[ComputeLayout, Sharding]]:
         """The orders of the pieces of a row, with where the result goes; the leanest, which lacks least, first."""
         layouts = list(self.table.layouts(self.table.rows[row].tolist()))
         if len(layouts) > 1:
             layouts.sort(key=self._elements_of)
-        return [(layout, target) for layout in layouts for target in self.chooser.targets(self.task, layout)]
+        return [
+            (layout, target) for layout in layouts for target in self.chooser.targets(self.task, layout.shardings[-1])
+        ]
 
     def _elements_of(self, layout: ComputeLayout) -> int:
         """Elements that lie elsewhere than a layout has them: of the orders of a row, the leanest has the fewest."""
-        ends = ends_of(self.task, layout, self.chooser.targets(self.task, layout)[0])
+        ends = ends_of(self.task, layout, self.chooser.targets(self.task, layout.shardings[-1])[0])
         return sum(self.prices.missing(source, target, shape) for source, target, shape, _ in ends)
 
     def _price_for(

@@ -46,6 +46,27 @@ class Chosen(NamedTuple):
     """Whether no other layout can be cheaper."""
 
 
+class Ready(NamedTuple):
+    """The layouts that the tensors of tasks have which are cut alike."""
+
+    layouts: list[ComputeLayout]
+    flops: list[int]
+    """Of a device, per layout, on one trip."""
+    used: list[list[Sharding]]
+    """Per term, the shardings that it has in any of them."""
+    numbers: list[tuple[int, ...]]
+    """Per layout and term, which of these."""
+
+
+class Place(NamedTuple):
+    """A layout by its number, with where its result goes."""
+
+    layout: int
+    target: Sharding
+    least: float
+    """The seconds, or, without a network, the bytes that it takes at the least."""
+
+
 class Chooser:
     """The layouts of tasks and their prices on one network.
 
@@ -58,7 +79,7 @@ class Chooser:
         self.network = network
         self.prices = Prices(network, by_smaller=is_for_many)
         self._chosen: dict[tuple[object, ...], Chosen] = {}
-        self._layouts: dict[tuple[object, ...], list[tuple[ComputeLayout, int]]] = {}
+        self._layouts: dict[tuple[object, ...], Ready] = {}
         self._open: dict[Sharding, list[Sharding]] = {}
 
     @property
@@ -96,6 +117,10 @@ class Chooser:
             self._chosen[key] = chosen
         return chosen
 
+    def answer(self, task: Task) -> Chosen:
+        """As `choose`, of a task."""
+        return self.choose(task.calculation, task.sources, task.target, task.trips)
+
     def keep(self, task: Task, chosen: Chosen) -> None:
         """Answer so from now on."""
         self._chosen[task.calculation, task.sources, task.target, task.trips] = chosen
@@ -103,47 +128,65 @@ class Chooser:
     def first(self, task: Task, effort: Effort | None = None) -> Chosen | None:
         """The cheapest of the layouts that the tensors of a task have; None where none can be reached.
 
-        Where plans are few, or take long, those that lack least are priced first, and what lacks too much is not.
+        Those that can cost least are priced first; of equal ones the first counts, whichever was priced first.
+        With an effort that is to be the same for everybody, nothing goes by what others asked before.
         """
-        best: Chosen | None = None
-        places = [
-            (layout, flops, target) for layout, flops in self._layouts_of(task) for target in self.targets(task, layout)
-        ]
-        least = [0.0] * len(places)
-        if effort is not None or self.network is not None:
-            least = [self._least(task, *place) for place in places]
-        for number in sorted(range(len(places)), key=least.__getitem__):
-            layout, flops, target = places[number]
+        ready = self._ready(task)
+        places = self._places(task, ready, is_fresh=effort is not None)
+        best: tuple[Price, int] | None = None
+        for number in sorted(range(len(places)), key=lambda number: places[number].least):
+            place = places[number]
+            layout, flops = ready.layouts[place.layout], ready.flops[place.layout]
             if best is not None:
-                most = best.price.received_bytes if self.network is None else (1 + ROUNDING) * best.price.seconds
-                if least[number] > most or (effort is not None and effort.is_over):
+                most = best[0].received_bytes if self.network is None else (1 + ROUNDING) * best[0].seconds
+                if place.least > most or (effort is not None and effort.is_over):
                     break
             if effort is not None:
-                effort.ask_all(ends_of(task, layout, target))
-            price = self.price(task, layout, flops, target, None if best is None else best.price)
-            if price is not None and (best is None or price < best.price):
-                best = Chosen(layout, target, price)
-        return best
+                effort.ask_all(ends_of(task, layout, place.target))
+            price = self.price(task, layout, flops, place.target, None if best is None else best[0])
+            if price is not None and (best is None or (price, number) < best):
+                best = price, number
+        if best is None:
+            return None
+        place = places[best[1]]
+        return Chosen(ready.layouts[place.layout], place.target, best[0])
 
-    def _least(self, task: Task, layout: ComputeLayout, flops: int, target: Sharding) -> float:
-        """The seconds, or, without a network, the bytes that a task takes in a layout at the least."""
-        reshards, trips, network = ends_of(task, layout, target), task.trip_counts, self.network
-        received = [self.prices.least_bytes(ends) * count for ends, count in zip(reshards, trips, strict=True)]
-        if network is None:
-            return max(received)
-        arithmetic = flops * trips[-1] / network.flops if network.flops else 0.0
-        return arithmetic + sum(count / fastest_into(network) for count in received if count)
+    def _places(self, task: Task, ready: Ready, *, is_fresh: bool) -> list[Place]:
+        """The layouts, with where the result goes, and the seconds or bytes that it takes at the least."""
+        calculation, network, trips = task.calculation, self.network, task.trip_counts
 
-    def targets(self, task: Task, layout: ComputeLayout) -> list[Sharding]:
-        """Where the result of a layout may go."""
+        def least(before: Sharding, after: Sharding, term: int) -> float:
+            """What a reshard takes at the least, or, if asked already, exactly."""
+            if before is after:
+                return 0.0
+            ends = before, after, calculation.shapes[term], calculation.dtypes[term]
+            moved = None if is_fresh else self.prices.known(ends)
+            if moved is None:
+                received = self.prices.least_bytes(ends)
+                amount = received if network is None or not received else received / fastest_into(network)
+            else:
+                amount = moved.price.received_bytes if network is None else moved.price.seconds
+            return amount * trips[term]
+
+        used = [[least(task.sources[term], one, term) for one in ready.used[term]] for term in range(len(task.sources))]
+        results = [[(one, least(made, one, -1)) for one in self.targets(task, made)] for made in ready.used[-1]]
+        per_flop = trips[-1] / network.flops if network is not None and network.flops else 0.0
+        join = max if network is None else sum
+        return [
+            Place(number, target, join((*map(list.__getitem__, used, own), amount)) + per_flop * ready.flops[number])
+            for number, (*own, made) in enumerate(ready.numbers)
+            for target, amount in results[made]
+        ]
+
+    def targets(self, task: Task, made: Sharding) -> list[Sharding]:
+        """Where a result may go that comes out so."""
         if task.target is not None:
             return [task.target]
-        local = layout.shardings[-1]
         if task.may_stay_unreduced:
-            return [local]
-        if local not in self._open:
-            self._open[local] = targets(local, task.calculation.shapes[-1])
-        return self._open[local]
+            return [made]
+        if made not in self._open:
+            self._open[made] = targets(made, task.calculation.shapes[-1])
+        return self._open[made]
 
     def flops(self, task: Task, layout: ComputeLayout) -> int:
         """Operations of the busiest device on one trip."""
@@ -174,12 +217,13 @@ class Chooser:
             return None
         return price_of(moved, trips, flops * trips[-1], network)
 
-    def _layouts_of(self, task: Task) -> list[tuple[ComputeLayout, int]]:
-        """The layouts that the tensors have, each with its operations on one trip."""
+    def _ready(self, task: Task) -> Ready:
+        """The layouts that the tensors have."""
         cuts = frozenset(
             (group, dim.axes)
             for term, end in zip(task.pattern.terms, task.ends, strict=True)
-            for group, dim in zip(term, () if end is None else end.dims, strict=False)
+            if end is not None
+            for group, dim in zip(term, end.dims, strict=False)
             if dim.axes
         )
         unreduced = tuple(
@@ -187,13 +231,15 @@ class Chooser:
             for wait in task.waits
         )
         key = task.calculation, task.mesh, task.uneven, cuts, unreduced
-        layouts = self._layouts.get(key)
-        if layouts is None:
+        ready = self._layouts.get(key)
+        if ready is None:
             table = Table(task, is_led=True)
-            layouts = self._layouts[key] = [
-                (layout, self.flops(task, layout)) for row in table.rows.tolist() for layout in table.layouts(row)
-            ]
-        return layouts
+            layouts = [layout for row in table.rows.tolist() for layout in table.layouts(row)]
+            used = [list(dict.fromkeys(term)) for term in zip(*(layout.shardings for layout in layouts), strict=True)]
+            numbers = [tuple(map(list.index, used, layout.shardings)) for layout in layouts]
+            flops = [self.flops(task, layout) for layout in layouts]
+            ready = self._layouts[key] = Ready(layouts, flops, used, numbers)
+        return ready
 
 
 def ends_of(task: Task, layout: ComputeLayout, target: Sharding) -> list[Ends]:

@@ -61,23 +61,24 @@ class ComputeLayout:
         Raises:
             ReshardError: the code of the rule of `Sharding` that is broken.
         """
-        pattern = self.pattern
-        summed = [
-            axis
-            for label, axes in zip(pattern.labels, self.axes, strict=True)
-            if pattern.role(label) in ("summed", "contracted")
-            for axis in axes
-        ]
+        by_label = dict(zip(self.pattern.labels, self.axes, strict=True))
+        output = {label for group in self.pattern.output for label in group}
+        summed = [axis for label, axes in by_label.items() if axes and label not in output for axis in axes]
         unreduced = (*self.unreduced, tuple(dict.fromkeys((*summed, *itertools.chain(*self.unreduced)))))
         return tuple(
             closed_sharding(
                 self.mesh,
-                tuple(tuple(axis for label in group for axis in self.axes_of(label)) for group in term),
+                tuple(
+                    by_label[group[0]]
+                    if len(group) == 1
+                    else tuple(axis for label in group for axis in by_label[label])
+                    for group in term
+                ),
                 axes,
                 self.reduction if axes else "sum",
                 self.uneven,
             )
-            for term, axes in zip(pattern.terms, unreduced, strict=True)
+            for term, axes in zip(self.pattern.terms, unreduced, strict=True)
         )
 
     def largest_parts(self, sizes: Mapping[str, int]) -> dict[str, int]:

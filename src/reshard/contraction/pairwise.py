@@ -13,7 +13,7 @@ from reshard.contraction.best_first import Search, best_of
 from reshard.contraction.chooser import Chooser, Chosen, ends_of
 from reshard.contraction.einsum_plan import EinsumPlan
 from reshard.contraction.paths import Path, pair_pattern, paths_of
-from reshard.contraction.prices import NOTHING, Effort, Price, added
+from reshard.contraction.prices import NOTHING, Effort, Price, added, price_of
 from reshard.contraction.tasks import Calculation, Task
 from reshard.errors import ReshardError
 from reshard.operations.pattern import Term
@@ -45,10 +45,15 @@ class Contracted:
                 yield from operand.parts()
         yield self
 
-    @property
-    def price(self) -> Price:
-        """Of all parts; the busiest device of each counts."""
-        return added(NOTHING, *(part.chosen.price for part in self.parts()))
+    def price(self, chooser: Chooser) -> Price:
+        """Of all parts, and of the device that is busiest over all their reshards."""
+        parts = list(self.parts())
+        if len(parts) == 1:
+            return self.chosen.price
+        reshards = [ends for part in parts for ends in ends_of(part.task, part.chosen.layout, part.chosen.target)]
+        moved = [chooser.prices.moved(*ends) for ends in reshards]
+        flops = sum(part.chosen.price.flops for part in parts)
+        return price_of(moved, [1] * len(moved), flops, chooser.network)
 
     def plan(self, chooser: Chooser) -> EinsumPlan:
         """With the plans of all reshards.
@@ -79,6 +84,21 @@ class _Live:
     term: Term
     sharding: Sharding
     origin: int | Contracted
+
+
+def best_way(task: Task, chooser: Chooser, effort: Effort, *, prove: bool = False) -> Contracted:
+    """The cheapest way to compute an einsum, at once or, of more than two operands, two at a time.
+
+    Raises:
+        ReshardError: of the planner, where no layout can be reached.
+    """
+    is_long = len(task.sources) > 2
+    if is_long and not prove:
+        effort.allow(BUDGET)
+    ways = [Contracted(task, best_of(task, chooser, effort, prove=prove), tuple(range(len(task.sources))))]
+    if is_long:
+        ways += pairwise(task, chooser, effort, prove=prove)
+    return min(ways, key=lambda way: way.price(chooser))
 
 
 def pairwise(task: Task, chooser: Chooser, effort: Effort, *, prove: bool) -> list[Contracted]:
@@ -113,8 +133,9 @@ def _along(path: Path, task: Task, chooser: Chooser, effort: Effort, *, prove: b
 
 
 def _spent(live: Sequence[_Live]) -> Price:
-    """What the products that are made cost together."""
-    return added(NOTHING, *(one.origin.price for one in live if isinstance(one.origin, Contracted)))
+    """What the products that are made cost one after the other."""
+    made = [one.origin for one in live if isinstance(one.origin, Contracted)]
+    return added(NOTHING, *(part.chosen.price for product in made for part in product.parts()))
 
 
 def _products(

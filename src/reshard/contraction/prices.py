@@ -84,6 +84,12 @@ def times(price: Price, trips: int) -> Price:
     return Price(seconds * trips, received * trips, total * trips, steps * trips, flops * trips)
 
 
+def arithmetic(flops: int, network: Network | None) -> Price:
+    """The price of operations of a device."""
+    seconds = flops / network.flops if network is not None and network.flops else 0.0
+    return Price(seconds, 0, 0, 0, flops)
+
+
 class Tally(NamedTuple):
     """Bytes that devices receive."""
 
@@ -259,12 +265,30 @@ class Prices:
             self._missing[key] = int(lacking.max(initial=0))
         return self._missing[key]
 
+    def known(self, ends: Ends) -> Moved | None:
+        """What a reshard takes, where that was asked already."""
+        return UNMOVED if ends[0] is ends[1] else self._moved.get(ends)
+
     def least_bytes(self, ends: Ends) -> int:
-        """What the busiest device receives at the least: what it lacks; partial values are no bound."""
+        """What the busiest device receives at the least: what it lacks.
+
+        Where values of p classes are combined, and R devices want each, that is a tile, and as many transfers as
+        R + p - 2 of the tensor make, shared by all.
+        """
         source, target, shape, dtype = ends
-        if source is target or source.unreduced or target.unreduced:
+        if source is target or target.unreduced:
             return 0
-        return self.missing(source, target, shape) * dtype.itemsize
+        if not source.unreduced:
+            return self.missing(source, target, shape) * dtype.itemsize
+        key = source, target, shape
+        if key not in self._missing:
+            sizes, devices, numel = source.mesh.sizes, target.mesh.size, prod(shape)
+            classes, tile = shards(source.unreduced, sizes), prod(target.local_shape(shape))
+            share = 0
+            if tile * prod(shards(dim.axes, target.mesh.sizes) for dim in target.dims) == numel:
+                share = tile + (classes - 2) * numel // devices
+            self._missing[key] = max(tile, share) if classes > 1 and source.mesh == target.mesh else 0
+        return self._missing[key] * dtype.itemsize
 
     def _tiling(self, sharding: Sharding, shape: tuple[int, ...]) -> Tiling:
         key = (sharding, shape)

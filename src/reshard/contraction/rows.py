@@ -10,8 +10,8 @@ A row says of every piece what it does:
 
 In which order several pieces cut one label is left open.
 
-A table of what the tensors have is shorter: no cut but theirs, and a piece cuts a label only where it does so in some
-tensor, or keeps unreduced what is so already.
+A table of what the tensors have is shorter: no cut but theirs, a label is cut as in some tensor or as that begins,
+and what is unreduced may stay so.
 Where even that is long, there is a row per tensor: with what it does, and what the others do with the pieces that it
 leaves free.
 """
@@ -61,17 +61,18 @@ class Table:
         self.cuts = _cuts(task, boundaries, is_fine=not is_led)
         self.pieces = self._pieces()
         self.choices = [self._choices(piece) for piece in self.pieces]
+        self.is_led = is_led
         if is_led:
             self.ends = self._ends()
-            self.choices = [
-                [choice for choice in choices if choice == 0 or choice in self._used(piece, self.ends)]
-                for piece, choices in zip(self.pieces, self.choices, strict=True)
-            ]
+            self.choices = [self._led_choices(*pair) for pair in zip(self.pieces, self.choices, strict=True)]
         else:
             self.ends = self._shortened()
         self.sizes = tuple(piece.size_in(task.mesh.sizes[piece.name]) for piece in self.pieces)
         is_long = is_led and prod(map(len, self.choices)) > MOST_LED
-        self.rows = self._valid(self._led() if is_long else _product(self.choices))
+        rows = self._led() if is_long else _product(self.choices)
+        self.rows = self._valid(self._begun(rows) if is_led and not is_long else rows)
+        if is_led and not len(self.rows):
+            self.rows = np.zeros((1, len(self.pieces)), dtype=np.int64)
 
     def _pieces(self) -> tuple[Axis, ...]:
         sizes = self.task.mesh.sizes
@@ -124,6 +125,45 @@ class Table:
                 if piece in cut_by:
                     used.update(1 + self.labels.index(label) for label in group)
         return used | {choice for choice in self._choices(piece) if choice > len(self.labels)}
+
+    def _led_choices(self, piece: Axis, choices: list[int]) -> list[int]:
+        """What a piece does in some tensor, or nothing; that is left out where all agree on a label of the result."""
+        used = self._used(piece, self.ends)
+        if len(used) == 1:
+            number = min(used) - 1
+            label = self.labels[number] if number < len(self.labels) else ""
+            agree = all(
+                dims is None
+                or any(piece in cut_by for group, cut_by in zip(term, dims, strict=False) if label in group)
+                for term, dims in zip(self.task.pattern.terms, self.ends, strict=True)
+                if any(label in group for group in term)
+            )
+            if agree and 1 + number in choices and any(label in group for group in self.task.pattern.output):
+                return [1 + number]
+        return [choice for choice in choices if choice == 0 or choice in used]
+
+    def _begun(self, rows: Rows) -> Rows:
+        """The rows in which every label that is a dim by itself is cut as some tensor has it, or begins to."""
+        places = {piece: number for number, piece in enumerate(self.pieces)}
+        keep = np.ones(len(rows), dtype=np.bool_)
+        for number, label in enumerate(self.labels):
+            lines = self._lines(label)
+            if any(len(group) > 1 for term in self.task.pattern.terms for group in term if label in group):
+                continue
+            numbered = [[1 << places[piece] for piece in line if piece in places] for line in lines]
+            begun = {sum(bits[:stop]) for bits in [[], *numbered] for stop in range(len(bits) + 1)}
+            cut_by = ((rows == 1 + number) * (1 << np.arange(len(self.pieces)))).sum(axis=1)
+            keep &= np.isin(cut_by, list(begun))
+        return rows[keep]
+
+    def _lines(self, label: str) -> list[list[Axis]]:
+        """The pieces that cut the dims of a label, major to minor, term by term."""
+        return [
+            cut_by
+            for term, dims in zip(self.task.pattern.terms, self.ends, strict=True)
+            for group, cut_by in zip(term, dims or [], strict=False)
+            if label in group
+        ]
 
     def _led(self) -> Rows:
         """Per term a row in which pieces do what they do there, else what they do in the first other term that says."""
@@ -242,12 +282,10 @@ class Table:
         """The orders in which pieces may cut a label, that of the mesh first."""
         if len(its_pieces) < 2:
             return [tuple(its_pieces)]
-        lines = [
-            dim_pieces
-            for term, dims in zip(self.task.pattern.terms, self.ends, strict=True)
-            for group, dim_pieces in zip(term, dims or [], strict=False)
-            if label in group
-        ]
+        lines = self._lines(label)
+        if self.is_led:
+            held = [tuple(piece for piece in line if piece in its_pieces) for line in lines]
+            return list(dict.fromkeys(line for line in held if len(line) == len(its_pieces))) or [tuple(its_pieces)]
         if len(its_pieces) <= ALL_ORDERS:
             return [order for order in itertools.permutations(its_pieces) if _is_natural(order, lines)]
         orders = [tuple(its_pieces)]

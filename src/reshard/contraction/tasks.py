@@ -17,7 +17,7 @@ two matrices over the elements of the result.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from reshard.dtypes import REDUCTIONS, DType, dtype_named
 from reshard.mesh import Mesh
 from reshard.operations.operation import Operation
 from reshard.operations.pattern import Pattern
-from reshard.operations.rules import Rule, operation_rule, reduction_of, waiting_operands
+from reshard.operations.rules import Rule, reduction_of, waiting_operands
 from reshard.sharding import Sharding
 
 __all__ = ["Calculation", "Stage", "Task", "Wait", "dtype_named", "stages_of"]
@@ -95,13 +95,12 @@ class Calculation:
         return self._hash
 
 
-def calculation_of(operation: Operation) -> Calculation:
-    """What an operation of a program computes."""
+def calculation_of(operation: Operation, rule: Rule) -> Calculation:
+    """What an operation of a program computes, whose rule is known."""
     waits = tuple(
         Wait(operands, reduction) for reduction in REDUCTIONS for operands in waiting_operands(operation, reduction)
     )
     dtypes = tuple(value.dtype for value in operation.values)
-    rule = operation_rule(operation)
     return _calculation(
         operation.pattern or _copy(len(operation.result.shape)),
         rule,
@@ -119,8 +118,11 @@ def _calculation(
     sizes = dict(zip(pattern.labels, rule.sizes, strict=True))
     roles = dict(zip(pattern.labels, rule.roles, strict=True))
     whole = frozenset(label for label, role in roles.items() if role in ("replicated", "shifted"))
-    if multiplies or "reduced" in rule.roles:
-        stages = stages_of(pattern, sizes)
+    if multiplies:
+        einsum = Calculation.of_einsum(pattern, sizes, dtypes[-1])
+        return replace(einsum, shapes=rule.shapes, dtypes=dtypes, whole=whole)
+    if "reduced" in rule.roles:
+        stages: tuple[Stage, ...] = stages_of(pattern, sizes)
     else:
         stages = (Stage(frozenset(label for group in pattern.output for label in group), 1),)
     return Calculation(pattern, rule.sizes, rule.shapes, dtypes, stages, waits, whole, reduction)

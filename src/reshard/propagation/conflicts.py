@@ -26,13 +26,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from reshard.axis import is_prefix
+from reshard.contraction.chooser import Chooser
+from reshard.contraction.prices import IMPOSSIBLE, NOTHING, Price, times
+from reshard.errors import ReshardError
 from reshard.operations.operation import Operation, Value
 from reshard.operations.projection import Axes, shards
 from reshard.operations.rules import COMBINED, waiting_operands
 from reshard.propagation.elimination import LARGEST_TABLE, Scoped, Table, least
 from reshard.propagation.fixpoint import Flow, Net
-from reshard.propagation.layouts import Pricer
-from reshard.propagation.prices import IMPOSSIBLE, NOTHING, Cost, times
 from reshard.sharding import Sharding
 
 MOST_LEADERS = 12
@@ -57,13 +58,13 @@ def runs(net: Net, until_priority: int | None) -> list[Flow]:
 
 
 def candidates(
-    net: Net, pricer: Pricer, flows: Sequence[Flow], most_effort: float, around: Sequence[Sharding] | None = None
+    net: Net, chooser: Chooser, flows: Sequence[Flow], most_effort: float, around: Sequence[Sharding] | None = None
 ) -> list[list[Sharding]]:
     """Per value the shardings that it may have, the first that of the first run.
 
     Args:
         net: the program.
-        pricer: what prices it.
+        chooser: what prices it.
         flows: the runs.
         most_effort: how many entries the tables may have, before partial candidates.
         around: a choice whose dims, and those of the runs, may also be cut back to what was given.
@@ -71,8 +72,6 @@ def candidates(
     found = []
     for value in net.graph.values:
         mesh, given = net.meshes[value.number], net.graph.annotations.get(value)
-        unreduced, reduction = (given.unreduced, given.reduction) if given else ((), "sum")
-        uneven = given.uneven if given else None
         dims = dict.fromkeys(flow.dims[value.number] for flow in flows)
         if len(flows) > 1 and not mesh.is_maximal:
             own = _given(net, value, flows[0])
@@ -80,35 +79,34 @@ def candidates(
             dims.update(dict.fromkeys(_crossed(found_by_runs, own)))
             if around is not None:
                 dims.update(dict.fromkeys(_cut(found_by_runs, own)))
-        found.append([pricer.sharding(mesh, one, unreduced, reduction, uneven) for one in dims][:MOST_CANDIDATES])
+        found.append([net.sharding(value.number, one, given) for one in dims][:MOST_CANDIDATES])
     most = _affordable(net, found, most_effort)
     if most < MOST_CANDIDATES:
         if around is not None and len(flows) > 1:
-            found = [_nearest(net, pricer, flows[0], *one) for one in zip(net.graph.values, around, found, strict=True)]
+            found = [_nearest(net, flows[0], *one) for one in zip(net.graph.values, around, found, strict=True)]
         found = [some[:most] for some in found]
-    add_made(net, pricer, found, most + 2, whole=True)
+    add_made(net, chooser, found, most + 2, whole=True)
     _thin(net, found)
     return found
 
 
 def candidates_along(
-    net: Net, pricer: Pricer, flows: Sequence[Flow], chosen: Sequence[Sharding], axis: str, most_effort: float
+    net: Net, chooser: Chooser, flows: Sequence[Flow], chosen: Sequence[Sharding], axis: str, most_effort: float
 ) -> list[list[Sharding]]:
     """Per value its choice, and that with one axis of the mesh where it was given, or where a run has it."""
     found = []
     for value, here in zip(net.graph.values, chosen, strict=True):
         mesh, given = net.meshes[value.number], net.graph.annotations.get(value)
-        unreduced, reduction = (given.unreduced, given.reduction) if given else ((), "sum")
         dims = tuple(dim.axes for dim in here.dims)
         own = _given(net, value, flows[0])
         others = () if mesh.is_maximal else dict.fromkeys((own, *(flow.dims[value.number] for flow in flows)))
         made = [_with_axis(dims, other, axis) for other in others]
         right = [one for one in made if _may_be(one, own, value.shape, mesh.sizes)]
-        some = [pricer.sharding(mesh, one, unreduced, reduction, here.uneven) for one in right]
+        some = [net.sharding(value.number, one, given) for one in right]
         found.append(list(dict.fromkeys([here, *some])))
     most = _affordable(net, found, most_effort)
     found = [some[:most] for some in found]
-    add_made(net, pricer, found, max(map(len, found)))
+    add_made(net, chooser, found, max(map(len, found)))
     _thin(net, found)
     return found
 
@@ -160,17 +158,14 @@ def _given(net: Net, value: Value, flow: Flow) -> tuple[Axes, ...]:
     return tuple(dim.axes if is_prefix(dim.axes, axes) else () for dim, axes in zip(given.dims, dims, strict=False))
 
 
-def _nearest(
-    net: Net, pricer: Pricer, flow: Flow, value: Value, chosen: Sharding, some: Sequence[Sharding]
-) -> list[Sharding]:
+def _nearest(net: Net, flow: Flow, value: Value, chosen: Sharding, some: Sequence[Sharding]) -> list[Sharding]:
     """The candidates of a value, those first that differ from its choice by a cut."""
     mesh = net.meshes[value.number]
     if mesh.is_maximal:
         return list(some)
     own = _given(net, value, flow)
-    base = some[0].unreduced, some[0].reduction, some[0].uneven
     dims = tuple(dim.axes for dim in chosen.dims)
-    near = [pricer.sharding(mesh, one, *base) for one in (dims, *_cut([dims], own))]
+    near = [net.sharding(value.number, one, some[0]) for one in (dims, *_cut([dims], own))]
     return list(dict.fromkeys([some[0], *near, *some]))
 
 
@@ -206,7 +201,7 @@ def _cut(dims: list[tuple[Axes, ...]], own: tuple[Axes, ...]) -> list[tuple[Axes
 
 
 def add_made(
-    net: Net, pricer: Pricer, found: list[list[Sharding]], most: int = MOST_CANDIDATES, *, whole: bool = False
+    net: Net, chooser: Chooser, found: list[list[Sharding]], most: int = MOST_CANDIDATES, *, whole: bool = False
 ) -> None:
     """To every value, as its operation makes it: partial, where what uses it can wait.
 
@@ -233,7 +228,8 @@ def add_made(
         for operands in choices:
             if len(found[value.number]) >= min(most, MOST_CANDIDATES):
                 break
-            made = pricer.compute(operation, rule, operands, None, net.turns(number)).result
+            chosen = chooser.choose(net.calculations[number], operands, None, net.trip_counts(number))
+            made = chosen.layout.shardings[-1]
             if (made.unreduced or stays_whole) and made not in found[value.number]:
                 found[value.number].append(made)
 
@@ -244,7 +240,7 @@ def _can_wait(operation: Operation) -> bool:
     )
 
 
-def cheapest(net: Net, pricer: Pricer, found: Sequence[Sequence[Sharding]]) -> list[Sharding]:
+def cheapest(net: Net, chooser: Chooser, found: Sequence[Sequence[Sharding]]) -> list[Sharding]:
     """Per value, that of its candidates with which the program costs least."""
     variables = [number for number, some in enumerate(found) if len(some) > 1]
     if not variables:
@@ -260,10 +256,10 @@ def cheapest(net: Net, pricer: Pricer, found: Sequence[Sequence[Sharding]]) -> l
             for choice in itertools.product(*(range(len(found[v])) for v in scope)):
                 picked = dict(zip(scope, choice, strict=True))
                 kept = [found[v.number][picked.get(v.number, 0)] for v in operation.values]
-                priced[key][choice] = (*operation_cost(net, pricer, number, kept), 0)
+                priced[key][choice] = (*operation_cost(net, chooser, number, kept), 0)
         tables.append((scope, priced[key]))
     for value, likes in preferences(net, found, variables).items():
-        tables.append(((value,), {(c,): (0.0, 0.0, 0, like) for c, like in enumerate(likes)}))
+        tables.append(((value,), {(c,): (0.0, 0, 0, 0, 0, like) for c, like in enumerate(likes)}))
     chosen = least(tables, {value: len(found[value]) for value in variables}, net.weights)
     return [some[chosen.get(number, 0)] for number, some in enumerate(found)]
 
@@ -272,12 +268,11 @@ def _signature(net: Net, number: int, found: Sequence[Sequence[Sharding]]) -> tu
     """What the table of an operation depends on, so that equal operations share one."""
     operation = net.graph.operations[number]
     numbers = [value.number for value in operation.values]
-    some = [(value.dtype, *found[value.number]) for value in operation.values]
+    some = [tuple(found[value.number]) for value in operation.values]
     return (
-        net.turns(number),
-        net.rules[number],
-        operation.name,
-        operation.attribute("value"),
+        net.trip_counts(number),
+        net.calculations[number],
+        operation.name in ("reshard", "output"),
         tuple(map(numbers.index, numbers)),
         tuple(some),
     )
@@ -299,7 +294,7 @@ def _makers(net: Net, variables: Iterable[int]) -> set[int]:
     return {n for n, operation in enumerate(net.graph.operations) if any(v.number in wanted for v in operation.values)}
 
 
-def operation_cost(net: Net, pricer: Pricer, number: int, shardings: Sequence[Sharding]) -> Cost:
+def operation_cost(net: Net, chooser: Chooser, number: int, shardings: Sequence[Sharding]) -> Price:
     """What an operation costs with its operands, and last its result, in given shardings."""
     operation = net.graph.operations[number]
     if not operation.operands:
@@ -307,12 +302,11 @@ def operation_cost(net: Net, pricer: Pricer, number: int, shardings: Sequence[Sh
     *operands, result = shardings
     kept = tuple(operands)
     if operation.name in ("reshard", "output"):
-        return times(
-            pricer.price(kept[0], result, operation.result.shape, operation.result.dtype), operation.trip_count
-        )
+        moved = chooser.prices.moved(kept[0], result, operation.result.shape, operation.result.dtype)
+        return times(moved.price, operation.trip_count)
     try:
-        return pricer.compute(operation, net.rules[number], kept, result, net.turns(number)).cost
-    except ValueError:
+        return chooser.choose(net.calculations[number], kept, result, net.trip_counts(number)).price
+    except ReshardError:
         return IMPOSSIBLE
 
 

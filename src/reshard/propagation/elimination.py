@@ -7,8 +7,8 @@ Going back, each variable takes its best for what the later ones have taken.
 Where a new table would have more than `LARGEST_TABLE` entries, a variable is held at its first choice instead, and at
 the end all are improved one at a time.
 
->>> a = ((0,), {(0,): (1.0, 0.0, 0, 0), (1,): (0.0, 0.0, 0, 0)})
->>> both = ((0, 1), {(x, y): (3.0 * (x == y), 0.0, 0, 0) for x in (0, 1) for y in (0, 1)})
+>>> a = ((0,), {(0,): (1.0, 0, 0, 0, 0, 0), (1,): (0.0, 0, 0, 0, 0, 0)})
+>>> both = ((0, 1), {(x, y): (3.0 * (x == y), 0, 0, 0, 0, 0) for x in (0, 1) for y in (0, 1)})
 >>> sorted(least([a, both], {0: 2, 1: 2}, [1, 2]).items())
 [(0, 1), (1, 0)]
 """
@@ -22,13 +22,13 @@ from math import fsum, prod
 
 import numpy as np
 
-from reshard.propagation.prices import ROUNDING
+from reshard.contraction.prices import ROUNDING
 
 LARGEST_TABLE = 4096
 SMALL_TABLE = 64
 """Fewer entries are added one by one."""
-Ranked = tuple[float, float, int, int]
-"""A cost, at least 0, and last a number that tells apart choices of equal cost by what they are and not by order."""
+Ranked = tuple[float, int, int, int, int, int]
+"""A price, nothing in it below 0, and a number that tells choices of equal price apart by what they are."""
 Table = dict[tuple[int, ...], Ranked]
 Scoped = tuple[tuple[int, ...], Table]
 """A table and its variables, in the order of its keys, which are all there, the last variable fastest."""
@@ -137,13 +137,14 @@ class _Elimination:
 def _worth(parts: Sequence[tuple[Table, list[int]]], counts: Sequence[int]) -> Iterable[Sequence[int]]:
     """For every choice of all variables but the last, those of the last that may have the least sum.
 
-    Sums are made roughly, all at once; those that are not near the least need not be made exactly.
+    Seconds, or bytes where nothing takes any, are summed roughly, all at once; what is not near the least need not be
+    summed exactly.
     """
     if prod(counts) < SMALL_TABLE:
         return itertools.repeat(range(counts[-1]), prod(counts[:-1]))
     total = np.zeros(counts)
     for part, at in parts:
-        costs = np.fromiter((cost[0] for cost in part.values()), float, len(part))
+        costs = np.fromiter((cost[0] or cost[1] for cost in part.values()), float, len(part))
         order = sorted(range(len(at)), key=at.__getitem__)
         shape = [counts[n] if n in at else 1 for n in range(len(counts))]
         total += costs.reshape([counts[n] for n in at]).transpose(order).reshape(shape)
@@ -180,6 +181,13 @@ def _sum(costs: Sequence[Ranked]) -> Ranked:
         return costs[0]
     if len(costs) == 2:  # one addition rounds as fsum does
         one, two = costs
-        return (one[0] + two[0], one[1] + two[1], one[2] + two[2], one[3] + two[3])
-    first, second, third, fourth = zip((0.0, 0.0, 0, 0), *costs, strict=True)
-    return (fsum(first), fsum(second), sum(third), sum(fourth))
+        return (
+            one[0] + two[0],
+            one[1] + two[1],
+            one[2] + two[2],
+            one[3] + two[3],
+            one[4] + two[4],
+            one[5] + two[5],
+        )
+    seconds, received, total, steps, flops, likes = zip((0.0, 0, 0, 0, 0, 0), *costs, strict=True)
+    return (fsum(seconds), sum(received), sum(total), sum(steps), sum(flops), sum(likes))

@@ -17,12 +17,15 @@ there was a choice is remembered, and `reshard.propagation.conflicts` looks at i
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from reshard.axis import is_prefix, merged, truncated
+from reshard.contraction.compute_layout import closed_sharding
+from reshard.contraction.tasks import Calculation, Task, calculation_of
 from reshard.mesh import Mesh
 from reshard.operations.operation import Value
 from reshard.operations.projection import Axes, axes_of, labels_of, longest_agreed, shards
@@ -114,7 +117,65 @@ class Net:
         self._state_ids: dict[tuple[State | None, int], int] = {}
         self._mesh_ids = {id(mesh): number for number, mesh in enumerate(graph.meshes.values())}
 
-    def turns(self, number: int) -> tuple[int, ...]:
+    @cached_property
+    def calculations(self) -> list[Calculation]:
+        """Per operation what it computes; those that are alike share one."""
+        known: dict[tuple[object, ...], Calculation] = {}
+        calculations = []
+        for operation, rule in zip(self.graph.operations, self.rules, strict=True):
+            dtypes = tuple(value.dtype for value in operation.values)
+            key = operation.name, operation.pattern, rule, dtypes, operation.attribute("value"), operation.reduction
+            if key not in known:
+                known[key] = calculation_of(operation, rule)
+            calculations.append(known[key])
+        return calculations
+
+    @cached_property
+    def uneven(self) -> str:
+        """The rule for uneven dims of all shardings that were given and cut anything, if it is one."""
+        given = self.graph.annotations.values()
+        rules = {sharding.uneven for sharding in given if any(dim.axes for dim in sharding.dims)}
+        return rules.pop() if len(rules) == 1 else "ceil"
+
+    def sharding(self, number: int, dims: Sequence[Axes], like: Sharding | None = None) -> Sharding:
+        """A value with these axes on its dims, otherwise as another sharding, or as nothing was said."""
+        if like is None:
+            return closed_sharding(self.meshes[number], tuple(dims), uneven=self.uneven)
+        return closed_sharding(self.meshes[number], tuple(dims), like.unreduced, like.reduction, like.uneven)
+
+    def task(self, number: int, shardings: Sequence[Sharding]) -> Task:
+        """An operation from where its operands are kept to where its result is."""
+        operation, target = self.graph.operations[number], shardings[number]
+        sources = tuple(shardings[operand.number] for operand in operation.operands)
+        return Task(self.calculations[number], target.mesh, sources, target, True, self.trip_counts(number))
+
+    @cached_property
+    def computed(self) -> list[int]:
+        """The operations that compute something."""
+        return [
+            number
+            for number, operation in enumerate(self.graph.operations)
+            if operation.operands and operation.name not in ("reshard", "output", "carry", "last")
+        ]
+
+    @cached_property
+    def wanted(self) -> dict[int, Sharding]:
+        """Where an output wants a value that nothing else reads, and of which nothing is said."""
+        operations, annotations = self.graph.operations, self.graph.annotations
+        readers = Counter(operand.number for operation in operations for operand in {*operation.operands})
+        return {
+            operation.operands[0].number: self.sharding(operation.result.number, [dim.axes for dim in said.dims], said)
+            for operation in operations
+            if operation.name == "output"
+            and (said := annotations.get(operation.result)) is not None
+            and not any(dim.is_open for dim in said.dims)
+            and operation.operands[0] not in annotations
+            and readers[operation.operands[0].number] == 1
+            and said.mesh == self.meshes[operation.operands[0].number]
+            and operations[operation.operands[0].number].operands
+        }
+
+    def trip_counts(self, number: int) -> tuple[int, ...]:
         """How often each operand of an operation is moved where it must be, and last how often the result is made.
 
         What a loop takes apart counts as moved part by part, in every turn: as a whole it may be too large to hold.

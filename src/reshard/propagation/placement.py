@@ -5,7 +5,7 @@ Before one that reads a value in another sharding than the one it is kept in sta
 same value in the same sharding takes what the first has made.
 After one whose result comes out otherwise than it is kept stands another.
 
-The bytes received are those of the busiest device in each reshard, added up; what stands in a loop counts once for
+The bytes received are those of the busiest device over all reshards together; what stands in a loop counts once for
 every turn, here and in the seconds.
 A value is held from where it is made to where it is last used, outputs to the end; what is held at most is the peak.
 
@@ -27,6 +27,8 @@ from math import prod
 from typing import Any
 
 from reshard.axis import Axis, merged
+from reshard.contraction.chooser import Chooser
+from reshard.contraction.prices import busiest, moved_by
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network import Network
@@ -38,8 +40,7 @@ from reshard.plans.table import bytes_text
 from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Flow, Net, Origin
 from reshard.propagation.graph import Graph
-from reshard.propagation.layouts import Pricer
-from reshard.propagation.search import search
+from reshard.propagation.search import search, settle
 from reshard.propagation.text import write
 from reshard.sharding import DimSharding, Sharding
 from reshard.tables import Table, plain
@@ -58,7 +59,7 @@ class Placement(Graph):
     """Of all values, without open dims."""
     plans: Mapping[Value, Plan]
     """The plan of every reshard, by the value that it makes."""
-    work: Mapping[Value, float]
+    work: Mapping[Value, int]
     """Operations of a device in all, by the value that they make."""
     reasons: Mapping[str, str] = field(repr=False)
     """Per name of a value, where its sharding comes from."""
@@ -105,8 +106,8 @@ class Placement(Graph):
 
     @cached_property
     def received_bytes(self) -> int:
-        """Bytes that devices receive: over all reshards and their trip counts, those of the busiest device in each."""
-        return sum(map(self.received, self.plans))
+        """Bytes that the busiest device receives, over all reshards and their trip counts."""
+        return busiest((moved_by(plan), self.trip_count(value)) for value, plan in self.plans.items())
 
     def received(self, value: Value | str) -> int:
         """The bytes that the busiest device receives over the trip count of the reshard that makes a value, or 0."""
@@ -120,7 +121,7 @@ class Placement(Graph):
             return None
         moved = sum((plan.seconds or 0.0) * self.trip_count(value) for value, plan in self.plans.items())
         rate = self.network.flops
-        return moved + (sum(2 * work / rate for work in self.work.values()) if rate else 0.0)
+        return moved + (sum(work / rate for work in self.work.values()) if rate else 0.0)
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -166,7 +167,7 @@ class Placement(Graph):
                 )
             )
         reshards = "1 reshard" if len(self.plans) == 1 else f"{len(self.plans)} reshards"
-        received = f"received {bytes_text(self.received_bytes)} on the busiest device of each"
+        received = f"received {bytes_text(self.received_bytes)} on the busiest device"
         seconds = "" if self.seconds is None else f", {self.seconds * 1e6:.1f} us"
         figures = f"{reshards}, {received}{seconds}; peak {bytes_text(self.peak_bytes)}"
         named = [f"{name} ({count})" for name, count in sorted(self.without_rule.items())]
@@ -202,24 +203,19 @@ def place(program: Builder, network: Network | None, until_priority: int | None)
     Raises:
         ReshardError: `no-plan` where an operation can be computed in no layout.
     """
-    net, pricer = Net(program), Pricer(network, _uneven(program.annotations))
-    shardings, flows = search(net, pricer, until_priority)
+    net, chooser = Net(program), Chooser(network, is_for_many=True)
+    shardings, flows = search(net, chooser, until_priority)
     held = _held(
         program, [_as_said(s, program.annotations.get(v)) for v, s in zip(program.values, shardings, strict=True)]
     )
     if held:
         program = copy(program)
         program.annotations = {**program.annotations, **held}
-        net, pricer = Net(program), Pricer(network, _uneven(program.annotations))
-        shardings, flows = search(net, pricer, until_priority)
+        net, chooser = Net(program), Chooser(network, is_for_many=True)
+        shardings, flows = search(net, chooser, until_priority)
+    settle(net, chooser, shardings)
     reasons = [_reason(net, flows, number, sharding) for number, sharding in enumerate(shardings)]
-    return explicit(program, net, pricer, shardings, reasons)
-
-
-def _uneven(annotations: Mapping[Value, Sharding]) -> str:
-    """The rule for uneven dims of all shardings that were given and cut anything, if it is one."""
-    rules = {sharding.uneven for sharding in annotations.values() if any(dim.axes for dim in sharding.dims)}
-    return rules.pop() if len(rules) == 1 else "ceil"
+    return explicit(program, net, chooser, shardings, reasons)
 
 
 def _as_said(sharding: Sharding, said: Sharding | None) -> Sharding:
@@ -256,11 +252,11 @@ def _divisible(sharding: Sharding, shape: tuple[int, ...], said: Sharding | None
 
 
 def explicit(
-    program: Builder, net: Net, pricer: Pricer, shardings: Sequence[Sharding], reasons: Sequence[str]
+    program: Builder, net: Net, chooser: Chooser, shardings: Sequence[Sharding], reasons: Sequence[str]
 ) -> Placement:
     """The placement of a program whose values are kept in given shardings, with a reason for each."""
-    placing = _Placing(pricer, {value.name for value in program.values})
-    for operation, rule, sharding, reason in zip(program.operations, net.rules, shardings, reasons, strict=True):
+    placing = _Placing(chooser, {value.name for value in program.values})
+    for operation, sharding, reason in zip(program.operations, shardings, reasons, strict=True):
         name = operation.result.name
         operands = [placing.places[operand] for operand in operation.operands]
         if operation.name in ("input", "constant"):
@@ -273,28 +269,30 @@ def explicit(
             result = placing.add(operation, brought, name, sharding, reason)
         else:
             kept_in = tuple(placing.shardings[operand] for operand in operands)
-            computed = pricer.compute(operation, rule, kept_in, sharding, net.turns(operation.result.number))
+            trips = net.trip_counts(operation.result.number)
+            chosen = chooser.choose(net.calculations[operation.result.number], kept_in, sharding, trips)
+            *used, computed = chosen.layout.shardings
             why = f"needed by {name}"
-            brought = [placing.brought(*pair, why) for pair in zip(operands, computed.operands, strict=True)]
-            stays = computed.result == sharding
+            brought = [placing.brought(*pair, why) for pair in zip(operands, used, strict=True)]
+            stays = computed == sharding
             called, says = (name, reason) if stays else (placing.name(name), f"as {name} is computed")
-            value = placing.add(operation, brought, called, computed.result, says)
-            placing.work[value] = computed.cost[1]
+            value = placing.add(operation, brought, called, computed, says)
+            placing.work[value] = chosen.price.flops
             result = value if stays else placing.moved(value, sharding, name, reason)
         placing.places[operation.result] = result
     for value, said in program.annotations.items():
         placing.shardings[placing.places[value]] = _as_said(placing.shardings[placing.places[value]], said)
     return Placement(
         dict(program.meshes), tuple(placing.operations), placing.shardings, placing.plans, placing.work,
-        placing.reasons, pricer.network, program.without_rule, program.signature,
+        placing.reasons, chooser.network, program.without_rule, program.signature,
     )  # fmt: skip
 
 
 class _Placing:
     """The operations of a placement, as far as they stand."""
 
-    def __init__(self, pricer: Pricer, names: set[str]) -> None:
-        self.pricer = pricer
+    def __init__(self, chooser: Chooser, names: set[str]) -> None:
+        self.chooser = chooser
         self.names = names
         """Those of the program, and what was made up."""
         self.operations: list[Operation] = []
@@ -302,7 +300,7 @@ class _Placing:
         """Per value of the program, the one that has its name here."""
         self.shardings: dict[Value, Sharding] = {}
         self.plans: dict[Value, Plan] = {}
-        self.work: dict[Value, float] = {}
+        self.work: dict[Value, int] = {}
         self.reasons: dict[str, str] = {}
         self.moves: dict[tuple[Value, Sharding], Value] = {}
         """What a reshard made, by its operand and its target."""
@@ -317,9 +315,11 @@ class _Placing:
     def moved(self, value: Value, target: Sharding, name: str, reason: str) -> Value:
         """A value in another sharding, by this name unless it was made before."""
         if (value, target) not in self.moves:
-            plan = self.pricer.plan(self.shardings[value], target, value.shape, value.dtype)
-            if plan is None:
-                raise ReshardError("no-plan", f"value {value.name} cannot be brought to {target.text()}")
+            try:
+                plan = self.chooser.prices.plan(self.shardings[value], target, value.shape, value.dtype)
+            except ReshardError as error:
+                text = f"value {value.name} cannot be brought to {target.text()}"
+                raise ReshardError("no-plan", text) from error
             reshard = Operation("reshard", (value,), value, block=self.operations[value.number].scope)
             result = self.moves[value, target] = self.add(reshard, (value,), name, target, reason)
             self.plans[result] = plan

@@ -22,57 +22,89 @@ from __future__ import annotations
 
 import itertools
 
-from reshard.propagation.conflicts import candidates, candidates_along, cheapest, runs
+from reshard.contraction.best_first import best_of
+from reshard.contraction.chooser import Chooser
+from reshard.contraction.prices import IMPOSSIBLE, Effort, Price
+from reshard.propagation.conflicts import candidates, candidates_along, cheapest, operation_cost, runs
 from reshard.propagation.fixpoint import Flow, Net
-from reshard.propagation.layouts import Pricer
-from reshard.propagation.prices import Cost
 from reshard.propagation.sharing import improved, shared_cost
 from reshard.sharding import Sharding
 
 MOST_WORK = 2
 """Without a network, fewer bytes are taken for at most so many times the work: values that are not cut are computed
 by everybody, and receive nothing.
-Where nothing was disputed, and closed dims only refused what was proposed, for no more work."""
+Where nothing was disputed, and closed dims only refused what was proposed, for hardly more."""
+SETTLING_EFFORT = 400
+"""After how much effort no further operation is asked about among all layouts."""
+HARDLY_MORE = 1.25
+"""How many times the work that is."""
 FIRST_EFFORT, AXIS_EFFORT, LAST_EFFORT, WHOLE_EFFORT = 1500, 3000, 5000, 8000
 
 
-def search(net: Net, pricer: Pricer, until_priority: int | None) -> tuple[list[Sharding], list[Flow]]:
+def search(net: Net, chooser: Chooser, until_priority: int | None) -> tuple[list[Sharding], list[Flow]]:
     """Per value its sharding, and the runs of propagation from which they come."""
     flows = runs(net, until_priority)
     disputed = bool(flows[0].disputed)
     looked = flows if disputed else flows[:1]
-    found = candidates(net, pricer, looked, FIRST_EFFORT)
-    chosen = improved(net, pricer, found, looked, cheapest(net, pricer, found))
+    found = candidates(net, chooser, looked, FIRST_EFFORT)
+    chosen = improved(net, chooser, found, looked, cheapest(net, chooser, found))
     if len(flows) == 1:
         return chosen, looked
-    cost = shared_cost(net, pricer, chosen)
-    most_work = (MOST_WORK if disputed else 1) * cost[1]
+    cost = shared_cost(net, chooser, chosen)
+    most_work = (MOST_WORK if disputed else HARDLY_MORE) * cost.flops
     names = list(dict.fromkeys(name for mesh in net.graph.meshes.values() for name in mesh.sizes)) if disputed else []
     tries = 1
     quiet = 0
     for axis in itertools.cycle(names):
-        if quiet == len(names) or _left(net, pricer, tries) <= 0:
+        if quiet == len(names) or _left(net, chooser, tries) <= 0:
             break
-        found = candidates_along(net, pricer, flows, chosen, axis, AXIS_EFFORT)
-        other = cheapest(net, pricer, found)
-        price = shared_cost(net, pricer, other)
+        found = candidates_along(net, chooser, flows, chosen, axis, AXIS_EFFORT)
+        other = cheapest(net, chooser, found)
+        price = shared_cost(net, chooser, other)
         tries += 1
         quiet += 1
-        if _is_better(pricer, price, cost, most_work):
+        if _is_better(chooser, price, cost, most_work):
             chosen, cost, quiet = other, price, 1
-    found = candidates(net, pricer, flows, min(_left(net, pricer, tries), LAST_EFFORT), chosen)
-    other = improved(net, pricer, found, flows, cheapest(net, pricer, found))
-    if _is_better(pricer, shared_cost(net, pricer, other), cost, most_work):
+    found = candidates(net, chooser, flows, min(_left(net, chooser, tries), LAST_EFFORT), chosen)
+    other = improved(net, chooser, found, flows, cheapest(net, chooser, found))
+    if _is_better(chooser, shared_cost(net, chooser, other), cost, most_work):
         return other, flows
     return chosen, looked
 
 
-def _left(net: Net, pricer: Pricer, tries: int) -> int:
+def _left(net: Net, chooser: Chooser, tries: int) -> int:
     """What is left of the budget after so many tries: in each, an operation takes about as long as to price one."""
-    return WHOLE_EFFORT - pricer.priced - tries * len(net.rules)
+    return WHOLE_EFFORT - chooser.asked - tries * len(net.rules)
 
 
-def _is_better(pricer: Pricer, price: Cost, cost: Cost, most_work: float) -> bool:
+def _is_better(chooser: Chooser, price: Price, cost: Price, most_work: float) -> bool:
     """Whether a price is lower, and buys that with no more work than it may."""
-    counts = pricer.network is not None and pricer.network.flops is not None  # then the price has the work in it
-    return price < cost and (counts or price[1] <= most_work)
+    counts = chooser.network is not None and chooser.network.flops is not None  # then the price has the work in it
+    return price < cost and (counts or price.flops <= most_work)
+
+
+def settle(net: Net, chooser: Chooser, shardings: list[Sharding]) -> None:
+    """Let what only an output reads be made where it wants it, and ask of the costliest operations among all layouts.
+
+    What is cheaper, with equal reshards made once, the chooser keeps.
+    """
+    for number, target in net.wanted.items():
+        ends = [*(shardings[operand.number] for operand in net.graph.operations[number].operands), target]
+        if operation_cost(net, chooser, number, ends) != IMPOSSIBLE:
+            shardings[number] = target
+    cost = shared_cost(net, chooser, shardings)
+    tasks = {net.task(number, shardings): number for number in net.computed}
+    order = [(chooser.answer(task).price, net.weights[number], task) for task, number in tasks.items()]
+    spent = 0
+    for price, _, task in sorted(order, key=lambda entry: entry[:2], reverse=True):
+        if spent > SETTLING_EFFORT or (price.steps == 0 and chooser.network is None):
+            break
+        effort = Effort(chooser.network)
+        before, after = chooser.answer(task), best_of(task, chooser, effort)
+        spent += effort.spent
+        if after.price < before.price:
+            chooser.keep(task, after)
+            now = shared_cost(net, chooser, shardings)
+            cost = min(cost, now)
+            if now > cost:
+                chooser.keep(task, before)

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
+from reshard.contraction.chooser import Chooser
+from reshard.contraction.prices import IMPOSSIBLE, NOTHING, Price, added, arithmetic, times
 from reshard.errors import ReshardError
 from reshard.propagation.conflicts import preferences
 from reshard.propagation.fixpoint import Flow, Net
-from reshard.propagation.layouts import Pricer
-from reshard.propagation.prices import IMPOSSIBLE, NOTHING, Cost, added, times
 from reshard.sharding import Sharding
 
 MOST_PRICED = 200_000
@@ -33,15 +33,15 @@ Need = tuple[int, Sharding, Sharding]
 
 
 def improved(
-    net: Net, pricer: Pricer, found: Sequence[Sequence[Sharding]], flows: Sequence[Flow], chosen: Sequence[Sharding]
+    net: Net, chooser: Chooser, found: Sequence[Sequence[Sharding]], flows: Sequence[Flow], chosen: Sequence[Sharding]
 ) -> list[Sharding]:
     """The choice after the last change that lowers the price of the program."""
     variables = [number for number, some in enumerate(found) if len(some) > 1]
     if not variables or not _shares(net):
         return list(chosen)
     liked = preferences(net, found, variables)
-    runs = [_choice_of(flow, found, pricer, net) for flow in flows]
-    state = _State(net, pricer, chosen)
+    runs = [_choice_of(flow, found, net) for flow in flows]
+    state = _State(net, chooser, chosen)
     budget = max(MOST_PRICED // len(found), 1)
     while budget > 0:
         here = tuple(some.index(sharding) for some, sharding in zip(found, state.chosen, strict=True))
@@ -68,27 +68,27 @@ def _before(one: Move, other: Move, here: Choice) -> bool:
 class _State:
     """A choice, what each operation costs in it, and which reshards it needs."""
 
-    def __init__(self, net: Net, pricer: Pricer, chosen: Sequence[Sharding]) -> None:
-        self.net, self.pricer, self.chosen = net, pricer, list(chosen)
+    def __init__(self, net: Net, chooser: Chooser, chosen: Sequence[Sharding]) -> None:
+        self.net, self.chooser, self.chosen = net, chooser, list(chosen)
         self.having: list[list[int]] = [[] for _ in chosen]
         """Per value, the operations that have it, on whatever mesh."""
         for number, operation in enumerate(net.graph.operations):
             for value in {value.number for value in operation.values}:
                 self.having[value].append(number)
-        self.parts = [_part(net, pricer, number, self.chosen) for number in range(len(chosen))]
+        self.parts = [_part(net, chooser, number, self.chosen) for number in range(len(chosen))]
         self.uses = Counter(need for part in self.parts for need in part.needs)
         """Per reshard, how many operations need it."""
         self.cost = self.total()
 
-    def total(self) -> Cost:
+    def total(self) -> Price:
         moved = [self.reshard(need) for need in self.uses]
         return added(NOTHING, *(part.cost for part in self.parts), *moved)
 
-    def reshard(self, need: Need) -> Cost:
+    def reshard(self, need: Need) -> Price:
         number, own, target = need
         operation = self.net.graph.operations[number]
-        price = self.pricer.price(own, target, operation.result.shape, operation.result.dtype)
-        return times(price, operation.trip_count)
+        moved = self.chooser.prices.moved(own, target, operation.result.shape, operation.result.dtype)
+        return times(moved.price, operation.trip_count)
 
     def touched(self, changes: Mapping[int, Sharding]) -> list[tuple[int, _Part]]:
         """The operations that have one of the values, as they are after a change."""
@@ -96,15 +96,15 @@ class _State:
         for value, sharding in changes.items():
             self.chosen[value] = sharding
         numbers = {number for value in changes for number in self.having[value]}
-        parts = [(number, _part(self.net, self.pricer, number, self.chosen)) for number in numbers]
+        parts = [(number, _part(self.net, self.chooser, number, self.chosen)) for number in numbers]
         for value, sharding in before.items():
             self.chosen[value] = sharding
         return parts
 
-    def cost_with(self, changes: Mapping[int, Sharding]) -> Cost:
+    def cost_with(self, changes: Mapping[int, Sharding]) -> Price:
         """What the program costs after a change: only what the change touches is priced."""
-        more: list[Cost] = []
-        less: list[Cost] = []
+        more: list[Price] = []
+        less: list[Price] = []
         needed: Counter[Need] = Counter()
         for number, part in self.touched(changes):
             more.append(part.cost)
@@ -117,11 +117,11 @@ class _State:
                 more.append(self.reshard(need))
             elif 0 < before == -count:
                 less.append(self.reshard(need))
-        if any(cost[0] == inf for cost in more):
+        if any(cost.seconds == inf for cost in more):
             return IMPOSSIBLE
-        if self.cost[0] == inf:  # of which nothing can be taken away
-            return _State(self.net, self.pricer, [changes.get(n, one) for n, one in enumerate(self.chosen)]).cost
-        change = added(NOTHING, *more, *((-cost[0], -cost[1], -cost[2]) for cost in less))
+        if self.cost.seconds == inf:  # of which nothing can be taken away
+            return _State(self.net, self.chooser, [changes.get(n, one) for n, one in enumerate(self.chosen)]).cost
+        change = added(NOTHING, *more, *(times(cost, -1) for cost in less))
         return added(self.cost, change)
 
     def change(self, changes: Mapping[int, Sharding]) -> None:
@@ -138,13 +138,13 @@ class _State:
 class _Part(NamedTuple):
     """One operation in a choice."""
 
-    cost: Cost
+    cost: Price
     """Of its work, and of the reshard after it."""
     needs: tuple[Need, ...]
     """The reshards before it."""
 
 
-def _part(net: Net, pricer: Pricer, number: int, chosen: Sequence[Sharding]) -> _Part:
+def _part(net: Net, chooser: Chooser, number: int, chosen: Sequence[Sharding]) -> _Part:
     operation = net.graph.operations[number]
     if not operation.operands:
         return _Part(NOTHING, ())
@@ -154,20 +154,22 @@ def _part(net: Net, pricer: Pricer, number: int, chosen: Sequence[Sharding]) -> 
     needed: tuple[Sharding, ...] = (result,)
     if operation.name not in ("reshard", "output"):
         try:
-            computed = pricer.compute(operation, net.rules[number], kept, result, net.turns(number))
+            trips = net.trip_counts(number)
+            computed = chooser.choose(net.calculations[number], kept, result, trips)
         except ReshardError:
             return _Part(IMPOSSIBLE, ())
-        needed = computed.operands
-        after = pricer.price(computed.result, result, operation.result.shape, operation.result.dtype)
-        cost = added(computed.work, times(after, operation.trip_count))
+        *used, made = computed.layout.shardings
+        needed = tuple(used)
+        after = chooser.prices.moved(made, result, operation.result.shape, operation.result.dtype)
+        cost = added(arithmetic(computed.price.flops, chooser.network), times(after.price, trips[-1]))
     numbers = [operand.number for operand in operation.operands]
     needs = dict.fromkeys(need for need in zip(numbers, kept, needed, strict=False) if need[1] != need[2])
     return _Part(cost, tuple(needs))
 
 
-def shared_cost(net: Net, pricer: Pricer, chosen: Sequence[Sharding]) -> Cost:
+def shared_cost(net: Net, chooser: Chooser, chosen: Sequence[Sharding]) -> Price:
     """What the program costs when equal reshards of a value are made once."""
-    return _State(net, pricer, chosen).cost
+    return _State(net, chooser, chosen).cost
 
 
 def _shares(net: Net) -> bool:
@@ -176,14 +178,14 @@ def _shares(net: Net) -> bool:
     return len(used) > len(set(used))
 
 
-def _choice_of(flow: Flow, found: Sequence[Sequence[Sharding]], pricer: Pricer, net: Net) -> Choice:
+def _choice_of(flow: Flow, found: Sequence[Sequence[Sharding]], net: Net) -> Choice:
     """The candidates that a run of propagation had."""
     choice = []
     for number, some in enumerate(found):
         dims = [tuple(dim.axes) for dim in some[0].dims]
         wanted = list(flow.dims[number])
         if dims != wanted:
-            wished = pricer.sharding(net.meshes[number], wanted, some[0].unreduced, some[0].reduction, some[0].uneven)
+            wished = net.sharding(number, wanted, some[0])
             choice.append(some.index(wished) if wished in some else 0)
         else:
             choice.append(0)
