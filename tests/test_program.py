@@ -214,7 +214,7 @@ def test_values_and_bytes_device_by_device(make: object) -> None:
         by_device = Counter[int]()
         for value, plan in placed.plans.items():
             for device in plan.devices:
-                by_device[device] += plan.received_bytes_on(device) * placed.turns(value)
+                by_device[device] += plan.received_bytes_on(device) * placed.trip_count(value)
         assert placed.received_bytes == max(by_device.values(), default=0)
 
 

@@ -23,12 +23,12 @@ from typing import Any
 from reshard import numpy
 from reshard.axis import Axis
 from reshard.box import Box
-from reshard.contraction import EinsumPlan, einsum
+from reshard.contraction import EinsumPlan, alternatives, einsum
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network import Network
 from reshard.notation import parse_mesh, parse_sharding
-from reshard.planner import alternatives, plan
+from reshard.planner import plan
 from reshard.plans import Plan
 from reshard.propagation import Program
 from reshard.sharding import DimSharding, Sharding

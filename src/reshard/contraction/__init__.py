@@ -40,8 +40,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, overload
 
+from reshard import planner
 from reshard.checks import expect, listed, shown
 from reshard.contraction.best_first import Search
 from reshard.contraction.chooser import Chooser
@@ -54,6 +55,7 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network import Network
 from reshard.operations.pattern import Pattern
+from reshard.plans import Plan
 from reshard.sharding import Sharding, with_mesh
 
 __all__ = ["EinsumPlan", "alternatives", "cache_clear", "einsum"]
@@ -183,12 +185,16 @@ def _planned(asked: Asked) -> EinsumPlan:
     return best
 
 
-def alternatives(plan: EinsumPlan, *, anywhere: bool = False) -> tuple[EinsumPlan, ...]:
-    """Other ways to compute what a plan computes, on its network, best first.
+@overload
+def alternatives(plan: Plan) -> tuple[Plan, ...]: ...
+@overload
+def alternatives(plan: EinsumPlan, *, anywhere: bool = False) -> tuple[EinsumPlan, ...]: ...
+def alternatives(plan: Plan | EinsumPlan, *, anywhere: bool = False) -> tuple[Plan, ...] | tuple[EinsumPlan, ...]:
+    """What else would do what a plan does, on its network, best first: for a reshard, the planner's other plans.
 
     Args:
-        plan: the plan.
-        anywhere: whether the result may also lie elsewhere.
+        plan: of a reshard, or of an einsum.
+        anywhere: whether the result of an einsum may also lie elsewhere.
 
     >>> mesh = Mesh.of(X=4)
     >>> ends = Sharding.of(mesh, None, "X"), Sharding.of(mesh, "X", None)
@@ -196,7 +202,8 @@ def alternatives(plan: EinsumPlan, *, anywhere: bool = False) -> tuple[EinsumPla
     >>> plan.received_bytes, alternatives(plan)[0].received_bytes
     (384, 1024)
     """
-    expect(plan, EinsumPlan, "the plan of an einsum")
+    if not isinstance(plan, EinsumPlan):
+        return planner.alternatives(plan)
     sources = {
         origin: operand.source
         for part in plan.parts()
@@ -222,7 +229,7 @@ def _ranked(asked: Asked) -> tuple[EinsumPlan, ...]:
         chooser, effort = Chooser(asked.network), Effort(asked.network)
         numbers = tuple(range(len(asked.sources)))
         search = Search(task, chooser, effort)
-        best = search.best(chooser.first(task, effort), ALTERNATIVES + 1, search.hasty())
+        best = search.best(chooser.first(task), ALTERNATIVES + 1, search.hasty())
         ways = [Contracted(task, chosen, numbers) for chosen in best]
         if len(asked.sources) > 2:
             ways += pairwise(task, chooser, effort, prove=False)

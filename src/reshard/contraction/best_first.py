@@ -203,7 +203,7 @@ def best_of(task: Task, chooser: Chooser, effort: Effort, *, prove: bool = False
     Raises:
         ReshardError: of the planner, where no layout can be reached.
     """
-    first = chooser.first(task, effort)
+    first = chooser.first(task)
     if first is not None and task.target is not None and chooser.network is None and first.price.steps == 0:
         return first._replace(is_proved=True)  # there is one layout at most in which everything stays
     search = Search(task, chooser, effort)

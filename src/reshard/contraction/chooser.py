@@ -25,7 +25,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reshard.contraction.compute_layout import ComputeLayout
-from reshard.contraction.prices import ROUNDING, Effort, Ends, Moved, Price, Prices, local_flops, price_of
+from reshard.contraction.prices import ROUNDING, Ends, Moved, Price, Prices, local_flops, price_of
 from reshard.contraction.rows import Table
 from reshard.contraction.targets import targets
 from reshard.contraction.tasks import Calculation, Task
@@ -125,24 +125,21 @@ class Chooser:
         """Answer so from now on."""
         self._chosen[task.calculation, task.sources, task.target, task.trips] = chosen
 
-    def first(self, task: Task, effort: Effort | None = None) -> Chosen | None:
+    def first(self, task: Task) -> Chosen | None:
         """The cheapest of the layouts that the tensors of a task have; None where none can be reached.
 
         Those that can cost least are priced first; of equal ones the first counts, whichever was priced first.
-        With an effort that is to be the same for everybody, nothing goes by what others asked before.
         """
         ready = self._ready(task)
-        places = self._places(task, ready, is_fresh=effort is not None)
+        places = self._places(task, ready)
         best: tuple[Price, int] | None = None
         for number in sorted(range(len(places)), key=lambda number: places[number].least):
             place = places[number]
             layout, flops = ready.layouts[place.layout], ready.flops[place.layout]
             if best is not None:
                 most = best[0].received_bytes if self.network is None else (1 + ROUNDING) * best[0].seconds
-                if place.least > most or (effort is not None and effort.is_over):
+                if place.least > most:
                     break
-            if effort is not None:
-                effort.ask_all(ends_of(task, layout, place.target))
             price = self.price(task, layout, flops, place.target, None if best is None else best[0])
             if price is not None and (best is None or (price, number) < best):
                 best = price, number
@@ -151,7 +148,7 @@ class Chooser:
         place = places[best[1]]
         return Chosen(ready.layouts[place.layout], place.target, best[0])
 
-    def _places(self, task: Task, ready: Ready, *, is_fresh: bool) -> list[Place]:
+    def _places(self, task: Task, ready: Ready) -> list[Place]:
         """The layouts, with where the result goes, and the seconds or bytes that it takes at the least."""
         calculation, network, trips = task.calculation, self.network, task.trip_counts
 
@@ -160,7 +157,7 @@ class Chooser:
             if before is after:
                 return 0.0
             ends = before, after, calculation.shapes[term], calculation.dtypes[term]
-            moved = None if is_fresh else self.prices.known(ends)
+            moved = self.prices.known(ends)
             if moved is None:
                 received = self.prices.least_bytes(ends)
                 amount = received if network is None or not received else received / fastest_into(network)

@@ -92,7 +92,7 @@ def best_way(task: Task, chooser: Chooser, effort: Effort, *, prove: bool = Fals
     Raises:
         ReshardError: of the planner, where no layout can be reached.
     """
-    is_long = len(task.sources) > 2
+    is_long = len(task.sources) > 2 and task.is_einsum
     if is_long and not prove:
         effort.allow(BUDGET)
     ways = [Contracted(task, best_of(task, chooser, effort, prove=prove), tuple(range(len(task.sources))))]
@@ -157,11 +157,11 @@ def _products(
         if seen and effort.is_over:
             break
         try:
+            search = Search(product, chooser, effort)
             if is_last:
-                places = [best_of(product, chooser, effort, prove=prove)]
+                places = search.best(None, 1, search.work_in_vain(prove))
             else:
-                search = Search(product, chooser, effort)
-                places = search.best(chooser.first(product, effort), PLACES, search.hasty(WORK_IN_VAIN))
+                places = search.best(None, PLACES, search.hasty(WORK_IN_VAIN))
         except ReshardError:
             continue  # a product that cannot be made so is none
         for chosen in places:

@@ -177,11 +177,6 @@ class Effort:
         """Whether a search should end with what it has."""
         return self._most is not None and self.spent >= self._most
 
-    def ask_all(self, reshards: Iterable[Ends]) -> None:
-        """Count several reshards."""
-        for ends in reshards:
-            self.ask(ends)
-
     def ask(self, ends: Ends) -> bool:
         """Count a reshard; whether it is new.
 

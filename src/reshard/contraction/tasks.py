@@ -187,6 +187,13 @@ class Task:
         return tuple(end if end is not None and end.mesh == self.mesh else None for end in (*self.sources, self.target))
 
     @property
+    def is_einsum(self) -> bool:
+        """Whether it multiplies and sums once, so that operands may be contracted two at a time."""
+        calculation = self.calculation
+        einsum = Calculation.of_einsum(calculation.pattern, calculation.label_sizes, calculation.dtypes[-1])
+        return calculation == einsum and {*self.trip_counts} == {1}
+
+    @property
     def trip_counts(self) -> tuple[int, ...]:
         """Per term, how often it is moved."""
         return self.trips or (1,) * len(self.calculation.shapes)

@@ -24,10 +24,12 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 from reshard.axis import Axis, merged
 from reshard.contraction.chooser import Chooser
+from reshard.contraction.pairwise import Contracted
 from reshard.contraction.prices import busiest, moved_by
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
@@ -213,9 +215,9 @@ def place(program: Builder, network: Network | None, until_priority: int | None)
         program.annotations = {**program.annotations, **held}
         net, chooser = Net(program), Chooser(network, is_for_many=True)
         shardings, flows = search(net, chooser, until_priority)
-    settle(net, chooser, shardings)
+    chains = settle(net, chooser, shardings)
     reasons = [_reason(net, flows, number, sharding) for number, sharding in enumerate(shardings)]
-    return explicit(program, net, chooser, shardings, reasons)
+    return explicit(program, net, chooser, shardings, reasons, chains)
 
 
 def _as_said(sharding: Sharding, said: Sharding | None) -> Sharding:
@@ -252,9 +254,17 @@ def _divisible(sharding: Sharding, shape: tuple[int, ...], said: Sharding | None
 
 
 def explicit(
-    program: Builder, net: Net, chooser: Chooser, shardings: Sequence[Sharding], reasons: Sequence[str]
+    program: Builder,
+    net: Net,
+    chooser: Chooser,
+    shardings: Sequence[Sharding],
+    reasons: Sequence[str],
+    chains: Mapping[int, Contracted] = MappingProxyType({}),
 ) -> Placement:
-    """The placement of a program whose values are kept in given shardings, with a reason for each."""
+    """The placement of a program whose values are kept in given shardings, with a reason for each.
+
+    Einsums of which there is a chain are computed two operands at a time.
+    """
     placing = _Placing(chooser, {value.name for value in program.values})
     for operation, sharding, reason in zip(program.operations, shardings, reasons, strict=True):
         name = operation.result.name
@@ -267,6 +277,8 @@ def explicit(
             why = f"asked for by output {name}" if operation.name == "output" else f"needed by {name}"
             brought = [placing.brought(operand, sharding, why) for operand in operands]
             result = placing.add(operation, brought, name, sharding, reason)
+        elif operation.result.number in chains:
+            result = placing.contracted(operation, chains[operation.result.number], operands, reason)
         else:
             kept_in = tuple(placing.shardings[operand] for operand in operands)
             trips = net.trip_counts(operation.result.number)
@@ -311,6 +323,30 @@ class _Placing:
         self.operations.append(replace(operation, operands=tuple(operands), result=result))
         self.shardings[result], self.reasons[name] = sharding, reason
         return result
+
+    def contracted(self, operation: Operation, way: Contracted, operands: Sequence[Value], reason: str) -> Value:
+        """Let the contractions of an einsum stand here, two operands at a time; the result of the last."""
+        name = operation.result.name
+        products: dict[int, Value] = {}
+        for part in way.parts():
+            is_last, target, pattern = part is way, part.chosen.target, part.task.pattern
+            *used, made = part.chosen.layout.shardings
+            inputs = [operands[one] if isinstance(one, int) else products[id(one)] for one in part.inputs]
+            brought = [self.brought(*pair, f"needed by {name}") for pair in zip(inputs, used, strict=True)]
+            product = replace(
+                operation,
+                pattern=pattern,
+                sizes=tuple((label, size) for label, size in operation.sizes if label in pattern.labels),
+                result=replace(operation.result, shape=part.task.calculation.shapes[-1]),
+            )
+            is_named = is_last and made == target
+            why = reason if is_named else f"as {name} is computed"
+            value = self.add(product, brought, name if is_named else self.name(name), made, why)
+            self.work[value] = part.chosen.price.flops
+            if made != target:
+                value = self.moved(value, target, name if is_last else self.name(name), reason if is_last else why)
+            products[id(part)] = value
+        return products[id(way)]
 
     def moved(self, value: Value, target: Sharding, name: str, reason: str) -> Value:
         """A value in another sharding, by this name unless it was made before."""

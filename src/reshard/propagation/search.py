@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import itertools
 
-from reshard.contraction.best_first import best_of
 from reshard.contraction.chooser import Chooser
+from reshard.contraction.pairwise import Contracted, best_way
 from reshard.contraction.prices import IMPOSSIBLE, Effort, Price
+from reshard.contraction.tasks import Task
 from reshard.propagation.conflicts import candidates, candidates_along, cheapest, operation_cost, runs
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.sharing import improved, shared_cost
@@ -83,28 +84,37 @@ def _is_better(chooser: Chooser, price: Price, cost: Price, most_work: float) ->
     return price < cost and (counts or price.flops <= most_work)
 
 
-def settle(net: Net, chooser: Chooser, shardings: list[Sharding]) -> None:
+def settle(net: Net, chooser: Chooser, shardings: list[Sharding]) -> dict[int, Contracted]:
     """Let what only an output reads be made where it wants it, and ask of the costliest operations among all layouts.
 
     What is cheaper, with equal reshards made once, the chooser keeps.
+    Returns the einsums of more than two operands that are cheaper two at a time, by their numbers.
     """
     for number, target in net.wanted.items():
         ends = [*(shardings[operand.number] for operand in net.graph.operations[number].operands), target]
         if operation_cost(net, chooser, number, ends) != IMPOSSIBLE:
             shardings[number] = target
     cost = shared_cost(net, chooser, shardings)
-    tasks = {net.task(number, shardings): number for number in net.computed}
-    order = [(chooser.answer(task).price, net.weights[number], task) for task, number in tasks.items()]
+    tasks = {number: net.task(number, shardings) for number in net.computed}
+    weights = {task: net.weights[number] for number, task in tasks.items()}
+    order = [(chooser.answer(task).price, weight, task) for task, weight in weights.items()]
     spent = 0
+    chains: dict[Task, Contracted] = {}
     for price, _, task in sorted(order, key=lambda entry: entry[:2], reverse=True):
         if spent > SETTLING_EFFORT or (price.steps == 0 and chooser.network is None):
             break
         effort = Effort(chooser.network)
-        before, after = chooser.answer(task), best_of(task, chooser, effort)
+        before, way = chooser.answer(task), best_way(task, chooser, effort)
         spent += effort.spent
+        if len(list(way.parts())) > 1:
+            if way.price(chooser) < before.price:
+                chains[task] = way
+            continue
+        after = way.chosen
         if after.price < before.price:
             chooser.keep(task, after)
             now = shared_cost(net, chooser, shardings)
             cost = min(cost, now)
             if now > cost:
                 chooser.keep(task, before)
+    return {number: chains[task] for number, task in tasks.items() if task in chains}
