@@ -10,6 +10,7 @@ from programs import conflicting, generate
 from reshard import Mesh, Sharding
 from reshard.operations.pattern import Pattern
 from reshard.propagation import Program, Value, search
+from reshard.propagation.builder import Result
 
 
 def shuffled(program: Program, rng: random.Random) -> tuple[Program, dict[Value, Value]]:
@@ -30,11 +31,9 @@ def shuffled(program: Program, rng: random.Random) -> tuple[Program, dict[Value,
         value = other.add(
             operation.name,
             [made[operand] for operand in operation.operands],
-            f"w{rng.randrange(10**9)}",
-            operation.result.shape,
-            operation.result.dtype,
+            Result(f"w{rng.randrange(10**9)}", operation.result.shape, operation.result.dtype),
             pattern=pattern,
-            sizes={} if pattern is None else _sizes(pattern, operation.values),
+            sizes=() if pattern is None else tuple(_sizes(pattern, operation.values).items()),
             replicated=roles[0],
             shifted=roles[1],
             selected=roles[2],
