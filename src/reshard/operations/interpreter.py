@@ -119,8 +119,8 @@ def check_computable(operation: Operation) -> None:
     Raises:
         ReshardError: `bad-program`.
     """
-    name = operation.name
-    if name not in KINDS or KINDS[name].form in (KindForm.END, KindForm.ENTERING, KindForm.LEAVING):
+    kind, name = operation.kind, operation.name
+    if kind is None or kind.form in (KindForm.END, KindForm.ENTERING, KindForm.LEAVING):
         raise ReshardError("bad-program", f"value {operation.result.name}: operation {name} is not known here")
 
 

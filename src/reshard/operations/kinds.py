@@ -16,14 +16,12 @@ By hand: a sum may wait until an `add` is done if all its operands are to be add
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from reshard.dtypes import REDUCTIONS
 from reshard.errors import ReshardError
-from reshard.operations.pattern import Pattern
 
 
 class KindForm(Enum):
@@ -87,43 +85,16 @@ class Kind:
     function: str = ""
     """What NumPy calls it, and others after NumPy, if they have it."""
 
-    def check(
-        self,
-        name: str,
-        pattern: Pattern | None,
-        operands: int,
-        attributes: Collection[str],
-        replicated: Collection[str],
-    ) -> None:
-        """Refuse what an operation of this kind cannot be.
+    def check_operands(self, name: str, count: int) -> None:
+        """Refuse an operation of another number of operands.
 
-        Rules, in the order checked; `bad-argument` for the first, `bad-program` for the others:
-            it has as many operands as its kind
-            it has the attributes of its kind
-            a label stands twice in an operand of an einsum only
-            what is done along a label names that one as replicated
-            what shifts elements has the same dims in every operand and in the result
-            what is done element by element, or along a label, drops no label
+        Raises:
+            ReshardError: `bad-argument`.
         """
-        if self.operands not in (None, operands) or (self.operands is None and not operands):
+        if count != self.operands if self.operands is not None else not count:
             counts = {None: "operands", 0: "no operands", 1: "one operand"}
-            count = counts.get(self.operands, f"{self.operands} operands")
-            raise ReshardError("bad-argument", f"operation {name} must have {count}, got {operands}")
-        missing = [attribute for attribute in self.attributes if attribute not in attributes]
-        if missing:
-            raise ReshardError("bad-program", f"operation {name} must have the attribute {missing[0]}")
-        if pattern is None:
-            return
-        if pattern.repeated and self.form is not KindForm.CONTRACTED:
-            raise ReshardError("bad-program", f"operation {name} of {pattern} may have no label twice in an operand")
-        if self.form is KindForm.ALONG and len(replicated) != 1:
-            raise ReshardError("bad-program", f"operation {name} must name the one replicated label that it runs along")
-        if self.form is KindForm.SHIFTED and len({*pattern.terms}) > 1:
-            raise ReshardError("bad-program", f"operation {name} of {pattern} must have the same dims on both sides")
-        if self.form in (KindForm.ELEMENTWISE, KindForm.ALONG):
-            for label in pattern.labels:
-                if pattern.role(label) in ("contracted", "summed"):
-                    raise ReshardError("bad-program", f"operation {name} of {pattern} drops label {label}")
+            expected = counts.get(self.operands, f"{self.operands} operands")
+            raise ReshardError("bad-argument", f"operation {name} must have {expected}, got {count}")
 
 
 def _each(names: str, *kind: Any, **fields: Any) -> dict[str, Kind]:
@@ -180,17 +151,3 @@ ENTERING = frozenset(name for name, kind in KINDS.items() if kind.form is KindFo
 """Ends that bring a value into a loop."""
 LEAVING = frozenset(name for name, kind in KINDS.items() if kind.form is KindForm.LEAVING)
 """Ends that bring a value out of a block."""
-
-
-def kind_of(name: str, *, is_opaque: bool = False) -> Kind | None:
-    """What an operation of a name is; None where it is opaque.
-
-    Raises:
-        ReshardError: `bad-program` where the name is not known and yet not opaque, or known and yet opaque.
-    """
-    kind = KINDS.get(name)
-    if kind is None and not is_opaque:
-        raise ReshardError("bad-program", f"operation {name} is not known; one that an engine may lack must be opaque")
-    if kind is not None and is_opaque:
-        raise ReshardError("bad-program", f"operation {name} is known, and cannot be opaque")
-    return kind

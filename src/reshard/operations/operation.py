@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reshard.dtypes import DType
+from reshard.errors import ReshardError
 from reshard.operations.blocks import Block, trip_count
-from reshard.operations.kinds import LEAVING
+from reshard.operations.kinds import KINDS, LEAVING, Kind, KindForm
 from reshard.operations.pattern import Pattern
 
 Attribute = int | float | str | tuple[int, ...]
@@ -62,6 +63,11 @@ class Operation:
     payload: Any = field(default=None, compare=False, repr=False)
     """What an engine keeps with an operation that came from it."""
 
+    @property
+    def kind(self) -> Kind | None:
+        """What it is; None of an opaque one."""
+        return KINDS.get(self.name)
+
     def attribute(self, name: str, default: Any = None) -> Any:
         """One attribute."""
         return dict(self.attributes).get(name, default)
@@ -80,3 +86,43 @@ class Operation:
     def values(self) -> tuple[Value, ...]:
         """The operands, and last the result."""
         return (*self.operands, self.result)
+
+    def check_kind(self, *, is_opaque: bool) -> None:
+        """Refuse what no operation of its kind can be.
+
+        Rules, in the order checked; `bad-argument` for the number of operands, `bad-program` for the others:
+            its name is in the table of kinds, or it is opaque, and not both
+            it has a pattern, unless it begins or ends the program or moves a value
+            it has as many operands as its kind
+            it has the attributes of its kind
+            a label stands twice in an operand of an einsum only
+            what is done along a label names that one as replicated
+            what shifts elements has the same dims in every operand and in the result
+            what is done element by element, or along a label, drops no label
+        """
+        kind, pattern, does = self.kind, self.pattern, f"operation {self.name}"
+        if kind is None and not is_opaque:
+            raise ReshardError("bad-program", f"{does} is not known; one that an engine may lack must be opaque")
+        if kind is not None and is_opaque:
+            raise ReshardError("bad-program", f"{does} is known, and cannot be opaque")
+        is_end = kind is not None and kind.form is KindForm.END
+        if (pattern is None) != is_end:
+            raise ReshardError("bad-program", f"{does} must have {'no' if is_end else 'a'} pattern")
+        if kind is None:
+            return
+        kind.check_operands(self.name, len(self.operands))
+        for attribute in kind.attributes:
+            if attribute not in dict(self.attributes):
+                raise ReshardError("bad-program", f"{does} must have the attribute {attribute}")
+        if pattern is None:
+            return
+        if pattern.repeated and kind.form is not KindForm.CONTRACTED:
+            raise ReshardError("bad-program", f"{does} of {pattern} may have no label twice in an operand")
+        if kind.form is KindForm.ALONG and len(self.replicated) != 1:
+            raise ReshardError("bad-program", f"{does} must name the one replicated label that it runs along")
+        if kind.form is KindForm.SHIFTED and len({*pattern.terms}) > 1:
+            raise ReshardError("bad-program", f"{does} of {pattern} must have the same dims on both sides")
+        if kind.form in (KindForm.ELEMENTWISE, KindForm.ALONG):
+            for label in pattern.labels:
+                if pattern.role(label) in ("contracted", "summed"):
+                    raise ReshardError("bad-program", f"{does} of {pattern} drops label {label}")

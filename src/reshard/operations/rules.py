@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cached_property, lru_cache
 from math import prod
 
-from reshard.operations.kinds import KINDS, Waiting
+from reshard.operations.kinds import Waiting
 from reshard.operations.operation import Operation
 from reshard.operations.pattern import Pattern
 
@@ -138,8 +138,7 @@ def operation_rule(operation: Operation) -> Rule:
 
 
 def _reduction(operation: Operation) -> str | None:
-    kind = KINDS.get(operation.name)
-    return operation.reduction or (kind.reduction if kind is not None else None)
+    return operation.reduction or (None if operation.kind is None else operation.kind.reduction)
 
 
 def reduction_of(operation: Operation) -> str:
@@ -159,7 +158,7 @@ def waiting_operands(operation: Operation, reduction: str) -> tuple[tuple[int, .
     >>> waiting_operands(graph.operations[-1], "sum"), waiting_operands(graph.operations[-1], "max")
     (((0,), (1,)), ())
     """
-    kind, operands = KINDS.get(operation.name), range(len(operation.operands))
+    kind, operands = operation.kind, range(len(operation.operands))
     if kind is None or reduction not in kind.waiting_for or operation.attribute("value", 0):
         return ()
     if kind.waiting is Waiting.ALL:

@@ -24,7 +24,7 @@ from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.blocks import Block, Branch, Choice, Loop, around
-from reshard.operations.kinds import ENTERING, KindForm, kind_of
+from reshard.operations.kinds import ENTERING
 from reshard.operations.operation import Operation, Value
 from reshard.operations.pattern import Pattern
 from reshard.propagation.graph import Graph
@@ -95,7 +95,6 @@ class Builder(Graph):
         operands = tuple(expect(operand, Value, "an operand of a program") for operand in operands)
         if not NAME.fullmatch(expect(name, str, "the name of an operation")):
             raise ReshardError("bad-argument", f"the name of an operation must be a word, got: {shown(name)}")
-        kind = kind_of(name, is_opaque=opaque)
         for operand in operands:
             self.check_own(operand)
         called = self._fresh(name) if result.name is None else result.name
@@ -107,11 +106,7 @@ class Builder(Graph):
         shape = None if result.shape is None else checked_shape(result.shape)
         value = Value(called, shape or (), dtype, len(self.operations))
         operation = Operation(name, operands, value, block=self._place_of(name, operands), **fields)
-        is_end = kind is not None and kind.form is KindForm.END
-        if (operation.pattern is None) != is_end:
-            raise ReshardError("bad-program", f"operation {name} must have {'no' if is_end else 'a'} pattern")
-        if kind is not None:
-            kind.check(name, operation.pattern, len(operands), dict(operation.attributes), operation.replicated)
+        operation.check_kind(is_opaque=opaque)
         if operation.pattern is not None:
             operation = _solved(operation, operation.pattern, shape)
         self.operations.append(operation)

@@ -146,7 +146,7 @@ def add_end(program: Builder, name: str, operands: tuple[Value, ...], result: st
     block = program.block
     if not isinstance(block, Choice if name == "chosen" else Loop):
         raise ReshardError("bad-program", f"{name} must stand in a {'choice' if name == 'chosen' else 'loop'}")
-    KINDS[name].check(name, None, len(operands), (), ())
+    KINDS[name].check_operands(name, len(operands))
     value, shape = operands[-1], operands[-1].shape
     turn: Term = ()
     if isinstance(block, Loop) and name in ("element", "stack"):

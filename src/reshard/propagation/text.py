@@ -49,7 +49,7 @@ from reshard.mesh import Mesh
 from reshard.notation.grammar import Form, checked_text, parse, placed
 from reshard.notation.shardy import read_mesh, read_sharding
 from reshard.operations.blocks import Block, Choice, Loop
-from reshard.operations.kinds import ENTERING, KINDS, LEAVING
+from reshard.operations.kinds import ENTERING, LEAVING
 from reshard.operations.operation import Attribute, Operation, Value
 from reshard.operations.pattern import Pattern
 from reshard.propagation.builder import Builder, NewValue
@@ -371,7 +371,7 @@ def _line(operation: Operation) -> str:
 
 
 def _fields(operation: Operation) -> list[str]:
-    fields = ["opaque"] if operation.name not in KINDS else []
+    fields = ["opaque"] if operation.kind is None else []
     fields += [f'{role}="{" ".join(getattr(operation, role))}"' for role in ROLES if getattr(operation, role)]
     for key, value in operation.attributes:
         if isinstance(value, tuple):
