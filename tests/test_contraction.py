@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import random
@@ -249,6 +250,17 @@ def test_json_and_pickle_keep_the_figures() -> None:
     )
     assert pickle.loads(pickle.dumps(plan)) == plan
     assert rs.Plan.from_json(json.dumps(found["output"])).received_bytes == plan.received_bytes
+
+
+def test_equal_plans_behave_alike() -> None:
+    """A plan holds nothing but its fields: what else would do is asked of the planner."""
+    plan = matmul("S1", "S0", "R", PAIR, (8, 8, 8))
+    others = alternatives(plan)
+    assert others
+    for twin in (pickle.loads(pickle.dumps(plan)), copy.copy(plan), copy.deepcopy(plan)):
+        assert (twin, twin.price, twin.to_json(), str(twin)) == (plan, plan.price, plan.to_json(), str(plan))
+        assert alternatives(twin) == others
+        assert {*vars(twin)} - {*plan.__dataclass_fields__} <= {*vars(type(plan))}
 
 
 def test_plans_are_cached() -> None:

@@ -10,7 +10,7 @@ from programs import conflicting, generate
 from reshard import Mesh, Sharding
 from reshard.operations.pattern import Pattern
 from reshard.propagation import Program, Value, search
-from reshard.propagation.builder import Result
+from reshard.propagation.builder import NewValue
 
 
 def shuffled(program: Program, rng: random.Random) -> tuple[Program, dict[Value, Value]]:
@@ -31,7 +31,7 @@ def shuffled(program: Program, rng: random.Random) -> tuple[Program, dict[Value,
         value = other.add(
             operation.name,
             [made[operand] for operand in operation.operands],
-            Result(f"w{rng.randrange(10**9)}", operation.result.shape, operation.result.dtype),
+            NewValue(f"w{rng.randrange(10**9)}", operation.result.shape, operation.result.dtype),
             pattern=pattern,
             sizes=() if pattern is None else tuple(_sizes(pattern, operation.values).items()),
             replicated=roles[0],
