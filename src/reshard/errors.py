@@ -11,6 +11,9 @@ The sentence names the thing, says what it is and what it must be, in the notati
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 CODES: dict[str, str] = {
     # a mesh
     "axis-name": "an axis name is no string",
@@ -87,3 +90,12 @@ class ReshardError(ValueError):
 
     def __str__(self) -> str:
         return str(self.args[1])
+
+
+@contextmanager
+def refusing(code: str, what: str) -> Iterator[None]:
+    """Within it, what the system refuses is refused with a code: `what` went wrong, and the system's reason."""
+    try:
+        yield
+    except OSError as error:
+        raise ReshardError(code, f"{what}: {error.strerror or error}") from None

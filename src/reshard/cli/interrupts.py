@@ -5,11 +5,12 @@ SIGINT is a `KeyboardInterrupt` in Python already; here SIGTERM and SIGHUP becom
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
+from typing import Any
 
 ASKING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals that ask to stop."""
@@ -32,31 +33,26 @@ def _raise(number: int, frame: FrameType | None) -> None:
     raise Terminated(number)
 
 
-@contextlib.contextmanager
-def raised() -> Iterator[None]:
+def raised() -> AbstractContextManager[None]:
     """While inside, SIGTERM and SIGHUP raise `Terminated`, unless the process was told to ignore them."""
-    changed = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in ASKING[1:]:
-            if signal.getsignal(number) is signal.SIG_DFL:
-                changed[number] = signal.signal(number, _raise)
-    try:
-        yield
-    finally:
-        for number, handler in changed.items():
-            signal.signal(number, handler)
+    return _handled([number for number in ASKING[1:] if signal.getsignal(number) is signal.SIG_DFL], _raise)
 
 
-@contextlib.contextmanager
-def held() -> Iterator[None]:
+def held() -> AbstractContextManager[None]:
     """While inside, signals that ask to stop are ignored: for the moments that must not be cut short."""
+    return _handled(ASKING, signal.SIG_IGN)
+
+
+@contextmanager
+def _handled(numbers: Iterable[signal.Signals], handler: Any) -> Iterator[None]:
+    """While inside, signals go to a handler, where the main thread asks for it."""
     changed = {}
     if threading.current_thread() is threading.main_thread():
-        for number in ASKING:
-            changed[number] = signal.signal(number, signal.SIG_IGN)
+        for number in numbers:
+            changed[number] = signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, handler in changed.items():
-            if handler is not None:
-                signal.signal(number, handler)
+        for number, previous in changed.items():
+            if previous is not None:
+                signal.signal(number, previous)

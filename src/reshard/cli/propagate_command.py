@@ -8,7 +8,7 @@ from typing import Any
 
 from reshard.cli import output
 from reshard.cli.arguments import Commands, add_command
-from reshard.errors import ReshardError
+from reshard.errors import ReshardError, refusing
 from reshard.propagation import Placement, Program
 
 EXAMPLES = """\
@@ -88,8 +88,7 @@ def record(placed: Placement) -> dict[str, Any]:
 
 def _read(name: str) -> str:
     try:
-        return Path(name).read_text(encoding="utf-8")
+        with refusing("bad-file", f"{name} cannot be read"):
+            return Path(name).read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ReshardError("bad-file", f"{name} is no text in UTF-8") from None
-    except OSError as error:
-        raise ReshardError("bad-file", f"{name} cannot be read: {error.strerror}") from None

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     plan = make_plan(source, target, tensor.shape, tensor.encoding.dtype)
     if plan.target.mesh.is_empty:
         raise ReshardError("bad-argument", "the mesh <[]> has no devices to write for; --mesh must name some")
-    outcome = reshard_files(plan, tensor, args.out, progress.for_terminal())
+    outcome = reshard_files(plan, tensor, args.out, progress.phase)
     if args.json:
         output.write_json(outcome_record(plan, outcome, args.out))
     else:

@@ -7,9 +7,8 @@ A scalar is stored as a vector of one element.
 
 >>> import numpy as np
 >>> from reshard.box import Box
->>> bf16 = Encoding.of("bfloat16")
->>> bf16.stored.str, bf16.lacks_numpy_type
-('<u2', True)
+>>> Encoding.of("bfloat16").stored.str
+'<u2'
 >>> Encoding.of("float32", fortran=True).stored_box(Box([(0, 2), (4, 8)]))
 Box([(4, 8), (0, 2)])
 """
@@ -42,16 +41,6 @@ class Encoding:
         dtype = dtype_named(dtype)
         return cls(dtype, _stored(dtype).newbyteorder("<"), fortran)
 
-    @property
-    def lacks_numpy_type(self) -> bool:
-        """Whether the elements are stored as integers because NumPy has no such type."""
-        return _is_lacking(self.dtype)
-
-    @property
-    def order(self) -> str:
-        """`C` or `F`, as NumPy says it."""
-        return "F" if self.fortran else "C"
-
     def stored_box(self, box: Box) -> Box:
         """A box as it lies in a file: dims in stored order, at least one."""
         lifted = box or Box([(0, 1)])
@@ -64,7 +53,7 @@ class Encoding:
             ReshardError: `missing-extra` where that takes the package `ml_dtypes` and it is not there;
                 `reduction-dtype` where it is of the other byte order.
         """
-        if not self.lacks_numpy_type:
+        if not _is_lacking(self.dtype):
             return self.stored
         if not self.stored.isnative:
             raise ReshardError("reduction-dtype", f"{self.dtype} values of the other byte order cannot be combined")

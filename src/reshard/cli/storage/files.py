@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.box import Box
-from reshard.errors import ReshardError
+from reshard.errors import ReshardError, refusing
 
 OPEN_FILES = 100
 """Files that are held open at a time, of each of those read and those written."""
@@ -44,32 +44,30 @@ class TileFile:
     """What it holds, in row-major order, in the stored order of the dims."""
 
 
-def runs_of(box: Box, within: Box) -> tuple[int, NDArray[np.int64]]:
-    """How a box lies in a file that holds `within`: the length of its runs, and where each begins, in elements."""
-    shape, full = box.shape, within.shape
-    dim, length = len(shape), 1
-    while dim and shape[dim - 1] == full[dim - 1]:
-        dim -= 1
-        length *= full[dim]
-    if dim:
-        dim -= 1
-        length *= shape[dim]
-    starts = np.zeros(1, dtype=np.int64)
-    stride = prod(full)
-    for number, ((start, stop), (base, end)) in enumerate(zip(box, within, strict=True)):
-        stride //= max(end - base, 1)
-        along = np.arange(start - base, stop - base if number < dim else start - base + 1, dtype=np.int64) * stride
-        starts = (starts[:, None] + along).ravel()
-    return length, starts
-
-
-def run_count(box: Box, within: Box) -> int:
-    """The number of runs, without listing them."""
+def run_dims(box: Box, within: Box) -> int:
+    """The number of leading dims whose every index begins a run of a box in a file that holds `within`."""
     shape, full = box.shape, within.shape
     dim = len(shape)
     while dim and shape[dim - 1] == full[dim - 1]:
         dim -= 1
-    return prod(shape[: max(dim - 1, 0)])
+    return max(dim - 1, 0)
+
+
+def runs_of(box: Box, within: Box) -> tuple[int, NDArray[np.int64]]:
+    """How a box lies in a file that holds `within`: the length of its runs, and where each begins, in elements."""
+    dim = run_dims(box, within)
+    starts = np.zeros(1, dtype=np.int64)
+    stride = prod(within.shape)
+    for number, ((start, stop), (base, end)) in enumerate(zip(box, within, strict=True)):
+        stride //= max(end - base, 1)
+        along = np.arange(start - base, stop - base if number < dim else start - base + 1, dtype=np.int64) * stride
+        starts = (starts[:, None] + along).ravel()
+    return prod(box.shape[dim:]), starts
+
+
+def run_count(box: Box, within: Box) -> int:
+    """The number of runs, without listing them."""
+    return prod(box.shape[: run_dims(box, within)])
 
 
 def bytes_of(array: NDArray[Any]) -> memoryview:
@@ -174,7 +172,7 @@ class FileWriter(_OpenFiles):
             while done < len(view):
                 done += file.write(view[done:]) or 0
         except OSError as error:
-            raise write_failed(path, error) from None
+            raise ReshardError("write-failed", f"{path} could not be written: {error.strerror or error}") from None
 
     def close(self) -> None:
         """Close all.
@@ -182,12 +180,5 @@ class FileWriter(_OpenFiles):
         Raises:
             ReshardError: `write-failed`.
         """
-        try:
+        with refusing("write-failed", "the output could not be written"):
             super().close()
-        except OSError as error:
-            raise ReshardError("write-failed", f"the output could not be written: {error.strerror or error}") from None
-
-
-def write_failed(path: Path, error: OSError) -> ReshardError:
-    """The refusal where something could not be written."""
-    return ReshardError("write-failed", f"{path} could not be written: {error.strerror or error}")

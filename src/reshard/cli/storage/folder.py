@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from reshard.cli.interrupts import held
-from reshard.cli.storage.files import write_failed
-from reshard.errors import ReshardError
+from reshard.errors import ReshardError, refusing
 
 
 def check_absent(out: Path) -> None:
@@ -28,7 +27,7 @@ def check_absent(out: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise write_failed(out, error) from None
+        raise ReshardError("write-failed", f"{out} could not be written: {error.strerror or error}") from None
     except ValueError as error:
         raise ReshardError("bad-argument", f"the output cannot be called {str(out)!r}: {error}") from None
     raise ReshardError("file-exists", f"{out} is already there; the output must be a new folder")
@@ -62,12 +61,17 @@ def output_folder(out: Path) -> Iterator[Path]:
     try:
         _make(partial, new_folders)
         yield partial
-        with held():
-            _take_name(partial, out)
+        with held(), refusing("write-failed", f"{out} could not be written"):
+            check_absent(out)
+            partial.rename(out)
             new_folders.clear()
     except BaseException as error:
         with held():
-            _remove(partial, new_folders)
+            if partial in new_folders:
+                shutil.rmtree(partial, ignore_errors=True)
+            for folder in reversed(new_folders):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
         if isinstance(error, KeyboardInterrupt):
             is_left = partial.exists()
             error.add_note(f"{partial} could not be removed" if is_left else "what was written so far is removed")
@@ -76,26 +80,8 @@ def output_folder(out: Path) -> Iterator[Path]:
 
 def _make(partial: Path, new_folders: list[Path]) -> None:
     """Make a folder and those above it that are not there; each is listed before it is made, as a signal may come."""
-    try:
+    with refusing("write-failed", f"{partial.parent} could not be written"):
         for folder in [*reversed(partial.parents), partial]:
             if not folder.exists():
                 new_folders.append(folder)
                 folder.mkdir()
-    except OSError as error:
-        raise write_failed(partial.parent, error) from None
-
-
-def _take_name(partial: Path, out: Path) -> None:
-    check_absent(out)
-    try:
-        partial.rename(out)
-    except OSError as error:
-        raise write_failed(out, error) from None
-
-
-def _remove(partial: Path, new_folders: list[Path]) -> None:
-    if partial in new_folders:
-        shutil.rmtree(partial, ignore_errors=True)
-    for folder in reversed(new_folders):
-        with contextlib.suppress(OSError):
-            folder.rmdir()

@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import re
 import stat
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from reshard.cli.storage.encoding import Encoding, encoding_of
 from reshard.cli.storage.files import TileFile
 from reshard.cli.storage.npy import read_header
 from reshard.dtypes import dtype_named
-from reshard.errors import ReshardError
+from reshard.errors import ReshardError, refusing
 from reshard.notation import parse_mesh, parse_sharding
 from reshard.sharding import Sharding, checked_shape
 
@@ -78,7 +78,7 @@ class FolderIndex:
             "shape": list(self.shape),
             "dtype": self.encoding.dtype.name,
             "stored": self.encoding.stored.str,
-            "order": self.encoding.order,
+            "order": "F" if self.encoding.fortran else "C",
         }
         head = json.dumps(record, indent=1).removesuffix("\n}")
         tiles = ",\n".join("  " + json.dumps(tile_record(entry)) for entry in self.entries)
@@ -103,16 +103,14 @@ def read_index(folder: Path) -> FolderIndex:
         ReshardError: `bad-file`.
     """
     path = folder / NAME
-    try:
+    with refusing("bad-file", f"{path} could not be read"):
         if not stat.S_ISREG(path.stat().st_mode):
             raise ReshardError("bad-file", f"{path} is no file")
         if path.stat().st_size > MAX_BYTES:
             raise ReshardError("bad-file", f"{path} has more than {MAX_BYTES} bytes")
-        record = json.loads(path.read_bytes().decode())
-    except OSError as error:
-        raise ReshardError("bad-file", f"{path} could not be read: {error.strerror or error}") from None
-    except ReshardError:
-        raise
+        text = path.read_bytes()
+    try:
+        record = json.loads(text.decode())
     except (ValueError, RecursionError) as error:
         raise ReshardError("bad-file", f"{path} is no JSON: {error}") from None
     schema = record.get("schema") if isinstance(record, dict) else None
@@ -142,18 +140,12 @@ def _checked(record: dict[str, Any]) -> FolderIndex:
     tiles = record["tiles"]
     if not isinstance(tiles, list) or [tile["device"] for tile in tiles] != devices:
         raise ValueError("its tiles must be those of the devices of its mesh, in that order")
-    entries = tuple(map(_entry, tiles))
-    boxes = [layout.box(position, shape) for position in range(len(entries))]
-    for entry, box in zip(entries, boxes, strict=True):
-        if entry.box != box:
-            raise ValueError(f"the box of device {entry.device} is not that of its sharding")
-    # Boxes as the sharding gives them: in the text 4.0 equals 4.
-    return FolderIndex(
-        sharding, shape, encoding, tuple(replace(entry, box=box) for entry, box in zip(entries, boxes, strict=True))
-    )
+    entries = [_entry(tile, layout.box(position, shape)) for position, tile in enumerate(tiles)]
+    return FolderIndex(sharding, shape, encoding, tuple(entries))
 
 
-def _entry(tile: dict[str, Any]) -> TileEntry:
+def _entry(tile: dict[str, Any], box: Box) -> TileEntry:
+    """A tile as a record gives it, in the box of its sharding."""
     device, name, size, crc32 = tile["device"], tile["file"], tile["bytes"], tile["crc32"]
     if type(device) is not int or type(size) is not int or size < 0:
         raise ValueError("device and bytes of a tile must be integers")
@@ -161,7 +153,8 @@ def _entry(tile: dict[str, Any]) -> TileEntry:
         raise ValueError(f"the file of device {device} must be a name in the folder, got: {name!r}")
     if not isinstance(crc32, str) or not re.fullmatch(r"[0-9a-f]{8}", crc32):
         raise ValueError(f"the crc32 of device {device} must be 8 hexadecimal digits, got: {crc32!r}")
-    box = Box((start, stop) for start, stop in tile["box"])
+    if Box((start, stop) for start, stop in tile["box"]) != box:  # in the text 4.0 equals 4
+        raise ValueError(f"the box of device {device} is not that of its sharding")
     return TileEntry(device, name, box, size, int(crc32, 16))
 
 
@@ -174,10 +167,8 @@ def tile_files(index: FolderIndex, folder: Path) -> dict[int, TileFile]:
     files = {}
     for entry in index.entries:
         path = folder / entry.file
-        try:
+        with refusing("bad-file", f"{path} could not be read"):
             status = path.lstat()
-        except OSError as error:
-            raise ReshardError("bad-file", f"{path} could not be read: {error.strerror or error}") from None
         if not stat.S_ISREG(status.st_mode):
             raise ReshardError("bad-file", f"{path} is no plain file")
         if status.st_size != entry.size:

@@ -57,9 +57,10 @@ class Input:
         ]
         return TensorFiles(self.encoding, dict.fromkeys(devices, whole), frozenset(blank), sharding.reduction)
 
-    def check_bytes(self) -> int:
-        """How many bytes `check_sums` reads."""
-        return 0 if self.index is None else sum(entry.size for entry in self.index.entries)
+    @property
+    def entries(self) -> tuple[TileEntry, ...]:
+        """The tiles of a folder; none of a file."""
+        return () if self.index is None else self.index.entries
 
     def check_sums(self, advance: Advance) -> None:
         """Read every file of a folder and compare its checksum with that in the index.
@@ -68,20 +69,18 @@ class Input:
             ReshardError: `bad-file`.
         """
         with FileReader() as reader:
-            for entry in self.index.entries if self.index else ():
-                _check_sum(reader, self.path / entry.file, entry, advance)
-
-
-def _check_sum(reader: FileReader, path: Path, entry: TileEntry, advance: Advance) -> None:
-    checksum = 0
-    buffer = np.empty(min(entry.size, CHUNK_BYTES), np.uint8).data
-    for start in range(0, entry.size, CHUNK_BYTES):
-        chunk = buffer[: entry.size - start]
-        reader.read_into(path, start, chunk)
-        checksum = zlib.crc32(chunk, checksum)
-        advance(len(chunk))
-    if checksum != entry.crc32:
-        raise ReshardError("bad-file", f"{path} has the checksum {checksum:08x}; the index says {entry.crc32:08x}")
+            for entry in self.entries:
+                path, checksum = self.path / entry.file, 0
+                buffer = np.empty(min(entry.size, CHUNK_BYTES), np.uint8).data
+                for start in range(0, entry.size, CHUNK_BYTES):
+                    chunk = buffer[: entry.size - start]
+                    reader.read_into(path, start, chunk)
+                    checksum = zlib.crc32(chunk, checksum)
+                    advance(len(chunk))
+                if checksum != entry.crc32:
+                    raise ReshardError(
+                        "bad-file", f"{path} has the checksum {checksum:08x}; the index says {entry.crc32:08x}"
+                    )
 
 
 def open_input(path: Path, tensor: str | None, dtype: DType | None, shape: tuple[int, ...] | None) -> Input:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy_format
 
-from reshard.errors import ReshardError
+from reshard.errors import ReshardError, refusing
 from reshard.sharding import checked_shape
 
 MAGIC = npy_format.MAGIC_PREFIX
@@ -49,13 +49,12 @@ def read_header(path: Path) -> Header:
     Raises:
         ReshardError: `bad-file`.
     """
+    with refusing("bad-file", f"{path} could not be read"), path.open("rb") as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        start = file.read(MAX_HEADER)
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, io.SEEK_END)
-            file.seek(0)
-            header = _parsed(io.BytesIO(file.read(MAX_HEADER)))
-    except OSError as error:
-        raise ReshardError("bad-file", f"{path} could not be read: {error.strerror or error}") from None
+        header = _parsed(io.BytesIO(start))
     except MemoryError:
         raise
     except Exception as error:  # the parser behind it evaluates a literal, and fails in many ways

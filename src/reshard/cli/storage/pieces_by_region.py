@@ -78,11 +78,11 @@ class Pieces:
     def within(self, region: Box) -> Iterator[tuple[int, Box, list[tuple[int, Box]]]]:
         """Per device whose tile has a part in a region: the device, the part, and the pieces of it with senders."""
         low, high = np.array(list(region), dtype=np.int64).T
-        tiles = _clipped(self.boxes, low, high)
-        rows = self.rows[_meeting(self.rows[:, 2:], low, high)]
-        clipped = _clipped(rows[:, 2:], low, high)
+        tiles, has_part = _clipped(self.boxes, low, high)
+        clipped, arrives = _clipped(self.rows[:, 2:], low, high)
+        rows, clipped = self.rows[arrives], clipped[arrives]
         ends = np.searchsorted(rows[:, 1], np.arange(len(self.devices) + 1))
-        for number in np.flatnonzero(_meeting(self.boxes, low, high)).tolist():
+        for number in np.flatnonzero(has_part).tolist():
             begin, end = int(ends[number]), int(ends[number + 1])
             senders = rows[begin:end, 0].tolist()
             boxes = [_box(row) for row in clipped[begin:end].tolist()]
@@ -120,17 +120,11 @@ def piece_tables(
         yield Pieces(tuple(names), np.stack(boxes), np.concatenate(tables))
 
 
-def _meeting(boxes: Positions, low: Positions, high: Positions) -> NDArray[np.bool_]:
-    """Which boxes share an element with the one from `low` to `high`."""
+def _clipped(boxes: Positions, low: Positions, high: Positions) -> tuple[Positions, NDArray[np.bool_]]:
+    """What lies between `low` and `high` of each box, and whether that is anything."""
     ndim = len(low)
     start, stop = np.maximum(boxes[:, :ndim], low), np.minimum(boxes[:, ndim:], high)
-    meets: NDArray[np.bool_] = np.all(start < stop, axis=1)
-    return meets
-
-
-def _clipped(boxes: Positions, low: Positions, high: Positions) -> Positions:
-    ndim = len(low)
-    return np.concatenate([np.maximum(boxes[:, :ndim], low), np.minimum(boxes[:, ndim:], high)], axis=1)
+    return np.concatenate([start, stop], axis=1), np.all(start < stop, axis=1)
 
 
 def _box(row: list[int]) -> Box:

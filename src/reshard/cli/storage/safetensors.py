@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reshard.dtypes import DType, dtype_named
-from reshard.errors import ReshardError
+from reshard.errors import ReshardError, refusing
 from reshard.sharding import checked_shape
 
 MAX_HEADER = 2**25
@@ -63,7 +63,13 @@ def read_entry(path: Path, name: str | None) -> TensorEntry:
     header, data_start, data_size = _read_json(path)
     tensors = {key: value for key, value in header.items() if key != "__metadata__"}
     spans = {key: _span(path, key, value) for key, value in tensors.items()}
-    _check_cover(path, list(spans.values()), data_size)
+    ordered = [(0, 0), *sorted(spans.values()), (data_size, data_size)]
+    for (_, stop), (start, _) in pairwise(ordered):
+        if start != stop:
+            raise ReshardError(
+                "bad-file",
+                f"tensors in {path} overlap or leave a gap: one ends at byte {stop}, the next begins at {start}",
+            )
     if name is None:
         if len(tensors) != 1:
             raise ReshardError("bad-argument", f"{path} holds {_named(tensors)}; --tensor must name one")
@@ -84,18 +90,15 @@ def read_entry(path: Path, name: str | None) -> TensorEntry:
 
 def _read_json(path: Path) -> tuple[dict[str, Any], int, int]:
     """The header, where the data begins, and how many bytes of it there are."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, io.SEEK_END)
-            file.seek(0)
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > size - 8:
-                raise ReshardError("bad-file", f"{path} has {size} bytes, which cannot hold a header of {length}")
-            if length > MAX_HEADER:
-                raise ReshardError("bad-file", f"{path} has a header of {length} bytes; up to {MAX_HEADER} are read")
-            text = file.read(length)
-    except OSError as error:
-        raise ReshardError("bad-file", f"{path} could not be read: {error.strerror or error}") from None
+    with refusing("bad-file", f"{path} could not be read"), path.open("rb") as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise ReshardError("bad-file", f"{path} has {size} bytes, which cannot hold a header of {length}")
+        if length > MAX_HEADER:
+            raise ReshardError("bad-file", f"{path} has a header of {length} bytes; up to {MAX_HEADER} are read")
+        text = file.read(length)
     try:
         header = json.loads(text.decode(), object_pairs_hook=_without_twins)
     except (ValueError, RecursionError) as error:
@@ -121,17 +124,6 @@ def _span(path: Path, name: str, record: Any) -> tuple[int, int]:
     if not 0 <= start <= stop:
         raise ReshardError("bad-file", f"tensor {name!r} of {path} has the data_offsets {span}, which are out of order")
     return start, stop
-
-
-def _check_cover(path: Path, spans: list[tuple[int, int]], size: int) -> None:
-    """Refuse tensors that overlap, leave gaps, or do not end where the file does."""
-    ordered = [(0, 0), *sorted(spans), (size, size)]
-    for (_, stop), (start, _) in pairwise(ordered):
-        if start != stop:
-            raise ReshardError(
-                "bad-file",
-                f"tensors in {path} overlap or leave a gap: one ends at byte {stop}, the next begins at {start}",
-            )
 
 
 def _shape(path: Path, name: str, record: dict[str, Any]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from reshard.errors import ReshardError
+from reshard.errors import ReshardError, refusing
 from reshard.mesh import Mesh
 from reshard.xla.report.report import Remark, Report, inspect_texts
 
@@ -71,10 +71,8 @@ def _add_folder(folder: Path, texts: list[tuple[str, str]], keys: dict[str, str]
 
 
 def _read(path: Path) -> str:
-    try:
+    with refusing("bad-file", f"{path} cannot be read"):
         return _decoded(path.read_bytes(), str(path))
-    except OSError as error:
-        raise ReshardError("bad-file", f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def _decoded(data: bytes, name: str) -> str:
