@@ -31,9 +31,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache, reduce
-from itertools import islice
-from operator import add
+from functools import lru_cache, partial, reduce
+from itertools import groupby
+from math import prod
+from operator import add, attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -45,7 +46,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reshard.box import Box
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
-from reshard.exchange import Tiling
+from reshard.exchange import Piece, Tiling
 from reshard.jax.conversions import sharding_of
 from reshard.jax.exchange.lowering import run_on_device
 from reshard.jax.exchange.rounds import Device, Starts, starts_from
@@ -53,7 +54,7 @@ from reshard.mesh import Mesh
 from reshard.notation import parse_sharding, to_xla
 from reshard.planner import plan as make_plan
 from reshard.sharding import Sharding
-from reshard.steps import Move, Step
+from reshard.steps import Step
 
 STACKED = PartitionSpec("devices")
 
@@ -169,20 +170,14 @@ def _devices_of(sharding: Any) -> tuple[Any, ...]:
 # What goes where
 
 
-class SentBox(NamedTuple):
-    """A box that a device cuts out of its tile; None for the whole tile."""
-
-    device: int
-    box: Box | None
-    """Counted from the corner of the tile."""
-
-
 class Arrival(NamedTuple):
-    """A box of a device's new tile, and what gives it: one, or several that are added up."""
+    """A piece that comes into a device's new tile."""
 
-    box: Box
-    """Counted from the corner of the tile."""
-    sent: tuple[SentBox, ...]
+    sender: int
+    cut: Box | None
+    """What the sender cuts out, counted from the corner of its tile; None for the whole tile."""
+    put: Box
+    """Where it is put, counted from the corner of the new tile; what comes to one place is added up."""
 
 
 class MeshTransfer(NamedTuple):
@@ -191,8 +186,26 @@ class MeshTransfer(NamedTuple):
     cuts: dict[int, tuple[Box, ...]]
     """Per device the boxes that it cuts; whole tiles are not among them."""
     arrivals: dict[int, tuple[Arrival, ...]]
+    """In the order of where they are put."""
     shapes: dict[int, tuple[int, ...]]
     """Per device the shape of its new tile; where arrivals leave something out, that is zeros."""
+
+    @classmethod
+    def of(cls, source: Tiling, target: Tiling, incoming: Callable[[int], Iterable[Piece]]) -> MeshTransfer:
+        """From the pieces that come to each device."""
+        cuts: dict[int, set[Box]] = {}
+        arrivals, boxes = {}, {device: target.box(device) for device in target.mesh.device_array.tolist()}
+        for device, box in boxes.items():
+            coming = []
+            for piece in incoming(device):
+                tile = source.box(piece.sender)
+                cut = None if tile == piece.box else piece.box.within(tile)
+                if cut is not None:
+                    cuts.setdefault(piece.sender, set()).add(cut)
+                coming.append(Arrival(piece.sender, cut, piece.box.within(box)))
+            arrivals[device] = tuple(sorted(coming, key=attrgetter("put")))
+        shapes = {device: box.shape for device, box in boxes.items()}
+        return cls({device: tuple(sorted(own)) for device, own in cuts.items()}, arrivals, shapes)
 
 
 @lru_cache(256)
@@ -200,41 +213,17 @@ def _transfers(source: Sharding, target: Sharding, shape: tuple[int, ...], dtype
     """Those of the plan from source to target."""
     transfers = []
     for step in make_plan(source, target, shape, dtype).steps:
-        transfers += (
-            [_to_unreduced(step)] if step.kind == "ToUnreduced" else [_transfer_of(move) for move in step.moves]
-        )
+        if step.kind == "ToUnreduced":  # every device keeps what it gives to the sum, among zeros
+            before, after = (Tiling.of(sharding, step.shape) for sharding in (step.before, step.after))
+            transfers.append(MeshTransfer.of(before, after, partial(_contributed, step)))
+        exchanges = [move.exchange for move in step.moves]
+        transfers += [MeshTransfer.of(each.source, each.target, each.incoming) for each in exchanges]
     return tuple(transfers)
 
 
-def _transfer_of(move: Move) -> MeshTransfer:
-    source, target = move.exchange.source, move.exchange.target
-    cuts: dict[int, dict[Box, None]] = {}
-    arrivals: dict[int, tuple[Arrival, ...]] = {}
-    for device in target.mesh.device_array.tolist():
-        by_box: dict[Box, list[SentBox]] = {}
-        for piece in move.exchange.incoming(device):
-            tile = source.box(piece.sender)
-            box = None if tile == piece.box else piece.box.within(tile)
-            if box is not None:
-                cuts.setdefault(piece.sender, {})[box] = None
-            by_box.setdefault(piece.box.within(target.box(device)), []).append(SentBox(piece.sender, box))
-        arrivals[device] = tuple(Arrival(box, tuple(by_box[box])) for box in sorted(by_box))
-    return MeshTransfer({device: tuple(sorted(boxes)) for device, boxes in cuts.items()}, arrivals, _shapes(target))
-
-
-def _to_unreduced(step: Step) -> MeshTransfer:
-    """Every device keeps what it gives to the sum, among zeros."""
-    target = Tiling.of(step.after, step.shape)
-    arrivals: dict[int, tuple[Arrival, ...]] = {}
-    for device in target.mesh.device_array.tolist():
-        kept = step.contribution(device)
-        own = (SentBox(device, None),)
-        arrivals[device] = () if kept is None else (Arrival(kept.within(target.box(device)), own),)
-    return MeshTransfer({}, arrivals, _shapes(target))
-
-
-def _shapes(tiling: Tiling) -> dict[int, tuple[int, ...]]:
-    return {device: tiling.box(device).shape for device in tiling.mesh.device_array.tolist()}
+def _contributed(step: Step, device: int) -> list[Piece]:
+    box = step.contribution(device)
+    return [] if box is None else [Piece(device, device, box, 0)]
 
 
 # How it gets there
@@ -244,48 +233,51 @@ def _transferred(transfer: MeshTransfer, tiles: dict[int, Any], devices: tuple[A
     """The new tile of each device: cut, sent, joined."""
     rank = len(next(iter(transfer.shapes.values())))
     tiles = {device: tile if tile.ndim == rank else tile.reshape((1,) * rank) for device, tile in tiles.items()}
-    ready = {SentBox(device, None): tile for device, tile in tiles.items()}
+    ready = {(device, None): tile for device, tile in tiles.items()}
     cut_shapes = {d: (tiles[d].shape, *(box.shape for box in boxes)) for d, boxes in transfer.cuts.items()}
-    for group in _alike(cut_shapes):
-        cutter = _cutter(tuple(devices[d] for d in group), tuple(transfer.cuts[d] for d in group))
-        cut = _run(cutter, {devices[d]: [tiles[d]] for d in group})
-        for d in group:
-            ready |= {SentBox(d, box): array for box, array in zip(transfer.cuts[d], cut[devices[d]], strict=True)}
-    needed = [(d, sent) for d, arrivals in transfer.arrivals.items() for arrival in arrivals for sent in arrival.sent]
-    moving = [(d, sent) for d, sent in needed if d != sent.device]
+    cut = _run_alike(
+        lambda own, group: _cutter(own, tuple(transfer.cuts[d] for d in group)),
+        cut_shapes,
+        {d: [tiles[d]] for d in cut_shapes},
+        devices,
+    )
+    for d, arrays in cut.items():
+        ready |= {(d, box): array for box, array in zip(transfer.cuts[d], arrays, strict=True)}
+    needed = [(d, arrival[:2]) for d, arrivals in transfer.arrivals.items() for arrival in arrivals]
+    moving = [(d, sent) for d, sent in needed if d != sent[0]]
     moved = jax.device_put([ready[sent] for _, sent in moving], [devices[d] for d, _ in moving])
     arrived = {(d, sent): ready[sent] for d, sent in needed} | dict(zip(moving, moved, strict=True))
-    return _joined(transfer, arrived, next(iter(tiles.values())).dtype, devices)
-
-
-def _joined(
-    transfer: MeshTransfer, arrived: dict[tuple[int, SentBox], Any], dtype: Any, devices: tuple[Any, ...]
-) -> dict[int, Any]:
-    tiles: dict[int, Any] = {}
+    results: dict[int, Any] = {}
     patterns: dict[int, Any] = {}
-    for device, arrivals in transfer.arrivals.items():
-        only = arrivals[0] if len(arrivals) == 1 else None
-        shape = transfer.shapes[device]
-        if only and len(only.sent) == 1 and only.box.shape == shape:
-            tiles[device] = arrived[device, only.sent[0]]
-        elif not arrivals:
-            tiles[device] = jax.device_put(np.zeros(shape, dtype), devices[device])
+    pieces = {d: [arrived[d, arrival[:2]] for arrival in arrivals] for d, arrivals in transfer.arrivals.items()}
+    for d, arrivals in transfer.arrivals.items():
+        puts, shape = tuple(arrival.put for arrival in arrivals), transfer.shapes[d]
+        if len(puts) == 1 and puts[0].shape == shape:
+            results[d] = pieces[d][0]
+        elif not puts:
+            results[d] = jax.device_put(np.zeros(shape, next(iter(tiles.values())).dtype), devices[d])
         else:
-            patterns[device] = shape, tuple((arrival.box, len(arrival.sent)) for arrival in arrivals)
-    for group in _alike(patterns):
-        joiner = _joiner(tuple(devices[d] for d in group), *patterns[group[0]])
-        boxes = {devices[d]: [arrived[d, sent] for each in transfer.arrivals[d] for sent in each.sent] for d in group}
-        joined = _run(joiner, boxes)
-        tiles |= {d: joined[devices[d]][0] for d in group}
-    return tiles
+            patterns[d] = shape, puts
+    joined = _run_alike(lambda own, group: _joiner(own, *patterns[group[0]]), patterns, pieces, devices)
+    return results | {d: tile for d, (tile,) in joined.items()}
 
 
-def _alike(patterns: dict[int, Any]) -> Iterable[tuple[int, ...]]:
-    """The devices in groups of equal patterns."""
-    groups: dict[Any, list[int]] = {}
-    for device, pattern in patterns.items():
-        groups.setdefault(pattern, []).append(device)
-    return map(tuple, groups.values())
+def _run_alike(
+    program_of: Callable[[tuple[Any, ...], tuple[int, ...]], StackedProgram],
+    patterns: dict[int, Any],
+    arrays: dict[int, list[Any]],
+    devices: tuple[Any, ...],
+) -> dict[int, list[Any]]:
+    """What each device makes of its arrays, by one program over all devices whose patterns are equal."""
+    groups: dict[Any, tuple[int, ...]] = {}
+    for d, pattern in patterns.items():
+        groups[pattern] = (*groups.get(pattern, ()), d)
+    results = {}
+    for group in groups.values():
+        own = tuple(devices[d] for d in group)
+        by_device = _run(program_of(own, group), {devices[d]: arrays[d] for d in group})
+        results |= {d: by_device[devices[d]] for d in group}
+    return results
 
 
 StackedProgram = Callable[..., tuple[Any, ...]]
@@ -329,16 +321,15 @@ def _cutter(devices: tuple[Any, ...], boxes: tuple[tuple[Box, ...], ...]) -> Sta
 
 
 @lru_cache(1024)
-def _joiner(devices: tuple[Any, ...], shape: tuple[int, ...], pattern: tuple[tuple[Box, int], ...]) -> StackedProgram:
-    """Puts boxes into a tile: at each box the sum of as many as the pattern says, elsewhere zeros."""
-    covered = sum(box.size for box, _ in pattern) == Box.whole(shape).size
+def _joiner(devices: tuple[Any, ...], shape: tuple[int, ...], puts: tuple[Box, ...]) -> StackedProgram:
+    """Puts boxes into a tile, the sum of those that have the same place; elsewhere it is zeros."""
+    is_covered = sum(box.size for box in {*puts}) == prod(shape)
 
-    def join(*parts: Any) -> tuple[Any]:
-        tile = lax.empty(shape, parts[0].dtype) if covered else lax.full(shape, 0, parts[0].dtype)
-        coming = iter(parts)
-        for box, count in pattern:
-            part = reduce(add, islice(coming, count))
-            tile = lax.dynamic_update_slice(tile, part, [low for low, _ in box])
+    def join(*pieces: Any) -> tuple[Any]:
+        tile = lax.empty(shape, pieces[0].dtype) if is_covered else lax.full(shape, 0, pieces[0].dtype)
+        for box, alike in groupby(zip(puts, pieces, strict=True), key=itemgetter(0)):
+            piece = reduce(add, (piece for _, piece in alike))
+            tile = lax.dynamic_update_slice(tile, piece, [low for low, _ in box])
         return (tile,)
 
     return _compiled(join, devices)
