@@ -57,6 +57,15 @@ class Emitter:
         )
         return self.keyed(value, aval.dtype)
 
+    def emit_results(
+        self, name: str, equation: Any, operands: Sequence[Value], terms: Sequence[Term], **fields: Any
+    ) -> list[Value]:
+        """Add an operation for each result of an equation, which is done as the primitive does it."""
+        return [
+            self.emit(name, operands, terms, var.aval, evaluated(equation, number), **fields)
+            for number, var in enumerate(equation.outvars)
+        ]
+
     def keyed(self, value: Value, dtype: Any) -> Value:
         """The value; where it is keys of random numbers, every device is to have them all."""
         if is_key(dtype):

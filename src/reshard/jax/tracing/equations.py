@@ -17,6 +17,8 @@ pooling in `windows`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -27,21 +29,11 @@ from jax import lax
 from reshard.jax.contraction.einsum_primitive import as_contraction
 from reshard.jax.tracing.emitter import Emitter, TileFunction, evaluated, labels, within
 from reshard.jax.tracing.indexed import COMBINED, combining_scatter, gather, scatter
-from reshard.jax.tracing.rearranging import (
-    broadcast,
-    concatenate,
-    pad,
-    reshape,
-    slices,
-    split,
-    stack,
-    tile,
-    transpose,
-    unstack,
-)
+from reshard.jax.tracing.rearranging import broadcast, concatenate, pad, reshape, slices, tile, transpose
 from reshard.jax.tracing.slices import dynamic_slice, dynamic_update_slice
 from reshard.jax.tracing.windows import convolution, windows
 from reshard.operations.interpreter import Extents
+from reshard.operations.pattern import Shape
 from reshard.propagation import Value
 
 PrimitiveRule = Callable[[Emitter, Any, Sequence[Value]], list[Value]]
@@ -82,17 +74,7 @@ def elementwise(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> l
         floats = operands[0].dtype.kind == np.dtype(out.dtype).kind == "f" or "bfloat16" in str(out.dtype)
         name = "convert" if floats and operands[0].dtype.kind == "f" else "cast"
     attributes = tuple((key, int(equation.params[key])) for key in ATTRIBUTES if key in equation.params)
-    return [
-        emitter.emit(
-            NAMES.get(name, name),
-            operands,
-            terms,
-            var.aval,
-            evaluated(equation, number),
-            attributes=attributes,
-        )
-        for number, var in enumerate(equation.outvars)
-    ]
+    return emitter.emit_results(NAMES.get(name, name), equation, operands, terms, attributes=attributes)
 
 
 def dot_general(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -107,7 +89,7 @@ def dot_general(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> l
     free = [label for term in terms for label in term if label[0] in "lr"]
     result = [f"b{number}" for number in range(len(batch[0]))] + free
     named = [tuple((label,) for label in term) for term in (*terms, result)]
-    return [emitter.emit("einsum", operands, named, equation.outvars[0].aval, evaluated(equation))]
+    return emitter.emit_results("einsum", equation, operands, named)
 
 
 REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "product"}
@@ -122,7 +104,7 @@ def reduction(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> lis
     if operand.dtype.kind == "b":
         name = {"reduce_or": "reduce_max", "reduce_and": "reduce_min"}.get(name, name)
     name = REDUCTIONS.get(name, name)
-    return [emitter.emit(name, operands, [term, result], equation.outvars[0].aval, evaluated(equation))]
+    return emitter.emit_results(name, equation, operands, [term, result])
 
 
 def along(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -139,17 +121,8 @@ def along(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Va
     name = str(equation.primitive)
     if params.get("reverse") or len(operands) > 1:  # something else than what the plain name says
         name += "_back" if params.get("reverse") else "_together"
-    return [
-        emitter.emit(
-            name,
-            operands,
-            [*[term] * len(operands), result],
-            var.aval,
-            evaluated(equation, number),
-            replicated=tuple(sorted(whole)),
-        )
-        for number, var in enumerate(equation.outvars)
-    ]
+    terms = [*[term] * len(operands), result]
+    return emitter.emit_results(name, equation, operands, terms, replicated=tuple(sorted(whole)))
 
 
 def iota(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -157,13 +130,6 @@ def iota(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Val
     out, dim = equation.outvars[0].aval, equation.params["dimension"]
     terms = [(), labels(out.ndim)]
     return [emitter.emit("iota", [emitter.literal(np.int32(0))], terms, out, attributes=(("dim", dim),))]
-
-
-def empty(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """Elements that nobody reads."""
-    out = equation.outvars[0].aval
-    zero = emitter.literal(np.zeros((), out.dtype))
-    return [emitter.emit("broadcast", [zero], [(), labels(out.ndim)], out)]
 
 
 def counts(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -228,43 +194,64 @@ def opaque(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[V
 # Primitives that are made of others
 
 
-def random_bits(equation: Any) -> Any:
+def random_bits(keys: Any, *, bit_width: int, shape: Shape) -> Any:
     """Random bits from the words of their keys, in operations of which any part can be made alone."""
-    (keys,) = (var.aval for var in equation.invars)
 
     def bits(words: Any) -> Any:
-        return keys.dtype._impl.random_bits(words, equation.params["bit_width"], equation.params["shape"])
+        return keys.dtype._impl.random_bits(words, bit_width, shape)
 
     for _ in keys.shape:
         bits = jax.vmap(bits)
-    return jax.make_jaxpr(lambda values: bits(jax.random.key_data(values)))(_like(keys))
+    return bits(jax.random.key_data(keys))
 
 
-def place_of_extreme(equation: Any) -> Any:
+def place_of(best: Callable[..., Any], values: Any, *, axes: Shape, index_dtype: Any) -> Any:
     """The first place at which the largest element stands, or the smallest: two reductions, which may be partial."""
-    ((aval,), (axis,)) = (var.aval for var in equation.invars), equation.params["axes"]
-    best = lax.reduce_max if str(equation.primitive) == "argmax" else lax.reduce_min
-    others = [dim for dim in range(aval.ndim) if dim != axis]
-
-    def places(values: Any) -> Any:
-        if values.dtype == np.bool_:
-            values = values.astype(np.uint8)
-        is_best = (values == lax.broadcast_in_dim(best(values, (axis,)), aval.shape, others)) | (values != values)
-        counts = lax.broadcasted_iota(equation.params["index_dtype"], aval.shape, axis)
-        return lax.reduce_min(lax.select(is_best, counts, lax.full_like(counts, aval.shape[axis] - 1)), (axis,))
-
-    return jax.make_jaxpr(places)(_like(aval))
+    (axis,), shape = axes, values.shape
+    if values.dtype == np.bool_:
+        values = values.astype(np.uint8)
+    others = [dim for dim in range(values.ndim) if dim != axis]
+    is_best = (values == lax.broadcast_in_dim(best(values, axes), shape, others)) | (values != values)
+    places = lax.broadcasted_iota(index_dtype, shape, axis)
+    return lax.reduce_min(lax.select(is_best, places, lax.full_like(places, shape[axis] - 1)), axes)
 
 
-def _like(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+def split(value: Any, *, sizes: Shape, axis: int) -> list[Any]:
+    """A tensor in parts along a dim."""
+    ends = zip(accumulate(sizes), sizes, strict=True)
+    return [lax.slice_in_dim(value, stop - size, stop, axis=axis) for stop, size in ends]
 
 
+def stack(*values: Any, axis: int) -> Any:
+    """Tensors side by side in a new dim: each with that dim of size 1, one after another."""
+    shape = values[0].shape
+    return lax.concatenate([lax.reshape(value, (*shape[:axis], 1, *shape[axis:])) for value in values], axis)
+
+
+def unstack(value: Any, *, axis: int) -> list[Any]:
+    """The tensors that stand side by side in a dim."""
+    return [lax.index_in_dim(value, number, axis, keepdims=False) for number in range(value.shape[axis])]
+
+
+def in_others(equation: Any) -> Any:
+    """The jaxpr of the function of JAX that is an equation's."""
+    function = partial(FUNCTIONS[str(equation.primitive)], **equation.params)
+    return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in equation.invars))
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "random_bits": random_bits,
+    "argmax": partial(place_of, lax.reduce_max),
+    "argmin": partial(place_of, lax.reduce_min),
+    **dict.fromkeys(["empty", "empty2"], lambda shape, dtype, **_: lax.full(shape, 0, dtype)),
+    "split": split,
+    "stack": stack,
+    "unstack": unstack,
+}
+"""By the name of the primitive, what is the same in others, of its operands and its parameters."""
 MADE_OF_OTHERS: dict[str, Callable[[Any], Any]] = {
     "einsum_by_plan": as_contraction,
-    "random_bits": random_bits,
-    "argmax": place_of_extreme,
-    "argmin": place_of_extreme,
+    **dict.fromkeys(FUNCTIONS, in_others),
 }
 """By the name of the primitive, the jaxpr that takes the place of an equation."""
 
@@ -285,14 +272,9 @@ RULES: dict[str, PrimitiveRule] = {
     "transpose": transpose,
     "broadcast_in_dim": broadcast,
     "iota": iota,
-    "empty": empty,
-    "empty2": empty,
     "slice": slices,
-    "split": split,
     "pad": pad,
     "concatenate": concatenate,
-    "stack": stack,
-    "unstack": unstack,
     "tile": tile,
     "dynamic_slice": dynamic_slice,
     "dynamic_update_slice": dynamic_update_slice,

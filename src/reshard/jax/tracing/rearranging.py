@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from reshard.jax.tracing.emitter import Emitter, evaluated, known_number, labels
+from reshard.jax.tracing.emitter import Emitter, known_number, labels
 from reshard.jax.tracing.slices import pick, put
 from reshard.operations.pattern import Shape
 from reshard.operations.reshapes import reshape_pattern
@@ -31,15 +31,11 @@ def _transposed(emitter: Emitter, value: Value, order: Sequence[int]) -> Value:
 
 def reshape(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """The elements, in the order of some dims, in another shape; dims of size 1 that go or come, too."""
-    (value,), order = operands, equation.params.get("dimensions")
+    (value,), order, out = operands, equation.params.get("dimensions"), equation.outvars[0].aval
     if order is not None and str(equation.primitive) == "reshape":
         value = _transposed(emitter, value, order)
-    return [_reshaped(emitter, value, equation.outvars[0].aval)]
-
-
-def _reshaped(emitter: Emitter, value: Value, out: Any) -> Value:
     pattern, sizes, whole = reshape_pattern(value.shape, out.shape)
-    return emitter.emit("reshape", [value], pattern.terms, out, sizes=sizes, replicated=whole)
+    return [emitter.emit("reshape", [value], pattern.terms, out, sizes=sizes, replicated=whole)]
 
 
 def broadcast(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -56,14 +52,13 @@ def changed(before: Shape, after: Shape) -> tuple[str, ...]:
 
 
 def slices(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """The elements between two places, every few."""
-    params, out = equation.params, equation.outvars[0].aval
-    start, stop = params["start_indices"], params["limit_indices"]
-    return [_slice(emitter, operands[0], out, tuple(start), tuple(stop), tuple(params["strides"] or (1,) * len(start)))]
+    """The elements between two places, every few.
 
-
-def _slice(emitter: Emitter, value: Value, out: Any, start: Shape, stop: Shape, step: Shape) -> Value:
-    """A slice; one element of a dim is picked where it is, other dims that it changes are whole."""
+    One element of a dim is picked where it is; other dims that are cut are needed whole.
+    """
+    params, out, (value,) = equation.params, equation.outvars[0].aval, operands
+    start, stop = (tuple(params[name]) for name in ("start_indices", "limit_indices"))
+    step = tuple(params["strides"] or (1,) * len(start))
     ones = [dim for dim, size in enumerate(out.shape) if size == 1 != value.shape[dim]]
     if ones:
         picked = [1 if dim in ones else size for dim, size in enumerate(value.shape)]
@@ -71,26 +66,9 @@ def _slice(emitter: Emitter, value: Value, out: Any, start: Shape, stop: Shape, 
         ends = [(0, 1, 1) if dim in ones else end for dim, end in enumerate(zip(start, stop, step, strict=True))]
         start, stop, step = (tuple(part) for part in zip(*ends, strict=True))
     if value.shape == out.shape and ones:
-        return value
-    return emitter.emit(
-        "slice",
-        [value],
-        [labels(out.ndim)] * 2,
-        out,
-        shifted=changed(value.shape, out.shape),
-        attributes=(("start", start), ("step", step), ("stop", stop)),
-    )
-
-
-def split(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """A tensor in parts along a dim: slices."""
-    dim, parts, place = equation.params["axis"], [], 0
-    for var in equation.outvars:
-        start, stop = [0] * var.aval.ndim, list(var.aval.shape)
-        start[dim], stop[dim] = place, place + stop[dim]
-        place = stop[dim]
-        parts.append(_slice(emitter, operands[0], var.aval, tuple(start), tuple(stop), (1,) * var.aval.ndim))
-    return parts
+        return [value]
+    shifted, attributes = changed(value.shape, out.shape), (("start", start), ("step", step), ("stop", stop))
+    return [emitter.emit("slice", [value], [labels(out.ndim)] * 2, out, shifted=shifted, attributes=attributes)]
 
 
 def pad(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -102,7 +80,7 @@ def pad(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Valu
     inside = any(gap or min(before, after) < 0 for before, after, gap in config)
     if number is None or inside or fill.dtype.kind not in "iuf":
         terms = [labels(out.ndim), (), labels(out.ndim)]
-        return [emitter.emit("pad_with", operands, terms, out, evaluated(equation), shifted=shifted)]
+        return emitter.emit_results("pad_with", equation, operands, terms, shifted=shifted)
     low, high = (tuple(entry[side] for entry in config) for side in (0, 1))
     longer = [dim for dim, entry in enumerate(config) if any(entry)]
     if longer and all(value.shape[dim] == 1 for dim in longer):
@@ -113,35 +91,12 @@ def pad(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Valu
 
 def concatenate(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """Tensors one after another along a dim."""
-    return [_joined(emitter, operands, equation.params["dimension"], equation.outvars[0].aval)]
-
-
-def _joined(emitter: Emitter, operands: Sequence[Value], dim: int, out: Any) -> Value:
+    dim, out = equation.params["dimension"], equation.outvars[0].aval
     terms = [labels(out.ndim)] * (len(operands) + 1)
-    return emitter.emit("concatenate", operands, terms, out, shifted=(f"d{dim}",), attributes=(("dim", dim),))
-
-
-def stack(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """Tensors side by side in a new dim: each with that dim of size 1, one after another."""
-    out, axis = equation.outvars[0].aval, equation.params["axis"]
-    layer = jax.ShapeDtypeStruct((*out.shape[:axis], 1, *out.shape[axis + 1 :]), out.dtype)
-    return [_joined(emitter, [_reshaped(emitter, value, layer) for value in operands], axis, out)]
-
-
-def unstack(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """The tensors that stand side by side in a dim: slices, without it."""
-    axis, (value,), parts = equation.params["axis"], operands, []
-    for number, var in enumerate(equation.outvars):
-        layer = jax.ShapeDtypeStruct((*var.aval.shape[:axis], 1, *var.aval.shape[axis:]), var.aval.dtype)
-        start = tuple(number if dim == axis else 0 for dim in range(layer.ndim))
-        stop = tuple(begin + size for begin, size in zip(start, layer.shape, strict=True))
-        part = _slice(emitter, value, layer, start, stop, (1,) * layer.ndim)
-        parts.append(_reshaped(emitter, part, var.aval))
-    return parts
+    return [emitter.emit("concatenate", operands, terms, out, shifted=(f"d{dim}",), attributes=(("dim", dim),))]
 
 
 def tile(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """A tensor repeated along its dims."""
-    out = equation.outvars[0].aval
-    repeated = changed(operands[0].shape, out.shape)
-    return [emitter.emit("tile", operands, [labels(out.ndim)] * 2, out, evaluated(equation), shifted=repeated)]
+    before, after = operands[0].shape, equation.outvars[0].aval.shape
+    return emitter.emit_results("tile", equation, operands, [labels(len(after))] * 2, shifted=changed(before, after))

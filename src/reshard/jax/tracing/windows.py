@@ -75,15 +75,6 @@ def windows(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[
         )
         if (size, stride, tuple(room)) != (1, 1, (0, 0)) or params.get("base_dilation", (1,) * (dim + 1))[dim] != 1
     ]
-    terms = [labels(len(value.shape)) for value in operands]
-    return [
-        emitter.emit(
-            str(equation.primitive),
-            operands,
-            [*terms, labels(var.aval.ndim)],
-            var.aval,
-            evaluated(equation, number),
-            shifted=tuple(f"d{dim}" for dim in moves),
-        )
-        for number, var in enumerate(equation.outvars)
-    ]
+    name, out = str(equation.primitive), equation.outvars[0].aval
+    terms = [labels(len(value.shape)) for value in (*operands, out)]
+    return emitter.emit_results(name, equation, operands, terms, shifted=tuple(f"d{dim}" for dim in moves))
