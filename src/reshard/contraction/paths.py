@@ -34,8 +34,7 @@ def _paths(pattern: Pattern, sizes: tuple[int, ...]) -> tuple[Path, ...]:
     # loads with the first einsum of three operands, not with the package
     from opt_einsum import paths  # type: ignore[import-untyped]  # noqa: PLC0415
 
-    operands = [frozenset(flat(term)) for term in pattern.operands]
-    output = frozenset(flat(pattern.output)) & frozenset[str]().union(*operands)
+    *operands, output = map(frozenset, pattern.ungrouped.term_labels)
     sizes_of = {label: max(size, 1) for label, size in zip(pattern.labels, sizes, strict=True)}
     finders = (paths.optimal if count <= EXACT else paths.auto, paths.greedy)
     found = [finder(list(operands), output, sizes_of, None) for finder in finders]
@@ -44,9 +43,14 @@ def _paths(pattern: Pattern, sizes: tuple[int, ...]) -> tuple[Path, ...]:
     return tuple(dict.fromkeys([*made, *(ALL_ORDERS if count == 3 else ())]))
 
 
-def flat(term: Term) -> list[str]:
-    """The labels of a tensor, one after the other."""
-    return [label for group in term for label in group]
+def steps_along(pattern: Pattern, path: Path) -> list[tuple[tuple[int, int], Pattern]]:
+    """Per pair of a path how the two are contracted."""
+    steps, terms = [], list(pattern.operands)
+    for pair in path:
+        step = pair_pattern(terms, pair, pattern.output)
+        steps.append((pair, step))
+        terms = [*(term for place, term in enumerate(terms) if place not in pair), step.output]
+    return steps
 
 
 def pair_pattern(terms: Sequence[Term], pair: tuple[int, int], output: Term) -> Pattern:
@@ -61,6 +65,6 @@ def pair_pattern(terms: Sequence[Term], pair: tuple[int, int], output: Term) -> 
     if len(terms) == 2:
         return Pattern(tuple(chosen), output)
     rest = [term for place, term in enumerate(terms) if place not in pair]
-    needed = {label for term in [*rest, output] for label in flat(term)}
-    kept = dict.fromkeys(label for term in chosen for label in flat(term) if label in needed)
+    needed = {label for term in [*rest, output] for group in term for label in group}
+    kept = dict.fromkeys(label for term in chosen for group in term for label in group if label in needed)
     return Pattern(tuple(chosen), tuple((label,) for label in kept))

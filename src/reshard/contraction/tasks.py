@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from reshard.contraction.paths import pair_pattern, paths_of
+from reshard.contraction.paths import paths_of, steps_along
 from reshard.dtypes import REDUCTIONS, DType, dtype_named
 from reshard.mesh import Mesh
 from reshard.operations.operation import Operation
@@ -124,7 +124,7 @@ def _calculation(
     if "reduced" in rule.roles:
         stages: tuple[Stage, ...] = stages_of(pattern, sizes)
     else:
-        stages = (Stage(frozenset(label for group in pattern.output for label in group), 1),)
+        stages = (Stage(frozenset(pattern.term_labels[-1]), 1),)
     return Calculation(pattern, rule.sizes, rule.shapes, dtypes, stages, waits, whole, reduction)
 
 
@@ -141,12 +141,7 @@ def stages_of(pattern: Pattern, sizes: Mapping[str, int]) -> tuple[Stage, ...]:
     """
     if len(pattern.operands) < 3:
         return (_stage(pattern),)
-    stages, terms = [], list(pattern.operands)
-    for pair in paths_of(pattern, sizes)[0]:
-        part = pair_pattern(terms, pair, pattern.output)
-        stages.append(_stage(part))
-        terms = [*(term for place, term in enumerate(terms) if place not in pair), part.output]
-    return tuple(stages)
+    return tuple(_stage(step) for _, step in steps_along(pattern, paths_of(pattern, sizes)[0]))
 
 
 def _stage(pattern: Pattern) -> Stage:

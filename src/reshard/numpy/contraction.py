@@ -78,15 +78,13 @@ def _contracted(plan: EinsumPlan, operands: Sequence[Mapping[int, Array]], count
 def _local(plan: EinsumPlan, device: int, tiles: Sequence[Array]) -> Array:
     """What one device makes of its tiles: groups taken apart, contracted, put together again."""
     pattern, sizes = plan.pattern, plan.local_sizes(device)
-    numbers = {label: number for number, label in enumerate(pattern.labels)}
-    *terms, output = [[label for group in term for label in group] for term in pattern.terms]
+    *terms, kept = pattern.ungrouped.term_labels
     arguments: list[Any] = []
     for tile, labels in zip(tiles, terms, strict=True):
-        arguments += [tile.reshape([sizes[label] for label in labels]), [numbers[label] for label in labels]]
-    is_held = [any(label in labels for labels in terms) for label in output]
+        arguments += [tile.reshape([sizes[label] for label in labels]), [*map(pattern.labels.index, labels)]]
     path = ["einsum_path", *plan.local_path] if len(tiles) > 1 else False
-    held = [numbers[label] for label, is_in in zip(output, is_held, strict=True) if is_in]
-    product = np.asarray(np.einsum(*arguments, held, optimize=path))
+    product = np.asarray(np.einsum(*arguments, [*map(pattern.labels.index, kept)], optimize=path))
+    output = pattern.term_labels[-1]
     result = empty(tuple(sizes[label] for label in output), tiles[0].dtype)
-    result[...] = product[tuple(slice(None) if is_in else None for is_in in is_held)]
+    result[...] = product[tuple(slice(None) if label in kept else None for label in output)]
     return result.reshape([prod(sizes[label] for label in group) for group in pattern.output])

@@ -102,11 +102,27 @@ class Pattern:
     @cached_property
     def labels(self) -> tuple[str, ...]:
         """Every label, in the order in which they first stand."""
-        return tuple(dict.fromkeys(label for term in self.terms for label in _flat(term)))
+        return tuple(dict.fromkeys(label for labels in self.term_labels for label in labels))
+
+    @cached_property
+    def term_labels(self) -> tuple[tuple[str, ...], ...]:
+        """The labels of every term, one after the other."""
+        return tuple(tuple(_flat(term)) for term in self.terms)
+
+    @cached_property
+    def ungrouped(self) -> Pattern:
+        """The same with a dim per label, and no dim of the result along which it only repeats itself.
+
+        >>> str(Pattern.of("(a b) c -> c 1 n a").ungrouped)
+        'abc->ca'
+        """
+        *operands, output = (tuple((label,) for label in labels) for labels in self.term_labels)
+        return Pattern(tuple(operands), tuple(group for group in output if self.role(group[0]) != "broadcast"))
 
     @cached_property
     def _holders(self) -> dict[str, tuple[int, ...]]:
-        return {label: tuple(n for n, term in enumerate(self.terms) if label in _flat(term)) for label in self.labels}
+        terms = self.term_labels
+        return {label: tuple(n for n, labels in enumerate(terms) if label in labels) for label in self.labels}
 
     def holders(self, label: str) -> tuple[int, ...]:
         """The numbers of the terms in which a label stands; the result's is the number of operands."""

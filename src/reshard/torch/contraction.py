@@ -27,7 +27,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from reshard.contraction import EinsumPlan
-from reshard.contraction.paths import flat, pair_pattern
+from reshard.contraction.paths import Path, steps_along
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.pattern import Pattern, Term
@@ -48,40 +48,32 @@ class Product:
     pattern: Pattern
     sizes: Mapping[str, int]
     """Per label, how many of its indices the rank has."""
-    path: Sequence[tuple[int, int]]
+    path: Path
     """In which order tiles are contracted, as pairs of places."""
 
-    @cached_property
+    @property
     def labels(self) -> tuple[str, ...]:
         """The labels of the result that an operand has; along the others it repeats itself."""
-        in_operands = {label for term in self.pattern.operands for label in flat(term)}
-        return tuple(label for label in flat(self.pattern.output) if label in in_operands)
+        return self.pattern.ungrouped.term_labels[-1]
 
     @cached_property
     def equations(self) -> tuple[tuple[tuple[int, ...], str], ...]:
         """Which tiles are contracted, by their places, and how; the product goes to the end of the list."""
-        output = tuple((label,) for label in self.labels)
-        terms: list[Term] = [tuple((label,) for label in flat(term)) for term in self.pattern.operands]
-        if len(terms) == 1:
-            return (((0,), equation(Pattern((terms[0],), output))),)
-        equations = []
-        for pair in self.path:
-            pattern = pair_pattern(terms, pair, output)
-            equations.append((pair, equation(pattern)))
-            terms = [*(term for place, term in enumerate(terms) if place not in pair), pattern.output]
-        return tuple(equations)
+        pattern = self.pattern.ungrouped
+        if len(pattern.operands) == 1:
+            return (((0,), equation(pattern)),)
+        return tuple((pair, equation(step)) for pair, step in steps_along(pattern, self.path))
 
     @cached_property
     def is_plain(self) -> bool:
         """Whether every dim is one label or none, and no label stands twice, so that boxes of tiles cut labels."""
-        groups = [group for term in self.pattern.terms for group in term]
-        repeats_itself = len(self.labels) < len(flat(self.pattern.output))
-        return not self.pattern.repeated and all(len(group) < 2 for group in groups) and not repeats_itself
+        is_grouped = any(len(group) > 1 for term in self.pattern.terms for group in term)
+        return not self.pattern.repeated and not is_grouped and self.labels == self.pattern.term_labels[-1]
 
     def by_label(self, tiles: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tiles with a dim per label."""
-        pairs = zip(tiles, self.pattern.operands, strict=True)
-        return [tile.reshape([self.sizes[label] for label in flat(term)]) for tile, term in pairs]
+        pairs = zip(tiles, self.pattern.term_labels, strict=False)
+        return [tile.reshape([self.sizes[label] for label in labels]) for tile, labels in pairs]
 
     def of(self, factors: Sequence[torch.Tensor], slices: LabelSlices | None = None) -> torch.Tensor:
         """The product of tiles, with a dim per label that it has.
@@ -91,8 +83,8 @@ class Product:
             slices: which part of the product is wanted, or, of summed labels, taken.
         """
         if slices:
-            pairs = zip(factors, self.pattern.operands, strict=True)
-            factors = [factor[index_of(flat(term), slices)] for factor, term in pairs]
+            pairs = zip(factors, self.pattern.term_labels, strict=False)
+            factors = [factor[index_of(labels, slices)] for factor, labels in pairs]
         for places, text in self.equations:
             result = torch.einsum(text, *(factors[place] for place in places))
             factors = [*(factor for place, factor in enumerate(factors) if place not in places), result]
@@ -100,7 +92,7 @@ class Product:
 
     def tile(self, product: torch.Tensor) -> torch.Tensor:
         """The tile of the result, contiguous, of the product."""
-        labels = flat(self.pattern.output)
+        labels = self.pattern.term_labels[-1]
         spread = product[tuple(slice(None) if label in self.labels else None for label in labels)]
         whole = spread.expand([self.sizes[label] for label in labels])  # a view, as is what a transpose gives
         return whole.contiguous().view([prod(self.sizes[label] for label in group) for group in self.pattern.output])
@@ -129,7 +121,7 @@ def equation(pattern: Pattern) -> str:
     if len(pattern.labels) > len(string.ascii_letters):
         raise ReshardError("too-large", f"torch has no einsum of {len(pattern.labels)} labels, as {pattern} has")
     letters = dict(zip(pattern.labels, string.ascii_letters, strict=False))
-    texts = ["".join(letters[label] for label in flat(term)) for term in pattern.terms]
+    texts = ["".join(map(letters.__getitem__, labels)) for labels in pattern.term_labels]
     return f"{','.join(texts[:-1])}->{texts[-1]}"
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
 
@@ -90,16 +91,13 @@ class _Product:
         self.plan, self.how, self.dtype, self.device = plan, how, dtype, device
         self.pattern = plan.pattern
         self.sizes = plan.layout.largest_parts(plan.sizes)
-        self.terms = [[label for group in term for label in group] for term in self.pattern.terms]
-        of_operands = {label for labels in self.terms[:-1] for label in labels}
-        self.output = [label for label in self.terms[-1] if label in of_operands]
-        """The labels of the product, before the result is spread along those that no operand has."""
+        *self.terms, self.output = self.pattern.ungrouped.term_labels
 
     def parts(self, tiles: Sequence[jax.Array], ring: Ring | None = None) -> list[jax.Array]:
         """The tiles of the operands with one dim per label; that of a ring's operand is one block of its label."""
         return [
             self._zeroed(lax.reshape(tile, self._shape(labels, ring if ring and ring.term == number else None)), labels)
-            for number, (tile, labels) in enumerate(zip(tiles, self.terms, strict=False))
+            for number, (tile, labels) in enumerate(zip(tiles, self.terms, strict=True))
         ]
 
     def _shape(self, labels: Sequence[str], ring: Ring | None = None) -> list[int]:
@@ -120,13 +118,10 @@ class _Product:
 
     def of(self, parts: Sequence[jax.Array]) -> jax.Array:
         """The product of parts of the operands, with one dim per label."""
-        numbers = {label: number for number, label in enumerate(self.pattern.labels)}
-        arguments: list[Any] = []
-        for part, labels in zip(parts, self.terms, strict=False):
-            arguments += [part, [numbers[label] for label in labels]]
+        numbers = [[*map(self.pattern.labels.index, labels)] for labels in (*self.terms, self.output)]
         result = jnp.einsum(
-            *arguments,
-            [numbers[label] for label in self.output],
+            *chain(*zip(parts, numbers, strict=False)),
+            numbers[-1],
             optimize=list(self.plan.local_path) if len(parts) > 2 else "auto",
             precision=self.how.precision,
             preferred_element_type=self.how.preferred,
@@ -167,7 +162,7 @@ class _Product:
 
     def joined(self, result: jax.Array, ring: Ring | None = None) -> jax.Array:
         """The tile of the result, with one dim per dim of it; of a ring's label one block."""
-        labels = self.terms[-1]
+        labels = self.pattern.term_labels[-1]
         dims = [place for place, label in enumerate(labels) if label in self.output]
         result = lax.broadcast_in_dim(result, self._shape(labels, ring), dims)
         return lax.reshape(result, [prod(self._shape(group, ring)) for group in self.pattern.output])

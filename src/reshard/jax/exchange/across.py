@@ -233,7 +233,7 @@ def _transferred(transfer: MeshTransfer, tiles: dict[int, Any], devices: tuple[A
     """The new tile of each device: cut, sent, joined."""
     rank = len(next(iter(transfer.shapes.values())))
     tiles = {device: tile if tile.ndim == rank else tile.reshape((1,) * rank) for device, tile in tiles.items()}
-    ready = {(device, None): tile for device, tile in tiles.items()}
+    ready: dict[tuple[int, Box | None], Any] = {(device, None): tile for device, tile in tiles.items()}
     cut_shapes = {d: (tiles[d].shape, *(box.shape for box in boxes)) for d, boxes in transfer.cuts.items()}
     cut = _run_alike(
         lambda own, group: _cutter(own, tuple(transfer.cuts[d] for d in group)),
@@ -272,7 +272,7 @@ def _run_alike(
     groups: dict[Any, tuple[int, ...]] = {}
     for d, pattern in patterns.items():
         groups[pattern] = (*groups.get(pattern, ()), d)
-    results = {}
+    results: dict[int, list[Any]] = {}
     for group in groups.values():
         own = tuple(devices[d] for d in group)
         by_device = _run(program_of(own, group), {devices[d]: arrays[d] for d in group})
