@@ -2,7 +2,7 @@
 
 The program has the operands' shardings on its inputs and the target on its output.
 Where no target is given, the einsum is asked for the place in which the program leaves the result: a program says of
-an open result what propagation says, an einsum where it is cheapest, which may be elsewhere and is never dearer.
+an open result what propagation says, an einsum where it is cheapest, which may be elsewhere.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def check(case: Case, network: str | None) -> None:
     assert placed.received_bytes == plan.received_bytes
     assert sum(placed.work.values()) == plan.flops
     assert placed.seconds == (None if plan.seconds is None else pytest.approx(plan.seconds, rel=1e-12))
-    if case.target is None:
-        assert case.einsum(None, network).price[:2] <= (plan.price.seconds * (1 + 1e-12), plan.price.received_bytes)
+    if case.target is None and (free := case.einsum(None, network)).is_proved:
+        assert free.price[:2] <= (plan.price.seconds * (1 + 1e-12), plan.price.received_bytes)
 
 
 def check_all(seeds: Iterable[int], network: str | None) -> None:

@@ -221,7 +221,6 @@ class Chooser:
             for term, end in zip(task.pattern.terms, task.ends, strict=True)
             if end is not None
             for group, dim in zip(term, end.dims, strict=False)
-            if dim.axes
         )
         unreduced = tuple(
             (wait, *(None if (end := task.ends[operand]) is None else end.unreduced for operand in wait.operands))

@@ -157,13 +157,14 @@ class Table:
         return rows[keep]
 
     def _lines(self, label: str) -> list[list[Axis]]:
-        """The pieces that cut the dims of a label, major to minor, term by term."""
-        return [
+        """The pieces that cut the dims of a label, major to minor, in an order that no term decides."""
+        lines = [
             cut_by
             for term, dims in zip(self.task.pattern.terms, self.ends, strict=True)
             for group, cut_by in zip(term, dims or [], strict=False)
             if label in group
         ]
+        return sorted(lines, key=lambda line: list(map(str, line)))
 
     def _led(self) -> Rows:
         """Per term a row in which pieces do what they do there, else what they do in the first other term that says."""
