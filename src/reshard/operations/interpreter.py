@@ -9,6 +9,17 @@ subtracted, and never looked at.
 
 By hand, rows 5 and 1 of a table whose rows 4 to 7 a device has: 5 - 4 = 1 is one of its rows, 1 - 4 = -3 is none and
 comes out as zeros, so that the sum over devices is the two rows.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.numpy.verbs import VERBS
+>>> from reshard.propagation import Program
+>>> program = Program(Mesh.of(x=2))
+>>> rows = program.take(program.input("table", (8, 1), "int64"), program.input("numbers", (2,), "int64"))
+>>> shardings = [Sharding.of(program.mesh, *dims) for dims in (("x", None), (None,), (None, None))]
+>>> second = BoxExtents(program.operations[-1], shardings, device=1)
+>>> tiles = [np.array([[40], [50], [60], [70]]), np.array([5, 1])]
+>>> compute(VERBS, program.operations[-1], second, tiles).tolist()
+[[50], [0]]
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A pattern says which dims run over the same index; the kind says what is done there: in what form, to how many
 operands, with which attributes, how what the result lacks is combined, and for which unreduced operands it may wait.
-To add an operation, give it a row here, and a function in the `verbs.py` of an engine that has none of that name.
+To add an operation, give it a row here, and a function in the `verbs.py` of any engine that has none of that name.
 
 A name without a row is refused unless the operation is declared opaque: then its pattern carries shardings and its
 price is counted as any other's, but only the engine that brought it along can compute it.
