@@ -171,6 +171,10 @@ class Axis:
         return Axis.between(self.name, self.start, minor.stop_in(full_size), full_size)
 
 
+Axes = tuple[Axis, ...]
+"""A list of axes, major to minor."""
+
+
 def is_number(text: str) -> bool:
     """Whether a text is a plain decimal number, of a length that stands for a size."""
     return text.isascii() and text.isdigit() and len(text) <= 40

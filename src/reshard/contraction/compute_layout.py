@@ -22,13 +22,11 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 
-from reshard.axis import Axis, merged, sorted_and_merged
+from reshard.axis import Axes, merged, sorted_and_merged
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.pattern import Pattern
 from reshard.sharding import DimSharding, Sharding
-
-Axes = tuple[Axis, ...]
 
 
 @dataclass(frozen=True)

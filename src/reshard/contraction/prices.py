@@ -31,7 +31,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.contraction.compute_layout import Axes, closed_sharding
+from reshard.axis import Axes
+from reshard.contraction.compute_layout import closed_sharding
 from reshard.contraction.tasks import Stage
 from reshard.digits import Positions
 from reshard.dtypes import DType

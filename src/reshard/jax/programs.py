@@ -53,8 +53,6 @@ from reshard.propagation import Operation, Placement, Value
 from reshard.propagation.running import Engine, Turn, Turned, run
 from reshard.sharding import Sharding
 
-Names = tuple[str, ...]
-
 
 @dataclass(frozen=True, eq=False)
 class PlacedFunction:
@@ -159,7 +157,7 @@ def _mesh_and_specs(placed: Placement) -> tuple[JaxMesh, dict[str, PartitionSpec
 class _Device(Engine):
     """One device, on which a function is traced."""
 
-    def __init__(self, placed: Placement, names: Names, tiles: Sequence[Any]) -> None:
+    def __init__(self, placed: Placement, names: tuple[str, ...], tiles: Sequence[Any]) -> None:
         self.placed, self.names = placed, names
         self.inputs = dict(zip(placed.inputs, tiles, strict=True))
         self.place = lax.axis_index(names) if names else np.int32(0)
@@ -247,7 +245,7 @@ class ArrayExtents:
 # Reshards of tiles
 
 
-def moved(plan: Plan, names: Names, tile: Any) -> Any:
+def moved(plan: Plan, names: tuple[str, ...], tile: Any) -> Any:
     """The target tile of a device from its source tile, with its derivative."""
     if not plan.steps:  # tiles of no elements may still differ in shape
         return lax.reshape(tile, plan.target.local_shape(plan.shape))
@@ -263,7 +261,7 @@ def moved(plan: Plan, names: Names, tile: Any) -> Any:
     )
 
 
-def _extreme(plan: Plan, names: Names) -> Any:
+def _extreme(plan: Plan, names: tuple[str, ...]) -> Any:
     """The reshard of what is unreduced under a maximum or a minimum."""
     source, reduction = plan.source, plan.source.reduction
     if reduction not in ("max", "min"):

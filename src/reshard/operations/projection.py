@@ -21,9 +21,7 @@ from collections.abc import Mapping, Sequence
 from math import gcd, prod
 from typing import NamedTuple
 
-from reshard.axis import Axis, common_prefix, is_prefix, merged
-
-Axes = tuple[Axis, ...]
+from reshard.axis import Axes, Axis, common_prefix, is_prefix, merged
 
 
 class Projected(NamedTuple):

@@ -50,7 +50,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
-from reshard.axis import Axis, aligned, common_prefix, difference, merged, sorted_and_merged
+from reshard.axis import Axes, Axis, aligned, common_prefix, difference, merged, sorted_and_merged
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
@@ -58,13 +58,11 @@ from reshard.notation import to_mlir_list
 from reshard.sharding import Reshard, Sharding
 from reshard.steps import Step
 
-AxisList = tuple[Axis, ...]
-
 
 class DimMove(NamedTuple):
-    """AxisList that an all_to_all takes from one dim to another."""
+    """Axes that an all_to_all takes from one dim to another."""
 
-    axes: AxisList
+    axes: Axes
     source: int
     target: int
 
@@ -74,11 +72,11 @@ class Collective(NamedTuple):
 
     name: str
     after: Sharding
-    lists: tuple[AxisList, ...] = ()
+    lists: tuple[Axes, ...] = ()
     """Per dim the axes that leave or come; only where the operation works on dims."""
     moves: tuple[DimMove, ...] = ()
     """Of an all_to_all."""
-    axes: AxisList = ()
+    axes: Axes = ()
     """Of an operation that works on no dim."""
     reduction: str = "sum"
     idle: bool = False
@@ -284,7 +282,7 @@ _SHARD_REDUCTIONS = {"avg": "average", "band": "bitwise_and", "bor": "bitwise_or
 _SHARD_WORDS = {"all_gather": "gather_axis", "all_slice": "slice_axis", "reduce_scatter": "scatter_dim"}
 
 
-def _shard_operations(collective: Collective) -> list[tuple[str, AxisList, int | None, int | None]]:
+def _shard_operations(collective: Collective) -> list[tuple[str, Axes, int | None, int | None]]:
     """Per operation what follows the axes, the axes, the dim that grows, and the dim that is cut."""
     word = _SHARD_REDUCTIONS.get(collective.reduction, collective.reduction)
     reduction = "" if word == "sum" else f" reduction = {word}"
@@ -309,7 +307,7 @@ def _shard_operations(collective: Collective) -> list[tuple[str, AxisList, int |
 def collectives_of(step: Step) -> list[Collective]:
     """The operations that a step is.
 
-    AxisList of size 1, which cut nothing, may stand in the way of the axis lists; then they leave before the step and
+    Axes of size 1, which cut nothing, may stand in the way of the axis lists; then they leave before the step and
     come back after it, in permutations that send nothing.
     """
     try:
@@ -331,7 +329,7 @@ def _without_units(sharding: Sharding) -> Sharding:
     )
 
 
-def _with_axes(sharding: Sharding, lists: Iterable[AxisList]) -> Sharding:
+def _with_axes(sharding: Sharding, lists: Iterable[Axes]) -> Sharding:
     """The sharding with other axes in its dims, none of them replicated, and no priorities."""
     dims = [replace(dim, axes=axes, priority=None) for dim, axes in zip(sharding.dims, lists, strict=True)]
     return replace(sharding, dims=tuple(dims), replicated=())
@@ -372,7 +370,7 @@ def _same_unreduced(before: Sharding, after: Sharding) -> None:
         raise _NoOne("the unreduced axes are others", is_hopeless=True)
 
 
-def _tails(short: Sharding, long: Sharding, verb: str) -> tuple[AxisList, ...]:
+def _tails(short: Sharding, long: Sharding, verb: str) -> tuple[Axes, ...]:
     """Per dim, the axes of `long` that follow those of `short`."""
     sizes = short.mesh.sizes
     tails = []
@@ -384,7 +382,7 @@ def _tails(short: Sharding, long: Sharding, verb: str) -> tuple[AxisList, ...]:
     return tuple(tails)
 
 
-def _set_of(lists: Iterable[AxisList], sharding: Sharding) -> AxisList:
+def _set_of(lists: Iterable[Axes], sharding: Sharding) -> Axes:
     return sorted_and_merged([axis for axes in lists for axis in axes], sharding.mesh.sizes)
 
 

@@ -25,12 +25,12 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
-from reshard.axis import is_prefix
+from reshard.axis import Axes, is_prefix
 from reshard.contraction.chooser import Chooser
 from reshard.contraction.prices import IMPOSSIBLE, NOTHING, Price, times
 from reshard.errors import ReshardError
 from reshard.operations.operation import Operation, Value
-from reshard.operations.projection import Axes, shards
+from reshard.operations.projection import shards
 from reshard.operations.rules import COMBINED, waiting_operands
 from reshard.propagation.elimination import LARGEST_TABLE, Scoped, Table, least
 from reshard.propagation.fixpoint import Flow, Net

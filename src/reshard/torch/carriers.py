@@ -21,8 +21,13 @@ from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange
 from reshard.mesh import Mesh
 
-Parcel = tuple[torch.Tensor, int]
-"""The memory of a message, and the peer that it goes to or comes from."""
+
+class Parcel(NamedTuple):
+    """What is sent or received."""
+
+    memory: torch.Tensor
+    peer: int
+    """The rank that it goes to or comes from."""
 
 
 class Carrier(NamedTuple):

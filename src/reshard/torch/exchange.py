@@ -185,8 +185,10 @@ class LocalExchange:
             sends, size = _messages({message.peer: message.parts for message in sends}, None)
             sent = tile.new_empty(size)
         pairs = zip(self.receives, received, strict=True)
-        incoming = [(message.memory(out, place), message.peer) for message, place in pairs]
-        outgoing: Iterable[Parcel] = ((message.pack(tile, sent), message.peer) for message in _announced(sends, watch))
+        incoming = [Parcel(message.memory(out, place), message.peer) for message, place in pairs]
+        outgoing: Iterable[Parcel] = (
+            Parcel(message.pack(tile, sent), message.peer) for message in _announced(sends, watch)
+        )
         if watch.before_read is None:
             outgoing = list(outgoing)
 
