@@ -296,7 +296,7 @@ def explicit(
         placing.shardings[placing.places[value]] = _as_said(placing.shardings[placing.places[value]], said)
     return Placement(
         dict(program.meshes), tuple(placing.operations), placing.shardings, placing.plans, placing.work,
-        placing.reasons, chooser.network, program.without_rule, program.signature,
+        placing.reasons, chooser.network, Counter(program.without_rule), program.signature,
     )  # fmt: skip
 
 
