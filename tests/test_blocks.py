@@ -18,7 +18,7 @@ def assert_right(results: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert results.keys() == wanted.keys()
     for name, value in wanted.items():
         np.testing.assert_allclose(results[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
-        assert results[name].shape == value.shape
+        assert results[name].shape == np.shape(value)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -76,6 +76,22 @@ def test_a_reshard_of_what_comes_from_around_is_done_once() -> None:
     assert placed.trip_count(moved) == 1
     text = placed.text().splitlines()
     assert text.index("loop 9 {") > next(n for n, line in enumerate(text) if line.startswith(f"{moved.name} = reshard"))
+
+
+def test_what_a_block_gives_back_is_moved_once_the_block_is_whole() -> None:
+    program = Program(MESH)
+    a = program.input("a", (4, 6), "float32", Sharding.of(MESH, "x", None))
+    with program.loop(2) as loop:
+        h = loop.carry(a)
+        stack = program.constrain(loop.stack(h), Sharding.of(MESH, None, None, ("y", "x")))
+        with program.loop(3) as inner:  # of which nothing is read
+            program.constrain(inner.stack(h), Sharding.of(MESH, "y", None, None))
+            inner.stack(h)
+        last = loop.last(h, program.op("ij->ij", h, name="neg"))
+    program.output(stack, result="stack")
+    program.output(last, result="last")
+    array = np.arange(24, dtype=np.float32).reshape(4, 6)
+    assert_right(rs.numpy.run_program(program.propagate(), {"a": array}), {"stack": [array, -array], "last": array})
 
 
 def refused(build: Callable[[Program, Value], Any]) -> ReshardError:
@@ -164,6 +180,17 @@ def build_float_pick(program: Program, a: Value) -> None:
         choice.chosen(program.constant(0, ()), a)
 
 
+def build_own_result(program: Program, a: Value) -> None:
+    with program.loop(2) as loop:
+        h = loop.carry(a)
+        program.op("i->i", loop.last(h, h), name="neg")
+
+
+def build_reshard_of_own_result(program: Program, a: Value) -> None:
+    with program.loop(2) as loop:
+        program.reshard(loop.stack(a), Sharding.of(MESH, None, None))
+
+
 def build_output_inside(program: Program, a: Value) -> None:
     with program.loop(2):
         program.output(a)
@@ -185,6 +212,8 @@ def build_output_inside(program: Program, a: Value) -> None:
         (build_too_few_branches, "a choice of 1 branches gives 2 results"),
         (build_other_branch, "is made in a block and read outside of it"),
         (build_float_pick, "must be one integer"),
+        (build_own_result, "is what a block gives back, and read within it"),
+        (build_reshard_of_own_result, "is what a block gives back, and read within it"),
         (build_output_inside, "an output must stand outside of loops and choices"),
     ],
     ids=lambda row: row.__name__.removeprefix("build_") if callable(row) else "",

@@ -33,6 +33,12 @@ def test_a_row_by_a_single_number() -> None:
     assert found["out"] == 4
 
 
+def test_a_number_has_no_dims_to_pad() -> None:
+    program = Program(Mesh.of(x=2))
+    program.output(program.pad(program.input("a", ()), [], []), result="out")
+    assert rs.numpy.run_program(program.propagate(), {"a": np.float32(3)})["out"] == 3
+
+
 @pytest.mark.parametrize("joined", [True, False])
 def test_operations_of_many_operands_take_no_longer(*, joined: bool) -> None:
     program = Program(MESH)

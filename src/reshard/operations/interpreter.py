@@ -257,8 +257,8 @@ class _Computation:
 
     def padded(self) -> Any:
         """More elements in dims of which the device has all."""
-        attribute = self.operation.attribute
-        return self.verbs.pad(self.tiles[0], attribute("low"), attribute("high"), attribute("value", 0))
+        (tile,), attribute = self.tiles, self.operation.attribute
+        return self.verbs.pad(tile, attribute("low"), attribute("high"), attribute("value", 0)) if tile.shape else tile
 
     def joined(self) -> Any:
         """One after another in a dim of which the device has all."""

@@ -24,7 +24,7 @@ from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.blocks import Block, Branch, Choice, Loop, around
-from reshard.operations.kinds import ENTERING
+from reshard.operations.kinds import ENTERING, LEAVING
 from reshard.operations.operation import Operation, Value
 from reshard.operations.pattern import Pattern
 from reshard.propagation.graph import Graph
@@ -149,9 +149,13 @@ class Builder(Graph):
             reader = self.block.parent if self.block is not None and name in ENTERING else self.block
             if isinstance(self.block, Choice) and place:
                 reader = Branch(self.block, place - 1)
-            scope = self.operations[operand.number].scope
-            if scope is not None and scope not in around(reader):
+            maker = self.operations[operand.number]
+            if maker.scope is not None and maker.scope not in around(reader):
                 raise ReshardError("bad-program", f"value {operand.name} is made in a block and read outside of it")
+            if maker.name in LEAVING and maker.block in around(self.block):
+                raise ReshardError(
+                    "bad-program", f"value {operand.name} is what a block gives back, and read within it"
+                )
         return self.operations[operands[0].number].scope if name == "reshard" else self.block
 
     def take_back(self, value: Value) -> None:

@@ -34,6 +34,8 @@ from reshard.contraction.prices import busiest, moved_by
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network import Network
+from reshard.operations.blocks import Block, around
+from reshard.operations.kinds import LEAVING
 from reshard.operations.operation import Operation, Value
 from reshard.operations.projection import shards
 from reshard.plans import Plan
@@ -264,7 +266,10 @@ def explicit(
     """The placement of a program whose values are kept in given shardings, with a reason for each.
 
     Einsums of which there is a chain are computed two operands at a time.
+    What a block gives back otherwise than it is kept is moved once the block is whole.
     """
+    whole_with = {block: operation for operation in program.operations for block in around(operation.block)}
+    leaving: dict[Block | None, list[tuple[Operation, Value, Sharding, str]]] = {}
     placing = _Placing(chooser, {value.name for value in program.values})
     for operation, sharding, reason in zip(program.operations, shardings, reasons, strict=True):
         name = operation.result.name
@@ -288,10 +293,16 @@ def explicit(
             brought = [placing.brought(*pair, why) for pair in zip(operands, used, strict=True)]
             stays = computed == sharding
             called, says = (name, reason) if stays else (placing.name(name), f"as {name} is computed")
-            value = placing.add(operation, brought, called, computed, says)
+            value = result = placing.add(operation, brought, called, computed, says)
             placing.work[value] = chosen.price.flops
-            result = value if stays else placing.moved(value, sharding, name, reason)
+            if operation.name in LEAVING and not stays:
+                leaving.setdefault(operation.block, []).append((operation, value, sharding, reason))
+            elif not stays:
+                result = placing.moved(value, sharding, name, reason)
         placing.places[operation.result] = result
+        for block in around(operation.block):
+            for end, value, target, reason in leaving.pop(block, ()) if whole_with[block] is operation else ():
+                placing.places[end.result] = placing.moved(value, target, end.result.name, reason)
     for value, said in program.annotations.items():
         placing.shardings[placing.places[value]] = _as_said(placing.shardings[placing.places[value]], said)
     return Placement(
