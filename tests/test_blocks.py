@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blocks import CASES, MESH
+from blocks import CASES, MESH, array
 
 import reshard as rs
 from reshard import ReshardError, Sharding
@@ -90,15 +90,18 @@ def test_what_a_block_gives_back_is_moved_once_the_block_is_whole() -> None:
         last = loop.last(h, program.op("ij->ij", h, name="neg"))
     program.output(stack, result="stack")
     program.output(last, result="last")
-    array = np.arange(24, dtype=np.float32).reshape(4, 6)
-    assert_right(rs.numpy.run_program(program.propagate(), {"a": array}), {"stack": [array, -array], "last": array})
+    start = array(4, 6)
+    assert_right(rs.numpy.run_program(program.propagate(), {"a": start}), {"stack": [start, -start], "last": start})
 
 
 def refused(build: Callable[[Program, Value], Any]) -> ReshardError:
     program = Program(MESH)
+    a = program.input("a", (4,))
     with pytest.raises(ReshardError) as caught:
-        build(program, program.input("a", (4,)))
+        build(program, a)
     assert program.block is None
+    program.output(a, result="out")
+    assert rs.numpy.run_program(program.propagate(), dict.fromkeys("a", array(4)))["out"].shape == (4,)
     return caught.value
 
 
@@ -191,6 +194,60 @@ def build_reshard_of_own_result(program: Program, a: Value) -> None:
         program.reshard(loop.stack(a), Sharding.of(MESH, None, None))
 
 
+def build_by_hand(program: Program, a: Value) -> None:
+    with program.loop(2):
+        program.op("i->i", a, name="carry")
+
+
+def build_of_outer_inside(program: Program, a: Value) -> None:
+    with program.loop(2) as outer, program.loop(3):
+        outer.stack(a)
+
+
+def build_after_the_end(program: Program, a: Value) -> None:
+    with program.loop(2) as loop:
+        pass
+    with program.loop(3):
+        loop.stack(a)
+
+
+def build_branch_after_the_end(program: Program, a: Value) -> None:
+    with program.choice() as choice:
+        pass
+    with choice.branch():
+        program.op("i->i", a, name="neg")
+
+
+def build_branch_in_branch(program: Program, a: Value) -> None:
+    with program.choice() as choice, choice.branch(), choice.branch():
+        program.op("i->i", a, name="neg")
+
+
+def build_two_numbers(program: Program, a: Value) -> None:
+    with program.choice() as choice:
+        with choice.branch():
+            pass
+        for name in ("m", "n"):
+            choice.chosen(program.input(name, (), "int32"), a)
+
+
+def build_while_a_fraction(program: Program, a: Value) -> None:
+    with program.loop() as loop:
+        h = loop.carry(program.constant(0.5, ()))
+        loop.last(h, h)
+
+
+def build_half(program: Program, a: Value) -> None:
+    with program.loop(2) as loop:
+        loop.carry(a)
+        program.propagate()
+
+
+def build_odd_order(program: Program, a: Value) -> None:
+    with program.loop(2, reverse="no"):  # type: ignore[arg-type]
+        pass
+
+
 def build_output_inside(program: Program, a: Value) -> None:
     with program.loop(2):
         program.output(a)
@@ -205,7 +262,7 @@ def build_output_inside(program: Program, a: Value) -> None:
         (build_no_last, "must be given back by its loop once"),
         (build_short_element, "must have 3 elements in dim 0"),
         (build_stack_of_unknown_length, "must stand in a loop with a trip count"),
-        (build_endless, "must begin with a carry of one number"),
+        (build_endless, "must begin with a carry of one integer"),
         (build_other_shape, "must have one shape and dtype"),
         (build_last_of_no_carry, "is no carry of this loop"),
         (build_outside_of_branches, "must stand in its branches"),
@@ -214,6 +271,15 @@ def build_output_inside(program: Program, a: Value) -> None:
         (build_float_pick, "must be one integer"),
         (build_own_result, "is what a block gives back, and read within it"),
         (build_reshard_of_own_result, "is what a block gives back, and read within it"),
+        (build_by_hand, "carry is an end of a block"),
+        (build_of_outer_inside, "must stand in it, and in no block within"),
+        (build_after_the_end, "must stand in it, and in no block within"),
+        (build_branch_after_the_end, "must stand in it, and in no block within"),
+        (build_branch_in_branch, "must stand in it, and in no block within"),
+        (build_two_numbers, "a choice must go by one number, got: m, n"),
+        (build_while_a_fraction, "must begin with a carry of one integer"),
+        (build_half, "in which a loop or a choice stands open cannot be placed"),
+        (build_odd_order, "reverse must be"),
         (build_output_inside, "an output must stand outside of loops and choices"),
     ],
     ids=lambda row: row.__name__.removeprefix("build_") if callable(row) else "",

@@ -115,10 +115,14 @@ class Builder(Graph):
 
     @contextmanager
     def within(self, block: Block) -> Iterator[None]:
-        """Let operations stand in a block meanwhile."""
-        before, self.block = self.block, block
+        """Let operations stand in a block meanwhile; what is added to one that is refused is taken back."""
+        before, count = self.block, len(self.operations)
+        self.block = block
         try:
             yield
+        except BaseException:
+            self.take_back(count)
+            raise
         finally:
             self.block = before
 
@@ -158,10 +162,12 @@ class Builder(Graph):
                 )
         return self.operations[operands[0].number].scope if name == "reshard" else self.block
 
-    def take_back(self, value: Value) -> None:
-        """Undo the last addition."""
-        self.operations.pop()
-        del self._named[value.name]
+    def take_back(self, count: int) -> None:
+        """Undo all additions but so many."""
+        for operation in self.operations[count:]:
+            del self._named[operation.result.name]
+            self.annotations.pop(operation.result, None)
+        del self.operations[count:]
 
     def annotate(self, value: Value, sharding: Sharding) -> None:
         """Say how a value is sharded, besides what was said before.

@@ -26,9 +26,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from reshard.checks import integer
+from reshard.checks import expect, integer
 from reshard.errors import ReshardError
-from reshard.operations.blocks import Branch, Choice, Loop
+from reshard.operations.blocks import Block, Branch, Choice, Loop
 from reshard.operations.kinds import KINDS
 from reshard.operations.operation import Value
 from reshard.operations.pattern import Pattern, Term
@@ -38,16 +38,16 @@ from reshard.propagation.builder import Builder, NewValue
 class OpenLoop:
     """A loop to which operations are added.
 
-    A loop without a trip count goes on as long as the first of its carries, one number, is not zero; it has no
+    A loop without a trip count goes on as long as the first of its carries, one integer, is not zero; it has no
     elements and no stacks.
     """
 
-    def __init__(self, program: Builder) -> None:
-        self._program = program
+    def __init__(self, program: Builder, loop: Loop) -> None:
+        self._program, self._loop = program, loop
 
     def carry(self, start: Value, result: str | None = None) -> Value:
         """What a turn begins with: at first `start`, then what `last` is given."""
-        return add_end(self._program, "carry", (start,), result)
+        return self._add("carry", (start,), result)
 
     def element(self, whole: Value, result: str | None = None) -> Value:
         """What a turn takes of a value: its part at the number of the turn, in dim 0.
@@ -55,7 +55,7 @@ class OpenLoop:
         Raises:
             ReshardError: `bad-program` where dim 0 is not as long as the loop.
         """
-        return add_end(self._program, "element", (whole,), result)
+        return self._add("element", (whole,), result)
 
     def last(self, carry: Value, after: Value, result: str | None = None) -> Value:
         """What the loop gives back of a carry: what `after`, with which the next turn begins, is in the end.
@@ -63,11 +63,15 @@ class OpenLoop:
         Raises:
             ReshardError: `bad-program` where `carry` is no carry of this loop, or `after` is not like it.
         """
-        return add_end(self._program, "last", (after, carry), result)
+        return self._add("last", (after, carry), result)
 
     def stack(self, value: Value, result: str | None = None) -> Value:
         """What the turns have made, one after another in a new dim 0."""
-        return add_end(self._program, "stack", (value,), result)
+        return self._add("stack", (value,), result)
+
+    def _add(self, name: str, operands: tuple[Value, ...], result: str | None) -> Value:
+        _check_open(self._program, self._loop)
+        return add_end(self._program, name, operands, result)
 
 
 class OpenChoice:
@@ -78,7 +82,12 @@ class OpenChoice:
 
     @contextmanager
     def branch(self) -> Iterator[None]:
-        """The next branch."""
+        """The next branch.
+
+        Raises:
+            ReshardError: `bad-program` where the choice does not stand open.
+        """
+        _check_open(self._program, self.choice)
         branch = Branch(self.choice, self.branches)
         self.branches += 1
         with self._program.within(branch):
@@ -92,6 +101,7 @@ class OpenChoice:
         Raises:
             ReshardError: `bad-program` where the results are not one of each branch, and alike.
         """
+        _check_open(self._program, self.choice)
         return add_end(self._program, "chosen", (number, *results), result)
 
 
@@ -107,16 +117,17 @@ def open_loop(program: Builder, trip_count: int | None, reverse: bool = False, u
         raise ReshardError("bad-argument", f"a loop must run 0 times or more, got: {trip_count}")
     if integer(unroll, "unroll") < 1:
         raise ReshardError("bad-argument", f"unroll must be at least 1, got: {unroll}")
+    expect(reverse, bool, "reverse")
     loop, first = Loop(*program.new_block(), trip_count, reverse, unroll), len(program.operations)
     with program.within(loop):
-        yield OpenLoop(program)
-    ends = [operation for operation in program.operations[first:] if operation.block == loop]
-    carries = [operation.result for operation in ends if operation.name == "carry"]
-    if trip_count is None and (not carries or carries[0].shape):
-        raise ReshardError("bad-program", "a loop without a trip count must begin with a carry of one number")
-    for carry in carries:
-        if sum(operation.name == "last" and operation.operands[1] == carry for operation in ends) != 1:
-            raise ReshardError("bad-program", f"carry {carry.name} must be given back by its loop once")
+        yield OpenLoop(program, loop)
+        ends = [operation for operation in program.operations[first:] if operation.block == loop]
+        carries = [operation.result for operation in ends if operation.name == "carry"]
+        if trip_count is None and (not carries or not _is_number(carries[0])):
+            raise ReshardError("bad-program", "a loop without a trip count must begin with a carry of one integer")
+        for carry in carries:
+            if sum(operation.name == "last" and operation.operands[1] == carry for operation in ends) != 1:
+                raise ReshardError("bad-program", f"carry {carry.name} must be given back by its loop once")
 
 
 @contextmanager
@@ -129,10 +140,39 @@ def open_choice(program: Builder) -> Iterator[OpenChoice]:
     choice, first = OpenChoice(program, Choice(*program.new_block())), len(program.operations)
     with program.within(choice.choice):
         yield choice
-    for operation in program.operations[first:]:
-        results = len(operation.operands) - 1
-        if operation.block == choice.choice and (results != choice.branches or not results):
-            raise ReshardError("bad-program", f"a choice of {choice.branches} branches gives {results} results")
+        numbers = set()
+        for operation in program.operations[first:]:
+            results = len(operation.operands) - 1
+            if operation.block == choice.choice:
+                if results != choice.branches or not results:
+                    raise ReshardError("bad-program", f"a choice of {choice.branches} branches gives {results} results")
+                numbers.add(_origin(program, operation.operands[0]).name)
+        if len(numbers) > 1:
+            raise ReshardError("bad-program", f"a choice must go by one number, got: {', '.join(sorted(numbers))}")
+
+
+def _check_open(program: Builder, block: Block) -> None:
+    """Refuse to add to a block that is closed, or in which another stands open.
+
+    Raises:
+        ReshardError: `bad-program`.
+    """
+    if program.block != block:
+        raise ReshardError(
+            "bad-program", "what is added to a loop or a choice must stand in it, and in no block within"
+        )
+
+
+def _is_number(value: Value) -> bool:
+    """Whether a value is one integer or truth value, which can tell how a program goes on."""
+    return not value.shape and value.dtype.kind in "biu"
+
+
+def _origin(program: Builder, value: Value) -> Value:
+    """What a value was before it was moved."""
+    while (operation := program.operations[value.number]).name == "reshard":
+        (value,) = operation.operands
+    return value
 
 
 def add_end(program: Builder, name: str, operands: tuple[Value, ...], result: str | None) -> Value:
@@ -160,7 +200,7 @@ def add_end(program: Builder, name: str, operands: tuple[Value, ...], result: st
         carry = program.operations[value.number]
         if carry.name != "carry" or carry.block != block:
             raise ReshardError("bad-program", f"{value.name} is no carry of this loop")
-    if name == "chosen" and (operands[0].shape or operands[0].dtype.kind not in "biu"):
+    if name == "chosen" and not _is_number(operands[0]):
         raise ReshardError("bad-program", f"{operands[0].name} must be one integer, to pick a branch")
     for operand in operands[name == "chosen" : -1]:
         if (operand.shape, operand.dtype) != (value.shape, value.dtype):

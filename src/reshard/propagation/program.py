@@ -23,6 +23,7 @@ from reshard.checks import expect, integer, listed, shown
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.network import Network
+from reshard.operations.kinds import ENTERING, LEAVING
 from reshard.operations.operation import Attribute, Value
 from reshard.operations.pattern import Pattern
 from reshard.operations.reshapes import reshape_pattern
@@ -88,6 +89,8 @@ class Program(Builder):
             ReshardError: `syntax`, `bad-shape`, `rank-mismatch` where the pattern is none or does not fit the
                 shapes; `bad-program` where the operation is not known; `bad-argument`.
         """
+        if name in ENTERING | LEAVING:
+            raise ReshardError("bad-program", f"{name} is an end of a block, which is added by the verb of the block")
         for mapping, what in ((sizes, "sizes"), (attributes, "attributes")):
             if mapping is not None and not isinstance(mapping, Mapping):
                 raise ReshardError("bad-argument", f"{what} must be a mapping, got: {shown(mapping)}")
@@ -274,8 +277,10 @@ class Program(Builder):
             until_priority: stop after the dims of this priority.
 
         Raises:
-            ReshardError: `bad-network`, `bad-argument`; and as `plan`.
+            ReshardError: `bad-program` while a block stands open; `bad-network`, `bad-argument`; and as `plan`.
         """
+        if self.block is not None:
+            raise ReshardError("bad-program", "a program in which a loop or a choice stands open cannot be placed")
         network = Network.named(network, "the network of a program")
         if until_priority is not None and integer(until_priority, "until_priority") < 0:
             raise ReshardError("bad-argument", f"until_priority must be at least 0, got: {until_priority}")
@@ -301,7 +306,7 @@ class Program(Builder):
         try:
             return value if sharding is None else self.constrain(value, sharding)
         except ReshardError:
-            self.take_back(value)
+            self.take_back(value.number)
             raise
 
     def _labels(self, value: Value) -> tuple[tuple[str, ...], ...]:
