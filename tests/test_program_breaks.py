@@ -132,6 +132,20 @@ def refusals() -> dict[str, Callable[[Program, Value], Any]]:
         "quotes": lambda p, a: p.op("ij->ij", a, attributes={"text": 'a "b"'}),
         "name": lambda p, a: p.op("ij->ij", a, name="input"),
         "two": lambda p, a: p.op("ij,ij->i", a, a, name="sum"),
+        "slice": lambda p, a: of_places(p, a, "slice", start=0, stop=(2, 8), step=(1, 1)),
+        "slice without steps": lambda p, a: of_places(p, a, "slice", start=(0, 0), stop=(2, 8), step=(0, 1)),
+        "slice of another size": lambda p, a: of_places(p, a, "slice", start=(0, 0), stop=(3, 8), step=(1, 1)),
+        "pad of a text": lambda p, a: of_places(p, a, "pad", low=(0, 0), high=(0, 0), value="zero"),
+        "concatenate in no dim": lambda p, a: of_places(p, a, "concatenate", dim=2),
+        "iota": lambda p, a: p.op("ij->ij", a, name="iota", attributes={"dim": 5}),
+        "pick in no dim": lambda p, a: p.op("ij->1j", a, name="pick", attributes={"dims": (2,), "start": (0,)}),
+        "pick nothing": lambda p, a: p.op("ij->1j", a, name="pick", attributes={"dims": (0,), "start": (8,)}),
+        "put": lambda p, a: p.op("ij->ij", a, name="put", attributes={"dims": (0,), "start": (0,), "value": 0}),
+        "power": lambda p, a: p.op("ij->ij", a, name="integer_pow", attributes={"y": "two"}),
+        "round": lambda p, a: p.op("ij->ij", a, name="round", attributes={"rounding_method": 7}),
+        "no integer": lambda p, a: p.constant(float("inf"), (2,), "int32"),
+        "wide": lambda p, a: p.constant(300, (2,), "int8"),
+        "text": lambda p, a: Program.parse(f"{p}\nb = constant : int8[2] {{value=300}}"),
         "value": lambda p, a: p.value([]),  # type: ignore[arg-type]
         "mesh": lambda p, a: Program({"a b": p.mesh}),
         "diagonal": lambda p, a: run(p, p.op("ii->i", a, name="relu")),
@@ -139,6 +153,11 @@ def refusals() -> dict[str, Callable[[Program, Value], Any]]:
         "three": lambda p, a: run(p, p.op("ij,ij,ij->ij", a, a, a, name="add")),
         "inputs": lambda p, a: rs.numpy.run_program(p.propagate(), 5),  # type: ignore[arg-type]
     }
+
+
+def of_places(program: Program, a: Value, name: str, **attributes: Any) -> Value:
+    """An operation by hand whose result has two rows."""
+    return program.op("ij->ij", a, name=name, shape=(2, 8), shifted="i", attributes=attributes)
 
 
 def run(program: Program, value: Value) -> dict[str, Any]:

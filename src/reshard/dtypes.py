@@ -62,6 +62,20 @@ class DType:
         if self.kind not in REDUCTIONS[reduction]:
             raise ReshardError("reduction-dtype", f"{reduction} is not defined for values of dtype {self.name}")
 
+    def holds(self, number: Any) -> bool:
+        """Whether something is a number that values of this type can be, be it rounded.
+
+        >>> dtype_named("int8").holds(300), dtype_named("int8").holds(3.0), dtype_named("f8e5m2").holds(0.3)
+        (False, True, True)
+        """
+        if not isinstance(number, int | float):
+            return False
+        if self.kind == "b":
+            return number in (0, 1)
+        if self.kind in "iu":
+            return self.identity("max") <= number <= self.identity("min") and number == int(number)
+        return isinstance(number, float) or abs(number) < 2**1023
+
     def identity(self, reduction: str) -> bool | int | float:
         """The value that leaves any other as it is under a reduction.
 

@@ -23,6 +23,7 @@ from reshard.checks import expect, listed, shown
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
+from reshard.operations.attributes import check_attributes
 from reshard.operations.blocks import Block, Branch, Choice, Loop, around
 from reshard.operations.kinds import ENTERING, LEAVING
 from reshard.operations.operation import Operation, Value
@@ -109,6 +110,8 @@ class Builder(Graph):
         operation.check_kind(is_opaque=opaque)
         if operation.pattern is not None:
             operation = _solved(operation, operation.pattern, shape)
+        if operation.attributes:
+            check_attributes(operation)
         self.operations.append(operation)
         self._named[called] = operation.result
         return operation.result
@@ -156,7 +159,7 @@ class Builder(Graph):
             maker = self.operations[operand.number]
             if maker.scope is not None and maker.scope not in around(reader):
                 raise ReshardError("bad-program", f"value {operand.name} is made in a block and read outside of it")
-            if maker.name in LEAVING and maker.block in around(self.block):
+            if maker.name in LEAVING and maker.block is not None and maker.block in around(self.block):
                 raise ReshardError(
                     "bad-program", f"value {operand.name} is what a block gives back, and read within it"
                 )

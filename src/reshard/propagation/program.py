@@ -23,6 +23,7 @@ from reshard.checks import expect, integer, listed, shown
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.network import Network
+from reshard.operations.attributes import shifted_shape
 from reshard.operations.kinds import ENTERING, LEAVING
 from reshard.operations.operation import Attribute, Value
 from reshard.operations.pattern import Pattern
@@ -170,13 +171,8 @@ class Program(Builder):
         Raises:
             ReshardError: `bad-argument` where they are not within the value.
         """
-        self.check_own(value)
-        begin, end = _ints(start, "start", value), _ints(stop, "stop", value)
-        stride = _ints([1] * len(value.shape) if step is None else step, "step", value)
-        if not all(0 <= a <= b <= n and s > 0 for a, b, s, n in zip(begin, end, stride, value.shape, strict=True)):
-            raise ReshardError("bad-argument", f"a slice from {begin} to {end} by {stride} is not in {value.shape}")
-        shape = [-(-(b - a) // s) for a, b, s in zip(begin, end, stride, strict=True)]
-        return self._shift("slice", (value,), shape, result, {"start": begin, "stop": end, "step": stride})
+        every = [1] * len(value.shape) if step is None else step
+        return self._shift("slice", [value], result, {"start": start, "stop": stop, "step": every})
 
     def pad(
         self,
@@ -187,12 +183,7 @@ class Program(Builder):
         result: str | None = None,
     ) -> Value:
         """A value with `low` elements before it and `high` after it in every dim, all of them `fill`."""
-        self.check_own(value)
-        before, after = _ints(low, "low", value), _ints(high, "high", value)
-        if min([*before, *after], default=0) < 0:
-            raise ReshardError("bad-argument", f"a pad of {before} and {after} must be at least 0")
-        shape = [a + n + b for a, n, b in zip(before, value.shape, after, strict=True)]
-        return self._shift("pad", (value,), shape, result, {"low": before, "high": after, "value": _number(fill)})
+        return self._shift("pad", [value], result, {"low": low, "high": high, "value": _number(fill)})
 
     def concatenate(self, values: Sequence[Value], dim: int, result: str | None = None) -> Value:
         """Values one after another in one dim.
@@ -201,16 +192,9 @@ class Program(Builder):
             ReshardError: `bad-shape` where they differ in another dim.
         """
         operands = [expect(value, Value, "what is concatenated") for value in listed(values, "what is concatenated")]
-        if not operands or not 0 <= integer(dim, "the dim of a concatenation") < len(operands[0].shape):
-            raise ReshardError("bad-argument", f"dim {shown(dim)} is no dim of what is concatenated")
-        first, shape = operands[0], list(operands[0].shape)
-        for operand in operands:
-            self.check_own(operand)
-            if [*operand.shape[:dim], *operand.shape[dim + 1 :]] != [*shape[:dim], *shape[dim + 1 :]]:
-                both = f"{operand.name} of {operand.shape} and {first.name} of {first.shape}"
-                raise ReshardError("bad-shape", f"{both} may differ in dim {dim} only")
-        shape[dim] = sum(operand.shape[dim] for operand in operands)
-        return self._shift("concatenate", tuple(operands), shape, result, {"dim": dim})
+        if not operands:
+            raise ReshardError("bad-argument", "something must be concatenated")
+        return self._shift("concatenate", operands, result, {"dim": integer(dim, "the dim of a concatenation")})
 
     def take(self, table: Value, rows: Value, result: str | None = None) -> Value:
         """Rows of a table by their numbers, as an embedding has them: table `[v, ...]`, rows of any shape.
@@ -313,32 +297,21 @@ class Program(Builder):
         self.check_own(value)
         return tuple((f"d{dim}",) for dim in range(len(value.shape)))
 
-    def _shift(
-        self,
-        name: str,
-        operands: tuple[Value, ...],
-        shape: Sequence[int],
-        result: str | None,
-        attributes: Mapping[str, Attribute],
-    ) -> Value:
-        term = self._labels(operands[0])
+    def _shift(self, name: str, operands: Sequence[Value], result: str | None, attributes: Mapping[str, Any]) -> Value:
+        """A slice, a pad or a concatenation, as its attributes say."""
+        terms = [self._labels(operand) for operand in operands]
+        plain = dict(_plain_items(attributes))
+        shape = shifted_shape(name, [operand.shape for operand in operands], plain)
         shifted = {
             label
             for operand in operands
-            for (label,), before, after in zip(term, operand.shape, shape, strict=False)
-            if before != after or (name == "concatenate" and label == f"d{attributes['dim']}")
+            for dim, ((label,), before, after) in enumerate(zip(terms[0], operand.shape, shape, strict=True))
+            if before != after or dim == plain.get("dim")
         }
-        pattern = Pattern((term,) * len(operands), term)
+        pattern = Pattern((terms[0],) * len(operands), terms[0])
         return self.op(
-            pattern, *operands, name=name, result=result, shape=shape, shifted=sorted(shifted), attributes=attributes
+            pattern, *operands, name=name, result=result, shape=shape, shifted=sorted(shifted), attributes=plain
         )
-
-
-def _ints(values: Sequence[int], what: str, value: Value) -> tuple[int, ...]:
-    numbers = tuple(integer(number, what) for number in listed(values, what))
-    if len(numbers) != len(value.shape):
-        raise ReshardError("bad-argument", f"{what} {numbers} must be one for each dim of {value.shape}")
-    return numbers
 
 
 def _number(value: Any) -> int | float:
