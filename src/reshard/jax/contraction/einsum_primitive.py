@@ -141,7 +141,11 @@ def placed(x: jax.Array, mesh: AnyMesh, said: Any) -> tuple[jax.Array, Partition
     own, mesh = x.sharding, over_devices(mesh)
     if not isinstance(own, NamedSharding) and not x.committed:
         return on_every_device(x, mesh)
-    if not isinstance(own, NamedSharding) or not _same_devices(own.mesh, mesh):
+    if not isinstance(own, NamedSharding) or (
+        not mesh_of(own.mesh).same_order_as(mesh_of(mesh))
+        if isinstance(mesh, JaxMesh)
+        else own.mesh.shape_tuple != mesh.shape_tuple
+    ):
         raise ReshardError(
             "different-meshes", f"an operand lies as {own}, not on mesh {mesh_of(mesh)}; reshard it first"
         )
@@ -167,12 +171,6 @@ def on_every_device(x: jax.Array, mesh: AnyMesh) -> tuple[jax.Array, PartitionSp
     if AxisType.Explicit in mesh.axis_types:
         return jax.sharding.reshard(x, sharding), spec
     return jax.lax.with_sharding_constraint(x, sharding), spec
-
-
-def _same_devices(mesh: AnyMesh, other: AnyMesh) -> bool:
-    if isinstance(mesh, JaxMesh) and isinstance(other, JaxMesh):
-        return mesh_of(mesh).same_order_as(mesh_of(other))
-    return mesh.shape_tuple == other.shape_tuple
 
 
 # The operation
@@ -293,15 +291,9 @@ def _batched(axis: Any, values: Any, dims: Any, *, einsum: MeshEinsum) -> Any:
             sources[number] = None if sources[number] is None else with_dim(sources[number], dim, mapped)
     pattern = Pattern(tuple(terms), ((label,), *einsum.pattern.output))
     sizes = einsum.sizes | {label: axis.size}
-    batched = MeshEinsum(
-        pattern,
-        tuple(sizes[each] for each in pattern.labels),
-        einsum.mesh,
-        tuple(sources),
-        None if einsum.target is None else with_dim(einsum.target, 0, mapped),
-        einsum.network,
-        einsum.local,
-    )
+    label_sizes = tuple(sizes[each] for each in pattern.labels)
+    target = None if einsum.target is None else with_dim(einsum.target, 0, mapped)
+    batched = replace(einsum, pattern=pattern, label_sizes=label_sizes, sources=tuple(sources), target=target)
     return bind(values, batched), 0
 
 

@@ -72,10 +72,8 @@ class Ring(NamedTuple):
 
     def block_of(self, device: Device) -> jax.Array:
         """Which block a device has."""
-        numbers = np.zeros(sum(map(len, self.groups)), np.int32)
-        for group in self.groups:
-            numbers[list(group)] = np.arange(self.size)
-        return device.row_of(numbers)
+        numbers = np.argsort(np.concatenate(self.groups)) % self.size
+        return device.row_of(numbers.astype(np.int32))
 
 
 def ring_of(plan: EinsumPlan, plans: Sequence[Plan], overlap: bool | None) -> Ring | None:

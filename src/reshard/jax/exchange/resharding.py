@@ -132,18 +132,18 @@ def by_names_of(mesh: AnyMesh, sharding: NamedSharding, ndim: int) -> NamedShard
 
 def _target_of_array(target: Target, own: Any, refine: bool, ndim: int) -> NamedSharding:
     """The target on its mesh: its own, that of the array, or the one that is set."""
-    mesh = own.mesh if isinstance(own, NamedSharding) else _set_mesh()
+    mesh = own.mesh if isinstance(own, NamedSharding) else jax.sharding.get_mesh()
     if isinstance(target, NamedSharding):
         if not isinstance(target.mesh, JaxMesh):
-            if mesh is None or mesh.abstract_mesh != target.mesh:
+            if mesh.abstract_mesh != target.mesh:
                 raise ReshardError("unknown-mesh", f"{target} names no devices, and no mesh with its axes is set")
             return NamedSharding(mesh, _checked(target.spec, mesh, ndim))
         return NamedSharding(target.mesh, _checked(target.spec, target.mesh, ndim), memory_kind=target.memory_kind)
     if isinstance(target, PartitionSpec):
-        if mesh is None:
+        if mesh.empty:
             raise ReshardError("unknown-mesh", f"{target} does not say on which mesh; use a NamedSharding or set_mesh")
         return NamedSharding(mesh, _checked(target, mesh, ndim))
-    same_devices = mesh is not None and target.mesh.same_order_as(mesh_of(mesh))
+    same_devices = not mesh.empty and target.mesh.same_order_as(mesh_of(mesh))
     return named_sharding_of(target, mesh if same_devices else None, refine=refine)
 
 
@@ -157,11 +157,6 @@ def _checked(spec: PartitionSpec, mesh: AnyMesh, ndim: int) -> PartitionSpec:
         raise ReshardError("bad-argument", f"{spec} leaves a dim open; a reshard must say where every dim goes")
     sharding_of(spec, mesh, ndim)
     return filled(spec, ndim)
-
-
-def _set_mesh() -> JaxMesh | None:
-    mesh = jax.sharding.get_mesh()
-    return None if mesh.empty else mesh
 
 
 # Arrays that are traced

@@ -104,16 +104,15 @@ def trace(
     tracing = Tracing(program)
     arguments = []
     avals_in: list[Any] = [var.aval for var in jaxpr.invars]
-    for name, aval, asked in zip(_names(fn, avals), avals_in, ins, strict=True):
+    for text, aval, asked in zip(_input_texts(fn, avals), avals_in, ins, strict=True):
         sharding = None if asked is None else sharding_of(asked, own_mesh, aval.ndim)
-        argument = program.input(name, aval.shape, plain_dtype(aval.dtype), sharding)
+        argument = program.input(_name(text, program), aval.shape, plain_dtype(aval.dtype), sharding)
         arguments.append(tracing.keyed(argument, aval.dtype))
     results = tracing.run(jaxpr, [tracing.literal(value) for value in closed.consts], arguments)
-    for name, value, asked in zip(_out_names(out_shape), results, outs, strict=True):
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(out_shape)]
+    for path, value, asked in zip(paths, results, outs, strict=True):
         sharding = None if asked is None else sharding_of(asked, own_mesh, len(value.shape))
-        while name in program._named:
-            name += "_"
-        program.output(value, sharding, name)
+        program.output(value, sharding, _name("out" + jax.tree_util.keystr(path), program))
     if program.without_rule:
         logger.warning("primitives without a rule, whole on every device: %s", ", ".join(program.without_rule))
     return program
@@ -233,34 +232,25 @@ def _mesh(mesh: Any, shardings: Sequence[Any]) -> Mesh:
     raise ReshardError("unknown-mesh", "no sharding says on which mesh the function runs; pass mesh= or set a mesh")
 
 
-def _names(fn: Callable[..., Any], avals: Sequence[Any]) -> list[str]:
-    """Names for the inputs: those of the parameters, and the way to a leaf."""
+def _input_texts(fn: Callable[..., Any], avals: Sequence[Any]) -> list[str]:
+    """What the inputs are called: as the parameters are, and the way to a leaf."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):
         parameters = []
     plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     stems = [plain[n] if n < len(plain) else f"arg{n}" for n in range(len(avals))]
-    return _distinct(
-        [
-            stem + jax.tree_util.keystr(path)
-            for stem, aval in zip(stems, avals, strict=True)
-            for path, _ in jax.tree_util.tree_leaves_with_path(aval)
-        ]
-    )
+    return [
+        stem + jax.tree_util.keystr(path)
+        for stem, aval in zip(stems, avals, strict=True)
+        for path, _ in jax.tree_util.tree_leaves_with_path(aval)
+    ]
 
 
-def _out_names(out_shape: Any) -> list[str]:
-    return _distinct(["out" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(out_shape)])
-
-
-def _distinct(texts: Sequence[str]) -> list[str]:
-    """Words made of the texts, no two alike."""
-    words: dict[str, None] = {}
-    for text in texts:
-        word = re.sub(r"\.+", ".", re.sub(r"[^A-Za-z0-9_]+", ".", text)).strip(".")
-        word = word if re.match(r"[A-Za-z_]", word) else f"_{word}"
-        while word in words:
-            word += "_"
-        words[word] = None
-    return list(words)
+def _name(text: str, program: Program) -> str:
+    """A word made of the text, which no value of the program is called yet."""
+    word = re.sub(r"\.+", ".", re.sub(r"[^A-Za-z0-9_]+", ".", text)).strip(".")
+    word = word if re.match(r"[A-Za-z_]", word) else f"_{word}"
+    while word in program._named:
+        word += "_"
+    return word
