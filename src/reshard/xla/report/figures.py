@@ -41,9 +41,6 @@ class Site:
     received_bytes: int | None = None
     """By the busiest device in one execution, through what XLA does; None where that is not known."""
 
-    def _seen(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(Site)}
-
     def site_as_dict(self) -> dict[str, Any]:
         """What programs are told of either."""
         names = ("origin", "text", "module", "line", "name", "place", "executions", "received_bytes")
@@ -53,11 +50,12 @@ class Site:
         self, source: Sharding, target: Sharding, shape: tuple[int, ...] | None, dtype: DType | None, **more: Any
     ) -> ReportedReshard:
         """A reshard that is there."""
-        return ReportedReshard(**self._seen(), source=source, target=target, shape=shape, dtype=dtype, **more)
+        more |= {"source": source, "target": target, "shape": shape, "dtype": dtype}
+        return ReportedReshard(**{field.name: getattr(self, field.name) for field in fields(Site)}, **more)
 
     def unrecognised(self, why: str) -> Unrecognised:
         """That it cannot be said what is there."""
-        return Unrecognised(**self._seen(), why=why)
+        return Unrecognised(**{field.name: getattr(self, field.name) for field in fields(Site)}, why=why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +85,8 @@ class ReportedReshard(Site):
     @property
     def lower_bound_bytes(self) -> int | None:
         """The least that the busiest device must receive."""
-        best = self.planned()
-        return None if best is None else best.lower_bound_bytes
+        plan = self.planned()
+        return None if plan is None else plan.lower_bound_bytes
 
     @property
     def ratio(self) -> float | None:

@@ -26,7 +26,7 @@ from reshard.xla.read.reading import Text, read_text
 from reshard.xla.read.shardings import ShardingReader
 from reshard.xla.report.figures import PREDICTED, ReportedReshard, Unrecognised, checked
 from reshard.xla.report.joining import InspectedModule, ProgramEnds, ends_of, find_warned, follow
-from reshard.xla.report.reshards import find_reshards, is_before_partitioning
+from reshard.xla.report.reshards import FREE, UNCHANGED, ReshardSearch, is_before_partitioning
 from reshard.xla.report.sections import table
 
 SCHEMA = 1
@@ -139,7 +139,11 @@ def inspect_texts(
     report.totals = totals(report.collectives)
     for inspected in modules:
         report.remarks += [Remark(inspected.text, *note) for note in inspected.module.notes]
-    report.reshards = [_predicted(reshard) for reshard in report.reshards]
+    for number, reshard in enumerate(report.reshards):
+        gathered = reshard.full_gather_bytes
+        # What XLA moves where its rules leave no choice and nothing was counted.
+        if reshard.received_bytes is None and gathered is not None and reshard.branch() == "full gather":
+            report.reshards[number] = replace(reshard, received_bytes=gathered, known_by=PREDICTED)
     return report
 
 
@@ -176,12 +180,13 @@ def _inspect_program(
     )
     if most_told is not None:
         reader = ShardingReader(most_told.module.meshes or meshes)
-        findings = find_reshards(most_told.module, most_told.text, reader)
-        for reshard in findings.reshards:
-            _file(checked(reshard), asked, report)
-        report.unrecognised += findings.unrecognised
-        report.unchanged += findings.unchanged
-        report.free += findings.free
+        findings = list(ReshardSearch(most_told.module, most_told.text, reader).findings())
+        for finding in findings:
+            if isinstance(finding, ReportedReshard):
+                _file(checked(finding), asked, report)
+        report.unrecognised += [finding for finding in findings if isinstance(finding, Unrecognised)]
+        report.unchanged += findings.count(UNCHANGED)
+        report.free += findings.count(FREE)
     for inspected in after:
         known = ends_of(most_told, meshes, ends.get(inspected.text, ProgramEnds()))
         for chain in follow(inspected, asked if len(after) == 1 else [], meshes, known):
@@ -207,10 +212,3 @@ def _add_warnings(report: Report, text: Text, reader: ShardingReader) -> None:
             _file(finding, report.warnings, report)
         elif (place := places[key]) is not None:
             report.warnings[place] = replace(report.warnings[place], times=report.warnings[place].times + 1)
-
-
-def _predicted(reshard: ReportedReshard) -> ReportedReshard:
-    """With what XLA would move where its rules leave no choice and nothing was counted."""
-    if reshard.received_bytes is None and reshard.full_gather_bytes is not None and reshard.branch() == "full gather":
-        return replace(reshard, received_bytes=reshard.full_gather_bytes, known_by=PREDICTED)
-    return reshard

@@ -13,12 +13,12 @@ Where the text does not tell, as after a contraction before propagation, the end
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 from reshard.errors import ReshardError
 from reshard.xla.read.ir import ArrayShape, Computation, Definition, Instruction, Module
 from reshard.xla.read.loops import executions
-from reshard.xla.read.shardings import ShardingReader, joined
+from reshard.xla.read.shardings import ShardingReader
 from reshard.xla.report.figures import ReportedReshard, Site, Unrecognised, dtype_of, first_line
 from reshard.xla.report.placing import ELEMENTWISE, Placing, Whereabouts, manual_shardings, target_of
 
@@ -26,16 +26,9 @@ _BEFORE = frozenset(("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 """Custom calls that the partitioner takes away."""
 
 
-@dataclass(slots=True)
-class Findings:
-    """What a module asks for."""
-
-    reshards: list[ReportedReshard] = field(default_factory=list)
-    unrecognised: list[Unrecognised] = field(default_factory=list)
-    unchanged: int = 0
-    """Constraints that a value meets as it lies."""
-    free: int = 0
-    """Constraints on constants."""
+UNCHANGED, FREE = "unchanged", "free"
+"""What else is found: a constraint that a value meets as it lies, and one on a constant, made wherever it is wanted."""
+Finding = ReportedReshard | Unrecognised | str
 
 
 def is_constraint(instruction: Instruction) -> bool:
@@ -60,29 +53,22 @@ def is_before_partitioning(module: Module) -> bool:
     return entry is not None and len(local) == len(instructions)
 
 
-def find_reshards(module: Module, text: str, reader: ShardingReader) -> Findings:
-    """All reshards that a module asks for.
+class ReshardSearch:
+    """Finds the reshards that a module asks for."""
 
-    Args:
-        module: one before partitioning.
-        text: what to call the text where it stands.
-        reader: of its shardings.
-    """
-    search = _ReshardSearch(module, text, reader)
-    for computation, instruction in module.instructions():
-        search.look_at(computation, instruction)
-    return search.findings
-
-
-class _ReshardSearch:
     def __init__(self, module: Module, text: str, reader: ShardingReader) -> None:
+        """Take a module before partitioning, what to call its text, and the reader of its shardings."""
         self.module, self.text, self.reader = module, text, reader
         self.executed = executions(module)
-        self.findings = Findings()
         self.placing = Placing(module)
 
-    def look_at(self, computation: Computation, instruction: Instruction) -> None:
-        """List the reshards of the operands of one instruction."""
+    def findings(self) -> Iterator[Finding]:
+        """All that is found, in the order of the text."""
+        for computation, instruction in self.module.instructions():
+            yield from self._of(computation, instruction)
+
+    def _of(self, computation: Computation, instruction: Instruction) -> Iterator[Finding]:
+        """The reshards of the operands of one instruction."""
         opcode, operands, shardings = instruction.opcode, instruction.operands, instruction.shardings
         targets, origin = list(zip(operands, shardings, strict=False)), "operand"
         if is_constraint(instruction) and operands:
@@ -94,7 +80,7 @@ class _ReshardSearch:
             lies = self.placing.of_element(Definition(computation, instruction))
             if lies.is_free or (lies.text and instruction.shape is not None):
                 site = self._site(computation, instruction, origin)
-                self._compare(site, lies, shardings[0], instruction.shape)
+                yield self._compared(site, lies, shardings[0], instruction.shape)
             return
         elif opcode in ELEMENTWISE and shardings:
             origin = "constraint" if opcode == "copy" else origin
@@ -104,8 +90,9 @@ class _ReshardSearch:
             origin = "result"
             targets = [pair for pair in zip(operands, computation.results, strict=False) if pair[1]]
         elif opcode != "tuple" and (opcode != "while" or len(shardings) != len(operands)):
-            if shardings and operands:
-                self._note_contradiction(computation, instruction)
+            if shardings and operands and self._contradicts(computation, instruction):
+                why = f"how {opcode} is partitioned between shardings is not told"
+                yield self._site(computation, instruction, "operand").unrecognised(why)
             return
         for name, target in targets:
             value = computation.find(name)
@@ -113,7 +100,7 @@ class _ReshardSearch:
             if is_constraint(instruction) and shape is None:
                 shape = instruction.shape
             site = self._site(computation, instruction, origin)
-            self._compare(site, self.placing.of(computation, name), target, shape)
+            yield self._compared(site, self.placing.of(computation, name), target, shape)
 
     def _site(self, computation: Computation, instruction: Instruction, origin: str) -> Site:
         times, unknown = self.executed[computation.name]
@@ -129,48 +116,35 @@ class _ReshardSearch:
             unknown=unknown,
         )
 
-    def _note_contradiction(self, computation: Computation, instruction: Instruction) -> None:
-        """Name an operation that is no reshard by itself, but whose operands lie otherwise than it does."""
-        opcode = instruction.opcode
-        if opcode in ("get-tuple-element", "custom-call", "call", "parameter", "reduce", "broadcast", "while"):
-            return
+    def _contradicts(self, computation: Computation, instruction: Instruction) -> bool:
+        """Whether an operation is no reshard by itself, but its operands lie otherwise than it does."""
+        passing = ("get-tuple-element", "custom-call", "call", "parameter", "reduce", "broadcast", "while")
         operands = [operand for name in instruction.operands if (operand := computation.find(name)) is not None]
-        if any(operand.instruction.shardings not in ((), instruction.shardings) for operand in operands):
-            why = f"how {opcode} is partitioned between shardings is not told"
-            self.findings.unrecognised.append(self._site(computation, instruction, "operand").unrecognised(why))
+        return instruction.opcode not in passing and any(
+            operand.instruction.shardings not in ((), instruction.shardings) for operand in operands
+        )
 
-    def _compare(self, site: Site, lies: Whereabouts, target: str, shape: ArrayShape | None) -> None:
-        """List the reshard from where a value lies to where it is wanted, if it is one."""
+    def _compared(self, site: Site, lies: Whereabouts, wanted: str, shape: ArrayShape | None) -> Finding:
+        """The reshard from where a value lies to where it is wanted, if it is one."""
         if lies.is_free:
-            self.findings.free += 1
-        elif not lies.text or not target or shape is None:
-            why = lies.why or ("the shape is not told" if target else "it does not say which sharding")
-            self.findings.unrecognised.append(site.unrecognised(f"to {target or 'where'}: {why}"))
-        elif lies.text == target:
-            self.findings.unchanged += 1
-        else:
-            self._add(site, lies.text, target, shape)
-
-    def _add(self, site: Site, source_text: str, target_text: str, shape: ArrayShape) -> None:
+            return FREE
+        if not lies.text or not wanted or shape is None:
+            why = lies.why or ("the shape is not told" if wanted else "it does not say which sharding")
+            return site.unrecognised(f"to {wanted or 'where'}: {why}")
+        if lies.text == wanted:
+            return UNCHANGED
         try:
-            source, target = (self.reader.read(text, len(shape.dims)) for text in (source_text, target_text))
+            source, target = self.reader.pair(lies.text, wanted, len(shape.dims))
         except ReshardError as error:
-            self.findings.unrecognised.append(site.unrecognised(f"a sharding cannot be read: {first_line(error)}"))
-            return
-        source, target = joined(source, target)
+            return site.unrecognised(f"a sharding cannot be read: {first_line(error)}")
         dtype = dtype_of(shape.dtype)
         if dtype is None:
-            why = f"element type {shape.dtype} is not known"
-            self.findings.unrecognised.append(site.unrecognised(why))
-            return
+            return site.unrecognised(f"element type {shape.dtype} is not known")
         try:
             is_same = source.mesh.size == target.mesh.size and source.is_equivalent_to(target, shape.dims)
         except ReshardError:
             is_same = False
-        if is_same:
-            self.findings.unchanged += 1
-        else:
-            self.findings.reshards.append(site.reshard(source, target, shape.dims, dtype))
+        return UNCHANGED if is_same else site.reshard(source, target, shape.dims, dtype)
 
 
 def _is_alike(computation: Computation, instruction: Instruction, operand: str) -> bool:

@@ -31,13 +31,19 @@ class Section(NamedTuple):
 
 def sections(report: Report) -> list[Section]:
     """What a report shows, in order; sections without rows and lines are left out."""
+    met = []
+    if report.unchanged:
+        met.append(f"{_count(report.unchanged, 'more value lies', 'more values lie')} already as wanted")
+    if report.free:
+        constants = _count(report.free, "constraint is on a constant", "constraints are on constants")
+        met.append(f"{constants}, made wherever wanted")
     listed = [
         _parts(report),
         *_collectives(report),
         _totals(report),
         _reshards("warnings of involuntary full rematerialization", report.warnings),
         _reshards("chains from a parameter to a result", report.chains),
-        _reshards("reshards before partitioning", report.reshards, _met(report)),
+        _reshards("reshards before partitioning", report.reshards, met),
         _unrecognised(report.unrecognised),
         _remarks(report),
     ]
@@ -46,7 +52,12 @@ def sections(report: Report) -> list[Section]:
 
 def table(report: Report) -> str:
     """All sections as text."""
-    return "\n\n".join(_drawn(section) for section in sections(report)) or "nothing was given to be inspected"
+    texts = []
+    for section in sections(report):
+        rows = [section.head, *section.rows[:MOST_ROWS]] if section.rows else []
+        below = [*Table(rows, FIGURES).lines(), *_further(section.rows), *section.lines]
+        texts.append("\n".join([section.title, *(f"  {line}".rstrip() for line in below)]).rstrip())
+    return "\n\n".join(texts) or "nothing was given to be inspected"
 
 
 def blocks(report: Report) -> list[Passage]:
@@ -59,14 +70,6 @@ def blocks(report: Report) -> list[Passage]:
         result += [*_further(section.rows), *(f"  {line}" for line in section.lines)]
         result += [""] if section.lines else []
     return result
-
-
-def _drawn(section: Section) -> str:
-    lines = [section.title]
-    rows = [section.head, *section.rows[:MOST_ROWS]] if section.rows else []
-    lines += [f"  {line}".rstrip() for line in Table(rows, FIGURES).lines()]
-    lines += [f"  {line}".rstrip() for line in [*_further(section.rows), *section.lines]]
-    return "\n".join(lines).rstrip()
 
 
 def _further(rows: Sequence[Any]) -> list[str]:
@@ -85,34 +88,29 @@ def _parts(report: Report) -> Section:
 
 def _collectives(report: Report) -> list[Section]:
     """One section per module."""
+    head = ("line", "collective", "computation", "operand", "result", "group", "received", "runs", "from")
     modules: dict[tuple[str, str], list[Collective]] = {}
     for collective in report.collectives:
         modules.setdefault((collective.text, collective.module), []).append(collective)
-    return [
-        _collectives_of(collectives, f"collectives of {text}, bytes per device and execution")
-        for (text, _), collectives in modules.items()
-    ]
-
-
-def _collectives_of(collectives: list[Collective], title: str) -> Section:
-    head = ("line", "collective", "computation", "operand", "result", "group", "received", "runs", "from")
-    rows = [
-        (
-            str(each.line),
-            f"{each.kind} {each.name}" if each.name != each.kind else each.kind,
-            each.computation,
-            bytes_text(each.operand_bytes),
-            bytes_text(each.result_bytes),
-            "?" if each.group_size is None else str(each.group_size),
-            _received(each),
-            f"{each.executions}{'?' if each.unknown else ''}",
-            each.source or each.op_name,
-        )
-        for each in collectives
-    ]
-    return Section(
-        title, head, rows, [f"? {why}" for why in dict.fromkeys(each.unknown for each in collectives) if why]
-    )
+    listed = []
+    for (text, _), collectives in modules.items():
+        rows = [
+            (
+                str(each.line),
+                f"{each.kind} {each.name}" if each.name != each.kind else each.kind,
+                each.computation,
+                bytes_text(each.operand_bytes),
+                bytes_text(each.result_bytes),
+                "?" if each.group_size is None else str(each.group_size),
+                _received(each),
+                f"{each.executions}{'?' if each.unknown else ''}",
+                each.source or each.op_name,
+            )
+            for each in collectives
+        ]
+        reasons = [f"? {why}" for why in dict.fromkeys(each.unknown for each in collectives) if why]
+        listed.append(Section(f"collectives of {text}, bytes per device and execution", head, rows, reasons))
+    return listed
 
 
 def _received(collective: Collective) -> str:
@@ -136,16 +134,6 @@ def _totals(report: Report) -> Section:
         for total in report.totals
     ]
     return Section("totals by kind, bytes per device, all executions", head, rows, [])
-
-
-def _met(report: Report) -> list[str]:
-    lines = []
-    if report.unchanged:
-        lines.append(f"{_count(report.unchanged, 'more value lies', 'more values lie')} already as wanted")
-    if report.free:
-        constants = _count(report.free, "constraint is on a constant", "constraints are on constants")
-        lines.append(f"{constants}, made wherever wanted")
-    return lines
 
 
 def _count(number: int, singular: str, plural: str) -> str:
