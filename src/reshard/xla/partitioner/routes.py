@@ -80,18 +80,14 @@ def explain(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Taken
         sharding.layout_for(shape)
     if not np.array_equal(np.sort(source.mesh.device_array), np.sort(target.mesh.device_array)):
         raise ReshardError("different-meshes", f"meshes {source.mesh} and {target.mesh} are of different devices")
-    route = _route(DeviceArray.of(source), DeviceArray.of(target), shape)
-    if route is None:
-        raise AssertionError("a route that may gather always ends")
+    route = _route_or_gather(DeviceArray.of(source), DeviceArray.of(target), shape)
     return TakenBranch(_BRANCH_NAMED[route.branch], route.why, route.inner, route.sends, route.communication)
 
 
 # The questions, in order. None says no; a route ends in the target.
 
 
-def _route(
-    source: DeviceArray, target: DeviceArray, shape: tuple[int, ...], *, may_gather: bool = True
-) -> _Route | None:
+def _route(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...]) -> _Route | None:
     if source.equals(target):
         return _Route("same", "both shardings are one", ())
     if source.is_replicated:
@@ -102,12 +98,13 @@ def _route(
             return route
     if target.is_replicated:
         return _Route("replicate", "every device needs the whole tensor", ("all-gather",))
-    for find in (_complex, _group):
-        route = find(source, target, shape)
-        if route is not None:
-            return route
-    if not may_gather:
-        return None
+    return _complex(source, target, shape) or _group(source, target, shape)
+
+
+def _route_or_gather(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...]) -> _Route:
+    route = _route(source, target, shape)
+    if route is not None:
+        return route
     why = f"no branch leads from {_described(source)} to {_described(target)}"
     return _Route("full gather", why, ("all-gather",), warned=True)
 
@@ -213,12 +210,12 @@ def _complex(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...]) -
     gathered = whole_dim(source, target)
     if gathered is not None:
         why = f"as many copies as the target has come from one dim of {source.counts_text}, which is gathered first"
-        routes = _route(source, gathered, shape), _route(gathered, target, shape, may_gather=False)
+        routes = _route_or_gather(source, gathered, shape), _route(gathered, target, shape)
         return _joined("gather a dim first", why, *routes)
     thinned = spread(source, target)
     if thinned is not None:
         why = f"the {source.copies} copies of the source first cut a dim of their own"
-        routes = _route(source, thinned, shape), _route(thinned, target, shape, may_gather=False)
+        routes = _route_or_gather(source, thinned, shape), _route(thinned, target, shape)
         return _joined("spread copies first", why, *routes)
     return None
 
@@ -234,7 +231,7 @@ def _split(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...], dim
     rest = -(-shape[dim] // source.counts[dim]) * cut(source).counts[dim + 1]
     longer = (*shape[:dim], max(shape[dim] // max(rest, 1), 1), rest, *shape[dim + 1 :])
     why = f"dim {dim}, in {source.counts[dim]} parts here and in {target.counts[dim]} there, is taken as two dims"
-    return _joined("split a dim", why, _route(cut(source), cut(target), longer, may_gather=False))
+    return _joined("split a dim", why, _route(cut(source), cut(target), longer))
 
 
 def _group(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...]) -> _Route | None:
@@ -247,9 +244,7 @@ def _group(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...]) -> 
     if order is not None and not target_within.is_replicated:
         target_within = DeviceArray(order[target_within.devices], target_within.has_copies)
     local = tuple(-(-size // source.counts[dim]) if dim in equal else size for dim, size in enumerate(shape))
-    route = _route(source_within, target_within, local)
-    if route is None:
-        return None
+    route = _route_or_gather(source_within, target_within, local)
     sends = route.sends + _in_order(ungrouped(groups, target_within, target, equal), target)
     why = f"dims {', '.join(map(str, equal))} have as many parts in both, so devices that agree there form groups"
     return _joined("group equal dims", why, route._replace(sends=sends))

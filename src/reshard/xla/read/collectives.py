@@ -105,10 +105,11 @@ def find_collectives(module: Module, text: str = "") -> list[Collective]:
         results = _result_shapes(instruction, kind)
         result_bytes = sum(shape.bytes for shape in results)
         group, received = _group_and_received(module, instruction, kind, results)
-        derived = _operand_bytes(kind, result_bytes, group)
+        by_result = {"all-gather": result_bytes // (group or 1), "reduce-scatter": result_bytes * (group or 1)}
+        derived = by_result.get(kind, result_bytes)
         operand_bytes = sum(shape.bytes for shape in operands) if operands else derived
         if problem := _contradiction(instruction, kind, group, bool(operands), operand_bytes == derived):
-            module.notes.append(Note(instruction.line, f"{instruction.name}: {problem}"))
+            module.note(instruction.line, f"{instruction.name}: {problem}")
         channel = instruction.attributes.get("channel_id", "")
         collectives.append(
             Collective(
@@ -183,13 +184,13 @@ def _group_and_received(
     size = sum(shape.bytes for shape in results)
     for shape in results:
         if not shape.is_known:
-            module.notes.append(Note(instruction.line, f"the size of element type {shape.dtype} is not known"))
+            module.note(instruction.line, f"the size of element type {shape.dtype} is not known")
             return None, None
     if kind == "collective-permute":
         text = instruction.attributes.get("source_target_pairs", "")
         pairs = parse_pairs(text)
         if pairs is None or not results:
-            module.notes.append(Note(instruction.line, "the pairs of a permute cannot be read", text[:100]))
+            module.note(instruction.line, "the pairs of a permute cannot be read", text[:100])
             return None, None
         return len({device for pair in pairs for device in pair}), size * any(a != b for a, b in pairs)
     group = _largest_group(module, instruction, kind)
@@ -209,7 +210,7 @@ def _largest_group(module: Module, instruction: Instruction, kind: str) -> int |
     text = instruction.attributes.get("replica_groups", "{}")
     groups = parse_groups(text)
     if groups is None:
-        module.notes.append(Note(instruction.line, "the replica groups cannot be read", text[:100]))
+        module.note(instruction.line, "the replica groups cannot be read", text[:100])
         return None
     per_member, everyone = 1, module.replicas  # devices that a member stands for; members where no group is listed
     if "channel_id" in instruction.attributes and kind not in _GLOBAL_IDS:
@@ -219,16 +220,9 @@ def _largest_group(module: Module, instruction: Instruction, kind: str) -> int |
         per_member = 1 if is_flat else module.partitions
         everyone = module.replicas * (module.partitions if is_flat else 1)
     if not any(groups) and not module.has_header:
-        module.notes.append(Note(instruction.line, "its group is all devices, but the text lacks their number"))
+        module.note(instruction.line, "its group is all devices, but the text lacks their number")
         return None
     return max(map(len, filter(None, groups)), default=everyone) * per_member
-
-
-def _operand_bytes(kind: str, result_bytes: int, group: int | None) -> int:
-    """The bytes of the operands by those of the result."""
-    if kind == "all-gather":
-        return result_bytes // (group or 1)
-    return result_bytes * (group or 1) if kind == "reduce-scatter" else result_bytes
 
 
 def _contradiction(instruction: Instruction, kind: str, group: int | None, has_operands: bool, fits: bool) -> str:

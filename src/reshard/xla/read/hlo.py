@@ -19,8 +19,8 @@ from functools import lru_cache
 
 from reshard.errors import ReshardError
 from reshard.notation import parse_mesh
-from reshard.xla.read.ir import ArrayShape, Computation, Instruction, Module, Note, Result
-from reshard.xla.read.scan import closing, excerpt, fields, inner, split
+from reshard.xla.read.ir import ArrayShape, Computation, Instruction, Module, Result
+from reshard.xla.read.scan import closing, fields, split
 
 INSTRUCTION = re.compile(r"\s*(ROOT\s+)?%?([A-Za-z_][^\s=%(){},]*)\s=\s+(?=[(a-z])")
 """How the line of an instruction begins."""
@@ -68,7 +68,7 @@ class HloReader:
         elif text.endswith("{") and (begun := _COMPUTATION.match(text)) is not None:
             self._begin(begun.group(2), number, is_entry=bool(begun.group(1)))
         else:
-            self._note(number, "the line is no part of HLO text", line)
+            self.module.note(number, "the line is no part of HLO text", line)
 
     def finish(self, number: int) -> None:
         """The text has ended, at the line of that number."""
@@ -82,9 +82,9 @@ class HloReader:
 
     def _begin(self, name: str, number: int, *, is_entry: bool) -> Computation:
         if self.open is not None:
-            self._note(number, f"computation {self.open.name} is not closed", name)
+            self.module.note(number, f"computation {self.open.name} is not closed", name)
         if name in self.module.computations:
-            self._note(number, f"computation {name} stands a second time", name)
+            self.module.note(number, f"computation {name} stands a second time", name)
             name = f"{name}@{number}"
         self.open = computation = self.module.computations[name] = Computation(name, number, is_entry)
         return computation
@@ -93,18 +93,15 @@ class HloReader:
         computation = self.open
         if computation is None:
             computation = self._begin("", number, is_entry=False)
-            self._note(number, "the instruction stands in no computation", line)
+            self.module.note(number, "the instruction stands in no computation", line)
         instruction = _read_instruction(line, number, head)
         if isinstance(instruction, str):
-            self._note(number, instruction, line)
+            self.module.note(number, instruction, line)
             return
         if instruction.name in computation.instructions:
-            self._note(number, f"{instruction.name} stands a second time", line)
+            self.module.note(number, f"{instruction.name} stands a second time", line)
             instruction.name = f"{instruction.name}@{number}"
         computation.instructions[instruction.name] = instruction
-
-    def _note(self, number: int, problem: str, line: str) -> None:
-        self.module.notes.append(Note(number, problem, excerpt(line)))
 
 
 def _read_header(module: Module, text: str, number: int) -> None:
@@ -115,7 +112,7 @@ def _read_header(module: Module, text: str, number: int) -> None:
         if (value := attributes.get(name, "1")).isdigit() and 0 < int(value[:10]) < 10**9:
             setattr(module, key, int(value))
         else:
-            module.notes.append(Note(number, f"{name} is no number of at least 1", excerpt(value)))
+            module.note(number, f"{name} is no number of at least 1", value)
     meshes = attributes.get("frontend_attributes", "")
     for head in _MESHES.finditer(meshes):
         stop = closing(meshes, meshes.find("<", head.end())) if "<" in meshes[head.end() :] else -1
@@ -124,7 +121,7 @@ def _read_header(module: Module, text: str, number: int) -> None:
         try:
             module.meshes[head.group(1).strip('"')] = parse_mesh(text[text.find("<") : text.find(">") + 1])
         except ReshardError:
-            module.notes.append(Note(number, "a mesh cannot be read", excerpt(text)))
+            module.note(number, "a mesh cannot be read", text)
 
 
 @lru_cache(1024)
@@ -231,7 +228,7 @@ def metadata_of(text: str) -> dict[str, str]:
 def _shardings(text: str) -> tuple[str, ...]:
     if not text:
         return ()
-    return tuple(split(inner(text))) if re.match(r"\{\s*\{", text) else (text,)
+    return tuple(split(text.strip()[1:-1])) if re.match(r"\{\s*\{", text) else (text,)
 
 
 def _locations(rows: dict[str, dict[str, str]]) -> dict[str, str]:

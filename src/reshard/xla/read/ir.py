@@ -3,8 +3,8 @@
 Opcodes have HLO's spelling (`all-gather`), and a value of several parts is taken apart by `get-tuple-element`.
 A region of StableHLO is a computation that sees the names of the one around it.
 
->>> result = Result.array(ArrayShape("f32", (24, 12)))
->>> result.bytes, str(result.shapes[0])
+>>> shape, = Result.array(ArrayShape("f32", (24, 12))).shapes
+>>> shape.bytes, str(shape)
 (1152, 'f32[24,12]')
 """
 
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from reshard.dtypes import DTYPES
 from reshard.mesh import Mesh
+from reshard.xla.read.scan import excerpt
 
 _BITS = {"s4": 4, "u4": 4, "i4": 4, "ui4": 4, "s2": 2, "u2": 2, "i2": 2, "ui2": 2, "s1": 1, "u1": 1, "f4e2m1fn": 4}
 _BITS |= {"token": 0, "opaque": 0}
@@ -59,11 +60,6 @@ class Result(NamedTuple):
     def shapes(self) -> tuple[ArrayShape, ...]:
         """All arrays."""
         return tuple(shape for part in self.parts for shape in part)
-
-    @property
-    def bytes(self) -> int:
-        """Of all arrays."""
-        return sum(shape.bytes for shape in self.shapes)
 
 
 @dataclass(eq=False, slots=True)
@@ -187,11 +183,15 @@ class Module:
         """The computation where it begins."""
         return next((computation for computation in self.computations.values() if computation.is_entry), None)
 
-    def instructions(self) -> Iterator[tuple[Computation, Instruction]]:
+    def instructions(self) -> Iterator[Definition]:
         """All instructions."""
         for computation in self.computations.values():
             for instruction in computation.instructions.values():
-                yield computation, instruction
+                yield Definition(computation, instruction)
+
+    def note(self, line: int, problem: str, text: str = "") -> None:
+        """Note what was not understood, with the beginning of its text."""
+        self.notes.append(Note(line, problem, excerpt(text)))
 
     def source_of(self, instruction: Instruction) -> str:
         """The source line that it comes from, as `file:line`; nothing where the text does not tell."""

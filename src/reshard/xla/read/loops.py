@@ -72,21 +72,22 @@ class _Loop(NamedTuple):
 def executions(module: Module) -> dict[str, Executions]:
     """How often each computation runs, by its name; one that nothing calls runs once."""
     loops = {
-        instruction: _loop_of(module, Definition(computation, instruction))
-        for computation, instruction in module.instructions()
-        if instruction.opcode == "while"
+        definition.instruction: _loop_of(module, definition)
+        for definition in module.instructions()
+        if definition.instruction.opcode == "while"
     }
     around = {_called_as(instruction, "body"): loop for instruction, loop in loops.items()}
     calls: dict[str, list[_Callee]] = {name: [] for name in module.computations}
     callers: dict[str, int] = dict.fromkeys(calls, 0)
-    for computation, instruction in module.instructions():
-        if instruction in loops:
-            new = _calls_of_loop(instruction, loops[instruction].trip_count)
+    for definition in module.instructions():
+        name = definition.computation.name
+        if (loop := loops.get(definition.instruction)) is not None:
+            callees = _calls_of_loop(definition.instruction, loop.trip_count)
         else:
-            new = _calls_of(module, computation, instruction, around.get(computation.name))
-        for callee in new:
+            callees = _calls_of(module, definition, around.get(name))
+        for callee in callees:
             if callee.name in callers:
-                calls[computation.name].append(callee)
+                calls[name].append(callee)
                 callers[callee.name] += 1
     totals: dict[str, Fraction] = {name: Fraction(0 if count else 1) for name, count in callers.items()}
     reasons: dict[str, str] = dict.fromkeys(calls, "")
@@ -125,17 +126,17 @@ def _calls_of_loop(loop: Instruction, trip_count: int | None) -> list[_Callee]:
     return [_Callee(name, Fraction(n), unknown) for role, n in times.items() if (name := _called_as(loop, role))]
 
 
-def _calls_of(module: Module, computation: Computation, instruction: Instruction, loop: _Loop | None) -> list[_Callee]:
+def _calls_of(module: Module, definition: Definition, loop: _Loop | None) -> list[_Callee]:
     """What an instruction runs, no loop itself, that stands in the body of one or in none.
 
     A choice by a counter from 0 in steps of 1 that has a branch for every trip of the loop runs each of them once.
     """
-    names = called_by(instruction)
+    instruction, names = definition.instruction, called_by(definition.instruction)
     if instruction.opcode not in ("conditional", "case", "if") and "branch" not in instruction.attributes:
         return [_Callee(name, Fraction(1)) for name in names]
     counter = loop.counter if loop is not None and loop.trip_count == len(names) > 0 else None
     if counter is not None and (counter.start, counter.step) == (0, 1):
-        chosen_by = _passed(Definition(computation, instruction).operand(0))
+        chosen_by = _passed(definition.operand(0))
         operation = None if chosen_by is None else _unfused(module, chosen_by)
         if operation is not None and operation.opcode == "clamp" and len(operation.operands) == 3:
             chosen_by = operation.operands[1]

@@ -43,8 +43,6 @@ class Text:
     warnings: list[Warned] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     """What stands in no module and is no line of a log."""
-    ignored: int = 0
-    """Lines of a log that say nothing of reshards."""
 
 
 def read_text(text: str, name: str = "text") -> Text:
@@ -65,7 +63,6 @@ def read_text(text: str, name: str = "text") -> Text:
             result.warnings.append(read_warning(line, number))
             continue
         if _LOG.match(line):
-            result.ignored += 1
             if _HIDDEN.search(line):
                 result.notes.append(Note(number, "HLO behind the beginning of a log's line is not read", excerpt(line)))
             continue

@@ -83,11 +83,6 @@ def fields(text: str) -> dict[str, str]:
     return result
 
 
-def inner(text: str) -> str:
-    """What stands between the first bracket and the last."""
-    return text.strip()[1:-1]
-
-
 def excerpt(text: str, limit: int = 100) -> str:
     """The beginning of a line, to be shown."""
     shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.strip())

@@ -24,8 +24,8 @@ from functools import lru_cache
 
 from reshard.errors import ReshardError
 from reshard.notation import parse_mesh
-from reshard.xla.read.ir import ArrayShape, Computation, Instruction, Module, Note, Result
-from reshard.xla.read.scan import angle, angles, closing, excerpt, split
+from reshard.xla.read.ir import ArrayShape, Computation, Instruction, Module, Result
+from reshard.xla.read.scan import angle, angles, closing, split
 
 OPERATION = re.compile(
     r"\s*(?:(%[\w#:$.\-]+(?:\s*,\s*%[\w#:$.\-]+)*)\s*=\s*)?\"?([a-z_]\w*(?:\.\w+)+|return|call)\"?(?=[\s(<])"
@@ -108,7 +108,7 @@ class StableReader:
         elif (operation := OPERATION.match(line)) is not None:
             self._operation(line, number, operation)
         elif not _SILENT.match(line):
-            self._note(number, "the line is no operation that can be read", line)
+            self.module.note(number, "the line is no operation that can be read", line)
 
     def finish(self, number: int) -> None:
         """The text has ended, at the line of that number."""
@@ -140,7 +140,7 @@ class StableReader:
             start = max(text.find("<", head.end(1)), 0)
             self.module.meshes[head.group(1).strip('"')] = parse_mesh(text[start : angle(text, start)])
         except ReshardError:
-            self._note(number, "a mesh cannot be read", text)
+            self.module.note(number, "a mesh cannot be read", text)
 
     def _function(self, text: str, number: int, head: re.Match[str]) -> None:
         name = head.group(2).strip('"')
@@ -148,28 +148,31 @@ class StableReader:
         computation.is_entry = name == "main"
         stop = closing(text, head.end() - 1)
         if stop < 0:
-            self._note(number, "the line is cut within a function's arguments", text)
+            self.module.note(number, "the line is cut within a function's arguments", text)
             return
-        for index, argument in enumerate(split(text[head.end() : stop - 1])):
-            self._parameter(computation, argument, index, number)
+        self._parameters(computation, text[head.end() : stop - 1], number)
         arrow = text.find("->", stop)
         if arrow >= 0:
-            computation.results = tuple(_sharding_of(result) for result in _result_texts(text[arrow + 2 :]))
+            results = text[arrow + 2 :].strip()
+            stop = closing(results, 0) if results.startswith("(") else 0
+            texts = split(results[1 : stop - 1]) if stop > 0 else [] if stop else [results.removesuffix("{")]
+            computation.results = tuple(map(_sharding_of, texts))
         if text.endswith("{"):
             self.open.append(_Open(computation, f"function @{name}"))
 
-    def _parameter(self, computation: Computation, text: str, index: int, number: int) -> None:
-        name, _, kind = text.partition(":")
-        result = read_types(kind)
-        if not name.strip().startswith("%") or not result:
-            self._note(number, "an argument cannot be read", text)
-            return
-        attributes = {"index": str(index), **_location_of(kind)}
-        sharding = _sharding_of(kind)
-        label = name.strip().lstrip("%")
-        computation.instructions[label] = Instruction(
-            label, "parameter", Result.array(result[0]), (), number, attributes, (sharding,) if sharding else ()
-        )
+    def _parameters(self, computation: Computation, text: str, number: int) -> None:
+        for index, argument in enumerate(split(text)):
+            name, _, kind = argument.partition(":")
+            result = read_types(kind)
+            if not name.strip().startswith("%") or not result:
+                self.module.note(number, "an argument cannot be read", argument)
+                continue
+            attributes = {"index": str(index), **_location_of(kind)}
+            sharding = _sharding_of(kind)
+            label = name.strip().lstrip("%")
+            computation.instructions[label] = Instruction(
+                label, "parameter", Result.array(result[0]), (), number, attributes, (sharding,) if sharding else ()
+            )
 
     def _computation(self, name: str, number: int, parent: Computation | None) -> Computation:
         label = name
@@ -196,7 +199,7 @@ class StableReader:
 
     def _close(self, text: str, number: int) -> None:
         if not self.open:
-            self._note(number, "a brace closes that was never opened", text)
+            self.module.note(number, "a brace closes that was never opened", text)
             return
         closed = self.open.pop()
         owner = closed.owner
@@ -215,8 +218,7 @@ class StableReader:
         start = text.find("(")
         stop = closing(text, start) if start >= 0 else -1
         if computation is not None and stop > 0:
-            for index, argument in enumerate(split(text[start + 1 : stop - 1])):
-                self._parameter(computation, argument, index, number)
+            self._parameters(computation, text[start + 1 : stop - 1], number)
 
     # Operations.
 
@@ -225,7 +227,7 @@ class StableReader:
         if computation is None:
             computation = self._computation("", number, None)
             self.open.append(_Open(computation, "a function whose beginning is not there"))
-            self._note(number, "the operation stands in no function", line)
+            self.module.note(number, "the operation stands in no function", line)
         dialect, _, name = head.group(2).replace("_", "-").rpartition(".")
         if dialect == "sdy" and name.startswith(("all-", "collective-", "reduce-", "sharded-", "replicated-")):
             name = "reshard"  # Shardy's own collectives say what comes out and not who takes part
@@ -259,8 +261,8 @@ class StableReader:
             start = rest.rfind("(%")
             stop = closing(rest, start) if start >= 0 else -1
             self._region("calls", number, _Open(None, "", operation))
-            for index, argument in enumerate(split(rest[start + 1 : stop - 1]) if stop > 0 else []):
-                self._parameter(self.module.computations[operation.attributes["calls"]], argument, index, number)
+            region = self.module.computations[operation.attributes["calls"]]
+            self._parameters(region, rest[start + 1 : stop - 1] if stop > 0 else "", number)
         else:
             role = "branch" if operation.opcode in ("case", "if") else "to_apply"
             self._region(role, number, _Open(None, "", operation))
@@ -284,7 +286,7 @@ class StableReader:
         before, arrow, after = (types if colon else "").partition("->")
         shapes = read_types(after if arrow else before)
         if shapes is None or (not colon and operation.name and not operation.name.startswith("line ")):
-            self._note(number, f"the type of {operation.opcode} cannot be read", text)
+            self.module.note(number, f"the type of {operation.opcode} cannot be read", text)
             shapes = ()
         if arrow:
             operation.printed = read_types(before) or ()
@@ -313,9 +315,6 @@ class StableReader:
                 seen.add(text)
                 waiting += [inner for inner in reversed(_LOC_PART.findall(named)) if inner != text]
         return ""
-
-    def _note(self, number: int, problem: str, line: str) -> None:
-        self.module.notes.append(Note(number, problem, excerpt(line)))
 
 
 @lru_cache(4096)
@@ -396,11 +395,3 @@ def _location_of(text: str) -> dict[str, str]:
         return {}
     stop = closing(text, place + 3)
     return {"location": text[place + 4 : stop - 1 if stop > 0 else None]}
-
-
-def _result_texts(text: str) -> list[str]:
-    text = text.strip()
-    if text.startswith("("):
-        stop = closing(text, 0)
-        return split(text[1 : stop - 1]) if stop > 0 else []
-    return [text.removesuffix("{").strip()]

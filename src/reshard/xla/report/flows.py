@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from reshard.xla.read.collectives import REDUCING, kind_of
-from reshard.xla.read.ir import Computation, Instruction, Module, Note
+from reshard.xla.read.ir import Computation, Instruction, Module
 from reshard.xla.read.loops import called_by
 from reshard.xla.report.placing import ELEMENTWISE
 
@@ -235,7 +235,7 @@ def find_chains(module: Module) -> list[ParameterChain]:
     for output, name in enumerate(root.operands if root.opcode == "tuple" else [root.name]):
         if search.steps > _MOST_STEPS:
             problem = f"the chains to results {output} and beyond are not followed: the program is too large"
-            module.notes.append(Note(root.line, problem))
+            module.note(root.line, problem)
             break
         if name in entry.instructions:
             chains += search.to(entry.instructions[name], output)

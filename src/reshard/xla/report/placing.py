@@ -53,7 +53,7 @@ class Placing:
         self.known: dict[tuple[str, str], Whereabouts] = {}
         """By the names of the computation and of the value in it."""
         self.callers: dict[str, list[Definition]] = {}
-        for caller in (Definition(*pair) for pair in module.instructions()):
+        for caller in module.instructions():
             for name in called_by(caller.instruction):
                 self.callers.setdefault(name, []).append(caller)
         for computation, instruction in module.instructions():
