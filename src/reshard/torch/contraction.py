@@ -217,7 +217,7 @@ class LocalContraction:
             gathered.begin([tile if end is last else end() for tile, end in zip(sources, finishes, strict=True)])
             last()
             result = self.product.tile(gathered.total)
-        return self.output.start(result, watch=watch)()
+        return self.output.run(result, watch)
 
     def _brought(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The operands where they are used; they travel together."""

@@ -197,8 +197,12 @@ def _gradients(
             yield None
             continue
         backward = backward_of(local.plan.expression, number, local.plan.expression_sizes)
-        factors = [gradient, *(_conjugate(other) for place, other in enumerate(operands) if place != number)]
-        factors += [_identity(x, size) for size in backward.identity_sizes]
+        opposite: list[Any] = [other for place, other in enumerate(operands) if place != number]
+        factors = [gradient, *(other.conj() if other.dtype.is_complex else other for other in opposite)]
+        for size in backward.identity_sizes:  # on every rank of the mesh
+            eye = torch.eye(size, dtype=x.dtype, device=x._local_tensor.device)
+            whole = [Replicate()] * x.device_mesh.ndim
+            factors.append(DTensor.from_local(eye, x.device_mesh, whole, run_check=False))
         yield _called(
             EinsumRequest(
                 backward.pattern,
@@ -213,17 +217,6 @@ def _gradients(
             factors,
             check,
         )
-
-
-def _identity(x: DTensor, size: int) -> DTensor:
-    """The identity matrix on every rank of the mesh of a tensor, of its dtype."""
-    mesh = x.device_mesh
-    eye = torch.eye(size, dtype=x.dtype, device=x._local_tensor.device)
-    return DTensor.from_local(eye, mesh, [Replicate()] * mesh.ndim, run_check=False)
-
-
-def _conjugate(x: Any) -> Any:
-    return x.conj() if x.dtype.is_complex else x
 
 
 def _run(

@@ -118,8 +118,11 @@ class Message(NamedTuple):
         # Not by `view(-1)`, which leaves a single element whatever stride it has, and that has no bytes then.
         return memory if memory.dtype in CARRIED else memory.as_strided((memory.numel(),), (1,)).view(torch.uint8)
 
-    def pack(self, tile: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-        """The same, with the parts of the tile in their places."""
+    def pack(self, tile: torch.Tensor, buffer: torch.Tensor, watch: Watch) -> torch.Tensor:
+        """The same, with the parts of the tile in their places; what is read is told before."""
+        if watch.before_read is not None:
+            for part in self.parts:
+                watch.before_read(part.index)
         place = self.place_in(buffer)
         for begin, part in self.packed() if self.is_first else ():
             _inside(place, begin, part).copy_(_at(tile, part.index))
@@ -186,9 +189,7 @@ class LocalExchange:
             sent = tile.new_empty(size)
         pairs = zip(self.receives, received, strict=True)
         incoming = [Parcel(message.memory(out, place), message.peer) for message, place in pairs]
-        outgoing: Iterable[Parcel] = (
-            Parcel(message.pack(tile, sent), message.peer) for message in _announced(sends, watch)
-        )
+        outgoing: Iterable[Parcel] = (Parcel(message.pack(tile, sent, watch), message.peer) for message in sends)
         if watch.before_read is None:
             outgoing = list(outgoing)
 
@@ -234,15 +235,6 @@ class LocalExchange:
                     watch.after_write(out, part.index)
         if self.reduction == "avg":
             out /= self.classes
-
-
-def _announced(messages: Sequence[Message], watch: Watch) -> Iterator[Message]:
-    """The messages; before each is taken, what it reads is told."""
-    for message in messages:
-        if watch.before_read is not None:
-            for part in message.parts:
-                watch.before_read(part.index)
-        yield message
 
 
 def local_exchange(move: Move, rank: int) -> LocalExchange:

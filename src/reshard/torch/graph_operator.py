@@ -131,7 +131,7 @@ def exchange(tile: torch.Tensor, name: str, sizes: Sequence[int]) -> torch.Tenso
     local = redistribution.local
     local.check_tile(tile)
     current_world().check(redistribution.statement, call.check)
-    result = local.start(tile)()
+    result = local.run(tile)
     return result if local.exchanges else result.clone()  # an operator gives no memory of its input
 
 

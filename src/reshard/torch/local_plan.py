@@ -54,21 +54,15 @@ class LocalPlan:
                 "bad-tiles", f"the tile of this rank has shape {tuple(tile.shape)}; it must be {self.source_shape}"
             )
 
-    def start(
-        self,
-        tile: torch.Tensor,
-        out: torch.Tensor | None = None,
-        workspace: torch.Tensor | None = None,
-        watch: Watch = UNWATCHED,
-    ) -> Finish:
-        """Begin; what is given back ends it and gives the target tile, the tile itself where nothing changes.
+    def run(self, tile: torch.Tensor, watch: Watch = UNWATCHED) -> torch.Tensor:
+        """The target tile, the tile itself where nothing changes.
 
         What is watched is what the first exchange reads and the last one writes.
 
         Raises:
-            ReshardError: `exchange-failed`, here or at the end.
+            ReshardError: `exchange-failed`.
         """
-        return self.pack(tile, out, workspace, watch)()
+        return self.pack(tile, watch=watch)()()
 
     def pack(
         self,

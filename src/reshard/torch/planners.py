@@ -98,7 +98,10 @@ def route(planner: str, source: DTensorSpec, target: DTensorSpec) -> Route:
 
     Nothing is communicated, and torch's caches of plans stay as they are.
     """
-    spec = _in_shard_order(source)
+    sharding = sharding_of(source)
+    names = list(sharding.mesh.sizes)
+    order = {dim: tuple(names.index(axis.name) for axis in cut.axes) for dim, cut in enumerate(sharding.dims)}
+    spec = _ordered(source, source.placements, order)
     start = Route(planner, _text(spec), prod(_tile(spec)) * meta_of(spec).dtype.itemsize)
     try:
         if refusal := _refusal(planner, source, target):
@@ -172,14 +175,6 @@ def _applied(info: Any, spec: DTensorSpec) -> tuple[Transform, DTensorSpec]:
         _cost("all_gather" if on_cpu and kind == "all_to_all" else kind, count, *sizes) for on_cpu in (False, True)
     )
     return Transform(kind, mesh_dims, planned, on_cpu, _text(led_to)), led_to
-
-
-def _in_shard_order(spec: DTensorSpec) -> DTensorSpec:
-    """The same spec, the order of its shards beside them, and none of them strided."""
-    sharding = sharding_of(spec)
-    names = [name for name, _ in sharding.mesh.axes]
-    order = {dim: tuple(names.index(axis.name) for axis in cut.axes) for dim, cut in enumerate(sharding.dims)}
-    return _ordered(spec, spec.placements, order)
 
 
 def _ordered(spec: DTensorSpec, placements: Sequence[Any], order: Mapping[int, tuple[int, ...]]) -> DTensorSpec:

@@ -14,7 +14,7 @@ where the input is, replicated where that is unreduced, as `redistribute` has it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -164,10 +164,13 @@ class _Maker:
             blank = torch.empty(self._shape(value, sharding), dtype=_dtype(value), device=self._device)
             return lambda *tiles: torch.stack(tiles).reshape(blank.shape) if tiles else blank
         if value in self.placed.plans:
-            way = _Way(self.placed, value, self.rank, self.meshes)
-            if not way.there.exchanges:
-                return lambda tile: way.there.start(tile)()
-            return lambda tile: _Moved.apply(tile, way)  # type: ignore[no-untyped-call]
+            plan, words = self.placed.plans[value], f"reshard {value.name}"
+            there = local_plan(plan, self.rank, self.meshes, _dtype(value), words)
+            if not there.exchanges:
+                return there.run
+            # That of the gradient is made when it is asked for: where a reduction is no sum there is none.
+            back = cache(lambda: local_plan(plan.transpose(), self.rank, self.meshes, _dtype(value), words))
+            return lambda tile: _Moved.apply(tile, there, back)  # type: ignore[no-untyped-call]
         check_computable(operation)
         if self.rank not in sharding.mesh:
             return partial(_nothing, _dtype(value))
@@ -240,27 +243,6 @@ class _End:
         return DTensor(tile, spec, requires_grad=wants_gradient)  # type: ignore[no-untyped-call]
 
 
-class _Way:
-    """A reshard, there and back."""
-
-    def __init__(self, placed: Placement, value: Value, rank: int, meshes: Mapping[Mesh, DeviceMesh]) -> None:
-        self.plan, self.rank, self.meshes, self.dtype = placed.plans[value], rank, meshes, _dtype(value)
-        self.words = f"reshard {value.name}"
-        self.there = self._route(self.plan)
-
-    @cached_property
-    def back(self) -> LocalPlan:
-        """For the gradient.
-
-        Raises:
-            ReshardError: `bad-argument` where a reduction is no sum.
-        """
-        return self._route(self.plan.transpose())
-
-    def _route(self, plan: Any) -> LocalPlan:
-        return local_plan(plan, self.rank, self.meshes, self.dtype, self.words)
-
-
 class _Enter(torch.autograd.Function):
     """From a DTensor to its tile."""
 
@@ -295,11 +277,11 @@ class _Moved(torch.autograd.Function):
     """A reshard of tiles."""
 
     @staticmethod
-    def forward(ctx: Any, tile: torch.Tensor, way: _Way) -> torch.Tensor:
-        ctx.way = way
-        return way.there.start(tile)()
+    def forward(ctx: Any, tile: torch.Tensor, there: LocalPlan, back: Callable[[], LocalPlan]) -> torch.Tensor:
+        ctx.back = back
+        return there.run(tile)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         refuse_traced("the gradient of a program", gradient)
-        return ctx.way.back.start(gradient.contiguous())(), None
+        return ctx.back().run(gradient.contiguous()), None, None

@@ -140,7 +140,11 @@ class _EagerCall(NamedTuple):
             post = local.pack(tile, out, self.workspace)
         self.world.check(redistribution.statement, self.check)
         finish = post()
-        result = finish() if out is None or not is_later else _promised(out, finish)
+        if is_later and out is not None:  # as torch's own asynchronous collectives give it, it waits when it is used
+            torch._C._distributed_c10d._register_work(out, _Pending(finish))
+            result: torch.Tensor = AsyncCollectiveTensor(out)
+        else:
+            result = finish()
         # Not by `DTensor(…)`: its initialiser adds nothing, and steps out of the compiler first.
         return DTensor.__new__(DTensor, result, redistribution.target, requires_grad=wants_gradient)
 
@@ -178,12 +182,6 @@ class _Pending(dist.Work):
         if finish is not None:
             finish()
         return True
-
-
-def _promised(out: torch.Tensor, finish: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """The tile as torch's own asynchronous collectives give it: it waits when it is first used."""
-    torch._C._distributed_c10d._register_work(out, _Pending(finish))
-    return AsyncCollectiveTensor(out)
 
 
 def _check_memory(memory: torch.Tensor, name: str, wanted: str, tile: torch.Tensor, *, fits: bool) -> None:

@@ -28,10 +28,6 @@ def _reduce(reduction: str, x: Tensor, dims: Shape) -> Tensor:
     return x
 
 
-def _where(mask: Any, x: Tensor, y: Any) -> Tensor:
-    return torch.where(torch.as_tensor(mask, device=x.device), x, y)
-
-
 def _pad(x: Tensor, low: Shape, high: Shape, value: Any) -> Tensor:
     last_first = [side for ends in reversed([*zip(low, high, strict=True)]) for side in ends]
     return torch.nn.functional.pad(x, last_first, value=value)
@@ -53,10 +49,6 @@ def _rounded(x: Tensor, rounding_method: int = 1) -> Tensor:
     return x.round() if rounding_method else torch.copysign((x.abs() + 0.5).floor(), x)
 
 
-def _select_n(which: Tensor, *cases: Tensor) -> Tensor:
-    return torch.stack(cases).gather(0, which.long()[None])[0]
-
-
 ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "cbrt": lambda x: x.sign() * x.abs().pow(1 / 3),
     "clamp": lambda low, x, high: torch.minimum(torch.maximum(x, low), high),
@@ -69,7 +61,7 @@ ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "pow": torch.pow,
     "round": _rounded,
     "select": lambda which, x, y: torch.where(which.bool(), x, y),
-    "select_n": _select_n,
+    "select_n": lambda which, *cases: torch.stack(cases).gather(0, which.long()[None])[0],
     "sign": torch.sgn,
     "silu": torch.nn.functional.silu,
     "stop_gradient": Tensor.detach,
@@ -94,7 +86,7 @@ VERBS = Verbs(
     concatenate=lambda tensors, dim: torch.cat(tuple(tensors), dim),
     rows=lambda table, numbers: table[numbers],
     element=lambda x, dim, place: x.narrow(dim, place, 1),
-    where=_where,
+    where=lambda mask, x, y: torch.where(torch.as_tensor(mask, device=x.device), x, y),
     full=lambda like, shape, value: like.new_full(shape, value),
     count=_count,
     number=Tensor.long,

@@ -261,21 +261,16 @@ class _Scene:
             else:
                 lines.append(frame if item is None else item)
             ends.append(len(lines))
-        for name in reversed(self.down):
-            lines = self._with_bar(lines, name, ends[runs[name]], len(frame))
+        for name in reversed(self.down):  # beside what its first run spans, a bar
+            end, width, label = ends[runs[name]], max(len(frame), len(lines[0])), self._label(name)
+            bars = [f"{label} |", *[" " * len(label) + " |"] * (end - 2), " " * len(label) + " " + DOWN]
+            bars += [" " * len(bars[0])] * (len(lines) - end)
+            lines = [f"{line.ljust(width)}  {bar}" for line, bar in zip(lines, bars, strict=True)]
         above = [] if self.right is None else [self._label(self.right), ARROW]
         return above + [line.rstrip() for line in lines]
 
     def _label(self, name: str) -> str:
         return f"{quote(name)}={self.sharding.mesh.sizes[name]}"
-
-    def _with_bar(self, lines: list[str], name: str, end: int, width: int) -> list[str]:
-        """The lines with the bar of a downward axis beside the first `end`."""
-        width = max(width, len(lines[0]))
-        label = self._label(name)
-        bars = [f"{label} |", *[" " * len(label) + " |"] * (end - 2), " " * len(label) + " " + DOWN]
-        bars += [" " * len(bars[0])] * (len(lines) - end)
-        return [f"{line.ljust(width)}  {bar}" for line, bar in zip(lines, bars, strict=True)]
 
     def drawn(self, limits: Limits) -> int:
         """The number of devices that are drawn."""

@@ -120,7 +120,11 @@ class _Cuts:
         starts, stops = layout.intervals(dim, size, positions)
         ends = zip(range(shards), starts.tolist(), stops.tolist(), strict=True)
         blocks = [DimBlock(number, start, stop) for number, start, stop in ends if start < stop]
-        return cls(size, shards, blocks, _common_length(blocks))
+        length = blocks[0].stop if blocks else 0
+        is_common = all(
+            start == place * length and stop - start <= length for place, (_, start, stop) in enumerate(blocks)
+        )
+        return cls(size, shards, blocks, length if is_common else 0)
 
     @property
     def is_numbered(self) -> bool:
@@ -303,15 +307,6 @@ def _on_meshes(source: Sharding, target: Sharding) -> tuple[Sharding, Sharding]:
 def _both_cuts(source: Sharding, target: Sharding, shape: Sequence[int], dim: int) -> tuple[_Cuts, _Cuts]:
     source, target = _on_meshes(source, target)
     return _Cuts.of(source, shape, dim), _Cuts.of(target, shape, dim)
-
-
-def _common_length(blocks: list[DimBlock]) -> int:
-    """The length of every block, the last of which may be shorter; 0 where they differ or there is none."""
-    if not blocks:
-        return 0
-    length = blocks[0].stop
-    starts_agree = all(block.start == place * length for place, block in enumerate(blocks))
-    return length if starts_agree and blocks[-1].stop - blocks[-1].start <= length else 0
 
 
 def _meet(source: _Cuts, target: _Cuts) -> list[Overlap]:

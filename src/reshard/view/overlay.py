@@ -64,9 +64,6 @@ class _Side:
             indices.append(self.cuts[number + 1] if number is not None else self.cuts[-1 if after is None else after])
         return indices
 
-    def note(self, dim: int) -> str:
-        return f"dim {dim}: {missing(self.count, self.limit)}" if self.limit < self.count else ""
-
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
@@ -100,7 +97,10 @@ class _Grid:
         limits = [*([] if few else [across]), *range(min(across, MAX_ALONG), 0, -1)]
         for limit in limits:
             columns = _Side(column_cuts, limit)
-            widths = _widths(rows, columns, of_numbers)
+            widths = [  # that of the widest label or of the index above it
+                max(len(str(index)), *(len(_text(of_numbers, row, column)) + 2 for row in rows.entries()))
+                for column, index in zip(columns.entries(), columns.lines_at(), strict=False)
+            ]
             if sum(widths) + len(widths) + 1 + beside <= max_width:
                 break
         heights = [1] * len(rows.entries())
@@ -142,18 +142,11 @@ class _Grid:
     def notes(self) -> list[str]:
         """What the grid does not show."""
         sides = [self.rows, self.columns][2 - self.rank :]
-        left_out = [note for dim, side in enumerate(sides) if (note := side.note(dim))]
+        drawn = list(enumerate(sides))
+        left_out = [f"dim {dim}: {missing(side.count, side.limit)}" for dim, side in drawn if side.limit < side.count]
         if left_out:
             return [f"left out: regions {', '.join(left_out)}, counted from 0"]
         return [] if self.is_to_scale else ["not to scale"]
-
-
-def _widths(rows: _Side, columns: _Side, label: Callable[..., str]) -> list[int]:
-    """Per column, the width of its widest label or of the index above it."""
-    return [
-        max(len(str(index)), *(len(_text(label, row, column)) + 2 for row in rows.entries()))
-        for column, index in zip(columns.entries(), columns.lines_at(), strict=False)
-    ]
 
 
 def _text(label: Callable[..., str], row: int | None, column: int | None) -> str:
