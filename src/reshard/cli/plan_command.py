@@ -16,7 +16,6 @@ from reshard.exchange import Exchange, Piece
 from reshard.planner import BASES, alternatives
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan, bytes_text
-from reshard.steps import Step
 from reshard.xla.partitioner import explain
 
 EXAMPLES = """\
@@ -95,23 +94,27 @@ def device_traffic(plan: Plan, device: int) -> dict[str, Any]:
     """
     if device not in plan.source.mesh and device not in plan.target.mesh:
         raise ReshardError("unknown-device", f"device {device} is neither in the source nor in the target")
+    boxes = [
+        _listed(sharding.box(device, plan.shape)) if device in sharding.mesh else None
+        for sharding in (plan.source, plan.target)
+    ]
+    itemsize = plan.dtype.itemsize
     return {
         "device": device,
-        "source_box": _tile(plan, device, of_source=True),
-        "target_box": _tile(plan, device, of_source=False),
+        "source_box": boxes[0],
+        "target_box": boxes[1],
         "received_bytes": plan.received_bytes_on(device),
         "lower_bound_bytes": plan.lower_bound_bytes_on(device),
-        "steps": [{"kind": step.kind, "exchanges": _exchanges(step, device)} for step in plan.steps],
+        "steps": [
+            {
+                "kind": step.kind,
+                "exchanges": [
+                    _pieces(move.exchange, device, itemsize) | {"reduction": move.reduction} for move in step.moves
+                ],
+            }
+            for step in plan.steps
+        ],
     }
-
-
-def _tile(plan: Plan, device: int, *, of_source: bool) -> list[list[int]] | None:
-    sharding = plan.source if of_source else plan.target
-    return _listed(sharding.box(device, plan.shape)) if device in sharding.mesh else None
-
-
-def _exchanges(step: Step, device: int) -> list[dict[str, Any]]:
-    return [_pieces(move.exchange, device, step.dtype.itemsize) | {"reduction": move.reduction} for move in step.moves]
 
 
 def _pieces(exchange: Exchange, device: int, itemsize: int) -> dict[str, Any]:

@@ -137,7 +137,7 @@ class _Planner:
     def _to_unreduced(self, source: Sharding, target: Sharding) -> tuple[Chain, bool]:
         """To a target that is newly unreduced: first to where nothing has to move any more."""
         last = shortest_chain(self._between(source, target))[-1]
-        first, is_proved = self.chain(source, last.before) if source != last.before else ((), True)
+        first, is_proved = self.chain(source, last.before)
         if not first and not source.mesh.same_order_as(target.mesh):
             first = (Step(self._between(source, last.before)),)  # the last step must know the order
         before = first[-1].after if first else source

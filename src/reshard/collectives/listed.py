@@ -99,8 +99,9 @@ class _Lists:
 
     def __init__(self, task: SearchTask) -> None:
         self.task = task
-        self.values = np.indices([task.size_of(digit) for digit in range(len(task.digit_classes))], dtype=np.int64)
-        self.values = self.values.reshape(len(task.digit_classes), -1)
+        digits = range(len(task.digit_classes))
+        values = np.indices([task.size_of(digit) for digit in digits], dtype=np.int64)
+        self.values = dict(zip(digits, values.reshape(len(digits), -1), strict=True))
         self.known: dict[int, tuple[list[DigitLists], Numbers]] = {}
 
     def at(self, tables: Tables, node: int) -> tuple[list[DigitLists], Numbers]:
@@ -111,12 +112,5 @@ class _Lists:
             change = tables.change(nothing, node)
             symbolic = tables.apply(empty, change) if change.grown else iter([empty])
             states = [state for option in symbolic for state in _named(option)]
-            self.known[node] = states, np.array([self._codes(state) for state in states])
+            self.known[node] = states, np.array([self.task.block_numbers(state, self.values) for state in states])
         return self.known[node]
-
-    def _codes(self, state: DigitLists) -> Numbers:
-        code = np.zeros(self.values.shape[1], dtype=np.int64)
-        for dim in state:
-            for entry in dim:
-                code = code * self.task.size_of(entry) + self.values[entry]
-        return code

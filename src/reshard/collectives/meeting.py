@@ -26,7 +26,6 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reshard.collectives.states import DigitLists, SearchTask, allowed_of, digits_in
 
@@ -129,19 +128,9 @@ def _fill(entries: list[int]) -> bool:
 def _staying(task: SearchTask, before: DigitLists, after: DigitLists) -> tuple[int, int]:
     """How many devices in how many keep their tile, counted one by one: for digits of different sizes in turn."""
     digits = sorted({entry for state in (before, after) for dim in state for entry in dim})
-    values = dict(zip(digits, np.indices([task.size_of(digit) for digit in digits], dtype=np.int32), strict=True))
-    same: NDArray[np.bool_] = np.array(True)
-    for ours, theirs in zip(before, after, strict=True):
-        if ours != theirs:
-            numbers = []
-            for dim in (ours, theirs):
-                number = np.int32(0) * values[dim[0]]
-                for entry in dim:
-                    number = number * task.size_of(entry) + values[entry]
-                numbers.append(number)
-            same = same & (numbers[0] == numbers[1])
-    total = prod(task.size_of(digit) for digit in digits)
-    return int(np.count_nonzero(np.broadcast_to(same, [task.size_of(digit) for digit in digits]))), total
+    values = dict(zip(digits, np.indices([task.size_of(digit) for digit in digits], dtype=np.int64), strict=True))
+    same = task.block_numbers(before, values) == task.block_numbers(after, values)
+    return int(np.count_nonzero(same)), prod(task.size_of(digit) for digit in digits)
 
 
 def agree(from_source: DigitLists, from_target: DigitLists) -> bool:

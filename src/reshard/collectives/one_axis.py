@@ -102,7 +102,13 @@ def one_axis_chain(reshard: Reshard, *, order: str = "cheapest") -> Chain:
         ends.append(replace(source, unreduced=last.unreduced, replicated=()))
     start = ends[-1]
     task = task_of(start, last, shape)
-    chain = in_order(task) if order == "document" else cheapest(task) or in_order(task)
+    chain: list[DigitLists] = []
+    if order == "cheapest":  # there is none where the budget does not reach
+        costs = _Costs(task)
+        chain, _ = cheapest_way(
+            task.source, task.target, lambda dims, _: costs.steps(dims), costs.ahead, most_states=BUDGET
+        )
+    chain = chain or in_order(task)
     ends += [_named(task, dims, start) for dims in chain[1:]]
     if becomes_unreduced(source, target):
         ends.append(target)
@@ -203,13 +209,6 @@ def _given_up(task: OneAxisTask, dims: DigitLists) -> Iterator[DigitLists]:
     for number in reversed(range(len(dims))):
         if dims[number] != task.target[number][: len(dims[number])]:
             yield _with(dims, number, dims[number][:-1])
-
-
-def cheapest(task: OneAxisTask) -> list[DigitLists]:
-    """The dims after each step of the cheapest chain, the source first; none where the budget does not reach."""
-    costs = _Costs(task)
-    steps = cheapest_way(task.source, task.target, lambda dims, _: costs.steps(dims), costs.ahead, most_states=BUDGET)
-    return steps[0]
 
 
 class _Costs:

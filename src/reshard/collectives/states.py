@@ -19,7 +19,7 @@ append a blank that is not 0.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
@@ -109,6 +109,13 @@ class SearchTask:
     def size_of(self, entry: int) -> int:
         """The size of a digit or a blank."""
         return self.classes[self.class_of(entry)][0]
+
+    def block_numbers(self, state: DigitLists, values: Mapping[int, Numbers]) -> Numbers:
+        """Per device the number of its block, by the values of its digits; states at one node of the graph compare."""
+        number = 0 * next(iter(values.values()))
+        for entry in itertools.chain(*state):
+            number = number * self.size_of(entry) + values[entry]
+        return number
 
     def node_of(self, state: DigitLists) -> int:
         """Where a state lies in the weak graph."""

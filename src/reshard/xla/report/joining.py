@@ -89,15 +89,6 @@ def ends_of(before: InspectedModule | None, meshes: dict[str, Mesh], ends: Progr
     return ProgramEnds(ends.parameters or tuple(parameters), ends.results or tuple(results))
 
 
-class _Sent(NamedTuple):
-    """Collectives that belong together, and what they come to."""
-
-    site: Site
-    """Of the first; with the names of all, and what the busiest device receives of them in one execution."""
-    places: frozenset[str]
-    """Their source lines."""
-
-
 def follow(
     inspected: InspectedModule, asked: list[ReportedReshard], meshes: dict[str, Mesh], ends: ProgramEnds
 ) -> list[ReportedReshard | Unrecognised]:
@@ -106,11 +97,12 @@ def follow(
     executed = executions(module)
     received = {(each.computation, each.name): each.received_bytes for each in inspected.collectives}
 
-    def sent(moved: CollectiveRun | ParameterChain, computation: str, **seen: Any) -> _Sent:
+    def sent(moved: CollectiveRun | ParameterChain, computation: str, **seen: Any) -> Site:
+        """The site of the first of them; with the names of all, and what they bring the busiest device at a time."""
         names = tuple(each.name for each in moved.collectives)
         sizes = [received.get((computation, name)) for name in names]
         first = moved.collectives[0]
-        site = Site(
+        return Site(
             text=inspected.text,
             module=module.name,
             place=module.source_of(first),
@@ -118,22 +110,21 @@ def follow(
             received_bytes=None if None in sizes else sum(size or 0 for size in sizes),
             **{"line": first.line, "name": first.name, **seen},
         )
-        return _Sent(site, frozenset(module.source_of(each) for each in moved.collectives))
 
-    runs = [
-        (run, sent(run, run.computation, origin="run", executions=executed[run.computation].times))
+    runs = {
+        run: sent(run, run.computation, origin="run", executions=executed[run.computation].times)
         for run in find_runs(module)
-    ]
-    taken = _join(asked, runs)
+    }
+    taken = _join(asked, runs, module)
     result: list[ReportedReshard | Unrecognised] = []
     in_chains: set[str] = set()
     for chain in find_chains(module):
         label = f"{chain.parameter.name} to {chain.result}"
         computation = entry.name if entry is not None else ""
-        site = sent(chain, computation, origin="chain", line=chain.parameter.line, name=label).site
+        site = sent(chain, computation, origin="chain", line=chain.parameter.line, name=label)
         result.append(_reshard_of(chain, site, ShardingReader(meshes), ends))
         in_chains.update(site.collectives)
-    for run, (site, _) in runs:
+    for run, site in runs.items():
         is_in_chain = entry is not None and run.computation == entry.name and in_chains.issuperset(site.collectives)
         if run not in taken and not is_in_chain:
             nowhere = "what is not in the text"
@@ -144,7 +135,7 @@ def follow(
     return result
 
 
-def _join(asked: list[ReportedReshard], runs: list[tuple[CollectiveRun, _Sent]]) -> set[CollectiveRun]:
+def _join(asked: list[ReportedReshard], runs: dict[CollectiveRun, Site], module: Module) -> set[CollectiveRun]:
     """Give each reshard the bytes of its run, where there is no doubt which it is; the runs that were given."""
     taken: set[CollectiveRun] = set()
     alike: dict[tuple[Any, ...], list[int]] = {}
@@ -154,21 +145,22 @@ def _join(asked: list[ReportedReshard], runs: list[tuple[CollectiveRun, _Sent]])
             alike.setdefault((*tiles, reshard.executions), []).append(number)
     for (before, after, count), numbers in alike.items():
         fitting = [
-            (run, sent)
-            for run, sent in runs
-            if run not in taken and before in run.before and after in run.after and sent.site.executions == count
+            run
+            for run, site in runs.items()
+            if run not in taken and before in run.before and after in run.after and site.executions == count
         ]
         moving = [number for number in numbers if asked[number].lower_bound_bytes]
         if len(moving) == 1:
-            in_place = [(run, sent) for run, sent in fitting if sent.places == {asked[moving[0]].place}]
+            place = asked[moving[0]].place
+            in_place = [run for run in fitting if {module.source_of(each) for each in run.collectives} == {place}]
             fitting = in_place if len(in_place) == 1 else fitting
-        if len({sent.site.received_bytes for _, sent in fitting}) != 1 or len(fitting) != len(moving):
+        if len({runs[run].received_bytes for run in fitting}) != 1 or len(fitting) != len(moving):
             continue
-        for number, (run, (site, _)) in zip(moving, fitting, strict=True):
-            size = site.received_bytes
+        for number, run in zip(moving, fitting, strict=True):
+            size = runs[run].received_bytes
             if size is not None and size >= (asked[number].lower_bound_bytes or 0):
                 asked[number] = replace(
-                    asked[number], received_bytes=size, known_by=COUNTED, collectives=site.collectives
+                    asked[number], received_bytes=size, known_by=COUNTED, collectives=runs[run].collectives
                 )
                 taken.add(run)
     for number, reshard in enumerate(asked):
