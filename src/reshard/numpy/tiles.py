@@ -18,7 +18,7 @@ count what every device received.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -138,19 +138,26 @@ def _received(move: Move, device: int, sources: Tiles, counts: dict[int, int]) -
     exchange = move.exchange
     box = exchange.target.box(device)
     tile = empty(box.shape, next(iter(sources.values())).dtype)
-    written = set()
+    arriving = []
     for piece in exchange.incoming(device):
-        part = _view(tile, piece.box, box)
         sent = _view(sources[piece.sender], piece.box, exchange.source.box(piece.sender))
-        if piece.box in written and move.reduction is not None:
-            COMBINE[move.reduction](part, sent, out=part)
+        arriving.append((piece.box, sent))
+        counts[device] += sent.nbytes if piece.sender != device else 0
+    return combined(tile, box, arriving, move.reduction, move.classes)
+
+
+def combined(tile: Array, box: Box, pieces: Iterable[tuple[Box, Array]], reduction: str | None, classes: int) -> Array:
+    """The tile of a box, with pieces put in their places; those of one box are combined, in their order."""
+    written = set()
+    for place, piece in pieces:
+        part = _view(tile, place, box)
+        if place in written and reduction is not None:
+            COMBINE[reduction](part, piece, out=part)
         else:
-            part[...] = sent
-            written.add(piece.box)
-        if piece.sender != device:
-            counts[device] += sent.nbytes
-    if move.reduction == "avg":
-        tile /= move.classes
+            part[...] = piece
+            written.add(place)
+    if reduction == "avg":
+        tile /= classes
     return tile
 
 

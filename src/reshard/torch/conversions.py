@@ -37,7 +37,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from reshard.axis import Axis
 from reshard.checks import expect, listed, shown
-from reshard.digits import Digits
 from reshard.dtypes import REDUCTIONS, DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
@@ -265,7 +264,22 @@ def _placements_of(sharding: Sharding, mesh: DeviceMesh, shape: tuple[int, ...] 
         if ours.size != 1 or ours.devices[0] != sharding.mesh.devices[0]:
             raise ReshardError("different-meshes", f"{sharding} is on another device than {ours}")
         return (Replicate(),) * mesh.ndim
-    cuts = [_mesh_dims(digits, ours, sharding) for digits in _dim_digits(sharding, ours)]
+    order = sharding.mesh.order_in(ours)
+    if order is None and set(sharding.mesh.devices) != set(ours.devices):
+        raise ReshardError("different-meshes", f"{sharding} is over other devices than {ours}")
+    layout = None if order is None else sharding.layout.transposed(order)
+    if layout is None:
+        raise ReshardError(
+            "cannot-express", f"{sharding} takes the ranks in an order that is none of the mesh dims of {ours}"
+        )
+    cuts = []
+    for digits in (*layout.cutting, layout.unreduced):
+        axes = ours.axes_of(digits)
+        if axes is None or not all(axis.is_whole for axis in axes):
+            raise ReshardError(
+                "cannot-express", f"{sharding.text()} uses a part of a mesh dim of {ours}, which torch cannot"
+            )
+        cuts.append([list(ours.sizes).index(axis.name) for axis in axes])
     partial = cuts.pop()
     _add_trivial(cuts, partial, sharding, ours)
     by_mesh_dim: dict[int, Placement] = {mesh_dim: Partial(sharding.reduction) for mesh_dim in partial}
@@ -296,29 +310,6 @@ def spelled_out(spec: DTensorSpec) -> tuple[Placement, ...]:
     """
     shards = _shards(_cuts_of(spec.placements, spec.mesh, spec.ndim, _order_of(spec)), spec.mesh)
     return tuple(shards.get(mesh_dim, placement) for mesh_dim, placement in enumerate(spec.placements))
-
-
-def _dim_digits(sharding: Sharding, mesh: Mesh) -> list[Digits]:
-    """Per dim the digits of the mesh's positions that cut it, and last those that are unreduced."""
-    order = sharding.mesh.order_in(mesh)
-    if order is None and set(sharding.mesh.devices) != set(mesh.devices):
-        raise ReshardError("different-meshes", f"{sharding} is over other devices than {mesh}")
-    layout = None if order is None else sharding.layout.transposed(order)
-    if layout is None:
-        raise ReshardError(
-            "cannot-express", f"{sharding} takes the ranks in an order that is none of the mesh dims of {mesh}"
-        )
-    return [*layout.cutting, layout.unreduced]
-
-
-def _mesh_dims(digits: Digits, mesh: Mesh, sharding: Sharding) -> list[int]:
-    """The mesh dims that are the digits, major to minor."""
-    axes = mesh.axes_of(digits)
-    if axes is None or not all(axis.is_whole for axis in axes):
-        raise ReshardError(
-            "cannot-express", f"{sharding.text()} uses a part of a mesh dim of {mesh}, which torch cannot"
-        )
-    return [list(mesh.sizes).index(axis.name) for axis in axes]
 
 
 def _add_trivial(cuts: list[list[int]], partial: list[int], sharding: Sharding, mesh: Mesh) -> None:

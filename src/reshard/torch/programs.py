@@ -14,7 +14,7 @@ where the input is, replicated where that is unreduced, as `redistribute` has it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -173,7 +173,8 @@ class _Maker:
             return lambda tile: _Moved.apply(tile, there, back)  # type: ignore[no-untyped-call]
         check_computable(operation)
         if self.rank not in sharding.mesh:
-            return partial(_nothing, _dtype(value))
+            # The empty tile of a rank that has no part in the value, for the gradient a function of all operands.
+            return lambda *tiles: torch.cat([tile.reshape(-1)[:0].to(_dtype(value)) for tile in tiles])
         shardings = [self.placed.sharding(value) for value in operation.values]
         extents = BoxExtents(operation, shardings, self.rank)
         return lambda *tiles: compute(VERBS, operation, extents, tiles).contiguous()
@@ -201,11 +202,6 @@ class _Maker:
     @property
     def _device(self) -> str:
         return device_type_of(self.meshes)
-
-
-def _nothing(dtype: torch.dtype, *tiles: torch.Tensor) -> torch.Tensor:
-    """The empty tile of a rank that has no part in a value, for the gradient a function of all operands."""
-    return torch.cat([tile.reshape(-1)[:0].to(dtype) for tile in tiles])
 
 
 def _dtype(value: Value) -> torch.dtype:

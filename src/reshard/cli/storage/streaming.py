@@ -28,7 +28,7 @@ from reshard.cli.storage.npy import header_bytes
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
 from reshard.exchange import Piece, Tiling
-from reshard.numpy import COMBINE
+from reshard.numpy.tiles import combined
 from reshard.plans import Plan
 from reshard.steps import Step
 
@@ -96,11 +96,9 @@ class Written:
 
 def transfers_of(plan: Plan) -> list[TileTransfer]:
     """The transfers that run a plan, at least one."""
-    transfers = [transfer for step in plan.steps for transfer in _of_step(step)]
-    if transfers:
-        return transfers
     target = Tiling.of(plan.target, plan.shape)
-    return [TileTransfer(target, lambda device: _own(device, target.box(device)))]
+    transfers = [transfer for step in plan.steps for transfer in _of_step(step)]
+    return transfers or [TileTransfer(target, lambda device: _own(device, target.box(device)))]
 
 
 def _of_step(step: Step) -> list[TileTransfer]:
@@ -154,23 +152,14 @@ def parts(transfer: TileTransfer, source: TensorFiles, dtype: np.dtype[Any]) -> 
 
 
 def _combined(transfer: TileTransfer, part: Box, pieces: list[tuple[int, Box]], sources: RegionReader) -> NDArray[Any]:
-    """A part of a tile, made of its pieces; as `reshard.numpy` makes it."""
+    """A part of a tile, made of its pieces."""
     if len(pieces) == 1 and pieces[0][1] == part and transfer.classes == 1:
         return np.ascontiguousarray(sources.read(*pieces[0]))
     tile: NDArray[Any] = np.empty(part.shape, sources.dtype)
     if transfer.fill is not None:
         tile[...] = identity(transfer.fill, sources.dtype)
-    placed = set()
-    for sender, box in pieces:
-        view, piece = tile[box.slices(part)], sources.read(sender, box)
-        if box in placed and transfer.reduction is not None:
-            COMBINE[transfer.reduction](view, piece, out=view)
-        else:
-            view[...] = piece
-            placed.add(box)
-    if transfer.reduction == "avg":
-        tile /= transfer.classes
-    return tile
+    arriving = ((box, sources.read(sender, box)) for sender, box in pieces)
+    return combined(tile, part, arriving, transfer.reduction, transfer.classes)
 
 
 @dataclass

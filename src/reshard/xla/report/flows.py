@@ -26,7 +26,7 @@ All-reduces and reduce-scatters combine values, so they are in no run and no cha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from enum import IntEnum
 
 from reshard.xla.read.collectives import REDUCING, kind_of
 from reshard.xla.read.ir import Computation, Instruction, Module
@@ -78,12 +78,13 @@ class ParameterChain:
     """Sizes of the result on a device."""
 
 
-class _Work(NamedTuple):
-    """What an instruction does to values."""
+class _Work(IntEnum):
+    """What an instruction does to values; what is made of several does the least of theirs."""
 
-    only_moves: bool
-    is_elementwise: bool
-    """Whether it does no more than move data or work on it element by element."""
+    COMPUTES = 0
+    IS_ELEMENTWISE = 1
+    """It does no more than move data or work on it element by element."""
+    ONLY_MOVES = 2
 
 
 class _Works:
@@ -97,33 +98,32 @@ class _Works:
         """What one does."""
         opcode = instruction.opcode
         if opcode in ("fusion", "call"):
-            return _all_of([self._of_computation(name) for name in called_by(instruction)] or [_Work(False, False)])
-        if opcode.endswith("-done") and kind_of(opcode.removesuffix("-done")) not in (None, *REDUCING):
-            return _Work(True, True)
-        return _Work(opcode in MOVING, opcode in MOVING or opcode in ELEMENTWISE)
+            return min(map(self._of_computation, called_by(instruction)), default=_Work.COMPUTES)
+        if opcode in MOVING or (opcode.endswith("-done") and _moves_data(opcode.removesuffix("-done"))):
+            return _Work.ONLY_MOVES
+        return _Work.IS_ELEMENTWISE if opcode in ELEMENTWISE else _Work.COMPUTES
 
     def _of_computation(self, name: str) -> _Work:
         if name not in self.of_computations:
-            self.of_computations[name] = _Work(False, False)  # what it is to itself, where it calls itself
+            self.of_computations[name] = _Work.COMPUTES  # what it is to itself, where it calls itself
             computation = self.module.computations.get(name)
             if computation is not None:
-                self.of_computations[name] = _all_of(
-                    [
-                        self.of(instruction)
-                        for instruction in computation.instructions.values()
-                        if instruction.opcode not in _NEUTRAL and (instruction.shape is None or instruction.shape.dims)
-                    ]
-                )
+                works = [
+                    self.of(instruction)
+                    for instruction in computation.instructions.values()
+                    if instruction.opcode not in _NEUTRAL and (instruction.shape is None or instruction.shape.dims)
+                ]
+                self.of_computations[name] = min(works, default=_Work.ONLY_MOVES)
         return self.of_computations[name]
 
 
-def _all_of(works: list[_Work]) -> _Work:
-    return _Work(all(work.only_moves for work in works), all(work.is_elementwise for work in works))
+def _moves_data(opcode: str) -> bool:
+    return kind_of(opcode) not in (None, *REDUCING)
 
 
 def is_moved(instruction: Instruction) -> bool:
     """Whether it is a collective that moves data without combining any."""
-    return kind_of(instruction.opcode) not in (None, *REDUCING)
+    return _moves_data(instruction.opcode)
 
 
 def find_runs(module: Module) -> list[CollectiveRun]:
@@ -153,7 +153,7 @@ class _RunSearch:
         """Of each instruction that moves data: what that comes from."""
         for instruction in self.instructions.values():
             is_collective = is_moved(instruction)
-            if is_collective or (works.of(instruction).only_moves and instruction.opcode != "tuple"):
+            if is_collective or (works.of(instruction) is _Work.ONLY_MOVES and instruction.opcode != "tuple"):
                 sources[instruction.name] = self._unite(instruction, is_collective, sources)
 
     def _unite(
@@ -250,7 +250,7 @@ class _ChainSearch:
         self.steps = 0
         """Instructions that were gone through so far."""
         self.passes = {
-            name: is_moved(instruction) or works.of(instruction).is_elementwise
+            name: is_moved(instruction) or works.of(instruction) >= _Work.IS_ELEMENTWISE
             for name, instruction in entry.instructions.items()
         }
         self.order = {name: place for place, name in enumerate(entry.instructions)}
