@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     figures = {"mesh": args.mesh, "shape": list(shape), "network": args.network, "basis": args.basis} | summary(
         plans, times
     )
-    output.write_json(figures) if args.json else output.write(text(figures))
+    output.write_json(figures) if args.json else print(text(figures))
 
 
 def drawn(mesh: Mesh, ndim: int, rng: random.Random) -> Sharding:

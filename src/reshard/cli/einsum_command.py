@@ -74,9 +74,9 @@ def run(args: argparse.Namespace) -> None:
         more = {"alternatives": [other.as_dict() for other in others]} if args.alternatives else {}
         output.write_json(plan.as_dict() | more)
         return
-    output.write(str(plan))
+    print(str(plan))
     if others:
-        output.write(f"\nall layouts, best first\n{comparison([plan, *others])}")
+        print(f"\nall layouts, best first\n{comparison([plan, *others])}")
 
 
 def _size(text: str) -> tuple[str, int]:

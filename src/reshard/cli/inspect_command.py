@@ -37,6 +37,6 @@ def run(args: argparse.Namespace) -> None:
 
     report = inspect_paths(args.paths or ["-"], mesh=mesh_of(args.mesh))
     if args.json:
-        output.write(report.to_json())
+        print(report.to_json())
     else:
         output.write_shown(report, blocks(report))

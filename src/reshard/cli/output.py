@@ -37,11 +37,6 @@ def width() -> int:
     return shutil.get_terminal_size().columns if is_terminal() else PIPED_WIDTH
 
 
-def write(text: str) -> None:
-    """One text, and the end of its line."""
-    print(text)
-
-
 def write_plan(plan: Plan) -> None:
     """A plan: as a table where standard output is a terminal, else as its plain text."""
     write_shown(plan, blocks(plan))

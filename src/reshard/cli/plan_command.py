@@ -66,24 +66,24 @@ def run(args: argparse.Namespace) -> None:
     if args.mlir:
         if any(step.kind == "Exchange" for step in plan.steps):  # which MLIR does not have
             plan = replan(basis="collectives")
-        output.write(plan.to_mlir(args.mlir))
+        print(plan.to_mlir(args.mlir))
         return
     traffic = None if args.device is None else device_traffic(plan, args.device)
     if args.json:
         if traffic is None:
-            output.write(plan.to_json())
+            print(plan.to_json())
         else:
             output.write_json(plan.as_dict() | {"device": traffic})
         return
     output.write_plan(plan)
     for number, way in enumerate(alternatives(plan) if args.alternatives else (), 1):
-        output.write(f"\nalternative {number}")
+        print(f"\nalternative {number}")
         output.write_plan(way)
     if args.explain_xla:
         branch = explain(plan.source, plan.target, shape)
-        output.write(f"\nXLA: {branch.branch.name}, by {', '.join(branch.collectives) or 'nothing'}: {branch.why}")
+        print(f"\nXLA: {branch.branch.name}, by {', '.join(branch.collectives) or 'nothing'}: {branch.why}")
     if traffic is not None:
-        output.write("\n" + traffic_text(traffic))
+        print("\n" + traffic_text(traffic))
 
 
 def device_traffic(plan: Plan, device: int) -> dict[str, Any]:

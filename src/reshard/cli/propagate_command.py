@@ -50,11 +50,11 @@ def run(args: argparse.Namespace) -> None:
                 {"value": value.name, "sharding": placed.sharding(value).text(), "why": placed.why(value)}
             )
         else:
-            output.write(f"{value.name} {placed.sharding(value).text()}: {placed.why(value)}")
+            print(f"{value.name} {placed.sharding(value).text()}: {placed.why(value)}")
     elif args.json:
         output.write_json(record(placed))
     else:
-        output.write(placed.text() if args.text else placed.table())
+        print(placed.text() if args.text else placed.table())
 
 
 def record(placed: Placement) -> dict[str, Any]:

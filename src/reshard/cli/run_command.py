@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
         output.write_json(outcome_record(plan, outcome, args.out))
     else:
         output.write_plan(plan)
-        output.write("\n" + outcome_text(outcome, args.out))
+        print("\n" + outcome_text(outcome, args.out))
 
 
 def _ends(args: argparse.Namespace, tensor: Input) -> tuple[Sharding, Sharding]:

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
         if args.json:
             output.write_json(contents_record(sharding, shape))
         else:
-            output.write(draw_contents(sharding, shape, max_width=width, max_lines=args.lines))
+            print(draw_contents(sharding, shape, max_width=width, max_lines=args.lines))
         return
     source, target = parse_pair(args.cuts[0], args.cuts[1], mesh, target_mesh, len(shape))
     if source is None:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         output.write_json(cuts_record(source, target, shape))
     else:
-        output.write(draw_cuts(source, target, shape, labels=args.labels, max_width=width, max_lines=args.lines))
+        print(draw_cuts(source, target, shape, labels=args.labels, max_width=width, max_lines=args.lines))
 
 
 def contents_record(sharding: Sharding, shape: tuple[int, ...]) -> dict[str, Any]:

@@ -150,11 +150,8 @@ class Tables:
         self.source_node, self.target_node = task.node_of(task.source), task.node_of(task.target)
         self._changes: dict[tuple[int, int], Change] = {}
         self._edges: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        self._measure(keep)
-
-    def _measure(self, keep: NDArray[np.bool_]) -> None:
-        """Distances to the target, from the source, and from the source with a Permute on the way."""
-        task, count = self.task, len(self.units)
+        # Distances to the target, from the source, and from the source with a Permute on the way.
+        count = len(self.units)
         goal = np.full(count, FAR, dtype=np.int64)
         goal[self.target_node] = 0
         self.ahead = distances(self.costs, goal)
@@ -173,7 +170,7 @@ class Tables:
             before = distances(inside.T, start)
             start = np.minimum((self.reduce.T + before[None]).min(axis=1), FAR)
         self.behind = distances(back, start)
-        units = task.graph.units
+        units = graph.units
         least = (units - units // task.least_moved) * STEP_LIMIT + 1
         self.behind_permuted = distances(back, np.minimum(self.behind + least, FAR))
         self.permute_bound = int((self.behind + units * STEP_LIMIT + 1 + self.ahead).min())

@@ -119,25 +119,17 @@ def refined(coarse: DeviceArray, fine: DeviceArray) -> DeviceArray | None:
         return None
     if any(b % a for a, b in zip(coarse.counts, fine.counts, strict=True)):
         return None
-    if lies_within(fine, coarse):
-        return fine
     rank = len(coarse.counts)
     ratios = [b // a for a, b in zip(coarse.counts, fine.counts, strict=True)]
+    tile_of = {device: index[:rank] for index, device in np.ndenumerate(coarse.devices)}
+    if all(  # every device's tile of `fine` is part of its tile of `coarse`
+        tile_of[device] == tuple(i // r for i, r in zip(index, ratios, strict=False))
+        for index, device in np.ndenumerate(fine.devices)
+    ):
+        return fine
     order = [axis for dim in range(rank) for axis in (dim, rank + dim)]
     moved = coarse.devices.reshape([*coarse.counts, *ratios, fine.copies]).transpose([*order, 2 * rank])
     return with_copies(moved.reshape([*fine.counts, fine.copies]))
-
-
-def lies_within(fine: DeviceArray, coarse: DeviceArray) -> bool:
-    """Whether every device's tile of `fine` is part of its tile of `coarse`."""
-    ratios = [b // a for a, b in zip(coarse.counts, fine.counts, strict=True)]
-    tile_of: dict[int, tuple[int, ...]] = {}
-    for index, device in np.ndenumerate(coarse.devices):
-        tile_of[int(device)] = index[: len(ratios)]
-    return all(
-        tile_of[int(device)] == tuple(i // r for i, r in zip(index, ratios, strict=False))
-        for index, device in np.ndenumerate(fine.devices)
-    )
 
 
 def shifted(cut: DeviceArray, moved: DeviceArray) -> DeviceArray | None:

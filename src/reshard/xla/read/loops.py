@@ -81,11 +81,7 @@ def executions(module: Module) -> dict[str, Executions]:
     callers: dict[str, int] = dict.fromkeys(calls, 0)
     for definition in module.instructions():
         name = definition.computation.name
-        if (loop := loops.get(definition.instruction)) is not None:
-            callees = _calls_of_loop(definition.instruction, loop.trip_count)
-        else:
-            callees = _calls_of(module, definition, around.get(name))
-        for callee in callees:
+        for callee in _calls_of(module, definition, loops.get(definition.instruction), around.get(name)):
             if callee.name in callers:
                 calls[name].append(callee)
                 callers[callee.name] += 1
@@ -120,21 +116,21 @@ def _called_as(loop: Instruction, role: str) -> str:
     return loop.attributes.get(role, "").lstrip("%")
 
 
-def _calls_of_loop(loop: Instruction, trip_count: int | None) -> list[_Callee]:
-    unknown = "" if trip_count is not None else f"the trip count of the loop in line {loop.line} is not told"
-    times = {"body": 1 if trip_count is None else trip_count, "condition": 1 if trip_count is None else trip_count + 1}
-    return [_Callee(name, Fraction(n), unknown) for role, n in times.items() if (name := _called_as(loop, role))]
-
-
-def _calls_of(module: Module, definition: Definition, loop: _Loop | None) -> list[_Callee]:
-    """What an instruction runs, no loop itself, that stands in the body of one or in none.
+def _calls_of(module: Module, definition: Definition, loop: _Loop | None, around: _Loop | None) -> list[_Callee]:
+    """What an instruction runs, a loop or another, that stands in the body of a loop or in none.
 
     A choice by a counter from 0 in steps of 1 that has a branch for every trip of the loop runs each of them once.
     """
     instruction, names = definition.instruction, called_by(definition.instruction)
+    if loop is not None:
+        count, unknown = loop.trip_count, f"the trip count of the loop in line {instruction.line} is not told"
+        times = (1, 1) if count is None else (count, count + 1)
+        called = [_called_as(instruction, role) for role in ("body", "condition")]
+        pairs = zip(called, times, strict=True)
+        return [_Callee(name, Fraction(n), unknown if count is None else "") for name, n in pairs if name]
     if instruction.opcode not in ("conditional", "case", "if") and "branch" not in instruction.attributes:
         return [_Callee(name, Fraction(1)) for name in names]
-    counter = loop.counter if loop is not None and loop.trip_count == len(names) > 0 else None
+    counter = around.counter if around is not None and around.trip_count == len(names) > 0 else None
     if counter is not None and (counter.start, counter.step) == (0, 1):
         chosen_by = _passed(definition.operand(0))
         operation = None if chosen_by is None else _unfused(module, chosen_by)
