@@ -125,51 +125,6 @@ def equation(pattern: Pattern) -> str:
     return f"{','.join(texts[:-1])}->{texts[-1]}"
 
 
-class GatheredProduct:
-    """The product of tiles of which one arrives piece by piece."""
-
-    def __init__(self, product: Product, operand: int) -> None:
-        """The tiles are set before the first piece is there."""
-        self.product = product
-        self.operand = operand
-        self.tiles: list[torch.Tensor] = []
-        self.total = torch.empty(0)
-
-    def begin(self, tiles: Sequence[torch.Tensor]) -> None:
-        """Take the tiles that are there; in the place of the one that arrives may stand any."""
-        self.tiles = list(tiles)
-        self.total = tiles[0].new_zeros([self.product.sizes[label] for label in self.product.labels])
-
-    def add(self, tile: torch.Tensor, index: TileIndex | None) -> None:
-        """Multiply a piece that has arrived."""
-        self.tiles[self.operand] = tile
-        slices = slices_of(self.product.pattern.operands[self.operand], index)
-        piece = self.product.of(self.product.by_label(self.tiles), slices)
-        room = self.total[index_of(self.product.labels, slices)]
-        if all(label in self.product.labels for label in slices):  # pieces do not overlap: nothing else comes here
-            room.copy_(piece)
-        else:
-            room += piece
-
-
-class ScatteredProduct:
-    """A product that is computed piece by piece, as pieces are asked for."""
-
-    def __init__(self, product: Product, tiles: Sequence[torch.Tensor]) -> None:
-        """Nothing is computed yet."""
-        self.product = product
-        self.factors = product.by_label(tiles)
-        self.total = tiles[0].new_empty([product.sizes[label] for label in product.labels])
-        self.computed: list[LabelSlices] = []
-
-    def compute(self, index: TileIndex | None) -> None:
-        """Compute a piece, where it is not there."""
-        slices = slices_of(self.product.pattern.output, index)
-        if slices not in self.computed:
-            self.computed.append(slices)
-            self.total[index_of(self.product.labels, slices)] = self.product.of(self.factors, slices)
-
-
 @dataclass(frozen=True)
 class LocalContraction:
     """What one rank does in one contraction of a plan."""
@@ -202,22 +157,51 @@ class LocalContraction:
             ReshardError: `exchange-failed`.
         """
         sources = [tiles[source] if isinstance(source, int) else source.run(tiles) for source in self.inputs]
-        watch = UNWATCHED
-        if self.product is None:
-            result = self._brought(sources)[0].new_empty(0)
-        elif self.overlapped is None:
-            result = self.product.tile(self.product.of(self.product.by_label(self._brought(sources))))
-        elif self.overlapped == len(sources):
-            scattered = ScatteredProduct(self.product, self._brought(sources))
-            result, watch = self.product.tile(scattered.total), Watch(before_read=scattered.compute)
+        product = self.product
+        if product is None:
+            return self.output.run(self._brought(sources)[0].new_empty(0))
+        if self.overlapped == len(sources):
+            return self._scattered(product, self._brought(sources))
+        if self.overlapped is None:
+            result = product.of(product.by_label(self._brought(sources)))
         else:
-            gathered = GatheredProduct(self.product, self.overlapped)
-            finishes = self._started(sources, Watch(after_write=gathered.add))
-            last = finishes[self.overlapped]
-            gathered.begin([tile if end is last else end() for tile, end in zip(sources, finishes, strict=True)])
-            last()
-            result = self.product.tile(gathered.total)
-        return self.output.run(result, watch)
+            result = self._gathered(product, self.overlapped, sources)
+        return self.output.run(product.tile(result))
+
+    def _gathered(self, product: Product, operand: int, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The product of tiles of which one arrives piece by piece, each multiplied as it comes."""
+        tiles = list(sources)
+        total = sources[0].new_zeros([product.sizes[label] for label in product.labels])
+
+        def add(tile: torch.Tensor, index: TileIndex | None) -> None:
+            tiles[operand] = tile
+            slices = slices_of(product.pattern.operands[operand], index)
+            piece = product.of(product.by_label(tiles), slices)
+            room = total[index_of(product.labels, slices)]
+            if all(label in product.labels for label in slices):  # pieces do not overlap: nothing else comes here
+                room.copy_(piece)
+            else:
+                room += piece
+
+        finishes = self._started(sources, Watch(after_write=add))
+        for number, finish in enumerate(finishes):
+            tiles[number] = tiles[number] if number == operand else finish()
+        finishes[operand]()
+        return total
+
+    def _scattered(self, product: Product, tiles: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The rank's tile of a result whose pieces are computed as they are sent."""
+        factors = product.by_label(tiles)
+        total = tiles[0].new_empty([product.sizes[label] for label in product.labels])
+        computed: list[LabelSlices] = []
+
+        def compute(index: TileIndex | None) -> None:
+            slices = slices_of(product.pattern.output, index)
+            if slices not in computed:
+                computed.append(slices)
+                total[index_of(product.labels, slices)] = product.of(factors, slices)
+
+        return self.output.run(product.tile(total), Watch(before_read=compute))
 
     def _brought(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The operands where they are used; they travel together."""
