@@ -198,6 +198,17 @@ def test_devices_in_another_order() -> None:
     assert [device.id for device in result.sharding.mesh.devices.flat] == [5, 3, 0, 6, 2, 7, 1, 4]
 
 
+def test_one_number_that_is_unreduced_counts_once() -> None:
+    mesh = rs.Mesh.of(x=2, y=2)
+    program = Program(mesh)
+    for reduction, dims in (("sum", ["y", None]), ("max", [None, None])):
+        number = program.constant(3, (4, 2))
+        program.constrain(number, rs.Sharding.of(mesh, *dims, unreduced="x", reduction=reduction))
+        program.output(number, rs.Sharding.of(mesh, None, None))
+    for result in jax.jit(to_jax(program.propagate()))():
+        assert_close(result, np.full((4, 2), 3, np.float32))
+
+
 def test_a_maximum_over_devices_and_its_gradient() -> None:
     rows = rs.Sharding.of(MESH, ("x", "y"), None)
 

@@ -77,6 +77,18 @@ def test_what_numpy_knows_runs_there_too() -> None:
         rs.numpy.run_program(back, {"x": np.ones(8, np.float32)})
 
 
+def test_complex_numbers_and_gradients_of_choices_run_on_numpy() -> None:
+    cases: list[tuple[Any, Any]] = [
+        (lambda x: x * (1 + 2j) + jnp.full((8,), 3j), np.arange(8, dtype=np.complex64)),
+        (jax.grad(lambda x: lax.cond(x.sum() > 0, jnp.sin, lambda a: a * 2, x).sum()), np.arange(8, dtype=np.float32)),
+    ]
+    for function, array in cases:
+        program = trace(function, array, in_shardings=on("data"))
+        for each in (program, Program.parse(str(program))):
+            (result,) = rs.numpy.run_program(each.propagate(), {each.inputs[0].name: array}).values()
+            np.testing.assert_allclose(result, function(array), rtol=1e-5)
+
+
 def test_loops_and_choices_are_printed_as_blocks() -> None:
     """The text, which `test_blocks` and `test_torch_programs` read back and run."""
 

@@ -186,8 +186,9 @@ class _Device(Engine):
         if operation.name == "output":
             return tiles[0]
         extents = ArrayExtents(self.placed, operation, self.place)
-        if operation.name == "constant" and operation.payload is None:
-            return lax.full(extents.shapes[-1], operation.attribute("value"), operation.result.dtype.name)
+        if operation.name == "constant":
+            number = lax.full((), operation.attribute("value"), operation.result.dtype.name)
+            return extents.filled(number if operation.payload is None else operation.payload(extents, ()))
         tiles = extents.cleared(tiles)
         if operation.payload is not None:
             return operation.payload(extents, tiles)
@@ -224,6 +225,15 @@ class ArrayExtents:
         if (table == table[0]).all():
             return np.int32(table[0])
         return of_device(table.astype(np.int32), self.place)
+
+    def filled(self, number: Any) -> Any:
+        """The tile of a result that is one number everywhere; where it is unreduced, the first device has that."""
+        sharding = self.shardings[-1]
+        if sharding.unreduced and sharding.reduction != "avg":
+            places = [sharding.layout.unreduced.index_of(position) for position in range(sharding.mesh.size)]
+            blank = identity(sharding.reduction, number.dtype)
+            number = lax.select(self._mine(np.array(places)) == 0, number, lax.full_like(number, blank))
+        return lax.broadcast(number, self.shapes[-1])
 
     def cleared(self, tiles: Sequence[Any]) -> list[Any]:
         """The tiles, what lies beyond their ends put at the identity of the reduction that would take it in."""

@@ -87,6 +87,9 @@ class Emitter:
             number = self.literal(np.int32(0))
             return self.emit("array", [number], [(), labels(value.ndim)], value, lambda extents, _: value)
         array = np.asarray(value)
+        if array.ndim == 0 and array.dtype.kind == "c" and array.imag:
+            numbers = [self.literal(part) for part in (array.real, array.imag)]
+            return self.emit("complex", numbers, [(), (), ()], array)
         if array.ndim == 0:
             key = str(array.dtype), array.tobytes()
             if key not in self._scalars:

@@ -243,7 +243,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "random_bits": random_bits,
     "argmax": partial(place_of, lax.reduce_max),
     "argmin": partial(place_of, lax.reduce_min),
-    **dict.fromkeys(["empty", "empty2"], lambda shape, dtype, **_: lax.full(shape, 0, dtype)),
+    **dict.fromkeys(["empty", "empty2"], lambda dtype, shape=(), **_: lax.full(shape, 0, dtype)),
     "split": split,
     "stack": stack,
     "unstack": unstack,
