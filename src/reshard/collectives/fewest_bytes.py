@@ -266,9 +266,9 @@ def _solve(frame: Frame, shape: tuple[int, ...], budget: int) -> tuple[list[Fram
 
     None where the search would be too large.
     """
-    source, target = frame.source, frame.target
-    unreduced = frame.source_unreduced & frame.target_unreduced
-    pending = frame.source_unreduced - unreduced
+    source, target = frame.source.dims, frame.target.dims
+    unreduced = frame.source.unreduced & frame.target.unreduced
+    pending = frame.source.unreduced - unreduced
     uneven = [dim for dim, size in enumerate(shape) if any(size % frame.parts(side[dim]) for side in (source, target))]
     locked = unreduced | {digit for dim in uneven for digit in source[dim]}
     dims = [dim for dim in range(len(shape)) if dim not in uneven]
@@ -277,7 +277,7 @@ def _solve(frame: Frame, shape: tuple[int, ...], budget: int) -> tuple[list[Fram
     digits = [digit for digit in range(len(frame.digits)) if digit not in locked]
     has_all_digits = node_count(frame.classes(digits), len(dims)) <= NODES
     if not has_all_digits:
-        used = {digit for side in (source, target) for stage in side for digit in stage} | frame.source_unreduced
+        used = {digit for side in (source, target) for stage in side for digit in stage} | frame.source.unreduced
         digits = [digit for digit in digits if digit in used]
     classes = frame.classes(digits)
     if node_count(classes, len(dims)) > NODES:

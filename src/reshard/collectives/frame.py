@@ -10,7 +10,7 @@ By hand, x=2, y=4 and `[{"y"}] -> [{"x"}]`: digits 0 = x, 1 and 2 = the halves o
 >>> from reshard.mesh import Mesh
 >>> mesh = Mesh.of(x=2, y=4)
 >>> frame = frame_of(Sharding.of(mesh, "y"), Sharding.of(mesh, "x"))
->>> [(digit.stride, digit.size) for digit in frame.digits], frame.source, frame.target
+>>> [(digit.stride, digit.size) for digit in frame.digits], frame.source.dims, frame.target.dims
 ([(4, 2), (2, 2), (1, 2)], ((1, 2),), ((0,),))
 >>> print(frame.by_source.sharding(FrameState(((0, 1),), frozenset()), Sharding.of(mesh, "y")).text())
 [{"x", "y":(1)2}]
@@ -59,10 +59,8 @@ class Frame:
 
     digits: Digits
     """Of the source's positions, major to minor."""
-    source: DigitLists
-    target: DigitLists
-    source_unreduced: frozenset[int]
-    target_unreduced: frozenset[int]
+    source: FrameState
+    target: FrameState
     by_source: Naming
     """In the order of the source's devices."""
     by_target: Naming
@@ -100,11 +98,13 @@ def frame_of(source: Sharding, target: Sharding, *, split: bool = True) -> Frame
     if split:
         digits = digits.primes()
     by_target = order.reversed().parts_of(digits)
-    sides = (source.layout, layout)
-    dims = [tuple(_numbers(digits, stage) for stage in side.cutting) for side in sides]
-    unreduced = [frozenset(_numbers(digits, side.unreduced)) for side in sides]
-    names = _naming(source.mesh, digits), _naming(target.mesh, by_target)
-    return Frame(digits, dims[0], dims[1], unreduced[0], unreduced[1], *names)
+    first, last = (
+        FrameState(
+            tuple(_numbers(digits, stage) for stage in side.cutting), frozenset(_numbers(digits, side.unreduced))
+        )
+        for side in (source.layout, layout)
+    )
+    return Frame(digits, first, last, _naming(source.mesh, digits), _naming(target.mesh, by_target))
 
 
 def _numbers(digits: Digits, stage: Digits) -> tuple[int, ...]:

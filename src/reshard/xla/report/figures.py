@@ -40,11 +40,14 @@ class Site:
     """The instructions that were counted."""
     received_bytes: int | None = None
     """By the busiest device in one execution, through what XLA does; None where that is not known."""
+    why: str = ""
+    """Why it cannot be said from where to where it moves data; nothing where it can."""
 
-    def site_as_dict(self) -> dict[str, Any]:
-        """What programs are told of either."""
+    def as_dict(self) -> dict[str, Any]:
+        """It for programs."""
         names = ("origin", "text", "module", "line", "name", "place", "executions", "received_bytes")
-        return {name: getattr(self, name) for name in names} | {"collectives": list(self.collectives)}
+        record = {name: getattr(self, name) for name in names} | {"collectives": list(self.collectives)}
+        return record | ({"why": self.why} if self.why else {})
 
     def reshard(
         self, source: Sharding, target: Sharding, shape: tuple[int, ...] | None, dtype: DType | None, **more: Any
@@ -53,9 +56,9 @@ class Site:
         more |= {"source": source, "target": target, "shape": shape, "dtype": dtype}
         return ReportedReshard(**{field.name: getattr(self, field.name) for field in fields(Site)}, **more)
 
-    def unrecognised(self, why: str) -> Unrecognised:
+    def unrecognised(self, why: str) -> Site:
         """That it cannot be said what is there."""
-        return Unrecognised(**{field.name: getattr(self, field.name) for field in fields(Site)}, why=why)
+        return Site(**{field.name: getattr(self, field.name) for field in fields(Site)} | {"why": why})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +126,7 @@ class ReportedReshard(Site):
 
     def as_dict(self) -> dict[str, Any]:
         """It for programs."""
-        return self.site_as_dict() | {
+        return Site.as_dict(self) | {
             "source": str(self.source),
             "target": str(self.target),
             "shape": None if self.shape is None else list(self.shape),
@@ -141,17 +144,6 @@ class ReportedReshard(Site):
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unrecognised(Site):
-    """Something that moves data, or is said to, whose ends the text does not tell."""
-
-    why: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """It for programs."""
-        return self.site_as_dict() | {"why": self.why}
-
-
 def divisible_shape(source: Sharding, target: Sharding) -> tuple[int, ...]:
     """Sizes that both shardings divide, where the text gives none."""
     return tuple(source.layout.shards(dim) * target.layout.shards(dim) for dim in range(len(source.dims)))
@@ -165,7 +157,7 @@ def dtype_of(name: str) -> DType | None:
         return None
 
 
-def checked(reshard: ReportedReshard) -> ReportedReshard | Unrecognised:
+def checked(reshard: ReportedReshard) -> Site:
     """The reshard itself, or why no plan is to be had for it."""
     try:
         reshard.planned()

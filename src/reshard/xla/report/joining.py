@@ -24,7 +24,6 @@ from reshard.xla.report.figures import (
     WARNED,
     ReportedReshard,
     Site,
-    Unrecognised,
     checked,
     dtype_of,
     first_line,
@@ -91,7 +90,7 @@ def ends_of(before: InspectedModule | None, meshes: dict[str, Mesh], ends: Progr
 
 def follow(
     inspected: InspectedModule, asked: list[ReportedReshard], meshes: dict[str, Mesh], ends: ProgramEnds
-) -> list[ReportedReshard | Unrecognised]:
+) -> list[Site]:
     """Join a partitioned module's collectives with the reshards they are for, in place; its chains and other runs."""
     module, entry = inspected.module, inspected.module.entry
     executed = executions(module)
@@ -116,7 +115,7 @@ def follow(
         for run in find_runs(module)
     }
     taken = _join(asked, runs, module)
-    result: list[ReportedReshard | Unrecognised] = []
+    result: list[Site] = []
     in_chains: set[str] = set()
     for chain in find_chains(module):
         label = f"{chain.parameter.name} to {chain.result}"
@@ -169,9 +168,7 @@ def _join(asked: list[ReportedReshard], runs: dict[CollectiveRun, Site], module:
     return taken
 
 
-def _reshard_of(
-    chain: ParameterChain, site: Site, reader: ShardingReader, ends: ProgramEnds
-) -> ReportedReshard | Unrecognised:
+def _reshard_of(chain: ParameterChain, site: Site, reader: ShardingReader, ends: ProgramEnds) -> Site:
     """A chain with its ends, or why they are not known."""
     parameter = chain.parameter
     start = ends.parameters[chain.index] if chain.index < len(ends.parameters) else None
@@ -215,9 +212,7 @@ def whole_shape(sharding: Sharding, tile: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size * sharding.layout.shards(dim) for dim, size in enumerate(tile))
 
 
-def find_warned(
-    text: str, warned: Warned, reader: ShardingReader, asked: list[ReportedReshard]
-) -> ReportedReshard | Unrecognised:
+def find_warned(text: str, warned: Warned, reader: ShardingReader, asked: list[ReportedReshard]) -> Site:
     """What a warning is about, found again among the reshards of the modules where they have it."""
     site = Site(origin="warning", text=text, line=warned.line, name=warned.operation, place=warned.origin)
     if warned.problem:

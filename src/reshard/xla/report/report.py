@@ -24,7 +24,7 @@ from reshard.mesh import Mesh
 from reshard.xla.read.collectives import Collective, Total, find_collectives, totals
 from reshard.xla.read.reading import Text, read_text
 from reshard.xla.read.shardings import ShardingReader
-from reshard.xla.report.figures import PREDICTED, ReportedReshard, Unrecognised, checked
+from reshard.xla.report.figures import PREDICTED, ReportedReshard, Site, checked
 from reshard.xla.report.joining import InspectedModule, ProgramEnds, ends_of, find_warned, follow
 from reshard.xla.report.reshards import FREE, UNCHANGED, ReshardSearch, is_before_partitioning
 from reshard.xla.report.sections import table
@@ -70,7 +70,7 @@ class Report:
     """Ways from a parameter to a result."""
     reshards: list[ReportedReshard] = field(default_factory=list)
     """What a text before partitioning asks for."""
-    unrecognised: list[Unrecognised] = field(default_factory=list)
+    unrecognised: list[Site] = field(default_factory=list)
     remarks: list[Remark] = field(default_factory=list)
     """What was not understood, line by line."""
     unchanged: int = 0
@@ -184,7 +184,7 @@ def _inspect_program(
         for finding in findings:
             if isinstance(finding, ReportedReshard):
                 _file(checked(finding), asked, report)
-        report.unrecognised += [finding for finding in findings if isinstance(finding, Unrecognised)]
+        report.unrecognised += [finding for finding in findings if isinstance(finding, Site) and finding.why]
         report.unchanged += findings.count(UNCHANGED)
         report.free += findings.count(FREE)
     for inspected in after:
@@ -194,7 +194,7 @@ def _inspect_program(
     report.reshards += asked
 
 
-def _file(finding: ReportedReshard | Unrecognised, among: list[ReportedReshard], report: Report) -> None:
+def _file(finding: Site, among: list[ReportedReshard], report: Report) -> None:
     if isinstance(finding, ReportedReshard):
         among.append(finding)
     else:

@@ -19,7 +19,7 @@ from reshard.errors import ReshardError
 from reshard.xla.read.ir import ArrayShape, Computation, Definition, Instruction, Module
 from reshard.xla.read.loops import executions
 from reshard.xla.read.shardings import ShardingReader
-from reshard.xla.report.figures import ReportedReshard, Site, Unrecognised, dtype_of, first_line
+from reshard.xla.report.figures import Site, dtype_of, first_line
 from reshard.xla.report.placing import ELEMENTWISE, Placing, Whereabouts, manual_shardings, target_of
 
 _BEFORE = frozenset(("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"))
@@ -28,7 +28,7 @@ _BEFORE = frozenset(("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 UNCHANGED, FREE = "unchanged", "free"
 """What else is found: a constraint that a value meets as it lies, and one on a constant, made wherever it is wanted."""
-Finding = ReportedReshard | Unrecognised | str
+Finding = Site | str
 
 
 def is_constraint(instruction: Instruction) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshard.plans import bytes_text
 from reshard.tables import Passage, Table
-from reshard.xla.report.figures import COUNTED, PREDICTED, WARNED, ReportedReshard, Unrecognised
+from reshard.xla.report.figures import COUNTED, PREDICTED, WARNED, ReportedReshard, Site
 
 if TYPE_CHECKING:
     from reshard.xla.read.collectives import Collective
@@ -183,7 +183,7 @@ def _cost(reshard: ReportedReshard) -> str:
     return f"received  {bytes_text(reshard.received_bytes)} on the busiest device{by}; {least}{times}"
 
 
-def _unrecognised(unrecognised: list[Unrecognised]) -> Section:
+def _unrecognised(unrecognised: list[Site]) -> Section:
     lines = []
     for each in unrecognised[:MOST_ROWS]:
         size = "" if each.received_bytes is None else f", {bytes_text(each.received_bytes)} received"
