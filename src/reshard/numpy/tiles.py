@@ -114,7 +114,7 @@ def run(plan: Plan, tiles: Mapping[int, Array], *, received_bytes: dict[int, int
     counts = dict.fromkeys(plan.devices, 0)
     current = {device: np.asarray(tiles[device]) for device in plan.source.mesh.device_array.tolist()}
     for step in plan.steps:
-        current = _to_unreduced(step, current) if step.kind == "ToUnreduced" else _moved(step, current, counts)
+        current = _moved(step, current, counts)
     if received_bytes is not None:
         received_bytes.update(counts)
     if plan.steps:
@@ -124,10 +124,10 @@ def run(plan: Plan, tiles: Mapping[int, Array], *, received_bytes: dict[int, int
 
 
 def _moved(step: Step, tiles: Tiles, counts: dict[int, int]) -> Tiles:
-    lifted = len(step.moves[0].exchange.target.shape) != len(step.shape)
+    lifted = len(step.transfers[0].exchange.target.shape) != len(step.shape)
     if lifted:
         tiles = {device: tile.reshape(1) for device, tile in tiles.items()}
-    for move in step.moves:
+    for move in step.transfers:
         devices = move.exchange.target.mesh.device_array.tolist()
         tiles = {device: _received(move, device, tiles, counts) for device in devices}
     return {device: tile.reshape(()) for device, tile in tiles.items()} if lifted else tiles
@@ -138,6 +138,8 @@ def _received(move: Move, device: int, sources: Tiles, counts: dict[int, int]) -
     exchange = move.exchange
     box = exchange.target.box(device)
     tile = empty(box.shape, next(iter(sources.values())).dtype)
+    if move.fill is not None:
+        tile[...] = identity(move.fill, tile.dtype)
     arriving = []
     for piece in exchange.incoming(device):
         sent = _view(sources[piece.sender], piece.box, exchange.source.box(piece.sender))
@@ -178,18 +180,6 @@ def _view(array: Array, box: Box, within: Box | None = None) -> Array:
     index: tuple[Any, ...] = (..., *box.slices(within))
     part: Array = array[index]
     return part
-
-
-def _to_unreduced(step: Step, tiles: Tiles) -> Tiles:
-    before, after = Tiling.of(step.before, step.shape), Tiling.of(step.after, step.shape)
-    unreduced = {}
-    for device, tile in tiles.items():
-        box, contribution = after.box(device), step.contribution(device)
-        unreduced[device] = empty(box.shape, tile.dtype)
-        unreduced[device][...] = identity(step.after.reduction, tile.dtype)
-        if contribution is not None and not contribution.is_empty:
-            _view(unreduced[device], contribution, box)[...] = _view(tile, contribution, before.box(device))
-    return unreduced
 
 
 def _check_tiles(tiles: Mapping[int, Array], tiling: Tiling, plan: Plan | None) -> np.dtype[Any]:

@@ -29,12 +29,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reshard.axis import Axis, aligned, sorted_and_merged
-from reshard.box import Box
 from reshard.checks import expect, shown
 from reshard.digits import Digit, Positions, Role, Unreduced
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
-from reshard.exchange import DigitExchange, Exchange, Tiling, combine_then_gather
+from reshard.exchange import DigitExchange, Exchange, Piece, Tiling, combine_then_gather
 from reshard.mesh import LIMIT
 from reshard.sharding import Reshard, Sharding, becomes_unreduced
 
@@ -51,6 +50,36 @@ class Move(NamedTuple):
     """None where every element arrives once."""
     classes: int
     """The number of unreduced values that are combined into one."""
+    fill: str | None = None
+    """The reduction whose identity stands where no piece comes; None where pieces cover every tile."""
+
+
+@dataclass(frozen=True)
+class Contributions(Exchange):
+    """Where values become unreduced: the box that a device keeps of its tile, if it keeps any; nothing is sent."""
+
+    source: Tiling
+    target: Tiling
+    keeps_all: bool
+    """Whether every device keeps what it has, as under avg; else the first of those that have the same."""
+    rounds = 0
+    piece_shape = ()
+
+    def incoming(self, device: int) -> list[Piece]:
+        """What the device has itself, where it keeps it."""
+        position, box = self.source.mesh.position_of(device), self.source.box(device)
+        is_first = all(digit.value(position) == 0 for digit in _newly_unreduced(self.source, self.target))
+        return [Piece(device, device, box, 0)] if (is_first or self.keeps_all) and not box.is_empty else []
+
+    outgoing = incoming
+
+    def all_received(self) -> Positions:
+        """Nothing."""
+        return np.zeros_like(self.target.mesh.positions)
+
+    def traffic(self) -> tuple[Positions, Positions, Positions]:
+        """None."""
+        return (np.zeros(0, np.int64),) * 3
 
 
 @dataclass(frozen=True)
@@ -141,15 +170,12 @@ class Step:
         reduction = self.before.reduction if classes > 1 else None
         return (Move(first, reduction, classes), *(Move(exchange, None, 1) for exchange in rest))
 
-    def contribution(self, device: int) -> Box | None:
-        """For ToUnreduced, the box that a device keeps of its tile; the rest of its new tile is the identity.
-
-        None where it keeps nothing; under avg every device keeps what it has.
-        """
-        before = self._tilings[0]
-        position = before.mesh.position_of(device)
-        first = all(digit.value(position) == 0 for digit in _newly_unreduced(*self._tilings))
-        return before.box(device) if first or self.after.reduction == "avg" else None
+    @property
+    def transfers(self) -> tuple[Move, ...]:
+        """What engines run, in order: the moves; for ToUnreduced, what every device keeps."""
+        reduction = self.after.reduction
+        kept = Contributions(*self._tilings, keeps_all=reduction == "avg")
+        return self.moves or (Move(kept, None, 1, fill=reduction),)
 
     @property
     def axes(self) -> tuple[Axis, ...]:

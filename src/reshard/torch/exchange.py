@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 import torch
 
 from reshard.box import Box
-from reshard.steps import Move, Step
+from reshard.dtypes import DType
+from reshard.steps import Move
 from reshard.torch.carriers import Carrier, Parcel
 
 TileIndex = tuple[slice, ...]
@@ -237,8 +238,8 @@ class LocalExchange:
             out /= self.classes
 
 
-def local_exchange(move: Move, rank: int) -> LocalExchange:
-    """The part of a rank in a move of a plan, without what carries it."""
+def local_exchange(move: Move, rank: int, dtype: DType) -> LocalExchange:
+    """The part of a rank in a move of a plan, without what carries it; of elements of a dtype."""
     exchange = move.exchange
     source = exchange.source.box(rank) if rank in exchange.source.mesh else None
     target = exchange.target.box(rank) if rank in exchange.target.mesh else None
@@ -271,15 +272,8 @@ def local_exchange(move: Move, rank: int) -> LocalExchange:
         move.classes,
         send_size,
         receive_size,
+        None if move.fill is None else dtype.identity(move.fill),
     )
-
-
-def local_fill(step: Step, rank: int, identity: Any) -> LocalExchange:
-    """The part of a rank where values become partial: its tile, with the identity where others hold the value."""
-    old, new = step.before.box(rank, step.shape), step.after.box(rank, step.shape)
-    box = step.contribution(rank)
-    copies = () if box is None or box.is_empty else ((TilePart.of(box, new), TilePart.of(box, old)),)
-    return LocalExchange(old.shape, new.shape, copies=copies, fill=identity)
 
 
 def _from_rank(parts: Mapping[int, list[TilePart]], rank: int, sign: int = 1) -> dict[int, list[TilePart]]:

@@ -20,7 +20,7 @@ from reshard.mesh import Mesh
 from reshard.plans import Plan
 from reshard.steps import Step
 from reshard.torch.carriers import carrier_for
-from reshard.torch.exchange import COMBINE, UNWATCHED, Finish, LocalExchange, Post, Watch, local_exchange, local_fill
+from reshard.torch.exchange import COMBINE, UNWATCHED, Finish, LocalExchange, Post, Watch, local_exchange
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,8 @@ def local_plan(plan: Plan, rank: int, meshes: Mapping[Mesh, DeviceMesh], dtype: 
     ours = before.mesh if before.mesh == after.mesh else None
     exchanges = []
     for step in plan.steps:
-        if step.kind == "ToUnreduced" and rank in step.before.mesh:
-            exchanges.append(local_fill(step, rank, step.dtype.identity(step.after.reduction)))
-        for move in step.moves:
-            exchange = local_exchange(move, rank)
+        for move in step.transfers:
+            exchange = local_exchange(move, rank, step.dtype)
             if exchange.sends or exchange.receives:
                 carrier = carrier_for(move.exchange, device_mesh, ours, device_type_of(meshes))
                 exchange = replace(exchange, carrier=carrier)
@@ -168,7 +166,7 @@ def _check_combines(step: Step, dtype: torch.dtype) -> None:
     Raises:
         ReshardError: `reduction-dtype`.
     """
-    reductions = {move.reduction for move in step.moves} if step.moves else {step.after.reduction}
+    reductions = {move.fill or move.reduction for move in step.transfers}
     for reduction in reductions - {None}:
         try:
             value = torch.empty(1, dtype=dtype)

@@ -98,22 +98,15 @@ def transfers_of(plan: Plan) -> list[TileTransfer]:
     """The transfers that run a plan, at least one."""
     target = Tiling.of(plan.target, plan.shape)
     transfers = [transfer for step in plan.steps for transfer in _of_step(step)]
-    return transfers or [TileTransfer(target, lambda device: _own(device, target.box(device)))]
+    boxes = ((device, target.box(device)) for device in target.mesh.device_array.tolist())
+    own = {device: [] if box.is_empty else [Piece(device, device, box, 0)] for device, box in boxes}
+    return transfers or [TileTransfer(target, own.__getitem__)]
 
 
 def _of_step(step: Step) -> list[TileTransfer]:
-    target = Tiling.of(step.after, step.shape)
-    if step.kind == "ToUnreduced":
-        return [TileTransfer(target, lambda device: _own(device, step.contribution(device)), fill=step.after.reduction)]
-    transfers = [
-        TileTransfer(move.exchange.target, move.exchange.incoming, move.reduction, move.classes) for move in step.moves
-    ]
+    transfers = [TileTransfer(move.exchange.target, move.exchange.incoming, *move[1:]) for move in step.transfers]
     # A scalar may be moved as a vector of one element, but is a scalar in the end.
-    return [*transfers[:-1], replace(transfers[-1], target=target)]
-
-
-def _own(device: int, box: Box | None) -> list[Piece]:
-    return [] if box is None or box.is_empty else [Piece(device, device, box, 0)]
+    return [*transfers[:-1], replace(transfers[-1], target=Tiling.of(step.after, step.shape))]
 
 
 def parts(transfer: TileTransfer, source: TensorFiles, dtype: np.dtype[Any]) -> Iterator[tuple[int, NDArray[Any], int]]:

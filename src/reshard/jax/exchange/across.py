@@ -29,9 +29,9 @@ what it gathered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, reduce
 from itertools import groupby
 from math import prod
 from operator import add, attrgetter, itemgetter
@@ -46,7 +46,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reshard.box import Box
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
-from reshard.exchange import Piece, Tiling
+from reshard.exchange import Exchange
 from reshard.jax.conversions import sharding_of
 from reshard.jax.exchange.lowering import run_on_device
 from reshard.jax.exchange.rounds import Device, Starts, starts_from
@@ -54,7 +54,6 @@ from reshard.mesh import Mesh
 from reshard.notation import parse_sharding, to_xla
 from reshard.planner import plan as make_plan
 from reshard.sharding import Sharding
-from reshard.steps import Step
 
 STACKED = PartitionSpec("devices")
 
@@ -191,13 +190,14 @@ class MeshTransfer(NamedTuple):
     """Per device the shape of its new tile; where arrivals leave something out, that is zeros."""
 
     @classmethod
-    def of(cls, source: Tiling, target: Tiling, incoming: Callable[[int], Iterable[Piece]]) -> MeshTransfer:
+    def of(cls, exchange: Exchange) -> MeshTransfer:
         """From the pieces that come to each device."""
+        source, target = exchange.source, exchange.target
         cuts: dict[int, set[Box]] = {}
         arrivals, boxes = {}, {device: target.box(device) for device in target.mesh.device_array.tolist()}
         for device, box in boxes.items():
             coming = []
-            for piece in incoming(device):
+            for piece in exchange.incoming(device):
                 tile = source.box(piece.sender)
                 cut = None if tile == piece.box else piece.box.within(tile)
                 if cut is not None:
@@ -213,17 +213,8 @@ def _transfers(source: Sharding, target: Sharding, shape: tuple[int, ...], dtype
     """Those of the plan from source to target."""
     transfers = []
     for step in make_plan(source, target, shape, dtype).steps:
-        if step.kind == "ToUnreduced":  # every device keeps what it gives to the sum, among zeros
-            before, after = (Tiling.of(sharding, step.shape) for sharding in (step.before, step.after))
-            transfers.append(MeshTransfer.of(before, after, partial(_contributed, step)))
-        exchanges = [move.exchange for move in step.moves]
-        transfers += [MeshTransfer.of(each.source, each.target, each.incoming) for each in exchanges]
+        transfers += [MeshTransfer.of(move.exchange) for move in step.transfers]
     return tuple(transfers)
-
-
-def _contributed(step: Step, device: int) -> list[Piece]:
-    box = step.contribution(device)
-    return [] if box is None else [Piece(device, device, box, 0)]
 
 
 # How it gets there

@@ -42,9 +42,8 @@ import numpy as np
 from jax import lax
 
 from reshard.digits import Cuts, Digit, Digits, Role
-from reshard.dtypes import identity
-from reshard.exchange import DigitExchange, Tiling
-from reshard.jax.exchange.rounds import COMBINE, Device, Starts, bits_of, in_rounds, of_device, starts_from
+from reshard.exchange import DigitExchange
+from reshard.jax.exchange.rounds import COMBINE, Device, bits_of, in_rounds, of_device
 from reshard.plans import Plan
 from reshard.steps import Move, Step
 
@@ -68,7 +67,8 @@ def run_on_device(plan: Plan, names: tuple[str, ...], tile: jax.Array) -> jax.Ar
     local_shape = plan.target.local_shape(plan.shape)
     if 0 in plan.shape:
         return lax.full(local_shape, 0, tile.dtype)
-    combines = any(move.reduction is not None for step in plan.steps for move in step.moves)
+    transfers = [move for step in plan.steps for move in step.transfers]
+    combines = any(move.reduction or move.fill not in (None, "sum") for move in transfers)  # zero is so in bits too
     dtype, bits = tile.dtype, None if combines else bits_of(tile.dtype)
     tile = lax.bitcast_convert_type(tile, bits) if bits else tile
     device = Device.here(names)
@@ -78,11 +78,9 @@ def run_on_device(plan: Plan, names: tuple[str, ...], tile: jax.Array) -> jax.Ar
 
 
 def _after(step: Step, device: Device, tile: jax.Array) -> jax.Array:
-    if step.kind == "ToUnreduced":
-        return _to_unreduced(step, device, tile)
     if step.kind == "AllReduce" and step.before.reduction in GROUP_REDUCTIONS:
         return _all_reduced(step, device, tile)
-    for move in step.moves:
+    for move in step.transfers:
         if len(move.exchange.target.shape) != tile.ndim:  # of a scalar, seen as a vector
             tile = lax.reshape(tile, (1,))
         tile = _moved(move, device, tile)
@@ -101,7 +99,7 @@ def _moved(move: Move, device: Device, tile: jax.Array) -> jax.Array:
     ):
         tile = _in_groups(exchange, device, tile, move.reduction or "sum")
     else:
-        tile = in_rounds(exchange, device, tile, reduction=move.reduction)
+        tile = in_rounds(exchange, device, tile, reduction=move.reduction or move.fill)
     return lax.div(tile, lax.full_like(tile, move.classes)) if move.reduction == "avg" else tile
 
 
@@ -252,34 +250,3 @@ def _seen_by(
         who += [i for _, i in sorted(cutting) if i in cut]
         who.append(-1 - dim)
     return who, [digits[i].size if i >= 0 else piece[-1 - i] for i in who]
-
-
-def _to_unreduced(step: Step, device: Device, tile: jax.Array) -> jax.Array:
-    """The tile where the device is one that keeps it, else what changes nothing; nothing is sent.
-
-    A tile smaller than the largest fills a corner of its array; what is beyond changes nothing, and falls off the end.
-    """
-    blank = identity(step.after.reduction, tile.dtype)
-    before, after = (Tiling.of(sharding, step.shape) for sharding in (step.before, step.after))
-    numbers = before.mesh.device_array.tolist()
-    rank = len(step.shape)
-    starts, sizes = np.zeros((2, len(numbers), rank), np.int64)
-    keeps = np.zeros(len(numbers), np.bool_)
-    for position, number in enumerate(numbers):
-        box = step.contribution(number)
-        keeps[position] = box is not None and not box.is_empty
-        if box is not None and keeps[position]:
-            starts[position] = [low for low, _ in box.within(after.box(number))]
-            sizes[position] = box.shape
-    at, ends = starts_from([Starts(starts, keeps), Starts(sizes, keeps)], device)
-    kept = lax.broadcast(device.row_of(keeps), tile.shape)
-    for dim, end in enumerate(ends):
-        if not isinstance(end, np.int32) or end != tile.shape[dim]:
-            kept = kept & (lax.broadcasted_iota(np.int32, tile.shape, dim) < end)
-    tile = lax.select(kept, tile, lax.full_like(tile, blank))
-    shape = after.layout.local_shape(step.shape)
-    if shape == tile.shape:
-        return tile
-    room = [max(size, int(low) + length) for size, low, length in zip(shape, starts.max(0), tile.shape, strict=True)]
-    whole = lax.dynamic_update_slice(lax.full(room, blank, tile.dtype), tile, at, allow_negative_indices=False)
-    return lax.slice(whole, [0] * rank, shape)
