@@ -56,6 +56,18 @@ def program_of(plan: Plan) -> Any:
     return jax.jit(program, in_shardings=NamedSharding(mesh, spec))
 
 
+@pytest.mark.parametrize("reduction", ["sum", "avg", "product", "max", "min"])
+def test_short_floats_become_unreduced(reduction: str) -> None:
+    """Their bits may travel in their place, but no reduction has its identity there; a sum has zero."""
+    mesh = rs.Mesh.of(x=2, y=2, z=2)
+    target = rs.Sharding.of(mesh, "x", None, unreduced="y", reduction=reduction)
+    plan = rs.plan(rs.Sharding.of(mesh, "x", None), target, (5, 3), "bf16")
+    tiles = oracle.tiles(np.arange(-7, 8).reshape(5, 3).astype(jax.numpy.bfloat16), plan.source)
+    expected, unreduced = rs.numpy.run(plan, tiles), run(plan, tiles)
+    for device, tile in expected.items():
+        np.testing.assert_array_equal(unreduced[device], tile)
+
+
 def assert_runs(plan: Plan) -> None:
     """Every device gets what the oracle says."""
     array = np.arange(prod(plan.shape), dtype=np.float32).reshape(plan.shape)
