@@ -71,11 +71,6 @@ class Rule:
         return any(role in WHOLE for role in self.roles)
 
     @cached_property
-    def multiplications(self) -> int:
-        """How often something is computed: once for every combination of labels."""
-        return prod(self.sizes)
-
-    @cached_property
     def _hash(self) -> int:
         return hash((self.terms, self.sizes, self.roles, self.shapes))
 

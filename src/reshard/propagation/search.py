@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import itertools
 
-from reshard.contraction.chooser import Chooser
+from reshard.contraction.chooser import Chooser, Chosen, ends_of
 from reshard.contraction.pairwise import Contracted, best_way
-from reshard.contraction.prices import IMPOSSIBLE, Effort, Price
+from reshard.contraction.prices import IMPOSSIBLE, Effort, Price, added, arithmetic, times
 from reshard.contraction.tasks import Task
 from reshard.propagation.conflicts import candidates, candidates_along, cheapest, operation_cost, runs
 from reshard.propagation.fixpoint import Flow, Net
@@ -84,6 +84,13 @@ def _is_better(chooser: Chooser, price: Price, cost: Price, most_work: float) ->
     return price < cost and (counts or price.flops <= most_work)
 
 
+def apart(chooser: Chooser, task: Task, chosen: Chosen) -> Price:
+    """What a task costs where each of its reshards counts by its own busiest device."""
+    reshards = zip(ends_of(task, chosen.layout, chosen.target), task.trip_counts, strict=True)
+    moved = [times(chooser.prices.moved(*ends).price, trips) for ends, trips in reshards]
+    return added(arithmetic(chosen.price.flops, chooser.network), *moved)
+
+
 def settle(net: Net, chooser: Chooser, shardings: list[Sharding]) -> dict[int, Contracted]:
     """Let what only an output reads be made where it wants it, and ask of the costliest operations among all layouts.
 
@@ -114,7 +121,12 @@ def settle(net: Net, chooser: Chooser, shardings: list[Sharding]) -> dict[int, C
         if after.price < before.price:
             chooser.keep(task, after)
             now = shared_cost(net, chooser, shardings)
-            cost = min(cost, now)
-            if now > cost:
+            # with less on the busiest device it may cost more reshard by reshard: so what other operations pay decides
+            others = [
+                added(total, times(apart(chooser, task, one), -1)) for total, one in ((cost, before), (now, after))
+            ]
+            if now <= cost or (chooser.network is None and others[1] <= others[0]):
+                cost = now
+            else:
                 chooser.keep(task, before)
     return {number: chains[task] for number, task in tasks.items() if task in chains}
