@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 from jax_hlo import collectives, received_bytes  # noqa: E402
 
 import reshard as rs  # noqa: E402
-from reshard.digits import Digit  # noqa: E402
+from reshard.digits import Digit, Digits  # noqa: E402
 from reshard.jax.exchange import lowering, rounds  # noqa: E402
 from reshard.jax.exchange.lowering import groups_of, run_on_device  # noqa: E402
 from reshard.plans import Plan  # noqa: E402
@@ -164,11 +164,11 @@ def test_copies_share_an_all_reduce(
 
 def test_groups_are_the_devices_that_differ_in_the_digits_alone() -> None:
     """By hand, on x=2, y=4: along y, along x, along the minor half of y, and all in another order."""
-    assert groups_of([Digit(1, 4)], 8) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert groups_of([Digit(4, 2)], 8) == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    assert groups_of([Digit(1, 2)], 8) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert groups_of([Digit(1, 4), Digit(4, 2)], 8) == [[0, 4, 1, 5, 2, 6, 3, 7]]
-    assert groups_of([Digit(1, 8)], 8) is None
+    assert groups_of(Digits([Digit(1, 4)]), 8) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert groups_of(Digits([Digit(4, 2)]), 8) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert groups_of(Digits([Digit(1, 2)]), 8) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert groups_of(Digits([Digit(1, 4), Digit(4, 2)]), 8) == [[0, 4, 1, 5, 2, 6, 3, 7]]
+    assert groups_of(Digits([Digit(1, 8)]), 8) is None
 
 
 IN_TURN = {

@@ -53,7 +53,7 @@ from reshard.contraction.tasks import Calculation, Task
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.network import Network
+from reshard.network import Network, check_reach
 from reshard.operations.pattern import Pattern
 from reshard.plans import Plan
 from reshard.sharding import Sharding, with_mesh
@@ -176,6 +176,9 @@ def _mesh_of(shardings: Sequence[Sharding]) -> Mesh:
 
 @lru_cache(CACHED_PLANS)
 def _planned(asked: Asked) -> EinsumPlan:
+    if asked.network is not None:
+        for task in asked.tasks():
+            check_reach(asked.network, task.mesh)
     chooser = Chooser(asked.network)
     candidates = [
         best_way(task, chooser, Effort(asked.network), prove=asked.prove).plan(chooser) for task in asked.tasks()

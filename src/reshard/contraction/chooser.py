@@ -67,6 +67,15 @@ class Place(NamedTuple):
     """The seconds, or, without a network, the bytes that it takes at the least."""
 
 
+class Least(NamedTuple):
+    """What a reshard takes at the least."""
+
+    busiest: float
+    """Seconds, or, without a network, bytes of the device that receives most."""
+    total: float
+    """Bytes that all devices receive together."""
+
+
 class Chooser:
     """The layouts of tasks and their prices on one network.
 
@@ -81,6 +90,7 @@ class Chooser:
         self._chosen: dict[tuple[object, ...], Chosen] = {}
         self._layouts: dict[tuple[object, ...], Ready] = {}
         self._open: dict[Sharding, list[Sharding]] = {}
+        self._amounts: dict[tuple[object, ...], list[Least]] = {}
 
     @property
     def asked(self) -> int:
@@ -151,29 +161,51 @@ class Chooser:
     def _places(self, task: Task, ready: Ready) -> list[Place]:
         """The layouts, with where the result goes, and the seconds or bytes that it takes at the least."""
         calculation, network, trips = task.calculation, self.network, task.trip_counts
-
-        def least(before: Sharding, after: Sharding, term: int) -> float:
-            """What a reshard takes at the least, or, if asked already, exactly."""
-            if before is after:
-                return 0.0
-            ends = before, after, calculation.shapes[term], calculation.dtypes[term]
-            moved = self.prices.known(ends)
-            if moved is None:
-                received = self.prices.least_bytes(ends)
-                amount = received if network is None or not received else received / fastest_into(network)
-            else:
-                amount = moved.price.received_bytes if network is None else moved.price.seconds
-            return amount * trips[term]
-
-        used = [[least(task.sources[term], one, term) for one in ready.used[term]] for term in range(len(task.sources))]
-        results = [[(one, least(made, one, -1)) for one in self.targets(task, made)] for made in ready.used[-1]]
-        per_flop = trips[-1] / network.flops if network is not None and network.flops else 0.0
-        join = max if network is None else sum
-        return [
-            Place(number, target, join((*map(list.__getitem__, used, own), amount)) + per_flop * ready.flops[number])
-            for number, (*own, made) in enumerate(ready.numbers)
-            for target, amount in results[made]
+        used = [self._least_of(task, ready, term) for term in range(len(task.sources))]
+        results = [
+            [
+                (target, self._least((made, target, calculation.shapes[-1], calculation.dtypes[-1]), trips[-1])[0])
+                for target in self.targets(task, made)
+            ]
+            for made in ready.used[-1]
         ]
+        per_flop = trips[-1] / network.flops if network is not None and network.flops else 0.0
+        devices = None if network is not None else _devices_of(task)
+        places = []
+        for number, (*own, made) in enumerate(ready.numbers):
+            moves = [*map(list.__getitem__, used, own)]
+            for target, result in results[made]:
+                moves.append(result)
+                if network is not None:
+                    least = sum(move.busiest for move in moves)
+                else:  # no device receives less than the even share of what all do
+                    shared = -(-sum(move.total for move in moves) // devices) if devices else 0
+                    least = max(shared, *(move.busiest for move in moves))
+                moves.pop()
+                places.append(Place(number, target, least + per_flop * ready.flops[number]))
+        return places
+
+    def _least_of(self, task: Task, ready: Ready, term: int) -> list[Least]:
+        """What an operand takes at the least to each sharding that it may be used in; kept once all of it is known."""
+        key = id(ready), term, task.sources[term], task.trip_counts[term]
+        amounts = self._amounts.get(key)
+        if amounts is None:
+            kind = task.calculation.shapes[term], task.calculation.dtypes[term]
+            bounds = [self._least((task.sources[term], used, *kind), key[3]) for used in ready.used[term]]
+            amounts = [amount for amount, _ in bounds]
+            if all(is_exact for _, is_exact in bounds):
+                self._amounts[key] = amounts
+        return amounts
+
+    def _least(self, ends: Ends, trips: int) -> tuple[Least, bool]:
+        """What a reshard takes at the least, so many times, and whether that is known exactly."""
+        moved = self.prices.known(ends)
+        if moved is None:
+            received = self.prices.least_bytes(ends)
+            amount = received if self.network is None or not received else received / fastest_into(self.network)
+            return Least(amount * trips, received * trips), False
+        amount = moved.price.received_bytes if self.network is None else moved.price.seconds
+        return Least(amount * trips, moved.price.total_received_bytes * trips), True
 
     def targets(self, task: Task, made: Sharding) -> list[Sharding]:
         """Where a result may go that comes out so."""
@@ -236,6 +268,12 @@ class Chooser:
             flops = [self.flops(task, layout) for layout in layouts]
             ready = self._layouts[key] = Ready(layouts, flops, used, numbers)
         return ready
+
+
+def _devices_of(task: Task) -> int | None:
+    """How many devices a task has, where all its tensors are on the same."""
+    meshes = {(end.mesh.size, end.mesh.device_ids) for end in (*task.sources, task.target) if end is not None}
+    return task.mesh.size if meshes <= {(task.mesh.size, task.mesh.device_ids)} else None
 
 
 def ends_of(task: Task, layout: ComputeLayout, target: Sharding) -> list[Ends]:

@@ -7,6 +7,7 @@ unreduced along it too, provided that nothing else uses the axis.
 
 By hand, `ij,jk->ik` with i on X and j on Y: the operands lie as [I_X, J_Y] and [J_Y, K], the result as [I_X, K] {U_Y}.
 
+>>> from reshard.axis import Axis
 >>> from reshard.mesh import Mesh
 >>> axes = ((Axis("X"),), (Axis("Y"),), ())
 >>> layout = ComputeLayout(Mesh.of(X=2, Y=2), Pattern.of("ij,jk->ik"), axes, ((), ()))

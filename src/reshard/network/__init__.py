@@ -23,7 +23,7 @@ from reshard.network.hosts import host_bound, host_bytes
 from reshard.network.level import LINKS, Level
 from reshard.network.networks import Network
 from reshard.network.presets import FAMILIES
-from reshard.network.pricing import exchange_seconds, seconds_of
+from reshard.network.pricing import check_reach, exchange_seconds, seconds_of
 
 __all__ = [
     "FAMILIES",
@@ -32,6 +32,7 @@ __all__ = [
     "Level",
     "LevelFit",
     "Network",
+    "check_reach",
     "exchange_seconds",
     "host_bound",
     "host_bytes",

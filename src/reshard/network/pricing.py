@@ -72,7 +72,7 @@ def exchange_seconds(exchange: Exchange, itemsize: float, network: Network) -> f
         ReshardError: `bad-network`, `too-large`.
     """
     for mesh in (exchange.source.mesh, exchange.target.mesh):
-        _check_reach(network, mesh)
+        check_reach(network, mesh)
     if exchange.largest_piece == 0:
         return 0.0
     seconds = None
@@ -91,7 +91,8 @@ def exchange_seconds(exchange: Exchange, itemsize: float, network: Network) -> f
 
 
 @lru_cache(256)
-def _check_reach(network: Network, mesh: Mesh) -> None:
+def check_reach(network: Network, mesh: Mesh) -> None:
+    """Refuse a mesh that has devices beyond a network, as `bad-network`."""
     last = mesh.size - 1 if mesh.device_ids is None else max(mesh.device_ids)
     if last >= network.size:
         name = network.name or "network"
@@ -110,7 +111,7 @@ def _all_reduce_seconds(step: Step, itemsize: float, network: Network) -> float 
     exchange = step.moves[0].exchange
     if not isinstance(exchange, DigitExchange):
         return None
-    _check_reach(network, step.before.mesh)
+    check_reach(network, step.before.mesh)
     stages = _stages(network, step.before.mesh, exchange.combined)
     if stages is None:
         return None

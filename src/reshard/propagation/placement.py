@@ -33,7 +33,7 @@ from reshard.contraction.pairwise import Contracted
 from reshard.contraction.prices import busiest, moved_by
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.network import Network
+from reshard.network import Network, check_reach
 from reshard.operations.blocks import Block, around
 from reshard.operations.kinds import LEAVING
 from reshard.operations.operation import Operation, Value
@@ -205,8 +205,11 @@ def place(program: Builder, network: Network | None, until_priority: int | None)
     """Carry the shardings of a program through and place it.
 
     Raises:
-        ReshardError: `no-plan` where an operation can be computed in no layout.
+        ReshardError: `bad-network` where a mesh has devices beyond the network; `no-plan` where an operation can be
+            computed in no layout.
     """
+    for mesh in program.meshes.values() if network is not None else ():
+        check_reach(network, mesh)
     net, chooser = Net(program), Chooser(network, is_for_many=True)
     shardings, flows = search(net, chooser, until_priority)
     held = _held(

@@ -91,7 +91,7 @@ def pad(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Valu
 
 def concatenate(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """Tensors one after another along a dim."""
-    dim, out = equation.params["dimension"], equation.outvars[0].aval
+    dim, out = int(equation.params["dimension"]), equation.outvars[0].aval  # NumPy's where a roll made it
     terms = [labels(out.ndim)] * (len(operands) + 1)
     return [emitter.emit("concatenate", operands, terms, out, shifted=(f"d{dim}",), attributes=(("dim", dim),))]
 
