@@ -164,7 +164,7 @@ class Chooser:
         used = [self._least_of(task, ready, term) for term in range(len(task.sources))]
         results = [
             [
-                (target, self._least((made, target, calculation.shapes[-1], calculation.dtypes[-1]), trips[-1])[0])
+                (target, self._least(Ends(made, target, calculation.shapes[-1], calculation.dtypes[-1]), trips[-1])[0])
                 for target in self.targets(task, made)
             ]
             for made in ready.used[-1]
@@ -187,11 +187,12 @@ class Chooser:
 
     def _least_of(self, task: Task, ready: Ready, term: int) -> list[Least]:
         """What an operand takes at the least to each sharding that it may be used in; kept once all of it is known."""
-        key = id(ready), term, task.sources[term], task.trip_counts[term]
+        trips = task.trip_counts[term]
+        key = id(ready), term, task.sources[term], trips
         amounts = self._amounts.get(key)
         if amounts is None:
             kind = task.calculation.shapes[term], task.calculation.dtypes[term]
-            bounds = [self._least((task.sources[term], used, *kind), key[3]) for used in ready.used[term]]
+            bounds = [self._least(Ends(task.sources[term], used, *kind), trips) for used in ready.used[term]]
             amounts = [amount for amount, _ in bounds]
             if all(is_exact for _, is_exact in bounds):
                 self._amounts[key] = amounts
@@ -280,4 +281,4 @@ def ends_of(task: Task, layout: ComputeLayout, target: Sharding) -> list[Ends]:
     """Per term, from where to where a layout takes it."""
     calculation = task.calculation
     *used, made = layout.shardings
-    return list(zip((*task.sources, made), (*used, target), calculation.shapes, calculation.dtypes, strict=True))
+    return list(map(Ends, (*task.sources, made), (*used, target), calculation.shapes, calculation.dtypes))

@@ -45,13 +45,21 @@ from reshard.planner import plan
 from reshard.plans import Plan
 from reshard.sharding import Sharding, becomes_unreduced
 
-Ends = tuple[Sharding, Sharding, tuple[int, ...], DType]
 ROUNDING = 1e-9
 """More than sums of one and the same seconds in two orders differ by, as a part of them."""
 ON_NETWORK = 8
 """How many plans without a network take about as long as one on it."""
 WITH_SUMS = 3
 """How many plans that only move data take about as long as one that makes sums, on a network."""
+
+
+class Ends(NamedTuple):
+    """What is to be moved, as a key: a `Reshard` without its checks."""
+
+    source: Sharding
+    target: Sharding
+    shape: tuple[int, ...]
+    dtype: DType
 
 
 class Price(NamedTuple):
@@ -218,7 +226,7 @@ class Prices:
         Raises:
             ReshardError: of the planner, where it refuses, as for a reduction without meaning for the dtype.
         """
-        ends = source, target, shape, dtype
+        ends = Ends(source, target, shape, dtype)
         answer = self._answers.get(ends)
         if answer is None:
             try:
@@ -234,7 +242,7 @@ class Prices:
         """What a reshard takes."""
         if source is target:
             return UNMOVED
-        ends = source, target, shape, dtype
+        ends = Ends(source, target, shape, dtype)
         moved = self._moved.get(ends)
         if moved is None:
             moved = self._moved[ends] = UNMOVED if source == target else self._asked(*ends)
@@ -263,7 +271,7 @@ class Prices:
 
     def known(self, ends: Ends) -> Moved | None:
         """What a reshard takes, where that was asked already."""
-        return UNMOVED if ends[0] is ends[1] else self._moved.get(ends)
+        return UNMOVED if ends.source is ends.target else self._moved.get(ends)
 
     def least_bytes(self, ends: Ends) -> int:
         """What the busiest device receives at the least: what it lacks.

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Amounts = NDArray[np.float64]
+from reshard.contraction.bounds import Amounts
 
 
 class Ranking:

@@ -32,8 +32,6 @@ from reshard.digits import Digit, Digits
 from reshard.operations.pattern import Group
 
 Rows = NDArray[np.int64]
-CutPieces = tuple[list[list[Axis]] | None, ...]
-"""Per term, per dim, the pieces that cut it where it is now, or where it is wanted; None where not known."""
 MOST_ROWS = 2**14
 """How many rows a table may have; pieces are joined until it has no more."""
 MOST_LED = 256
@@ -83,7 +81,7 @@ class Table:
             for piece in pieces(Axis(name), self.cuts[name][0] | self.cuts[name][1], sizes)
         )
 
-    def _shortened(self) -> CutPieces:
+    def _shortened(self) -> tuple[list[list[Axis]] | None, ...]:
         """Join pieces that nothing asks for, then leave out what no term does, until the rows are few."""
         while prod(map(len, self.choices)) > MOST_ROWS:
             name = max(self.cuts, key=lambda name: len(self.cuts[name][1]))
@@ -117,7 +115,7 @@ class Table:
                 choices.append(1 + len(self.labels) + number)
         return choices
 
-    def _used(self, piece: Axis, ends: CutPieces) -> set[int]:
+    def _used(self, piece: Axis, ends: tuple[list[list[Axis]] | None, ...]) -> set[int]:
         """What a piece does in some term."""
         used: set[int] = set()
         for term, dims in zip(self.task.pattern.terms, ends, strict=True):
@@ -187,7 +185,7 @@ class Table:
             rows.append([wait or choice for wait, choice in zip(waiting, rows[-1], strict=True)])
         return np.unique(np.array(rows, dtype=np.int64), axis=0)
 
-    def _ends(self) -> CutPieces:
+    def _ends(self) -> tuple[list[list[Axis]] | None, ...]:
         sizes = self.task.mesh.sizes
         cuts = {name: required | fine for name, (required, fine) in self.cuts.items()}
         return tuple(

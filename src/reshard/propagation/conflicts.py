@@ -32,7 +32,7 @@ from reshard.errors import ReshardError
 from reshard.operations.operation import Operation, Value
 from reshard.operations.projection import shards
 from reshard.operations.rules import COMBINED, waiting_operands
-from reshard.propagation.elimination import LARGEST_TABLE, Scoped, Table, least
+from reshard.propagation.elimination import LARGEST_TABLE, Costs, CostTable, Ranked, least
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.sharding import Sharding
 
@@ -245,8 +245,8 @@ def cheapest(net: Net, chooser: Chooser, found: Sequence[Sequence[Sharding]]) ->
     variables = [number for number, some in enumerate(found) if len(some) > 1]
     if not variables:
         return [some[0] for some in found]
-    tables: list[Scoped] = []
-    priced: dict[tuple[object, ...], Table] = {}
+    tables: list[CostTable] = []
+    priced: dict[tuple[object, ...], Costs] = {}
     for number in sorted(_makers(net, variables)):
         operation = net.graph.operations[number]
         scope = tuple(dict.fromkeys(v.number for v in operation.values if len(found[v.number]) > 1))
@@ -256,10 +256,11 @@ def cheapest(net: Net, chooser: Chooser, found: Sequence[Sequence[Sharding]]) ->
             for choice in itertools.product(*(range(len(found[v])) for v in scope)):
                 picked = dict(zip(scope, choice, strict=True))
                 kept = [found[v.number][picked.get(v.number, 0)] for v in operation.values]
-                priced[key][choice] = (*operation_cost(net, chooser, number, kept), 0)
-        tables.append((scope, priced[key]))
+                priced[key][choice] = Ranked(*operation_cost(net, chooser, number, kept), 0)
+        tables.append(CostTable(scope, priced[key]))
     for value, likes in preferences(net, found, variables).items():
-        tables.append(((value,), {(c,): (0.0, 0, 0, 0, 0, like) for c, like in enumerate(likes)}))
+        costs: Costs = {(choice,): Ranked(*NOTHING, like) for choice, like in enumerate(likes)}
+        tables.append(CostTable((value,), costs))
     chosen = least(tables, {value: len(found[value]) for value in variables}, net.weights)
     return [some[chosen.get(number, 0)] for number, some in enumerate(found)]
 

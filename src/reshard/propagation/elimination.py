@@ -7,8 +7,9 @@ Going back, each variable takes its best for what the later ones have taken.
 Where a new table would have more than `LARGEST_TABLE` entries, a variable is held at its first choice instead, and at
 the end all are improved one at a time.
 
->>> a = ((0,), {(0,): (1.0, 0, 0, 0, 0, 0), (1,): (0.0, 0, 0, 0, 0, 0)})
->>> both = ((0, 1), {(x, y): (3.0 * (x == y), 0, 0, 0, 0, 0) for x in (0, 1) for y in (0, 1)})
+>>> a = CostTable((0,), {(0,): Ranked(1.0, 0, 0, 0, 0, 0), (1,): Ranked(0.0, 0, 0, 0, 0, 0)})
+>>> costs = {(x, y): Ranked(3.0 * (x == y), 0, 0, 0, 0, 0) for x in (0, 1) for y in (0, 1)}
+>>> both = CostTable((0, 1), costs)
 >>> sorted(least([a, both], {0: 2, 1: 2}, [1, 2]).items())
 [(0, 1), (1, 0)]
 """
@@ -19,6 +20,8 @@ import heapq
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from math import fsum, prod
+from operator import add
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,14 +30,32 @@ from reshard.contraction.prices import ROUNDING
 LARGEST_TABLE = 4096
 SMALL_TABLE = 64
 """Fewer entries are added one by one."""
-Ranked = tuple[float, int, int, int, int, int]
-"""A price, nothing in it below 0, and a number that tells choices of equal price apart by what they are."""
-Table = dict[tuple[int, ...], Ranked]
-Scoped = tuple[tuple[int, ...], Table]
-"""A table and its variables, in the order of its keys, which are all there, the last variable fastest."""
 
 
-def least(tables: Sequence[Scoped], counts: Mapping[int, int], weights: Sequence[int]) -> dict[int, int]:
+class Ranked(NamedTuple):
+    """A price, nothing in it below 0, and a number that tells choices of equal price apart by what they are."""
+
+    seconds: float
+    received_bytes: int
+    total_received_bytes: int
+    steps: int
+    flops: int
+    rank: int
+
+
+Costs = dict[tuple[int, ...], Ranked]
+"""By the choices of some variables."""
+
+
+class CostTable(NamedTuple):
+    """What the choices of some variables cost; all keys are there, in order, the last variable fastest."""
+
+    scope: tuple[int, ...]
+    """The variables, in the order of a key."""
+    costs: Costs
+
+
+def least(tables: Sequence[CostTable], counts: Mapping[int, int], weights: Sequence[int]) -> dict[int, int]:
     """Per variable its choice in the least sum.
 
     Args:
@@ -52,23 +73,23 @@ def least(tables: Sequence[Scoped], counts: Mapping[int, int], weights: Sequence
 class _Elimination:
     """The tables that are left, and how the variables that are gone are found again."""
 
-    def __init__(self, tables: Sequence[Scoped], counts: Mapping[int, int], weights: Sequence[int]) -> None:
+    def __init__(self, tables: Sequence[CostTable], counts: Mapping[int, int], weights: Sequence[int]) -> None:
         self.counts, self.weights = counts, weights
-        self.tables: dict[int, Scoped] = {}
+        self.tables: dict[int, CostTable] = {}
         self.having: dict[int, list[int]] = {value: [] for value in counts}
         """Per variable that is left, the tables that have it."""
         self.fresh = itertools.count()
         self.held: set[int] = set()
-        for scope, table in tables:
-            self.put(scope, table)
+        for table in tables:
+            self.put(table)
 
-    def put(self, scope: tuple[int, ...], table: Table) -> None:
+    def put(self, table: CostTable) -> None:
         number = next(self.fresh)
-        self.tables[number] = scope, table
-        for value in scope:
+        self.tables[number] = table
+        for value in table.scope:
             self.having[value].append(number)
 
-    def take(self, value: int) -> list[Scoped]:
+    def take(self, value: int) -> list[CostTable]:
         """The tables that have a variable, no longer among those that are left."""
         taken = [self.tables.pop(number) for number in self.having.pop(value)]
         for other in {other for scope, _ in taken for other in scope if other in self.having}:
@@ -116,7 +137,7 @@ class _Elimination:
         for scope, table in self.take(value):
             at = scope.index(value)
             kept = {(*key[:at], *key[at + 1 :]): cost for key, cost in table.items() if key[at] == 0}
-            self.put((*scope[:at], *scope[at + 1 :]), kept)
+            self.put(CostTable((*scope[:at], *scope[at + 1 :]), kept))
 
     def fold(self, value: int, near: tuple[int, ...]) -> dict[tuple[int, ...], int]:
         """Take a variable out; its best choice for every choice of its neighbours."""
@@ -125,16 +146,16 @@ class _Elimination:
         parts = [(part, [place[other] for other in scope]) for scope, part in taken]
         counts = [self.counts[other] for other in (*near, value)]
         best: dict[tuple[int, ...], int] = {}
-        table: Table = {}
+        costs_of: Costs = {}
         for choice, worth in zip(itertools.product(*map(range, counts[:-1])), _worth(parts, counts), strict=True):
             costs = [_sum([part[tuple([(*choice, own)[n] for n in at])] for part, at in parts]) for own in worth]
             least = min(range(len(costs)), key=costs.__getitem__)
-            best[choice], table[choice] = worth[least], costs[least]
-        self.put(near, table)
+            best[choice], costs_of[choice] = worth[least], costs[least]
+        self.put(CostTable(near, costs_of))
         return best
 
 
-def _worth(parts: Sequence[tuple[Table, list[int]]], counts: Sequence[int]) -> Iterable[Sequence[int]]:
+def _worth(parts: Sequence[tuple[Costs, list[int]]], counts: Sequence[int]) -> Iterable[Sequence[int]]:
     """For every choice of all variables but the last, those of the last that may have the least sum.
 
     Seconds, or bytes where nothing takes any, are summed roughly, all at once; what is not near the least need not be
@@ -144,7 +165,7 @@ def _worth(parts: Sequence[tuple[Table, list[int]]], counts: Sequence[int]) -> I
         return itertools.repeat(range(counts[-1]), prod(counts[:-1]))
     total = np.zeros(counts)
     for part, at in parts:
-        costs = np.fromiter((cost[0] or cost[1] for cost in part.values()), float, len(part))
+        costs = np.fromiter((cost.seconds or cost.received_bytes for cost in part.values()), float, len(part))
         order = sorted(range(len(at)), key=at.__getitem__)
         shape = [counts[n] if n in at else 1 for n in range(len(counts))]
         total += costs.reshape([counts[n] for n in at]).transpose(order).reshape(shape)
@@ -152,12 +173,12 @@ def _worth(parts: Sequence[tuple[Table, list[int]]], counts: Sequence[int]) -> I
     return [row.nonzero()[0].tolist() for row in near.reshape(-1, counts[-1])]
 
 
-def _improve(tables: Sequence[Scoped], counts: Mapping[int, int], chosen: dict[int, int]) -> None:
+def _improve(tables: Sequence[CostTable], counts: Mapping[int, int], chosen: dict[int, int]) -> None:
     """Change one variable at a time, as long as that lowers the sum."""
-    around: dict[int, list[Scoped]] = {value: [] for value in counts}
+    around: dict[int, list[CostTable]] = {value: [] for value in counts}
     for scope, table in tables:
         for value in scope:
-            around[value].append((scope, table))
+            around[value].append(CostTable(scope, table))
 
     def cost(value: int, choice: int) -> Ranked:
         return _sum(
@@ -180,14 +201,6 @@ def _sum(costs: Sequence[Ranked]) -> Ranked:
     if len(costs) == 1:
         return costs[0]
     if len(costs) == 2:  # one addition rounds as fsum does
-        one, two = costs
-        return (
-            one[0] + two[0],
-            one[1] + two[1],
-            one[2] + two[2],
-            one[3] + two[3],
-            one[4] + two[4],
-            one[5] + two[5],
-        )
-    seconds, received, total, steps, flops, likes = zip((0.0, 0, 0, 0, 0, 0), *costs, strict=True)
-    return (fsum(seconds), sum(received), sum(total), sum(steps), sum(flops), sum(likes))
+        return Ranked(*map(add, *costs))
+    seconds, *counts = zip(*costs, strict=True) if costs else ((), (), (), (), (), ())
+    return Ranked(fsum(seconds), *map(sum, counts))

@@ -25,11 +25,17 @@ from reshard.sharding import Sharding
 
 MOST_PRICED = 200_000
 """How many operations are priced again at most, in all tries together."""
-Choice = tuple[int, ...]
-Move = dict[int, int]
+Change = dict[int, int]
 """The candidates of the values that a change gives others."""
-Need = tuple[int, Sharding, Sharding]
-"""A reshard of a value: its number, and from where to where."""
+
+
+class Need(NamedTuple):
+    """A reshard of a value."""
+
+    value: int
+    """Its number."""
+    source: Sharding
+    target: Sharding
 
 
 def improved(
@@ -47,7 +53,7 @@ def improved(
         here = tuple(some.index(sharding) for some, sharding in zip(found, state.chosen, strict=True))
         moves = list(itertools.islice(_moves(net, found, runs, variables, here), budget))
         budget -= len(moves)
-        best_price, best = (state.cost, 0), Move()
+        best_price, best = (state.cost, 0), Change()
         for move in moves:
             likes = sum(liked[value][choice] - liked[value][here[value]] for value, choice in move.items())
             price = state.cost_with({value: found[value][choice] for value, choice in move.items()}), likes
@@ -59,7 +65,7 @@ def improved(
     return state.chosen
 
 
-def _before(one: Move, other: Move, here: Choice) -> bool:
+def _before(one: Change, other: Change, here: tuple[int, ...]) -> bool:
     """Whether the choice after one change comes before that after another."""
     places = sorted({*one, *other})
     return [one.get(n, here[n]) for n in places] < [other.get(n, here[n]) for n in places]
@@ -85,9 +91,8 @@ class _State:
         return added(NOTHING, *(part.cost for part in self.parts), *moved)
 
     def reshard(self, need: Need) -> Price:
-        number, own, target = need
-        operation = self.net.graph.operations[number]
-        moved = self.chooser.prices.moved(own, target, operation.result.shape, operation.result.dtype)
+        operation = self.net.graph.operations[need.value]
+        moved = self.chooser.prices.moved(need.source, need.target, operation.result.shape, operation.result.dtype)
         return times(moved.price, operation.trip_count)
 
     def touched(self, changes: Mapping[int, Sharding]) -> list[tuple[int, _Part]]:
@@ -163,7 +168,8 @@ def _part(net: Net, chooser: Chooser, number: int, chosen: Sequence[Sharding]) -
         after = chooser.prices.moved(made, result, operation.result.shape, operation.result.dtype)
         cost = added(arithmetic(computed.price.flops, chooser.network), times(after.price, trips[-1]))
     numbers = [operand.number for operand in operation.operands]
-    needs = dict.fromkeys(need for need in zip(numbers, kept, needed, strict=False) if need[1] != need[2])
+    reshards = map(Need, numbers, kept, needed)
+    needs = dict.fromkeys(need for need in reshards if need.source != need.target)
     return _Part(cost, tuple(needs))
 
 
@@ -178,7 +184,7 @@ def _shares(net: Net) -> bool:
     return len(used) > len(set(used))
 
 
-def _choice_of(flow: Flow, found: Sequence[Sequence[Sharding]], net: Net) -> Choice:
+def _choice_of(flow: Flow, found: Sequence[Sequence[Sharding]], net: Net) -> tuple[int, ...]:
     """The candidates that a run of propagation had."""
     choice = []
     for number, some in enumerate(found):
@@ -193,8 +199,12 @@ def _choice_of(flow: Flow, found: Sequence[Sequence[Sharding]], net: Net) -> Cho
 
 
 def _moves(
-    net: Net, found: Sequence[Sequence[Sharding]], runs: Sequence[Choice], variables: Sequence[int], here: Choice
-) -> Iterator[Move]:
+    net: Net,
+    found: Sequence[Sequence[Sharding]],
+    runs: Sequence[tuple[int, ...]],
+    variables: Sequence[int],
+    here: tuple[int, ...],
+) -> Iterator[Change]:
     """The changes that are tried, each once."""
     seen: set[tuple[tuple[int, int], ...]] = set()
     for run in runs:

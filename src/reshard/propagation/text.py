@@ -46,7 +46,7 @@ from typing import Any
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.notation.grammar import Form, checked_text, parse, placed
+from reshard.notation.grammar import Form, checked_text, parse, placed, rule
 from reshard.notation.shardy import read_mesh, read_sharding
 from reshard.operations.blocks import Block, Choice, Loop
 from reshard.operations.kinds import ENTERING, LEAVING
@@ -102,39 +102,49 @@ class Braces:
         return [line for item in self.items for line in item.lines]
 
 
-class _Builder:
+class _ProgramBuilder:
     """What each rule of the grammar stands for."""
 
+    @rule
     def signed(self, parts: list[Any]) -> int | float:
         text = str(parts[0])
         return int(text) if re.fullmatch(r"[-+]?[0-9]+", text) else float(text)
 
+    @rule
     def value(self, parts: list[Any]) -> Any:
         if len(parts) == 1 and isinstance(parts[0], str):
             return str(parts[0]).strip('"')
         return parts[0]
 
+    @rule
     def numbers(self, parts: list[Any]) -> Attribute:
         return tuple(part for part in parts if part is not None)
 
+    @rule
     def field(self, parts: list[Any]) -> tuple[str, Any]:
         return str(parts[0]), parts[1]
 
+    @rule
     def flag(self, parts: list[Any]) -> tuple[str, bool]:
         return str(parts[0]), True
 
+    @rule
     def roles(self, parts: list[Any]) -> tuple[str, Any]:
         return "fields", dict(parts)
 
+    @rule
     def type(self, parts: list[Any]) -> tuple[str, Any]:
         return "type", (str(parts[0]), tuple(int(part) for part in parts[1:] if part is not None))
 
+    @rule
     def operands(self, parts: list[Any]) -> tuple[str, Any]:
         return "operands", tuple(str(part) for part in parts if part is not None)
 
+    @rule
     def pattern(self, parts: list[Any]) -> tuple[str, Any]:
         return "pattern", str(parts[0])[1:-1]
 
+    @rule
     def line(self, parts: list[Any]) -> Line:
         line = Line(str(parts[0]), str(parts[1]), parts[0].start_pos)
         for part in parts[2:]:
@@ -146,15 +156,18 @@ class _Builder:
                 setattr(line, part[0], part[1])
         return line
 
+    @rule
     def option(self, parts: list[Any]) -> tuple[str, int]:
         return str(parts[0]), 1 if len(parts) == 1 else int(parts[1])
 
+    @rule
     def block(self, parts: list[Any]) -> Braces:
         word, count, *rest = parts
         options: dict[str, int] = dict(part for part in rest if isinstance(part, tuple))
         items = [part for part in rest if not isinstance(part, tuple)]
         return Braces(str(word), word.start_pos, None if count is None else int(count), options, items)
 
+    @rule
     def program(self, parts: list[Line | Braces]) -> list[Line | Braces]:
         return parts
 
@@ -171,7 +184,7 @@ FORM = Form(
         "SIGNED": "a number",
         "SHARDING": "a sharding such as `<@mesh, [{}]>`",
     },
-    builder=_Builder(),
+    builder=_ProgramBuilder(),
 )
 
 

@@ -31,7 +31,7 @@ from reshard.contraction.paths import Path, steps_along
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.pattern import Pattern, Term
-from reshard.torch.exchange import UNWATCHED, Finish, TileIndex, Watch
+from reshard.torch.exchange import UNWATCHED, Finish, Watch
 from reshard.torch.local_plan import LocalPlan, device_type_of, local_plan
 
 PART_S = 2e-5
@@ -103,7 +103,7 @@ def index_of(labels: Sequence[str], slices: LabelSlices) -> tuple[slice, ...]:
     return tuple(slices.get(label, slice(None)) for label in labels)
 
 
-def slices_of(term: Term, index: TileIndex | None) -> LabelSlices:
+def slices_of(term: Term, index: tuple[slice, ...] | None) -> LabelSlices:
     """What of the labels an index of a plain tensor takes."""
     pairs = zip(term, index or (), strict=False)
     return {group[0]: interval for group, interval in pairs if group and interval != slice(None)}
@@ -173,7 +173,7 @@ class LocalContraction:
         tiles = list(sources)
         total = sources[0].new_zeros([product.sizes[label] for label in product.labels])
 
-        def add(tile: torch.Tensor, index: TileIndex | None) -> None:
+        def add(tile: torch.Tensor, index: tuple[slice, ...] | None) -> None:
             tiles[operand] = tile
             slices = slices_of(product.pattern.operands[operand], index)
             piece = product.of(product.by_label(tiles), slices)
@@ -195,7 +195,7 @@ class LocalContraction:
         total = tiles[0].new_empty([product.sizes[label] for label in product.labels])
         computed: list[LabelSlices] = []
 
-        def compute(index: TileIndex | None) -> None:
+        def compute(index: tuple[slice, ...] | None) -> None:
             slices = slices_of(product.pattern.output, index)
             if slices not in computed:
                 computed.append(slices)

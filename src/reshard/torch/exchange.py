@@ -30,7 +30,6 @@ from reshard.dtypes import DType
 from reshard.steps import Move
 from reshard.torch.carriers import Carrier, Parcel
 
-TileIndex = tuple[slice, ...]
 Finish = Callable[[], torch.Tensor]
 """Waits for messages that are under way, and gives the target tile."""
 Post = Callable[[], Finish]
@@ -57,9 +56,9 @@ COMBINE: dict[str, Callable[..., Any]] = {
 class Watch(NamedTuple):
     """What is told of the pieces of an exchange, in turn."""
 
-    before_read: Callable[[TileIndex | None], None] | None = None
+    before_read: Callable[[tuple[slice, ...] | None], None] | None = None
     """Before a piece of the source tile is sent or copied."""
-    after_write: Callable[[torch.Tensor, TileIndex | None], None] | None = None
+    after_write: Callable[[torch.Tensor, tuple[slice, ...] | None], None] | None = None
     """With the target tile, after a piece is in its place; partial values may be added to it later."""
 
 
@@ -72,7 +71,7 @@ class TilePart:
 
     box: Box
     """Where it lies in the tensor."""
-    index: TileIndex | None
+    index: tuple[slice, ...] | None
     """Where it lies in the tile; None for the whole tile."""
     shape: tuple[int, ...]
     size: int
@@ -305,7 +304,7 @@ def _messages(
     return tuple(messages), end
 
 
-def _at(tile: torch.Tensor, index: TileIndex | None) -> torch.Tensor:
+def _at(tile: torch.Tensor, index: tuple[slice, ...] | None) -> torch.Tensor:
     return tile if index is None else tile[index]
 
 

@@ -39,7 +39,6 @@ from reshard.torch.world import World, current_world
 RankFunction = Callable[..., torch.Tensor]
 PASSED = ("carry", "element", "last", "chosen")
 """Ends of blocks that hand tiles on as they are."""
-Placements = tuple[tensor.Placement, ...]
 
 
 class DTensorFunction:
@@ -223,7 +222,7 @@ class _End:
         self.dtype = _dtype(value)
 
     @cached_property
-    def dual(self) -> Placements:
+    def dual(self) -> tuple[tensor.Placement, ...]:
         """How the gradient lies."""
         return placements_of(self.sharding.dual(), self.mesh, self.shape)
 
@@ -233,7 +232,9 @@ class _End:
             return x
         return redistribute(x, self.placements, self.mesh)
 
-    def tensor(self, tile: torch.Tensor, placements: Placements, *, wants_gradient: bool = False) -> DTensor:
+    def tensor(
+        self, tile: torch.Tensor, placements: tuple[tensor.Placement, ...], *, wants_gradient: bool = False
+    ) -> DTensor:
         """A tile as part of a DTensor."""
         spec = spec_of(self.mesh, placements, self.shape, self.dtype)
         return DTensor(tile, spec, requires_grad=wants_gradient)  # type: ignore[no-untyped-call]
