@@ -23,6 +23,7 @@ from reshard.digits import Digit, Digits  # noqa: E402
 from reshard.jax.exchange import lowering, rounds  # noqa: E402
 from reshard.jax.exchange.lowering import groups_of, run_on_device  # noqa: E402
 from reshard.plans import Plan  # noqa: E402
+from reshard.steps import Step  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -212,7 +213,7 @@ def test_senders_kept_near_serve_several_receivers(near: int) -> None:
     mesh = rs.Mesh.of(x=2, y=4)
     source, target = rs.Sharding.of(mesh, "y", None), rs.Sharding.of(mesh, "x", "y")
     reshard = rs.plan(source, target, (8, 8)).reshard
-    plan = Plan(reshard, (rs.Step(reshard, "Exchange", near),))
+    plan = Plan(reshard, (Step(reshard, "Exchange", near),))
     array = np.arange(64, dtype=np.float32).reshape(8, 8)
     found = run(plan, oracle.tiles(array, source))
     assert all(np.array_equal(found[device], tile) for device, tile in oracle.tiles(array, target).items())

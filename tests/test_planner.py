@@ -77,7 +77,7 @@ def no_dearer(price: float, other: float) -> bool:
 # Bytes into hosts.
 
 
-def brute_host_bytes(step: rs.Step, devices_per_host: int) -> list[int]:
+def brute_host_bytes(step: Step, devices_per_host: int) -> list[int]:
     """Bytes into each host, piece by piece."""
     found = [0] * (step.after.mesh.size // devices_per_host)
     for move in step.moves:

@@ -32,7 +32,6 @@ from reshard.planner import plan
 from reshard.plans import Plan
 from reshard.propagation import Program
 from reshard.sharding import DimSharding, Sharding
-from reshard.steps import Step
 
 __version__ = "0.1.0"
 
@@ -47,7 +46,6 @@ __all__ = [
     "Program",
     "ReshardError",
     "Sharding",
-    "Step",
     "alternatives",
     "einsum",
     "numpy",

@@ -9,6 +9,7 @@
     propagate_command.py `reshard propagate`: a program's shardings carried through
     bench_command.py     `reshard bench`: how long planning takes
     output.py            standard output and standard error
+    progress.py          long work, as it goes on
     interrupts.py        signals as exceptions
     storage/             tensors on disk: reading, moving, writing, checking
 

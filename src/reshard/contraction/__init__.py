@@ -111,7 +111,7 @@ def einsum(
     Plans are cached by all arguments; the cache is bounded and may be used by many threads.
 
     Args:
-        expression: a pattern as of `reshard.patterns`, such as `ij,jk->ik` or `(a b) c -> a (b c)`.
+        expression: a pattern as of `reshard.operations.pattern`, such as `ij,jk->ik` or `(a b) c -> a (b c)`.
         operands: where the operands are.
         shapes: of the whole operands.
         dtype: of the elements of operands and result, by either name or as NumPy's.

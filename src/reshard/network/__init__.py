@@ -8,6 +8,7 @@ numbers.py      digits of positions as digits of device numbers
 networks.py     `Network`
 traffic.py      what an exchange puts on every level
 pricing.py      seconds of steps
+inflow.py       how fast data come into groups of devices
 hosts.py        bytes that come into hosts, and must
 
 >>> print(Network.preset("tpu-v5e-4x4"))

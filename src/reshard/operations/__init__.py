@@ -15,6 +15,7 @@ kinds.py         every operation by its name
 pattern.py       einsum-like patterns with grouped labels
 operation.py     a value, and the operation that makes it
 blocks.py        loops, choices and branches
+attributes.py    what the attributes of an operation must be
 rules.py         what an operation says about shardings
 projection.py    from the axes of a dim to those of its labels, and back
 reshapes.py      the pattern of a reshape

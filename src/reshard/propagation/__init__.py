@@ -7,8 +7,8 @@ program.py      a program under construction, with a verb for each operation tha
 fixpoint.py     the fixed point, priority by priority
 conflicts.py    the shardings that a value may have, and the choice among them by price
 search.py       which of these are tried, one axis of the mesh at a time
-prices.py       what a reshard costs
-layouts.py      where an operation is computed, and what that costs with the reshards around it
+elimination.py  the choice with the least sum of costs
+sharing.py      what is saved where several operations share a reshard
 placement.py    a program once it is placed: reshards inserted and shared, reductions deferred, figures, table
 running.py      the one way through a placed program, for every engine
 text.py         the text form

@@ -94,7 +94,7 @@ def einsum(
     Inside `torch.compile` it runs eagerly, which breaks the graph; whatever else traces it is refused.
 
     Args:
-        expression: a pattern as of `reshard.patterns`, such as `ij,jk->ik` or `(a b) c -> a (b c)`.
+        expression: a pattern as of `reshard.operations.pattern`, such as `ij,jk->ik` or `(a b) c -> a (b c)`.
         operands: of one dtype.
         target: where the result is wanted, as placements or a `Sharding`; without it where it is cheapest, among
             all that placements can say.

@@ -55,7 +55,7 @@ def einsum(
     A dim that `vmap` adds is whole on every device, unless `spmd_axis_name` or the type of the array says otherwise.
 
     Args:
-        expression: a pattern as of `reshard.patterns`, such as `ij,jk->ik` or `(a b) c -> a (b c)`.
+        expression: a pattern as of `reshard.operations.pattern`, such as `ij,jk->ik` or `(a b) c -> a (b c)`.
         operands: arrays; of several dtypes each moves in its own.
         target: where the result is wanted, as `reshard.jax.reshard` takes it; without it where it is cheapest,
             among all that JAX can say.
