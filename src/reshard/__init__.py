@@ -32,6 +32,7 @@ from reshard.planner import plan
 from reshard.plans import Plan
 from reshard.propagation import Program
 from reshard.sharding import DimSharding, Sharding
+from reshard.steps import Step
 
 __version__ = "0.1.0"
 
@@ -46,6 +47,7 @@ __all__ = [
     "Program",
     "ReshardError",
     "Sharding",
+    "Step",
     "alternatives",
     "einsum",
     "numpy",
