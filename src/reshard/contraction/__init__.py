@@ -176,13 +176,12 @@ def _mesh_of(shardings: Sequence[Sharding]) -> Mesh:
 
 @lru_cache(CACHED_PLANS)
 def _planned(asked: Asked) -> EinsumPlan:
+    tasks = asked.tasks()
     if asked.network is not None:
-        for task in asked.tasks():
+        for task in tasks:
             check_reach(asked.network, task.mesh)
     chooser = Chooser(asked.network)
-    candidates = [
-        best_way(task, chooser, Effort(asked.network), prove=asked.prove).plan(chooser) for task in asked.tasks()
-    ]
+    candidates = [best_way(task, chooser, Effort(asked.network), prove=asked.prove).plan(chooser) for task in tasks]
     best = min(candidates, key=lambda plan: plan.price)
     LOGGER.debug("%s: %s", asked.pattern, best.case)
     return best

@@ -173,15 +173,14 @@ class Chooser:
         devices = None if network is not None else _devices_of(task)
         places = []
         for number, (*own, made) in enumerate(ready.numbers):
-            moves = [*map(list.__getitem__, used, own)]
+            operands = [*map(list.__getitem__, used, own)]
             for target, result in results[made]:
-                moves.append(result)
+                moves = [*operands, result]
                 if network is not None:
                     least = sum(move.busiest for move in moves)
                 else:  # no device receives less than the even share of what all do
                     shared = -(-sum(move.total for move in moves) // devices) if devices else 0
                     least = max(shared, *(move.busiest for move in moves))
-                moves.pop()
                 places.append(Place(number, target, least + per_flop * ready.flops[number]))
         return places
 
