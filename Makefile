@@ -38,7 +38,7 @@ demo: $(RUN_READY)
 	$(BIN)/reshard run examples/demo.npy --mesh x=2,y=4 --source $(DEMO_SOURCE) --target $(DEMO_TARGET) --out $(DEMO_OUT)
 
 test: $(TEST_READY)
-	$(PYTEST) -n auto --maxprocesses $(WORKERS) $(ARGS)
+	$(PYTEST) -n auto --maxprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 check: lint types arrows test
 

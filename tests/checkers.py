@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from itertools import groupby
 from math import prod
 from typing import Any
@@ -41,8 +42,9 @@ def check_tiles(found: Mapping[int, Array], expected: Mapping[int, Array]) -> No
 # An exchange between two shardings of one shape.
 
 
+@lru_cache(1)
 def all_pieces(exchange: Exchange) -> dict[int, list[Piece]]:
-    """What comes into every device of the target."""
+    """What comes into every device of the target; kept, for every check of an exchange asks."""
     return {device: exchange.incoming(device) for device in exchange.target.mesh.devices}
 
 
@@ -59,7 +61,7 @@ def check_pieces(exchange: Exchange, source: Sharding, target: Sharding, shape: 
     met: dict[int, set[int]] = defaultdict(set)
     for device, wanted in zip(oracle.ranges(target, shape), oracle.holds(target, shape), strict=True):
         arrived = np.zeros((oracle.class_count(source), prod(shape)), dtype=np.int64)
-        for piece in exchange.incoming(device):
+        for piece in all_pieces(exchange)[device]:
             assert piece.receiver == device, f"device {device} is told of a piece for device {piece.receiver}"
             assert not piece.box.is_empty, f"device {device} gets an empty piece from {piece.sender}"
             elements = grid[(..., *(slice(start, stop) for start, stop in piece.box))].ravel()
@@ -90,7 +92,7 @@ def check_received(exchange: Exchange, missing: Mapping[int, int]) -> None:
     devices = list(exchange.target.mesh.devices)
     bound = [missing[device] for device in devices]
     for device, lacks in zip(devices, bound, strict=True):
-        comes = sum(piece.box.size for piece in exchange.incoming(device) if piece.sender != device)
+        comes = sum(piece.box.size for piece in all_pieces(exchange)[device] if piece.sender != device)
         assert comes == lacks, f"device {device} receives {comes} elements and lacks {lacks}"
         assert exchange.received_on(device) == lacks, f"device {device} lacks {lacks} elements, the figure differs"
     check_received_figures(exchange, missing)

@@ -17,11 +17,14 @@ import os
 import hypothesis
 import pytest
 
-DEVICES_FLAG = "--xla_force_host_platform_device_count=32"
-"""JAX reads it when it is first imported: one process then has 32 devices."""
-flags = os.environ.get("XLA_FLAGS", "").split()
-if DEVICES_FLAG not in flags:  # a worker of xdist has it from the process that started it
-    os.environ["XLA_FLAGS"] = " ".join([*flags, DEVICES_FLAG])
+XLA_FLAGS = (
+    "--xla_force_host_platform_device_count=32",  # one process then has 32 devices
+    "--xla_cpu_use_fusion_emitters=false",  # what follows partitioning is XLA's own; a program then compiles in a third
+    "--xla_backend_optimization_level=0",
+)
+"""JAX reads them when it is first imported."""
+flags = os.environ.get("XLA_FLAGS", "").split()  # a worker of xdist has them from the process that started it
+os.environ["XLA_FLAGS"] = " ".join([*flags, *(flag for flag in XLA_FLAGS if flag not in flags)])
 
 ENGINES = ("jax", "torch")
 """The engines that are installed apart; NumPy is always there."""

@@ -11,12 +11,13 @@ import numpy as np
 
 from reshard import DimSharding, Mesh, Sharding
 from reshard.contraction.chooser import Chooser
+from reshard.contraction.goal import Goal
 from reshard.operations.pattern import Pattern
 from reshard.propagation import Placement, Program, Value
-from reshard.propagation.conflicts import add_made, cheapest
-from reshard.propagation.fixpoint import Net
+from reshard.propagation.fixpoint import Flow, Net
+from reshard.propagation.model import Model
+from reshard.propagation.optimum import optimum
 from reshard.propagation.placement import explicit
-from reshard.propagation.sharing import improved
 
 MESHES = ({"x": 2, "y": 2}, {"x": 2, "y": 4}, {"x": 2, "y": 3})
 SIZES = (2, 3, 4, 5, 6, 8, 12)
@@ -245,12 +246,8 @@ def place_as(program: Program, shardings: Mapping[str, Sharding]) -> Placement:
 
     Unreduced results may still wait where that is cheaper.
     """
-    net, chooser = Net(program), Chooser(None, is_for_many=True)
-    candidates = []
-    for value in program.values:
-        given = shardings[value.name]
-        dims = [dim.axes for dim in given.dims]
-        candidates.append([net.sharding(value.number, dims, given)])
-    add_made(net, chooser, candidates)
-    chosen = improved(net, chooser, candidates, (), cheapest(net, chooser, candidates))
-    return explicit(program, net, chooser, chosen, ["from elsewhere"] * len(chosen))
+    net, chooser = Net(program), Chooser(Goal(), is_for_many=True)
+    dims = [tuple(dim.axes for dim in shardings[value.name].dims) for value in program.values]
+    flow = Flow(dims, [{} for _ in dims])
+    best = optimum(Model(net, [flow], chooser, is_pinned=True), flow)
+    return explicit(program, net, chooser, best, ["from elsewhere"] * len(dims))

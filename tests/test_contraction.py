@@ -18,6 +18,7 @@ from reshard.contraction.best_first import Search
 from reshard.contraction.bounds import Bounds
 from reshard.contraction.chooser import Chooser, Chosen
 from reshard.contraction.compute_layout import ComputeLayout
+from reshard.contraction.goal import Goal
 from reshard.contraction.pairwise import BUDGET, Contracted
 from reshard.contraction.prices import Effort, Prices
 from reshard.contraction.rows import Table
@@ -335,7 +336,7 @@ def test_no_price_is_below_its_bound(network: str | None) -> None:
             [{"i": 64, "j": 128, "k": 256}, {"i": 9, "j": 30, "k": 7}, {"i": 4096, "j": 4096, "k": 8192}]
         )
         target = rng.choice([None, placed("S0 S1", mesh), placed("P R", mesh), placed("R S1", mesh)])
-        search = Search(product(mesh, sources, target, sizes), Chooser(found), Effort(found))
+        search = Search(product(mesh, sources, target, sizes), Chooser(Goal(found)), Effort(found))
         for row in rng.sample(range(len(search.table.rows)), 12):
             for made in plans_of(search, row):
                 for bound, price in zip((bound[row] for bound in search._lowest), made.price, strict=True):
@@ -345,7 +346,7 @@ def test_no_price_is_below_its_bound(network: str | None) -> None:
 def test_bounds_are_exact_where_nothing_is_in_another_order() -> None:
     sizes = {"i": 8, "j": 8, "k": 8}
     search = Search(
-        product(PAIR, (placed("S0", PAIR), placed("S1", PAIR)), None, sizes, "int8"), Chooser(None), Effort(None)
+        product(PAIR, (placed("S0", PAIR), placed("S1", PAIR)), None, sizes, "int8"), Chooser(Goal()), Effort(None)
     )
     assert isinstance(search.bounds, Bounds)
     prices = [plans_of(search, row)[0].received_bytes for row in range(len(search.table.rows))]

@@ -55,6 +55,19 @@ def test_json_has_the_figures() -> None:
     assert "alternatives" not in json.loads(printed(*MATMUL, "--json"))
 
 
+def test_work_may_weigh_too() -> None:
+    """To compute all of C everywhere moves nothing, to share the work moves three quarters of its 4 MiB."""
+    args = ("einsum", "ij,jk->ik", "--mesh", "X=4", "--shape", "1024,16384", "--shape", "16384,1024")
+    args += ("--target", "C[I, K]")
+    assert "\nreceived 0 B on the busiest device, 0 B in all; 34359738368 operations" in printed(*args)
+    assert "goal" not in printed(*args, "--goal", "bytes")
+    text = printed(*args, "--goal", "balanced")
+    assert "\nreceived 3 MiB on the busiest device, 12 MiB in all; 8589934592 operations" in text
+    assert text.endswith("\ngoal balanced: a byte received weighs as much as 2000 operations\n")
+    found = json.loads(printed(*args, "--goal", "balanced", "--json"))
+    assert (found["goal"], found["received_bytes"]) == ("balanced", 3 * 2**20)
+
+
 def test_sizes_of_labels() -> None:
     text = printed("einsum", "(a b) -> a b", "--mesh", "x=4", "--shape", "8", "--size", "a=2", "--operand", '[{"x"}]')
     assert "A[(A B)_x] → B[A_{x:(1)2}, B_{x:(2)2}]" in text
@@ -68,6 +81,7 @@ def test_sizes_of_labels() -> None:
         (("--shape", "4,4", "--shape", "4,4", "--operand", "[{}, {}]"), "ij,jk->ik has 2 operands, got 1 shardings"),
         (("--shape", "4,4", "--shape", "4,4", "--size", "i"), "--size must be a label and its size, as a=2, got: 'i'"),
         (("--shape", "4,4", "--shape", "4,4", "--network", "moon"), "network 'moon'"),
+        (("--shape", "4,4", "--shape", "4,4", "--network", "h100-8", "--goal", "bytes"), "the goal must be seconds"),
         (("--shape", "4,4", "--shape", "4,4", "--target", "[{}]"), "the sharding has 1 dims, the tensor 2"),
     ],
 )

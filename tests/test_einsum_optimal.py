@@ -7,7 +7,7 @@ Every layout is priced with the planner's own plans, received bytes added up dev
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import permutations, product
 
@@ -49,22 +49,32 @@ def is_partial(sharding: Sharding, name: str) -> bool:
     return any(axis.contains(Axis.of(name)) for axis in sharding.unreduced)
 
 
-def layouts(
-    mesh: Mesh, operands: tuple[Sharding, Sharding], pieces: Sequence[str] | None = None
-) -> Iterator[tuple[Sharding, Sharding, Sharding]]:
+Layout = tuple[Sharding, Sharding, Sharding]
+
+
+def layouts(mesh: Mesh, operands: tuple[Sharding, Sharding], pieces: Sequence[str] | None = None) -> list[Layout]:
     """Every compute layout over whole axes or these pieces: how both operands and the result lie in it."""
-    names = pieces or [name for name, _ in mesh.axes]
-    roles = [["none", "i", "j", "k", *(f"P{n}" for n in (0, 1) if is_partial(operands[n], name))] for name in names]
-    for chosen in product(*roles):
+    names = tuple(pieces or [name for name, _ in mesh.axes])
+    kept = [tuple(f"P{n}" for n in (0, 1) if is_partial(operands[n], name)) for name in names]
+    return layouts_of(mesh, names, tuple(kept))
+
+
+@cache
+def layouts_of(mesh: Mesh, names: tuple[str, ...], kept: tuple[tuple[str, ...], ...]) -> list[Layout]:
+    """Those of any operands that are partial along the same axes: per axis the operands that may be kept so."""
+    found = []
+    for chosen in product(*(("none", "i", "j", "k", *partial) for partial in kept)):
         given = {
             role: [n for n, r in zip(names, chosen, strict=True) if r == role] for role in ("i", "j", "k", "P0", "P1")
         }
         for i, j, k in product(*(permutations(given[label]) for label in "ijk")):
-            yield (
+            layout = (
                 Sharding.of(mesh, i, j, unreduced=given["P0"]),
                 Sharding.of(mesh, j, k, unreduced=given["P1"]),
                 Sharding.of(mesh, i, k, unreduced=[*j, *given["P0"], *given["P1"]]),
             )
+            found.append(layout)
+    return found
 
 
 @cache

@@ -35,6 +35,15 @@ def test_an_absent_engine_names_its_extra(name: str, tmp_path: Path) -> None:
     assert f"reshard[{name}]" in process.stdout
 
 
+def test_a_module_of_stablehlo_asks_for_jax(tmp_path: Path) -> None:
+    statement = WITHOUT_ENGINE.format(name="jax").replace("reshard.jax", "reshard.Program.from_stablehlo('module {}')")
+    process = subprocess.run(
+        [sys.executable, "-c", statement], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert process.stdout.startswith("missing-extra "), process.stderr
+    assert "reshard[jax]" in process.stdout
+
+
 def test_a_name_that_is_no_engine_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="tensorflow"):
         rs.tensorflow  # noqa: B018

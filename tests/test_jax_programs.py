@@ -226,6 +226,20 @@ def test_a_maximum_over_devices_and_its_gradient() -> None:
     assert_close(jax.jit(jax.grad(scalar(made)))(array), jax.grad(scalar(function))(jnp.asarray(array)))
 
 
+@pytest.mark.parametrize("between", ['[{"y"}], unreduced=max{"x"}', '[{}], unreduced=max{"x"}', '[{"y"}]'])
+def test_a_maximum_combined_in_two_steps_has_its_gradient(between: str) -> None:
+    text = f"""
+sdy.mesh @mesh = <["x"=2, "y"=4]>
+a = input : float32[16, 24] <@mesh, [{{"x", "y"}}, {{}}]>
+m = max "ij->j" (a) <@mesh, {between}>
+out = output (m) <@mesh, [{{"y"}}]>
+"""
+    made = to_jax(rs.Program.parse(text).propagate())
+    array = np.random.default_rng(1).normal(size=(16, 24)).astype(np.float32)
+    array[3, :5] = array[12, :5] = 9  # on two devices that differ along both axes
+    assert_close(jax.jit(jax.grad(scalar(made)))(array), jax.grad(scalar(lambda a: a.max(0)))(jnp.asarray(array)))
+
+
 def test_second_derivatives() -> None:
     array = np.random.default_rng(1).normal(size=(8, 16)).astype(np.float32)
 

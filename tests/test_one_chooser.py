@@ -28,6 +28,7 @@ SETTINGS: dict[str | None, list[dict[str, int]]] = {
     "h100-2x8": [{"x": 2, "y": 8}, {"x": 4, "y": 4}, {"x": 2, "y": 2, "z": 4}],
     "tpu-v5e-2x4": [{"x": 2, "y": 4}, {"x": 8}, {"x": 2, "y": 2, "z": 2}],
 }
+GOALS = [(None, "bytes"), (None, "balanced"), *((network, None) for network in SETTINGS if network)]
 DRAWN = 250
 """Cases of each setting."""
 SAMPLE = 12
@@ -49,18 +50,24 @@ class Case(NamedTuple):
     def unknown_sizes(self) -> dict[str, int] | None:
         return self.sizes if "(" in str(self.pattern) else None
 
-    def einsum(self, target: Sharding | None, network: str | None) -> rs.EinsumPlan:
+    def einsum(self, target: Sharding | None, network: str | None, goal: str | None = None) -> rs.EinsumPlan:
         return rs.einsum(
-            self.pattern, *self.sources, shapes=self.shapes, target=target, network=network, sizes=self.unknown_sizes
+            self.pattern,
+            *self.sources,
+            shapes=self.shapes,
+            target=target,
+            network=network,
+            goal=goal,
+            sizes=self.unknown_sizes,
         )
 
-    def program(self, network: str | None) -> Placement:
+    def program(self, network: str | None, goal: str | None = None) -> Placement:
         program = Program(self.sources[0].mesh)
         ends = enumerate(zip(self.shapes, self.sources, strict=True))
         inputs = [program.input(f"operand{number}", shape, "float32", source) for number, (shape, source) in ends]
         result = program.op(self.pattern, *inputs, sizes=self.unknown_sizes, result="result")
         program.output(result, self.target)
-        return program.propagate(network)
+        return program.propagate(network, goal=goal)
 
 
 def drawn(seed: int, network: str | None) -> Case:
@@ -87,10 +94,10 @@ def drawn_sharding(rng: random.Random, mesh: Mesh, ndim: int, *, is_partial: boo
     return Sharding.of(mesh, *dims, unreduced=unreduced)
 
 
-def check(case: Case, network: str | None) -> None:
-    placed = case.program(network)
+def check(case: Case, network: str | None, goal: str | None) -> None:
+    placed = case.program(network, goal)
     target = case.target or placed.sharding("result")
-    plan = case.einsum(target, network)
+    plan = case.einsum(target, network, goal)
     computed = [operation for operation in placed.operations if operation.name == "einsum"]
     layouts = [tuple(placed.sharding(value) for value in operation.values) for operation in computed]
     assert layouts == [part.layout.shardings for part in plan.parts()]
@@ -98,28 +105,28 @@ def check(case: Case, network: str | None) -> None:
     assert placed.received_bytes == plan.received_bytes
     assert sum(placed.work.values()) == plan.flops
     assert placed.seconds == (None if plan.seconds is None else pytest.approx(plan.seconds, rel=1e-12))
-    if case.target is None and (free := case.einsum(None, network)).is_proved:
-        assert free.price[:2] <= (plan.price.seconds * (1 + 1e-12), plan.price.received_bytes)
+    if case.target is None and (free := case.einsum(None, network, goal)).is_proved:
+        assert free.price[:2] <= (plan.price.cost * (1 + 1e-12), plan.price.received_bytes)
 
 
-def check_all(seeds: Iterable[int], network: str | None) -> None:
+def check_all(seeds: Iterable[int], network: str | None, goal: str | None) -> None:
     for seed in seeds:
         case = drawn(seed, network)
         try:
-            check(case, network)
+            check(case, network, goal)
         except AssertionError as error:
-            raise AssertionError(f"seed {seed}, {case.pattern} on {network}") from error
+            raise AssertionError(f"seed {seed}, {case.pattern} on {network or goal}") from error
 
 
-@pytest.mark.parametrize("network", SETTINGS)
-def test_an_einsum_and_its_program_are_alike(network: str | None) -> None:
-    check_all(random.Random(0).sample(range(DRAWN), SAMPLE), network)
+@pytest.mark.parametrize(("network", "goal"), GOALS)
+def test_an_einsum_and_its_program_are_alike(network: str | None, goal: str | None) -> None:
+    check_all(random.Random(0).sample(range(DRAWN), SAMPLE), network, goal)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", SETTINGS)
-def test_a_thousand_einsums_and_their_programs_are_alike(network: str | None) -> None:
-    check_all(range(DRAWN), network)
+@pytest.mark.parametrize(("network", "goal"), GOALS)
+def test_a_thousand_einsums_and_their_programs_are_alike(network: str | None, goal: str | None) -> None:
+    check_all(range(DRAWN), network, goal)
 
 
 def test_work_is_counted_along_the_path() -> None:

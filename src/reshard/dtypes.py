@@ -35,6 +35,26 @@ REDUCTIONS: dict[str, str] = {
     "bxor": "biu",
 }
 """The closed set of reductions, each with the kinds of dtype it is defined on."""
+_COMBINING = {
+    "sum": "add",
+    "avg": "add",
+    "product": "multiply",
+    "max": "maximum",
+    "min": "minimum",
+    "band": "bitwise_and",
+    "bor": "bitwise_or",
+    "bxor": "bitwise_xor",
+}
+"""What NumPy calls the function that a reduction combines two values by, and others after NumPy."""
+
+
+def combining(namespace: Any) -> dict[str, Any]:
+    """By reduction, the function of a namespace like NumPy's that combines two values; avg divides once all are added.
+
+    >>> combining(np)["max"](2, 3)
+    np.int64(3)
+    """
+    return {reduction: getattr(namespace, name) for reduction, name in _COMBINING.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -461,16 +461,21 @@ def _same_placement(first: Sharding, second: Sharding, shape: Sequence[int]) -> 
     orders = [np.argsort(ids) for ids in devices]
     if not np.array_equal(devices[0][orders[0]], devices[1][orders[1]]):
         return False
-    boxes, classes = [], []
-    for sharding, positions in zip((first, second), orders, strict=True):
-        layout = sharding.layout_for(shape)
+    layouts = [sharding.layout_for(shape) for sharding in (first, second)]
+    boxes = []
+    for layout, positions in zip(layouts, orders, strict=True):
         bounds = layout.bounds(shape, positions)
         box = np.stack([edge for pair in bounds for edge in pair] or [np.zeros_like(positions)], axis=1)
         box[np.logical_or.reduce([start >= stop for start, stop in bounds], axis=0) if bounds else slice(0)] = -1
         boxes.append(box)
-        classes.append(_labels(np.stack([*box.T, *(digit.value(positions) for digit in layout.unreduced)], axis=1)))
+    if not np.array_equal(boxes[0], boxes[1]):
+        return False
+    classes = [
+        _labels(np.stack([*boxes[0].T, *(digit.value(positions) for digit in layout.unreduced)], axis=1))
+        for layout, positions in zip(layouts, orders, strict=True)
+    ]
     both = _labels(np.stack(classes, axis=1))
-    return np.array_equal(boxes[0], boxes[1]) and int(both.max()) == int(classes[0].max()) == int(classes[1].max())
+    return int(both.max()) == int(classes[0].max()) == int(classes[1].max())
 
 
 def _labels(rows: Positions) -> Positions:

@@ -41,6 +41,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--dtype", default="float32", metavar="NAME", help="the element type, as f32 or float32")
     parser.add_argument("--size", action="append", default=[], metavar="LABEL=N", help="the size of a label")
     parser.add_argument("--network", metavar="NAME", help="choose by time on this network, as h100-2x8")
+    parser.add_argument("--goal", choices=("bytes", "balanced"), help="what is least; balanced weighs work in")
     parser.add_argument("--leave-partial", action="store_true", help="without a target, let sums be left to be made")
     parser.add_argument("--prove", action="store_true", help="search on until no other layout can be cheaper")
     parser.add_argument("--alternatives", action="store_true", help="add a table of the other layouts, best first")
@@ -50,14 +51,12 @@ def run(args: argparse.Namespace) -> None:
     """Plan and print."""
     pattern, mesh = Pattern.of(args.expression), parse_mesh(args.mesh)
     shapes = [shape_of(text) for text in args.shape]
-    ndims = [len(term) for term in pattern.operands]
-    texts = args.operand or [None] * len(ndims)
+    texts = args.operand or [None] * len(pattern.operands)
     operands = [
-        Sharding.of(mesh, *[None] * ndim) if text is None else parse_sharding(text, mesh, ndim)
-        for text, ndim in zip(texts, ndims, strict=False)
+        Sharding.of(mesh, *[None] * len(term)) if text is None else parse_sharding(text, mesh, len(term))
+        for text, term in zip(texts, pattern.operands, strict=False)
     ]
-    if len(texts) != len(ndims):
-        raise ReshardError("bad-argument", f"{pattern} has {len(ndims)} operands, got {len(texts)} shardings")
+    pattern.check_count(len(texts), " shardings")
     plan = einsum(
         pattern,
         *operands,
@@ -65,18 +64,19 @@ def run(args: argparse.Namespace) -> None:
         dtype=args.dtype,
         target=None if args.target is None else parse_sharding(args.target, mesh, len(pattern.output)),
         network=args.network,
+        goal=args.goal,
         sizes=dict(_size(text) for text in args.size),
         leave_partial=args.leave_partial,
         prove=args.prove,
     )
-    others = alternatives(plan) if args.alternatives else ()
+    other_plans = alternatives(plan) if args.alternatives else ()
     if args.json:
-        more = {"alternatives": [other.as_dict() for other in others]} if args.alternatives else {}
-        output.write_json(plan.as_dict() | more)
+        extra = {"alternatives": [other.as_dict() for other in other_plans]} if args.alternatives else {}
+        output.write_json(plan.as_dict() | extra)
         return
     print(str(plan))
-    if others:
-        print(f"\nall layouts, best first\n{comparison([plan, *others])}")
+    if other_plans:
+        print(f"\nall layouts, best first\n{comparison([plan, *other_plans])}")
 
 
 def _size(text: str) -> tuple[str, int]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from reshard.box import Box
 from reshard.cli import output
 from reshard.cli.arguments import Commands, add_command, add_meshes, add_shape, mesh_of, parse_pair, shape_of
 from reshard.dtypes import dtype_named
@@ -94,11 +93,7 @@ def device_traffic(plan: Plan, device: int) -> dict[str, Any]:
     """
     if device not in plan.source.mesh and device not in plan.target.mesh:
         raise ReshardError("unknown-device", f"device {device} is neither in the source nor in the target")
-    boxes = [
-        _listed(sharding.box(device, plan.shape)) if device in sharding.mesh else None
-        for sharding in (plan.source, plan.target)
-    ]
-    itemsize = plan.dtype.itemsize
+    boxes = [end.box(device, plan.shape) if device in end.mesh else None for end in (plan.source, plan.target)]
     return {
         "device": device,
         "source_box": boxes[0],
@@ -109,7 +104,8 @@ def device_traffic(plan: Plan, device: int) -> dict[str, Any]:
             {
                 "kind": step.kind,
                 "exchanges": [
-                    _pieces(move.exchange, device, itemsize) | {"reduction": move.reduction} for move in step.moves
+                    _pieces(move.exchange, device, plan.dtype.itemsize) | {"reduction": move.reduction}
+                    for move in step.moves
                 ],
             }
             for step in plan.steps
@@ -123,30 +119,21 @@ def _pieces(exchange: Exchange, device: int, itemsize: int) -> dict[str, Any]:
 
     def records(pieces: Iterable[Piece], verb: str, peer: str) -> list[dict[str, Any]]:
         return [
-            {
-                verb: getattr(piece, peer),
-                "box": _listed(piece.box),
-                "bytes": piece.box.size * itemsize,
-                "round": piece.round,
-            }
+            {verb: getattr(piece, peer), "box": piece.box, "bytes": piece.box.size * itemsize, "round": piece.round}
             for piece in pieces
         ]
 
     incoming, outgoing = exchange.incoming(device), exchange.outgoing(device)
     return {
-        "keeps": [_listed(piece.box) for piece in incoming if piece.sender == device],
+        "keeps": [piece.box for piece in incoming if piece.sender == device],
         "receives": records((piece for piece in incoming if piece.sender != device), "from", "sender"),
         "sends": records((piece for piece in outgoing if piece.receiver != device), "to", "receiver"),
     }
 
 
-def _listed(box: Box) -> list[list[int]]:
-    return [list(interval) for interval in box]
-
-
 def traffic_text(traffic: dict[str, Any]) -> str:
     """What `device_traffic` found, to read."""
-    held, needed = _box_text(traffic["source_box"]), _box_text(traffic["target_box"])
+    held, needed = ("nothing" if box is None else box for box in (traffic["source_box"], traffic["target_box"]))
     received, bound = bytes_text(traffic["received_bytes"]), bytes_text(traffic["lower_bound_bytes"])
     lines = [f"device {traffic['device']}: holds {held}, needs {needed}; receives {received}, lower bound {bound}"]
     for number, step in enumerate(traffic["steps"], 1):
@@ -155,17 +142,12 @@ def traffic_text(traffic: dict[str, Any]) -> str:
             part = f", exchange {turn} of {len(step['exchanges'])}" if many else ""
             what = f": what arrives for one box is combined by {exchange['reduction']}" if exchange["reduction"] else ""
             lines.append(f"step {number} {step['kind']}{part}{what}")
-            lines += [f"  keeps {_box_text(box)}" for box in exchange["keeps"]]
+            lines += [f"  keeps {box}" for box in exchange["keeps"]]
             for verb, preposition in (("receives", "from"), ("sends", "to")):
                 lines += [
-                    f"  {verb} {_box_text(piece['box'])} {preposition} device {piece[preposition]}, "
-                    f"{bytes_text(piece['bytes'])}"
+                    f"  {verb} {piece['box']} {preposition} device {piece[preposition]}, {bytes_text(piece['bytes'])}"
                     for piece in exchange[verb]
                 ]
         if not step["exchanges"]:
             lines.append(f"step {number} {step['kind']}: nothing is sent")
     return "\n".join(lines)
-
-
-def _box_text(box: list[list[int]] | None) -> str:
-    return "nothing" if box is None else str(Box((start, stop) for start, stop in box))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ examples:
   reshard propagate layer.txt
   reshard propagate layer.txt --until-priority 0 --text
   reshard propagate layer.txt --network h100-2x8 --why scores
+  reshard propagate model.mlir
 
 FILE holds meshes and then one line per value:
   sdy.mesh @mesh = <["data"=2, "model"=4]>
@@ -24,7 +26,10 @@ FILE holds meshes and then one line per value:
   h = einsum "bd,df->bf" (x, w)
   a = relu "bf->bf" (h)
   out = output (a)
+or a module of StableHLO with shardings of the sdy dialect, as jax.jit(f).lower(...).as_text() gives it.
 """
+_MODULE = re.compile(r'^\s*(?:module\s*(?:@\S+\s*)?(?:attributes\b|\{)|"?func\.func\b|"builtin\.module")', re.MULTILINE)
+"""What a module of MLIR has, and no program in text of our own."""
 
 
 def add_to(commands: Commands) -> None:
@@ -32,6 +37,8 @@ def add_to(commands: Commands) -> None:
     parser = add_command(commands, "propagate", run, "carry the shardings of a program through all of it", EXAMPLES)
     parser.add_argument("--until-priority", type=int, metavar="N", help="stop after the dims of this priority")
     parser.add_argument("--network", metavar="NAME", help="choose by time on this network, as h100-2x8")
+    parser.add_argument("--goal", choices=("bytes", "balanced"), help="what is least; balanced weighs work in")
+    parser.add_argument("--seconds", type=float, metavar="N", help="end the search after so long, with the best so far")
     parser.add_argument("--why", metavar="VALUE", help="say only where the sharding of this value comes from")
     parser.add_argument("--text", action="store_true", help="print the placed program as text, to be read again")
     parser.add_argument("--trace", metavar="OUT", help="write a Chrome trace of the reshards, for Perfetto")
@@ -40,7 +47,9 @@ def add_to(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Propagate and print."""
-    placed = Program.parse(_read(args.file)).propagate(args.network, args.until_priority)
+    text = _read(args.file)
+    program = Program.from_stablehlo(text) if _MODULE.search(text) else Program.parse(text)
+    placed = program.propagate(args.network, args.until_priority, goal=args.goal, seconds=args.seconds)
     if args.trace:
         output.write_file(args.trace, placed.to_trace())
     if args.why is not None:
@@ -82,7 +91,13 @@ def record(placed: Placement) -> dict[str, Any]:
         "values": values,
         "received_bytes": placed.received_bytes,
         "peak_bytes": placed.peak_bytes,
+        "peak_values": [{"value": name, "bytes": size} for name, size in placed.peak_values],
         "seconds": placed.seconds,
+        "flops": placed.flops,
+        "goal": placed.goal.name,
+        "lower_bound_bytes": placed.lower_bound_bytes,
+        "lower_bound_seconds": placed.lower_bound_seconds,
+        "is_proved": placed.is_proved,
     }
 
 

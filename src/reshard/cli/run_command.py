@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from reshard.cli import output, progress
 from reshard.cli.arguments import Commands, add_command, add_meshes, add_shape, mesh_of, parse_pair, shape_of
-from reshard.cli.storage import Input, Outcome, check_absent, open_input, reshard_files
+from reshard.cli.storage import Input, TileEntry, check_absent, open_input, reshard_files
 from reshard.cli.storage.index import tile_record
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.planner import plan as make_plan
-from reshard.plans import Plan, bytes_text
+from reshard.plans import bytes_text
 from reshard.sharding import Sharding
-from reshard.tables import Table, plain
+from reshard.tables import Table
 
 EXAMPLES = """\
 examples:
@@ -59,12 +60,17 @@ def run(args: argparse.Namespace) -> None:
     plan = make_plan(source, target, tensor.shape, tensor.encoding.dtype)
     if plan.target.mesh.is_empty:
         raise ReshardError("bad-argument", "the mesh <[]> has no devices to write for; --mesh must name some")
-    outcome = reshard_files(plan, tensor, args.out, progress.phase)
+    entries, received_bytes = reshard_files(plan, tensor, args.out, progress.phase)
+    total, total_received = sum(entry.size for entry in entries), sum(received_bytes.values())
     if args.json:
-        output.write_json(outcome_record(plan, outcome, args.out))
-    else:
-        output.write_plan(plan)
-        print("\n" + outcome_text(outcome, args.out))
+        tiles = [tile_record(entry) | {"received_bytes": received_bytes[entry.device]} for entry in entries]
+        totals = {"total_bytes": total, "total_received_bytes": total_received, "verified": True}
+        output.write_json({"plan": plan.as_dict(), "out": str(args.out), "tiles": tiles} | totals)
+        return
+    output.write_plan(plan)
+    print("\n" + "\n".join(tile_table(entries, received_bytes).lines()))
+    files = f"{len(entries)} file{'s' if len(entries) != 1 else ''} of {bytes_text(total)} in {args.out}"
+    print(f"\n{files}; received {bytes_text(total_received)} in all; verified")
 
 
 def _ends(args: argparse.Namespace, tensor: Input) -> tuple[Sharding, Sharding]:
@@ -95,36 +101,10 @@ def _check_agreement(args: argparse.Namespace, tensor: Input, mesh: Mesh | None,
             raise ReshardError("bad-argument", f"{tensor.path} lies in the sharding {held}, not in {said}")
 
 
-def outcome_record(plan: Plan, outcome: Outcome, out: Path) -> dict[str, object]:
-    """What was written, for programs."""
-    return {
-        "plan": plan.as_dict(),
-        "out": str(out),
-        "tiles": [
-            tile_record(entry) | {"received_bytes": outcome.received_bytes[entry.device]}
-            for entry in outcome.index.entries
-        ],
-        "total_bytes": sum(entry.size for entry in outcome.index.entries),
-        "total_received_bytes": sum(outcome.received_bytes.values()),
-        "verified": True,
-    }
-
-
-def outcome_text(outcome: Outcome, out: Path) -> str:
+def tile_table(entries: Iterable[TileEntry], received_bytes: Mapping[int, int]) -> Table:
     """What was written, to read."""
-    entries, received_bytes = outcome.index.entries, outcome.received_bytes
     rows = [("device", "file", "box", "bytes", "received")]
-    rows += [
-        (
-            str(entry.device),
-            entry.file,
-            str(entry.box),
-            bytes_text(entry.size),
-            bytes_text(received_bytes[entry.device]),
-        )
-        for entry in entries
-    ]
-    total, received = sum(entry.size for entry in entries), sum(received_bytes.values())
-    files = f"{len(entries)} file{'s' if len(entries) != 1 else ''} of {bytes_text(total)} in {out}"
-    verdict = f"{files}; received {bytes_text(received)} in all; verified"
-    return plain([Table(rows, {"device", "bytes", "received"}), "", verdict])
+    for entry in entries:
+        sizes = bytes_text(entry.size), bytes_text(received_bytes[entry.device])
+        rows.append((str(entry.device), entry.file, str(entry.box), *sizes))
+    return Table(rows, {"device", "bytes", "received"})

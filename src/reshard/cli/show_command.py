@@ -67,7 +67,7 @@ def contents_record(sharding: Sharding, shape: tuple[int, ...]) -> dict[str, Any
     layout = sharding.layout_for(shape)
     devices = []
     for position, device in enumerate(sharding.mesh.device_array.tolist()):
-        record: dict[str, Any] = {"device": device, "box": [list(interval) for interval in layout.box(position, shape)]}
+        record: dict[str, Any] = {"device": device, "box": layout.box(position, shape)}
         if layout.unreduced:
             record["partial"] = layout.unreduced.index_of(position)
         devices.append(record)
@@ -77,15 +77,13 @@ def contents_record(sharding: Sharding, shape: tuple[int, ...]) -> dict[str, Any
 def cuts_record(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> dict[str, Any]:
     """Per dim, where source blocks meet target blocks, and the period."""
     source, target = with_mesh(source, target.mesh), with_mesh(target, source.mesh)
-    dims = []
-    for dim, size in enumerate(shape):
-        met = overlaps(source, target, shape, dim)
-        dims.append(
-            {
-                "dim": dim,
-                "size": size,
-                "period": cut_period(source, target, shape, dim),
-                "overlaps": [overlap._asdict() for overlap in met],
-            }
-        )
+    dims = [
+        {
+            "dim": dim,
+            "size": size,
+            "period": cut_period(source, target, shape, dim),
+            "overlaps": [overlap._asdict() for overlap in overlaps(source, target, shape, dim)],
+        }
+        for dim, size in enumerate(shape)
+    ]
     return {"source": str(source), "target": str(target), "shape": list(shape), "dims": dims}

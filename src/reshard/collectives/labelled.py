@@ -32,58 +32,31 @@ Slicing a blank b makes `x b`, with links x-y and b-z; with b = z the second is 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from reshard.collectives.listed import few, search_listed
 from reshard.collectives.meeting import Meeting, agree, filled, meet
-from reshard.collectives.states import SearchTask, Stop, Tables
+from reshard.collectives.states import SearchTask, Stop, Tables, Visit
 from reshard.collectives.weak import FAR, STEP_LIMIT
-
-
-class Visit(NamedTuple):
-    """A chain that has reached a state."""
-
-    cost: int
-    stop: Stop
-    """Values are still to be reduced only going forward."""
-    node: int
-    previous: Visit | None
-
-    def chain(self) -> list[Visit]:
-        """All visits, this one first."""
-        return [self, *(self.previous.chain() if self.previous else [])]
-
-
-@dataclass
-class BestChain:
-    """The best chain so far."""
-
-    cost: int = FAR
-    stops: list[Stop] = field(default_factory=list)
-    """From source to target."""
-    doubt: int = FAR
-    """No chain that was passed over costs less than this."""
 
 
 def search(task: SearchTask, limit: int) -> tuple[list[Stop], bool]:
     """The cheapest chain of states from source to target, one step apart, and whether none is cheaper."""
     tables = Tables(task)
     growth = _FromBothEnds(task, tables)
-    best = growth.best
     for ceiling in (tables.permute_bound + 1, 2 * tables.permute_bound + STEP_LIMIT, FAR):
-        best.cost, growth.work = ceiling, 0
+        growth.cost, growth.work = ceiling, 0
         is_finished = growth.explore(limit)
-        if best.stops or not is_finished:
+        if growth.stops or not is_finished:
             break
     has_one_size = len(task.classes) == 1
-    if is_finished and best.cost <= best.doubt and (has_one_size or best.cost <= tables.two_permutes):
-        return best.stops, True
+    if is_finished and growth.cost <= growth.doubt and (has_one_size or growth.cost <= tables.two_permutes):
+        return growth.stops, True
     if not few(task):
-        return best.stops, False
-    stops, is_sure = search_listed(task, tables, best.cost, limit)
-    return stops or best.stops, is_sure and (has_one_size or not task.pending)
+        return growth.stops, False
+    stops, is_sure = search_listed(task, tables, growth.cost, limit)
+    return stops or growth.stops, is_sure and (has_one_size or not task.pending)
 
 
 @dataclass
@@ -110,8 +83,14 @@ class _FromBothEnds:
 
     def __init__(self, task: SearchTask, tables: Tables) -> None:
         self.task, self.tables = task, tables
-        self.best = BestChain()
+        self.cost = FAR
+        """Of the best chain so far."""
+        self.stops: list[Stop] = []
+        """Those of the best chain, from source to target."""
+        self.doubt = FAR
+        """No chain that was passed over costs less than this."""
         self.work = 0
+        """How many chains were made and joined."""
 
     def explore(self, limit: int) -> bool:
         """Grow chains from both ends in turn, the most promising first; False where the limit was reached."""
@@ -123,7 +102,7 @@ class _FromBothEnds:
         sides[1].push(int(tables.behind_permuted[last.node]), 0, last)
         sides[1].meeting_points[last.node] = [last]  # a chain without a Permute may be one that grows forward only
         while self.work <= limit:
-            live = [side for side in (0, 1) if sides[side].heap and sides[side].heap[0][0] < self.best.cost]
+            live = [side for side in (0, 1) if sides[side].heap and sides[side].heap[0][0] < self.cost]
             if not live:
                 return True
             number = min(live, key=lambda side: sides[side].visits)
@@ -136,28 +115,10 @@ class _FromBothEnds:
                 self._meet(visit, opposite.meeting_points.get(visit.node, ()), number)
                 if visit is not last:
                     side.meeting_points.setdefault(visit.node, []).append(visit)
-            for expected_after, after in self._next(visit, expected, number):
+            for waste, after in tables.steps(visit, self.cost - expected, backward=number == 1):
                 self.work += 1
-                side.push(expected_after, self.work, after)
+                side.push(expected + waste, self.work, after)
         return False
-
-    def _next(self, visit: Visit, expected: int, side: int) -> Iterator[tuple[int, Visit]]:
-        """The chains one step longer, each with the cost that it can come to at the least."""
-        state, is_pending = visit.stop
-        layer = 2 if is_pending else side
-        for waste, node in self.tables.edges_of(visit.node, layer):
-            if expected + waste >= self.best.cost:
-                break
-            cost = int(
-                self.tables.costs_of(layer)[visit.node, node] if side == 0 else self.tables.costs[node, visit.node]
-            )
-            for after in self.tables.apply(state, self.tables.change(visit.node, node), is_pending):
-                yield expected + waste, Visit(visit.cost + cost, Stop(after, is_pending), node, visit)
-        if is_pending:
-            for cost, after, node in self.tables.reduced(state, visit.node):
-                expected = visit.cost + cost + int(self.tables.ahead[node])
-                if expected < self.best.cost:
-                    yield expected, Visit(visit.cost + cost, Stop(after, False), node, visit)
 
     def _meet(self, visit: Visit, opposite: Sequence[Visit], side: int) -> None:
         """Put a chain together with those of the other side at its node, where that is cheaper than the best."""
@@ -165,22 +126,22 @@ class _FromBothEnds:
         least_permute = self.task.permute_units(units) * STEP_LIMIT + 1
         for partner in opposite:
             cost = visit.cost + partner.cost
-            if cost >= self.best.cost:
+            if cost >= self.cost:
                 continue
             self.work += 1
             first, last = (visit, partner) if side == 0 else (partner, visit)
-            if cost + least_permute >= self.best.cost and not agree(first.stop.state, last.stop.state):
+            if cost + least_permute >= self.cost and not agree(first.stop.state, last.stop.state):
                 continue
             meeting = meet(self.task, first.stop.state, last.stop.state, units)
             total = cost + (meeting.units * STEP_LIMIT + 1 if meeting.units else 0)
             bound = cost + (meeting.bound * STEP_LIMIT + 1 if meeting.bound else 0)
-            stops = self._stops(first, last, meeting) if total < self.best.cost else []
+            stops = self._joined(first, last, meeting) if total < self.cost else []
             if stops:
-                self.best.cost, self.best.stops = total, stops
-            if bound < total or (total < self.best.cost and not stops):
-                self.best.doubt = min(self.best.doubt, bound)
+                self.cost, self.stops = total, stops
+            if bound < total or (total < self.cost and not stops):
+                self.doubt = min(self.doubt, bound)
 
-    def _stops(self, first: Visit, last: Visit, meeting: Meeting) -> list[Stop]:
+    def _joined(self, first: Visit, last: Visit, meeting: Meeting) -> list[Stop]:
         """The whole chain with its blanks filled; none where they cannot be."""
         if not meeting.from_source:
             return []

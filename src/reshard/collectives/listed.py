@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from math import comb, perm
+from math import comb, perm, prod
 
 import numpy as np
 
 from reshard.collectives.cheapest_way import cheapest_way
-from reshard.collectives.states import DigitLists, SearchTask, Stop, Tables, allowed_of, digits_in
+from reshard.collectives.states import DigitLists, SearchTask, Stop, Tables, Visit, allowed_of, digits_in
 from reshard.collectives.weak import STEP_LIMIT, Numbers
 
 SHARDINGS = 2000
@@ -36,7 +36,8 @@ def sharding_count(digits: int, ndim: int) -> int:
 def few(task: SearchTask) -> bool:
     """Whether all shardings can be listed."""
     count = sharding_count(len(task.digit_classes), len(task.shape))
-    return count <= SHARDINGS and count * task.device_count <= CELLS
+    positions = prod(map(task.size_of, range(len(task.digit_classes))))
+    return count <= SHARDINGS and count * positions <= CELLS
 
 
 def search_listed(task: SearchTask, tables: Tables, best: int, limit: int) -> tuple[list[Stop], bool]:
@@ -62,18 +63,10 @@ def search_listed(task: SearchTask, tables: Tables, best: int, limit: int) -> tu
 def _after(task: SearchTask, tables: Tables, lists: _Lists, stop: Stop, slack: int) -> Iterator[tuple[int, Stop]]:
     """The steps from a state that waste less than the slack: what each costs, and where it leads."""
     node = task.node_of(stop.state)
-    layer = 2 if stop.is_pending else 0
-    for waste, next_node in tables.edges_of(node, layer):
-        if waste >= slack:
-            break
-        cost = int(tables.costs_of(layer)[node, next_node])
-        for symbolic in tables.apply(stop.state, tables.change(node, next_node), stop.is_pending):
-            for state in _named(symbolic):
-                yield cost, Stop(state, stop.is_pending)
+    for _, visit in tables.steps(Visit(0, stop, node, None), slack):
+        for state in _named(visit.stop.state):
+            yield visit.cost, Stop(state, visit.stop.is_pending)
     if stop.is_pending:
-        for cost, symbolic, _ in tables.reduced(stop.state, node):
-            for state in _named(symbolic):
-                yield cost, Stop(state, False)
         return
     units = tables.units[node]
     if task.permute_units(units) * STEP_LIMIT + 1 < slack:

@@ -43,73 +43,73 @@ class Meeting(NamedTuple):
 
 def meet(task: SearchTask, from_source: DigitLists, from_target: DigitLists, units: int) -> Meeting:
     """Fill the blanks of two states at one node so that the Permute between them receives little."""
-    ours, theirs = [entry for dim in from_source for entry in dim], [entry for dim in from_target for entry in dim]
+    before, after = [entry for dim in from_source for entry in dim], [entry for dim in from_target for entry in dim]
     aligned = len(task.classes) == 1 or all(
-        task.class_of(a) == task.class_of(b) for a, b in zip(ours, theirs, strict=True)
+        task.class_of(a) == task.class_of(b) for a, b in zip(before, after, strict=True)
     )
     bound = task.permute_units(units)
     if aligned:
-        bound = units - units // _apart(task, ours, theirs)
-        _close(ours, theirs)
-    if not (_fill(ours) and _fill(theirs)):
+        bound = units - units // _apart(task, before, after)
+        _close(before, after)
+    if not (_fill(before) and _fill(after)):
         return Meeting(units, bound, (), ())
     cuts = [list(itertools.accumulate(map(len, dims), initial=0)) for dims in (from_source, from_target)]
     first, last = (
         tuple(tuple(flat[a:b]) for a, b in itertools.pairwise(ends))
-        for flat, ends in zip((ours, theirs), cuts, strict=True)
+        for flat, ends in zip((before, after), cuts, strict=True)
     )
     if aligned:
-        return Meeting(units - units // _apart(task, ours, theirs), bound, first, last)
+        return Meeting(units - units // _apart(task, before, after), bound, first, last)
     staying, total = _staying(task, first, last)
     return Meeting(units - units * staying // total, bound, first, last)
 
 
-def _paths(ours: list[int], theirs: list[int]) -> tuple[list[list[int]], list[list[int]]]:
+def _paths(before: list[int], after: list[int]) -> tuple[list[list[int]], list[list[int]]]:
     """The places that make a path, and those that make a cycle, where each digit that arrives leaves at the next."""
-    places = {entry: place for place, entry in enumerate(ours) if entry >= 0}
-    arrived = {entry for entry in theirs if entry >= 0}
-    starts = [place for place, entry in enumerate(ours) if entry < 0 or entry not in arrived]
+    places = {entry: place for place, entry in enumerate(before) if entry >= 0}
+    arrived = {entry for entry in after if entry >= 0}
+    starts = [place for place, entry in enumerate(before) if entry < 0 or entry not in arrived]
     seen: set[int] = set()
 
     def walk(place: int) -> list[int]:
         walked = [place]
         seen.add(place)
-        while theirs[place] >= 0 and (place := places.get(theirs[place], -1)) >= 0 and place not in seen:
+        while after[place] >= 0 and (place := places.get(after[place], -1)) >= 0 and place not in seen:
             seen.add(place)
             walked.append(place)
         return walked
 
     paths = [walk(place) for place in starts]
-    return paths, [walk(place) for place in range(len(ours)) if place not in seen]
+    return paths, [walk(place) for place in range(len(before)) if place not in seen]
 
 
-def _apart(task: SearchTask, ours: list[int], theirs: list[int]) -> int:
+def _apart(task: SearchTask, before: list[int], after: list[int]) -> int:
     """One device in so many keeps its tile, if every path that has a blank at an end is closed."""
-    paths, cycles = _paths(ours, theirs)
+    paths, cycles = _paths(before, after)
     apart = 1
     for path in paths:
-        closed = ours[path[0]] < 0 or theirs[path[-1]] < 0
-        apart *= task.size_of(ours[path[0]]) ** (len(path) - closed)
+        closed = before[path[0]] < 0 or after[path[-1]] < 0
+        apart *= task.size_of(before[path[0]]) ** (len(path) - closed)
     for cycle in cycles:
-        apart *= task.size_of(ours[cycle[0]]) ** (len(cycle) - 1)
+        apart *= task.size_of(before[cycle[0]]) ** (len(cycle) - 1)
     return apart
 
 
-def _close(ours: list[int], theirs: list[int]) -> None:
+def _close(before: list[int], after: list[int]) -> None:
     """Close the paths that have a blank at an end, where the blank may be what closes it."""
-    used = {entry for entry in (*ours, *theirs) if entry >= 0}
-    for path in _paths(ours, theirs)[0]:
-        first, last = ours[path[0]], theirs[path[-1]]
+    used = {entry for entry in (*before, *after) if entry >= 0}
+    for path in _paths(before, after)[0]:
+        first, last = before[path[0]], after[path[-1]]
         if first < 0 and last < 0:
             both = allowed_of(first) & allowed_of(last)
             spare = next((digit for digit in digits_in(both) if digit not in used), None)
             if spare is not None:
-                ours[path[0]] = theirs[path[-1]] = spare
+                before[path[0]] = after[path[-1]] = spare
                 used.add(spare)
         elif first < 0 and allowed_of(first) >> last & 1:
-            ours[path[0]] = last
+            before[path[0]] = last
         elif last < 0 and allowed_of(last) >> first & 1:
-            theirs[path[-1]] = first
+            after[path[-1]] = first
 
 
 def _fill(entries: list[int]) -> bool:
@@ -135,8 +135,8 @@ def _staying(task: SearchTask, before: DigitLists, after: DigitLists) -> tuple[i
 
 def agree(from_source: DigitLists, from_target: DigitLists) -> bool:
     """Whether blanks can be filled, one by one, so that the two states are one."""
-    for ours, theirs in zip(from_source, from_target, strict=True):
-        for a, b in zip(ours, theirs, strict=True):
+    for before, after in zip(from_source, from_target, strict=True):
+        for a, b in zip(before, after, strict=True):
             if a >= 0 and b >= 0:
                 if a != b:
                     return False

@@ -36,7 +36,7 @@ Slice [{"y"}, {"x"}]
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
@@ -104,9 +104,9 @@ def one_axis_chain(reshard: Reshard, *, order: str = "cheapest") -> Chain:
     task = task_of(start, last, shape)
     chain: list[DigitLists] = []
     if order == "cheapest":  # there is none where the budget does not reach
-        costs = _Costs(task)
+        ahead = _costs_ahead(task)
         chain, _ = cheapest_way(
-            task.source, task.target, lambda dims, _: costs.steps(dims), costs.ahead, most_states=BUDGET
+            task.source, task.target, lambda dims, _: _steps_from(task, dims), ahead, most_states=BUDGET
         )
     chain = chain or in_order(task)
     ends += [_named(task, dims, start) for dims in chain[1:]]
@@ -158,43 +158,30 @@ def in_order(task: OneAxisTask) -> list[DigitLists]:
     """The dims after each step in the document's order, the source first."""
     chain = [task.source]
     while chain[-1] != task.target:
-        dims = chain[-1]
-        rules = (_sliced, _moved, _gathered, _turned, _given_up)
-        chain.append(next(after for rule in rules for after in rule(task, dims)))
+        chain.append(next(_by_rules(task, chain[-1])))
     return chain
 
 
-def _lacks(task: OneAxisTask, dims: DigitLists, number: int) -> int | None:
-    """The axis that a dim lacks next; None where it is finished or has one that is not in place."""
-    have, want = dims[number], task.target[number]
-    return want[len(have)] if have == want[: len(have)] and len(have) < len(want) else None
-
-
-def _sliced(task: OneAxisTask, dims: DigitLists) -> Iterator[DigitLists]:
-    held = {axis for axes in dims for axis in axes}
-    for number, axes in enumerate(dims):
-        axis = _lacks(task, dims, number)
-        if axis is not None and axis not in held:
-            yield _with(dims, number, (*axes, axis))
-
-
-def _moved(task: OneAxisTask, dims: DigitLists) -> Iterator[DigitLists]:
-    for number, axes in enumerate(dims):
-        for goal, goal_axes in enumerate(dims):
-            if axes and goal != number and _lacks(task, dims, goal) == axes[-1]:
-                yield _with(_with(dims, number, axes[:-1]), goal, (*goal_axes, axes[-1]))
-
-
-def _gathered(task: OneAxisTask, dims: DigitLists) -> Iterator[DigitLists]:
-    needed = {axis for axes in task.target for axis in axes}
-    for number, axes in enumerate(dims):
-        if axes and axes[-1] not in needed:
-            yield _with(dims, number, axes[:-1])
-
-
-def _turned(task: OneAxisTask, dims: DigitLists) -> Iterator[DigitLists]:
-    """Axes that stay are major, in their order; then those that move, the first to arrive minor-most; then the rest."""
+def _by_rules(task: OneAxisTask, dims: DigitLists) -> Iterator[DigitLists]:
+    """What the rules of the document make of the dims, in their order."""
     homes = {axis: (number, place) for number, axes in enumerate(task.target) for place, axis in enumerate(axes)}
+    held = {axis for axes in dims for axis in axes}
+    lacking = {  # per dim that has nothing out of place and is not finished, the axis that comes next
+        number: wanted[len(axes)]
+        for number, (axes, wanted) in enumerate(zip(dims, task.target, strict=True))
+        if axes == wanted[: len(axes)] and len(axes) < len(wanted)
+    }
+    for number, axis in lacking.items():
+        if axis not in held:
+            yield _with(dims, number, (*dims[number], axis))
+    for number, axes in enumerate(dims):
+        for goal, axis in lacking.items():
+            if axes and goal != number and axis == axes[-1]:
+                yield _with(_with(dims, number, axes[:-1]), goal, (*dims[goal], axis))
+    for number, axes in enumerate(dims):
+        if axes and axes[-1] not in homes:
+            yield _with(dims, number, axes[:-1])
+    # Axes that stay are major, in their order; then those that move, the first to arrive minor-most; then the rest.
     for number, axes in enumerate(dims):
         ranks = []
         for axis in axes:
@@ -203,58 +190,45 @@ def _turned(task: OneAxisTask, dims: DigitLists) -> Iterator[DigitLists]:
         for place in range(len(axes) - 1):
             if ranks[place] > ranks[place + 1]:
                 yield _with(dims, number, _swapped(axes, place))
-
-
-def _given_up(task: OneAxisTask, dims: DigitLists) -> Iterator[DigitLists]:
     for number in reversed(range(len(dims))):
         if dims[number] != task.target[number][: len(dims[number])]:
             yield _with(dims, number, dims[number][:-1])
 
 
-class _Costs:
-    """What the steps of the basis cost, and what is left at the least: in the units of the weak graph."""
+def _costs_ahead(task: OneAxisTask) -> Callable[[DigitLists], int]:
+    """What no chain from given dims to the target costs less than, in the units of the weak graph."""
+    counts = tuple((size, task.sizes.count(size)) for size in sorted(set(task.sizes)))
+    if not (task.is_even(task.source) and task.is_even(task.target)) or node_count(counts, len(task.shape)) > NODES:
+        return lambda dims: 0
+    classes = tuple([size for size, _ in counts].index(size) for size in task.sizes)
+    tables = Tables(SearchTask(prod(task.sizes), counts, classes, task.source, task.target, task.shape))
+    return lambda dims: int(tables.ahead[tables.task.node_of(dims)])
 
-    def __init__(self, task: OneAxisTask) -> None:
-        self.task = task
-        counts = tuple((size, task.sizes.count(size)) for size in sorted(set(task.sizes)))
-        classes = tuple([size for size, _ in counts].index(size) for size in task.sizes)
-        self.devices = prod(task.sizes)
-        self.tables: Tables | None = None
-        are_even = task.is_even(task.source) and task.is_even(task.target)
-        if are_even and node_count(counts, len(task.shape)) <= NODES:
-            self.tables = Tables(SearchTask(self.devices, counts, classes, task.source, task.target, task.shape))
 
-    def ahead(self, dims: DigitLists) -> int:
-        """What no chain from the dims to the target costs less than."""
-        if self.tables is None:
-            return 0
-        return int(self.tables.ahead[self.tables.task.node_of(dims)])
-
-    def steps(self, dims: DigitLists) -> Iterator[tuple[int, DigitLists]]:
-        """What each step from the dims costs, and what it makes of them."""
-        task = self.task
-        tile = self.devices**2 // prod(map(task.parts, dims))
-        held = {axis for axes in dims for axis in axes}
-        free = [axis for axis in range(len(task.axes)) if axis not in held]
-        for number, axes in enumerate(dims):
-            for axis in free:
-                after = _with(dims, number, (*axes, axis))
-                if task.is_even(after) or after[number] == task.target[number]:
-                    yield 1, after
-            if not axes:
-                continue
-            size = task.sizes[axes[-1]]
-            shorter = _with(dims, number, axes[:-1])
-            yield tile * (size - 1) * STEP_LIMIT + 1, shorter
-            for goal, goal_axes in enumerate(dims):
-                after = _with(shorter, goal, (*goal_axes, axes[-1]))
-                if goal != number and (task.is_even(after) or after[goal] == task.target[goal]):
-                    yield (tile - tile // size) * STEP_LIMIT + 1, after
-            for place in range(len(axes) - 1):
-                first, second = (task.sizes[axis] for axis in axes[place : place + 2])
-                staying = gcd(first - 1, second - 1) + 1  # blocks whose number is the same either way
-                received = tile - tile * staying // (first * second)
-                yield received * STEP_LIMIT + 1, _with(dims, number, _swapped(axes, place))
+def _steps_from(task: OneAxisTask, dims: DigitLists) -> Iterator[tuple[int, DigitLists]]:
+    """What each step from the dims costs, in the units of the weak graph, and what it makes of them."""
+    tile = prod(task.sizes) ** 2 // prod(map(task.parts, dims))
+    held = {axis for axes in dims for axis in axes}
+    free = [axis for axis in range(len(task.axes)) if axis not in held]
+    for number, axes in enumerate(dims):
+        for axis in free:
+            after = _with(dims, number, (*axes, axis))
+            if task.is_even(after) or after[number] == task.target[number]:
+                yield 1, after
+        if not axes:
+            continue
+        size = task.sizes[axes[-1]]
+        shorter = _with(dims, number, axes[:-1])
+        yield tile * (size - 1) * STEP_LIMIT + 1, shorter
+        for goal, goal_axes in enumerate(dims):
+            after = _with(shorter, goal, (*goal_axes, axes[-1]))
+            if goal != number and (task.is_even(after) or after[goal] == task.target[goal]):
+                yield (tile - tile // size) * STEP_LIMIT + 1, after
+        for place in range(len(axes) - 1):
+            first, second = (task.sizes[axis] for axis in axes[place : place + 2])
+            staying = gcd(first - 1, second - 1) + 1  # blocks whose number is the same either way
+            received = tile - tile * staying // (first * second)
+            yield received * STEP_LIMIT + 1, _with(dims, number, _swapped(axes, place))
 
 
 def _with(dims: DigitLists, number: int, axes: tuple[int, ...]) -> DigitLists:

@@ -22,7 +22,6 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -60,7 +59,21 @@ class Stop(NamedTuple):
     """Whether values are still to be reduced."""
 
 
-class Change(NamedTuple):
+class Visit(NamedTuple):
+    """A chain that has reached a state."""
+
+    cost: int
+    stop: Stop
+    """Values are still to be reduced only going forward."""
+    node: int
+    previous: Visit | None
+
+    def chain(self) -> list[Visit]:
+        """All visits, this one first."""
+        return [self, *(self.previous.chain() if self.previous else [])]
+
+
+class DigitChange(NamedTuple):
     """What one collective does to the dims: one of the three."""
 
     grown: tuple[DigitLists, ...] = ()
@@ -128,11 +141,6 @@ class SearchTask:
         """The smallest size of a digit: a Permute leaves at most one device in so many its tile."""
         return min((size for size, _ in self.classes), default=1)
 
-    @cached_property
-    def device_count(self) -> int:
-        """The product of the sizes of all digits."""
-        return prod(self.classes[number][0] for number in self.digit_classes)
-
     def permute_units(self, units: int) -> int:
         """What any Permute of tiles receives at the least."""
         return units - units // self.least_moved
@@ -148,7 +156,7 @@ class Tables:
         self.costs = np.where(keep[:, None] & keep[None], graph.costs, FAR)
         self.units: list[int] = graph.units.tolist()
         self.source_node, self.target_node = task.node_of(task.source), task.node_of(task.target)
-        self._changes: dict[tuple[int, int], Change] = {}
+        self._changes: dict[tuple[int, int], DigitChange] = {}
         self._edges: dict[tuple[int, int], list[tuple[int, int]]] = {}
         # Distances to the target, from the source, and from the source with a Permute on the way.
         count = len(self.units)
@@ -210,7 +218,7 @@ class Tables:
             self._edges[key] = list(zip(extra[near].tolist(), near.tolist(), strict=True))
         return self._edges[key]
 
-    def change(self, before: int, after: int) -> Change:
+    def change(self, before: int, after: int) -> DigitChange:
         """What leads from node to node."""
         key = (before, after)
         if key not in self._changes:
@@ -219,7 +227,9 @@ class Tables:
             self._changes[key] = _change_of(tuple(map(tuple, rows)))
         return self._changes[key]
 
-    def apply(self, state: DigitLists, change: Change, pending: bool = False, only: int = -1) -> Iterator[DigitLists]:
+    def apply(
+        self, state: DigitLists, change: DigitChange, pending: bool = False, only: int = -1
+    ) -> Iterator[DigitLists]:
         """The states that a change makes of a state."""
         task = self.task
         for dim, classes in zip(state, change.classes, strict=False):
@@ -246,15 +256,26 @@ class Tables:
                     dims[origin] = dims[origin][: len(dims[origin]) - count]
                 yield tuple(dims)
 
-    def reduced(self, state: DigitLists, node: int) -> Iterator[tuple[int, DigitLists, int]]:
-        """The states that reducing all partial values makes, with cost and node."""
-        row = self.reduce[node]
-        for there in np.flatnonzero(row < FAR).tolist():
-            if there == node:
-                yield int(row[there]), state, there
-            else:
-                for after in self.apply(state, self.change(node, there), only=self.task.pending):
-                    yield int(row[there]), after, there
+    def steps(self, visit: Visit, slack: int, *, backward: bool = False) -> Iterator[tuple[int, Visit]]:
+        """The chains one step longer that waste less than the slack, each with what it wastes."""
+        state, is_pending = visit.stop
+        layer = 2 if is_pending else int(backward)
+        for waste, node in self.edges_of(visit.node, layer):
+            if waste >= slack:
+                break
+            cost = int(self.costs[node, visit.node] if backward else self.costs_of(layer)[visit.node, node])
+            for after in self.apply(state, self.change(visit.node, node), is_pending):
+                yield waste, Visit(visit.cost + cost, Stop(after, is_pending), node, visit)
+        if not is_pending:
+            return
+        costs = self.reduce[visit.node]
+        for node in np.flatnonzero(costs < FAR).tolist():  # all partial values are reduced
+            cost = int(costs[node])
+            waste = cost + int(self.ahead[node] - self.ahead_pending[visit.node])
+            change = self.change(visit.node, node) if node != visit.node else None
+            reduced = [state] if change is None else self.apply(state, change, only=self.task.pending)
+            for after in reduced if waste < slack else ():
+                yield waste, Visit(visit.cost + cost, Stop(after, False), node, visit)
 
 
 def _orders(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -268,15 +289,15 @@ def _orders(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 @lru_cache(CACHED)
-def _change_of(rows: tuple[tuple[int, ...], ...]) -> Change:
+def _change_of(rows: tuple[tuple[int, ...], ...]) -> DigitChange:
     """A difference of nodes, per dim and class, as what is done to the digits."""
     flat = [number for row in rows for number in row]
     if min(flat) >= 0:
         orders = [list(_orders(row)) for row in rows]
-        return Change(grown=tuple(itertools.product(*orders)))
+        return DigitChange(grown=tuple(itertools.product(*orders)))
     classes = tuple(tuple(number for number, count in enumerate(row) for _ in range(-count)) for row in rows)
     if max(flat) <= 0:
-        return Change(dropped=tuple(map(len, classes)), classes=classes)
+        return DigitChange(dropped=tuple(map(len, classes)), classes=classes)
     losers = [dim for dim, row in enumerate(rows) if min(row) < 0]
     winners = [dim for dim, row in enumerate(rows) if max(row) > 0]
     pairings = [
@@ -286,7 +307,7 @@ def _change_of(rows: tuple[tuple[int, ...], ...]) -> Change:
             rows[goal] == tuple(-count for count in rows[origin]) for origin, goal in zip(losers, goals, strict=True)
         )
     ]
-    return Change(moved=tuple(pairings), classes=classes)
+    return DigitChange(moved=tuple(pairings), classes=classes)
 
 
 def _reductions(task: SearchTask) -> Numbers:

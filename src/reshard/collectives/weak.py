@@ -112,9 +112,9 @@ def distances(costs: Numbers, start: Numbers) -> Numbers:
 
     `costs[i, j]` leads from i to j, and distances run from i; its transpose turns them round.
     """
-    known = start
+    nearest = start
     while True:
-        nearer = np.minimum(known, (costs + known[None]).min(axis=1))
-        if np.array_equal(nearer, known):
-            return known
-        known = np.minimum(nearer, FAR)
+        nearer = np.minimum(nearest, (costs + nearest[None]).min(axis=1))
+        if np.array_equal(nearer, nearest):
+            return nearest
+        nearest = np.minimum(nearer, FAR)

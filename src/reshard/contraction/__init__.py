@@ -9,6 +9,7 @@ Programs (`reshard.propagation`) ask the same chooser.
     tasks.py           what is computed, from where to where
     compute_layout.py  which axes cut which label meanwhile
     rows.py            all ways to give axes to labels
+    goal.py            what is made least
     prices.py          what things cost, and the memo of the planner's answers
     chooser.py         the cheapest of the layouts that the tensors have
     best_first.py      the cheapest of all, best first
@@ -43,10 +44,11 @@ from functools import lru_cache
 from typing import Any, overload
 
 from reshard import planner
-from reshard.checks import expect, listed, shown
+from reshard.checks import expect, listed
 from reshard.contraction.best_first import Search
 from reshard.contraction.chooser import Chooser
 from reshard.contraction.einsum_plan import EinsumPlan
+from reshard.contraction.goal import Goal
 from reshard.contraction.pairwise import Contracted, best_way, pairwise
 from reshard.contraction.prices import Effort
 from reshard.contraction.tasks import Calculation, Task
@@ -77,7 +79,7 @@ class Asked:
     """Of the labels, in the pattern's order."""
     dtype: DType
     target: Sharding | None
-    network: Network | None
+    goal: Goal
     may_stay_unreduced: bool = False
     prove: bool = False
 
@@ -96,6 +98,7 @@ def einsum(
     dtype: Any = "float32",
     target: Sharding | None = None,
     network: Network | str | None = None,
+    goal: str | None = None,
     sizes: Mapping[str, int] | None = None,
     leave_partial: bool = False,
     prove: bool = False,
@@ -104,7 +107,8 @@ def einsum(
 
     Operands are resharded into a compute layout, in which every axis or part of an axis cuts one label or none, then
     contracted on every device, and the result is brought to the target.
-    Without a network the price is the bytes that the busiest device receives, then bytes in all, steps, operations.
+    Without a network the price is the bytes that the busiest device receives, then bytes in all, steps, operations;
+    under the goal `balanced` bytes and operations weighed (`reshard.contraction.goal`), as in programs.
     With one it is seconds: communication and arithmetic one after the other.
     Without a target the result lies where it is cheapest, its sums made.
     Operands may be unreduced, and stay so where nothing else needs the axis; so may the target.
@@ -117,6 +121,7 @@ def einsum(
         dtype: of the elements of operands and result, by either name or as NumPy's.
         target: where the result is wanted.
         network: what the devices are connected by and how fast they compute, or the name of a preset.
+        goal: `bytes`, unless given, or `balanced`; on a network `seconds`.
         sizes: of labels that the shapes do not determine.
         leave_partial: whether, without a target, sums over cut labels may be left to the next operation to make.
         prove: whether to search on until no other layout can be cheaper; without it a search on a network, or of
@@ -136,30 +141,24 @@ def einsum(
     pattern = Pattern.of(expression)
     for sharding in operands:
         expect(sharding, Sharding, "an operand of an einsum")
-    if len(operands) != len(pattern.operands):
-        raise ReshardError(
-            "bad-argument", f"{pattern} has {len(pattern.operands)} operands, got {len(operands)} shardings"
-        )
-    given = listed(shapes, "the shapes of the operands")
-    if len(given) != len(operands):
-        raise ReshardError("bad-argument", f"{pattern} has {len(operands)} operands, got {len(given)} shapes")
-    if sizes is not None and not isinstance(sizes, Mapping):
-        raise ReshardError("bad-argument", f"sizes must be a mapping from label to size, got: {shown(sizes)}")
-    found = pattern.solve_sizes(given, sizes or {})
+    pattern.check_count(len(operands), " shardings")
+    listing = listed(shapes, "the shapes of the operands")
+    pattern.check_count(len(listing), " shapes")
+    solved = pattern.solve_sizes(listing, sizes)
     if target is not None:
         expect(target, Sharding, "the target of an einsum")
-    network = Network.named(network, "the network of an einsum")
+    aim = Goal.of(goal, Network.named(network, "the network of an einsum"))
     mesh = _mesh_of([*operands, *([] if target is None else [target])])
     sources = tuple(with_mesh(sharding, mesh) for sharding in operands)
     target = None if target is None else with_mesh(target, mesh)
     kind = dtype_named(dtype)
     for term, end in zip(pattern.terms, [*sources, target], strict=True):
         if end is not None:
-            end.layout_for(pattern.shape_of(term, found))
+            end.layout_for(pattern.shape_of(term, solved))
             if end.unreduced:
                 kind.check_reduction(end.reduction)
-    labels = tuple(found[label] for label in pattern.labels)
-    return _planned(Asked(pattern, sources, labels, kind, target, network, bool(leave_partial), bool(prove)))
+    labels = tuple(solved[label] for label in pattern.labels)
+    return _planned(Asked(pattern, sources, labels, kind, target, aim, bool(leave_partial), bool(prove)))
 
 
 def _mesh_of(shardings: Sequence[Sharding]) -> Mesh:
@@ -177,11 +176,12 @@ def _mesh_of(shardings: Sequence[Sharding]) -> Mesh:
 @lru_cache(CACHED_PLANS)
 def _planned(asked: Asked) -> EinsumPlan:
     tasks = asked.tasks()
-    if asked.network is not None:
+    network = asked.goal.network
+    if network is not None:
         for task in tasks:
-            check_reach(asked.network, task.mesh)
-    chooser = Chooser(asked.network)
-    candidates = [best_way(task, chooser, Effort(asked.network), prove=asked.prove).plan(chooser) for task in tasks]
+            check_reach(network, task.mesh)
+    chooser = Chooser(asked.goal)
+    candidates = [best_way(task, chooser, Effort(network), prove=asked.prove).plan(chooser) for task in tasks]
     best = min(candidates, key=lambda plan: plan.price)
     LOGGER.debug("%s: %s", asked.pattern, best.case)
     return best
@@ -218,7 +218,7 @@ def alternatives(plan: Plan | EinsumPlan, *, anywhere: bool = False) -> tuple[Pl
         tuple(plan.expression_sizes.values()),
         plan.dtype,
         None if anywhere else plan.target,
-        plan.network,
+        plan.goal,
     )
     return tuple(other for other in _ranked(asked) if other != replace(plan, is_proved=other.is_proved))[:ALTERNATIVES]
 
@@ -228,7 +228,7 @@ def _ranked(asked: Asked) -> tuple[EinsumPlan, ...]:
     """The cheapest plans of distinct layouts, and along distinct paths, best first."""
     plans: list[EinsumPlan] = []
     for task in asked.tasks():
-        chooser, effort = Chooser(asked.network), Effort(asked.network)
+        chooser, effort = Chooser(asked.goal), Effort(asked.goal.network)
         numbers = tuple(range(len(asked.sources)))
         search = Search(task, chooser, effort)
         best = search.best(chooser.first(task), ALTERNATIVES + 1, search.hasty())

@@ -20,7 +20,6 @@ from reshard.contraction.ranking import Ranking
 from reshard.contraction.rows import Table
 from reshard.contraction.tasks import Task
 from reshard.errors import ReshardError
-from reshard.network.inflow import fastest_into
 from reshard.sharding import Sharding
 
 WORK_IN_VAIN = 25
@@ -43,16 +42,16 @@ class Search:
         self.chooser = chooser
         self.effort = effort
         self.prices = chooser.prices
-        self.network = network = chooser.network
+        self.goal, network = chooser.goal, chooser.network
         self.table = Table(task, [level.stride for level in network.levels] if network else ())
         self.bounds = Bounds(self.table)
-        self._seconds = np.zeros((len(task.calculation.shapes), len(self.table.rows)))
-        self._alike = self._seconds
-        self._arithmetic = np.zeros(len(self.table.rows))
+        self._costs = np.zeros((len(task.calculation.shapes), len(self.table.rows)))
+        self._alike = self._costs
         if network is not None:
-            self._seconds, self._alike = self.bounds.seconds(network)
-            if network.flops:
-                self._arithmetic = self.bounds.flops / network.flops
+            self._costs, self._alike = self.bounds.seconds(network)
+        elif self.goal.is_sum:
+            self._costs = self._alike = self.bounds.received
+        self._arithmetic = self.bounds.flops * self.goal.per_flop
         self._lowest = self._lower_bounds()
 
     def _lower_bounds(self) -> list[NDArray[np.float64]]:
@@ -60,17 +59,17 @@ class Search:
         bounds = self.bounds
         received = bounds.received.sum(axis=0)
         total = np.where(bounds.is_even, received * self.task.mesh.size, received)
-        seconds = self._seconds.sum(axis=0) + self._arithmetic
-        return [seconds * SLACK, np.ceil(received * SLACK), np.ceil(total * SLACK), bounds.steps, bounds.flops]
+        cost = self._costs.sum(axis=0) + self._arithmetic
+        return [cost * SLACK, np.ceil(received * SLACK), np.ceil(total * SLACK), bounds.steps, bounds.flops]
 
     def work_in_vain(self, prove: bool) -> int | None:
         """After how much work in vain to end: none where all is to be proved, or soon is."""
-        soon = self.network is None and len(self.table.rows) <= PROVED_ROWS
+        soon = self.goal.network is None and len(self.table.rows) <= PROVED_ROWS
         return None if prove or soon else self.hasty()
 
     def hasty(self, work: int = WORK_IN_VAIN) -> int:
         """After how much work in vain to end in haste, from how much without a network."""
-        return work if self.network is None else work * TIMES_ON_NETWORK
+        return work if self.goal.network is None else work * TIMES_ON_NETWORK
 
     def best(self, first: Chosen | None, keep: int = 1, work_in_vain: int | None = None) -> list[Chosen]:
         """The cheapest layouts of distinct rows, best first.
@@ -86,7 +85,7 @@ class Search:
         """
         chosen: dict[int, Chosen] = {}
         places: dict[int, list[tuple[ComputeLayout, Sharding]]] = {}
-        ranking = Ranking(self._lowest, self._seconds, self._alike, self._arithmetic)
+        ranking = Ranking(self._lowest, self._costs, self._alike, self._arithmetic)
         limit, is_proved = None, True
         if first is not None:
             chosen[self.table.row_of(first.layout)] = first
@@ -149,22 +148,22 @@ class Search:
         self.effort.spent += 1  # a look, however soon it ends
         if self._is_hopeless(reshards, row, limit):
             return True, None
-        least, expected, is_new = self._time_left(row), ranking.expected(row), False
+        least, expected, is_new = self._least(row), ranking.expected(row), False
         moved: list[Moved] = []
         for term, ends in enumerate(reshards):
             if is_new and expected > rival:
                 return False, None
             is_new |= self.effort.ask(ends)
             moved.append(self.prices.moved(*ends))
-            seconds = moved[-1].price.seconds * trips[term]
-            if seconds == np.inf:
+            cost = moved[-1].price.cost * trips[term]
+            if cost == np.inf:
                 return True, None
-            least += seconds - float(self._seconds[term, row])
-            expected += seconds - ranking.expected_of(term, row)
-            ranking.learn(term, row, seconds)
+            least += cost - float(self._costs[term, row])
+            expected += cost - ranking.expected_of(term, row)
+            ranking.learn(term, row, cost)
             if self._is_beyond(least, moved, limit):
                 return True, None
-        price = price_of(moved, trips, self.chooser.flops(self.task, layout) * trips[-1], self.network)
+        price = price_of(moved, trips, self.chooser.flops(self.task, layout) * trips[-1], self.goal)
         return True, price if limit is None or price < limit else None
 
     def _is_hopeless(self, reshards: list[Ends], row: int, limit: Price | None) -> bool:
@@ -174,26 +173,25 @@ class Search:
         least = [
             self.prices.least_bytes(ends) * trips for ends, trips in zip(reshards, self.task.trip_counts, strict=True)
         ]
-        if self.network is None:
+        if not self.goal.is_sum:
             return max(least) > limit.received_bytes
-        into = fastest_into(self.network)
         more = sum(
-            max(0.0, received / into - float(self._seconds[term, row]))
+            max(0.0, received * self.goal.per_byte - float(self._costs[term, row]))
             for term, received in enumerate(least)
             if received
         )
-        return (self._time_left(row) + more) * SLACK > limit.seconds
+        return (self._least(row) + more) * SLACK > limit.cost
 
-    def _time_left(self, row: int) -> float:
-        """What the whole takes at the least on the network."""
-        return float(self._seconds[:, row].sum() + self._arithmetic[row])
+    def _least(self, row: int) -> float:
+        """What the whole costs at the least."""
+        return float(self._costs[:, row].sum() + self._arithmetic[row])
 
     def _is_beyond(self, spent: float, moved: list[Moved], limit: Price | None) -> bool:
         """Whether the reshards alone cost more than the limit."""
         if limit is None:
             return False
-        if self.network is not None:
-            return spent * SLACK > limit.seconds
+        if self.goal.is_sum:
+            return spent * SLACK > limit.cost
         return busiest(zip(moved, self.task.trip_counts, strict=False)) > limit.received_bytes
 
 
@@ -204,7 +202,7 @@ def best_of(task: Task, chooser: Chooser, effort: Effort, *, prove: bool = False
         ReshardError: of the planner, where no layout can be reached.
     """
     first = chooser.first(task)
-    if first is not None and task.target is not None and chooser.network is None and first.price.steps == 0:
+    if first is not None and task.target is not None and not chooser.goal.is_sum and first.price.steps == 0:
         return first._replace(is_proved=True)  # there is one layout at most in which everything stays
     search = Search(task, chooser, effort)
     return search.best(first, 1, search.work_in_vain(prove))[0]

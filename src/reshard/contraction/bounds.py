@@ -140,10 +140,7 @@ class Bounds:
             received = self._received(cut)
             if not all(cut.inside):
                 received = np.where(self.is_even, received, 0.0)
-            bytes_in = received / (self.task.mesh.size // cut.devices)
-            taken = bytes_in / group.bandwidth
-            taken = taken + group.latency_s if group.is_switched else np.maximum(taken, group.latency_s)
-            taken = np.where(received > 0, taken + network.launch_s, 0.0)
+            taken = group.seconds(received / (self.task.mesh.size // cut.devices), network.launch_s)
             bound, total = np.maximum(bound, taken), total + taken
         return bound * self._trips, total * self._trips + self.moved
 
@@ -254,8 +251,8 @@ class Bounds:
         if task.target is None:
             if task.may_stay_unreduced:
                 return nothing
-            tile = tiles.prod(axis=1) / classes
-            return np.where((classes > 1) & self.is_even, self._combined(term, cut, classes, tile, 1.0), nothing)
+            share = (classes - 1) * (prod(task.calculation.shapes[-1]) / cut.devices)  # scattered over all
+            return np.where((classes > 1) & self.is_even, share, nothing)
         target, roles = task.target, self._roles[term]
         there = self._end_sides(term, target, cut)
         if there is None or roles is None:

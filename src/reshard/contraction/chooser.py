@@ -15,7 +15,7 @@ lies, the result is unreduced along y, and one all-reduce makes it whole.
 >>> mesh = Mesh.of(x=2, y=2)
 >>> product = Calculation.of_einsum(Pattern.of("bd,df->bf"), {"b": 8, "d": 8, "f": 8}, dtype_named("float32"))
 >>> ends = Sharding.of(mesh, "x", "y"), Sharding.of(mesh, "y", None)
->>> chosen = Chooser(None).choose(product, ends, Sharding.of(mesh, "x", None))
+>>> chosen = Chooser(Goal()).choose(product, ends, Sharding.of(mesh, "x", None))
 >>> chosen.layout.shardings[-1].text(), chosen.price.received_bytes
 ('[{"x"}, {}], unreduced={"y"}', 128)
 """
@@ -25,13 +25,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reshard.contraction.compute_layout import ComputeLayout
+from reshard.contraction.goal import Goal
 from reshard.contraction.prices import ROUNDING, Ends, Moved, Price, Prices, local_flops, price_of
 from reshard.contraction.rows import Table
 from reshard.contraction.targets import targets
 from reshard.contraction.tasks import Calculation, Task
 from reshard.errors import ReshardError
-from reshard.network import Network
-from reshard.network.inflow import fastest_into
 from reshard.sharding import Sharding
 
 
@@ -64,32 +63,32 @@ class Place(NamedTuple):
     layout: int
     target: Sharding
     least: float
-    """The seconds, or, without a network, the bytes that it takes at the least."""
+    """What it costs at the least, or, where costs are not added up, the bytes."""
 
 
 class Least(NamedTuple):
     """What a reshard takes at the least."""
 
     busiest: float
-    """Seconds, or, without a network, bytes of the device that receives most."""
+    """Cost, or, where costs are not added up, bytes of the device that receives most."""
     total: float
     """Bytes that all devices receive together."""
 
 
 class Chooser:
-    """The layouts of tasks and their prices on one network.
+    """The layouts of tasks and their prices under one goal.
 
     Args:
-        network: None where bytes decide.
+        goal: what is made least.
         is_for_many: whether the tasks are many, as those of a program are.
     """
 
-    def __init__(self, network: Network | None, *, is_for_many: bool = False) -> None:
-        self.network = network
-        self.prices = Prices(network, by_smaller=is_for_many)
+    def __init__(self, goal: Goal, *, is_for_many: bool = False) -> None:
+        self.goal, self.network = goal, goal.network
+        self.prices = Prices(goal, by_smaller=is_for_many)
         self._chosen: dict[tuple[object, ...], Chosen] = {}
         self._layouts: dict[tuple[object, ...], Ready] = {}
-        self._open: dict[Sharding, list[Sharding]] = {}
+        self._open: dict[tuple[Sharding, tuple[int, ...]], list[Sharding]] = {}
         self._amounts: dict[tuple[object, ...], list[Least]] = {}
 
     @property
@@ -147,7 +146,7 @@ class Chooser:
             place = places[number]
             layout, flops = ready.layouts[place.layout], ready.flops[place.layout]
             if best is not None:
-                most = best[0].received_bytes if self.network is None else (1 + ROUNDING) * best[0].seconds
+                most = (1 + ROUNDING) * best[0].cost if self.goal.is_sum else best[0].received_bytes
                 if place.least > most:
                     break
             price = self.price(task, layout, flops, place.target, None if best is None else best[0])
@@ -160,7 +159,7 @@ class Chooser:
 
     def _places(self, task: Task, ready: Ready) -> list[Place]:
         """The layouts, with where the result goes, and the seconds or bytes that it takes at the least."""
-        calculation, network, trips = task.calculation, self.network, task.trip_counts
+        calculation, goal, trips = task.calculation, self.goal, task.trip_counts
         used = [self._least_of(task, ready, term) for term in range(len(task.sources))]
         results = [
             [
@@ -169,14 +168,14 @@ class Chooser:
             ]
             for made in ready.used[-1]
         ]
-        per_flop = trips[-1] / network.flops if network is not None and network.flops else 0.0
-        devices = None if network is not None else _devices_of(task)
+        per_flop = trips[-1] * goal.per_flop
+        devices = None if goal.is_sum else _devices_of(task)
         places = []
         for number, (*own, made) in enumerate(ready.numbers):
             operands = [*map(list.__getitem__, used, own)]
             for target, result in results[made]:
                 moves = [*operands, result]
-                if network is not None:
+                if goal.is_sum:
                     least = sum(move.busiest for move in moves)
                 else:  # no device receives less than the even share of what all do
                     shared = -(-sum(move.total for move in moves) // devices) if devices else 0
@@ -202,9 +201,9 @@ class Chooser:
         moved = self.prices.known(ends)
         if moved is None:
             received = self.prices.least_bytes(ends)
-            amount = received if self.network is None or not received else received / fastest_into(self.network)
+            amount = received * self.goal.per_byte
             return Least(amount * trips, received * trips), False
-        amount = moved.price.received_bytes if self.network is None else moved.price.seconds
+        amount = moved.price.cost if self.goal.is_sum else moved.price.received_bytes
         return Least(amount * trips, moved.price.total_received_bytes * trips), True
 
     def targets(self, task: Task, made: Sharding) -> list[Sharding]:
@@ -213,9 +212,10 @@ class Chooser:
             return [task.target]
         if task.may_stay_unreduced:
             return [made]
-        if made not in self._open:
-            self._open[made] = targets(made, task.calculation.shapes[-1])
-        return self._open[made]
+        key = made, task.calculation.shapes[-1]
+        if key not in self._open:
+            self._open[key] = targets(*key, is_sum=self.goal.is_sum)
+        return self._open[key]
 
     def flops(self, task: Task, layout: ComputeLayout) -> int:
         """Operations of the busiest device on one trip."""
@@ -225,26 +225,25 @@ class Chooser:
         self, task: Task, layout: ComputeLayout, flops: int, target: Sharding, limit: Price | None = None
     ) -> Price | None:
         """What a task costs in a layout; None where that cannot be, or costs more than a limit."""
-        trips, network = task.trip_counts, self.network
-        seconds = flops * trips[-1] / network.flops if network is not None and network.flops else 0.0
-        most_seconds = None if limit is None else (1 + ROUNDING) * limit.seconds
+        trips, goal = task.trip_counts, self.goal
+        cost = flops * trips[-1] * goal.per_flop
+        most = None if limit is None else (1 + ROUNDING) * limit.cost
         moved: list[Moved] = []
         for number, ends in enumerate(ends_of(task, layout, target)):
             one = self.prices.moved(*ends)
-            seconds += one.price.seconds * trips[number]
+            cost += one.price.cost * trips[number]
             if (
                 limit is not None
-                and most_seconds is not None
+                and most is not None
                 and (
-                    seconds > most_seconds
-                    or (network is None and one.price.received_bytes * trips[number] > limit.received_bytes)
+                    cost > most or (not goal.is_sum and one.price.received_bytes * trips[number] > limit.received_bytes)
                 )
             ):
                 return None
             moved.append(one)
-        if seconds == float("inf"):
+        if cost == float("inf"):
             return None
-        return price_of(moved, trips, flops * trips[-1], network)
+        return price_of(moved, trips, flops * trips[-1], goal)
 
     def _ready(self, task: Task) -> Ready:
         """The layouts that the tensors have."""

@@ -27,8 +27,9 @@ from reshard.checks import all_of, expect
 from reshard.contraction.cases import cases_of
 from reshard.contraction.compute_layout import ComputeLayout
 from reshard.contraction.formula import table
+from reshard.contraction.goal import Goal
 from reshard.contraction.paths import Path, paths_of
-from reshard.contraction.prices import Price, busiest, local_flops, moved_by
+from reshard.contraction.prices import BY_BYTES, Price, busiest, local_flops, moved_by
 from reshard.contraction.tasks import stages_of
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
@@ -61,7 +62,8 @@ class EinsumPlan:
     """From the result as it comes out to where it is wanted."""
     inputs: tuple[int | EinsumPlan, ...]
     """Per operand, the number of the tensor that is handed in, or the plan whose result it is."""
-    network: Network | None = None
+    goal: Goal = BY_BYTES
+    """What it was made least by."""
     is_proved: bool = True
     """Whether no compute layout that was searched can be cheaper; a search in haste may end before it knows."""
 
@@ -76,6 +78,11 @@ class EinsumPlan:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @property
+    def network(self) -> Network | None:
+        """On which seconds count."""
+        return self.goal.network
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -230,7 +237,9 @@ class EinsumPlan:
     def price(self) -> Price:
         """What plans are compared by."""
         steps = sum(len(plan.steps) for plan in self._all_plans)
-        return Price(self.seconds or 0.0, self.received_bytes, self.total_received_bytes, steps, self.flops)
+        costs = [self.goal.cost(plan.seconds, plan.received_bytes) for plan in self._all_plans]
+        cost = sum(costs, self.flops * self.goal.per_flop)
+        return Price(cost, self.received_bytes, self.total_received_bytes, steps, self.flops)
 
     @cached_property
     def cases(self) -> dict[str, str]:
@@ -280,6 +289,7 @@ class EinsumPlan:
             "seconds": self.seconds,
             "overlapped_seconds": self.overlapped_seconds,
             "bound": self.bound,
+            "goal": self.goal.name,
             "is_proved": self.is_proved,
         }
 

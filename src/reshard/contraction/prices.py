@@ -1,7 +1,7 @@
 """What things cost: a price, what a reshard takes, and the memo of the planner's answers.
 
-A price is compared component by component: seconds on the network, where one is given, then bytes of the busiest
-device, bytes in all, steps, operations.
+A price is compared component by component: what the goal adds up, if it does, then bytes of the busiest device, bytes
+in all, steps, operations.
 The busiest device is that of several reshards together: two that keep different devices busy cost less than twice one.
 
 Without a network a reshard is priced by one like it that is known already.
@@ -19,8 +19,8 @@ By hand, on x = 2, y = 4, `[{"x"}, {}, {}]` to `[{}, {"x"}, {}]` of 16 x 6 x 10 
 >>> from reshard.dtypes import dtype_named
 >>> mesh = Mesh.of(x=2, y=4)
 >>> ends = Sharding.of(mesh, "x", None, None), Sharding.of(mesh, None, "x", None)
->>> Prices(None, by_smaller=True).moved(*ends, (16, 6, 10), dtype_named("float32")).price
-Price(seconds=0.0, received_bytes=960, total_received_bytes=7680, steps=1, flops=0)
+>>> Prices(Goal(), by_smaller=True).moved(*ends, (16, 6, 10), dtype_named("float32")).price
+Price(cost=0.0, received_bytes=960, total_received_bytes=7680, steps=1, flops=0)
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import numpy as np
 
 from reshard.axis import Axes
 from reshard.contraction.compute_layout import closed_sharding
+from reshard.contraction.goal import Goal
 from reshard.contraction.tasks import Stage
 from reshard.digits import Positions
 from reshard.dtypes import DType
@@ -65,8 +66,8 @@ class Ends(NamedTuple):
 class Price(NamedTuple):
     """What something costs, in the order in which prices are compared."""
 
-    seconds: float
-    """Communication and arithmetic one after the other; 0 without a network."""
+    cost: float
+    """What the goal adds up: seconds on a network, bytes and weighed operations, or 0 where bytes alone decide."""
     received_bytes: int
     """Of the busiest device."""
     total_received_bytes: int
@@ -75,28 +76,23 @@ class Price(NamedTuple):
     """Of the busiest device."""
 
 
+BY_BYTES = Goal()
 NOTHING = Price(0.0, 0, 0, 0, 0)
 IMPOSSIBLE = Price(inf, 0, 0, 0, 0)
 
 
 def added(*prices: Price) -> Price:
     """What things cost one after the other, the same in whatever order they are."""
-    seconds, received, total, steps, flops = zip(*prices, strict=True)
-    return Price(fsum(seconds), sum(received), sum(total), sum(steps), sum(flops))
+    costs, received, total, steps, flops = zip(*prices, strict=True)
+    return Price(fsum(costs), sum(received), sum(total), sum(steps), sum(flops))
 
 
 def times(price: Price, trips: int) -> Price:
     """The price of what is done so many times."""
-    if trips == 1 or price.seconds == inf:
+    if trips == 1 or price.cost == inf:
         return price
-    seconds, received, total, steps, flops = price
-    return Price(seconds * trips, received * trips, total * trips, steps * trips, flops * trips)
-
-
-def arithmetic(flops: int, network: Network | None) -> Price:
-    """The price of operations of a device."""
-    seconds = flops / network.flops if network is not None and network.flops else 0.0
-    return Price(seconds, 0, 0, 0, flops)
+    cost, received, total, steps, flops = price
+    return Price(cost * trips, received * trips, total * trips, steps * trips, flops * trips)
 
 
 class Tally(NamedTuple):
@@ -119,7 +115,7 @@ UNMOVED = Moved(NOTHING)
 STUCK = Moved(IMPOSSIBLE)
 
 
-def moved_by(plan: Plan, times_more: int = 1) -> Moved:
+def moved_by(plan: Plan, times_more: int = 1, goal: Goal = BY_BYTES) -> Moved:
     """What a plan takes, or one like it of so many times more elements."""
     tallies: dict[Mesh, Positions] = {}
     for step in plan.steps:
@@ -127,7 +123,7 @@ def moved_by(plan: Plan, times_more: int = 1) -> Moved:
             mesh = step.after.mesh
             tallies[mesh] = tallies.get(mesh, 0) + step.all_received_bytes() * times_more
     received, total = plan.received_bytes * times_more, plan.total_received_bytes * times_more
-    price = Price(plan.seconds or 0.0, received, total, len(plan.steps), 0)
+    price = Price(goal.cost(plan.seconds, received), received, total, len(plan.steps), 0)
     return Moved(price, tuple(Tally(mesh, received) for mesh, received in tallies.items()) if total else ())
 
 
@@ -146,13 +142,11 @@ def busiest(moved: Iterable[tuple[Moved, int]]) -> int:
     return int(received.max())
 
 
-def price_of(moved: Sequence[Moved], trips: Sequence[int], flops: int, network: Network | None) -> Price:
+def price_of(moved: Sequence[Moved], trips: Sequence[int], flops: int, goal: Goal) -> Price:
     """The price of an operation: its reshards, each made so many times, and its arithmetic."""
-    seconds = [one.price.seconds * count for one, count in zip(moved, trips, strict=True)]
-    if network is not None and network.flops:
-        seconds.append(flops / network.flops)
+    costs = [one.price.cost * count for one, count in zip(moved, trips, strict=True)]
     return Price(
-        sum(seconds),
+        sum(costs, flops * goal.per_flop),
         busiest(zip(moved, trips, strict=True)),
         sum(one.price.total_received_bytes * count for one, count in zip(moved, trips, strict=True)),
         sum(one.price.steps * count for one, count in zip(moved, trips, strict=True)),
@@ -206,13 +200,13 @@ class Prices:
     """What the planner says of reshards on one network, each asked once.
 
     Args:
-        network: None where bytes decide.
+        goal: what is made least.
         by_smaller: whether, without a network, reshards are priced by smaller ones; so where there are many.
     """
 
-    def __init__(self, network: Network | None, *, by_smaller: bool = False) -> None:
-        self.network = network
-        self.by_smaller = by_smaller and network is None
+    def __init__(self, goal: Goal, *, by_smaller: bool = False) -> None:
+        self.goal = goal
+        self.by_smaller = by_smaller and goal.network is None
         self.refusal: ReshardError | None = None
         """The last one of the planner."""
         self._moved: dict[Ends, Moved] = {}
@@ -230,7 +224,7 @@ class Prices:
         answer = self._answers.get(ends)
         if answer is None:
             try:
-                answer = plan(*ends, network=self.network)
+                answer = plan(*ends, network=self.goal.network)
             except ReshardError as error:
                 self.refusal = answer = error
             self._answers[ends] = answer
@@ -252,8 +246,8 @@ class Prices:
         small = smaller(source, target, shape) if self.by_smaller else None
         try:
             if small is None:
-                return moved_by(self.plan(source, target, shape, dtype))
-            return moved_by(self.plan(small.source, small.target, small.shape, dtype), small.times_more)
+                return moved_by(self.plan(source, target, shape, dtype), goal=self.goal)
+            return moved_by(self.plan(small.source, small.target, small.shape, dtype), small.times_more, self.goal)
         except ReshardError:
             return STUCK
 

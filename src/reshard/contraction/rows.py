@@ -99,10 +99,17 @@ class Table:
         return ends
 
     def _choices(self, piece: Axis) -> list[int]:
-        """What a piece may do."""
+        """What a piece may do.
+
+        A label of size 1 that is a dim by itself is cut where not all is even: one device has it, and may be the one
+        that lacks least.
+        """
         task, choices = self.task, [0]
+        grouped = {label for term in task.pattern.terms for group in term if len(group) > 1 for label in group}
         for number, label in enumerate(self.labels):
-            if task.sizes[label] > 1 and label not in task.calculation.whole:
+            size = task.sizes[label]
+            is_cuttable = size > 1 or (size == 1 and not task.is_even and label not in grouped)
+            if is_cuttable and label not in task.calculation.whole:
                 choices.append(1 + number)
         for number, wait in enumerate(task.waits):
             waiting = [task.ends[operand] for operand in wait.operands]

@@ -1,7 +1,11 @@
 """Where a result may go whose place is open: sums are scattered over its dims.
 
-Where some dims are cut evenly by all axes that a sum is made along, every device receives its share and no more.
+Every device makes a share of the sums, along whatever axes they are: also where all would be told the same along an
+axis, as then each combines fewer.
+Where some dims are cut evenly by all axes that cut nothing yet, every device receives its share and no more.
 Where none are, a device's share depends on the dims that are cut, and the smallest tiles come first.
+There, where the busiest device is that of all reshards together, an uneven place may also make up for what operands
+bring to some devices and not to others.
 """
 
 from __future__ import annotations
@@ -11,18 +15,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from reshard.axis import Axis, merged
+from reshard.axis import Axes, Axis, difference
+from reshard.contraction.compute_layout import closed_sharding
+from reshard.operations.projection import shards
 from reshard.planner.candidates import refinements
 from reshard.sharding import Sharding
 
-UNEVEN = 2
+UNEVEN = 32
 """How many uneven places are tried, besides that everywhere."""
 MOST_PLACES = 1024
 """Up to how many ways to cut dims are compared."""
 
 
-def targets(local: Sharding, shape: tuple[int, ...]) -> list[Sharding]:
+def targets(local: Sharding, shape: tuple[int, ...], *, is_sum: bool = True) -> list[Sharding]:
     """Where a result with sums to be made may go, the most promising place first.
+
+    Args:
+        local: the result as it comes out.
+        shape: of the whole.
+        is_sum: whether what the busiest device receives of each reshard is added up.
 
     >>> from reshard.mesh import Mesh
     >>> local = Sharding.of(Mesh.of(x=2), None, None, unreduced="x")
@@ -30,34 +41,36 @@ def targets(local: Sharding, shape: tuple[int, ...]) -> list[Sharding]:
     ['[{}, {"x"}]']
     >>> [found.text() for found in targets(local, (5, 7))]
     ['[{}, {"x"}]', '[{"x"}, {}]', '[{}, {}]']
+    >>> summed_along_y = Sharding.of(Mesh.of(x=2, y=2), None, unreduced="y")
+    >>> [found.text() for found in targets(summed_along_y, (8,))]
+    ['[{"y", "x"}]', '[{"y"}]']
     """
     if not local.unreduced:
         return [local]
-    anywhere = Sharding.of(local.mesh, *[None] * len(shape))
-    even = next(refinements(local, local.unreduced, anywhere, shape), None)
-    if even is not None:
-        return [even]
-    return [*_uneven(local, shape), replace(local, unreduced=())]
+    mesh, unreduced = local.mesh, local.unreduced
+    used = [*unreduced, *(axis for dim in local.dims for axis in dim.axes)]
+    free = difference([Axis(name) for name, size in mesh.axes if size > 1], used, mesh.sizes)
+    anywhere = Sharding.of(mesh, *[None] * len(shape))
+    scattered = [next(refinements(local, axes, anywhere, shape), None) for axes in ((*unreduced, *free), unreduced)]
+    even = [*dict.fromkeys(place for place in scattered if place is not None)]
+    is_even = all(size % local.layout.shards(dim) == 0 for dim, size in enumerate(shape))
+    if scattered[0] is not None and is_even and (is_sum or all(size % mesh.size == 0 for size in shape)):
+        return even
+    return [*dict.fromkeys([*even, *_uneven(local, (*unreduced, *free), shape), replace(local, unreduced=())])]
 
 
-def _uneven(local: Sharding, shape: tuple[int, ...]) -> list[Sharding]:
-    """The places with the smallest tiles; a dim is cut into no more parts than it has elements."""
+def _uneven(local: Sharding, axes: Sequence[Axis], shape: tuple[int, ...]) -> list[Sharding]:
+    """The places with the smallest tiles, where some of these axes cut dims; the rest has no partial values either."""
     sizes = local.mesh.sizes
-    axes = [(axis, axis.size_in(sizes[axis.name])) for axis in local.unreduced]
-    now = [local.layout.shards(dim) for dim in range(len(shape))]
-    found: list[tuple[int, tuple[int, ...]]] = []
-    for dims in itertools.islice(itertools.product(range(len(shape)), repeat=len(axes)), MOST_PLACES):
-        shards = list(now)
-        for dim, (_, size) in zip(dims, axes, strict=True):
-            shards[dim] *= size
-        if all(parts <= max(size, held) for size, parts, held in zip(shape, shards, now, strict=True)):
-            found.append((prod(-(-size // parts) for size, parts in zip(shape, shards, strict=True)), dims))
-    return [_cut(local, [axis for axis, _ in axes], dims) for _, dims in sorted(found)[:UNEVEN]]
-
-
-def _cut(local: Sharding, axes: Sequence[Axis], places: Sequence[int]) -> Sharding:
-    """The sharding with each axis cutting a dim instead of keeping partial values apart."""
-    dims = list(local.dims)
-    for axis, place in zip(axes, places, strict=True):
-        dims[place] = replace(dims[place], axes=merged([*dims[place].axes, axis], local.mesh.sizes))
-    return replace(local, dims=tuple(dims), unreduced=(), replicated=())
+    places: dict[tuple[Axes, ...], int] = {}
+    ways = itertools.product(
+        itertools.permutations(axes), itertools.product((*range(len(shape)), None), repeat=len(axes))
+    )
+    for order, chosen in itertools.islice(ways, MOST_PLACES):
+        cut_by = tuple(
+            (*dim.axes, *(axis for axis, place in zip(order, chosen, strict=True) if place == number))
+            for number, dim in enumerate(local.dims)
+        )
+        places[cut_by] = prod(-(-size // shards(its_axes, sizes)) for size, its_axes in zip(shape, cut_by, strict=True))
+    smallest = sorted(places, key=places.__getitem__)[:UNEVEN]
+    return [closed_sharding(local.mesh, cut_by, uneven=local.uneven) for cut_by in smallest]

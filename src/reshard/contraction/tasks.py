@@ -181,6 +181,17 @@ class Task:
         """Per term its sharding, where it has one on the mesh of the computation."""
         return tuple(end if end is not None and end.mesh == self.mesh else None for end in (*self.sources, self.target))
 
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether every dim is cut evenly where it is and where it is wanted, and would be by all devices."""
+        ends = zip((*self.sources, self.target), self.calculation.shapes, strict=True)
+        return all(size == 1 or size % self.mesh.size == 0 for size in self.calculation.sizes) and all(
+            size % end.layout_for(shape).shards(dim) == 0
+            for end, shape in ends
+            if end is not None
+            for dim, size in enumerate(shape)
+        )
+
     @property
     def is_einsum(self) -> bool:
         """Whether it multiplies and sums once, so that operands may be contracted two at a time."""

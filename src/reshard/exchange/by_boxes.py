@@ -104,18 +104,15 @@ class BoxExchange(Exchange):
     target: Tiling
     combined: Digits
     """Digits of the source whose values are combined on the receiver."""
-    apart: ClassDigits
+    class_digits: ClassDigits
     near: int = 0
     """Where given, devices whose numbers agree when divided by it serve each other first."""
-
-    @property
-    def class_digits(self) -> ClassDigits:
-        return self.apart
 
     @cached_property
     def overlaps(self) -> tuple[Overlaps, ...]:
         """Per dim, where source and target blocks meet."""
-        return tuple(_overlaps(self.source, self.target, dim) for dim in range(len(self.target.shape)))
+        layouts = self.source.layout, self.target.layout
+        return tuple(block_overlaps(*layouts, dim, size) for dim, size in enumerate(self.target.shape))
 
     @cached_property
     def _holders(self) -> Positions:
@@ -144,7 +141,7 @@ class BoxExchange(Exchange):
         """
         parts = tuple(map(Overlaps.part, self.overlaps, source, target))
         counts = [len(part.start) for part in parts]
-        pairs = np.stack([digits.offsets() for digits in self.apart])
+        pairs = np.stack([digits.offsets() for digits in self.class_digits])
         combined = self.combined.offsets()
         shape = (prod(counts), pairs.shape[1], len(combined))
         if prod(shape) > ENUMERABLE:
@@ -198,9 +195,9 @@ class BoxExchange(Exchange):
         if self.near:
             return self._near_senders(cells)[cell, copy]
         key = cell * len(self._copies)
-        taken = np.searchsorted(cells.own, key + copy)
-        is_own = np.append(cells.own, -1)[taken] == key + copy
-        rank = copy - (taken - np.searchsorted(cells.own, key))
+        own_before = np.searchsorted(cells.own, key + copy)
+        is_own = np.append(cells.own, -1)[own_before] == key + copy
+        rank = copy - (own_before - np.searchsorted(cells.own, key))
         dealt = cells.holder[cell] + self._holders[(cells.before[cell] + rank) % len(self._holders)]
         return np.where(is_own, self._source_places[cells.receiver[cell] + self._copies[copy]], dealt)
 
@@ -253,39 +250,20 @@ class BoxExchange(Exchange):
             return []
         position = self.source.mesh.position_of(device)
         cells = self._cells(_runs(self.source, position), [EVERY] * len(self.overlaps))
-        if self.near and len(self._holders) > 1:
-            cell, copy = np.nonzero(self._near_senders(cells) == position)
-            receivers = cells.receiver[cell] + self._copies[copy]
-            return self._sent(device, cells, receivers, cell)
-        base, number = _split(self.source.layout, np.array([position]))
-        asked = np.flatnonzero(cells.holder == base)
-        holders, copies = len(self._holders), len(self._copies)
-        starts = np.searchsorted(cells.own, asked * copies)
-        dealt = copies - (np.searchsorted(cells.own, (asked + 1) * copies) - starts)
-        first = (number - cells.before[asked]) % holders
-        times = np.maximum(-(-(dealt - first) // holders), 0)
-        row = np.repeat(np.arange(len(asked)), times)
-        rank = first[row] + (np.arange(len(row)) - (np.cumsum(times) - times)[row]) * holders
-        # the own copies of a cell are left out of its ranks: copy = rank + own copies that come before it
-        skips = cells.own - (np.arange(len(cells.own)) - np.searchsorted(cells.own, cells.own // copies * copies))
-        copy = rank + np.searchsorted(skips, asked[row] * copies + rank, "right") - starts[row]
-        receivers = cells.receiver[asked[row]] + self._copies[copy]
-        own_receivers, own_cells = self._own_cell(cells, asked, position)
-        return self._sent(device, cells, np.append(receivers, own_receivers), np.append(asked[row], own_cells))
-
-    def _sent(self, device: int, cells: Cells, receivers: Positions, cell: Positions) -> list[Piece]:
+        cell, copy = self._cell_copies(cells)
+        mine = self._senders(cells, cell, copy) == position
+        receivers = cells.receiver[cell[mine]] + self._copies[copy[mine]]
         names = self.target.mesh.devices
-        pairs = zip(receivers.tolist(), cells.boxes(cell), strict=True)
+        pairs = zip(receivers.tolist(), cells.boxes(cell[mine]), strict=True)
         return sorted(Piece(device, names[receiver], box, 0) for receiver, box in pairs)
 
-    def _own_cell(self, cells: Cells, asked: Positions, position: int) -> tuple[Positions, Positions]:
-        """What a source position keeps for itself, as (target positions, cells), where the deal leaves it out."""
-        place = self._target_places[[position]]
-        if len(self._holders) == 1 or place[0] < 0:
-            return place[:0], asked[:0]
-        base, _ = _split(self.target.layout, place)
-        own_cells = asked[cells.receiver[asked] == base]
-        return np.repeat(place, len(own_cells)), own_cells
+    def _cell_copies(self, cells: Cells) -> tuple[Positions, Positions]:
+        """Every cell with the number of each copy of its target tile."""
+        if len(cells.holder) * len(self._copies) > ENUMERABLE:
+            count = len(cells.holder) * len(self._copies)
+            raise ReshardError("too-large", f"{count} pieces are too many to list one by one")
+        cell, copy = np.indices((len(cells.holder), len(self._copies))).reshape(2, -1)
+        return cell, copy
 
     def _travelling(self) -> tuple[Positions, Positions, Positions]:
         """Every piece that goes from one device to another: positions of sender and receiver, elements.
@@ -293,11 +271,7 @@ class BoxExchange(Exchange):
         A large table, so it is not kept.
         """
         cells = self._cells([EVERY] * len(self.overlaps), [EVERY] * len(self.overlaps))
-        if len(cells.holder) * len(self._copies) > ENUMERABLE:
-            count = len(cells.holder) * len(self._copies)
-            raise ReshardError("too-large", f"{count} pieces are too many to list one by one")
-        cell = np.repeat(np.arange(len(cells.holder)), len(self._copies))
-        copy = np.tile(np.arange(len(self._copies)), len(cells.holder))
+        cell, copy = self._cell_copies(cells)
         sender, receiver = self._senders(cells, cell, copy), cells.receiver[cell] + self._copies[copy]
         travels = sender != self._source_places[receiver]
         return sender[travels], receiver[travels], cells.elements[cell][travels]
@@ -319,6 +293,13 @@ class BoxExchange(Exchange):
     def all_received(self) -> Positions:
         needed = self.target.all_elements * self.combined.size
         return needed - self.all_held
+
+    def received_on(self, device: int) -> int:
+        if device not in self.target.mesh:
+            self._check_device(device)
+            return 0
+        position = self.target.mesh.position_of(device)
+        return int(self.target.all_elements[position]) * self.combined.size - int(self.all_held[position])
 
 
 def by_boxes(
@@ -343,9 +324,9 @@ def by_boxes(
     return BoxExchange(source, target, combined, classes, near)
 
 
-def _overlaps(source: Tiling, target: Tiling, dim: int) -> Overlaps:
-    size = target.shape[dim]
-    edges = [tiling.layout.blocks(dim, size) for tiling in (source, target)]
+def block_overlaps(source: Layout, target: Layout, dim: int, size: int) -> Overlaps:
+    """Where the blocks of two layouts meet in a dim."""
+    edges = [layout.blocks(dim, size) for layout in (source, target)]
     cuts = np.unique(np.concatenate([[0, size], *edges[0], *edges[1]]))
     start, stop = cuts[:-1], cuts[1:]
     first, second = (np.searchsorted(stops, start, "right") for _, stops in edges)

@@ -50,31 +50,18 @@ Device (x=1, y0=0, y1=1) takes from (0, 1, 1) in round 0 and from (0, 1, 0) in r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from math import prod
-from operator import add, attrgetter
-from typing import NamedTuple
 
 import numpy as np
 
 from reshard.box import Box
-from reshard.digits import Cuts, Digit, Digits, Positions, Refinement, Role, Unreduced, refine
+from reshard.digits import Cuts, Digits, P, Positions, Refinement, Unreduced, refine
 from reshard.errors import ReshardError
 from reshard.exchange.pieces import Exchange, Piece, Tiling
 from reshard.mesh import ENUMERABLE, Mesh
-
-
-class Shift(NamedTuple):
-    """How far some values of the digits of a dim lead."""
-
-    position: int
-    """Of the other device."""
-    start: int
-    """Of the box in the dim."""
-    round: int
 
 
 @dataclass(frozen=True)
@@ -140,7 +127,7 @@ class DigitExchange(Exchange):
         if not self.shares_devices:
             return needed
         places = self.source.mesh.positions_of(self.target.mesh.device_array)
-        (senders,) = senders_by_round(self.common.digits, self.determined_by, (), places)  # of round 0
+        senders, _ = self._sources(places, np.zeros_like(places))  # of round 0
         return needed - np.where(senders == places, self.all_held, 0)
 
     def traffic(self) -> tuple[Positions, Positions, Positions]:
@@ -148,62 +135,39 @@ class DigitExchange(Exchange):
         if self.gathered_values * len(positions) > ENUMERABLE:
             count = self.gathered_values * len(positions)
             raise ReshardError("too-large", f"{count} pieces are too many to list one by one")
-        senders = senders_by_round(self.common.digits, self.determined_by, self.gathered, positions)
-        elements = np.broadcast_to(self._elements(positions), senders.shape)
+        senders, starts = self._sources(positions, np.arange(self.gathered_values)[:, None])
+        elements = np.ones_like(senders)
+        for start, length, size in zip(starts, self.common.lengths, self.target.shape, strict=True):
+            elements = elements * np.clip(size - start, 0, length)
         travels = elements > 0
         if self.shares_devices:
             travels &= senders != positions
         receivers = np.broadcast_to(self.receivers.device_array, senders.shape)
         return self.source.mesh.device_array[senders[travels]], receivers[travels], elements[travels]
 
-    def _elements(self, positions: Positions) -> Positions:
-        """The sizes of the pieces: one row per round, or one for all, one column per receiving position."""
-        if self.source.is_even() and self.target.is_even():
-            return np.array([[self.largest_piece]], dtype=np.int64)
-        starts: list[Positions] = [np.zeros((1, len(positions)), dtype=np.int64) for _ in self.target.shape]
-        for digit, role in zip(self.common.digits, self.common.target_roles, strict=True):
-            if isinstance(role, Cuts):
-                starts[role.dim] = starts[role.dim] + digit.value(positions) * role.stride
-        for i in self.gathered:
-            dim, stride = _cut_by(self.common.source_roles[i])
-            away = _rotated(self.common.digits[i], self.common.digits[self.determined_by[i]].value(positions))
-            starts = [_added(start, away * (stride if number == dim else 0)) for number, start in enumerate(starts)]
-        sizes: Positions = np.ones((1, 1), dtype=np.int64)
-        for start, length, size in zip(starts, self.common.lengths, self.target.shape, strict=True):
-            sizes = sizes * np.clip(size - start, 0, length)
-        return sizes
-
     @property
     def received(self) -> int:
-        if not (self.source.is_even() and self.target.is_even()):
+        if not self.is_even:
             return super().received
         return self.largest_piece * (self.gathered_values - self.stays)
 
     @property
     def total_received(self) -> int:
-        if not (self.source.is_even() and self.target.is_even()):
+        if not self.is_even:
             return super().total_received
-        return self.largest_piece * (self.gathered_values * self.source.mesh.size - self._fixed_points)
+        # Round 0 sends a device to itself where digits that determine one another agree.
+        fixed_points = self._at(cycle[0] for cycle in cycles(self.determined_by)).size if self.shares_devices else 0
+        return self.largest_piece * (self.gathered_values * self.source.mesh.size - fixed_points)
 
     @property
     def missing(self) -> int:
         """In closed form where dims are even: all of the tile, if some digit of it lies elsewhere on some device."""
-        if not (self.source.is_even() and self.target.is_even()):
+        if not self.is_even:
             return super().missing
         tile = prod(self.target.layout.local_shape(self.target.shape))
         homes = {role: i for i, role in enumerate(self.common.target_roles) if role is not None}
         moved = any(homes.get(role, i) != i for i, role in enumerate(self.common.source_roles) if role is not None)
         return tile - (0 if moved or not self.shares_devices else self.largest_piece)
-
-    @property
-    def _fixed_points(self) -> int:
-        """How many devices round 0 sends to themselves: digits that determine one another must agree."""
-        if not self.shares_devices:
-            return 0
-        group = list(range(len(self.determined_by)))
-        for i, j in enumerate(self.determined_by):
-            group = [group[j] if name == group[i] else name for name in group]
-        return self._at(set(group)).size
 
     @cached_property
     def _round_steps(self) -> dict[int, int]:
@@ -213,109 +177,65 @@ class DigitExchange(Exchange):
             step *= self.common.digits[i].size
         return steps
 
+    def _sources(self, position: P, number: P) -> tuple[P, list[P]]:
+        """Who sends to a position in one of the k permutations, and per dim where what it sends begins."""
+        sender = 0 * position
+        starts = [sender for _ in self.target.shape]
+        for i, digit in enumerate(self.common.digits):
+            before, after = self.common.source_roles[i], self.common.target_roles[i]
+            value = self.common.digits[self.determined_by[i]].value(position)
+            if i in self._round_steps:
+                value = (value + number // self._round_steps[i]) % digit.size
+                if isinstance(before, Cuts):
+                    starts[before.dim] = starts[before.dim] + value * before.stride
+            if isinstance(after, Cuts):
+                starts[after.dim] = starts[after.dim] + digit.value(position) * after.stride
+            sender = sender + value * digit.stride
+        return sender, starts
+
+    def _piece(self, position: int, number: int) -> tuple[int, Box]:
+        """The position that sends to a position in one of the k permutations, and the box that it sends."""
+        sender, starts = self._sources(position, number)
+        ends = zip(starts, self.common.lengths, self.target.shape, strict=True)
+        return sender, Box([(min(start, size), min(start + length, size)) for start, length, size in ends])
+
     def incoming(self, device: int) -> list[Piece]:
         if device not in self.receivers:
             self._check_device(device)
             return []
         self._check_count()
-        position = self.receivers.position_of(device)
-        values = [digit.value(position) for digit in self.common.digits]
-        sender, starts = 0, [0] * len(self.target.shape)
-        shifts: dict[int | None, list[Shift]] = {}
-        for role, value in zip(self.common.target_roles, values, strict=True):
-            if isinstance(role, Cuts):
-                starts[role.dim] += value * role.stride
-        for i, digit in enumerate(self.common.digits):
-            value = values[self.determined_by[i]]
-            if i not in self._round_steps:
-                sender += value * digit.stride
-                continue
-            dim, stride = _cut_by(self.common.source_roles[i])
-            rotated = [Shift(v * digit.stride, v * stride, r) for v, r in self._rotated(i, value, 1)]
-            shifts[dim] = _sums(shifts.get(dim), rotated)
-        devices, place = self.source.mesh.devices, self._at(self.spread).index_of(position)
-        pieces = [
-            Piece(devices[sender + shift], device, box, number * self.spread_values + place)
-            for shift, box, number in self._combine(shifts, starts)
+        position, devices = self.receivers.position_of(device), self.source.mesh.devices
+        place = self._at(self.spread).index_of(position)
+        pieces = ((number, *self._piece(position, number)) for number in range(self.gathered_values))
+        return [
+            Piece(devices[sender], device, box, number * self.spread_values + place)
+            for number, sender, box in pieces
+            if not box.is_empty
         ]
-        return sorted(pieces, key=_round)
 
     def outgoing(self, device: int) -> list[Piece]:
         if device not in self.source.mesh:
             self._check_device(device)
             return []
         self._check_count()
-        position = self.source.mesh.position_of(device)
-        digits = self.common.digits
-        receiver, starts = 0, [0] * len(self.target.shape)
-        shifts: dict[int | None, list[Shift]] = {}
-        known: dict[int, int] = {}
-        for i, digit in enumerate(digits):
-            value, j, role = digit.value(position), self.determined_by[i], self.common.source_roles[i]
-            if isinstance(role, Cuts):
-                starts[role.dim] += value * role.stride
-            if i in self._round_steps:
-                dim, stride = self._arriving(j)
-                rotated = [Shift(v * digits[j].stride, v * stride, r) for v, r in self._rotated(i, value, -1)]
-                shifts[dim] = _sums(shifts.get(dim), rotated)
-            elif known.setdefault(j, value) != value:
-                return []  # two digits of this sender want one digit of the receiver to differ from itself
-        for j, value in known.items():
-            dim, stride = self._arriving(j)
-            receiver += value * digits[j].stride
-            if dim is not None:
-                starts[dim] += value * stride
-        for j in self.spread:
-            dim, stride = self._arriving(j)
-            every = [Shift(v * digits[j].stride, v * stride, 0) for v in range(digits[j].size)]
-            shifts[dim] = _sums(shifts.get(dim), every)
-        devices, spread = self.receivers.devices, self._at(self.spread)
-        pieces = [
-            Piece(device, devices[place], box, number * self.spread_values + spread.index_of(place))
-            for shift, box, number in self._combine(shifts, starts)
-            for place in (receiver + shift,)
-        ]
-        return sorted(pieces, key=_round)
-
-    def _arriving(self, digit: int) -> tuple[int | None, int]:
-        """The dim and element stride that a receiver digit cuts and no sender digit does."""
-        role = self.common.target_roles[digit]
-        return _cut_by(None if role in self.common.source_roles else role)
-
-    def _rotated(self, number: int, value: int, sign: int) -> Iterator[tuple[int, int]]:
-        """Every value that a gathered digit takes, or is sought for, with the round in which it does."""
-        size, step = self.common.digits[number].size, self._round_steps[number]
-        return (((value + sign * r) % size, r * step) for r in range(size))
+        position, devices = self.source.mesh.position_of(device), self.receivers.devices
+        spread = self._at(self.spread).offsets().tolist()
+        pieces = []
+        for number in range(self.gathered_values):
+            values = {}
+            for i, (digit, j) in enumerate(zip(self.common.digits, self.determined_by, strict=True)):
+                turn = number // self._round_steps[i] if i in self._round_steps else 0
+                values[j] = (digit.value(position) - turn) % digit.size
+            first = sum(value * self.common.digits[j].stride for j, value in values.items())
+            for place, offset in enumerate(spread):
+                sender, box = self._piece(first + offset, number)
+                if sender == position and not box.is_empty:  # two near senders' digits may want one of the receiver's
+                    pieces.append(Piece(device, devices[first + offset], box, number * self.spread_values + place))
+        return pieces
 
     def _check_count(self) -> None:
         if self.gathered_values > ENUMERABLE:
             raise ReshardError("too-large", f"{self.gathered_values} pieces are too many to list one by one")
-
-    def _combine(self, shifts: dict[int | None, list[Shift]], starts: list[int]) -> Iterable[tuple[int, Box, int]]:
-        """Every combination of one shift per dim, as (how far away the other device is, box, round)."""
-        unmoved = [Shift(0, 0, 0)]
-        choices: list[list[tuple[Shift, tuple[int, int]]]] = []
-        for dim, (base, size) in enumerate(zip(starts, self.target.shape, strict=True)):
-            ends = [(shift, base + shift.start) for shift in shifts.get(dim, unmoved)]
-            length = self.common.lengths[dim]
-            choices.append([(shift, (start, min(start + length, size))) for shift, start in ends if start < size])
-        for nowhere in shifts.get(None, unmoved):
-            for chosen in product(*choices):
-                away = nowhere.position + sum(shift.position for shift, _ in chosen)
-                number = nowhere.round + sum(shift.round for shift, _ in chosen)
-                yield away, Box([interval for _, interval in chosen]), number
-
-
-def _cut_by(role: Role) -> tuple[int | None, int]:
-    """The dim that a digit of this role cuts, and the element stride there."""
-    return (role.dim, role.stride) if isinstance(role, Cuts) else (None, 0)
-
-
-def _sums(shifts: list[Shift] | None, more: Sequence[Shift]) -> list[Shift]:
-    """Every shift so far with every one of a further digit."""
-    if shifts is None:
-        return list(more)
-    return [Shift(*map(add, shift, further)) for shift in shifts for further in more]
 
 
 def senders_by_round(
@@ -331,7 +251,7 @@ def senders_by_round(
 
     By hand, on x=2, y=4, gathering y from where x is the receiver's own:
 
-    >>> senders_by_round((Digit(4, 2), Digit(1, 4)), (0, 1), (1,), np.array([0, 5]))
+    >>> senders_by_round(Digits.of_sizes([2, 4]), (0, 1), (1,), np.array([0, 5]))
     array([[0, 5],
            [1, 6],
            [2, 7],
@@ -339,25 +259,32 @@ def senders_by_round(
     """
     senders: Positions = np.zeros((1, len(positions)), dtype=np.int64)
     for i in gathered:
-        rotated = _rotated(digits[i], digits[determined_by[i]].value(positions))
-        senders = _added(senders, rotated * digits[i].stride)
+        rounds = np.arange(digits[i].size, dtype=np.int64)[:, None]
+        rotated = (digits[determined_by[i]].value(positions) + rounds) % digits[i].size
+        senders = (senders[:, None] + rotated * digits[i].stride).reshape(-1, len(positions))
     for i, j in enumerate(determined_by):
         if i not in gathered:
             senders += digits[j].value(positions) * digits[i].stride
     return senders
 
 
-def _rotated(digit: Digit, value: Positions) -> Positions:
-    """A gathered digit of the senders: one row for each of its values, round by round."""
-    return (value + np.arange(digit.size, dtype=np.int64)[:, None]) % digit.size
+Cycle = list[int]
+"""Digits of which each determines the next, and the last the first; with near senders any that determine each other."""
 
 
-def _added(rows: Positions, more: Positions) -> Positions:
-    """Every row of the first with every row of the second, the second's fastest."""
-    return (rows[:, None] + more).reshape(-1, more.shape[1])
+def cycles(determined_by: tuple[int, ...]) -> list[Cycle]:
+    """The cycles of a permutation; of any other map the digits that arrows join, whichever way they point.
 
-
-_round = attrgetter("round")
+    >>> cycles((2, 1, 0)), cycles((1, 1, 2))
+    ([[0, 2], [1]], [[0, 1], [2]])
+    """
+    name = list(range(len(determined_by)))
+    for i, j in enumerate(determined_by):
+        name = [name[i] if group == name[j] else group for group in name]
+    members: dict[int, Cycle] = {}
+    for i, group in enumerate(name):
+        members.setdefault(group, []).append(i)
+    return list(members.values())
 
 
 def by_digits(source: Tiling, target: Tiling, near: int = 0) -> DigitExchange | None:

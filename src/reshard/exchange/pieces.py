@@ -121,6 +121,8 @@ class Exchange(ABC):
 
     source: Tiling
     target: Tiling
+    class_digits: ClassDigits = ONE_CLASS
+    """The digits along which values stay unreduced, where no other digits of the exchange say so."""
 
     @abstractmethod
     def incoming(self, device: int) -> list[Piece]:
@@ -137,6 +139,11 @@ class Exchange(ABC):
         Raises:
             ReshardError: `unknown-device` where the device is neither in the source nor in the target.
         """
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all tiles of the source are of one shape, and all of the target."""
+        return self.source.is_even() and self.target.is_even()
 
     @property
     @abstractmethod
@@ -175,11 +182,6 @@ class Exchange(ABC):
     def all_missing(self) -> Positions:
         """Per position of the target, the number of elements that its device needs and does not hold."""
         return self.target.all_elements - self.all_held
-
-    @property
-    def class_digits(self) -> ClassDigits:
-        """The digits along which values stay unreduced, where no other digits of the exchange say so."""
-        return ONE_CLASS
 
     @property
     def missing(self) -> int:

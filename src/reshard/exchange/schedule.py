@@ -21,22 +21,23 @@ from typing import NamedTuple
 from reshard.exchange.pieces import Piece
 
 
-def schedule(pieces: Iterable[Piece], *, one_shape: bool = False) -> list[list[Piece]]:
-    """Rounds of the pieces that travel; those that stay on their device are left out.
+def schedule(pieces: Iterable[Piece], *, one_shape: bool = False, staying: bool = False) -> list[list[Piece]]:
+    """Rounds of the pieces that travel, or else of those that stay on their device; the others are left out.
 
     Args:
         pieces: in any order.
         one_shape: whether all pieces of a round must have one shape; largest shapes come first.
+        staying: which pieces are asked for.
 
     Returns:
         As many rounds as the largest number of pieces that one device sends or receives, of one shape where
         asked for, added up over the shapes.
     """
-    travelling = [piece for piece in pieces if piece.sender != piece.receiver]
+    asked = [piece for piece in pieces if (piece.sender == piece.receiver) == staying]
     if not one_shape:
-        return _coloured(travelling)
+        return _coloured(asked)
     shapes: dict[tuple[int, ...], list[Piece]] = {}
-    for piece in travelling:
+    for piece in asked:
         shapes.setdefault(piece.box.shape, []).append(piece)
     ordered = sorted(shapes.values(), key=lambda group: -group[0].box.size)
     return [pieces for group in ordered for pieces in _coloured(group)]

@@ -3,6 +3,7 @@
 exchange/        `reshard`, and plans as what one device does
 contraction/     `einsum`
 tracing/         `trace`: a program from a function
+stablehlo/       `rs.Program.from_stablehlo`: a program from a module in text
 programs.py      `to_jax`: a placed program as a function
 verbs.py         what JAX does with arrays, for the interpreter of operations
 conversions.py   meshes and shardings, to and from JAX's
@@ -11,7 +12,8 @@ inspection.py    `inspect`: what a compiled function moves
 
 Whatever moves does so by a plan that was made before the program runs, from shardings alone: for an array that is
 there by itself, for a traced one by its type, by what is said, or by XLA once it has propagated.
-`contraction` rests on `exchange`, `tracing` on `contraction`; shardings become JAX's in `conversions` alone.
+`contraction` rests on `exchange`, `tracing` on `contraction`, `stablehlo` on `tracing`.
+Shardings become JAX's in `conversions` alone.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ source_info_util.register_exclusion(str(Path(__file__).parent))  # an operation'
 
 LATER = {
     "inspect": "reshard.jax.inspection",
+    "program_of": "reshard.jax.stablehlo.reading",
     "to_jax": "reshard.jax.programs",
     "trace": "reshard.jax.tracing.functions",
 }

@@ -13,7 +13,7 @@ collective to many rounds where that is what the devices say.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from timeit import repeat
 from typing import Any
 
 import jax
@@ -55,7 +55,7 @@ def calibrate(mesh: JaxMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 3) 
 
     def time_exchange(_: int, n_bytes: int, pairs: Pairs) -> float:
         run = programs.setdefault((pairs, n_bytes), _exchange(mesh, n_bytes, pairs))
-        return min(_timed(run) for _ in range(RUNS))
+        return min(repeat(run, repeat=RUNS, number=1))
 
     return guess.calibrate(time_exchange, sizes=sizes, repeats=repeats)
 
@@ -73,9 +73,3 @@ def _exchange(mesh: JaxMesh, n_bytes: int, pairs: Pairs) -> Callable[[], Any]:
     tiles = jax.device_put(np.zeros(n_bytes * mesh.size, np.uint8), NamedSharding(mesh, spec))
     jax.block_until_ready(program(tiles))
     return lambda: jax.block_until_ready(program(tiles))
-
-
-def _timed(run: Callable[[], Any]) -> float:
-    start = perf_counter()
-    run()
-    return perf_counter() - start

@@ -36,15 +36,17 @@ from jax._src.lib import xla_client  # type: ignore[attr-defined]  # the one pla
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.sharding import Mesh as JaxMesh
 
-from reshard.axis import Axis
+from reshard.axis import Axis, refined_mesh
 from reshard.checks import expect, shown
-from reshard.digits import Digits
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.notation import parse_sharding, to_xla
 from reshard.sharding import DimSharding, Sharding
 
 AnyMesh = JaxMesh | AbstractMesh
+Target = PartitionSpec | NamedSharding | Sharding
+"""What a caller may say where an array is by."""
+AnySharding = Target | jax.sharding.Sharding
 HloSharding: Any = xla_client.HloSharding
 
 
@@ -64,7 +66,7 @@ def _mesh_of(mesh: AnyMesh) -> Mesh:
     axes = tuple(mesh.shape.items())
     if isinstance(mesh, AbstractMesh) or not mesh.devices.size:
         return Mesh(axes)
-    return Mesh(axes, device_numbers(mesh.devices.flat) if axes else (device_numbers(mesh.devices.flat)[0],))
+    return Mesh(axes, device_numbers(mesh.devices.flat))
 
 
 def device_numbers(devices: Iterable[Any]) -> tuple[int, ...]:
@@ -72,18 +74,6 @@ def device_numbers(devices: Iterable[Any]) -> tuple[int, ...]:
     listed = list(devices)
     places = {device: place for place, device in enumerate(listed[0].client.devices())} if listed else {}
     return tuple(places[device] for device in listed)
-
-
-def devices_at(numbers: Iterable[int]) -> list[Any]:
-    """The devices at places in `jax.devices()`.
-
-    Raises:
-        ReshardError: `unknown-device`.
-    """
-    devices, places = jax.devices(), list(numbers)
-    if places and max(places) >= len(devices):
-        raise ReshardError("unknown-device", f"device {max(places)} is wanted; JAX has {len(devices)} devices here")
-    return [devices[place] for place in places]
 
 
 def sharding_of(sharding: Any, mesh: AnyMesh | Mesh | None = None, ndim: int | None = None) -> Sharding:
@@ -130,20 +120,15 @@ def _of_spec(spec: PartitionSpec, mesh: Mesh, ndim: int | None) -> Sharding:
     for entry in [*spec.partitions, *[None] * (rank - len(spec.partitions))]:
         is_open = entry is PartitionSpec.UNCONSTRAINED
         names = () if is_open else names_in(entry)
-        dims.append(DimSharding(tuple(_axis(name) for name in names), is_open))
+        dims.append(DimSharding(tuple(map(Axis, names)), is_open))
     if mesh.is_maximal:
         return Sharding(mesh, ())
-    sets = [[_axis(name) for name in names] for names in (spec.reduced, spec.unreduced)]
-    return Sharding.of(mesh, *dims, replicated=sets[0], unreduced=sets[1])
+    return Sharding.of(mesh, *dims, replicated=map(Axis, spec.reduced), unreduced=map(Axis, spec.unreduced))
 
 
 def names_in(entry: Any) -> tuple[Any, ...]:
     """The names of the axes of one entry of a spec."""
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
-
-
-def _axis(name: Any) -> Axis:
-    return Axis(expect(name, str, "an axis name", "axis-name"))
 
 
 def _of_hlo(sharding: Any, mesh: Mesh | None, ndim: int | None) -> Sharding:
@@ -244,21 +229,17 @@ def _refined(sharding: Sharding, mesh: AnyMesh) -> tuple[AnyMesh, Sharding]:
         return _with_axes(mesh, ours.axes, None), sharding
     if all(axis.is_whole for axis in sharding.axes()):
         return mesh, sharding
-    digits = Digits.between(ours.digits.cuts | ours.digits_of(sharding.axes()).cuts)
-    fine = Mesh.of_digits(digits, ours.device_ids, like=ours)
+    pieces = refined_mesh(sharding.axes(), ours.sizes)
+    single = {piece: piece.name for piece in pieces if ours.sizes[piece.name] == 1}
+    cut = [piece for piece in pieces if piece not in single]
+    fine = Mesh.of_digits(ours.digits_of(cut), ours.device_ids, like=ours)
+    names = single | dict(zip(cut, fine.sizes, strict=True))
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    types = tuple(kinds[axis.name] for digit in digits for axis in ours.axes_of(Digits((digit,))) or ())
-    single = tuple(name for name, size in ours.axes if size == 1)
-    refined = _with_axes(
-        mesh, (*((name, 1) for name in single), *fine.axes), (*(kinds[name] for name in single), *types)
-    )
+    axes = tuple((name, piece.size_in(ours.sizes[piece.name])) for piece, name in names.items())
+    refined = _with_axes(mesh, axes, tuple(kinds[piece.name] for piece in names))
 
     def renamed(axes: Iterable[Axis]) -> tuple[Axis, ...]:
-        return tuple(
-            part
-            for axis in axes
-            for part in ([axis] if axis.name in single else fine.axes_of(ours.digits_of([axis])) or ())
-        )
+        return tuple(Axis(name) for axis in axes for piece, name in names.items() if axis.contains(piece))
 
     return refined, replace(
         sharding,
@@ -279,10 +260,16 @@ def _with_axes(mesh: AnyMesh, axes: tuple[tuple[str, int], ...], types: tuple[An
 
 
 def jax_mesh_like(mesh: Mesh) -> JaxMesh:
-    """A mesh of JAX over `jax.devices()` with the axes and devices of ours."""
-    names, sizes = [name for name, _ in mesh.axes], [size for _, size in mesh.axes]
-    devices = np.array(devices_at(mesh.devices), dtype=object)
-    return JaxMesh(devices.reshape(sizes), names)
+    """A mesh of JAX over `jax.devices()` with the axes and devices of ours.
+
+    Raises:
+        ReshardError: `unknown-device`.
+    """
+    devices, last = jax.devices(), max(mesh.devices)
+    if last >= len(devices):
+        raise ReshardError("unknown-device", f"device {last} is wanted; JAX has {len(devices)} devices here")
+    ordered = np.array([devices[number] for number in mesh.devices], dtype=object)
+    return JaxMesh(ordered.reshape(list(mesh.sizes.values())), list(mesh.sizes))
 
 
 def hlo_sharding_of(sharding: Sharding, ndim: int | None = None) -> Any:
@@ -297,28 +284,41 @@ def hlo_sharding_of(sharding: Sharding, ndim: int | None = None) -> Any:
     return HloSharding.from_string(to_xla(replace(sharding, mesh=positions), ndim))
 
 
-def for_leaves(shardings: Any, tree: Any, what: str, whole: str) -> list[Any]:
+def for_leaves(shardings: Any, tree: Any, what: str, of: str = "", kinds: Any = AnySharding | None) -> list[Any]:
     """Shardings for each leaf of a pytree, where one may stand for a whole subtree; None in the pytree is no leaf.
 
     Args:
         shardings: of any form, and None, in a pytree that begins as the other.
         tree: what they are for.
         what: what the shardings are, for a sentence.
-        whole: what the other pytree is, for a sentence.
+        of: of what, for a sentence.
+        kinds: what one may be.
 
     Raises:
-        ReshardError: `bad-argument` where the one does not begin as the other.
+        ReshardError: `bad-argument` where the one does not begin as the other, or one is of another kind.
     """
     structure: Any = jax.tree.structure(tree)
     if shardings is None:
-        return [None] * structure.num_leaves
-    try:
-        spread = jax.tree.broadcast(shardings, tree, is_leaf=_is_leaf)
-    except ValueError as error:
-        text = str(error).splitlines()[0].rstrip(".")
-        raise ReshardError("bad-argument", f"{what} does not fit {whole}: {text}") from None
-    return list(structure.flatten_up_to(spread))
+        spread = [None] * structure.num_leaves
+    else:
+        try:
+            broadcast = jax.tree.broadcast(shardings, tree, is_leaf=lambda value: isinstance(value, AnySharding | None))
+        except ValueError as error:
+            text = str(error).splitlines()[0].rstrip(".")
+            raise ReshardError("bad-argument", f"{what} does not fit the pytree that it is for: {text}") from None
+        spread = list(structure.flatten_up_to(broadcast))
+    for sharding in spread:
+        check_form(sharding, what + of, kinds)
+    return spread
 
 
-def _is_leaf(value: Any) -> bool:
-    return value is None or isinstance(value, PartitionSpec | jax.sharding.Sharding | Sharding)
+def check_form(sharding: Any, what: str, kinds: Any = Target | None) -> None:
+    """Refuse what is no sharding of these kinds.
+
+    Raises:
+        ReshardError: `bad-argument`.
+    """
+    if not isinstance(sharding, kinds):
+        none = "None, " if isinstance(None, kinds) else ""
+        forms = f"{none}a PartitionSpec, a NamedSharding or a Sharding"
+        raise ReshardError("bad-argument", f"{what} must be {forms}, got: {shown(sharding)}")

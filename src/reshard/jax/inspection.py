@@ -59,21 +59,15 @@ def inspect(program: Any, *, mesh: AnyMesh | Mesh | None = None) -> Report:
 
 def _ends_of(compiled: Compiled) -> ProgramEnds:
     """What is known of the arguments that are used, and of the results."""
-    avals = jax.tree.leaves(compiled.in_avals)
-    shardings = jax.tree.leaves(compiled.input_shardings, is_leaf=lambda sharding: sharding is None)
-    if len(avals) != len(shardings):
-        return ProgramEnds()
-    parameters = [
-        _end(aval.shape, sharding) for aval, sharding in zip(avals, shardings, strict=True) if sharding is not None
-    ]
-    infos = jax.tree.leaves(compiled.out_info)
-    results = jax.tree.leaves(compiled.output_shardings)
-    if len(infos) != len(results):
-        return ProgramEnds(tuple(parameters))
-    return ProgramEnds(
-        tuple(parameters),
-        tuple(_end(info.shape, sharding) for info, sharding in zip(infos, results, strict=True)),
-    )
+    ends = []
+    sides = (compiled.in_avals, compiled.input_shardings), (compiled.out_info, compiled.output_shardings)
+    for values, shardings in sides:
+        avals, of_avals = jax.tree.leaves(values), jax.tree.leaves(shardings, is_leaf=lambda end: end is None)
+        if len(avals) != len(of_avals):
+            break
+        pairs = zip(avals, of_avals, strict=True)
+        ends.append(tuple(_end(aval.shape, sharding) for aval, sharding in pairs if sharding is not None))
+    return ProgramEnds(*ends)
 
 
 def _end(shape: tuple[int, ...], jax_sharding: Any) -> ProgramEnd | None:

@@ -34,24 +34,26 @@ from jax.custom_derivatives import linear_call
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
+from reshard.axis import Axes, difference
 from reshard.checks import expect
 from reshard.digits import Digits, nest
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
-from reshard.jax.conversions import jax_mesh_like
+from reshard.jax.conversions import jax_mesh_like, partition_spec_of
 from reshard.jax.exchange.lowering import run_on_device
-from reshard.jax.exchange.rounds import of_device
+from reshard.jax.exchange.rounds import Device
 from reshard.jax.tracing.emitter import Signature, is_key
 from reshard.jax.verbs import VERBS
 from reshard.mesh import Mesh
 from reshard.operations.blocks import Loop
 from reshard.operations.interpreter import compute
-from reshard.operations.rules import operation_rule, reduction_of
+from reshard.operations.projection import shards
+from reshard.operations.rules import LabelRole, operation_rule, reduction_of
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan
 from reshard.propagation import Operation, Placement, Value
 from reshard.propagation.running import Engine, Turn, Turned, run
-from reshard.sharding import Sharding
+from reshard.sharding import DimSharding, Sharding, stays_unreduced
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +105,7 @@ def to_jax(placed: Placement) -> PlacedFunction:
     mesh, specs = _mesh_and_specs(placed)
 
     def body(*tiles: Any) -> tuple[Any, ...]:
-        return tuple(run(placed, _Device(placed, mesh.axis_names, tiles)).values())
+        return tuple(run(placed, _Device(placed, mesh.axis_names), tiles).values())
 
     in_specs, out_specs = (tuple(specs[value.name] for value in ends) for ends in (placed.inputs, placed.outputs))
     function = jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
@@ -147,7 +149,7 @@ def _mesh_and_specs(placed: Placement) -> tuple[JaxMesh, dict[str, PartitionSpec
     specs = {}
     for name, dims in stages.items():
         entries = [mesh.axes_of(digits) or () for digits in dims]
-        specs[name] = PartitionSpec(*(tuple(axis.name for axis in axes) or None for axes in entries))
+        specs[name] = partition_spec_of(Sharding.of(mesh, *entries))
     return jax_mesh_like(mesh), specs
 
 
@@ -157,10 +159,8 @@ def _mesh_and_specs(placed: Placement) -> tuple[JaxMesh, dict[str, PartitionSpec
 class _Device(Engine):
     """One device, on which a function is traced."""
 
-    def __init__(self, placed: Placement, names: tuple[str, ...], tiles: Sequence[Any]) -> None:
-        self.placed, self.names = placed, names
-        self.inputs = dict(zip(placed.inputs, tiles, strict=True))
-        self.place = lax.axis_index(names) if names else np.int32(0)
+    def __init__(self, placed: Placement, names: tuple[str, ...]) -> None:
+        self.placed, self.device = placed, Device.here(names)
 
     def loop(
         self, loop: Loop, turn: Turn, carried: list[Any], elements: list[Any], stacks: Sequence[Operation]
@@ -179,16 +179,14 @@ class _Device(Engine):
 
     def compute(self, operation: Operation, tiles: Sequence[Any]) -> Any:
         """The tile that an operation makes."""
-        if operation.name == "input":
-            return self.inputs[operation.result]
         if operation.result in self.placed.plans:
-            return moved(self.placed.plans[operation.result], self.names, tiles[0])
+            return moved(self.placed.plans[operation.result], self.device.names, tiles[0])
         if operation.name == "output":
             return tiles[0]
-        extents = ArrayExtents(self.placed, operation, self.place)
+        extents = ArrayExtents(self.placed, operation, self.device)
         if operation.name == "constant":
-            number = lax.full((), operation.attribute("value"), operation.result.dtype.name)
-            return extents.filled(number if operation.payload is None else operation.payload(extents, ()))
+            number = np.array(operation.attribute("value"), operation.result.dtype.name)
+            return extents.filled(lax.full((), number[()], number.dtype))
         tiles = extents.cleared(tiles)
         if operation.payload is not None:
             return operation.payload(extents, tiles)
@@ -198,8 +196,8 @@ class _Device(Engine):
 class ArrayExtents:
     """The extents of a device where every array is as large as the largest tile."""
 
-    def __init__(self, placed: Placement, operation: Operation, place: Any) -> None:
-        self.operation, self.place = operation, place
+    def __init__(self, placed: Placement, operation: Operation, device: Device) -> None:
+        self.operation, self.device = operation, device
         self.values: tuple[Value, ...] = operation.values
         self.shardings: list[Sharding] = [placed.sharding(value) for value in self.values]
 
@@ -222,17 +220,15 @@ class ArrayExtents:
         return self._mine(stop - start)
 
     def _mine(self, table: Any) -> Any:
-        if (table == table[0]).all():
-            return np.int32(table[0])
-        return of_device(table.astype(np.int32), self.place)
+        return np.int32(table[0]) if (table == table[0]).all() else self.device.row_of(table.astype(np.int32))
 
     def filled(self, number: Any) -> Any:
         """The tile of a result that is one number everywhere; where it is unreduced, the first device has that."""
         sharding = self.shardings[-1]
         if sharding.unreduced and sharding.reduction != "avg":
-            places = [sharding.layout.unreduced.index_of(position) for position in range(sharding.mesh.size)]
+            places = sharding.layout.unreduced.index_of(sharding.mesh.positions)
             blank = identity(sharding.reduction, number.dtype)
-            number = lax.select(self._mine(np.array(places)) == 0, number, lax.full_like(number, blank))
+            number = lax.select(self._mine(places) == 0, number, lax.full_like(number, blank))
         return lax.broadcast(number, self.shapes[-1])
 
     def cleared(self, tiles: Sequence[Any]) -> list[Any]:
@@ -243,12 +239,13 @@ class ArrayExtents:
         for term, tile in enumerate(tiles):
             for dim, group in enumerate(rule.terms[term]):
                 start, stop = self._bounds(term, dim)
-                length = self.shapes[term][dim]
-                if not group or rule.roles[group[-1]] != "reduced" or (stop - start == length).all():
-                    continue
-                inside = lax.broadcasted_iota(np.int32, tile.shape, dim) < self.length(term, dim)
-                blank = identity(reduction_of(self.operation), tile.dtype)
-                cleared[term] = lax.select(inside, cleared[term], lax.full_like(tile, blank))
+                if (
+                    group
+                    and rule.roles[group[-1]] is LabelRole.REDUCED
+                    and (stop - start != self.shapes[term][dim]).any()
+                ):
+                    blank = identity(reduction_of(self.operation), tile.dtype)
+                    cleared[term] = self.device.blanked(cleared[term], dim, stop - start, blank)
         return cleared
 
 
@@ -273,14 +270,17 @@ def moved(plan: Plan, names: tuple[str, ...], tile: Any) -> Any:
 
 def _extreme(plan: Plan, names: tuple[str, ...]) -> Any:
     """The reshard of what is unreduced under a maximum or a minimum."""
-    source, reduction = plan.source, plan.source.reduction
+    reduction = plan.source.reduction
     if reduction not in ("max", "min"):
         return lambda tile: run_on_device(plan, names, tile)
-    ends = replace(source, reduction="sum"), replace(plan.target, reduction="sum")
-    added = make_plan(*ends, shape=plan.shape, dtype=plan.dtype.name)
+    kept = stays_unreduced(plan.source, plan.target)
+    classes = shards(kept, plan.source.mesh.sizes)
+    shape = (classes, *plan.shape)
+    source, target = (_apart(end, kept) for end in (plan.source, plan.target))
+    added = make_plan(replace(source, reduction="sum"), replace(target, reduction="sum"), shape, plan.dtype.name)
     everywhere = replace(source, unreduced=())
-    best = make_plan(source, everywhere, plan.shape, plan.dtype.name)
-    count = make_plan(ends[0], replace(everywhere, reduction="sum"), plan.shape, plan.dtype.name)
+    best = make_plan(source, everywhere, shape, plan.dtype.name)
+    count = make_plan(replace(source, reduction="sum"), everywhere, shape, plan.dtype.name)
 
     @jax.custom_jvp
     def run(tile: Any) -> Any:
@@ -289,8 +289,15 @@ def _extreme(plan: Plan, names: tuple[str, ...]) -> Any:
     @run.defjvp
     def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
         (tile,), (tangent,) = primals, tangents
-        holds = (tile == run_on_device(best, names, tile)).astype(tile.dtype)
+        own, change = tile[None], tangent[None]
+        holds = (own == run_on_device(best, names, own)).astype(tile.dtype)
         share = lax.stop_gradient(holds / run_on_device(count, names, holds))
-        return run(tile), moved(added, names, tangent * share)
+        return run(tile), moved(added, names, change * share)[0]
 
     return run
+
+
+def _apart(end: Sharding, kept: Axes) -> Sharding:
+    """A sharding with a dim more, which has apart what stays unreduced: there each class has winners of its own."""
+    rest = difference(end.unreduced, kept, end.mesh.sizes)
+    return replace(end, dims=(DimSharding(kept), *end.dims), unreduced=rest)

@@ -12,6 +12,7 @@ from jax import lax
 from reshard.dtypes import identity
 from reshard.jax.tracing.emitter import is_key
 from reshard.operations.interpreter import Verbs, functions
+from reshard.operations.kinds import KindForm
 from reshard.operations.pattern import Shape
 
 REDUCE: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "product": jnp.prod}
@@ -28,10 +29,6 @@ def _reduce(reduction: str, array: Any, dims: Shape) -> Any:
 
 def _pad(array: Any, low: Shape, high: Shape, value: Any) -> Any:
     return lax.pad(array, lax.full((), value, array.dtype), [(*ends, 0) for ends in zip(low, high, strict=True)])
-
-
-def _element(array: Any, dim: int, place: Any) -> Any:
-    return lax.dynamic_slice_in_dim(array, place, 1, dim)
 
 
 def _quotient(a: Any, b: Any) -> Any:
@@ -62,18 +59,11 @@ VERBS = Verbs(
     pad=_pad,
     concatenate=lax.concatenate,
     rows=lambda table, numbers: table[numbers],
-    element=_element,
+    element=lambda array, dim, place: lax.dynamic_slice_in_dim(array, place, 1, dim),
     where=jnp.where,
     full=lambda like, shape, value: lax.full(shape, value, like.dtype),
     count=lambda like, shape, dim: lax.broadcasted_iota("int32", shape, dim),
     number=lambda array: array,
-    elementwise=functions(jnp, ELEMENTWISE),
-    along={
-        "sort": jnp.sort,
-        "softmax": jax.nn.softmax,
-        "cumsum": lax.cumsum,
-        "cumprod": lax.cumprod,
-        "cummax": lax.cummax,
-        "cummin": lax.cummin,
-    },
+    elementwise=functions(KindForm.ELEMENTWISE, jnp, ELEMENTWISE),
+    along=functions(KindForm.ALONG, lax, {"softmax": jax.nn.softmax}),
 )

@@ -96,14 +96,12 @@ def neighbours(levels: Sequence[Level], number: int) -> Pairs:
 
 def fit_level(number: int, sizes: Sequence[int], times: Sequence[float]) -> LevelFit:
     """The fit of one level; every third size, from the second on, is held out to judge it."""
-    held = [place % 3 == 1 for place in range(len(sizes))]
-    fitted_to = [(size, time) for size, time, out in zip(sizes, times, held, strict=True) if not out]
+    timings = list(zip(sizes, times, strict=True))
+    fitted_to = [timing for place, timing in enumerate(timings) if place % 3 != 1]
     latency_s, per_byte = fit_line([size for size, _ in fitted_to], [time for _, time in fitted_to])
     if per_byte <= 0:
         raise ReshardError("bad-network", f"timings of level {number} do not grow with the bytes sent")
-    judged = tuple(
-        (size, time, latency_s + per_byte * size) for size, time, out in zip(sizes, times, held, strict=True) if out
-    )
+    judged = tuple((size, time, latency_s + per_byte * size) for size, time in timings[1::3])
     errors = [abs(predicted - time) / time for _, time, predicted in judged]
     return LevelFit(latency_s, 1 / per_byte, _r2(judged), median(errors), max(errors), judged)
 

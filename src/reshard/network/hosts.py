@@ -84,19 +84,20 @@ def host_bound(reshard: Reshard, network: Network, level: int) -> Positions:
     count = network.hosts(level)
     held = _tiles(sides[0], classes.source, combined, network, level)
     needed = _tiles(sides[1], classes.target, NO_DIGITS, network, level)
-    total = _volumes(needed, count)
+    total = np.zeros(count, dtype=np.int64)
+    np.add.at(total, needed.host, needed.elements)
     starts = [np.searchsorted(side.host, np.arange(count + 1)) for side in (held, needed)]
     pairs = int((np.diff(starts[0]) * np.diff(starts[1])).sum())
     if pairs > ENUMERABLE:
         raise ReshardError("too-large", f"{pairs} pairs of tiles are too many to compare one by one")
     # every tile needed, as often as its host holds tiles, beside each of these
     times = np.diff(starts[0])[needed.host]
-    asked = np.repeat(np.arange(len(needed.host)), times)
-    beside = np.arange(len(asked)) - np.repeat(np.cumsum(times) - times, times) + starts[0][:-1][needed.host][asked]
-    shared = (held.classes[beside] == needed.classes[asked]).astype(np.int64)
+    need = np.repeat(np.arange(len(needed.host)), times)
+    hold = np.arange(len(need)) - np.repeat(np.cumsum(times) - times, times) + starts[0][:-1][needed.host][need]
+    shared = (held.classes[hold] == needed.classes[need]).astype(np.int64)
     for (low, high), (start, stop) in zip(held.bounds, needed.bounds, strict=True):
-        shared *= np.maximum(np.minimum(high[beside], stop[asked]) - np.maximum(low[beside], start[asked]), 0)
-    np.subtract.at(total, needed.host[asked], shared)
+        shared *= np.maximum(np.minimum(high[hold], stop[need]) - np.maximum(low[hold], start[need]), 0)
+    np.subtract.at(total, needed.host[need], shared)
     return total * reshard.dtype.itemsize
 
 
@@ -108,37 +109,21 @@ class _HostTiles(NamedTuple):
     """The number of the class of unreduced values."""
     bounds: list[tuple[Positions, Positions]]
     """Per dim, where they start and stop."""
+    elements: Positions
 
 
 def _tiles(tiling: Tiling, classes: Digits, combined: Digits, network: Network, level: int) -> _HostTiles:
     """The tiles on every host, those of which it lacks a part left out."""
     positions = tiling.mesh.positions
     hosts = _hosts(network, level, tiling.mesh.device_array)
+    class_numbers = classes.index_of(positions)
     blocks = [digits.index_of(positions) for digits in tiling.layout.cutting]
-    keys = [hosts, classes.index_of(positions), *blocks]
-    label = np.unique(np.stack(keys, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-    part = combined.index_of(positions)
-    order = np.lexsort((part, label))
-    label, part = label[order], part[order]
-    new = np.ones(len(label), dtype=bool)
-    new[1:] = label[1:] != label[:-1]
-    parts = new.copy()
-    parts[1:] |= part[1:] != part[:-1]
-    first = np.flatnonzero(new)
-    whole = np.add.reduceat(parts.astype(np.int64), first) == combined.size
-    chosen = order[first[whole]]
+    rows = np.stack([hosts, class_numbers, *blocks], axis=1)
+    _, first, label = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    held_parts = np.unique(np.stack([label.reshape(-1), combined.index_of(positions)], axis=1), axis=0)
+    chosen = first[np.bincount(held_parts[:, 0]) == combined.size]
     bounds = [(start[chosen], stop[chosen]) for start, stop in tiling.all_bounds]
-    return _HostTiles(hosts[chosen], keys[1][chosen], bounds)
-
-
-def _volumes(tiles: _HostTiles, count: int) -> Positions:
-    """Elements of the tiles of every host."""
-    sizes = np.ones_like(tiles.host)
-    for start, stop in tiles.bounds:
-        sizes *= stop - start
-    total = np.zeros(count, dtype=np.int64)
-    np.add.at(total, tiles.host, sizes)
-    return total
+    return _HostTiles(hosts[chosen], class_numbers[chosen], bounds, tiling.all_elements[chosen])
 
 
 def _hosts(network: Network, level: int, devices: Positions) -> Positions:

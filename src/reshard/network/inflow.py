@@ -23,6 +23,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from reshard.digits import Digit, Digits
 from reshard.mesh import Mesh
 from reshard.network import Network
@@ -45,6 +48,12 @@ class DeviceGroup(NamedTuple):
     is_switched: bool
     """Whether bytes follow the latency; along a torus they fill it."""
 
+    def seconds(self, received: NDArray[np.float64], launch_s: float) -> NDArray[np.float64]:
+        """What it takes at the least until so many bytes, per device of the group, are in; nothing for none."""
+        taken = received / self.bandwidth
+        taken = taken + self.latency_s if self.is_switched else np.maximum(taken, self.latency_s)
+        return np.where(received > 0, taken + launch_s, 0.0)
+
 
 @lru_cache(256)
 def groups_of(network: Network, mesh: Mesh) -> tuple[DeviceGroup, ...]:
@@ -56,7 +65,9 @@ def groups_of(network: Network, mesh: Mesh) -> tuple[DeviceGroup, ...]:
     groups = []
     outer: list[Level] = []
     for numbers in runs(network.levels):
-        run = [part for number in numbers for part in _within(network.levels[number], mesh.size)]
+        levels = [network.levels[number] for number in numbers]
+        sizes = [min(level.size, mesh.size // level.stride) for level in levels]  # of what the first devices use
+        run = [replace(level, size=size) for level, size in zip(levels, sizes, strict=True) if size > 1]
         whole = {level: level.size for level in outer}
         groups += [_group({**counted, **whole}) for counted in _kinds(run)]
         outer += run
@@ -66,13 +77,6 @@ def groups_of(network: Network, mesh: Mesh) -> tuple[DeviceGroup, ...]:
 def fastest_into(network: Network) -> float:
     """Bytes/s that come into any device at the most: two links of each ring and line, a port of each switch."""
     return sum(level.bandwidth if level.is_switch else level.both_ways for level in network.levels)
-
-
-def _within(level: Level, devices: int) -> Iterator[Level]:
-    """The part of a level that the first devices use, where they use any."""
-    size = min(level.size, devices // level.stride)
-    if size > 1:
-        yield replace(level, size=size)
 
 
 def _kinds(run: Sequence[Level]) -> Iterator[Counted]:

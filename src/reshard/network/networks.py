@@ -167,8 +167,7 @@ class Network:
         """
         if achieved and not str(name).endswith(("-achieved", "-spec")):
             name = f"{name}-achieved"
-        preset = describe(name)
-        return cls(preset.levels, preset.memory_bandwidth, preset.flops, preset.name, preset.source, preset.launch_s)
+        return cls(*describe(name))
 
     @classmethod
     def named(cls, network: Network | str | None, what: str = "a network") -> Network | None:

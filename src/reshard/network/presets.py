@@ -25,14 +25,14 @@ BOOK = "How to Scale Your Model (Austin et al. 2025)"
 
 
 class Preset(NamedTuple):
-    """What a name stands for."""
+    """What a name stands for: the fields of a network, in their order."""
 
-    name: str
     levels: tuple[Level, ...]
     memory_bandwidth: float
     flops: float
-    launch_s: float
+    name: str
     source: str
+    launch_s: float
 
 
 class Gpu(NamedTuple):
@@ -156,7 +156,7 @@ def _gpus(name: str, family: str, sizes: list[int], achieved: bool) -> Preset:
             " printed bandwidth that DTensor's model gives A100 (0.22 x 87.7 of 25 GB/s)"
         )
     source += "; latencies of NCCL's low-latency rings, as in DTensor's model"
-    return Preset(name, _stacked(levels), kind.memory_bandwidth, kind.flops, LAUNCH_S, source)
+    return Preset(_stacked(levels), kind.memory_bandwidth, kind.flops, name, source, LAUNCH_S)
 
 
 def _tpus(name: str, family: str, sizes: list[int], achieved: bool) -> Preset:
@@ -185,7 +185,7 @@ def _tpus(name: str, family: str, sizes: list[int], achieved: bool) -> Preset:
         source += f"; {TORUS_ACHIEVED:.0%} of a link, as measured there on v5e for an all-gather of 10 MB over 16"
     if slices > 1:
         source += f"; between slices {HOST_BYTES_S / 1e9:g} GB/s per host of {kind.chips}, 10 us assumed"
-    return Preset(name, _stacked(levels), kind.memory_bandwidth, kind.flops, 0.0, source)
+    return Preset(_stacked(levels), kind.memory_bandwidth, kind.flops, name, source, 0.0)
 
 
 def _stacked(levels: list[tuple[str, int, float, float]]) -> tuple[Level, ...]:

@@ -27,7 +27,7 @@ import numpy as np
 from reshard.digits import Cuts, Digit, Digits, Positions
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange
-from reshard.exchange.by_digits import senders_by_round
+from reshard.exchange.by_digits import Cycle, cycles, senders_by_round
 from reshard.mesh import ENUMERABLE, Mesh
 from reshard.network.formulas import all_to_all, staged_all_gather
 from reshard.network.level import Level
@@ -51,7 +51,10 @@ def seconds_of(step: Step, network: Network, *, copies: bool = False) -> float:
     Raises:
         ReshardError: `bad-network` where a device is beyond the network, `too-large`.
     """
-    total = _local_seconds(step, network) if copies else 0.0
+    total = 0.0
+    if copies and network.memory_bandwidth is not None:
+        elements = sum(prod(sharding.local_shape(step.shape)) for sharding in (step.before, step.after))
+        total = elements * step.dtype.itemsize / network.memory_bandwidth
     share = step.dtype.itemsize / step.chunks  # each chunk is an exchange of its own, of so much of every element
     if step.kind == "AllReduce":
         seconds = _all_reduce_seconds(step, share, network)
@@ -80,7 +83,7 @@ def exchange_seconds(exchange: Exchange, itemsize: float, network: Network) -> f
         if exchange.rounds == 0:
             return 0.0
         seconds = _collective_seconds(exchange, itemsize, network)
-        if seconds is None and exchange.source.is_even() and exchange.target.is_even():
+        if seconds is None and exchange.is_even:
             seconds = piece_loads(exchange, network).seconds(network.levels, exchange.largest_piece * itemsize)
     if seconds is None:
         senders, receivers, elements = exchange.traffic()
@@ -97,13 +100,6 @@ def check_reach(network: Network, mesh: Mesh) -> None:
     if last >= network.size:
         name = network.name or "network"
         raise ReshardError("bad-network", f"device {last} is beyond the {network.size} devices of {name}")
-
-
-def _local_seconds(step: Step, network: Network) -> float:
-    if network.memory_bandwidth is None:
-        return 0.0
-    tiles = [prod(sharding.local_shape(step.shape)) for sharding in (step.before, step.after)]
-    return sum(tiles) * step.dtype.itemsize / network.memory_bandwidth
 
 
 def _all_reduce_seconds(step: Step, itemsize: float, network: Network) -> float | None:
@@ -192,7 +188,7 @@ def _loads_of(
 ) -> Loads:
     shared = receivers is source or receivers == source
     moved = {end for pair in enumerate(determined_by) if pair[0] != pair[1] for end in pair} | set(gathered)
-    listed, cycles = _worth_listing(network, source, digits, determined_by, moved) if shared else (digits, [])
+    listed, left_out = _worth_listing(network, source, digits, determined_by, moved) if shared else (digits, [])
     k = prod(digits[i].size for i in gathered)
     if k * listed.size > ENUMERABLE:
         raise ReshardError("too-large", f"{k} rounds of {source.size} devices are too many to list one by one")
@@ -204,7 +200,7 @@ def _loads_of(
         senders, positions = senders[travels], positions[travels]
     if not len(senders):
         return Loads((0.0,) * len(network.levels), 0.0)
-    alike = _names(source, _rotated_back(senders, digits, cycles)) if cycles else None
+    alike = _names(source, _rotated_back(senders, digits, left_out)) if left_out else None
     names = _names(source, senders), _names(receivers, positions)
     return loads(network.levels, *names, np.ones(len(senders)), alike)
 
@@ -212,10 +208,6 @@ def _loads_of(
 def _names(mesh: Mesh, positions: Positions) -> Positions:
     """The devices at positions."""
     return positions if mesh.device_ids is None else mesh.device_array[positions]
-
-
-Cycle = list[int]
-"""Digits of which each determines the next, and the last the first; with near senders any that determine each other."""
 
 
 def _worth_listing(
@@ -229,42 +221,27 @@ def _worth_listing(
     exchange leaves alone and that lie elsewhere.
     """
     stages = [device_digits(mesh, Digits((digit,))) for digit in digits]
-    known = [stage for stage in stages if stage is not None]
-    parts = [part for stage in known for level in network.levels for part in stage.within(level.digit)]
-    if len(known) < len(stages) or prod(part.size for part in parts) < digits.size:
+    placed = [stage for stage in stages if stage is not None]
+    parts = [part for stage in placed for level in network.levels for part in stage.within(level.digit)]
+    if len(placed) < len(stages) or prod(part.size for part in parts) < digits.size:
         return digits, []  # a digit that no split of the levels holds changes several of them by carrying over
     torus = [level for level in network.levels if not level.is_switch]
-    busy = [level for level in torus if any(_share(known[i], level) for i in moved)]
+    busy = [level for level in torus if any(_share(placed[i], level) for i in moved)]
     if busy:
         skipped = {
-            i for i, stage in enumerate(known) if i not in moved and not any(_share(stage, level) for level in busy)
+            i for i, stage in enumerate(placed) if i not in moved and not any(_share(stage, level) for level in busy)
         }
-        cycles = []
+        turning = []
     else:
-        cycles = _cycles(determined_by)
-        skipped = {cycle[0] for cycle in cycles}
-    return Digits(digit for i, digit in enumerate(digits) if i not in skipped), cycles
+        turning = cycles(determined_by)
+        skipped = {cycle[0] for cycle in turning}
+    return Digits(digit for i, digit in enumerate(digits) if i not in skipped), turning
 
 
-def _cycles(determined_by: tuple[int, ...]) -> list[Cycle]:
-    """The cycles of a permutation; of any other map the digits that arrows join, whichever way they point.
-
-    >>> _cycles((2, 1, 0)), _cycles((1, 1, 2))
-    ([[0, 2], [1]], [[0, 1], [2]])
-    """
-    name = list(range(len(determined_by)))
-    for i, j in enumerate(determined_by):
-        name = [name[i] if group == name[j] else group for group in name]
-    cycles: dict[int, Cycle] = {}
-    for i, group in enumerate(name):
-        cycles.setdefault(group, []).append(i)
-    return list(cycles.values())
-
-
-def _rotated_back(positions: Positions, digits: Digits, cycles: list[Cycle]) -> Positions:
+def _rotated_back(positions: Positions, digits: Digits, turning: list[Cycle]) -> Positions:
     """Of all positions that differ by one number added to all digits of a cycle, that whose first digit is 0."""
     result = positions
-    for cycle in cycles:
+    for cycle in turning:
         first = digits[cycle[0]].value(positions)
         for i in cycle:
             value = digits[i].value(positions)

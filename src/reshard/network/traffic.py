@@ -124,13 +124,13 @@ class _Tally:
             place = senders
             for number in route:
                 after = place + steps[number] * self.levels[number].stride
-                more = _edges(self.levels[number], place, after, steps[number], amounts / len(routes), self.size)
-                edges[number] = [a + b for a, b in zip(edges[number], more, strict=True)] if number in edges else more
+                added = _edges(self.levels[number], place, after, steps[number], amounts / len(routes), self.size)
+                edges[number] = [a + b for a, b in zip(edges[number], added, strict=True)] if number in edges else added
                 place = after
-        for number, both in edges.items():
+        for number, directions in edges.items():
             level = self.levels[number]
             grid = (-1, level.size, level.stride)
-            self.carried[number] = max(float(way.reshape(grid).cumsum(axis=1).max()) for way in both)
+            self.carried[number] = max(float(way.reshape(grid).cumsum(axis=1).max()) for way in directions)
         for number, step in steps.items():
             senders = senders + step * self.levels[number].stride
         return senders

@@ -131,7 +131,11 @@ def write_sharding(sharding: Sharding, name: str = "A", dims: Sequence[str] | No
     if sharding.reduction != "sum":
         problem = f"named-axis notation has sums alone, but {sharding.text()} is under {sharding.reduction}"
         raise ReshardError("cannot-express", problem)
-    names = list(dims) if dims is not None else [_dim_name(number) for number in range(len(sharding.dims))]
+    names = (
+        list(dims)
+        if dims is not None
+        else [_DIM_NAMES[n] if n < len(_DIM_NAMES) else f"I{n}" for n in range(len(sharding.dims))]
+    )
     if len(names) != len(sharding.dims):
         raise ReshardError("rank-mismatch", f"{len(names)} names are given for {len(sharding.dims)} dims")
     words: list[object] = [name, *names]
@@ -144,10 +148,6 @@ def write_sharding(sharding: Sharding, name: str = "A", dims: Sequence[str] | No
     )
     unreduced = f" {{U{_subscript(sharding.unreduced, sharding.mesh)}}}" if sharding.unreduced else ""
     return f"{name}[{inner}]{unreduced}"
-
-
-def _dim_name(number: int) -> str:
-    return _DIM_NAMES[number] if number < len(_DIM_NAMES) else f"I{number}"
 
 
 def _subscript(axes: Sequence[Axis], mesh: Mesh) -> str:

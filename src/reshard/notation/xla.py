@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from reshard.axis import Axis
-from reshard.digits import Digit, Digits, Positions, Transposition
+from reshard.digits import Digits, Positions, Transposition
 from reshard.errors import ReshardError
 from reshard.mesh import ENUMERABLE, LIMIT, Mesh
 from reshard.notation.grammar import Form, Misread, mentioning, number, parse, placed, rule, shown
@@ -96,9 +96,7 @@ class _XlaRules:
                 raise Misread(part, "a dim must be cut into at least 1 tile; found 0")
         return tuple(map(int, parts))
 
-    @rule
-    def reshaped(self, parts: list[Token]) -> tuple[int, ...]:
-        return self.tiles(parts)
+    reshaped = tiles
 
     @rule
     def iota(self, parts: list[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -283,23 +281,9 @@ def _dealt(digits: Digits, sizes: Sequence[int]) -> list[Digits] | None:
     >>> _dealt(Digits.of_sizes([8]), [2, 1, 4])
     [Digits([Digit(stride=4, size=2)]), Digits([]), Digits([Digit(stride=1, size=4)])]
     """
-    left = list(reversed(digits))
-    result: list[Digits] = []
-    for size in sizes:
-        part: list[Digit] = []
-        while size > 1:
-            stride, most = left.pop()
-            if size % most == 0:
-                part.append(Digit(stride, most))
-                size //= most
-            elif most % size == 0:
-                part.append(Digit(stride * (most // size), size))
-                left.append(Digit(stride, most // size))
-                size = 1
-            else:
-                return None
-        result.append(Digits(part))
-    return result
+    order = Transposition(Digits.of_sizes([digit.size for digit in digits]), digits)
+    dealt = [order.parts_of(Digits((tile_digit,))) for tile_digit in Digits.of_sizes(sizes)]
+    return dealt if [part.size for part in dealt] == list(sizes) else None
 
 
 def write_sharding(sharding: Sharding, ndim: int | None = None) -> str:

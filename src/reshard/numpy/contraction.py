@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -12,7 +13,6 @@ from reshard.checks import expect
 from reshard.contraction import EinsumPlan
 from reshard.errors import ReshardError
 from reshard.numpy.tiles import Array, Tiles, empty, run
-from reshard.plans import Plan
 
 
 def einsum(plan: EinsumPlan, *operands: Mapping[int, Array], received_bytes: dict[int, int] | None = None) -> Tiles:
@@ -44,8 +44,6 @@ def einsum(plan: EinsumPlan, *operands: Mapping[int, Array], received_bytes: dic
     expect(plan, EinsumPlan, "the plan of an einsum")
     if len(operands) != plan.given:
         raise ReshardError("bad-argument", f"the plan has {plan.given} operands, got {len(operands)}")
-    counts: dict[int, int] = {} if received_bytes is None else received_bytes
-    counts.clear()
     dtypes = set()
     for tiles in operands:
         if not isinstance(tiles, Mapping):
@@ -56,35 +54,33 @@ def einsum(plan: EinsumPlan, *operands: Mapping[int, Array], received_bytes: dic
     if len(dtypes) > 1:
         names = ", ".join(sorted(map(str, dtypes)))
         raise ReshardError("bad-tiles", f"the tiles of all operands must be of one dtype, got: {names}")
-    return _contracted(plan, operands, counts)
+    counts = Counter[int]()
+    result = _contracted(plan, operands, counts)
+    if received_bytes is not None:
+        received_bytes.clear()
+        received_bytes.update(counts)
+    return result
 
 
-def _contracted(plan: EinsumPlan, operands: Sequence[Mapping[int, Array]], counts: dict[int, int]) -> Tiles:
-    """The tiles of the result; what devices receive is added to `counts`."""
-
-    def moved(by: Plan, tiles: Mapping[int, Array]) -> Tiles:
-        received: dict[int, int] = {}
-        target_tiles = run(by, tiles, received_bytes=received)
-        for device, count in received.items():
-            counts[device] = counts.get(device, 0) + count
-        return target_tiles
-
+def _contracted(plan: EinsumPlan, operands: Sequence[Mapping[int, Array]], counts: Counter[int]) -> Tiles:
+    """The tiles of the result; what devices receive is added to the counts, for so a `Counter` is updated."""
     sources = [operands[term] if isinstance(term, int) else _contracted(term, operands, counts) for term in plan.inputs]
-    used = [moved(by, tiles) for by, tiles in zip(plan.operands, sources, strict=True)]
+    used = [run(by, tiles, received_bytes=counts) for by, tiles in zip(plan.operands, sources, strict=True)]
     devices = plan.layout.mesh.device_array.tolist()
-    return moved(plan.output, {device: _local(plan, device, [tiles[device] for tiles in used]) for device in devices})
+    product = {device: _local(plan, device, [tiles[device] for tiles in used]) for device in devices}
+    return run(plan.output, product, received_bytes=counts)
 
 
 def _local(plan: EinsumPlan, device: int, tiles: Sequence[Array]) -> Array:
     """What one device makes of its tiles: groups taken apart, contracted, put together again."""
     pattern, sizes = plan.pattern, plan.local_sizes(device)
-    *terms, kept = pattern.ungrouped.term_labels
+    *terms, product_labels = pattern.ungrouped.term_labels
     arguments: list[Any] = []
     for tile, labels in zip(tiles, terms, strict=True):
         arguments += [tile.reshape([sizes[label] for label in labels]), [*map(pattern.labels.index, labels)]]
     path = ["einsum_path", *plan.local_path] if len(tiles) > 1 else False
-    product = np.asarray(np.einsum(*arguments, [*map(pattern.labels.index, kept)], optimize=path))
+    product = np.asarray(np.einsum(*arguments, [*map(pattern.labels.index, product_labels)], optimize=path))
     output = pattern.term_labels[-1]
     result = empty(tuple(sizes[label] for label in output), tiles[0].dtype)
-    result[...] = product[tuple(slice(None) if label in kept else None for label in output)]
+    result[...] = product[tuple(slice(None) if label in product_labels else None for label in output)]
     return result.reshape([prod(sizes[label] for label in group) for group in pattern.output])

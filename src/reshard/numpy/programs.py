@@ -54,23 +54,24 @@ def run_program(
     expect(placed, Placement, "what is run")
     if not isinstance(inputs, Mapping):
         raise ReshardError("bad-tiles", f"inputs must be a mapping from name to array, got: {shown(inputs)}")
-    return run(placed, _AllDevices(placed, inputs, {} if received_bytes is None else received_bytes))
+    tiles = []
+    for value in placed.inputs:
+        array = np.asarray(inputs.get(value.name))
+        if array.shape != value.shape:
+            raise ReshardError("bad-tiles", f"input {value.name} must be given with shape {value.shape}")
+        tiles.append(scatter(array, placed.shardings[value]))
+    return run(placed, _AllDevices(placed, {} if received_bytes is None else received_bytes), tiles)
 
 
 class _AllDevices(Engine):
     """All devices; a tile is a dictionary with one of each."""
 
-    def __init__(self, placed: Placement, inputs: Mapping[str, Array], received_bytes: dict[str, int]) -> None:
-        self.placed, self.inputs, self.received_bytes = placed, inputs, received_bytes
+    def __init__(self, placed: Placement, received_bytes: dict[str, int]) -> None:
+        self.placed, self.received_bytes = placed, received_bytes
 
     def compute(self, operation: Operation, tiles: Sequence[Tiles]) -> Any:
         """The tiles of a result; of an output, the whole array."""
         value, sharding = operation.result, self.placed.shardings[operation.result]
-        if operation.name == "input":
-            array = np.asarray(self.inputs.get(value.name))
-            if array.shape != value.shape:
-                raise ReshardError("bad-tiles", f"input {value.name} must be given with shape {value.shape}")
-            return scatter(array, sharding)
         if operation.name == "constant":
             return scatter(np.full(value.shape, operation.attribute("value"), dtype=value.dtype.name), sharding)
         if value in self.placed.plans:
@@ -86,7 +87,7 @@ class _AllDevices(Engine):
         with np.errstate(all="ignore"):  # infinities are numbers like others
             for device in sharding.mesh.devices:
                 extents = BoxExtents(operation, shardings, device)
-                results[device] = compute(VERBS, operation, extents, [own[device] for own in tiles])
+                results[device] = compute(VERBS, operation, extents, [by_device[device] for by_device in tiles])
         return results
 
     def number(self, tile: Tiles) -> int:
@@ -95,7 +96,7 @@ class _AllDevices(Engine):
 
     def part(self, tile: Tiles, turn: int) -> Tiles:
         """A part of dim 0, of which every device has all."""
-        return {device: own[turn] for device, own in tile.items()}
+        return {device: array[turn] for device, array in tile.items()}
 
     def stacked(self, stack: Operation, tiles: list[Tiles]) -> Tiles:
         """Tiles one after another in a new dim 0."""

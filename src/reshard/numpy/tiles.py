@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from reshard.box import Box
 from reshard.checks import expect
-from reshard.dtypes import dtype_named, identity
+from reshard.dtypes import combining, dtype_named, identity
 from reshard.errors import ReshardError
 from reshard.exchange import Tiling
 from reshard.plans import Plan
@@ -36,16 +36,7 @@ from reshard.steps import Move, Step
 Array = NDArray[Any]
 Tiles = dict[int, Array]
 
-COMBINE: dict[str, np.ufunc] = {
-    "sum": np.add,
-    "avg": np.add,
-    "product": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "band": np.bitwise_and,
-    "bor": np.bitwise_or,
-    "bxor": np.bitwise_xor,
-}
+COMBINE: dict[str, np.ufunc] = combining(np)
 """What combines two partial values, by reduction; avg divides once all are added."""
 
 

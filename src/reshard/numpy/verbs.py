@@ -15,6 +15,7 @@ import numpy as np
 from reshard.dtypes import identity
 from reshard.numpy.tiles import COMBINE, Array
 from reshard.operations.interpreter import Verbs, functions
+from reshard.operations.kinds import KindForm
 from reshard.operations.pattern import Shape
 
 
@@ -34,11 +35,6 @@ def _einsum(arrays: Sequence[Array], labels: Sequence[Sequence[int]], output: Se
 def _reduce(reduction: str, array: Array, dims: Shape) -> Array:
     blank = identity(reduction, array.dtype)
     return np.asarray(COMBINE[reduction].reduce(_widened(array, array.dtype), axis=dims, initial=blank))
-
-
-def _count(like: Array, shape: Shape, dim: int) -> Array:
-    numbers = np.arange(shape[dim]).reshape([-1 if place == dim else 1 for place in range(len(shape))])
-    return np.broadcast_to(numbers, shape)
 
 
 def _sigmoid(a: Array) -> Array:
@@ -77,6 +73,12 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "stop_gradient": lambda a: a,
 }
 """What NumPy has under no name."""
+ALONG: dict[str, Callable[..., Any]] = {
+    "cummax": np.maximum.accumulate,
+    "cummin": np.minimum.accumulate,
+    "softmax": _softmax,
+}
+"""The same of what goes along a dim."""
 
 VERBS = Verbs(
     reshape=np.reshape,
@@ -92,15 +94,8 @@ VERBS = Verbs(
     element=lambda array, dim, place: np.take(array, [place], dim),
     where=np.where,
     full=lambda like, shape, value: np.full(shape, value, like.dtype),
-    count=_count,
+    count=lambda like, shape, dim: np.broadcast_to(np.indices(shape, sparse=True)[dim], shape),
     number=lambda array: array.astype(np.int64),
-    elementwise=functions(np, ELEMENTWISE),
-    along={
-        "sort": np.sort,
-        "cumsum": np.cumsum,
-        "cumprod": np.cumprod,
-        "cummax": np.maximum.accumulate,
-        "cummin": np.minimum.accumulate,
-        "softmax": _softmax,
-    },
+    elementwise=functions(KindForm.ELEMENTWISE, np, ELEMENTWISE),
+    along=functions(KindForm.ALONG, np, ALONG),
 )

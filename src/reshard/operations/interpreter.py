@@ -81,9 +81,9 @@ class Verbs:
     """By the name of the operation, of an array along a dim."""
 
 
-def functions(namespace: Any, own: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """The function of every elementwise operation: an engine's own, else what its namespace has after NumPy."""
-    kinds = {name: kind for name, kind in KINDS.items() if kind.form is KindForm.ELEMENTWISE}
+def functions(form: KindForm, namespace: Any, own: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """The function of every operation of a form: an engine's own, else what its namespace has after NumPy."""
+    kinds = {name: kind for name, kind in KINDS.items() if kind.form is form}
     return {name: own.get(name) or getattr(namespace, kind.function or name) for name, kind in kinds.items()}
 
 

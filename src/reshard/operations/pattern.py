@@ -151,6 +151,15 @@ class Pattern:
             for dim, group in enumerate(term):
                 yield from ((number, dim, place) for place, member in enumerate(group) if member == label)
 
+    def check_count(self, count: int, what: str = "") -> None:
+        """Refuse so many tensors, or so much that is said of them, where it is not one per operand.
+
+        Raises:
+            ReshardError: `bad-argument`.
+        """
+        if count != len(self.operands):
+            raise ReshardError("bad-argument", f"{self} has {len(self.operands)} operands, got {count}{what}")
+
     def solve_sizes(
         self,
         shapes: Sequence[Sequence[int]],
@@ -168,6 +177,8 @@ class Pattern:
             ReshardError: `rank-mismatch` where a shape has not as many dims as its term; `bad-shape` where sizes
                 contradict one another, do not divide or are not determined; `bad-argument`, `too-large`.
         """
+        if known is not None and not isinstance(known, Mapping):
+            raise ReshardError("bad-argument", f"sizes must be a mapping from label to size, got: {shown(known)}")
         checked = [checked_shape(shape) for shape in listed(shapes, "the shapes of the operands")]
         if len(checked) not in (len(self.operands), len(self.terms)):
             raise ReshardError(

@@ -49,7 +49,7 @@ def _with_one_better_leg(plan: Plan, network: Network, legs: dict[tuple[Sharding
         ends = steps[0].before, steps[-1].after
         if ends not in legs:
             reshard = replace(plan.reshard, source=ends[0], target=ends[1])
-            legs[ends] = (_best_step if len(steps) == 1 else _best_candidate)(reshard, network)
+            legs[ends] = _best_leg(reshard, network, is_step=len(steps) == 1)
         if (legs[ends].seconds or 0.0) < sum((plan.step_seconds or ())[start:stop]) * (1 - 1e-9):
             return replace(plan, steps=(*plan.steps[:start], *legs[ends].steps, *plan.steps[stop:]))
     return None
@@ -65,23 +65,20 @@ def _legs(count: int) -> list[tuple[int, int]]:
 
 
 @lru_cache(CACHED)
-def _best_step(reshard: Reshard, network: Network) -> Plan:
-    """The best way between points that one step joins: that step, near replicas sending or not, or collectives."""
-    chains = [shortest_chain(reshard, near) for near in (0, *level_strides(network))]
-    with suppress(ReshardError):
-        chains.append(fewest_bytes_chain(reshard)[0])
+def _best_leg(reshard: Reshard, network: Network, *, is_step: bool) -> Plan:
+    """The best of the candidates, their legs as they are.
+
+    Between points that one step joins: of that step, near replicas sending or not, and the collectives.
+    """
+    if is_step:
+        chains = [shortest_chain(reshard, near) for near in (0, *level_strides(network))]
+        with suppress(ReshardError):
+            chains.append(fewest_bytes_chain(reshard)[0])
+    else:
+        chains = list(dict.fromkeys(candidates(reshard, network)))
     plans = [Plan(reshard, chain, Options(network)) for chain in chains]
     return best_first(list(filter(shrinks_first, plans)))[0]
 
 
-@lru_cache(CACHED)
-def _best_candidate(reshard: Reshard, network: Network) -> Plan:
-    """The best of the candidates, its legs as they are."""
-    plans = [Plan(reshard, steps, Options(network)) for steps in dict.fromkeys(candidates(reshard, network))]
-    return best_first(list(filter(shrinks_first, plans)))[0]
-
-
-def cache_clear() -> None:
-    """Forget the legs."""
-    _best_step.cache_clear()
-    _best_candidate.cache_clear()
+cache_clear = _best_leg.cache_clear
+"""Forget the legs."""

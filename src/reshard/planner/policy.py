@@ -14,17 +14,13 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from reshard.errors import ReshardError
-from reshard.plans import Plan, seconds_text
+from reshard.plans import Plan, counted, seconds_text
 
 
 def fewest_bytes(plan: Plan) -> tuple[int, int, int, int]:
     """Fewest bytes on the busiest device, then in all, then fewest steps, then fewest rounds."""
-    try:
-        rounds = plan.rounds
-    except ReshardError:
-        rounds = 2**62
-    return plan.received_bytes, plan.total_received_bytes, len(plan.steps), rounds
+    rounds = counted(plan)
+    return plan.received_bytes, plan.total_received_bytes, len(plan.steps), 2**62 if rounds is None else rounds
 
 
 def shrinks_first(plan: Plan) -> bool:
@@ -44,10 +40,10 @@ def best_first(plans: list[Plan]) -> list[Plan]:
     ordered = sorted(plans, key=lambda plan: plan.seconds or 0.0)
     fastest = [plan for plan in ordered if plan.seconds == ordered[0].seconds]
     best = fastest[0] if len(fastest) == 1 else min(fastest, key=fewest_bytes)
-    others = [plan for plan in ordered if plan is not best]
+    slower = [plan for plan in ordered if plan is not best]
     if best.received_bytes > best.lower_bound_bytes:
         leanest = plans[0]
         if leanest.received_bytes < best.received_bytes:
             time = seconds_text(leanest.seconds or 0.0)
             best = replace(best, reason=f"on {network.name or 'the network'} fewer bytes would take {time}")
-    return [best, *others]
+    return [best, *slower]

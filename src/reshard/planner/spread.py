@@ -55,18 +55,18 @@ def spread(end: Sharding, other: Sharding, shape: Sequence[int], boundary: int) 
         None where there is none, or it is `end` itself.
     """
     sizes = end.mesh.sizes
-    ours, theirs = _all_cuts(end, boundary), _all_cuts(other, boundary)
-    if ours is None or theirs is None:
+    end_cuts, other_cuts = _all_cuts(end, boundary), _all_cuts(other, boundary)
+    if end_cuts is None or other_cuts is None:
         return None
-    barriers = [[cut for cut in cuts if not cut.inside] for cuts in theirs]
-    middle = [_firm(cuts, barrier) for cuts, barrier in zip(ours, barriers, strict=True)]
-    loose = [cut.axis for cuts, firm in zip(ours, middle, strict=True) for cut in cuts[len(firm) :]]
+    barriers = [[cut for cut in cuts if not cut.inside] for cuts in other_cuts]
+    middle = [_firm(cuts, barrier) for cuts, barrier in zip(end_cuts, barriers, strict=True)]
+    loose = [cut.axis for cuts, firm in zip(end_cuts, middle, strict=True) for cut in cuts[len(firm) :]]
     loose += end.mesh.parts_within(end.unused_axes(), Digit(1, boundary))
     if not loose:
         return None
     while loose:
         fitting = [
-            (cut not in theirs[number], _meets(cut, barriers[number]), place, number, cut)
+            (cut not in other_cuts[number], _meets(cut, barriers[number]), place, number, cut)
             for place, axis in enumerate(loose)
             for number, cuts in enumerate(middle)
             if shape[number] % (cut := _next(axis, cuts, end.mesh)).stop == 0
@@ -83,12 +83,12 @@ def spread(end: Sharding, other: Sharding, shape: Sequence[int], boundary: int) 
 
 def collides(end: Sharding, other: Sharding, boundary: int) -> bool:
     """Whether an axis inside hosts cuts a dim where axes between hosts cut it at the other end."""
-    ours, theirs = _all_cuts(end, boundary), _all_cuts(other, boundary)
-    if ours is None or theirs is None:
+    end_cuts, other_cuts = _all_cuts(end, boundary), _all_cuts(other, boundary)
+    if end_cuts is None or other_cuts is None:
         return False
     return any(
         cut.inside and _meets(cut, [barrier for barrier in barriers if not barrier.inside])
-        for cuts, barriers in zip(ours, theirs, strict=True)
+        for cuts, barriers in zip(end_cuts, other_cuts, strict=True)
         for cut in cuts
     )
 

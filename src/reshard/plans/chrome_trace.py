@@ -49,8 +49,9 @@ def chrome_trace(steps: Iterable[Step], step_seconds: Iterable[float], devices: 
     received = _received(steps, devices)
     ranked = sorted(range(len(devices)), key=lambda row: (-sum(received[row]), row))[:SHOWN_DEVICES]
     shown = sorted(ranked)
-    rest = len(devices) - len(shown)
-    events = [_named("process_name", 0, "reshard"), *_row(0, "steps" + (f", {rest} devices not shown" if rest else ""))]
+    hidden = len(devices) - len(shown)
+    title = "steps" + (f", {hidden} devices not shown" if hidden else "")
+    events = [_named("process_name", 0, "reshard"), *_row(0, title)]
     numbered = enumerate(zip(steps, [0, *ends], ends, strict=False), 1)
     spans = [(f"{number} {step.kind}", start, end) for number, (step, start, end) in numbered]
     for step, (name, start, end), time in zip(steps, spans, seconds, strict=True):
@@ -87,14 +88,13 @@ def _received(steps: Sequence[Step], devices: Sequence[int]) -> list[list[int]]:
     for device in devices:
         if steps and not any(device in mesh for mesh in meshes):
             raise ReshardError("bad-argument", f"device {device} is in no step")
-    table: list[list[int]] = [[0] * len(steps) for _ in devices]
-    for number, step in enumerate(steps):
-        counts: dict[int, int] = {}
-        if step.received_bytes:
-            counts = dict(zip(step.after.mesh.devices, step.all_received_bytes().tolist(), strict=True))
-        for row, device in enumerate(devices):
-            table[row][number] = counts.get(device, 0)
-    return table
+    received = [
+        dict(zip(step.after.mesh.devices, step.all_received_bytes().tolist(), strict=True))
+        if step.received_bytes
+        else {}
+        for step in steps
+    ]
+    return [[by_device.get(device, 0) for by_device in received] for device in devices]
 
 
 def _figures(step: Step) -> Event:

@@ -48,6 +48,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
+from math import prod
 from typing import NamedTuple
 
 from reshard.axis import Axes, Axis, aligned, common_prefix, difference, merged, sorted_and_merged
@@ -67,7 +68,7 @@ class DimMove(NamedTuple):
     target: int
 
 
-class Collective(NamedTuple):
+class MlirOperation(NamedTuple):
     """One operation: its name without the dialect, where it leads, and the axes that it works on."""
 
     name: str
@@ -123,10 +124,10 @@ def write_sdy(reshard: Reshard, steps: Sequence[Step]) -> str:
 
     lines: list[str] = []
     value = "%arg0"
-    for collective in _collectives(steps, "sdy"):
-        arguments = _sdy_arguments(collective)
-        out = f"out_sharding={sharding_text(collective.after)}"
-        lines.append(f"%{len(lines)} = sdy.{collective.name} {arguments}{value} {out} : {kind}")
+    for operation in _operations(steps, "sdy"):
+        arguments = _sdy_arguments(operation)
+        out = f"out_sharding={sharding_text(operation.after)}"
+        lines.append(f"%{len(lines)} = sdy.{operation.name} {arguments}{value} {out} : {kind}")
         value = f"%{len(lines) - 1}"
     attributes = [f"{kind} {{sdy.sharding = #sdy.sharding{sharding_text(end)}}}" for end in (source, target)]
     head = [f"sdy.mesh @{name} = {mesh}" for mesh, name in names.items()]
@@ -156,18 +157,16 @@ def write_shard(reshard: Reshard, steps: Sequence[Step]) -> str:
     local = list(source.local_shape(shape))
     lines: list[str] = []
     value, kind = "%arg0", _tensor(local, dtype)
-    for collective in _collectives(steps, "shard"):
-        for text, axes, grown, cut in _shard_operations(collective):
-            size = 1
-            for axis in axes:
-                size *= mesh.sizes[axis.name]
+    for operation in _operations(steps, "shard"):
+        for text, axes, grown, cut in _shard_operations(operation):
+            size = prod(mesh.sizes[axis.name] for axis in axes)
             if grown is not None:
                 local[grown] *= size
             if cut is not None:
                 local[cut] //= size
             grid = f"on @mesh grid_axes = {[number[axis.name] for axis in axes]}"
             before, kind = kind, _tensor(local, dtype)
-            lines.append(f"%{len(lines)} = shard.{collective.name} {value} {grid}{text} : {before} -> {kind}")
+            lines.append(f"%{len(lines)} = shard.{operation.name} {value} {grid}{text} : {before} -> {kind}")
             value = f"%{len(lines) - 1}"
     ends = [_tensor(sharding.local_shape(shape), dtype) for sharding in (source, target)]
     grid = "x".join(str(size) for _, size in mesh.axes)
@@ -197,13 +196,13 @@ def _tensor(shape: Iterable[int], dtype: DType) -> str:
     return "tensor<" + "x".join([*map(str, shape), element]) + ">"
 
 
-def _collectives(steps: Sequence[Step], dialect: str) -> list[Collective]:
-    result: list[Collective] = []
+def _operations(steps: Sequence[Step], dialect: str) -> list[MlirOperation]:
+    result: list[MlirOperation] = []
     for number, step in enumerate(steps, 1):
         try:
-            collectives = collectives_of(step)
+            operations = operations_of(step)
             if dialect == "shard":
-                _check_names(collectives)
+                _check_names(operations)
         except _NoOne as reason:
             raise ReshardError(
                 "no-plan",
@@ -211,15 +210,15 @@ def _collectives(steps: Sequence[Step], dialect: str) -> list[Collective]:
                 f"the {dialect} dialect: {reason}"
                 + ("" if reason.is_hopeless else '; a plan in the basis "collectives" can be written'),
             ) from None
-        result += collectives
+        result += operations
     return result
 
 
-def _check_names(collectives: Iterable[Collective]) -> None:
-    for collective in collectives:
-        if collective.name == "collective_permute" and not collective.idle:
+def _check_names(operations: Iterable[MlirOperation]) -> None:
+    for operation in operations:
+        if operation.name == "collective_permute" and not operation.idle:
             raise _NoOne("it has no operation that permutes whole tiles", is_hopeless=True)
-        if collective.name.endswith("_to_unreduced"):
+        if operation.name.endswith("_to_unreduced"):
             raise _NoOne("it has no operation that makes values partial", is_hopeless=True)
 
 
@@ -229,19 +228,15 @@ def _check_sdy(sharding: Sharding, shape: tuple[int, ...]) -> None:
         raise ReshardError(
             "no-plan", f"mesh {mesh} cannot be written in the sdy dialect, which knows meshes of all devices alone"
         )
-    _check_ceil(sharding, shape, "sdy")
+    if sharding.uneven != "ceil" and not sharding.is_equivalent_to(replace(sharding, uneven="ceil"), shape):
+        raise ReshardError(
+            "no-plan",
+            f"{sharding.text()} cuts shape {shape} in chunks of chunks, which the sdy dialect does not know",
+        )
     if sharding.unreduced and sharding.reduction not in ("sum", "max", "min"):
         raise ReshardError(
             "no-plan",
             f"{sharding.text()} cannot be written in the sdy dialect, which reduces by sum, max and min alone",
-        )
-
-
-def _check_ceil(sharding: Sharding, shape: tuple[int, ...], dialect: str) -> None:
-    if sharding.uneven != "ceil" and not sharding.is_equivalent_to(replace(sharding, uneven="ceil"), shape):
-        raise ReshardError(
-            "no-plan",
-            f"{sharding.text()} cuts shape {shape} in chunks of chunks, which the {dialect} dialect does not know",
         )
 
 
@@ -261,15 +256,15 @@ def _check_shard(sharding: Sharding, mesh: Mesh) -> None:
 # What the operations are told in the sdy dialect.
 
 
-def _sdy_arguments(collective: Collective) -> str:
+def _sdy_arguments(operation: MlirOperation) -> str:
     """What stands between the name and the operand."""
-    word = "" if collective.reduction == "sum" else f"{collective.reduction} "
-    if collective.moves:
-        moves = [f"{_braced(axes)}: {source}->{target}" for axes, source, target in collective.moves]
+    word = "" if operation.reduction == "sum" else f"{operation.reduction} "
+    if operation.moves:
+        moves = [f"{_braced(axes)}: {source}->{target}" for axes, source, target in operation.moves]
         return f"[{', '.join(moves)}] "
-    if collective.axes:
-        return f"{word}{_braced(collective.axes)} "
-    return f"{word}[{', '.join(map(_braced, collective.lists))}] " if collective.lists else ""
+    if operation.axes:
+        return f"{word}{_braced(operation.axes)} "
+    return f"{word}[{', '.join(map(_braced, operation.lists))}] " if operation.lists else ""
 
 
 def _braced(axes: Iterable[Axis]) -> str:
@@ -282,29 +277,29 @@ _SHARD_REDUCTIONS = {"avg": "average", "band": "bitwise_and", "bor": "bitwise_or
 _SHARD_WORDS = {"all_gather": "gather_axis", "all_slice": "slice_axis", "reduce_scatter": "scatter_dim"}
 
 
-def _shard_operations(collective: Collective) -> list[tuple[str, Axes, int | None, int | None]]:
+def _shard_operations(operation: MlirOperation) -> list[tuple[str, Axes, int | None, int | None]]:
     """Per operation what follows the axes, the axes, the dim that grows, and the dim that is cut."""
-    word = _SHARD_REDUCTIONS.get(collective.reduction, collective.reduction)
+    word = _SHARD_REDUCTIONS.get(operation.reduction, operation.reduction)
     reduction = "" if word == "sum" else f" reduction = {word}"
-    if collective.moves:
+    if operation.moves:
         return [
             (f" split_axis = {target} concat_axis = {source}", axes, source, target)
-            for axes, source, target in collective.moves
+            for axes, source, target in operation.moves
         ]
-    if collective.name == "all_reduce":
-        return [(reduction, collective.axes, None, None)]
+    if operation.name == "all_reduce":
+        return [(reduction, operation.axes, None, None)]
     result = []
-    for dim, axes in enumerate(collective.lists):
+    for dim, axes in enumerate(operation.lists):
         if axes:
-            grown, cut = (dim, None) if collective.name == "all_gather" else (None, dim)
-            result.append((f"{reduction} {_SHARD_WORDS[collective.name]} = {dim}", axes, grown, cut))
+            grown, cut = (dim, None) if operation.name == "all_gather" else (None, dim)
+            result.append((f"{reduction} {_SHARD_WORDS[operation.name]} = {dim}", axes, grown, cut))
     return result
 
 
 # Steps as collectives: what changes in the axis lists says which.
 
 
-def collectives_of(step: Step) -> list[Collective]:
+def operations_of(step: Step) -> list[MlirOperation]:
     """The operations that a step is.
 
     Axes of size 1, which cut nothing, may stand in the way of the axis lists; then they leave before the step and
@@ -316,8 +311,8 @@ def collectives_of(step: Step) -> list[Collective]:
         before, after = _without_units(step.before), _without_units(step.after)
         if before == step.before and after == step.after:
             raise
-        leaves = [Collective("collective_permute", before, idle=True)] if before != step.before else []
-        comes = [Collective("collective_permute", step.after, idle=True)] if after != step.after else []
+        leaves = [MlirOperation("collective_permute", before, idle=True)] if before != step.before else []
+        comes = [MlirOperation("collective_permute", step.after, idle=True)] if after != step.after else []
         return [*leaves, *(_direct(step.kind, before, after) if before != after else []), *comes]
 
 
@@ -335,7 +330,7 @@ def _with_axes(sharding: Sharding, lists: Iterable[Axes]) -> Sharding:
     return replace(sharding, dims=tuple(dims), replicated=())
 
 
-def _direct(kind: str, before: Sharding, after: Sharding) -> list[Collective]:
+def _direct(kind: str, before: Sharding, after: Sharding) -> list[MlirOperation]:
     if kind == "Exchange":
         raise _NoOne("it is no collective but an exchange of pieces")
     if kind == "Permute":
@@ -355,14 +350,14 @@ def _direct(kind: str, before: Sharding, after: Sharding) -> list[Collective]:
         if kind == "AllReduce":
             if any(comes):
                 raise _NoOne("the axes of a dim change")
-            return [Collective("all_reduce", after, axes=reduced, reduction=before.reduction)]
+            return [MlirOperation("all_reduce", after, axes=reduced, reduction=before.reduction)]
         if set(_set_of(comes, before)) != set(reduced):
             raise _NoOne("the axes that come to the dims are not those that were unreduced")
-        return [Collective("reduce_scatter", after, comes, reduction=before.reduction)]
+        return [MlirOperation("reduce_scatter", after, comes, reduction=before.reduction)]
     _same_unreduced(before, after)
     if kind == "AllGather":
-        return [Collective("all_gather", after, _tails(after, before, "leave"))]
-    return [Collective("all_slice", after, _tails(before, after, "come to"))]
+        return [MlirOperation("all_gather", after, _tails(after, before, "leave"))]
+    return [MlirOperation("all_slice", after, _tails(before, after, "come to"))]
 
 
 def _same_unreduced(before: Sharding, after: Sharding) -> None:
@@ -386,7 +381,7 @@ def _set_of(lists: Iterable[Axes], sharding: Sharding) -> Axes:
     return sorted_and_merged([axis for axes in lists for axis in axes], sharding.mesh.sizes)
 
 
-def _permute(before: Sharding, after: Sharding) -> Collective:
+def _permute(before: Sharding, after: Sharding) -> MlirOperation:
     if before.mesh.axes != after.mesh.axes:
         raise _NoOne(f"it leads from mesh {before.mesh} to mesh {after.mesh}", is_hopeless=True)
     counts = [[sharding.layout.shards(dim) for dim in range(len(sharding.dims))] for sharding in (before, after)]
@@ -394,10 +389,10 @@ def _permute(before: Sharding, after: Sharding) -> Collective:
         raise _NoOne("a dim is cut into another number of parts")
     if before.unreduced or after.unreduced:
         raise _NoOne("a permutation does not look at unreduced axes", is_hopeless=True)
-    return Collective("collective_permute", after)
+    return MlirOperation("collective_permute", after)
 
 
-def _to_unreduced(before: Sharding, after: Sharding) -> list[Collective]:
+def _to_unreduced(before: Sharding, after: Sharding) -> list[MlirOperation]:
     sizes = before.mesh.sizes
     if after.reduction != "sum":
         raise _NoOne(f"values become partial under sum alone, not under {after.reduction}", is_hopeless=True)
@@ -413,13 +408,13 @@ def _to_unreduced(before: Sharding, after: Sharding) -> list[Collective]:
         unreduced = sorted_and_merged([*before.unreduced, *from_dims], sizes)
         middle = replace(after, replicated=(), unreduced=unreduced)
     if from_dims:
-        result.append(Collective("sharded_to_unreduced", middle, leaves))
+        result.append(MlirOperation("sharded_to_unreduced", middle, leaves))
     if from_copies:
-        result.append(Collective("replicated_to_unreduced", after, axes=from_copies))
+        result.append(MlirOperation("replicated_to_unreduced", after, axes=from_copies))
     return result
 
 
-def _all_to_alls(before: Sharding, after: Sharding) -> list[Collective]:
+def _all_to_alls(before: Sharding, after: Sharding) -> list[MlirOperation]:
     """Moves from minor end to minor end, each piece once; as many at a time as have dims of their own."""
     sizes = before.mesh.sizes
     settled = [list(common_prefix(a.axes, b.axes)) for a, b in zip(before.dims, after.dims, strict=True)]
@@ -434,7 +429,7 @@ def _all_to_alls(before: Sharding, after: Sharding) -> list[Collective]:
         [[piece for axis in axes for piece in pieces if axis.contains(piece)] for axes in lists]
         for lists, pieces in zip((outs, ins), cut, strict=True)
     )
-    result: list[Collective] = []
+    result: list[MlirOperation] = []
     while any(missing):
         moves = _next_moves(leaving, missing)
         if not moves:
@@ -447,7 +442,7 @@ def _all_to_alls(before: Sharding, after: Sharding) -> list[Collective]:
             moved.append(DimMove(merged(axes, sizes), source, target))
         lists = [merged([*prefix, *rest], sizes) for prefix, rest in zip(settled, leaving, strict=True)]
         reached = _with_axes(after, lists) if any(missing) else after
-        result.append(Collective("all_to_all", reached, moves=tuple(moved)))
+        result.append(MlirOperation("all_to_all", reached, moves=tuple(moved)))
     return result
 
 

@@ -34,9 +34,9 @@ from typing import Any
 import numpy as np
 
 from reshard.checks import all_of, expect, shown
-from reshard.dtypes import DType, dtype_named
+from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
-from reshard.exchange import Exchange, Tiling, class_digits, find_exchange, total_bound
+from reshard.exchange import Exchange, class_digits, find_exchange, total_bound
 from reshard.network import Network, seconds_of
 from reshard.notation import parse_sharding
 from reshard.plans.chrome_trace import chrome_trace
@@ -44,7 +44,7 @@ from reshard.plans.mlir import write_sdy, write_shard
 from reshard.plans.options import Options
 from reshard.plans.table import blocks, counted
 from reshard.sharding import Reshard, Sharding, becomes_unreduced, checked_shape
-from reshard.steps import Step, chain_through
+from reshard.steps import ReshardWork, Step, chain_through
 from reshard.tables import plain
 
 SCHEMA = "reshard.plan/2"
@@ -52,7 +52,7 @@ SCHEMA = "reshard.plan/2"
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(ReshardWork):
     """Steps that lead from a source to a target.
 
     Rules, in the order checked:
@@ -92,9 +92,6 @@ class Plan:
         seconds = None if network is None else tuple(seconds_of(step, network) for step in self.steps)
         object.__setattr__(self, "step_seconds", seconds)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
     @property
     def source(self) -> Sharding:
         """Where the tensor is."""
@@ -106,23 +103,9 @@ class Plan:
         return self.reshard.target
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
-        return self.reshard.shape
-
-    @property
-    def dtype(self) -> DType:
-        """Of its elements."""
-        return self.reshard.dtype
-
-    @property
     def seconds(self) -> float | None:
         """What the plan takes on the network that it was made for; None without one."""
         return None if self.step_seconds is None else sum(self.step_seconds)
-
-    @cached_property
-    def _tilings(self) -> tuple[Tiling, Tiling]:
-        return Tiling.of(self.source, self.shape), Tiling.of(self.target, self.shape)
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -374,8 +357,8 @@ class Plan:
 
 
 def _differences(record: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    def differing(given: dict[str, Any], right: dict[str, Any]) -> list[str]:
-        return [key for key in right if key != "steps" and given.get(key, right[key]) != right[key]]
+    def differing(fields: dict[str, Any], expected_fields: dict[str, Any]) -> list[str]:
+        return [key for key, value in expected_fields.items() if key != "steps" and fields.get(key, value) != value]
 
     wrong = differing(record, expected)
     for number, steps in enumerate(zip(record["steps"], expected["steps"], strict=True), 1):

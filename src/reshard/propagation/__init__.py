@@ -5,11 +5,15 @@ builder.py      how they are added
 open_blocks.py  loops and choices, while they stand open
 program.py      a program under construction, with a verb for each operation that needs one
 fixpoint.py     the fixed point, priority by priority
-conflicts.py    the shardings that a value may have, and the choice among them by price
-search.py       which of these are tried, one axis of the mesh at a time
-elimination.py  the choice with the least sum of costs
-sharing.py      what is saved where several operations share a reshard
+space.py        how every value may be kept, and how every operation may be computed
+model.py        the program as one optimisation: what each pair of these costs
+ties.py         which operations are alike, so that a hundred layers are placed as one
+dual.py         what no choice costs less than, and a choice to begin with
+descent.py      a choice made better, with reshards shared
+optimum.py      the choice: begun, improved, and its reshards asked of the planner
+settling.py     single operations looked at again among all layouts
 placement.py    a program once it is placed: reshards inserted and shared, reductions deferred, figures, table
+memory.py       what a device holds when
 running.py      the one way through a placed program, for every engine
 text.py         the text form
 """

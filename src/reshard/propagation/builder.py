@@ -61,6 +61,7 @@ class Builder(Graph):
         self.operations: list[Operation] = []
         self.annotations: dict[Value, Sharding] = {}
         """What was said about a value's sharding."""
+        self.ties: list[tuple[Value, Value]] = []
         self.block: Block | None = None
         """In which operations are added now."""
         self._blocks = 0
@@ -171,6 +172,7 @@ class Builder(Graph):
             del self._named[operation.result.name]
             self.annotations.pop(operation.result, None)
         del self.operations[count:]
+        self.ties = [pair for pair in self.ties if all(self._named.get(value.name) is value for value in pair)]
 
     def annotate(self, value: Value, sharding: Sharding) -> None:
         """Say how a value is sharded, besides what was said before.
@@ -188,6 +190,18 @@ class Builder(Graph):
             self.meshes[f"mesh_{number}"] = sharding.mesh
         before = self.annotations.get(value)
         self.annotations[value] = sharding if before is None else _both(value, before, sharding)
+
+    def tie(self, value: Value, other: Value) -> None:
+        """Let two values take the same sharding, as a parameter and what becomes of it.
+
+        Raises:
+            ReshardError: `bad-program` where they have not one shape and dtype, or are another program's.
+        """
+        self.check_own(value)
+        self.check_own(other)
+        if (value.shape, value.dtype) != (other.shape, other.dtype):
+            raise ReshardError("bad-program", f"{value.name} and {other.name} must have one shape and dtype to be tied")
+        self.ties.append((value, other))
 
     def check_own(self, value: Value) -> None:
         """Refuse what is no value of this program.

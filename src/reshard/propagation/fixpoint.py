@@ -11,16 +11,16 @@ Round i of the priorities sees the dims of priority i and below; what is not yet
 kept free for it.
 
 Where two proposals exclude each other, the one with more shards is taken, then the one from the larger tensor; that
-there was a choice is remembered, and `reshard.propagation.conflicts` looks at it again by price.
+there was a choice is remembered, and propagation is run again with each annotation in turn ahead of the others.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import NamedTuple
 
 from reshard.axis import Axes, is_prefix, merged, truncated
@@ -34,6 +34,10 @@ from reshard.propagation.builder import Builder
 from reshard.sharding import Sharding
 
 Sizes = Mapping[str, int]
+MOST_LEADERS = 12
+"""How many annotations go ahead in turn, at most: those of the largest values."""
+MOST_VISITED = 10_000
+"""How many operations such runs go through at most where nothing was disputed, and something only refused."""
 
 
 class State(NamedTuple):
@@ -99,6 +103,7 @@ class Net:
 
     def __init__(self, graph: Builder) -> None:
         self.graph = graph
+        self.values = graph.values
         self.meshes = value_meshes(graph)
         self.rules: list[Rule] = [operation_rule(operation) for operation in graph.operations]
         self.places: list[tuple[int, ...]] = []
@@ -111,6 +116,11 @@ class Net:
             self.places.append(terms)
             for value in {*terms} - {-1}:
                 self.neighbours[value].append(number)
+        self.users: list[list[int]] = [[] for _ in graph.operations]
+        """Per value, the operations that read it, on whatever mesh."""
+        for number, operation in enumerate(graph.operations):
+            for operand in {*operation.operands}:
+                self.users[operand.number].append(number)
         self._wishes: dict[tuple[int, tuple[int, ...]], Wishes] = {}
         self._rule_ids: dict[Rule, int] = {}
         self._rule_of = [self._rule_ids.setdefault(rule, len(self._rule_ids)) for rule in self.rules]
@@ -158,33 +168,19 @@ class Net:
             if operation.operands and operation.name not in ("reshard", "output", "carry", "last")
         ]
 
-    @cached_property
-    def wanted(self) -> dict[int, Sharding]:
-        """Where an output wants a value that nothing else reads, and of which nothing is said."""
-        operations, annotations = self.graph.operations, self.graph.annotations
-        readers = Counter(operand.number for operation in operations for operand in {*operation.operands})
-        return {
-            operation.operands[0].number: self.sharding(operation.result.number, [dim.axes for dim in said.dims], said)
-            for operation in operations
-            if operation.name == "output"
-            and (said := annotations.get(operation.result)) is not None
-            and not any(dim.is_open for dim in said.dims)
-            and operation.operands[0] not in annotations
-            and readers[operation.operands[0].number] == 1
-            and said.mesh == self.meshes[operation.operands[0].number]
-            and operations[operation.operands[0].number].operands
-        }
-
     def trip_counts(self, number: int) -> tuple[int, ...]:
-        """How often each operand of an operation is moved where it must be, and last how often the result is made.
-
-        What a loop takes apart counts as moved part by part, in every turn: as a whole it may be too large to hold.
-        """
+        """How often each operand of an operation is moved where it must be, and last how often the result is made."""
         operations = self.graph.operations
         operation = operations[number]
-        if operation.name == "element":
-            return (operation.trip_count,) * len(operation.values)
         return tuple(operations[value.number].trip_count for value in operation.values)
+
+    @cached_property
+    def order(self) -> list[int]:
+        """The operations in an order in which no name has a say, nor theirs: by their depth, then by their weights."""
+        depths: list[int] = []
+        for operation in self.graph.operations:
+            depths.append(1 + max((depths[operand.number] for operand in operation.operands), default=0))
+        return sorted(range(len(depths)), key=lambda number: (depths[number], self.weights[number]))
 
     @cached_property
     def weights(self) -> list[int]:
@@ -204,6 +200,17 @@ class Net:
                 uses[operand.number].append(_digest(str(place), up[number]))
         return [int(text[:12], 16) + 1 for text in up]
 
+    def runs(self, until_priority: int | None) -> list[Flow]:
+        """Propagation from all annotations at once; where there is a choice, also with each ahead in turn."""
+        flows = [self.run(until_priority)]
+        if flows[0].disputed or flows[0].refused:
+            leaders = sorted(
+                self.graph.annotations, key=lambda v: (-prod(v.shape) * v.dtype.itemsize, self.weights[v.number])
+            )
+            most = MOST_LEADERS if flows[0].disputed else min(MOST_LEADERS, MOST_VISITED // len(self.rules))
+            flows += [self.run(until_priority, value.number) for value in leaders[:most]]
+        return flows
+
     def run(self, until_priority: int | None = None, leader: int | None = None) -> Flow:
         """Carry what was said about the values to the fixed point of the last round.
 
@@ -217,7 +224,7 @@ class Net:
             priorities = [priority for priority in priorities if priority <= until_priority] or [0]
         turns = (True,) if leader is None else (False, True)
         levels = [(priority, with_all) for priority in priorities for with_all in turns]
-        blank = [State(((),) * len(v.shape), (True,) * len(v.shape), ()) for v in self.graph.values]
+        blank = [State(((),) * len(v.shape), (True,) * len(v.shape), ()) for v in self.values]
         states = list(blank)
         flow = Flow([], [{} for _ in blank])
         for level in levels:

@@ -40,6 +40,8 @@ class Graph:
     """In the order in which they run: the operation at place n makes the value with number n."""
     without_rule: Counter[str]
     """How often each primitive stands in it that no rule knows; its operands are whole on every device."""
+    ties: Sequence[tuple[Value, Value]] = ()
+    """Values that are sharded alike."""
     signature: Any
     """What the engine that it came from knows of its arguments and its results; None for one after another."""
 

@@ -7,12 +7,7 @@ After one whose result comes out otherwise than it is kept stands another.
 
 The bytes received are those of the busiest device over all reshards together; what stands in a loop counts once for
 every turn, here and in the seconds.
-A value is held from where it is made to where it is last used, outputs to the end; what is held at most is the peak.
-
-**Two goes.** What leads into a loop, round it and out of it must be sharded alike, and only a first go tells how: the
-second is placed around that.
-Where a program's inputs and outputs are to be even, those that were left open are held in the second go at what
-divides their dims.
+What a device holds at most, its peak, is counted in `memory.py`.
 """
 
 from __future__ import annotations
@@ -20,34 +15,41 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
-from types import MappingProxyType
 from typing import Any
 
-from reshard.axis import Axis, merged
 from reshard.contraction.chooser import Chooser
+from reshard.contraction.goal import Goal
 from reshard.contraction.pairwise import Contracted
-from reshard.contraction.prices import busiest, moved_by
+from reshard.contraction.prices import BY_BYTES, busiest, local_flops, moved_by
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network import Network, check_reach
 from reshard.operations.blocks import Block, around
 from reshard.operations.kinds import LEAVING
 from reshard.operations.operation import Operation, Value
-from reshard.operations.projection import shards
 from reshard.plans import Plan
 from reshard.plans.chrome_trace import chrome_trace
 from reshard.plans.table import bytes_text
 from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Flow, Net, Origin
 from reshard.propagation.graph import Graph
-from reshard.propagation.search import search, settle
+from reshard.propagation.memory import Held, held, tile_bytes
+from reshard.propagation.model import Model
+from reshard.propagation.optimum import Optimum, optimum
+from reshard.propagation.settling import settled
 from reshard.propagation.text import write
-from reshard.sharding import DimSharding, Sharding
+from reshard.sharding import Sharding
 from reshard.tables import Table, plain
+
+MOST_DEVICES = 2**20
+"""On up to how many devices programs are placed."""
+PROVED = 1e-7
+"""As a part of the cost, by how much a bound may miss what it proves: sums of large numbers round."""
+
+LARGEST = 4
+"""How many of the values that make the peak a table names."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,12 @@ class Placement(Graph):
     """Operations of a device in all, by the value that they make."""
     reasons: Mapping[str, str] = field(repr=False)
     """Per name of a value, where its sharding comes from."""
-    network: Network | None = None
-    """For which it was placed."""
+    goal: Goal = BY_BYTES
+    """What was made least."""
+    cost: float = 0.0
+    """What the goal adds up, reshard by reshard: seconds, or bytes with the work that is weighed in."""
+    bound: float = 0.0
+    """What no placement costs less than, in the space that `reshard.propagation.space` states."""
     without_rule: Counter[str] = field(default_factory=Counter)
     signature: Any = None
 
@@ -118,6 +124,34 @@ class Placement(Graph):
         value = self.value(value)
         return self.plans[value].received_bytes * self.trip_count(value) if value in self.plans else 0
 
+    @property
+    def network(self) -> Network | None:
+        """For which it was placed."""
+        return self.goal.network
+
+    @property
+    def flops(self) -> int:
+        """Operations of the busiest device."""
+        return sum(self.work.values())
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether no placement costs less under the goal."""
+        return self.bound >= self.cost * (1 - PROVED)
+
+    @property
+    def lower_bound_bytes(self) -> int | None:
+        """Bytes that no placement goes below which has no more work, reshard by reshard; None on a network."""
+        if self.network is not None:
+            return None
+        gap = 0 if self.is_proved else int(self.cost - self.bound)
+        return max(self.received_bytes - gap, 0)
+
+    @property
+    def lower_bound_seconds(self) -> float | None:
+        """Seconds that no placement goes below; None without a network."""
+        return None if self.network is None else min(self.bound, self.seconds or 0.0)
+
     @cached_property
     def seconds(self) -> float | None:
         """What reshards and operations take on the network that it was placed for; None without one."""
@@ -128,27 +162,18 @@ class Placement(Graph):
         return moved + (sum(work / rate for work in self.work.values()) if rate else 0.0)
 
     @cached_property
+    def _held(self) -> Held:
+        return held(self.operations, self.shardings, self.plans)
+
+    @property
     def peak_bytes(self) -> int:
-        """Bytes that a device holds at most: all values that are still needed, and what a reshard needs besides."""
+        """Bytes that a device holds at most, as `reshard.propagation.memory` counts them."""
+        return self._held.peak_bytes
 
-        def local_bytes(value: Value) -> int:
-            return prod(self.shardings[value].local_shape(value.shape)) * value.dtype.itemsize
-
-        last = {value: number for number, operation in enumerate(self.operations) for value in operation.values}
-        last.update(dict.fromkeys(self.outputs, len(self.operations)))
-        ends: list[list[Value]] = [[] for _ in range(len(self.operations) + 1)]
-        for value, number in last.items():
-            ends[number].append(value)
-        held = peak = 0
-        for number, operation in enumerate(self.operations):
-            result = operation.result
-            held += local_bytes(result)
-            more = 0
-            if result in self.plans:
-                more = max(self.plans[result].peak_bytes - sum(map(local_bytes, operation.values)), 0)
-            peak = max(peak, held + more)
-            held -= sum(map(local_bytes, ends[number]))
-        return peak
+    @property
+    def peak_values(self) -> tuple[tuple[str, int], ...]:
+        """The values that a device holds then, and the bytes of their tiles, the largest first."""
+        return tuple((value.name, tile_bytes(value, self.shardings[value])) for value in self._held.values)
 
     def table(self) -> str:
         """The values with their shapes, shardings, local shapes, communication, and why; then the figures."""
@@ -173,10 +198,27 @@ class Placement(Graph):
         reshards = "1 reshard" if len(self.plans) == 1 else f"{len(self.plans)} reshards"
         received = f"received {bytes_text(self.received_bytes)} on the busiest device"
         seconds = "" if self.seconds is None else f", {self.seconds * 1e6:.1f} us"
-        figures = f"{reshards}, {received}{seconds}; peak {bytes_text(self.peak_bytes)}"
+        figures = f"{reshards}, {received}{seconds}; peak {bytes_text(self.peak_bytes)}{self._largest()}"
+        proof = f"least {self.goal.name}: {self._gap()}"
         named = [f"{name} ({count})" for name, count in sorted(self.without_rule.items())]
         opaque = [f"without a rule, whole on every device: {', '.join(named)}"] if named else []
-        return plain([Table(rows), "", figures, *opaque])
+        return plain([Table(rows), "", figures, *opaque, proof])
+
+    def _largest(self) -> str:
+        """The largest values that a device holds when it holds most, in words."""
+        largest = self.peak_values[:LARGEST]
+        more = len(self.peak_values) - len(largest)
+        named = [*(f"{name} {bytes_text(size)}" for name, size in largest), *([f"{more} more"] if more else [])]
+        return f" ({', '.join(named)})" if named else ""
+
+    def _gap(self) -> str:
+        """How far from the best it may be, in words."""
+        if self.is_proved:
+            return "proved, no placement has less"
+        least = f"{(self.lower_bound_seconds or 0.0) * 1e6:.1f} us"
+        if self.lower_bound_bytes is not None:
+            least = f"{bytes_text(self.lower_bound_bytes)} received at this work"
+        return f"no placement has less than {least}, {1 - self.bound / self.cost:.1%} less in all"
 
     def to_trace(self) -> str:
         """The reshards one after another as a Chrome trace in JSON, which Perfetto opens.
@@ -201,28 +243,24 @@ class Placement(Graph):
         return self.table()
 
 
-def place(program: Builder, network: Network | None, until_priority: int | None) -> Placement:
+def place(program: Builder, goal: Goal, until_priority: int | None, deadline: float | None = None) -> Placement:
     """Carry the shardings of a program through and place it.
 
     Raises:
         ReshardError: `bad-network` where a mesh has devices beyond the network; `no-plan` where an operation can be
             computed in no layout.
     """
-    for mesh in program.meshes.values() if network is not None else ():
-        check_reach(network, mesh)
-    net, chooser = Net(program), Chooser(network, is_for_many=True)
-    shardings, flows = search(net, chooser, until_priority)
-    held = _held(
-        program, [_as_said(s, program.annotations.get(v)) for v, s in zip(program.values, shardings, strict=True)]
-    )
-    if held:
-        program = copy(program)
-        program.annotations = {**program.annotations, **held}
-        net, chooser = Net(program), Chooser(network, is_for_many=True)
-        shardings, flows = search(net, chooser, until_priority)
-    chains = settle(net, chooser, shardings)
-    reasons = [_reason(net, flows, number, sharding) for number, sharding in enumerate(shardings)]
-    return explicit(program, net, chooser, shardings, reasons, chains)
+    for mesh in program.meshes.values() if goal.network is not None else ():
+        check_reach(goal.network, mesh)
+    for mesh in program.meshes.values():
+        if mesh.size > MOST_DEVICES:
+            raise ReshardError("too-large", f"a program is placed on up to {MOST_DEVICES} devices, got {mesh.size}")
+    net, chooser = Net(program), Chooser(goal, is_for_many=True)
+    flows = net.runs(until_priority)
+    model = Model(net, flows, chooser, is_pinned=until_priority is not None)
+    best = settled(net, chooser, optimum(model, flows[0], deadline))
+    reasons = [_reason(net, flows, number, sharding) for number, sharding in enumerate(best.shardings)]
+    return explicit(program, net, chooser, best, reasons)
 
 
 def _as_said(sharding: Sharding, said: Sharding | None) -> Sharding:
@@ -230,50 +268,16 @@ def _as_said(sharding: Sharding, said: Sharding | None) -> Sharding:
     return replace(sharding, replicated=said.replicated) if said is not None and said.replicated else sharding
 
 
-def _held(program: Builder, shardings: Sequence[Sharding]) -> dict[Value, Sharding]:
-    """What the first go tells the second; nothing where that would say no more."""
-    lasts = [operation for operation in program.operations if operation.name == "last"]
-    held = {value: shardings[last.operands[1].number] for last in lasts for value in last.values[1:]}
-    if program.even_ends:
-        for value in (*program.inputs, *program.outputs):
-            held[value] = _divisible(shardings[value.number], value.shape, program.annotations.get(value))
-    if lasts or any(shardings[value.number] != sharding for value, sharding in held.items()):
-        return held
-    return {}
-
-
-def _divisible(sharding: Sharding, shape: tuple[int, ...], said: Sharding | None) -> Sharding:
-    """The sharding with the axes that a dim was not given cut back to those that divide it."""
-    if sharding.mesh.is_maximal:
-        return sharding
-    dims = []
-    for number, (dim, size) in enumerate(zip(sharding.dims, shape, strict=True)):
-        axes: list[Axis] = []
-        for axis in dim.axes:
-            count = shards((*axes, axis), sharding.mesh.sizes)
-            if size % count and not (said and axis in said.dims[number].axes):
-                break
-            axes.append(axis)
-        dims.append(DimSharding(merged(axes, sharding.mesh.sizes)))
-    return replace(sharding, dims=tuple(dims))
-
-
-def explicit(
-    program: Builder,
-    net: Net,
-    chooser: Chooser,
-    shardings: Sequence[Sharding],
-    reasons: Sequence[str],
-    chains: Mapping[int, Contracted] = MappingProxyType({}),
-) -> Placement:
-    """The placement of a program whose values are kept in given shardings, with a reason for each.
+def explicit(program: Builder, net: Net, chooser: Chooser, best: Optimum, reasons: Sequence[str]) -> Placement:
+    """The placement of a program whose values are kept as was chosen, with a reason for each.
 
     Einsums of which there is a chain are computed two operands at a time.
     What a block gives back otherwise than it is kept is moved once the block is whole.
     """
+    shardings = best.shardings
     whole_with = {block: operation for operation in program.operations for block in around(operation.block)}
     leaving: dict[Block | None, list[tuple[Operation, Value, Sharding, str]]] = {}
-    placing = _Placing(chooser, {value.name for value in program.values})
+    placing = _Placing(chooser, best, {value.name for value in program.values})
     for operation, sharding, reason in zip(program.operations, shardings, reasons, strict=True):
         name = operation.result.name
         operands = [placing.places[operand] for operand in operation.operands]
@@ -285,24 +289,25 @@ def explicit(
             why = f"asked for by output {name}" if operation.name == "output" else f"needed by {name}"
             brought = [placing.brought(operand, sharding, why) for operand in operands]
             result = placing.add(operation, brought, name, sharding, reason)
-        elif operation.result.number in chains:
-            result = placing.contracted(operation, chains[operation.result.number], operands, reason)
+        elif operation.result.number in best.chains:
+            result = placing.contracted(operation, best.chains[operation.result.number], operands, reason)
         else:
-            kept_in = tuple(placing.shardings[operand] for operand in operands)
-            trips = net.trip_counts(operation.result.number)
-            chosen = chooser.choose(net.calculations[operation.result.number], kept_in, sharding, trips)
-            *used, computed = chosen.layout.shardings
+            layout = best.layouts[operation.result.number]
+            *used, computed = layout.shardings
             why = f"needed by {name}"
             brought = [placing.brought(*pair, why) for pair in zip(operands, used, strict=True)]
             stays = computed == sharding
             called, says = (name, reason) if stays else (placing.name(name), f"as {name} is computed")
             value = result = placing.add(operation, brought, called, computed, says)
-            placing.work[value] = chosen.price.flops
+            calculation = net.calculations[operation.result.number]
+            flops = local_flops(calculation.stages, layout.largest_parts(calculation.label_sizes))
+            placing.work[value] = flops * net.trip_counts(operation.result.number)[-1]
             if operation.name in LEAVING and not stays:
                 leaving.setdefault(operation.block, []).append((operation, value, sharding, reason))
             elif not stays:
                 result = placing.moved(value, sharding, name, reason)
         placing.places[operation.result] = result
+        placing.numbers[result] = operation.result.number
         for block in around(operation.block):
             for end, value, target, reason in leaving.pop(block, ()) if whole_with[block] is operation else ():
                 placing.places[end.result] = placing.moved(value, target, end.result.name, reason)
@@ -310,20 +315,23 @@ def explicit(
         placing.shardings[placing.places[value]] = _as_said(placing.shardings[placing.places[value]], said)
     return Placement(
         dict(program.meshes), tuple(placing.operations), placing.shardings, placing.plans, placing.work,
-        placing.reasons, chooser.network, Counter(program.without_rule), program.signature,
+        placing.reasons, chooser.goal, best.cost, min(best.bound, best.cost), Counter(program.without_rule),
+        program.signature,
     )  # fmt: skip
 
 
 class _Placing:
     """The operations of a placement, as far as they stand."""
 
-    def __init__(self, chooser: Chooser, names: set[str]) -> None:
-        self.chooser = chooser
+    def __init__(self, chooser: Chooser, best: Optimum, names: set[str]) -> None:
+        self.chooser, self.best = chooser, best
         self.names = names
         """Those of the program, and what was made up."""
         self.operations: list[Operation] = []
         self.places: dict[Value, Value] = {}
         """Per value of the program, the one that has its name here."""
+        self.numbers: dict[Value, int] = {}
+        """Per value here that has the name of one of the program, the number of that."""
         self.shardings: dict[Value, Sharding] = {}
         self.plans: dict[Value, Plan] = {}
         self.work: dict[Value, int] = {}
@@ -365,13 +373,17 @@ class _Placing:
     def moved(self, value: Value, target: Sharding, name: str, reason: str) -> Value:
         """A value in another sharding, by this name unless it was made before."""
         if (value, target) not in self.moves:
+            source = value
+            if value in self.numbers:
+                origin = self.best.origins.get((self.numbers[value], target))
+                source = value if origin is None else self.brought(value, origin, reason)
             try:
-                plan = self.chooser.prices.plan(self.shardings[value], target, value.shape, value.dtype)
+                plan = self.chooser.prices.plan(self.shardings[source], target, value.shape, value.dtype)
             except ReshardError as error:
                 text = f"value {value.name} cannot be brought to {target.text()}"
                 raise ReshardError("no-plan", text) from error
-            reshard = Operation("reshard", (value,), value, block=self.operations[value.number].scope)
-            result = self.moves[value, target] = self.add(reshard, (value,), name, target, reason)
+            reshard = Operation("reshard", (source,), value, block=self.operations[value.number].scope)
+            result = self.moves[value, target] = self.add(reshard, (source,), name, target, reason)
             self.plans[result] = plan
         return self.moves[value, target]
 

@@ -14,12 +14,15 @@
 
 from __future__ import annotations
 
+import importlib
 import numbers
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from reshard.checks import expect, integer, listed, shown
+from reshard.contraction.goal import Goal
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.network import Network
@@ -252,23 +255,35 @@ class Program(Builder):
         self.check_own(value)
         return self._annotated(self.add("output", (value,), NewValue(result, value.shape)), sharding)
 
-    def propagate(self, network: Network | str | None = None, until_priority: int | None = None) -> Placement:
+    def propagate(
+        self,
+        network: Network | str | None = None,
+        until_priority: int | None = None,
+        *,
+        goal: str | None = None,
+        seconds: float | None = None,
+    ) -> Placement:
         """The program with every sharding filled in and every reshard explicit.
 
         Args:
-            network: what the devices are connected by, or the name of a preset: choices go by time; without one by
-                bytes received, then by the work of a device.
-            until_priority: stop after the dims of this priority.
+            network: what the devices are connected by, or the name of a preset: choices go by time.
+            until_priority: stop after the dims of this priority, with values cut as propagation alone has them.
+            goal: `balanced` unless given: bytes received and the work of a device, weighed as
+                `reshard.contraction.goal` says; `bytes`; on a network `seconds`.
+            seconds: of search, after which the best so far counts; its distance from the bound says how good it is.
 
         Raises:
             ReshardError: `bad-program` while a block stands open; `bad-network`, `bad-argument`; and as `plan`.
         """
         if self.block is not None:
             raise ReshardError("bad-program", "a program in which a loop or a choice stands open cannot be placed")
-        network = Network.named(network, "the network of a program")
+        aim = Goal.of(goal, Network.named(network, "the network of a program"), "balanced")
         if until_priority is not None and integer(until_priority, "until_priority") < 0:
             raise ReshardError("bad-argument", f"until_priority must be at least 0, got: {until_priority}")
-        return place(self, network, until_priority)
+        if seconds is not None and not seconds > 0:
+            raise ReshardError("bad-argument", f"the seconds of a search must be above 0, got: {shown(seconds)}")
+        deadline = None if seconds is None else time.monotonic() + seconds
+        return place(self, aim, until_priority, deadline)
 
     @classmethod
     def parse(cls, text: str) -> Program:
@@ -280,6 +295,22 @@ class Program(Builder):
         """
         program = cls(read_meshes(text)[0])
         read(text, program)
+        return program
+
+    @staticmethod
+    def from_stablehlo(text: str) -> Program:
+        """The program of a module of StableHLO with annotations of the sdy dialect, as `lowered.as_text()` gives it.
+
+        Calls stand where they are called, loops and branches are blocks, and a custom call or a manual computation
+        is one operation with the shardings that it states.
+
+        Raises:
+            ReshardError: `missing-extra` without JAX, whose parser reads it; `syntax`; `unknown-mesh` where the
+                module defines none; `cannot-express` where no program can hold an operation; `unknown-dtype`,
+                `bad-program`; each names the operation and its line.
+        """
+        read_stablehlo = importlib.import_module("reshard").jax.program_of  # an engine, which its first use loads
+        program: Program = read_stablehlo(text)
         return program
 
     def __str__(self) -> str:

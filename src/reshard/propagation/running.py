@@ -20,8 +20,8 @@ By hand, an engine whose tiles are numbers runs x -> 2x + 1 three times from 1: 
 ... ''')
 >>> class Numbers(Engine):
 ...     def compute(self, operation, tiles):
-...         return {"input": 1, "affine": tiles and 2 * tiles[0] + 1, "output": tiles and tiles[0]}[operation.name]
->>> run(program.propagate(), Numbers())
+...         return 2 * tiles[0] + 1 if operation.name == "affine" else tiles[0]
+>>> run(program.propagate(), Numbers(), [1])
 {'end': 15}
 """
 
@@ -57,7 +57,7 @@ class Engine:
     """What runs programs: operations, and loops and choices in Python, for which it must be able to look at tiles."""
 
     def compute(self, operation: Operation, tiles: Sequence[Tile]) -> Tile:
-        """The tile of a result from those of the operands; also of an input, a constant, a reshard and an output."""
+        """The tile of a result from those of the operands; also of a constant, a reshard and an output."""
         raise NotImplementedError
 
     def number(self, tile: Tile) -> int:
@@ -100,13 +100,13 @@ class Engine:
         return branches[min(max(self.number(number), 0), len(branches) - 1)]()
 
 
-def run(placed: Placement, engine: Engine) -> dict[str, Tile]:
-    """What a placed program gives back, by name.
+def run(placed: Placement, engine: Engine, inputs: Sequence[Tile]) -> dict[str, Tile]:
+    """What a placed program makes of the tiles of its inputs, by name.
 
     Raises:
         ReshardError: as the engine.
     """
-    tiles: dict[Value, Tile] = {}
+    tiles: dict[Value, Tile] = dict(zip(placed.inputs, inputs, strict=True))
     _Run(placed, engine).block(None, tiles)
     return {value.name: tiles[value] for value in placed.outputs}
 
@@ -125,7 +125,7 @@ class _Run:
                 self.loop(item, tiles)
             elif isinstance(item, Choice):
                 self.choice(item, tiles)
-            elif isinstance(item, Operation) and item.name not in ENTERING | LEAVING:
+            elif isinstance(item, Operation) and item.name not in ENTERING | LEAVING | {"input"}:
                 tiles[item.result] = self.engine.compute(item, [tiles[operand] for operand in item.operands])
 
     def ends(self, block: Block, name: str) -> list[Operation]:

@@ -6,8 +6,8 @@ r"""The text form of a program: its meshes, then one value per line, and blocks 
 
 The pattern, the operands, the braces and the sharding of a value stand where there are some; the dtype and the sizes
 may be left out where they follow.
-`{replicated=b, shifted="a c", selected=v}` name labels, and `{opaque}` says that no engine need know the operation;
-whatever else stands in braces is an attribute.
+`{replicated=b, shifted="a c", selected=v}` name labels, `{opaque}` says that no engine need know the operation, and
+`{tied=a}` that a value is sharded as another is; whatever else stands in braces is an attribute.
 The ends of a block stand in it, without a pattern; `loop 12 reverse unroll=2` has all that a loop may say.
 Lines may stand in any order; `//` begins a comment.
 Shardings are in Shardy's notation, the last thing on their line.
@@ -58,7 +58,7 @@ from reshard.propagation.open_blocks import OpenChoice, add_end, open_choice, op
 from reshard.sharding import Sharding
 
 ROLES = ("replicated", "shifted", "selected")
-OWN = (*ROLES, "opaque")
+OWN = (*ROLES, "opaque", "tied")
 """What stands in braces and is no attribute, beside the sizes of labels."""
 _MESH = re.compile(r"^[ \t]*sdy\.mesh\b[^\r\n]*", re.MULTILINE)
 
@@ -224,6 +224,12 @@ def read(text: str, program: Builder) -> None:
                 problem = f"value {line.name} is made of {name}, which is not made"
                 raise placed(text, line.start, problem, code="bad-program")
     _read(text, program, items, None)
+    for line in (line for item in items for line in item.lines):
+        if "tied" in line.fields:
+            try:
+                program.tie(program.value(line.name), program.value(str(line.fields["tied"])))
+            except ReshardError as error:
+                raise placed(text, line.start, str(error), code=error.code) from None
 
 
 def _read(text: str, program: Builder, items: Sequence[Line | Braces], choice: OpenChoice | None) -> None:
@@ -347,6 +353,7 @@ def write(graph: Graph, shardings: Mapping[Value, Sharding]) -> str:
     lines = [f"sdy.mesh @{name} = {mesh}" for name, mesh in graph.meshes.items()]
     names = {mesh: name for name, mesh in reversed([*graph.meshes.items()])}
     inside = bodies(graph.operations)
+    tied = {value: other.name for value, other in graph.ties}
 
     def put(block: Block | None, indent: str) -> None:
         for item in inside.get(block, ()):
@@ -357,7 +364,7 @@ def write(graph: Graph, shardings: Mapping[Value, Sharding]) -> str:
                 continue
             sharding = shardings.get(item.result)
             said = "" if sharding is None else f" <@{names[sharding.mesh]}, {sharding.text()}>"
-            lines.append(f"{indent}{_line(item)}{said}")
+            lines.append(f"{indent}{_line(item, tied.get(item.result))}{said}")
 
     put(None, "")
     return "\n".join(lines)
@@ -370,8 +377,8 @@ def _heading(block: Block) -> str:
     return heading + " reverse" * block.reverse + (f" unroll={block.unroll}" if block.unroll != 1 else "")
 
 
-def _line(operation: Operation) -> str:
-    """An operation, but for what is said about the sharding of its result."""
+def _line(operation: Operation, tied: str | None) -> str:
+    """An operation, but for what is said about the sharding of its result; with the value that this is tied to."""
     value, is_end = operation.result, operation.name in ENTERING | LEAVING
     text = f"{value.name} = {operation.name}"
     if operation.pattern is not None and not is_end:
@@ -379,7 +386,7 @@ def _line(operation: Operation) -> str:
     if operation.operands or operation.pattern is not None:
         text += f" ({', '.join(operand.name for operand in operation.operands)})"
     text += f" : {value.dtype.name}[{', '.join(map(str, value.shape))}]"
-    fields = () if is_end else _fields(operation)
+    fields = [*(() if is_end else _fields(operation)), *([] if tied is None else [f'tied="{tied}"'])]
     return text + (f" {{{', '.join(fields)}}}" if fields else "")
 
 

@@ -19,6 +19,6 @@ Slice
 from __future__ import annotations
 
 from reshard.steps.chains import Chain, chain_through, shortest_chain
-from reshard.steps.step import KINDS, UNNAMED, Move, Step
+from reshard.steps.step import KINDS, UNNAMED, Move, ReshardWork, Step
 
-__all__ = ["KINDS", "UNNAMED", "Chain", "Move", "Step", "chain_through", "shortest_chain"]
+__all__ = ["KINDS", "UNNAMED", "Chain", "Move", "ReshardWork", "Step", "chain_through", "shortest_chain"]

@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -82,8 +82,32 @@ class Contributions(Exchange):
         return (np.zeros(0, np.int64),) * 3
 
 
+class ReshardWork:
+    """What a step and a plan have of the reshard that they do; pickled by their fields, without what these derive."""
+
+    reshard: Reshard
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return self.reshard.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Of its elements."""
+        return self.reshard.dtype
+
+    @cached_property
+    def _tilings(self) -> tuple[Tiling, Tiling]:
+        return Tiling.of(self.reshard.source, self.shape), Tiling.of(self.reshard.target, self.shape)
+
+
 @dataclass(frozen=True)
-class Step:
+class Step(ReshardWork):
     """One step of a plan.
 
     Rules, in the order checked:
@@ -129,9 +153,6 @@ class Step:
                 "bad-step", f"{self.before.text()} -> {self.after.text()} is a step of kind {kind}, not {self.kind}"
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
     @property
     def before(self) -> Sharding:
         """The sharding that the step starts from."""
@@ -141,20 +162,6 @@ class Step:
     def after(self) -> Sharding:
         """The sharding that the step leads to."""
         return self.reshard.target
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
-        return self.reshard.shape
-
-    @property
-    def dtype(self) -> DType:
-        """Of its elements."""
-        return self.reshard.dtype
-
-    @cached_property
-    def _tilings(self) -> tuple[Tiling, Tiling]:
-        return Tiling.of(self.before, self.shape), Tiling.of(self.after, self.shape)
 
     @cached_property
     def _exchanges(self) -> tuple[Exchange, ...]:

@@ -17,7 +17,6 @@ A backend that takes all messages of an exchange as one batch, as NCCL's, hides 
 
 from __future__ import annotations
 
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,6 +32,7 @@ from reshard.mesh import Mesh
 from reshard.operations.pattern import Pattern, Term
 from reshard.torch.exchange import UNWATCHED, Finish, Watch
 from reshard.torch.local_plan import LocalPlan, device_type_of, local_plan
+from reshard.torch.verbs import VERBS
 
 PART_S = 2e-5
 """What a further part of a product costs, in seconds: calls, and a result that is written once more."""
@@ -57,12 +57,14 @@ class Product:
         return self.pattern.ungrouped.term_labels[-1]
 
     @cached_property
-    def equations(self) -> tuple[tuple[tuple[int, ...], str], ...]:
-        """Which tiles are contracted, by their places, and how; the product goes to the end of the list."""
-        pattern = self.pattern.ungrouped
-        if len(pattern.operands) == 1:
-            return (((0,), equation(pattern)),)
-        return tuple((pair, equation(step)) for pair, step in steps_along(pattern, self.path))
+    def steps(self) -> Sequence[tuple[tuple[int, ...], list[list[int]]]]:
+        """Which tiles are contracted, by their places, and their labels, last those of the product, as numbers.
+
+        The product goes to the end of the list.
+        """
+        whole = self.pattern.ungrouped
+        steps = steps_along(whole, self.path) if len(whole.operands) > 1 else [((0,), whole)]
+        return [(places, [[*map(step.labels.index, term)] for term in step.term_labels]) for places, step in steps]
 
     @cached_property
     def is_plain(self) -> bool:
@@ -85,8 +87,8 @@ class Product:
         if slices:
             pairs = zip(factors, self.pattern.term_labels, strict=False)
             factors = [factor[index_of(labels, slices)] for factor, labels in pairs]
-        for places, text in self.equations:
-            result = torch.einsum(text, *(factors[place] for place in places))
+        for places, (*terms, output) in self.steps:
+            result = VERBS.einsum([factors[place] for place in places], terms, output, "")
             factors = [*(factor for place, factor in enumerate(factors) if place not in places), result]
         return factors[0]
 
@@ -103,26 +105,9 @@ def index_of(labels: Sequence[str], slices: LabelSlices) -> tuple[slice, ...]:
     return tuple(slices.get(label, slice(None)) for label in labels)
 
 
-def slices_of(term: Term, index: tuple[slice, ...] | None) -> LabelSlices:
+def slices_of(term: Term, index: tuple[slice, ...]) -> LabelSlices:
     """What of the labels an index of a plain tensor takes."""
-    pairs = zip(term, index or (), strict=False)
-    return {group[0]: interval for group, interval in pairs if group and interval != slice(None)}
-
-
-def equation(pattern: Pattern) -> str:
-    """A pattern of single labels in the letters of `torch.einsum`.
-
-    Raises:
-        ReshardError: `too-large` where there are more labels than letters.
-
-    >>> equation(Pattern.of("rows columns, columns n -> rows n"))
-    'ab,bc->ac'
-    """
-    if len(pattern.labels) > len(string.ascii_letters):
-        raise ReshardError("too-large", f"torch has no einsum of {len(pattern.labels)} labels, as {pattern} has")
-    letters = dict(zip(pattern.labels, string.ascii_letters, strict=False))
-    texts = ["".join(map(letters.__getitem__, labels)) for labels in pattern.term_labels]
-    return f"{','.join(texts[:-1])}->{texts[-1]}"
+    return {group[0]: interval for group, interval in zip(term, index, strict=False) if group}
 
 
 @dataclass(frozen=True)
@@ -173,7 +158,7 @@ class LocalContraction:
         tiles = list(sources)
         total = sources[0].new_zeros([product.sizes[label] for label in product.labels])
 
-        def add(tile: torch.Tensor, index: tuple[slice, ...] | None) -> None:
+        def add(tile: torch.Tensor, index: tuple[slice, ...]) -> None:
             tiles[operand] = tile
             slices = slices_of(product.pattern.operands[operand], index)
             piece = product.of(product.by_label(tiles), slices)
@@ -195,7 +180,7 @@ class LocalContraction:
         total = tiles[0].new_empty([product.sizes[label] for label in product.labels])
         computed: list[LabelSlices] = []
 
-        def compute(index: tuple[slice, ...] | None) -> None:
+        def compute(index: tuple[slice, ...]) -> None:
             slices = slices_of(product.pattern.output, index)
             if slices not in computed:
                 computed.append(slices)

@@ -21,7 +21,7 @@ By hand, 8 rows on a mesh of 2 x 2: `[Shard(0), Shard(0)]` gives the ranks rows 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import prod
 from operator import mul
@@ -40,7 +40,7 @@ from reshard.checks import expect, listed, shown
 from reshard.dtypes import REDUCTIONS, DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.sharding import DimSharding, Sharding, checked_shape
+from reshard.sharding import Sharding, checked_shape
 
 AnyPlacements = Sharding | Sequence[Placement]
 """What a caller may say where a tensor lies by."""
@@ -132,15 +132,10 @@ def _sharding_of(placements: tuple[Placement, ...], mesh: DeviceMesh, ndim: int,
         )
     cuts = _cuts_of(placements, mesh, ndim, order)
     axes = [Axis(name) for name, _ in ours.axes]
-    return Sharding(
-        ours,
-        tuple(DimSharding(tuple(axes[mesh_dim] for mesh_dim in cut)) for cut in cuts if not ours.is_maximal),
-        unreduced=tuple(
-            axis for axis, placement in zip(axes, placements, strict=True) if isinstance(placement, Partial)
-        ),
-        reduction=reductions.pop() if reductions else "sum",
-        uneven="chunk",
-    )
+    partial = [axis for axis, placement in zip(axes, placements, strict=True) if isinstance(placement, Partial)]
+    dims = [] if ours.is_maximal else [[axes[mesh_dim] for mesh_dim in cut] for cut in cuts]
+    reduction = reductions.pop() if reductions else "sum"
+    return Sharding.of(ours, *dims, unreduced=partial, reduction=reduction, uneven="chunk")
 
 
 def normalized(placements: Sequence[Placement], mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
@@ -255,6 +250,20 @@ def target_placements(
     if isinstance(target, Sharding):
         return placements_of(target, mesh, shape)
     return normalized(tuple(target), mesh, ndim)
+
+
+def as_key(target: Any) -> Any:
+    """A target that may be part of a key: a sharding, or a tuple of placements.
+
+    Raises:
+        ReshardError: `bad-argument`.
+    """
+    if target is None or isinstance(target, Sharding):
+        return target
+    placements = tuple(target) if isinstance(target, Iterable) else (target,)
+    if not all(isinstance(placement, Placement) for placement in placements):
+        raise ReshardError("bad-argument", f"the target must be placements or a Sharding, got: {shown(target)}")
+    return placements
 
 
 @lru_cache(CACHED)

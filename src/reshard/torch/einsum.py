@@ -8,8 +8,8 @@ where the gradient and the other operands are to where the operand was; it is pl
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from reshard.torch.agreement import Statement, check_mode, digest_of
 from reshard.torch.contraction import LocalContraction, local_contraction
 from reshard.torch.conversions import (
     AnyPlacements,
+    as_key,
     dtype_of,
     gradient_placements,
     mesh_of,
@@ -112,8 +113,7 @@ def einsum(
             `exchange-failed` where a rank is gone or does not come in time.
     """
     pattern = Pattern.of(expression)
-    if len(operands) != len(pattern.operands):
-        raise ReshardError("bad-argument", f"{pattern} has {len(pattern.operands)} operands, got {len(operands)}")
+    pattern.check_count(len(operands))
     for number, x in enumerate(operands):
         if not isinstance(x, DTensor):
             raise ReshardError("bad-argument", f"operand {number} of {pattern} must be a DTensor, got: {shown(x)}")
@@ -124,37 +124,19 @@ def einsum(
     check_mode(check)
     if overlap not in (None, True, False):
         raise ReshardError("bad-argument", f"overlap must be True, False or None, got: {shown(overlap)}")
-    if sizes is not None and not isinstance(sizes, Mapping):
-        raise ReshardError("bad-argument", f"sizes must be a mapping from label to size, got: {shown(sizes)}")
     network = Network.named(network, "the network of an einsum")
     request = EinsumRequest(
         pattern,
         tuple(x._spec for x in operands),
-        _as_key(target),
+        as_key(target),
         operands[0].device_mesh if device_mesh is None else expect(device_mesh, DeviceMesh, "device_mesh"),
         network,
-        tuple(pattern.solve_sizes([x.shape for x in operands], sizes).items()) if sizes else (),
+        tuple(pattern.solve_sizes([x.shape for x in operands], sizes).items()) if sizes is not None else (),
         bool(leave_partial),
         overlap,
     )
     result: DTensor = _called(request, operands, check)
     return result
-
-
-def _as_key(target: Any) -> Sharding | tuple[Placement, ...] | None:
-    """The target as part of a key.
-
-    Raises:
-        ReshardError: `bad-argument`.
-    """
-    if target is None or isinstance(target, Sharding):
-        return target
-    placements = tuple(target) if isinstance(target, Iterable) else (target,)
-    if not all(isinstance(placement, Placement) for placement in placements):
-        raise ReshardError(
-            "bad-argument", f"the target of an einsum must be placements or a Sharding, got: {shown(target)}"
-        )
-    return placements
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -183,40 +165,32 @@ class _Einsum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: DTensor) -> tuple[DTensor | None, ...]:
         """Take the gradient to every operand that wants it."""
-        operands, wanted = ctx.saved_tensors, ctx.needs_input_grad[3:]
-        return None, None, None, *_gradients(ctx.local, ctx.check, gradient, operands, wanted)
+        wanted = enumerate(ctx.needs_input_grad[3:])
+        gradients = (_gradient(ctx, gradient, number) if is_wanted else None for number, is_wanted in wanted)
+        return None, None, None, *gradients
 
 
-def _gradients(
-    local: LocalEinsum, check: str, gradient: DTensor, operands: Sequence[DTensor], wanted: Sequence[bool]
-) -> Iterator[DTensor | None]:
-    """Per operand what flows back to it, where it is wanted."""
-    request = local.request
-    for number, x in enumerate(operands):
-        if not wanted[number]:
-            yield None
-            continue
-        backward = backward_of(local.plan.expression, number, local.plan.expression_sizes)
-        opposite: list[Any] = [other for place, other in enumerate(operands) if place != number]
-        factors = [gradient, *(other.conj() if other.dtype.is_complex else other for other in opposite)]
-        for size in backward.identity_sizes:  # on every rank of the mesh
-            eye = torch.eye(size, dtype=x.dtype, device=x._local_tensor.device)
-            whole = [Replicate()] * x.device_mesh.ndim
-            factors.append(DTensor.from_local(eye, x.device_mesh, whole, run_check=False))
-        yield _called(
-            EinsumRequest(
-                backward.pattern,
-                tuple(factor._spec for factor in factors),
-                gradient_placements(x.placements),
-                x.device_mesh,
-                request.network,
-                tuple(backward.sizes.items()),
-                False,
-                request.overlap,
-            ),
-            factors,
-            check,
-        )
+def _gradient(ctx: Any, gradient: DTensor, number: int) -> DTensor:
+    """What flows back to an operand."""
+    operands, plan = ctx.saved_tensors, ctx.local.plan
+    x = operands[number]
+    backward = backward_of(plan.expression, number, plan.expression_sizes)
+    opposite = [factor for place, factor in enumerate(operands) if place != number]
+    factors = [gradient, *(factor.conj() if factor.dtype.is_complex else factor for factor in opposite)]
+    for size in backward.identity_sizes:  # on every rank of the mesh
+        eye = torch.eye(size, dtype=x.dtype, device=x._local_tensor.device)
+        factors.append(DTensor.from_local(eye, x.device_mesh, [Replicate()] * x.device_mesh.ndim, run_check=False))
+    flowing = replace(
+        ctx.local.request,
+        pattern=backward.pattern,
+        specs=tuple(factor._spec for factor in factors),
+        target=gradient_placements(x.placements),
+        mesh=x.device_mesh,
+        sizes=tuple(backward.sizes.items()),
+        leave_partial=False,
+    )
+    flowed: DTensor = _called(flowing, factors, ctx.check)
+    return flowed
 
 
 def _run(

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from reshard.box import Box
-from reshard.dtypes import DType
+from reshard.dtypes import DType, combining
 from reshard.steps import Move
 from reshard.torch.carriers import Carrier, Parcel
 
@@ -40,25 +40,16 @@ CARRIED = frozenset(
 )
 """Element types that every backend sends; others travel as bytes."""
 
-COMBINE: dict[str, Callable[..., Any]] = {
-    "sum": torch.add,
-    "avg": torch.add,
-    "product": torch.mul,
-    "max": torch.maximum,
-    "min": torch.minimum,
-    "band": torch.bitwise_and,
-    "bor": torch.bitwise_or,
-    "bxor": torch.bitwise_xor,
-}
+COMBINE: dict[str, Callable[..., Any]] = combining(torch)
 """What combines two partial values, by reduction; avg divides once all are added."""
 
 
 class Watch(NamedTuple):
     """What is told of the pieces of an exchange, in turn."""
 
-    before_read: Callable[[tuple[slice, ...] | None], None] | None = None
+    before_read: Callable[[tuple[slice, ...]], None] | None = None
     """Before a piece of the source tile is sent or copied."""
-    after_write: Callable[[torch.Tensor, tuple[slice, ...] | None], None] | None = None
+    after_write: Callable[[torch.Tensor, tuple[slice, ...]], None] | None = None
     """With the target tile, after a piece is in its place; partial values may be added to it later."""
 
 
@@ -71,8 +62,8 @@ class TilePart:
 
     box: Box
     """Where it lies in the tensor."""
-    index: tuple[slice, ...] | None
-    """Where it lies in the tile; None for the whole tile."""
+    index: tuple[slice, ...]
+    """Where it lies in the tile; () for the whole tile."""
     shape: tuple[int, ...]
     size: int
     """The number of elements."""
@@ -80,7 +71,7 @@ class TilePart:
     @classmethod
     def of(cls, box: Box, tile: Box) -> TilePart:
         """The part of a tile that lies in a box of the tensor."""
-        return cls(box, None if box == tile else box.slices(tile), box.shape, box.size)
+        return cls(box, () if box == tile else box.slices(tile), box.shape, box.size)
 
     def is_contiguous_in(self, shape: tuple[int, ...]) -> bool:
         """Whether it lies in one run of a contiguous tile: at most one dim is cut inside, none to its right."""
@@ -114,7 +105,7 @@ class Message(NamedTuple):
 
     def memory(self, tile: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
         """The contiguous memory that it travels from or into, in its place in a buffer or in the tile."""
-        memory = _at(tile, self.parts[0].index) if self.start is None else place
+        memory = tile[self.parts[0].index] if self.start is None else place
         # Not by `view(-1)`, which leaves a single element whatever stride it has, and that has no bytes then.
         return memory if memory.dtype in CARRIED else memory.as_strided((memory.numel(),), (1,)).view(torch.uint8)
 
@@ -125,7 +116,7 @@ class Message(NamedTuple):
                 watch.before_read(part.index)
         place = self.place_in(buffer)
         for begin, part in self.packed() if self.is_first else ():
-            _inside(place, begin, part).copy_(_at(tile, part.index))
+            _inside(place, begin, part).copy_(tile[part.index])
         return self.memory(tile, place)
 
 
@@ -216,7 +207,7 @@ class LocalExchange:
         for target, source in self.copies:
             if watch.before_read is not None:
                 watch.before_read(source.index)
-            _at(out, target.index).copy_(_at(tile, source.index))
+            out[target.index].copy_(tile[source.index])
             if watch.after_write is not None:
                 watch.after_write(out, target.index)
         placed = {target.box for target, _ in self.copies} if combine is not None else set()
@@ -224,7 +215,7 @@ class LocalExchange:
             if number < len(receiving):
                 receiving[number].wait()  # once and no more: gloo would wait for a second message
             for begin, part in message.packed():
-                room, value = _at(out, part.index), _inside(received[number], begin, part)
+                room, value = out[part.index], _inside(received[number], begin, part)
                 if combine is None or part.box not in placed:
                     room.copy_(value)
                     placed.add(part.box)
@@ -302,10 +293,6 @@ def _messages(
             end += size
         messages.append(Message(peer, tuple(parts), size, None if is_straight else starts[boxes], is_first))
     return tuple(messages), end
-
-
-def _at(tile: torch.Tensor, index: tuple[slice, ...] | None) -> torch.Tensor:
-    return tile if index is None else tile[index]
 
 
 def _inside(buffer: torch.Tensor, begin: int, part: TilePart) -> torch.Tensor:

@@ -25,10 +25,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 from reshard.errors import ReshardError
-from reshard.sharding import Sharding
 from reshard.torch.agreement import digest_of
 from reshard.torch.conversions import (
     AnyPlacements,
+    as_key,
     gradient_placements,
     mesh_of,
     spec_of,
@@ -84,9 +84,8 @@ def refuse_traced(what: str, *tiles: torch.Tensor) -> None:
 def redistribute_traced(x: DTensor, target: AnyPlacements, mesh: DeviceMesh | None, check: str) -> DTensor:
     """What is traced in place of an eager redistribute."""
     on = x.device_mesh if mesh is None else mesh
-    goal = target if isinstance(target, Sharding) else tuple(target)
     source = x.placements if torch.compiler.is_dynamo_compiling() else spelled_out(x._spec)
-    name = _name_of(x.device_mesh, source, on, goal, x.dtype, check, x.dim())
+    name = _name_of(x.device_mesh, source, on, as_key(target), x.dtype, check, x.dim())
     tile = torch.ops.reshard.exchange(x.to_local(grad_placements=gradient_placements(source)), name, x.shape)
     return DTensor.from_local(tile, on, _target_of(name), run_check=False, shape=x.shape, stride=x.stride())
 

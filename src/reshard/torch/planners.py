@@ -195,8 +195,7 @@ def _text(spec: DTensorSpec) -> str:
 
 def _tile(spec: DTensorSpec) -> tuple[int, ...]:
     """The local shape of the rank that stands first along every mesh dim."""
-    sharding = sharding_of(spec)
-    return sharding.box(sharding.mesh.devices[0], spec.shape).shape
+    return sharding_of(spec).local_shape(spec.shape)
 
 
 def _kind(before: Any, after: Any) -> str:

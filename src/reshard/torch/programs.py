@@ -31,14 +31,14 @@ from reshard.propagation.running import Engine, run
 from reshard.sharding import Sharding
 from reshard.torch.conversions import gradient_placements, mesh_of, placements_of, spec_of
 from reshard.torch.graph_operator import refuse_traced
-from reshard.torch.local_plan import LocalPlan, device_type_of, local_plan
-from reshard.torch.redistribute import redistribute
+from reshard.torch.local_plan import device_type_of, local_plan
+from reshard.torch.redistribute import Linear, redistribute
 from reshard.torch.verbs import VERBS
 from reshard.torch.world import World, current_world
 
 RankFunction = Callable[..., torch.Tensor]
-PASSED = ("carry", "element", "last", "chosen")
-"""Ends of blocks that hand tiles on as they are."""
+PASSED = ("input", "carry", "element", "last", "chosen")
+"""Ends of programs and blocks that hand tiles on as they are."""
 
 
 class DTensorFunction:
@@ -51,7 +51,7 @@ class DTensorFunction:
         """As `to_torch`."""
         self.placed = placed
         self.device_mesh = device_mesh
-        self._ready: tuple[World, dict[Mesh, DeviceMesh], dict[Value, RankFunction]] | None = None
+        self._ready: tuple[World, dict[Mesh, DeviceMesh], _Rank] | None = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *inputs: DTensor) -> DTensor | tuple[DTensor, ...]:
@@ -76,20 +76,18 @@ class DTensorFunction:
                     f"input {value.name} is {tuple(x.shape)} of {x.dtype}; it must be {value.shape} of {_dtype(value)}",
                 )
         refuse_traced("a program on DTensors", *(x._local_tensor for x in inputs))
-        runs = self._runs(inputs)
-        results = tuple(run(self.placed, _Rank(runs, dict(zip(values, inputs, strict=True)))).values())
+        rank = self._rank(inputs)
+        tiles = [rank.ends[value].entered(x) for value, x in zip(values, inputs, strict=True)]
+        results = tuple(run(self.placed, rank, tiles).values())
         return results[0] if len(results) == 1 else results
 
-    def _runs(self, inputs: tuple[DTensor, ...]) -> Mapping[Value, RankFunction]:
-        """What this rank does for every value; made at the first call."""
+    def _rank(self, inputs: tuple[DTensor, ...]) -> _Rank:
+        """What this rank does; made at the first call."""
         world, first = current_world(), inputs[0].device_mesh if inputs else self.device_mesh
         meshes = [self.device_mesh or first, *(x.device_mesh for x in inputs)]
         known = {mesh_of(mesh): mesh for mesh in reversed(meshes) if mesh is not None}
         if self._ready is None or self._ready[0] is not world or self._ready[1] != known:
-            maker = _Maker(self.placed, world.rank, known)
-            computed = [operation for operation in self.placed.operations if operation.name not in PASSED]
-            runs = {operation.result: maker.run_of(operation) for operation in computed}
-            self._ready = world, known, runs
+            self._ready = world, known, _Rank(self.placed, world.rank, known)
         return self._ready[2]
 
 
@@ -109,15 +107,17 @@ def to_torch(placed: Placement, device_mesh: DeviceMesh | None = None) -> DTenso
 
 
 class _Rank(Engine):
-    """One rank."""
+    """One rank, with what it does for every operation."""
 
-    def __init__(self, runs: Mapping[Value, RankFunction], inputs: Mapping[Value, DTensor]) -> None:
-        self.runs, self.inputs = runs, inputs
+    def __init__(self, placed: Placement, rank: int, meshes: Mapping[Mesh, DeviceMesh]) -> None:
+        self.placed, self.rank, self.meshes, self.device = placed, rank, meshes, device_type_of(meshes)
+        self.ends = {value: self._end(value) for value in (*placed.inputs, *placed.outputs)}
+        computed = (operation for operation in placed.operations if operation.name not in PASSED)
+        self.runs = {operation.result: self._run_of(operation) for operation in computed}
 
     def compute(self, operation: Operation, tiles: Sequence[torch.Tensor]) -> Any:
         """The rank's tile of a result; of an output, a DTensor."""
-        value = operation.result
-        return self.runs[value](self.inputs[value]) if value in self.inputs else self.runs[value](*tiles)
+        return self.runs[operation.result](*tiles)
 
     def number(self, tile: torch.Tensor) -> int:
         """The one number of a tile.
@@ -137,39 +137,31 @@ class _Rank(Engine):
         """Tiles one after another in a new dim 0."""
         return self.runs[stack.result](*tiles)
 
-
-class _Maker:
-    """Makes what one rank does for every operation."""
-
-    def __init__(self, placed: Placement, rank: int, meshes: Mapping[Mesh, DeviceMesh]) -> None:
-        self.placed = placed
-        self.rank = rank
-        self.meshes = meshes
-
-    def run_of(self, operation: Operation) -> RankFunction:
-        """What is called with the tiles of the operands, or with an input."""
+    def _run_of(self, operation: Operation) -> RankFunction:
+        """What is called with the tiles of the operands."""
         value = operation.result
         sharding = self.placed.sharding(value)
-        if operation.name == "input":
-            end = _End(value, sharding, self._mesh_for(sharding))
-            return lambda x: _Enter.apply(end.brought(x), end)  # type: ignore[no-untyped-call]
         if operation.name == "output":
-            end = _End(value, sharding, self._mesh_for(sharding))
-            return lambda tile: _Leave.apply(tile, end)  # type: ignore[no-untyped-call]
+            return self.ends[value].left
         if operation.name == "constant":
             tile = self._constant(operation, sharding)
             return lambda: tile
         if operation.name == "stack":
-            blank = torch.empty(self._shape(value, sharding), dtype=_dtype(value), device=self._device)
+            blank = torch.empty(self._shape(value, sharding), dtype=_dtype(value), device=self.device)
             return lambda *tiles: torch.stack(tiles).reshape(blank.shape) if tiles else blank
         if value in self.placed.plans:
             plan, words = self.placed.plans[value], f"reshard {value.name}"
-            there = local_plan(plan, self.rank, self.meshes, _dtype(value), words)
-            if not there.exchanges:
-                return there.run
+            forward = local_plan(plan, self.rank, self.meshes, _dtype(value), words)
+            if not forward.exchanges:
+                return forward.run
             # That of the gradient is made when it is asked for: where a reduction is no sum there is none.
-            back = cache(lambda: local_plan(plan.transpose(), self.rank, self.meshes, _dtype(value), words))
-            return lambda tile: _Moved.apply(tile, there, back)  # type: ignore[no-untyped-call]
+            backward = cache(lambda: local_plan(plan.transpose(), self.rank, self.meshes, _dtype(value), words))
+
+            def run_back(gradient: torch.Tensor) -> torch.Tensor:
+                refuse_traced("the gradient of a program", gradient)
+                return backward().run(gradient.contiguous())
+
+            return lambda tile: Linear.apply(tile, forward.run, run_back)  # type: ignore[no-untyped-call]
         check_computable(operation)
         if self.rank not in sharding.mesh:
             # The empty tile of a rank that has no part in the value, for the gradient a function of all operands.
@@ -178,13 +170,14 @@ class _Maker:
         extents = BoxExtents(operation, shardings, self.rank)
         return lambda *tiles: compute(VERBS, operation, extents, tiles).contiguous()
 
-    def _mesh_for(self, sharding: Sharding) -> DeviceMesh:
-        """The mesh of torch that an input or a result is on."""
+    def _end(self, value: Value) -> _End:
+        """An input or a result, on the mesh of torch that has its devices."""
+        sharding = self.placed.sharding(value)
         devices = {*sharding.mesh.devices}
         fitting = [theirs for mesh, theirs in self.meshes.items() if {*mesh.devices} == devices]
         if not fitting:
             raise ReshardError("different-meshes", f"no DeviceMesh is given for {sharding.mesh}")
-        return self.meshes.get(sharding.mesh, fitting[0])
+        return _End(value, sharding, self.meshes.get(sharding.mesh, fitting[0]))
 
     def _shape(self, value: Value, sharding: Sharding) -> tuple[int, ...]:
         """Of the rank's tile."""
@@ -196,11 +189,7 @@ class _Maker:
         counts = sharding.unreduced and self.rank in sharding.mesh and sharding.reduction != "avg"
         if counts and sharding.layout.unreduced.index_of(sharding.mesh.position_of(self.rank)):
             number = value.dtype.identity(sharding.reduction)
-        return torch.full(self._shape(value, sharding), number, dtype=_dtype(value), device=self._device)
-
-    @property
-    def _device(self) -> str:
-        return device_type_of(self.meshes)
+        return torch.full(self._shape(value, sharding), number, dtype=_dtype(value), device=self.device)
 
 
 def _dtype(value: Value) -> torch.dtype:
@@ -226,59 +215,30 @@ class _End:
         """How the gradient lies."""
         return placements_of(self.sharding.dual(), self.mesh, self.shape)
 
-    def brought(self, x: DTensor) -> DTensor:
-        """An input where the program has it."""
-        if x.device_mesh == self.mesh and x.placements == self.placements:
-            return x
-        return redistribute(x, self.placements, self.mesh)
+    def entered(self, x: DTensor) -> Any:
+        """The tile of an input, which is brought to where the program has it."""
 
-    def tensor(
-        self, tile: torch.Tensor, placements: tuple[tensor.Placement, ...], *, wants_gradient: bool = False
+        def back(gradient: torch.Tensor) -> DTensor:
+            unreduced = self._tensor(gradient.contiguous(), self.dual)
+            return redistribute(unreduced, gradient_placements(self.placements))
+
+        if x.device_mesh != self.mesh or x.placements != self.placements:
+            x = redistribute(x, self.placements, self.mesh)
+        return Linear.apply(x, lambda x: x._local_tensor.view_as(x._local_tensor), back)  # type: ignore[no-untyped-call]
+
+    def left(self, tile: torch.Tensor) -> Any:
+        """A tile of a result as part of its DTensor."""
+
+        def run(tile: torch.Tensor) -> DTensor:
+            return self._tensor(tile.view_as(tile), self.placements, tile.requires_grad)
+
+        def back(gradient: DTensor) -> torch.Tensor:
+            return redistribute(gradient, self.dual, self.mesh)._local_tensor
+
+        return Linear.apply(tile, run, back)  # type: ignore[no-untyped-call]
+
+    def _tensor(
+        self, tile: torch.Tensor, placements: tuple[tensor.Placement, ...], wants_gradient: bool = False
     ) -> DTensor:
-        """A tile as part of a DTensor."""
         spec = spec_of(self.mesh, placements, self.shape, self.dtype)
         return DTensor(tile, spec, requires_grad=wants_gradient)  # type: ignore[no-untyped-call]
-
-
-class _Enter(torch.autograd.Function):
-    """From a DTensor to its tile."""
-
-    @staticmethod
-    def forward(ctx: Any, x: DTensor, end: _End) -> torch.Tensor:
-        ctx.end = end
-        tile: torch.Tensor = x._local_tensor
-        return tile.view_as(tile)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[DTensor, None]:
-        end = ctx.end
-        unreduced = end.tensor(gradient.contiguous(), end.dual)
-        return redistribute(unreduced, gradient_placements(end.placements)), None
-
-
-class _Leave(torch.autograd.Function):
-    """From a tile to its DTensor."""
-
-    @staticmethod
-    def forward(ctx: Any, tile: torch.Tensor, end: _End) -> DTensor:
-        ctx.end = end
-        return end.tensor(tile.view_as(tile), end.placements, wants_gradient=tile.requires_grad)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: DTensor) -> tuple[torch.Tensor, None]:
-        end = ctx.end
-        return redistribute(gradient, end.dual, end.mesh)._local_tensor, None
-
-
-class _Moved(torch.autograd.Function):
-    """A reshard of tiles."""
-
-    @staticmethod
-    def forward(ctx: Any, tile: torch.Tensor, there: LocalPlan, back: Callable[[], LocalPlan]) -> torch.Tensor:
-        ctx.back = back
-        return there.run(tile)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        refuse_traced("the gradient of a program", gradient)
-        return ctx.back().run(gradient.contiguous()), None, None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -105,7 +106,7 @@ def redistribute(
             _check_memory(workspace, "workspace", f"flat, at least {size} elements", x._local_tensor, fits=fits)
     call = _EagerCall(redistribution, world, check, async_op, out, workspace)
     if wants_gradient:
-        result: DTensor = _Redistribute.apply(x, call)  # type: ignore[no-untyped-call]
+        result: DTensor = Linear.apply(x, partial(call.run, wants_gradient=True), call.back)  # type: ignore[no-untyped-call]
         return result
     return call.run(x)
 
@@ -148,25 +149,29 @@ class _EagerCall(NamedTuple):
         # Not by `DTensor(…)`: its initialiser adds nothing, and steps out of the compiler first.
         return DTensor.__new__(DTensor, result, redistribution.target, requires_grad=wants_gradient)
 
-
-class _Redistribute(torch.autograd.Function):
-    """A redistribute and, as its gradient, the redistribute back."""
-
-    @staticmethod
-    def forward(ctx: Any, x: DTensor, call: _EagerCall) -> DTensor:
-        """Run the call."""
-        ctx.call = call
-        return call.run(x, wants_gradient=True)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: DTensor) -> tuple[DTensor, None]:
-        """Take the gradient back to where `x` is; what was partial comes back replicated, as torch has it."""
-        call, source = ctx.call, ctx.call.redistribution.source
+    def back(self, gradient: DTensor) -> DTensor:
+        """The gradient where the DTensor is; what was partial comes back replicated, as torch has it."""
+        source = self.redistribution.source
         back = gradient_placements(source.placements)
         if gradient._spec.mesh == source.mesh:  # but where the gradient too is partial so
             triples = zip(source.placements, gradient.placements, back, strict=True)
             back = tuple(before if before == now else replicated for before, now, replicated in triples)
-        return redistribute(gradient, back, source.mesh, async_op=call.async_op, check=call.check), None
+        return redistribute(gradient, back, source.mesh, async_op=self.async_op, check=self.check)
+
+
+class Linear(torch.autograd.Function):
+    """What moves a tensor, and what moves its gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, run: Callable[[Any], Any], back: Callable[[Any], Any]) -> Any:
+        """Move it."""
+        ctx.back = back
+        return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, None, None]:
+        """Move the gradient."""
+        return ctx.back(gradient), None, None
 
 
 class _Pending(dist.Work):

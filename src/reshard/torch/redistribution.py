@@ -20,6 +20,7 @@ from reshard.sharding import Sharding
 from reshard.torch.agreement import Statement, digest_of
 from reshard.torch.conversions import (
     AnyPlacements,
+    as_key,
     dtype_of,
     mesh_of,
     meta_of,
@@ -50,8 +51,7 @@ def redistribution_for(
     Raises:
         ReshardError: as `redistribute` where the target cannot be.
     """
-    key = (source, target if isinstance(target, Sharding) else tuple(target), mesh)
-    return world.once(key, lambda: _made(source, target, mesh, world.rank))
+    return world.once((source, as_key(target), mesh), lambda: _made(source, target, mesh, world.rank))
 
 
 def _made(source: DTensorSpec, target: AnyPlacements, mesh: DeviceMesh | None, rank: int) -> Redistribution:

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from reshard.errors import ReshardError
 from reshard.operations.interpreter import Verbs, functions
+from reshard.operations.kinds import KindForm
 from reshard.operations.pattern import Shape
 from reshard.torch.conversions import dtype_of
 
@@ -15,6 +17,14 @@ Tensor = torch.Tensor
 
 
 def _einsum(tensors: Sequence[Tensor], labels: Sequence[Sequence[int]], output: Sequence[int], dtype: str) -> Tensor:
+    """An einsum.
+
+    Raises:
+        ReshardError: `too-large` where there are more labels than torch has letters.
+    """
+    count = len({label for term in labels for label in term})
+    if count > 52:
+        raise ReshardError("too-large", f"torch has no einsum of {count} labels")
     terms: list[Any] = [part for pair in zip(tensors, labels, strict=True) for part in pair]
     return torch.einsum(*terms, output)
 
@@ -34,8 +44,7 @@ def _pad(x: Tensor, low: Shape, high: Shape, value: Any) -> Tensor:
 
 
 def _count(like: Tensor, shape: Shape, dim: int) -> Tensor:
-    numbers = torch.arange(shape[dim], device=like.device)
-    return numbers.reshape([-1 if place == dim else 1 for place in range(len(shape))]).expand(shape)
+    return torch.arange(shape[dim], device=like.device).reshape(-1, *[1] * (len(shape) - dim - 1)).expand(shape)
 
 
 def _quotient(x: Tensor, y: Tensor) -> Tensor:
@@ -67,6 +76,10 @@ ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "stop_gradient": Tensor.detach,
 }
 """What torch has under no name, or another."""
+ALONG: dict[str, Callable[..., Tensor]] = {
+    name: lambda x, dim, name=name: getattr(x, name)(dim).values for name in ("sort", "cummax", "cummin")
+}
+"""Of what goes along a dim, that to which torch adds the places."""
 REDUCE: dict[str, Callable[[Tensor, int], Tensor]] = {
     "sum": Tensor.sum,
     "product": Tensor.prod,
@@ -90,13 +103,6 @@ VERBS = Verbs(
     full=lambda like, shape, value: like.new_full(shape, value),
     count=_count,
     number=Tensor.long,
-    elementwise=functions(torch, ELEMENTWISE),
-    along={
-        "sort": lambda x, dim: x.sort(dim).values,
-        "cumsum": torch.cumsum,
-        "cumprod": torch.cumprod,
-        "cummax": lambda x, dim: x.cummax(dim).values,
-        "cummin": lambda x, dim: x.cummin(dim).values,
-        "softmax": torch.softmax,
-    },
+    elementwise=functions(KindForm.ELEMENTWISE, torch, ELEMENTWISE),
+    along=functions(KindForm.ALONG, torch, ALONG),
 )

@@ -58,8 +58,6 @@ Cell = list[str | list[str]]
 """What stands in a cell: lines, and rows of elements that are yet to be aligned."""
 Item = list[Cell] | str | None
 """A part of a drawing: a row of cells, a line between two grids, or None for the line that frames a row."""
-Limits = dict[str, int]
-"""Per axis, how many of its entries are drawn."""
 
 
 def draw_contents(
@@ -104,24 +102,21 @@ def draw_contents(
     """
     layout = checked_sharding(sharding).layout_for(shape)
     checked_limits(max_width, max_lines)
-    sizes = checked_shape(shape)
-    scene = _Scene(
-        sharding, sizes, _labels(sizes) if values is None else _texts(values, sizes), *_directions(sharding, order)
-    )
-    names = dict.fromkeys(sharding.mesh.sizes, MAX_CELLS)
-    scenes = [scene, scene.turned()] if len(names) == 1 else [scene]
+    sizes, axes = checked_shape(shape), sharding.mesh.sizes
+    text_of = _labels(sizes) if values is None else _texts(values, sizes)
+    scene = _Scene(sharding, sizes, text_of, *_directions(sharding, order), dict.fromkeys(axes, MAX_CELLS))
+    scenes = [scene, scene.turned()] if len(axes) == 1 else [scene]
     tile = prod(layout.local_shape(sizes))
     if sharding.mesh.size <= MAX_CELLS:
-        for as_boxes in [False, True] if sharding.mesh.size * tile <= MAX_ELEMENTS else [True]:
-            for tried in scenes:
-                lines = tried.render(names, as_boxes)
-                if _fits(lines, max_width, max_lines):
-                    return "\n".join(lines + tried.notes(names, as_boxes))
-    tall = next((tried for tried in scenes if tried.down), scene)
+        kinds = [False, True] if sharding.mesh.size * tile <= MAX_ELEMENTS else [True]
+        for drawing in [replace(turn, as_boxes=as_boxes) for as_boxes in kinds for turn in scenes]:
+            if _fits(lines := drawing.render(), max_width, max_lines):
+                return "\n".join(lines + drawing.notes())
+    tall = next((turn for turn in scenes if turn.down), scene)
     kinds = [True] if tile > SMALL else [False, True]
-    limits = {as_boxes: tall.fitting(as_boxes, max_width, max_lines) for as_boxes in kinds}
-    as_boxes = max(kinds, key=lambda kind: tall.drawn(limits[kind]))
-    return "\n".join(tall.render(limits[as_boxes], as_boxes) + tall.notes(limits[as_boxes], as_boxes))
+    fitted = [replace(tall, as_boxes=as_boxes).fitted(max_width, max_lines) for as_boxes in kinds]
+    largest = max(fitted, key=_Scene.drawn)
+    return "\n".join(largest.render() + largest.notes())
 
 
 def _directions(sharding: Sharding, order: Any) -> tuple[str | None, tuple[str, ...]]:
@@ -173,7 +168,7 @@ def _fits(lines: list[str], max_width: int, max_lines: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """What is drawn, and which axis runs where."""
+    """What is drawn, which axis runs where, and how much of it."""
 
     sharding: Sharding
     shape: tuple[int, ...]
@@ -183,6 +178,10 @@ class _Scene:
     """The axis that runs to the right."""
     down: tuple[str, ...]
     """The axes that run downwards: the last in the rows of a grid, those before it from grid to grid."""
+    limits: dict[str, int]
+    """Per axis, how many of its entries are drawn."""
+    as_boxes: bool = False
+    """Whether boxes stand for the elements."""
 
     def turned(self) -> _Scene:
         """The one axis in the other direction."""
@@ -190,36 +189,40 @@ class _Scene:
             return replace(self, right=self.down[0], down=())
         return replace(self, right=None, down=(self.right,))
 
-    def entries(self, name: str, limits: Limits) -> list[int | None]:
+    def limited(self, limits: dict[str, int]) -> _Scene:
+        """The same with other limits for some axes."""
+        return replace(self, limits={**self.limits, **limits})
+
+    def entries(self, name: str) -> list[int | None]:
         """The entries of an axis that are drawn."""
-        return shown(self.sharding.mesh.sizes[name], limits[name])
+        return shown(self.sharding.mesh.sizes[name], self.limits[name])
 
     def stride(self, name: str) -> int:
         """How far apart the positions of neighbours along an axis are."""
         return self.sharding.mesh.digit_of(Axis(name)).stride
 
-    def cell(self, position: int, as_boxes: bool) -> Cell:
+    def cell(self, position: int) -> Cell:
         """What stands in the cell of a position."""
         mesh = self.sharding.mesh
         box = self.sharding.layout_for(self.shape).box(position, self.shape)
         named: Cell = [] if mesh.device_ids is None else [f"device {mesh.device_at(position)}"]
         if box.is_empty:
             return [*named, EMPTY]
-        if as_boxes:
+        if self.as_boxes:
             return [*named, f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]"]
         return [*named, *_tile(box, self.text_of)]
 
-    def items(self, limits: Limits, as_boxes: bool) -> tuple[list[Item], dict[str, int]]:
+    def items(self) -> tuple[list[Item], dict[str, int]]:
         """The drawing from above to below, and for each downward axis the number of items in its first run."""
         runs: dict[str, int] = {}
 
         def row(start: int | None) -> list[Cell]:
             if self.right is None:
-                return [[ELLIPSIS] if start is None else self.cell(start, as_boxes)]
+                return [[ELLIPSIS] if start is None else self.cell(start)]
             stride = self.stride(self.right)
             return [
-                [ELLIPSIS] if start is None or along is None else self.cell(start + along * stride, as_boxes)
-                for along in self.entries(self.right, limits)
+                [ELLIPSIS] if start is None or along is None else self.cell(start + along * stride)
+                for along in self.entries(self.right)
             ]
 
         def stack(down: tuple[str, ...], start: int) -> list[Item]:
@@ -227,7 +230,7 @@ class _Scene:
                 return [None, row(start), None]
             name, *inner = down
             items: list[Item] = [] if inner else [None]
-            for along in self.entries(name, limits):
+            for along in self.entries(name):
                 at = None if along is None else start + along * self.stride(name)
                 if not inner:
                     items += [row(at), None]
@@ -239,9 +242,9 @@ class _Scene:
 
         return stack(self.down, 0), runs
 
-    def render(self, limits: Limits, as_boxes: bool) -> list[str]:
+    def render(self) -> list[str]:
         """The lines of the drawing."""
-        items, runs = self.items(limits, as_boxes)
+        items, runs = self.items()
         rows = [item for item in items if isinstance(item, list)]
         pad = max(
             (len(text) for row in rows for cell in row for line in cell if isinstance(line, list) for text in line),
@@ -272,48 +275,42 @@ class _Scene:
     def _label(self, name: str) -> str:
         return f"{quote(name)}={self.sharding.mesh.sizes[name]}"
 
-    def drawn(self, limits: Limits) -> int:
+    def drawn(self) -> int:
         """The number of devices that are drawn."""
-        return prod(min(size, limits[name]) for name, size in self.sharding.mesh.axes)
+        return prod(min(size, self.limits[name]) for name, size in self.sharding.mesh.axes)
 
-    def fitting(self, as_boxes: bool, max_width: int, max_lines: int) -> Limits:
-        """Entries per axis such that the drawing fits, or nearly does where nothing fits."""
+    def fitted(self, max_width: int, max_lines: int) -> _Scene:
+        """The same with such limits that the drawing fits, or nearly does where nothing fits."""
         sizes = self.sharding.mesh.sizes
         fewest = 2 if prod(min(sizes[name], 2) for name in self.down) <= MAX_ALONG else 1
-        limits = dict.fromkeys(sizes, fewest)
+        scene = self.limited(dict.fromkeys(sizes, fewest))
         if self.right is not None:
-            limits[self.right] = next(
-                (
-                    limit
-                    for limit in range(min(sizes[self.right], MAX_ALONG), 1, -1)
-                    if max(map(len, self.render({**limits, self.right: limit}, as_boxes))) <= max_width
-                ),
-                1,
-            )
+            for limit in range(min(sizes[self.right], MAX_ALONG), 0, -1):
+                scene = scene.limited({self.right: limit})
+                if limit == 1 or max(map(len, scene.render())) <= max_width:
+                    break
         for limit in range(min(max((sizes[name] for name in self.down), default=1), MAX_ALONG), 0, -1):
-            limits |= dict.fromkeys(self.down, limit)
-            rows = prod(len(self.entries(name, limits)) for name in self.down)
-            cells = rows * (1 if self.right is None else len(self.entries(self.right, limits)))
-            if (
-                cells <= MAX_CELLS
-                and 2 * rows < max_lines
-                and _fits(self.render(limits, as_boxes), max_width, max_lines)
-            ):
+            scene = scene.limited(dict.fromkeys(self.down, limit))
+            rows = prod(len(scene.entries(name)) for name in self.down)
+            cells = rows * (1 if self.right is None else len(scene.entries(self.right)))
+            if cells <= MAX_CELLS and 2 * rows < max_lines and _fits(scene.render(), max_width, max_lines):
                 break
-        return limits
+        return scene
 
-    def notes(self, limits: Limits, as_boxes: bool) -> list[str]:
+    def notes(self) -> list[str]:
         """The lines below the drawing."""
         sizes = self.sharding.mesh.sizes
         left_out = [
-            f"{quote(name)} {missing(size, limits[name])}" for name, size in sizes.items() if limits[name] < size
+            f"{quote(name)} {missing(size, limit)}"
+            for name, size in sizes.items()
+            if (limit := self.limits[name]) < size
         ]
         notes = partial_note(self.sharding, "each device")
-        if as_boxes:
+        if self.as_boxes:
             notes.append("boxes stand for the elements: start:stop per dim, counted from 0")
         if left_out:
             notes.append(
-                f"left out: {', '.join(left_out)}; {self.drawn(limits)} of {self.sharding.mesh.size} devices are drawn"
+                f"left out: {', '.join(left_out)}; {self.drawn()} of {self.sharding.mesh.size} devices are drawn"
             )
         return ["", *notes] if notes else []
 

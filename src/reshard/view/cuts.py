@@ -41,14 +41,9 @@ import numpy as np
 from reshard.box import Box
 from reshard.digits import Digits, Layout
 from reshard.errors import ReshardError
+from reshard.exchange.by_boxes import block_overlaps
 from reshard.sharding import Sharding, checked_shape, with_mesh
-from reshard.view.limits import (
-    MAX_LINES,
-    MAX_WIDTH,
-    checked_limits,
-    checked_sharding,
-    partial_note,
-)
+from reshard.view.limits import MAX_LINES, MAX_WIDTH, checked_limits, checked_sharding, partial_note
 from reshard.view.overlay import draw_overlay
 
 MAX_BLOCKS = 2**20
@@ -97,10 +92,10 @@ class PieceRanges:
 class _Cuts:
     """How one sharding cuts one dim."""
 
+    layout: Layout
+    dim: int
     size: int
     """The size of the dim."""
-    shards: int
-    """The number of parts, the empty ones too."""
     blocks: list[DimBlock]
     """The parts that are not empty, in order."""
     length: int
@@ -116,15 +111,14 @@ class _Cuts:
         shards = layout.shards(dim)
         if shards > MAX_BLOCKS:
             raise ReshardError("too-large", f"dim {dim} is cut into {shards} blocks; {MAX_BLOCKS} can be listed")
-        positions = layout.cutting[dim].offsets()
-        starts, stops = layout.intervals(dim, size, positions)
-        ends = zip(range(shards), starts.tolist(), stops.tolist(), strict=True)
-        blocks = [DimBlock(number, start, stop) for number, start, stop in ends if start < stop]
+        starts, stops = (ends.tolist() for ends in layout.blocks(dim, size))
+        ranges = zip(range(shards), starts, stops, strict=True)
+        blocks = [DimBlock(number, start, stop) for number, start, stop in ranges if start < stop]
         length = blocks[0].stop if blocks else 0
         is_common = all(
             start == place * length and stop - start <= length for place, (_, start, stop) in enumerate(blocks)
         )
-        return cls(size, shards, blocks, length if is_common else 0)
+        return cls(layout, dim, size, blocks, length if is_common else 0)
 
     @property
     def is_numbered(self) -> bool:
@@ -134,7 +128,8 @@ class _Cuts:
     def summary(self) -> str:
         """The number and the lengths of the blocks."""
         lengths = [block.stop - block.start for block in self.blocks]
-        empty = f"; {self.shards - len(lengths)} of {self.shards} empty" if self.shards > len(lengths) else ""
+        shards = self.layout.shards(self.dim)
+        empty = f"; {shards - len(lengths)} of {shards} empty" if shards > len(lengths) else ""
         count = f"{len(lengths)} block{'s' * (len(lengths) > 1)} of "
         if not self.length:
             listed = ", ".join(map(str, lengths[:MAX_LISTED])) + (", ..." if len(lengths) > MAX_LISTED else "")
@@ -248,21 +243,23 @@ def draw_cuts(
         raise ReshardError("bad-argument", f"labels must be devices or coordinates, got: {labels!r}")
     sizes = checked_shape(shape)
     owners = [_Owners.of(sharding, sizes, labels) for sharding in (source, target)]
-    both = [_both_cuts(source, target, sizes, dim) for dim in range(len(sizes))]
-    met = [_meet(*cuts) for cuts in both]
+    dim_cuts = [_both_cuts(source, target, sizes, dim) for dim in range(len(sizes))]
+    meetings = [_meet(*cuts) for cuts in dim_cuts]
 
     def label(*numbers: int) -> str:
-        regions = [along[number] for along, number in zip(met, numbers, strict=True)]
+        regions = [along[number] for along, number in zip(meetings, numbers, strict=True)]
         blocks = ([region.source_block for region in regions], [region.target_block for region in regions])
         return " ".join(side.text(numbers) for side, numbers in zip(owners, blocks, strict=True))
 
     lines: list[str] = []
     if len(sizes) <= 2 and all(sizes):
         lines.append("each region: who holds it in the source, who in the target")
-        lines += draw_overlay([[0, *(overlap.stop for overlap in along)] for along in met], label, max_width, max_lines)
+        lines += draw_overlay(
+            [[0, *(overlap.stop for overlap in along)] for along in meetings], label, max_width, max_lines
+        )
     lines += partial_note(source, "in the source each device") + partial_note(target, "in the target each device")
-    for dim, cuts in enumerate(both):
-        lines += ["", *_dim_lines(dim, *cuts, met[dim])] if lines else _dim_lines(dim, *cuts, met[dim])
+    for dim, cuts in enumerate(dim_cuts):
+        lines += ["", *_dim_lines(dim, *cuts, meetings[dim])] if lines else _dim_lines(dim, *cuts, meetings[dim])
     return "\n".join(lines)
 
 
@@ -310,26 +307,20 @@ def _both_cuts(source: Sharding, target: Sharding, shape: Sequence[int], dim: in
 
 
 def _meet(source: _Cuts, target: _Cuts) -> list[Overlap]:
-    """Where the blocks of two sides meet; those of each side cover the dim."""
-    result: list[Overlap] = []
-    i = j = 0
-    while i < len(source.blocks) and j < len(target.blocks):
-        ours, theirs = source.blocks[i], target.blocks[j]
-        start, stop = max(ours.start, theirs.start), min(ours.stop, theirs.stop)
-        result.append(Overlap(ours.number, theirs.number, start, stop))
-        i, j = i + (ours.stop == stop), j + (theirs.stop == stop)
-    return result
+    """Where the blocks of two sides meet."""
+    columns = block_overlaps(source.layout, target.layout, source.dim, source.size)
+    return list(map(Overlap, *(column.tolist() for column in columns)))
 
 
 def _period(source: _Cuts, target: _Cuts) -> int | None:
     return lcm(source.length, target.length) or None
 
 
-def _dim_lines(dim: int, source: _Cuts, target: _Cuts, met: list[Overlap]) -> list[str]:
+def _dim_lines(dim: int, source: _Cuts, target: _Cuts, meetings: list[Overlap]) -> list[str]:
     """What is said about one dim."""
     size, period = source.size, _period(source, target)
-    if len(met) < 2:
-        whole = "nothing to cut" if not met else "not cut"
+    if len(meetings) < 2:
+        whole = "nothing to cut" if not meetings else "not cut"
         return [f"dim {dim}, size {size}: {whole}"]
     lines = [f"dim {dim}, size {size}", f"  source: {source.summary()}", f"  target: {target.summary()}"]
     if period is None:
@@ -342,7 +333,7 @@ def _dim_lines(dim: int, source: _Cuts, target: _Cuts, met: list[Overlap]) -> li
         a, b = source.length, target.length
         lines.append(f"  period: {a}*{b} / gcd({a}, {b}) = {period}, {remark}")
     repeats = period is not None and period < size and source.is_numbered and target.is_numbered
-    listed = [overlap for overlap in met if not repeats or overlap.start < (period or size)]
+    listed = [overlap for overlap in meetings if not repeats or overlap.start < (period or size)]
     lines.append(f"  cuts: {_cut_list(listed, source, target)}")
     lines += [
         f"  [{start}, {stop}): source block {ours}, target block {theirs}"
@@ -358,11 +349,11 @@ def _dim_lines(dim: int, source: _Cuts, target: _Cuts, met: list[Overlap]) -> li
 
 def _cut_list(listed: list[Overlap], source: _Cuts, target: _Cuts) -> str:
     """The indices between the overlaps that are listed, and after the last where the dim goes on."""
-    ours = {block.start for block in source.blocks}
-    theirs = {block.start for block in target.blocks}
+    source_starts = {block.start for block in source.blocks}
+    target_starts = {block.start for block in target.blocks}
     stops = [overlap.stop for overlap in listed if overlap.stop < source.size]
     texts = [
-        f"{stop} {'both' if stop in ours and stop in theirs else 'source' if stop in ours else 'target'}"
+        f"{stop} {'both' if stop in source_starts & target_starts else 'source' if stop in source_starts else 'target'}"
         for stop in stops[:MAX_LISTED]
     ]
     return ", ".join(texts + (["..."] if len(stops) > MAX_LISTED else []))

@@ -32,8 +32,44 @@ def draw_overlay(cuts: Sequence[Sequence[int]], label: Callable[..., str], max_w
             regions out, which lines at its end say.
         max_lines: lines.
     """
-    drawn = _Grid.fitting(cuts, label, max_width, max_lines)
-    return [*drawn.lines(), *drawn.notes()]
+    rank = len(cuts)
+    row_cuts, column_cuts = cuts[0] if rank == 2 else [0, 1], cuts[-1] if rank else [0, 1]
+
+    def of_numbers(row: int, column: int) -> str:
+        return label(*(row, column)[2 - rank :])
+
+    row_count, column_count = len(row_cuts) - 1, len(column_cuts) - 1
+    is_crowded = row_count * column_count > MAX_CELLS
+    margin = len(str(row_cuts[-1])) + 1 if rank == 2 else 0
+    margin += len(str(column_cuts[-1])) - 1  # the last index stands to the right of its line
+    above = 1 if rank else 0
+    rows = _Side(row_cuts, row_count)
+    if is_crowded or 2 * row_count + 1 + above > max_lines:
+        rows = _Side(row_cuts, max(1, min(row_count, MAX_ALONG, (max_lines - 3 - above) // 2)))
+    limits = [*([] if is_crowded else [column_count]), *range(min(column_count, MAX_ALONG), 0, -1)]
+    for limit in limits:
+        columns = _Side(column_cuts, limit)
+        widths = [  # that of the widest label or of the index above it
+            max(len(str(index)), *(len(_text(of_numbers, row, column)) + 2 for row in rows.entries()))
+            for column, index in zip(columns.entries(), columns.lines_at(), strict=False)
+        ]
+        if sum(widths) + len(widths) + 1 + margin <= max_width:
+            break
+    heights = [1] * len(rows.entries())
+    scaled_rows = [2 * units - 1 for units in rows.units()]
+    scaled_columns = [units * (max(widths) + 1) - 1 for units in columns.units()]
+    rows_to_scale = rows.limit == row_count and sum(scaled_rows) + row_count + 1 + above <= max_lines
+    columns_to_scale = columns.limit == column_count and sum(scaled_columns) + column_count + 1 + margin <= max_width
+    grid = _Grid(
+        rank,
+        rows,
+        columns,
+        of_numbers,
+        scaled_rows if rows_to_scale else heights,
+        scaled_columns if columns_to_scale else widths,
+        (rows_to_scale or len(set(rows.units())) == 1) and (columns_to_scale or len(set(columns.units())) == 1),
+    )
+    return [*grid.lines(), *grid.notes()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,47 +112,6 @@ class _Grid:
     heights: list[int]
     widths: list[int]
     is_to_scale: bool
-
-    @classmethod
-    def fitting(cls, cuts: Sequence[Sequence[int]], label: Callable[..., str], max_width: int, max_lines: int) -> _Grid:
-        """The largest grid that fits, or the smallest where none does."""
-        rank = len(cuts)
-        row_cuts, column_cuts = cuts[0] if rank == 2 else [0, 1], cuts[-1] if rank else [0, 1]
-
-        def of_numbers(row: int, column: int) -> str:
-            return label(*(row, column)[2 - rank :])
-
-        count, across = len(row_cuts) - 1, len(column_cuts) - 1
-        few = count * across > MAX_CELLS
-        beside = len(str(row_cuts[-1])) + 1 if rank == 2 else 0
-        beside += len(str(column_cuts[-1])) - 1  # the last index stands to the right of its line
-        above = 1 if rank else 0
-        rows = _Side(row_cuts, count)
-        if few or 2 * count + 1 + above > max_lines:
-            rows = _Side(row_cuts, max(1, min(count, MAX_ALONG, (max_lines - 3 - above) // 2)))
-        limits = [*([] if few else [across]), *range(min(across, MAX_ALONG), 0, -1)]
-        for limit in limits:
-            columns = _Side(column_cuts, limit)
-            widths = [  # that of the widest label or of the index above it
-                max(len(str(index)), *(len(_text(of_numbers, row, column)) + 2 for row in rows.entries()))
-                for column, index in zip(columns.entries(), columns.lines_at(), strict=False)
-            ]
-            if sum(widths) + len(widths) + 1 + beside <= max_width:
-                break
-        heights = [1] * len(rows.entries())
-        scaled_rows = [2 * units - 1 for units in rows.units()]
-        scaled_columns = [units * (max(widths) + 1) - 1 for units in columns.units()]
-        tall = rows.limit == count and sum(scaled_rows) + count + 1 + above <= max_lines
-        wide = columns.limit == across and sum(scaled_columns) + across + 1 + beside <= max_width
-        return cls(
-            rank,
-            rows,
-            columns,
-            of_numbers,
-            scaled_rows if tall else heights,
-            scaled_columns if wide else widths,
-            (tall or len(set(rows.units())) == 1) and (wide or len(set(columns.units())) == 1),
-        )
 
     def lines(self) -> Iterator[str]:
         """The grid."""

@@ -16,28 +16,19 @@ A plan of several exchanges runs through folders inside the output's, each remov
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
-from reshard.cli.storage.files import TileFile
 from reshard.cli.storage.folder import check_absent, check_room, output_folder
-from reshard.cli.storage.index import NAME, FolderIndex, TileEntry, read_index
+from reshard.cli.storage.index import NAME, FolderIndex, TileEntry, read_index, tile_files
 from reshard.cli.storage.inputs import Input, open_input
-from reshard.cli.storage.streaming import (
-    Advance,
-    TensorFiles,
-    TileTransfer,
-    check,
-    transfers_of,
-    write,
-)
+from reshard.cli.storage.streaming import Advance, TensorFiles, TileTransfer, check, transfers_of, write
 from reshard.errors import ReshardError, refusing
 from reshard.exchange import Piece
 from reshard.plans import Plan
 
-__all__ = ["Input", "Outcome", "check_absent", "open_input", "reshard_files"]
+__all__ = ["Input", "TileEntry", "check_absent", "open_input", "reshard_files"]
 
 MAX_FILES = 2**16
 """Files that are written at the most."""
@@ -47,17 +38,8 @@ Phase = Callable[[str, int], AbstractContextManager[Advance]]
 """Begins a phase of the work, by its title and how many bytes there are to do, and is told how far it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What was written."""
-
-    index: FolderIndex
-    received_bytes: Mapping[int, int]
-    """Per device, what it took from others, in all exchanges."""
-
-
-def reshard_files(plan: Plan, source: Input, out: Path, phase: Phase) -> Outcome:
-    """Run a plan on a tensor on disk.
+def reshard_files(plan: Plan, source: Input, out: Path, phase: Phase) -> tuple[tuple[TileEntry, ...], dict[int, int]]:
+    """Run a plan on a tensor on disk; the tiles, and per device what it took from others in all exchanges.
 
     Args:
         plan: what to do, for the shape and the dtype of the input.
@@ -82,7 +64,7 @@ def reshard_files(plan: Plan, source: Input, out: Path, phase: Phase) -> Outcome
     dtype = source.encoding.values() if calculates else source.encoding.stored
     with phase("checking the source", sum(entry.size for entry in source.entries)) as advance:
         source.check_sums(advance)
-    received = dict.fromkeys(plan.devices, 0)
+    received_bytes = dict.fromkeys(plan.devices, 0)
     with output_folder(out) as partial:
         for number, (transfer, size) in enumerate(zip(transfers, sizes, strict=True), 1):
             stage = partial if number == len(transfers) else partial / f"exchange-{number}"
@@ -90,32 +72,23 @@ def reshard_files(plan: Plan, source: Input, out: Path, phase: Phase) -> Outcome
                 stage.mkdir(exist_ok=True)
             title = f" {number} of {len(transfers)}" if len(transfers) > 1 else ""
             with phase(f"writing{title}", size) as advance:
-                written = write(transfer, files, dtype, stage, advance)
+                entries = write(transfer, files, dtype, stage, advance)
             compared = transfer if source.index or calculates else _straight(transfer, plan)
             with phase(f"verifying{title}", size) as advance:
-                check(compared, files, dtype, written, advance)
-            for device, record in written.items():
-                received[device] += record.received_bytes
+                check(compared, files, dtype, stage, entries, advance)
+            for device, entry in entries.items():
+                received_bytes[device] += entry.received_bytes
             if number > 1:
                 shutil.rmtree(partial / f"exchange-{number - 1}")
-            files = TensorFiles(
-                source.encoding,
-                {
-                    device: TileFile(record.path, len(record.header), source.encoding.stored_box(record.box))
-                    for device, record in written.items()
-                },
-            )
-        entries = tuple(
-            TileEntry(device, record.path.name, record.box, record.size, record.crc32)
-            for device, record in written.items()
-        )
-        index = FolderIndex(plan.target, plan.shape, source.encoding, entries)
+            if number < len(transfers):
+                files = TensorFiles(source.encoding, tile_files(entries.values(), source.encoding, stage))
+        index = FolderIndex(plan.target, plan.shape, source.encoding, tuple(entries.values()))
         path = partial / NAME
         with refusing("write-failed", f"{path} could not be written"):
             path.write_text(index.to_json(), encoding="utf-8", newline="\n")
         if read_index(partial) != index:
             raise ReshardError("verify-failed", f"{path} does not say what was written")
-    return Outcome(index, received)
+    return index.entries, received_bytes
 
 
 def _straight(transfer: TileTransfer, plan: Plan) -> TileTransfer:

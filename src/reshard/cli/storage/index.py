@@ -22,7 +22,8 @@ from __future__ import annotations
 import json
 import re
 import stat
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ class TileEntry:
     """Bytes of the file."""
     crc32: int
     """Of the file."""
+    received_bytes: int = field(default=0, compare=False)
+    """What the device took from others while the tile was written; no index keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def tile_record(entry: TileEntry) -> dict[str, Any]:
     return {
         "device": entry.device,
         "file": entry.file,
-        "box": [list(interval) for interval in entry.box],
+        "box": entry.box,
         "bytes": entry.size,
         "crc32": f"{entry.crc32:08x}",
     }
@@ -158,14 +161,14 @@ def _entry(tile: dict[str, Any], box: Box) -> TileEntry:
     return TileEntry(device, name, box, size, int(crc32, 16))
 
 
-def tile_files(index: FolderIndex, folder: Path) -> dict[int, TileFile]:
+def tile_files(entries: Iterable[TileEntry], encoding: Encoding, folder: Path) -> dict[int, TileFile]:
     """Where each device's elements lie, every file's size and header checked.
 
     Raises:
         ReshardError: `bad-file` where a file is missing, is a link, or is not what the index says.
     """
     files = {}
-    for entry in index.entries:
+    for entry in entries:
         path = folder / entry.file
         with refusing("bad-file", f"{path} could not be read"):
             status = path.lstat()
@@ -174,8 +177,8 @@ def tile_files(index: FolderIndex, folder: Path) -> dict[int, TileFile]:
         if status.st_size != entry.size:
             raise ReshardError("bad-file", f"{path} has {status.st_size} bytes; the index says {entry.size}")
         header = read_header(path)
-        expected = (index.encoding.stored, entry.box.shape, index.encoding.fortran and len(entry.box) > 1)
+        expected = (encoding.stored, entry.box.shape, encoding.fortran and len(entry.box) > 1)
         if (header.descr, header.shape, header.fortran) != expected:
             raise ReshardError("bad-file", f"the header of {path} is not what the index says")
-        files[entry.device] = TileFile(path, header.offset, index.encoding.stored_box(entry.box))
+        files[entry.device] = TileFile(path, header.offset, encoding.stored_box(entry.box))
     return files

@@ -46,7 +46,7 @@ class Input:
             ReshardError: `bad-file` where a tile in a folder is not what the index says; `too-large`.
         """
         if self.index is not None:
-            return TensorFiles(self.encoding, tile_files(self.index, self.path))
+            return TensorFiles(self.encoding, tile_files(self.entries, self.encoding, self.path))
         whole = TileFile(self.path, self.offset, self.encoding.stored_box(Box.whole(self.shape)))
         tiling = Tiling.of(sharding, self.shape)
         devices = sharding.mesh.device_array.tolist()

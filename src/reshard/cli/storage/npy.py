@@ -1,7 +1,6 @@
 """The header of a `.npy` file.
 
->>> import numpy as np
->>> len(header_bytes(np.dtype("<f4"), (2, 3), fortran=False))
+>>> len(header_bytes(Encoding.of("float32"), (2, 3)))
 128
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy_format
 
+from reshard.cli.storage.encoding import Encoding
 from reshard.errors import ReshardError, refusing
 from reshard.sharding import checked_shape
 
@@ -35,11 +34,11 @@ class Header(NamedTuple):
     """Where the data begins, in bytes."""
 
 
-def header_bytes(descr: np.dtype[Any], shape: Sequence[int], *, fortran: bool) -> bytes:
+def header_bytes(encoding: Encoding, shape: tuple[int, ...]) -> bytes:
     """A header, padded so that the data behind it is aligned."""
     text = io.BytesIO()
-    fields = {"descr": npy_format.dtype_to_descr(descr), "fortran_order": fortran, "shape": tuple(shape)}
-    npy_format.write_array_header_1_0(text, fields)
+    descr = npy_format.dtype_to_descr(encoding.stored)
+    npy_format.write_array_header_1_0(text, {"descr": descr, "fortran_order": encoding.fortran, "shape": shape})
     return text.getvalue()
 
 

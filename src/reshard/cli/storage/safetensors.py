@@ -20,28 +20,11 @@ from reshard.sharding import checked_shape
 MAX_HEADER = 2**25
 """Bytes of JSON that are read at the most."""
 
-DTYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "U16": "uint16",
-    "I16": "int16",
-    "U32": "uint32",
-    "I32": "int32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-}
-"""The format's names of dtypes, with ours."""
+_SHORT = "BOOL U8 I8 U16 I16 U32 I32 U64 I64 F16 BF16 F32 F64 C64"
+_FLOAT8 = {"E4M3": "e4m3fn", "E5M2": "e5m2", "E8M0": "e8m0fnu", "E4M3FNUZ": "e4m3fnuz", "E5M2FNUZ": "e5m2fnuz"}
+DTYPES = {name: dtype_named(name.lower()) for name in _SHORT.split()}
+DTYPES |= {f"F8_{name}": dtype_named(f"float8_{form}") for name, form in _FLOAT8.items()}
+"""By the format's names."""
 
 
 class TensorEntry(NamedTuple):
@@ -81,7 +64,7 @@ def read_entry(path: Path, name: str | None) -> TensorEntry:
     dtype = DTYPES.get(said) if isinstance(said, str) else None
     if dtype is None:
         raise ReshardError("bad-file", f"tensor {name!r} of {path} is of dtype {said!r}, which is not known")
-    entry = TensorEntry(dtype_named(dtype), _shape(path, name, record), data_start + start)
+    entry = TensorEntry(dtype, _shape(path, name, record), data_start + start)
     needed = prod(entry.shape) * entry.dtype.itemsize
     if stop - start != needed:
         raise ReshardError("bad-file", f"tensor {name!r} of {path} has {stop - start} bytes; its shape needs {needed}")

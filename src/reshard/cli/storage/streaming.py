@@ -24,13 +24,13 @@ from reshard.box import Box
 from reshard.cli.storage import pieces_by_region
 from reshard.cli.storage.encoding import Encoding
 from reshard.cli.storage.files import FileReader, FileWriter, TileFile, bytes_of, run_count
+from reshard.cli.storage.index import TileEntry
 from reshard.cli.storage.npy import header_bytes
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
 from reshard.exchange import Piece, Tiling
 from reshard.numpy.tiles import combined
 from reshard.plans import Plan
-from reshard.steps import Step
 
 CALL_BYTES = 2**13
 """Bytes that could be read in the time that the call for one run takes."""
@@ -79,34 +79,17 @@ class TileTransfer:
         return self.reduction is not None or self.fill is not None
 
 
-@dataclass
-class Written:
-    """What a transfer has written of one device."""
-
-    path: Path
-    header: bytes
-    box: Box
-    """In the tensor."""
-    size: int = 0
-    """Bytes of the file."""
-    crc32: int = 0
-    received_bytes: int = 0
-    """What the device has taken from others."""
-
-
 def transfers_of(plan: Plan) -> list[TileTransfer]:
     """The transfers that run a plan, at least one."""
     target = Tiling.of(plan.target, plan.shape)
-    transfers = [transfer for step in plan.steps for transfer in _of_step(step)]
+    transfers: list[TileTransfer] = []
+    for step in plan.steps:
+        transfers += [TileTransfer(move.exchange.target, move.exchange.incoming, *move[1:]) for move in step.transfers]
+        # A scalar may be moved as a vector of one element, but is a scalar in the end.
+        transfers[-1] = replace(transfers[-1], target=Tiling.of(step.after, step.shape))
     boxes = ((device, target.box(device)) for device in target.mesh.device_array.tolist())
     own = {device: [] if box.is_empty else [Piece(device, device, box, 0)] for device, box in boxes}
     return transfers or [TileTransfer(target, own.__getitem__)]
-
-
-def _of_step(step: Step) -> list[TileTransfer]:
-    transfers = [TileTransfer(move.exchange.target, move.exchange.incoming, *move[1:]) for move in step.transfers]
-    # A scalar may be moved as a vector of one element, but is a scalar in the end.
-    return [*transfers[:-1], replace(transfers[-1], target=Tiling.of(step.after, step.shape))]
 
 
 def parts(transfer: TileTransfer, source: TensorFiles, dtype: np.dtype[Any]) -> Iterator[tuple[int, NDArray[Any], int]]:
@@ -205,61 +188,65 @@ class RegionReader:
 
 def write(
     transfer: TileTransfer, source: TensorFiles, dtype: np.dtype[Any], folder: Path, advance: Advance
-) -> dict[int, Written]:
+) -> dict[int, TileEntry]:
     """Write the tiles of a transfer into a folder, a file per device.
 
     Raises:
         ReshardError: `write-failed`, and `bad-file` where the source cannot be read.
     """
-    encoding = source.encoding
     digits = len(str(max(transfer.devices)))
-    written = {}
+    entries = {}
     with FileWriter() as writer:
         for device in transfer.devices:
             box = transfer.target.box(device)
-            header = header_bytes(encoding.stored, box.shape, fortran=encoding.fortran)
-            path = folder / f"device-{device:0{digits}d}.npy"
-            writer.append(path, header)
-            written[device] = Written(path, header, box, len(header), zlib.crc32(header))
-        for device, part, received in parts(transfer, source, dtype):
-            record, data = written[device], bytes_of(part)
-            writer.append(record.path, data)
-            record.crc32 = zlib.crc32(data, record.crc32)
-            record.size += len(data)
-            record.received_bytes += received
+            header, name = header_bytes(source.encoding, box.shape), f"device-{device:0{digits}d}.npy"
+            writer.append(folder / name, header)
+            entries[device] = TileEntry(device, name, box, len(header), zlib.crc32(header))
+        for device, part, part_received in parts(transfer, source, dtype):
+            entry, data = entries[device], bytes_of(part)
+            writer.append(folder / entry.file, data)
+            size, received_bytes = entry.size + len(data), entry.received_bytes + part_received
+            entries[device] = replace(
+                entry, size=size, crc32=zlib.crc32(data, entry.crc32), received_bytes=received_bytes
+            )
             advance(len(data))
-    return written
+    return entries
 
 
 def check(
-    transfer: TileTransfer, source: TensorFiles, dtype: np.dtype[Any], written: Mapping[int, Written], advance: Advance
+    transfer: TileTransfer,
+    source: TensorFiles,
+    dtype: np.dtype[Any],
+    folder: Path,
+    entries: Mapping[int, TileEntry],
+    advance: Advance,
 ) -> None:
     """Read every file that was written and compare it, with its checksum and with what it was made of.
 
     Raises:
         ReshardError: `verify-failed`, and `bad-file` where the source cannot be read.
     """
-    places = {device: len(record.header) for device, record in written.items()}
-    sums = {}
+    sizes, sums = {}, {}
     with FileReader() as reader:
-        for device, record in written.items():
-            header = _read_back(reader, record.path, 0, len(record.header)).tobytes()
-            if header != record.header or record.path.stat().st_size != record.size:
-                raise ReshardError("verify-failed", f"{record.path} lacks the header or the size that was written")
-            sums[device] = zlib.crc32(header)
+        for device, entry in entries.items():
+            path, header = folder / entry.file, header_bytes(source.encoding, entry.box.shape)
+            if _read_back(reader, path, 0, len(header)).tobytes() != header or path.stat().st_size != entry.size:
+                raise ReshardError("verify-failed", f"{path} lacks the header or the size that was written")
+            sizes[device], sums[device] = len(header), zlib.crc32(header)
         for device, part, _ in parts(transfer, source, dtype):
-            record, right = written[device], bytes_of(part)
-            written_back = _read_back(reader, record.path, places[device], len(right))
-            wrong = np.flatnonzero(written_back != np.frombuffer(right, np.uint8))
+            path, expected = folder / entries[device].file, bytes_of(part)
+            read_back = _read_back(reader, path, sizes[device], len(expected))
+            wrong = np.flatnonzero(read_back != np.frombuffer(expected, np.uint8))
             if len(wrong):
-                place = places[device] + int(wrong[0])
-                raise ReshardError("verify-failed", f"{record.path} differs from its source at byte {place}")
-            sums[device] = zlib.crc32(written_back.data, sums[device])
-            places[device] += len(right)
-            advance(len(right))
-    for device, record in written.items():
-        if (places[device], sums[device]) != (record.size, record.crc32):
-            raise ReshardError("verify-failed", f"{record.path} is not what was written: its checksum differs")
+                place = sizes[device] + int(wrong[0])
+                raise ReshardError("verify-failed", f"{path} differs from its source at byte {place}")
+            sums[device] = zlib.crc32(read_back.data, sums[device])
+            sizes[device] += len(expected)
+            advance(len(expected))
+    for device, entry in entries.items():
+        if (sizes[device], sums[device]) != (entry.size, entry.crc32):
+            path = folder / entry.file
+            raise ReshardError("verify-failed", f"{path} is not what was written: its checksum differs")
 
 
 def _read_back(reader: FileReader, path: Path, offset: int, count: int) -> NDArray[np.uint8]:

@@ -29,9 +29,8 @@ from reshard.checks import listed
 from reshard.errors import ReshardError
 from reshard.jax.contraction.einsum_primitive import MeshEinsum, bind, on_every_device, placed
 from reshard.jax.contraction.local import LocalProduct
-from reshard.jax.conversions import AnyMesh, mesh_of
-from reshard.jax.exchange.primitive import filled
-from reshard.jax.exchange.resharding import Target, target_in
+from reshard.jax.conversions import AnyMesh, check_form, mesh_of
+from reshard.jax.exchange.resharding import target_in
 from reshard.network import Network
 from reshard.operations.pattern import Pattern
 
@@ -73,22 +72,18 @@ def einsum(
             `bad-argument`; all before anything moves.
     """
     pattern = Pattern.of(expression)
-    if len(operands) != len(pattern.operands):
-        raise ReshardError("bad-argument", f"{pattern} has {len(pattern.operands)} operands, got {len(operands)}")
+    pattern.check_count(len(operands))
     said = [None] * len(operands) if sources is None else list(listed(sources, "the sources of an einsum"))
-    if len(said) != len(operands):
-        raise ReshardError("bad-argument", f"{pattern} has {len(operands)} operands, got {len(said)} sources")
+    pattern.check_count(len(said), " sources")
     for end in (target, *said):
-        if end is not None and not isinstance(end, Target):
-            forms = "a PartitionSpec, a NamedSharding or a Sharding"
-            raise ReshardError("bad-argument", f"where an array of an einsum is must be {forms}, got: {end!r}")
+        check_form(end, "where an array of an einsum is")
     network = Network.named(network, "the network of an einsum")
     is_fresh = [not isinstance(x, jax.Array) for x in operands]
     arrays = [jnp.asarray(x) if fresh else x for x, fresh in zip(operands, is_fresh, strict=True)]
     for x in arrays:
         if not all(isinstance(size, int) for size in x.shape):
             raise ReshardError("bad-shape", f"an einsum needs static shapes, got: {x.shape}")
-    solved, rank = pattern.solve_sizes([x.shape for x in arrays], sizes or {}), len(pattern.output)
+    solved, rank = pattern.solve_sizes([x.shape for x in arrays], sizes), len(pattern.output)
     mesh = _mesh_of(arrays, [target, *said])
     operands, specs = zip(
         *(
@@ -97,7 +92,7 @@ def einsum(
         ),
         strict=True,
     )
-    goal = None if target is None else filled(target_in(mesh, target, False, rank).spec, rank)
+    goal = None if target is None else target_in(mesh, target, False, rank).spec
     local = LocalProduct(
         precision, None if preferred_element_type is None else np.dtype(preferred_element_type), overlap
     )

@@ -138,21 +138,21 @@ def placed(x: jax.Array, mesh: AnyMesh, said: Any) -> tuple[jax.Array, Partition
         if of_type.mesh.empty and said is None and set(mesh.axis_types) == {AxisType.Explicit}:
             return on_every_device(x, mesh)
         return x, source_in(mesh, of_type, said, x.ndim)
-    own, mesh = x.sharding, over_devices(mesh)
-    if not isinstance(own, NamedSharding) and not x.committed:
+    sharding, mesh = x.sharding, over_devices(mesh)
+    if not isinstance(sharding, NamedSharding) and not x.committed:
         return on_every_device(x, mesh)
-    if not isinstance(own, NamedSharding) or (
-        not mesh_of(own.mesh).same_order_as(mesh_of(mesh))
+    if not isinstance(sharding, NamedSharding) or (
+        not mesh_of(sharding.mesh).same_order_as(mesh_of(mesh))
         if isinstance(mesh, JaxMesh)
-        else own.mesh.shape_tuple != mesh.shape_tuple
+        else sharding.mesh.shape_tuple != mesh.shape_tuple
     ):
         raise ReshardError(
-            "different-meshes", f"an operand lies as {own}, not on mesh {mesh_of(mesh)}; reshard it first"
+            "different-meshes", f"an operand lies as {sharding}, not on mesh {mesh_of(mesh)}; reshard it first"
         )
-    if own.mesh != mesh and isinstance(mesh, JaxMesh):
-        renamed = by_names_of(mesh, own, x.ndim)
+    if sharding.mesh != mesh and isinstance(mesh, JaxMesh):
+        renamed = by_names_of(mesh, sharding, x.ndim)
         if renamed is None:
-            raise ReshardError("cannot-express", f"the axes of mesh {mesh_of(mesh)} cannot express {own}")
+            raise ReshardError("cannot-express", f"the axes of mesh {mesh_of(mesh)} cannot express {sharding}")
         x = jax.device_put(x, renamed)
     spec = filled(x.sharding.spec, x.ndim)  # type: ignore[attr-defined]  # known to be named
     if said is not None:
@@ -250,25 +250,25 @@ def _jvp(primals: Any, tangents: Any, *, einsum: MeshEinsum) -> Any:
 
 def _transposed(cotangent: Any, *operands: Any, einsum: MeshEinsum) -> Any:
     """The einsum of the cotangent and the other operands, to where the operand was."""
-    (own,) = (number for number, x in enumerate(operands) if ad.is_undefined_primal(x))
-    pattern, mesh, aval = einsum.pattern, einsum.mesh, operands[own].aval
+    (term,) = (number for number, x in enumerate(operands) if ad.is_undefined_primal(x))
+    pattern, mesh, aval = einsum.pattern, einsum.mesh, operands[term].aval
     result: list[Any] = [None] * len(operands)
     if type(cotangent) is ad.Zero:  # type: ignore[attr-defined]
-        result[own] = ad.Zero(aval)  # type: ignore[attr-defined]
+        result[term] = ad.Zero(aval)  # type: ignore[attr-defined]
         return result
     of_type, start = jax.typeof(cotangent).sharding, einsum.target and einsum.target.to_ct_spec()
     if AxisType.Explicit in mesh.axis_types and not of_type.mesh.empty:
         start = filled(of_type.spec, len(pattern.output))
     elif start is not None and isinstance(cotangent, core.Tracer):
         cotangent = jax.lax.with_sharding_constraint(cotangent, NamedSharding(mesh, start))
-    backward = backward_of(pattern, own, einsum.sizes)
-    arrays = [cotangent, *(x for number, x in enumerate(operands) if number != own)]
-    sources = [start, *(source for number, source in enumerate(einsum.sources) if number != own)]
+    backward = backward_of(pattern, term, einsum.sizes)
+    arrays = [cotangent, *(x for number, x in enumerate(operands) if number != term)]
+    sources = [start, *(source for number, source in enumerate(einsum.sources) if number != term)]
     for size in backward.identity_sizes:
         identity, source = on_every_device(jnp.eye(size, dtype=cotangent.dtype), over_devices(mesh))
         arrays.append(identity)
         sources.append(source)
-    back = einsum.sources[own] and einsum.sources[own].to_ct_spec()
+    back = einsum.sources[term] and einsum.sources[term].to_ct_spec()
     flowing = replace(
         einsum,
         pattern=backward.pattern,
@@ -277,7 +277,7 @@ def _transposed(cotangent: Any, *operands: Any, einsum: MeshEinsum) -> Any:
         target=back,
     )
     gradient = bind(arrays, flowing)
-    result[own] = gradient.astype(aval.dtype)
+    result[term] = gradient.astype(aval.dtype)
     return result
 
 
@@ -288,11 +288,11 @@ def _batched(axis: Any, values: Any, dims: Any, *, einsum: MeshEinsum) -> Any:
     for number, dim in enumerate(dims):
         if dim is not None:
             terms[number] = (*terms[number][:dim], (label,), *terms[number][dim:])
-            sources[number] = None if sources[number] is None else with_dim(sources[number], dim, mapped)
+            sources[number] = with_dim(sources[number], dim, mapped)
     pattern = Pattern(tuple(terms), ((label,), *einsum.pattern.output))
     sizes = einsum.sizes | {label: axis.size}
     label_sizes = tuple(sizes[each] for each in pattern.labels)
-    target = None if einsum.target is None else with_dim(einsum.target, 0, mapped)
+    target = with_dim(einsum.target, 0, mapped)
     batched = replace(einsum, pattern=pattern, label_sizes=label_sizes, sources=tuple(sources), target=target)
     return bind(values, batched), 0
 

@@ -105,15 +105,12 @@ class _Product:
 
     def _zeroed(self, part: jax.Array, labels: Sequence[str]) -> jax.Array:
         """The part with zeros where it goes beyond the end of a label that is summed."""
-        mesh = self.plan.layout.mesh
+        layout = self.plan.layout
         for dim, label in enumerate(labels):
             size = self.plan.sizes[label]
-            if label in self.output or size % self.plan.layout.shards(label) == 0:
-                continue
-            ends = [self.plan.layout.interval(label, size, device) for device in mesh.device_array.tolist()]
-            length = self.device.row_of(np.array([stop - start for start, stop in ends], np.int32))
-            inside = lax.broadcasted_iota(np.int32, part.shape, dim) < length
-            part = lax.select(inside, part, lax.full_like(part, 0))
+            if label not in self.output and size % layout.shards(label):
+                ends = [layout.interval(label, size, device) for device in layout.mesh.device_array.tolist()]
+                part = self.device.blanked(part, dim, np.array([stop - start for start, stop in ends]), 0)
         return part
 
     def of(self, parts: Sequence[jax.Array]) -> jax.Array:

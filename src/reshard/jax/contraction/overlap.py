@@ -30,7 +30,6 @@ from jax import lax
 from reshard.contraction import EinsumPlan
 from reshard.digits import Cuts, Digits, Positions
 from reshard.exchange import DigitExchange
-from reshard.jax.exchange.lowering import groups_of
 from reshard.jax.exchange.rounds import Device, bits_of
 from reshard.network import Network
 from reshard.network.traffic import loads
@@ -101,7 +100,7 @@ def _as_ring(plan: EinsumPlan, term: int, step: Step) -> Ring | None:
     exchange = step.moves[0].exchange if step.moves else None
     if step.kind != ("AllGather" if is_operand else "ReduceScatter") or not isinstance(exchange, DigitExchange):
         return None
-    if exchange.spread or not exchange.source.is_even() or not exchange.target.is_even():
+    if exchange.spread or not exchange.is_even:
         return None
     common, pattern = exchange.common, plan.pattern
     cut = common.source_roles if is_operand else common.target_roles
@@ -114,8 +113,7 @@ def _as_ring(plan: EinsumPlan, term: int, step: Step) -> Ring | None:
         return None
     digits = Digits(common.digits[i] for i in sorted(roles, key=lambda i: -roles[i].stride))
     mesh = exchange.source.mesh
-    groups = groups_of(digits, mesh.size) or [list(range(mesh.size))]
-    return Ring(term, labels[0], tuple(map(tuple, groups)))
+    return Ring(term, labels[0], tuple(map(tuple, digits.groups(mesh.size).tolist())))
 
 
 def _pays(ring: Ring, plan: EinsumPlan, whole: Plan, step: Step) -> bool:
@@ -161,24 +159,24 @@ def overlapped_seconds(ring: Ring, devices: Positions, block_bytes: float, produ
 
 def arriving(ring: Ring, device: Device, shard: jax.Array) -> Iterator[tuple[jax.Array, jax.Array]]:
     """Every shard of a device's group with the number of its block, its own first."""
-    own = ring.block_of(device)
-    yield own, shard
+    block = ring.block_of(device)
+    yield block, shard
     passing = {1: shard, -1: shard}
     for number in range(1, ring.rounds + 1):
         for way in ring.ways_at(number):
             passing[way] = _sent(ring, device, passing[way], -way)
-            yield _on(ring, own, way * number), passing[way]
+            yield _on(ring, block, way * number), passing[way]
 
 
 def scattered(ring: Ring, device: Device, part_of: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """The sum over a group of the parts of the block that is a device's own; `part_of` is what it adds to a block."""
-    own = ring.block_of(device)
+    block = ring.block_of(device)
     under_way: dict[int, jax.Array] = {}
     for number in range(ring.rounds, 0, -1):
         for way in ring.ways_at(number):
-            part = part_of(_on(ring, own, way * number))
+            part = part_of(_on(ring, block, way * number))
             under_way[way] = _sent(ring, device, part + under_way[way] if way in under_way else part, way)
-    return sum(under_way.values(), start=part_of(own))
+    return sum(under_way.values(), start=part_of(block))
 
 
 def _on(ring: Ring, block: jax.Array, places: int) -> jax.Array:

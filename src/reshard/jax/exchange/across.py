@@ -72,12 +72,12 @@ def reshard_across(x: jax.Array, target: NamedSharding) -> jax.Array:
     shardings = [_on_axes(sharding_of(end, None, x.ndim), x.ndim) for end in (x.sharding, target)]
     for sharding in shardings:
         sharding.check_divisible(x.shape)
-    listed = [_devices_of(x.sharding), _devices_of(target)]
-    devices = tuple(dict.fromkeys((*listed[1], *listed[0])))
+    orders = [x.sharding._device_assignment, target._device_assignment]
+    devices = tuple(dict.fromkeys((*orders[1], *orders[0])))
     numbers = {device: number for number, device in enumerate(devices)}
     source, goal = (  # device numbers are places in `devices`: only the relative order of two meshes matters
-        replace(sharding, mesh=Mesh(sharding.mesh.axes, tuple(numbers[device] for device in own)))
-        for sharding, own in zip(shardings, listed, strict=True)
+        replace(sharding, mesh=Mesh(sharding.mesh.axes, tuple(numbers[device] for device in order)))
+        for sharding, order in zip(shardings, orders, strict=True)
     )
     in_one_process = x.is_fully_addressable and target.is_fully_addressable
     if x.sharding.device_set == target.device_set:
@@ -87,18 +87,18 @@ def reshard_across(x: jax.Array, target: NamedSharding) -> jax.Array:
     elif not in_one_process:
         raise ReshardError(
             "different-meshes",
-            f"the array is on {len(listed[0])} devices and the target on other {len(listed[1])}, not all of them in "
+            f"the array is on {len(orders[0])} devices and the target on other {len(orders[1])}, not all of them in "
             "this process; between processes an array can go to the devices that it is on, in any order",
         )
     if x.size == 0:  # device_put and programs of XLA make tiles of another shape
         dtype_named(x.dtype.name)  # refuses what is no number
         empty, addressable = np.zeros(target.shard_shape(x.shape), x.dtype), target.addressable_devices
-        return _assembled(x.shape, target, [jax.device_put(empty, d) for d in listed[1] if d in addressable])
+        return _assembled(x.shape, target, [jax.device_put(empty, d) for d in orders[1] if d in addressable])
     if in_one_process and not _is_easy(source, goal, devices):
         tiles = {numbers[shard.device]: shard.data for shard in x.addressable_shards}
         for transfer in _transfers(source, goal, x.shape, x.dtype.name):
             tiles = _transferred(transfer, tiles, devices)
-        return _assembled(x.shape, target, [tiles[numbers[device]] for device in listed[1]])
+        return _assembled(x.shape, target, [tiles[numbers[device]] for device in orders[1]])
     if source.unreduced or goal.unreduced:
         raise ReshardError(
             "cannot-express", f"JAX cannot send unreduced values to devices in this order: {target.mesh}"
@@ -122,7 +122,7 @@ def _share_memory(devices: tuple[Any, ...]) -> bool:
 
 def _on_same_devices(x: jax.Array, source: Sharding, goal: Sharding, target: NamedSharding) -> jax.Array:
     """One program over the target's devices in its order, in which both ends are stacked tiles."""
-    devices = _devices_of(target)
+    devices = tuple(target._device_assignment)
     program = _exchanger(devices, source, goal, x.shape, x.dtype.name)
     tiles = _run(program, {shard.device: [shard.data] for shard in x.addressable_shards}, devices)
     return _assembled(x.shape, target, [tiles[device][0] for device in devices if device in tiles])
@@ -159,11 +159,6 @@ def _on_axes(sharding: Sharding, ndim: int) -> Sharding:
     if not sharding.mesh.is_maximal:
         return sharding
     return Sharding.of(Mesh((("device", 1),), sharding.mesh.device_ids), *[None] * ndim)
-
-
-def _devices_of(sharding: Any) -> tuple[Any, ...]:
-    """The devices of a sharding of JAX, in its order."""
-    return tuple(sharding.mesh.devices.flat) if isinstance(sharding, NamedSharding) else sharding._device_assignment
 
 
 # What goes where
@@ -205,7 +200,7 @@ class MeshTransfer(NamedTuple):
                 coming.append(Arrival(piece.sender, cut, piece.box.within(box)))
             arrivals[device] = tuple(sorted(coming, key=attrgetter("put")))
         shapes = {device: box.shape for device, box in boxes.items()}
-        return cls({device: tuple(sorted(own)) for device, own in cuts.items()}, arrivals, shapes)
+        return cls({device: tuple(sorted(boxes_cut)) for device, boxes_cut in cuts.items()}, arrivals, shapes)
 
 
 @lru_cache(256)
@@ -225,32 +220,34 @@ def _transferred(transfer: MeshTransfer, tiles: dict[int, Any], devices: tuple[A
     rank = len(next(iter(transfer.shapes.values())))
     tiles = {device: tile if tile.ndim == rank else tile.reshape((1,) * rank) for device, tile in tiles.items()}
     ready: dict[tuple[int, Box | None], Any] = {(device, None): tile for device, tile in tiles.items()}
-    cut_shapes = {d: (tiles[d].shape, *(box.shape for box in boxes)) for d, boxes in transfer.cuts.items()}
+    cuts = transfer.cuts
+    shapes = {number: (tiles[number].shape, *(box.shape for box in boxes)) for number, boxes in cuts.items()}
     cut = _run_alike(
-        lambda own, group: _cutter(own, tuple(transfer.cuts[d] for d in group)),
-        cut_shapes,
-        {d: [tiles[d]] for d in cut_shapes},
+        lambda ordered, group: _cutter(ordered, tuple(cuts[number] for number in group)),
+        shapes,
+        {number: [tile] for number, tile in tiles.items()},
         devices,
     )
-    for d, arrays in cut.items():
-        ready |= {(d, box): array for box, array in zip(transfer.cuts[d], arrays, strict=True)}
-    needed = [(d, arrival[:2]) for d, arrivals in transfer.arrivals.items() for arrival in arrivals]
-    moving = [(d, sent) for d, sent in needed if d != sent[0]]
-    moved = jax.device_put([ready[sent] for _, sent in moving], [devices[d] for d, _ in moving])
-    arrived = {(d, sent): ready[sent] for d, sent in needed} | dict(zip(moving, moved, strict=True))
+    for number, arrays in cut.items():
+        ready |= {(number, box): array for box, array in zip(cuts[number], arrays, strict=True)}
+    needed = [(number, arrival[:2]) for number, arrivals in transfer.arrivals.items() for arrival in arrivals]
+    moving = [(number, sent) for number, sent in needed if number != sent[0]]
+    moved = jax.device_put([ready[sent] for _, sent in moving], [devices[number] for number, _ in moving])
+    arrived = {(number, sent): ready[sent] for number, sent in needed} | dict(zip(moving, moved, strict=True))
     results: dict[int, Any] = {}
     patterns: dict[int, Any] = {}
-    pieces = {d: [arrived[d, arrival[:2]] for arrival in arrivals] for d, arrivals in transfer.arrivals.items()}
-    for d, arrivals in transfer.arrivals.items():
-        puts, shape = tuple(arrival.put for arrival in arrivals), transfer.shapes[d]
+    pieces: dict[int, list[Any]] = {}
+    for number, arrivals in transfer.arrivals.items():
+        puts, shape = tuple(arrival.put for arrival in arrivals), transfer.shapes[number]
+        pieces[number] = [arrived[number, arrival[:2]] for arrival in arrivals]
         if len(puts) == 1 and puts[0].shape == shape:
-            results[d] = pieces[d][0]
-        elif not puts:
-            results[d] = jax.device_put(np.zeros(shape, next(iter(tiles.values())).dtype), devices[d])
+            (results[number],) = pieces[number]
+        elif puts:
+            patterns[number] = shape, puts
         else:
-            patterns[d] = shape, puts
-    joined = _run_alike(lambda own, group: _joiner(own, *patterns[group[0]]), patterns, pieces, devices)
-    return results | {d: tile for d, (tile,) in joined.items()}
+            results[number] = jax.device_put(np.zeros(shape, next(iter(tiles.values())).dtype), devices[number])
+    joined = _run_alike(lambda ordered, group: _joiner(ordered, *patterns[group[0]]), patterns, pieces, devices)
+    return results | {number: tile for number, (tile,) in joined.items()}
 
 
 def _run_alike(
@@ -261,13 +258,13 @@ def _run_alike(
 ) -> dict[int, list[Any]]:
     """What each device makes of its arrays, by one program over all devices whose patterns are equal."""
     groups: dict[Any, tuple[int, ...]] = {}
-    for d, pattern in patterns.items():
-        groups[pattern] = (*groups.get(pattern, ()), d)
+    for number, pattern in patterns.items():
+        groups[pattern] = (*groups.get(pattern, ()), number)
     results: dict[int, list[Any]] = {}
     for group in groups.values():
-        own = tuple(devices[d] for d in group)
-        by_device = _run(program_of(own, group), {devices[d]: arrays[d] for d in group})
-        results |= {d: by_device[devices[d]] for d in group}
+        ordered = tuple(devices[number] for number in group)
+        by_device = _run(program_of(ordered, group), {devices[number]: arrays[number] for number in group}, ordered)
+        results |= {number: by_device[devices[number]] for number in group}
     return results
 
 
@@ -275,17 +272,14 @@ StackedProgram = Callable[..., tuple[Any, ...]]
 """Over the devices of a flat mesh, from arrays stacked along their first dim to such arrays."""
 
 
-def _run(
-    program: StackedProgram, arrays: dict[Any, list[Any]], devices: tuple[Any, ...] | None = None
-) -> dict[Any, list[Any]]:
-    """What the program makes on each device of its arrays; `devices` where some are of other processes."""
-    order = devices or tuple(arrays)
-    sharding = NamedSharding(_flat(order), STACKED)
+def _run(program: StackedProgram, arrays: dict[Any, list[Any]], devices: tuple[Any, ...]) -> dict[Any, list[Any]]:
+    """What the program makes on each device of its arrays, of which this process has some."""
+    sharding = NamedSharding(_flat(devices), STACKED)
     stacked = [
         jax.make_array_from_single_device_arrays(
-            (alike[0].shape[0] * len(order), *alike[0].shape[1:]), sharding, list(alike)
+            (alike[0].shape[0] * len(devices), *alike[0].shape[1:]), sharding, list(alike)
         )
-        for alike in zip(*(arrays[device] for device in order if device in arrays), strict=True)
+        for alike in zip(*(arrays[device] for device in devices if device in arrays), strict=True)
     ]
     results = [{shard.device: shard.data for shard in result.addressable_shards} for result in program(*stacked)]
     return {device: [of_devices[device] for of_devices in results] for device in arrays}
@@ -299,7 +293,7 @@ def _flat(devices: tuple[Any, ...]) -> JaxMesh:
 @lru_cache(1024)
 def _cutter(devices: tuple[Any, ...], boxes: tuple[tuple[Box, ...], ...]) -> StackedProgram:
     """Cuts the boxes of each device out of its tile; all have as many, of the same shapes."""
-    starts = np.array([[[low for low, _ in box] for box in own] for own in boxes], dtype=np.int64)
+    starts = np.array([[[low for low, _ in box] for box in device_boxes] for device_boxes in boxes], dtype=np.int64)
     shapes = [box.shape for box in boxes[0]]
     everywhere = np.ones(len(devices), dtype=np.bool_)
 

@@ -94,8 +94,7 @@ def _moved(move: Move, device: Device, tile: jax.Array) -> jax.Array:
         and exchange.stays
         and exchange.gathered_values > 1
         and exchange.source.same_order_as(exchange.target)
-        and exchange.source.is_even()
-        and exchange.target.is_even()
+        and exchange.is_even
     ):
         tile = _in_groups(exchange, device, tile, move.reduction or "sum")
     else:

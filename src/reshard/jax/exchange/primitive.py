@@ -90,11 +90,6 @@ class MeshReshard:
         dims = tuple(PartitionSpec.UNCONSTRAINED if dim in self.kept else entry for dim, entry in entries)
         return NamedSharding(self.mesh, self.target.update(partitions=dims))
 
-    def with_dim(self, dim: int, entry: Any) -> MeshReshard:
-        """The same of an array with one more dim."""
-        ends = [None if end is None else with_dim(end, dim, entry) for end in (self.source, self.target)]
-        return replace(self, source=ends[0], target=ends[1])
-
     def from_spec(self, source: PartitionSpec) -> MeshReshard:
         """The same from a known source, whose cuts the kept dims have in the target too unless it uses the axes."""
         target = self.target
@@ -146,17 +141,19 @@ def plan_of(reshard: MeshReshard, shape: tuple[int, ...], dtype: Any) -> Plan:
     return make_plan(source, target, shape, dtype, network=reshard.network)
 
 
-def filled(spec: PartitionSpec, ndim: int) -> PartitionSpec:
-    """The spec with an entry for every dim."""
-    return spec.update(partitions=(*spec.partitions, *[None] * (ndim - len(spec.partitions))))
+def filled(spec: Any, ndim: int) -> Any:
+    """The spec with an entry for every dim; None where there is none."""
+    return None if spec is None else spec.update(partitions=(*spec.partitions, *[None] * (ndim - len(spec.partitions))))
 
 
-def with_dim(spec: PartitionSpec, dim: int, entry: Any) -> PartitionSpec:
-    """The spec with one more dim.
+def with_dim(spec: Any, dim: int, entry: Any) -> Any:
+    """The spec with one more dim; None where there is none.
 
     Raises:
         ReshardError: `duplicate-axis-ref` where another dim has its axis.
     """
+    if spec is None:
+        return None
     taken = {name for other in spec.partitions for name in names_in(other)}
     for name in names_in(entry):
         if name in taken:
@@ -247,7 +244,8 @@ def _batched(axis: Any, values: Any, dims: Any, *, reshard: MeshReshard, devices
         return bind(x, reshard, devices), None
     mapped = axis.explicit_mesh_axis or axis.spmd_name
     kept = tuple(earlier + (dim <= earlier) for earlier in reshard.kept)
-    batched = replace(reshard.with_dim(dim, mapped), kept=kept)
+    ends = [with_dim(end, dim, mapped) for end in (reshard.source, reshard.target)]
+    batched = replace(reshard, source=ends[0], target=ends[1], kept=kept)
     if mapped is None and AxisType.Explicit not in reshard.mesh.axis_types:
         if reshard.source is not None and isinstance(x, core.Tracer):
             x = jax.lax.with_sharding_constraint(x, replace(batched, target=batched.source, kept=(dim,)).asked)

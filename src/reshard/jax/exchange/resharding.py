@@ -28,6 +28,7 @@ from reshard.checks import shown
 from reshard.errors import ReshardError
 from reshard.jax.conversions import (
     AnyMesh,
+    Target,
     for_leaves,
     mesh_of,
     named_sharding_of,
@@ -39,8 +40,6 @@ from reshard.jax.exchange.across import reshard_across
 from reshard.jax.exchange.primitive import MeshReshard, bind, devices_of, filled, plan_of
 from reshard.network import Network
 from reshard.sharding import Sharding
-
-Target = PartitionSpec | NamedSharding | Sharding
 
 
 def reshard(
@@ -68,21 +67,10 @@ def reshard(
     """
     network = Network.named(network, "the network of a reshard")
     leaves, tree = jax.tree.flatten(x)
-    ends = _ends_of_leaves(target, x, "target"), _ends_of_leaves(source, x, "source")
-    results = [
-        _resharded(leaf, *pair, network, refine) for leaf, pair in zip(leaves, zip(*ends, strict=True), strict=True)
-    ]
-    return jax.tree.unflatten(tree, results)
-
-
-def _ends_of_leaves(shardings: Any, x: Any, what: str) -> list[Any]:
-    """The target, or the source, of each leaf of what is resharded."""
-    of_leaves = for_leaves(shardings, x, f"the {what}", "the pytree that is resharded")
-    for sharding in of_leaves:
-        if not isinstance(sharding, Target) and not (what == "source" and sharding is None):
-            forms = "a PartitionSpec, a NamedSharding or a Sharding"
-            raise ReshardError("bad-argument", f"the {what} of a reshard must be {forms}, got: {shown(sharding)}")
-    return of_leaves
+    targets = for_leaves(target, x, "the target", " of a reshard", Target)
+    sources = for_leaves(source, x, "the source", " of a reshard", Target | None)
+    calls = zip(leaves, targets, sources, strict=True)
+    return jax.tree.unflatten(tree, [_resharded(*call, network, refine) for call in calls])
 
 
 def _resharded(x: Any, target: Target, source: Any, network: Network | None, refine: bool) -> Any:
@@ -103,22 +91,22 @@ def _resharded(x: Any, target: Target, source: Any, network: Network | None, ref
 
 
 def _eager(x: jax.Array, target: Target, source: Any, network: Network | None, refine: bool) -> jax.Array:
-    own = x.sharding
+    sharding = x.sharding
     if source is not None:
-        mesh = own.mesh if isinstance(own, NamedSharding) else None
-        said, actual = sharding_of(source, mesh, x.ndim), sharding_of(own, None, x.ndim)
-        if not actual.is_equivalent_to(said, x.shape):
-            raise ReshardError("bad-argument", f"source is {said.text()}, but the array lies as {actual.text()}")
-    goal = _target_of_array(target, own, refine, x.ndim)
+        mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+        stated, actual = sharding_of(source, mesh, x.ndim), sharding_of(sharding, None, x.ndim)
+        if not actual.is_equivalent_to(stated, x.shape):
+            raise ReshardError("bad-argument", f"source is {stated.text()}, but the array lies as {actual.text()}")
+    goal = _target_of_array(target, sharding, refine, x.ndim)
     sharding_of(goal, None, x.ndim).check_divisible(x.shape)
-    if not x.committed or own.memory_kind != goal.memory_kind:
+    if not x.committed or sharding.memory_kind != goal.memory_kind:
         return jax.device_put(x, goal)
     renamed = None
-    if x.size and isinstance(own, NamedSharding) and mesh_of(own.mesh).same_order_as(mesh_of(goal.mesh)):
-        renamed = own if own.mesh == goal.mesh else by_names_of(goal.mesh, own, x.ndim)
+    if x.size and isinstance(sharding, NamedSharding) and mesh_of(sharding.mesh).same_order_as(mesh_of(goal.mesh)):
+        renamed = sharding if sharding.mesh == goal.mesh else by_names_of(goal.mesh, sharding, x.ndim)
     if renamed is None:  # where there are no elements, a program of XLA would make tiles of another shape
         return reshard_across(x, goal)
-    x = x if renamed == own else jax.device_put(x, renamed)
+    x = x if renamed == sharding else jax.device_put(x, renamed)
     return _bound(x, MeshReshard(goal.mesh, renamed.spec, goal.spec, network))
 
 
@@ -130,9 +118,9 @@ def by_names_of(mesh: AnyMesh, sharding: NamedSharding, ndim: int) -> NamedShard
         return None
 
 
-def _target_of_array(target: Target, own: Any, refine: bool, ndim: int) -> NamedSharding:
+def _target_of_array(target: Target, sharding: Any, refine: bool, ndim: int) -> NamedSharding:
     """The target on its mesh: its own, that of the array, or the one that is set."""
-    mesh = own.mesh if isinstance(own, NamedSharding) else jax.sharding.get_mesh()
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else jax.sharding.get_mesh()
     if isinstance(target, NamedSharding):
         if not isinstance(target.mesh, JaxMesh):
             if mesh.abstract_mesh != target.mesh:
@@ -178,7 +166,7 @@ def _traced(x: Any, target: Target, source: Any, network: Network | None, refine
     return _bound(x, MeshReshard(goal.mesh, start, goal.spec, network))
 
 
-def _mesh_of_trace(own: AbstractMesh, target: Target, source: Any) -> AnyMesh:
+def _mesh_of_trace(of_type: AbstractMesh, target: Target, source: Any) -> AnyMesh:
     """The one mesh of a traced reshard.
 
     Raises:
@@ -186,7 +174,7 @@ def _mesh_of_trace(own: AbstractMesh, target: Target, source: Any) -> AnyMesh:
     """
     known: list[AnyMesh] = [end.mesh for end in (target, source) if isinstance(end, NamedSharding)]
     current = jax.sharding.get_abstract_mesh()
-    known += [mesh for mesh in (own, current) if not mesh.empty]
+    known += [mesh for mesh in (of_type, current) if not mesh.empty]
     if not known:
         raise ReshardError("unknown-mesh", f"{target} does not say on which mesh; use a NamedSharding or set_mesh")
     for mesh in known[1:]:
@@ -204,7 +192,7 @@ def _mesh_of_trace(own: AbstractMesh, target: Target, source: Any) -> AnyMesh:
                 f"the mesh that is set has devices {mesh_of(set_now).devices}, the target is on "
                 f"{mesh_of(mesh).devices}; inside jit both must be the same in one order, so reshard outside",
             )
-    types = next((mesh for mesh in (current, own) if not mesh.empty), known[0]).axis_types
+    types = next((mesh for mesh in (current, of_type) if not mesh.empty), known[0]).axis_types
     first = next((mesh for mesh in known if isinstance(mesh, JaxMesh)), known[0])
     return first if first.axis_types == types else first.abstract_mesh.update(axis_types=types)
 
@@ -233,7 +221,7 @@ def source_in(mesh: AnyMesh, of_type: NamedSharding, source: Any, ndim: int) -> 
         return filled(of_type.spec, ndim)
     if said is None and AxisType.Explicit in kinds:
         raise ReshardError("bad-argument", "some axes of the mesh are Explicit and others Auto; pass source=")
-    return None if said is None else filled(said, ndim)
+    return filled(said, ndim)
 
 
 def target_in(mesh: AnyMesh, target: Target, refine: bool, ndim: int) -> NamedSharding:
@@ -274,8 +262,7 @@ def _on_refined(x: Any, mesh: AnyMesh, reshard: MeshReshard) -> Any:
 
 def _bound(x: Any, reshard: MeshReshard, of_jit: AnyMesh | None = None) -> Any:
     """The reshard itself, once a plan is known to exist; `of_jit` is the mesh of all else, where it is another."""
-    ends = [None if end is None else filled(end, x.ndim) for end in (reshard.source, reshard.target)]
-    reshard = replace(reshard, source=ends[0], target=ends[1])
+    reshard = replace(reshard, source=filled(reshard.source, x.ndim), target=filled(reshard.target, x.ndim))
     if reshard.source is None:
         sharding_of(reshard.target, reshard.mesh, x.ndim).check_divisible(x.shape)
     else:

@@ -39,20 +39,11 @@ from numpy.typing import NDArray
 
 from reshard.box import Box
 from reshard.digits import Positions
-from reshard.dtypes import identity
+from reshard.dtypes import combining, identity
 from reshard.exchange import DigitExchange, Exchange, Piece, schedule
 from reshard.exchange.by_digits import senders_by_round
 
-COMBINE: dict[str, Callable[..., jax.Array]] = {
-    "sum": lax.add,
-    "avg": lax.add,
-    "product": lax.mul,
-    "max": lax.max,
-    "min": lax.min,
-    "band": lax.bitwise_and,
-    "bor": lax.bitwise_or,
-    "bxor": lax.bitwise_xor,
-}
+COMBINE: dict[str, Callable[..., jax.Array]] = combining(jax.numpy)
 """What combines two unreduced values, by reduction; avg divides once all are added."""
 MANY_ROUNDS = 8
 """More rounds than these are a loop: fewer run faster one by one, more take too long to compile."""
@@ -74,6 +65,11 @@ class Device(NamedTuple):
     def row_of(self, table: NDArray[Any] | jax.Array) -> jax.Array:
         """Its row of a table with one per device."""
         return of_device(table, self.position)
+
+    def blanked(self, tile: jax.Array, dim: int, lengths: Positions, blank: Any) -> jax.Array:
+        """A tile with one value beyond where it ends in a dim; `lengths` says where, per device."""
+        inside = lax.broadcasted_iota(np.int32, tile.shape, dim) < self.row_of(lengths.astype(np.int32))
+        return lax.select(inside, tile, lax.full_like(tile, blank))
 
 
 class Starts(NamedTuple):
@@ -127,13 +123,13 @@ def rounds_of(exchange: Exchange) -> list[Round]:
 
     Where every round is a permutation of all devices, boxes that stay on their device go with it.
     """
-    even = exchange.source.is_even() and exchange.target.is_even()
     in_one_order = exchange.source.same_order_as(exchange.target)
-    if even and isinstance(exchange, DigitExchange) and not exchange.spread and in_one_order:
+    if exchange.is_even and isinstance(exchange, DigitExchange) and not exchange.spread and in_one_order:
         return _permutations(exchange)
     mesh = exchange.target.mesh
     pieces = [piece for device in mesh.device_array.tolist() for piece in exchange.incoming(device)]
-    return [_round(exchange, of_round) for of_round in [*_staying(pieces), *_travelling(pieces)]]
+    rounds = [*schedule(pieces, one_shape=True, staying=True), *_travelling(pieces)]
+    return [_round(exchange, of_round) for of_round in rounds]
 
 
 def _permutations(exchange: DigitExchange) -> list[Round]:
@@ -147,18 +143,6 @@ def _permutations(exchange: DigitExchange) -> list[Round]:
         start = np.maximum(held[senders], goal)
         rounds.append(Round(exchange.piece_shape, senders, positions, start - held[senders], start - goal))
     return rounds
-
-
-def _staying(pieces: Iterable[Piece]) -> list[list[Piece]]:
-    """The pieces that stay on their device, in as few rounds of one shape as can be."""
-    rounds: dict[tuple[tuple[int, ...], int], list[Piece]] = {}
-    counts: Counter[tuple[tuple[int, ...], int]] = Counter()
-    for piece in pieces:
-        if piece.sender == piece.receiver:
-            key = piece.box.shape, piece.sender
-            rounds.setdefault((piece.box.shape, counts[key]), []).append(piece)
-            counts[key] += 1
-    return list(rounds.values())
 
 
 def _travelling(pieces: Iterable[Piece]) -> list[list[Piece]]:
@@ -186,8 +170,7 @@ def _round(exchange: Exchange, pieces: Sequence[Piece]) -> Round:
     source, target = exchange.source, exchange.target
 
     def starts(tiles: Iterable[Box]) -> Positions:
-        bounds = (zip(piece.box, tile, strict=True) for piece, tile in zip(pieces, tiles, strict=True))
-        rows = [[low - corner for (low, _), (corner, _) in dims] for dims in bounds]
+        rows = [[low for low, _ in piece.box.within(tile)] for piece, tile in zip(pieces, tiles, strict=True)]
         return np.array(rows, np.int64).reshape(len(pieces), len(target.shape))
 
     return Round(
@@ -348,8 +331,8 @@ def starts_from(tables: Sequence[Starts], device: Device) -> list[list[Any]]:
         rows.append(row)
     if not columns:
         return rows
-    own = device.row_of(np.stack([np.frombuffer(column, dtype=np.int32) for column in columns], axis=1))
-    looked_up = {column: lax.index_in_dim(own, number, keepdims=False) for column, number in columns.items()}
+    looked_up_row = device.row_of(np.stack([np.frombuffer(column, dtype=np.int32) for column in columns], axis=1))
+    looked_up = {column: lax.index_in_dim(looked_up_row, number, keepdims=False) for column, number in columns.items()}
     return [[looked_up[start] if isinstance(start, bytes) else start for start in row] for row in rows]
 
 

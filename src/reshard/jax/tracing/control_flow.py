@@ -55,8 +55,8 @@ def cond(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> list[Val
     branches = equation.params["branches"]
     platforms = equation.params.get("branches_platforms")
     if platforms is not None:
-        own = {"gpu": {"cuda", "rocm"}}.get(jax.default_backend(), {jax.default_backend()})
-        fitting = (place for place, names in enumerate(platforms) if names is None or own & {*names})
+        present = {"gpu": {"cuda", "rocm"}}.get(jax.default_backend(), {jax.default_backend()})
+        fitting = (place for place, names in enumerate(platforms) if names is None or present & {*names})
         return tracing.closed(branches[next(fitting, -1)], operands[1:])
     with tracing.program.choice() as choice:
         results = []

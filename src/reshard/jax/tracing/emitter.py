@@ -93,13 +93,8 @@ class Emitter:
         if array.ndim == 0:
             key = str(array.dtype), array.tobytes()
             if key not in self._scalars:
-                self._scalars[key] = self.program.add(
-                    "constant",
-                    (),
-                    NewValue(None, (), array.dtype),
-                    attributes=(("value", array.item() if array.dtype.kind in "iuf" else float(array.real)),),
-                    payload=lambda extents, _: lax.full((), array[()], array.dtype),
-                )
+                scalar = array.item() if array.dtype.kind in "iuf" else float(array.real)
+                self._scalars[key] = self.program.constant(scalar, (), array.dtype)
             return self._scalars[key]
 
         def part(extents: Extents, _: Sequence[Any]) -> Any:

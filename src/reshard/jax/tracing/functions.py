@@ -36,7 +36,7 @@ import numpy as np
 from jax import lax
 from jax._src.interpreters.partial_eval import dce_jaxpr
 from jax.extend.core import Literal
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import Mesh as JaxMesh
 
 from reshard.checks import shown
@@ -95,9 +95,9 @@ def trace(
     jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     leaves, in_tree = jax.tree.flatten(avals)
     out_tree = jax.tree.structure(out_shape)
-    ins = _shardings(in_shardings, avals, "in_shardings")
-    outs = _shardings(out_shardings, out_shape, "out_shardings")
-    ins = [_own(aval) if asked is None else asked for asked, aval in zip(ins, leaves, strict=True)]
+    ins = for_leaves(in_shardings, avals, "in_shardings")
+    outs = for_leaves(out_shardings, out_shape, "out_shardings")
+    ins = [_sharding_of_aval(aval) if asked is None else asked for asked, aval in zip(ins, leaves, strict=True)]
     own_mesh = _mesh(mesh, [*ins, *outs])
     program = Program(own_mesh, even_ends=True)  # JAX holds no others
     program.signature = Signature(in_tree, out_tree)
@@ -106,13 +106,13 @@ def trace(
     avals_in: list[Any] = [var.aval for var in jaxpr.invars]
     for text, aval, asked in zip(_input_texts(fn, avals), avals_in, ins, strict=True):
         sharding = None if asked is None else sharding_of(asked, own_mesh, aval.ndim)
-        argument = program.input(_name(text, program), aval.shape, plain_dtype(aval.dtype), sharding)
+        argument = program.input(free_name(text, program), aval.shape, plain_dtype(aval.dtype), sharding)
         arguments.append(tracing.keyed(argument, aval.dtype))
     results = tracing.run(jaxpr, [tracing.literal(value) for value in closed.consts], arguments)
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(out_shape)]
     for path, value, asked in zip(paths, results, outs, strict=True):
         sharding = None if asked is None else sharding_of(asked, own_mesh, len(value.shape))
-        program.output(value, sharding, _name("out" + jax.tree_util.keystr(path), program))
+        program.output(value, sharding, free_name("out" + jax.tree_util.keystr(path), program))
     if program.without_rule:
         logger.warning("primitives without a rule, whole on every device: %s", ", ".join(program.without_rule))
     return program
@@ -200,17 +200,7 @@ def _asked(equation: Any) -> Any:
     return params["reshard"].asked if "reshard" in params else params.get("dst_sharding")
 
 
-def _shardings(shardings: Any, tree: Any, what: str) -> list[Any]:
-    """What is given for each leaf; None where nothing is."""
-    by_leaf = for_leaves(shardings, tree, what, "the pytree that it is for")
-    for sharding in by_leaf:
-        if sharding is not None and not isinstance(sharding, PartitionSpec | jax.sharding.Sharding | Sharding):
-            kinds = "None, a PartitionSpec, a NamedSharding or a Sharding"
-            raise ReshardError("bad-argument", f"{what} must be {kinds}, got: {shown(sharding)}")
-    return by_leaf
-
-
-def _own(aval: Any) -> Any:
+def _sharding_of_aval(aval: Any) -> Any:
     sharding = getattr(aval, "sharding", None)
     return sharding if isinstance(sharding, NamedSharding) and not sharding.mesh.empty else None
 
@@ -247,7 +237,7 @@ def _input_texts(fn: Callable[..., Any], avals: Sequence[Any]) -> list[str]:
     ]
 
 
-def _name(text: str, program: Program) -> str:
+def free_name(text: str, program: Program) -> str:
     """A word made of the text, which no value of the program is called yet."""
     word = re.sub(r"\.+", ".", re.sub(r"[^A-Za-z0-9_]+", ".", text)).strip(".")
     word = word if re.match(r"[A-Za-z_]", word) else f"_{word}"

@@ -10,7 +10,7 @@ A scatter that writes has all indices and updates on every device, which writes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -104,12 +104,15 @@ class Places(NamedTuple):
     """How many elements an index takes of each of those."""
     rows: tuple[int, ...]
     """Those of which it takes one element, so that the device that has it can give it."""
+    numbers: Any
+    """The dimension numbers of the primitive."""
 
     @classmethod
-    def of(cls, numbers: Any, table: Shape, indices: Shape, windows: Shape) -> Places:
-        """The places of a gather or of a scatter, whose dimension numbers are alike."""
+    def of(cls, program: Program, equation: Any, table: Shape, indices: Value, windows: Shape) -> tuple[Places, Value]:
+        """The places of a gather or of a scatter, whose dimension numbers are alike, and the indices that tell them."""
+        numbers, indices = simplified(program, equation, indices, table, windows)
         window_dims, gone, named, batching, index_batching = tuple(numbers)[:5]
-        index_term = list(labels(len(indices), "i"))
+        index_term = list(labels(len(indices.shape), "i"))
         index_term[-1] = () if len(named) == 1 else ("k",)
         whole = [] if len(named) == 1 else ["k"]
         window_term = list(labels(len(windows), "w"))
@@ -135,9 +138,8 @@ class Places(NamedTuple):
             table_term += ((label,),)
         sizes = _window_sizes(numbers, windows, len(table))
         taken = tuple(sizes[dim] for dim in named)
-        return cls(
-            table_term, tuple(index_term), tuple(window_term), tuple(whole), batch, tuple(named), taken, tuple(rows)
-        )
+        terms = table_term, tuple(index_term), tuple(window_term)
+        return cls(*terms, tuple(whole), batch, tuple(named), taken, tuple(rows), numbers), indices
 
     def cut(self, tile: Shape, table: Shape) -> bool:
         """Whether a tile lacks some of the rows."""
@@ -160,14 +162,13 @@ def gather(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[V
     """
     params, out = equation.params, equation.outvars[0].aval
     sizes, table = params["slice_sizes"], operands[0].shape
-    numbers, indices = simplified(emitter.program, equation, operands[1], table, out.shape)
-    places = Places.of(numbers, table, indices.shape, out.shape)
+    places, indices = Places.of(emitter.program, equation, table, operands[1], out.shape)
     passed = {dim for dim, group in enumerate(places.table) if group in places.windows and sizes[dim] == table[dim]}
 
     def run(extents: Extents, tiles: Sequence[Any]) -> Any:
         tile = tiles[0]
         taken = tuple(tile.shape[dim] if dim in passed else size for dim, size in enumerate(sizes))
-        changed = {"slice_sizes": taken, "dimension_numbers": numbers}
+        changed = {"slice_sizes": taken, "dimension_numbers": places.numbers}
         if places.cut(tile.shape, table):
             return _rows_here(equation, changed, extents, tiles, places, table)
         return evaluated(equation, **changed)(extents, tiles)
@@ -198,29 +199,17 @@ def _rows_here(
     if mode != lax.GatherScatterMode.FILL_OR_DROP:
         return rows
     outside = spread(~in_table & (start == 0).all())
-    return lax.select(outside, lax.full_like(rows, _fill(equation.params["fill_value"], rows.dtype)), rows)
+    return lax.select(outside, lax.full_like(rows, equation.params["fill_value"]), rows)
 
 
-def _fill(given: Any, dtype: Any) -> Any:
-    """What stands for a row outside of a table, where nothing else is said."""
-    if given is not None:
-        return given
-    if jax.numpy.issubdtype(dtype, np.inexact):
-        return np.nan
-    if dtype == np.bool_:
-        return True
-    limits = np.iinfo(dtype)
-    return limits.min if np.issubdtype(dtype, np.signedinteger) else limits.max
-
-
-COMBINED: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
-    "scatter-add": ("sum", lax.add),
-    "scatter-sub": ("sum", lax.add),
-    "scatter-mul": ("product", lax.mul),
-    "scatter-min": ("min", lax.min),
-    "scatter-max": ("max", lax.max),
+COMBINED = {
+    "scatter-add": ("sum", "add"),
+    "scatter-sub": ("sum", "add"),
+    "scatter-mul": ("product", "mul"),
+    "scatter-min": ("min", "minimum"),
+    "scatter-max": ("max", "maximum"),
 }
-"""Scatters that combine what meets, and how; what is taken away from nothing is added."""
+"""Scatters that combine what meets: the reduction, and the operation of two; what is taken from nothing is added."""
 
 
 def combining_scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -232,35 +221,31 @@ def combining_scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]
     """
     out = equation.outvars[0].aval
     base, indices, updates = operands
-    numbers, indices = simplified(emitter.program, equation, indices, base.shape, updates.shape)
-    places = Places.of(numbers, base.shape, indices.shape, updates.shape)
-    reduction, combine = COMBINED[str(equation.primitive)]
+    places, indices = Places.of(emitter.program, equation, base.shape, indices, updates.shape)
+    reduction, combining = COMBINED[str(equation.primitive)]
     nothing = identity(reduction, np.dtype(out.dtype))
 
     def run(extents: Extents, tiles: Sequence[Any]) -> Any:
         blank = lax.full(extents.shapes[-1], nothing, out.dtype)
-        return _scattered(equation, numbers, extents, (blank, *tiles), places)
+        return _scattered(equation, extents, (blank, *tiles), places)
 
     name = str(equation.primitive).replace("-", "_")
     terms = [places.indices, places.windows, places.table]
     scattered = emitter.emit(name, [indices, updates], terms, out, run, replicated=places.whole, reduction=reduction)
     if known_number(emitter.program, base) == nothing:
         return [scattered]
-    term = labels(out.ndim)
-    name = {"sum": "add", "product": "mul", "min": "minimum", "max": "maximum"}[reduction]
-    return [emitter.emit(name, [base, scattered], [term] * 3, out, lambda extents, tiles: combine(*tiles))]
+    return [emitter.emit(combining, [base, scattered], [labels(out.ndim)] * 3, out)]
 
 
 def scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """Rows written at places that indices name, by devices that have all indices and all that is written."""
     base, indices, updates = operands
-    numbers, indices = simplified(emitter.program, equation, indices, base.shape, updates.shape)
-    places = Places.of(numbers, base.shape, indices.shape, updates.shape)
+    places, indices = Places.of(emitter.program, equation, base.shape, indices, updates.shape)
     table_labels = {label for group in places.table for label in group}
     alone = {label for group in places.indices for label in group} - table_labels
 
     def run(extents: Extents, tiles: Sequence[Any]) -> Any:
-        return _scattered(equation, numbers, extents, tiles, places)
+        return _scattered(equation, extents, tiles, places)
 
     return [
         emitter.emit(
@@ -274,32 +259,32 @@ def scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[
     ]
 
 
-def _scattered(equation: Any, numbers: Any, extents: Extents, tiles: Sequence[Any], places: Places) -> Any:
+def _scattered(equation: Any, extents: Extents, tiles: Sequence[Any], places: Places) -> Any:
     """What is scattered into the rows that a tile has."""
     (base, indices, updates), full = tiles, equation.outvars[0].aval.shape
     if not places.cut(base.shape, full):
-        return evaluated(equation, dimension_numbers=numbers)(extents, tiles)
+        return evaluated(equation, dimension_numbers=places.numbers)(extents, tiles)
     indices = lax.convert_element_type(indices, np.int32)
     if equation.params["mode"] == lax.GatherScatterMode.CLIP:
         indices = jax.numpy.clip(indices, 0, places.limits(full))
     indices = indices - places.bounds(extents, len(extents.shapes) - 1)[0]
     if prod(indices.shape[:-1]) == 1:
-        indices, updates = _kept_inside(numbers, base, indices, updates, places)
+        indices, updates = _kept_inside(base, indices, updates, places)
     else:
         beyond = np.array([base.shape[dim] for dim in places.named], np.int32)  # the end, where it is dropped
         indices = jax.numpy.where(indices < 0, beyond, indices)
     drop = lax.GatherScatterMode.FILL_OR_DROP
-    return evaluated(equation, dimension_numbers=numbers, mode=drop)(extents, (base, indices, updates))
+    return evaluated(equation, dimension_numbers=places.numbers, mode=drop)(extents, (base, indices, updates))
 
 
-def _kept_inside(numbers: Any, base: Any, index: Any, updates: Any, places: Places) -> tuple[Any, Any]:
+def _kept_inside(base: Any, index: Any, updates: Any, places: Places) -> tuple[Any, Any]:
     """One row for another device as a row of what is here already.
 
     Of a single row XLA makes slices, and where the tile is a slice itself it takes one beyond the end from beside it.
     """
     nearest = jax.numpy.clip(index, 0, places.limits(base.shape))
-    window_sizes = _window_sizes(numbers, updates.shape, base.ndim)
-    gathering = lax.GatherDimensionNumbers(*tuple(numbers)[:5])
+    window_sizes = _window_sizes(places.numbers, updates.shape, base.ndim)
+    gathering = lax.GatherDimensionNumbers(*tuple(places.numbers)[:5])
     old = lax.gather(base, nearest, gathering, window_sizes, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
     in_tile = lax.broadcast((index == nearest).all(), updates.shape)
     return nearest, lax.select(in_tile, updates, old)

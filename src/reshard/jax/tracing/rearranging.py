@@ -13,42 +13,27 @@ import jax
 
 from reshard.jax.tracing.emitter import Emitter, known_number, labels
 from reshard.jax.tracing.slices import pick, put
-from reshard.operations.pattern import Shape
-from reshard.operations.reshapes import reshape_pattern
 from reshard.propagation import Value
 
 
 def transpose(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """The dims in another order."""
-    return [_transposed(emitter, operands[0], equation.params["permutation"])]
-
-
-def _transposed(emitter: Emitter, value: Value, order: Sequence[int]) -> Value:
-    term, aval = labels(len(value.shape)), emitter.aval(value)
-    out = jax.ShapeDtypeStruct([value.shape[dim] for dim in order], aval.dtype)
-    return emitter.emit("transpose", [value], [term, tuple(term[dim] for dim in order)], out)
+    (value,) = operands
+    return [emitter.like(value, emitter.program.transpose(value, equation.params["permutation"]))]
 
 
 def reshape(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """The elements, in the order of some dims, in another shape; dims of size 1 that go or come, too."""
-    (value,), order, out = operands, equation.params.get("dimensions"), equation.outvars[0].aval
+    (value,), order = operands, equation.params.get("dimensions")
     if order is not None and str(equation.primitive) == "reshape":
-        value = _transposed(emitter, value, order)
-    pattern, sizes, whole = reshape_pattern(value.shape, out.shape)
-    return [emitter.emit("reshape", [value], pattern.terms, out, sizes=sizes, replicated=whole)]
+        value = emitter.like(value, emitter.program.transpose(value, order))
+    return [emitter.like(value, emitter.program.reshape(value, equation.outvars[0].aval.shape))]
 
 
 def broadcast(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """A tensor repeated along new dims, and along dims of size 1."""
-    out, dims = equation.outvars[0].aval, equation.params["broadcast_dimensions"]
-    shape = operands[0].shape
-    term = tuple((f"d{new}",) if shape[old] == out.shape[new] else () for old, new in enumerate(dims))
-    return [emitter.emit("broadcast", operands, [term, labels(out.ndim)], out)]
-
-
-def changed(before: Shape, after: Shape) -> tuple[str, ...]:
-    """The labels of the dims whose size changes."""
-    return tuple(f"d{dim}" for dim, (old, new) in enumerate(zip(before, after, strict=True)) if old != new)
+    value, shape = operands[0], equation.outvars[0].aval.shape
+    return [emitter.like(value, emitter.program.broadcast(value, shape, equation.params["broadcast_dimensions"]))]
 
 
 def slices(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -67,36 +52,34 @@ def slices(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[V
         start, stop, step = (tuple(part) for part in zip(*ends, strict=True))
     if value.shape == out.shape and ones:
         return [value]
-    shifted, attributes = changed(value.shape, out.shape), (("start", start), ("step", step), ("stop", stop))
-    return [emitter.emit("slice", [value], [labels(out.ndim)] * 2, out, shifted=shifted, attributes=attributes)]
+    return [emitter.like(value, emitter.program.slice(value, start, stop, step))]
 
 
 def pad(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """Elements of one value before, after and between those of a tensor."""
     out, config = equation.outvars[0].aval, equation.params["padding_config"]
     value, fill = operands
-    shifted = tuple(f"d{dim}" for dim, entry in enumerate(config) if any(entry))
     number = known_number(emitter.program, fill)
     inside = any(gap or min(before, after) < 0 for before, after, gap in config)
     if number is None or inside or fill.dtype.kind not in "iuf":
         terms = [labels(out.ndim), (), labels(out.ndim)]
+        shifted = tuple(f"d{dim}" for dim, entry in enumerate(config) if any(entry))
         return emitter.emit_results("pad_with", equation, operands, terms, shifted=shifted)
     low, high = (tuple(entry[side] for entry in config) for side in (0, 1))
     longer = [dim for dim, entry in enumerate(config) if any(entry)]
     if longer and all(value.shape[dim] == 1 for dim in longer):
         return [put(emitter, value, low, longer, number, out)]
-    attributes = (("high", high), ("low", low), ("value", number))
-    return [emitter.emit("pad", [value], [labels(out.ndim)] * 2, out, shifted=shifted, attributes=attributes)]
+    return [emitter.like(value, emitter.program.pad(value, low, high, number))]
 
 
 def concatenate(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """Tensors one after another along a dim."""
-    dim, out = int(equation.params["dimension"]), equation.outvars[0].aval  # NumPy's where a roll made it
-    terms = [labels(out.ndim)] * (len(operands) + 1)
-    return [emitter.emit("concatenate", operands, terms, out, shifted=(f"d{dim}",), attributes=(("dim", dim),))]
+    joined = emitter.program.concatenate(operands, equation.params["dimension"])
+    return [emitter.like(operands[0], joined)]
 
 
 def tile(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """A tensor repeated along its dims."""
-    before, after = operands[0].shape, equation.outvars[0].aval.shape
-    return emitter.emit_results("tile", equation, operands, [labels(len(after))] * 2, shifted=changed(before, after))
+    sizes = enumerate(zip(operands[0].shape, equation.outvars[0].aval.shape, strict=True))
+    shifted = tuple(f"d{dim}" for dim, (before, after) in sizes if before != after)
+    return emitter.emit_results("tile", equation, operands, [labels(len(operands[0].shape))] * 2, shifted=shifted)

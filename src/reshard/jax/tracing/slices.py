@@ -49,7 +49,7 @@ def dynamic_slice(emitter: Emitter, equation: Any, operands: Sequence[Value]) ->
 
     def run(extents: Extents, tiles: Sequence[Any]) -> Any:
         tile, starts = tiles[0], list(tiles[1:])
-        starts_of_ones = {dim: lax.clamp(*_limits(starts[dim], value.shape[dim] - 1)) for dim in ones}
+        starts_of_ones = {dim: _clamped(starts[dim], value.shape[dim] - 1) for dim in ones}
         return _picked(extents, tile, starts, starts_of_ones, value.shape)
 
     return [
@@ -96,9 +96,9 @@ def dynamic_update_slice(emitter: Emitter, equation: Any, operands: Sequence[Val
             size, local_size = update[dim], tile.shape[dim]
             if local_size == out.shape[dim]:
                 continue
-            start = lax.clamp(*_limits(starts[dim], out.shape[dim] - size)) - extents.start(0, dim)
+            start = _clamped(starts[dim], out.shape[dim] - size) - extents.start(0, dim)
             window = min(size, local_size)
-            starts[dim] = lax.clamp(*_limits(start, local_size - window))
+            starts[dim] = _clamped(start, local_size - window)
             places = lax.iota(np.int32, window) + (starts[dim] - start)
             part = jax.numpy.take(part, places, dim, mode="clip")
             inside = (places >= 0) & (places < size)
@@ -114,9 +114,9 @@ def dynamic_update_slice(emitter: Emitter, equation: Any, operands: Sequence[Val
     return [emitter.emit("dynamic_update_slice", operands, terms, out, run, replicated=whole)]
 
 
-def _limits(start: Any, most: int) -> tuple[Any, Any, Any]:
-    """The arguments of a clamp of where a slice begins."""
-    return np.int32(0), lax.convert_element_type(start, np.int32), np.int32(most)
+def _clamped(start: Any, most: int) -> Any:
+    """Where a slice begins that is to begin inside."""
+    return lax.clamp(np.int32(0), lax.convert_element_type(start, np.int32), np.int32(most))
 
 
 def _without(term: Term, ones: Sequence[int]) -> Term:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,27 +36,20 @@ class TakenBranch:
     """The first that says yes."""
     why: str
     """A sentence."""
-    inner: tuple[str, ...]
-    """The names of the branches that are taken within it, in order."""
-    collectives: tuple[str, ...]
+    collectives: tuple[str, ...] = ()
     """What is sent, in order."""
-    communication: str
-    """What it comes to, one of `COMMUNICATIONS`."""
-
-
-class _Route(NamedTuple):
-    branch: str
-    why: str
-    sends: tuple[str, ...]
     inner: tuple[str, ...] = ()
-    warned: bool = False
+    """The names of the branches that are taken within it, in order."""
+    is_warned: bool = False
+    """Whether the log says that the whole tensor is gathered."""
 
     @property
     def communication(self) -> str:
-        """One of `COMMUNICATIONS`."""
-        if self.warned:
+        """What it comes to, one of `COMMUNICATIONS`."""
+        if self.is_warned:
             return "full gather"
-        return next((name for name in ("all-gather", "all-to-all", "collective-permute") if name in self.sends), "none")
+        kinds = ("all-gather", "all-to-all", "collective-permute")
+        return next((kind for kind in kinds if kind in self.collectives), "none")
 
 
 def explain(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> TakenBranch:
@@ -80,61 +72,59 @@ def explain(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Taken
         sharding.layout_for(shape)
     if not np.array_equal(np.sort(source.mesh.device_array), np.sort(target.mesh.device_array)):
         raise ReshardError("different-meshes", f"meshes {source.mesh} and {target.mesh} are of different devices")
-    route = _route_or_gather(DeviceArray.of(source), DeviceArray.of(target), shape)
-    return TakenBranch(_BRANCH_NAMED[route.branch], route.why, route.inner, route.sends, route.communication)
+    return _route_or_gather(DeviceArray.of(source), DeviceArray.of(target), shape)
 
 
 # The questions, in order. None says no; a route ends in the target.
 
 
-def _route(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...]) -> _Route | None:
+def _route(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...]) -> TakenBranch | None:
     if source.equals(target):
-        return _Route("same", "both shardings are one", ())
+        return TakenBranch(_BRANCH_NAMED["same"], "both shardings are one")
     if source.is_replicated:
-        return _Route("slice the whole", "every device holds the whole tensor and cuts its tile from it", ())
+        why = "every device holds the whole tensor and cuts its tile from it"
+        return TakenBranch(_BRANCH_NAMED["slice the whole"], why)
     for ask in (_permute, _all_to_all, _slice, _shift_then_slice, _gather, _gather_then_shift):
         route = ask(source, target)
         if route is not None:
             return route
     if target.is_replicated:
-        return _Route("replicate", "every device needs the whole tensor", ("all-gather",))
+        return TakenBranch(_BRANCH_NAMED["replicate"], "every device needs the whole tensor", ("all-gather",))
     return _complex(source, target, shape) or _group(source, target, shape)
 
 
-def _route_or_gather(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...]) -> _Route:
-    route = _route(source, target, shape)
-    if route is not None:
-        return route
+def _route_or_gather(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...]) -> TakenBranch:
     why = f"no branch leads from {_described(source)} to {_described(target)}"
-    return _Route("full gather", why, ("all-gather",), warned=True)
+    gather = TakenBranch(_BRANCH_NAMED["full gather"], why, ("all-gather",), is_warned=True)
+    return _route(source, target, shape) or gather
 
 
 def _described(array: DeviceArray) -> str:
     return f"{array.counts_text} tiles" + (f" in {array.copies} copies" if array.has_copies else "")
 
 
-def _joined(branch: str, why: str, *routes: _Route | None) -> _Route | None:
+def _joined(branch: str, why: str, *routes: TakenBranch | None) -> TakenBranch | None:
     """One route after another, all of them found within one branch; None where one was not found."""
     taken = [route for route in routes if route is not None]
     if len(taken) < len(routes):
         return None
-    names = tuple(name for route in taken for name in (route.branch, *route.inner) if route.branch != "same")
-    sent = tuple(name for route in taken for name in route.sends)
-    return _Route(branch, why, sent, names, any(route.warned for route in taken))
+    names = tuple(name for route in taken for name in (route.branch.name, *route.inner) if route.branch.name != "same")
+    sent = tuple(name for route in taken for name in route.collectives)
+    return TakenBranch(_BRANCH_NAMED[branch], why, sent, names, any(route.is_warned for route in taken))
 
 
 def _in_order(source: DeviceArray, target: DeviceArray) -> tuple[str, ...]:
     return ("collective-permute",) if can_permute(source, target) else ()
 
 
-def _permute(source: DeviceArray, target: DeviceArray) -> _Route | None:
+def _permute(source: DeviceArray, target: DeviceArray) -> TakenBranch | None:
     if not can_permute(source, target):
         return None
     why = f"both have {_described(source)}, on other devices"
-    return _Route("permute", why, ("collective-permute",))
+    return TakenBranch(_BRANCH_NAMED["permute"], why, ("collective-permute",))
 
 
-def _all_to_all(source: DeviceArray, target: DeviceArray) -> _Route | None:
+def _all_to_all(source: DeviceArray, target: DeviceArray) -> TakenBranch | None:
     pairs = swaps(source, target)
     if pairs is None:
         return None
@@ -160,38 +150,36 @@ def _all_to_all(source: DeviceArray, target: DeviceArray) -> _Route | None:
     why = f"the tiles of {source.counts_text} become {target.counts_text} by moving cuts between dims: {dims}"
     if not reached.equals(target):
         why += "; a permute then sets the order of devices"
-    return _Route("all-to-all", why, (*sends, *_in_order(reached, target)))
+    return TakenBranch(_BRANCH_NAMED["all-to-all"], why, (*sends, *_in_order(reached, target)))
 
 
-def _slice(source: DeviceArray, target: DeviceArray) -> _Route | None:
+def _slice(source: DeviceArray, target: DeviceArray) -> TakenBranch | None:
     between = None if target.is_replicated else refined(source, target)
     if between is None:
         return None
     why = f"the source is replicated, and its {source.counts_text} tiles can be cut further into {target.counts_text}"
-    sends = _in_order(between, target)
-    return _Route("slice", why + ("; a permute then sets the order of devices" if sends else ""), sends)
+    permutes = _in_order(between, target)
+    why += "; a permute then sets the order of devices" if permutes else ""
+    return TakenBranch(_BRANCH_NAMED["slice"], why, permutes)
 
 
-def _gather(source: DeviceArray, target: DeviceArray) -> _Route | None:
+def _gather(source: DeviceArray, target: DeviceArray) -> TakenBranch | None:
     between = None if target.is_replicated else refined(target, source)
     if between is None:
         return None
     why = f"the target is replicated, and its {target.counts_text} tiles are made of {source.counts_text} ones"
-    sends = _in_order(source, between)
-    return _Route(
-        "gather",
-        why + ("; a permute first sets the order of devices" if sends else ""),
-        (*sends, "all-gather"),
-    )
+    permutes = _in_order(source, between)
+    why += "; a permute first sets the order of devices" if permutes else ""
+    return TakenBranch(_BRANCH_NAMED["gather"], why, (*permutes, "all-gather"))
 
 
-def _shift_then_slice(source: DeviceArray, target: DeviceArray) -> _Route | None:
+def _shift_then_slice(source: DeviceArray, target: DeviceArray) -> TakenBranch | None:
     between = None if target.is_replicated else shifted(target, source)
     route = None if between is None else _all_to_all(source, between)
     return _joined("shift then slice", "the source's cuts move on by one dim, and its copies cut the last", route)
 
 
-def _gather_then_shift(source: DeviceArray, target: DeviceArray) -> _Route | None:
+def _gather_then_shift(source: DeviceArray, target: DeviceArray) -> TakenBranch | None:
     between = None if target.is_replicated else shifted(source, target)
     route = None if between is None else _all_to_all(between, target)
     if between is None or route is None:
@@ -203,7 +191,7 @@ def _gather_then_shift(source: DeviceArray, target: DeviceArray) -> _Route | Non
 # Branches that change the question and ask again.
 
 
-def _complex(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...]) -> _Route | None:
+def _complex(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...]) -> TakenBranch | None:
     dim = dim_to_split(source, target, shape)
     if dim is not None:
         return _split(source, target, shape, dim)
@@ -220,7 +208,7 @@ def _complex(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...]) -
     return None
 
 
-def _split(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...], dim: int) -> _Route | None:
+def _split(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...], dim: int) -> TakenBranch | None:
     low = min(source.counts[dim], target.counts[dim])
 
     def cut(array: DeviceArray) -> DeviceArray:
@@ -234,7 +222,7 @@ def _split(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...], dim
     return _joined("split a dim", why, _route(cut(source), cut(target), longer))
 
 
-def _group(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...]) -> _Route | None:
+def _group(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...]) -> TakenBranch | None:
     equal = [dim for dim, (a, b) in enumerate(zip(source.counts, target.counts, strict=True)) if a == b > 1]
     if not equal:
         return None
@@ -245,6 +233,6 @@ def _group(source: DeviceArray, target: DeviceArray, shape: tuple[int, ...]) -> 
         target_within = DeviceArray(order[target_within.devices], target_within.has_copies)
     local = tuple(-(-size // source.counts[dim]) if dim in equal else size for dim, size in enumerate(shape))
     route = _route_or_gather(source_within, target_within, local)
-    sends = route.sends + _in_order(ungrouped(groups, target_within, target, equal), target)
+    permutes = _in_order(ungrouped(groups, target_within, target, equal), target)
     why = f"dims {', '.join(map(str, equal))} have as many parts in both, so devices that agree there form groups"
-    return _joined("group equal dims", why, route._replace(sends=sends))
+    return _joined("group equal dims", why, replace(route, collectives=route.collectives + permutes))

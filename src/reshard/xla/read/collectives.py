@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from reshard.xla.read.ir import ArrayShape, Computation, Instruction, Module, Note
+from reshard.xla.read.ir import ArrayShape, Computation, Instruction, Module
 from reshard.xla.read.loops import executions
 from reshard.xla.read.replica_groups import parse_groups, parse_pairs
 
@@ -88,7 +88,7 @@ def kind_of(opcode: str) -> str | None:
     return base if base in KINDS else None
 
 
-def find_collectives(module: Module, text: str = "") -> list[Collective]:
+def find_collectives(module: Module) -> list[Collective]:
     """Every collective of a module, in the order of the text; what is odd about them joins the module's notes."""
     executed = executions(module)
     collectives = []
@@ -113,7 +113,7 @@ def find_collectives(module: Module, text: str = "") -> list[Collective]:
         channel = instruction.attributes.get("channel_id", "")
         collectives.append(
             Collective(
-                text,
+                module.text,
                 module.name,
                 computation.name,
                 instruction.name,
@@ -152,7 +152,7 @@ def _note_uncounted(module: Module, instruction: Instruction) -> None:
         problem = f"{opcode} names groups of devices but is no collective that is known"
     else:
         return
-    module.notes.append(Note(instruction.line, problem, instruction.name))
+    module.note(instruction.line, problem, instruction.name)
 
 
 def _operand_shapes(computation: Computation, instruction: Instruction) -> tuple[ArrayShape, ...]:
@@ -259,11 +259,11 @@ def totals(collectives: Iterable[Collective]) -> list[Total]:
         Total(
             kind,
             len(of_kind),
-            sum(each.executions for each in of_kind),
-            sum(each.operand_bytes * each.executions for each in of_kind),
-            sum(each.result_bytes * each.executions for each in of_kind),
-            sum((each.received_bytes or 0) * each.executions for each in of_kind),
-            any(each.unknown or each.received_bytes is None for each in of_kind),
+            sum(collective.executions for collective in of_kind),
+            sum(collective.operand_bytes * collective.executions for collective in of_kind),
+            sum(collective.result_bytes * collective.executions for collective in of_kind),
+            sum((collective.received_bytes or 0) * collective.executions for collective in of_kind),
+            any(collective.unknown or collective.received_bytes is None for collective in of_kind),
         )
         for kind, of_kind in by_kind.items()
         if of_kind

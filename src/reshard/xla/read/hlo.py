@@ -35,9 +35,11 @@ _NEEDED = re.compile(
     r"(?:sharding|calls|to_apply|body|condition|branch_computations|true_computation|false_computation|index"
     r"|called_computations|replica_groups|source_target_pairs|channel_id|direction|custom_call_target)="
 )
-_SOURCE = re.compile(r'source_file="((?:[^"\\]|\\.)*)"(?:\s+source_line=(\d+))?')
-_FRAME = re.compile(r"stack_frame_id=(\d+)")
-_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_METADATA = {
+    "op_name": re.compile(r'op_name="((?:[^"\\]|\\.)*)"'),
+    "source": re.compile(r'source_file="((?:[^"\\]|\\.)*)"(?:\s+source_line=(\d+))?'),
+    "location": re.compile(r"stack_frame_id=(\d+)"),
+}
 
 
 class HloReader:
@@ -215,14 +217,8 @@ def metadata_of(text: str) -> dict[str, str]:
     >>> metadata_of('metadata={op_name="jit(f)/add" source_file="f.py" source_line=3}')
     {'op_name': 'jit(f)/add', 'source': 'f.py:3'}
     """
-    metadata = {}
-    if (op_name := _OP_NAME.search(text)) is not None:
-        metadata["op_name"] = op_name.group(1)
-    if (source := _SOURCE.search(text)) is not None:
-        metadata["source"] = ":".join(filter(None, source.groups()))
-    if (frame := _FRAME.search(text)) is not None:
-        metadata["location"] = frame.group(1)
-    return metadata
+    matches = {key: match for key, pattern in _METADATA.items() if (match := pattern.search(text)) is not None}
+    return {key: ":".join(filter(None, match.groups())) for key, match in matches.items()}
 
 
 def _shardings(text: str) -> tuple[str, ...]:

@@ -150,6 +150,8 @@ class Definition(NamedTuple):
 class Note(NamedTuple):
     """Something that was not understood."""
 
+    text: str
+    """The file where it stands, or what else the text is called."""
     line: int
     problem: str
     excerpt: str = ""
@@ -177,6 +179,8 @@ class Module:
     """Where the text ends in the middle of the module; nothing where it is whole."""
     locations: dict[str, str] = field(default_factory=dict)
     """The source line of each location that instructions refer to."""
+    text: str = ""
+    """What the text that holds it is called."""
 
     @property
     def entry(self) -> Computation | None:
@@ -191,7 +195,7 @@ class Module:
 
     def note(self, line: int, problem: str, text: str = "") -> None:
         """Note what was not understood, with the beginning of its text."""
-        self.notes.append(Note(line, problem, excerpt(text)))
+        self.notes.append(Note(self.text, line, problem, excerpt(text)))
 
     def source_of(self, instruction: Instruction) -> str:
         """The source line that it comes from, as `file:line`; nothing where the text does not tell."""

@@ -50,23 +50,12 @@ class _Callee(NamedTuple):
     unknown: str = ""
 
 
-class _Counter(NamedTuple):
-    """How a loop counts, as far as the text tells."""
-
-    value: int
-    """Which of the loop's values counts."""
-    start: int | None
-    step: int | None
-    limit: int
-    """What the counter stays below."""
-
-
 class _Loop(NamedTuple):
-    """A `while`."""
+    """A `while`, as far as the text tells."""
 
-    counter: _Counter | None
-    trip_count: int | None
-    """None where the text does not tell."""
+    trip_count: int | None = None
+    counter: int | None = None
+    """Which of its values counts the trips, from 0 on in steps of 1."""
 
 
 def executions(module: Module) -> dict[str, Executions]:
@@ -130,42 +119,37 @@ def _calls_of(module: Module, definition: Definition, loop: _Loop | None, around
         return [_Callee(name, Fraction(n), unknown if count is None else "") for name, n in pairs if name]
     if instruction.opcode not in ("conditional", "case", "if") and "branch" not in instruction.attributes:
         return [_Callee(name, Fraction(1)) for name in names]
-    counter = around.counter if around is not None and around.trip_count == len(names) > 0 else None
-    if counter is not None and (counter.start, counter.step) == (0, 1):
+    counter = around.counter if around is not None and around.trip_count == len(names) else None
+    if counter is not None and names:
         chosen_by = _passed(definition.operand(0))
-        operation = None if chosen_by is None else _unfused(module, chosen_by)
-        if operation is not None and operation.opcode == "clamp" and len(operation.operands) == 3:
-            chosen_by = operation.operands[1]
-        if operation is not None and _value_of_loop(chosen_by) == counter.value:
+        operation, operands = _unfused(module, chosen_by)
+        if operation is not None and operation.opcode == "clamp" and len(operands) == 3:
+            chosen_by = operands[1]
+        if operation is not None and _value_of_loop(chosen_by) == counter:
             return [_Callee(name, Fraction(1, len(names))) for name in names]
     return [_Callee(name, Fraction(1), f"which branch of line {instruction.line} runs is not told") for name in names]
 
 
 def _loop_of(module: Module, loop: Definition) -> _Loop:
-    counter = _counter_of(module, loop)
-    if (noted := _TRIPS.search(loop.instruction.attributes.get("backend_config", ""))) is not None:
-        return _Loop(counter, int(noted.group(1)))
-    if counter is None or counter.start is None or counter.step is None or counter.step < 1:
-        return _Loop(counter, None)
-    return _Loop(counter, max(0, -(-(counter.limit - counter.start) // counter.step)))
-
-
-def _counter_of(module: Module, loop: Definition) -> _Counter | None:
-    """The value of the loop that its condition compares with a constant."""
-    condition = module.computations.get(_called_as(loop.instruction, "condition"))
-    body = module.computations.get(_called_as(loop.instruction, "body"))
-    result = None if condition is None else condition.result(0)
-    comparison = None if result is None else _unfused(module, result)
-    if body is None or comparison is None or comparison.opcode != "compare" or len(comparison.operands) != 2:
-        return None
-    if comparison.direction not in ("LT", "LE", "GT", "GE"):
-        return None
-    low, high = comparison.operands if comparison.direction in ("LT", "LE") else comparison.operands[::-1]
+    """What XLA notes of a loop, and what follows where its condition compares one of its values with a constant."""
+    attributes = loop.instruction.attributes
+    noted = _TRIPS.search(attributes.get("backend_config", ""))
+    trip_count = None if noted is None else int(noted.group(1))
+    condition, body = (module.computations.get(_called_as(loop.instruction, role)) for role in ("condition", "body"))
+    comparison, operands = _unfused(module, None if condition is None else condition.result(0))
+    direction = "" if comparison is None else comparison.attributes.get("direction", "")
+    if body is None or comparison is None or comparison.opcode != "compare" or len(operands) != 2:
+        return _Loop(trip_count)
+    if direction not in ("LT", "LE", "GT", "GE"):
+        return _Loop(trip_count)
+    low, high = operands if direction in ("LT", "LE") else operands[::-1]
     value, limit = _value_of_loop(low), _constant(high)
     if value is None or limit is None:
-        return None
-    limit += comparison.direction in ("LE", "GE")
-    return _Counter(value, _constant(_initial(loop, value)), _step(module, body, value), limit)
+        return _Loop(trip_count)
+    start, step = _constant(_initial(loop, value)), _step(module, body, value)
+    if trip_count is None and start is not None and step is not None and step > 0:
+        trip_count = max(0, -(-(limit + (direction in ("LE", "GE")) - start) // step))
+    return _Loop(trip_count, value if (start, step) == (0, 1) else None)
 
 
 def _initial(loop: Definition, value: int) -> Definition | None:
@@ -180,11 +164,10 @@ def _initial(loop: Definition, value: int) -> Definition | None:
 
 def _step(module: Module, body: Computation, value: int) -> int | None:
     """What a trip adds to a value of the loop."""
-    result = _passed(body.result(value))
-    addition = None if result is None else _unfused(module, result)
-    if addition is None or addition.opcode != "add" or len(addition.operands) != 2:
+    addition, operands = _unfused(module, _passed(body.result(value)))
+    if addition is None or addition.opcode != "add" or len(operands) != 2:
         return None
-    for before, step in (addition.operands, addition.operands[::-1]):
+    for before, step in (operands, operands[::-1]):
         if _value_of_loop(before) == value:
             return _constant(step)
     return None
@@ -221,34 +204,25 @@ def _value_of_loop(definition: Definition | None) -> int | None:
     return None
 
 
-class _Operation(NamedTuple):
-    """What is computed, whether a fusion is around it or not."""
-
-    opcode: str
-    direction: str
-    """Of a comparison."""
-    operands: list[Definition | None]
-
-
-def _unfused(module: Module, definition: Definition) -> _Operation | None:
-    """An operation, where it is alone in a fusion too: then of its operands the constants stand in there."""
+def _unfused(module: Module, definition: Definition | None) -> tuple[Instruction | None, list[Definition | None]]:
+    """What is computed and of what, where it is alone in a fusion too: then the constants stand in there."""
+    if definition is None:
+        return None, []
     instruction = root = definition.instruction
     operands = [definition.computation.find(name) for name in instruction.operands]
     if instruction.opcode in ("fusion", "call"):
         called = [module.computations.get(name) for name in called_by(instruction)]
         result = called[0].result(0) if called and called[0] is not None else None
         if result is None:
-            return None
+            return None, []
         root, outside, operands = result.instruction, operands, []
         for name in root.operands:
             inside = _passed(result.computation.find(name))
-            if inside is None or inside.instruction.opcode not in ("parameter", "constant"):
-                return None
-            index = inside.instruction.index
-            if inside.instruction.opcode == "constant":
+            opcode, index = ("", None) if inside is None else (inside.instruction.opcode, inside.instruction.index)
+            if opcode == "constant":
                 operands.append(inside)
-            elif index is not None and index < len(outside):
+            elif opcode == "parameter" and index is not None and index < len(outside):
                 operands.append(outside[index])
             else:
-                return None
-    return _Operation(root.opcode, root.attributes.get("direction", ""), operands)
+                return None, []
+    return root, operands

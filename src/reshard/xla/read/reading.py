@@ -44,6 +44,10 @@ class Text:
     notes: list[Note] = field(default_factory=list)
     """What stands in no module and is no line of a log."""
 
+    def note(self, line: int, problem: str, text: str) -> None:
+        """Note what was not understood, with the beginning of its text."""
+        self.notes.append(Note(self.name, line, problem, excerpt(text)))
+
 
 def read_text(text: str, name: str = "text") -> Text:
     """Everything that is found in a text.
@@ -64,16 +68,17 @@ def read_text(text: str, name: str = "text") -> Text:
             continue
         if _LOG.match(line):
             if _HIDDEN.search(line):
-                result.notes.append(Note(number, "HLO behind the beginning of a log's line is not read", excerpt(line)))
+                result.note(number, "HLO behind the beginning of a log's line is not read", line)
             continue
         begun = _begun(line, number, reader)
         if begun is not None:
             _close(result, reader, number)
             reader = begun
+            reader.module.text = name
         if reader is not None:
             reader.read(line, number)
         elif line.strip():
-            result.notes.append(Note(number, "the line belongs to nothing that is known", excerpt(line)))
+            result.note(number, "the line belongs to nothing that is known", line)
     _close(result, reader, len(lines) + 1)
     return result
 
@@ -102,7 +107,7 @@ def _close(result: Text, reader: _Reader, number: int) -> None:
     module = reader.module
     if len(module.notes) > _MOST_NOTES:
         further = len(module.notes) - _MOST_NOTES
-        module.notes[_MOST_NOTES:] = [Note(number, f"{further} further lines are not understood")]
+        module.notes[_MOST_NOTES:] = [Note(result.name, number, f"{further} further lines are not understood")]
     if module.computations or module.form == "hlo":
         result.modules.append(module)
     else:

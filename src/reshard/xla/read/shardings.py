@@ -4,8 +4,7 @@ XLA's text says which devices hold what and names no axes.
 Where the module names a mesh, its axes are used; where it does not, a mesh with axes a, b, c, … is made that both
 ends can be written on, so that the two can be compared by eye.
 
->>> reader = ShardingReader({})
->>> source, target = reader.pair("{devices=[2,4]<=[8]}", "{devices=[4,1,2]<=[8] last_tile_dim_replicate}", 2)
+>>> source, target = read_pair("{devices=[2,4]<=[8]}", "{devices=[4,1,2]<=[8] last_tile_dim_replicate}", {}, 2)
 >>> print(source.text(), target)
 [{"a"}, {"b", "c"}] #sdy.sharding<mesh<["a"=2, "b"=2, "c"=2]>, [{"a", "b"}, {}]>
 """
@@ -27,27 +26,22 @@ _NAMED = re.compile(r"\{\s*mesh\[")
 _META = re.compile(r",?\s*metadata=\{.*")
 
 
-class ShardingReader:
-    """Reads the shardings of one module."""
+def read_pair(source: str, target: str, meshes: Mapping[str, Mesh], ndim: int) -> tuple[Sharding, Sharding]:
+    """Two shardings of a module with these meshes, on one mesh where one can express both.
 
-    def __init__(self, meshes: Mapping[str, Mesh]) -> None:
-        self.meshes = dict(meshes)
+    Raises:
+        ReshardError: where one of them cannot be read.
+    """
+    return joined(read_sharding(source, meshes, ndim), read_sharding(target, meshes, ndim))
 
-    def read(self, text: str, ndim: int) -> Sharding:
-        """One sharding.
 
-        Raises:
-            ReshardError: where it cannot be read, or is none of whole values: `{manual}`, `{unknown}`.
-        """
-        return _read(text, tuple(self.meshes.items()), ndim)
+def read_sharding(text: str, meshes: Mapping[str, Mesh], ndim: int) -> Sharding:
+    """A sharding of a module with these meshes.
 
-    def pair(self, source: str, target: str, ndim: int) -> tuple[Sharding, Sharding]:
-        """Two shardings, on one mesh where one can express both.
-
-        Raises:
-            ReshardError: where one of them cannot be read.
-        """
-        return joined(self.read(source, ndim), self.read(target, ndim))
+    Raises:
+        ReshardError: where it cannot be read, or is none of whole values: `{manual}`, `{unknown}`.
+    """
+    return _read(text, tuple(meshes.items()), ndim)
 
 
 @lru_cache(4096)

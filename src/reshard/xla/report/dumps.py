@@ -13,7 +13,8 @@ from pathlib import Path
 
 from reshard.errors import ReshardError, refusing
 from reshard.mesh import Mesh
-from reshard.xla.report.report import Remark, Report, inspect_texts
+from reshard.xla.read.ir import Note
+from reshard.xla.report.report import Report, inspect_texts
 
 _DUMP = re.compile(
     r"(module_\d+\.[^/]*?)\.(?:\d{4}\.)?[^/]*?(before_spmd-partitioning|before_optimizations|after_optimizations)\.txt"
@@ -34,40 +35,40 @@ def inspect_paths(paths: Iterable[str], *, mesh: Mesh | None = None) -> Report:
     """
     texts: list[tuple[str, str]] = []
     keys: dict[str, str] = {}
-    remarks: list[Remark] = []
+    unread: list[Note] = []
     for path in paths:
         if path == "-":
             texts.append(("standard input", _decoded(sys.stdin.buffer.read(), "standard input")))
         elif Path(path).is_dir():
-            remarks += _add_folder(Path(path), texts, keys)
+            unread += _add_folder(Path(path), texts, keys)
         else:
             texts.append((path, _read(Path(path))))
     report = inspect_texts(texts, mesh=mesh, keys=keys)
-    report.remarks[:0] = remarks
+    report.remarks[:0] = unread
     return report
 
 
-def _add_folder(folder: Path, texts: list[tuple[str, str]], keys: dict[str, str]) -> list[Remark]:
+def _add_folder(folder: Path, texts: list[tuple[str, str]], keys: dict[str, str]) -> list[Note]:
     """Add the texts of a folder that are worth reading, and what they share with others; what is left unread."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     dumps: dict[str, dict[str, Path]] = {}
-    others = []
+    no_dumps = []
     for path in files:
         dump = _DUMP.fullmatch(path.name)
         if dump is not None:
             dumps.setdefault(dump.group(1), {})[dump.group(2)] = path
         else:
-            others.append(path)
+            no_dumps.append(path)
     stages = [(by_stage[stage], key) for key, by_stage in dumps.items() for stage in _ORDER if stage in by_stage]
     suffixes = (".log", ".err", ".stderr", ".mlir") if dumps else _TEXTS
-    logs = [path for path in others if path.suffix in suffixes]
+    logs = [path for path in no_dumps if path.suffix in suffixes]
     if not stages and not logs:
         raise ReshardError("bad-file", f"{folder} holds no text of XLA's: no module and no log")
     texts += [(str(path), _read(path)) for path in [*(path for path, _ in stages), *logs]]
     keys.update((str(path), key) for path, key in stages)
-    unread = [path for path in others if path not in logs]
+    unread = [path for path in no_dumps if path not in logs]
     kinds = sorted({path.suffix or path.name for path in unread})
-    return [Remark(str(folder), 0, f"{len(unread)} files are not read: {', '.join(kinds)}")] if unread else []
+    return [Note(str(folder), 0, f"{len(unread)} files are not read: {', '.join(kinds)}")] if unread else []
 
 
 def _read(path: Path) -> str:

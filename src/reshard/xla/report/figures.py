@@ -195,10 +195,10 @@ def spec_text(sharding: Sharding) -> str | None:
     """
     if sharding.mesh.is_maximal or not all(axis.is_whole for axis in sharding.axes()):
         return None
-    parts = []
+    entries = []
     for dim in sharding.dims:
         names = tuple(axis.name for axis in dim.axes)
-        parts.append(repr(None if not names else names[0] if len(names) == 1 else names))
+        entries.append(repr(None if not names else names[0] if len(names) == 1 else names))
     if sharding.unreduced:
-        parts.append(f"unreduced={{{', '.join(repr(axis.name) for axis in sharding.unreduced)}}}")
-    return f"P({', '.join(parts)})"
+        entries.append(f"unreduced={{{', '.join(repr(axis.name) for axis in sharding.unreduced)}}}")
+    return f"P({', '.join(entries)})"

@@ -67,8 +67,6 @@ class ParameterChain:
     """What lies between a parameter and a result."""
 
     parameter: Instruction
-    index: int
-    """Which parameter."""
     output: int
     """Which result."""
     result: str
@@ -214,7 +212,8 @@ class _RunSearch:
 
 def _sizes(*instructions: Instruction) -> set[tuple[int, ...]]:
     """The sizes of the arrays among the results."""
-    return {each.shape.dims for each in instructions if each.shape is not None and each.shape.dims}
+    shapes = [instruction.shape for instruction in instructions]
+    return {shape.dims for shape in shapes if shape is not None and shape.dims}
 
 
 def _is_data(instruction: Instruction) -> bool:
@@ -269,18 +268,17 @@ class _ChainSearch:
         within = [instructions[name] for name in sorted(reaching, key=self.order.__getitem__)]
         if result.shape is None or not any(map(is_moved, within)):
             return []
-        parameters = [each for each in within if each.opcode == "parameter" and _sizes(each)]
+        parameters = [value for value in within if value.opcode == "parameter" and _sizes(value)]
         self.steps += len(parameters) * len(within)
         if self.steps > _MOST_STEPS:
             parameters = parameters[: max(1, _MOST_STEPS // len(within))]
         chains = []
         for parameter in parameters:
             reached = {parameter.name}
-            for each in within:
-                if self.passes[each.name] and not reached.isdisjoint(each.operands):
-                    reached.add(each.name)
-            moved = [each for each in within if each.name in reached and is_moved(each)]
+            for instruction in within:
+                if self.passes[instruction.name] and not reached.isdisjoint(instruction.operands):
+                    reached.add(instruction.name)
+            moved = [instruction for instruction in within if instruction.name in reached and is_moved(instruction)]
             if result.name in reached and moved:
-                index = parameter.index or 0
-                chains.append(ParameterChain(parameter, index, output, result.name, moved, result.shape.dims))
+                chains.append(ParameterChain(parameter, output, result.name, moved, result.shape.dims))
         return chains

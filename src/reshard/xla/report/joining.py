@@ -7,7 +7,8 @@ A warning is joined with the reshard of the same ends and tile.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from reshard.errors import ReshardError
@@ -17,7 +18,7 @@ from reshard.xla.read.collectives import Collective
 from reshard.xla.read.ir import Definition, Module
 from reshard.xla.read.logs import Warned
 from reshard.xla.read.loops import executions
-from reshard.xla.read.shardings import ShardingReader, joined
+from reshard.xla.read.shardings import joined, read_pair, read_sharding
 from reshard.xla.report.figures import (
     COUNTED,
     PREDICTED,
@@ -47,32 +48,18 @@ class ProgramEnds:
     results: tuple[ProgramEnd | None, ...] = ()
 
 
-@dataclass(eq=False, slots=True)
-class InspectedModule:
-    """One module of a text and what it holds."""
-
-    text: str
-    module: Module
-    key: str
-    """What it has in common with the others of its program."""
-    is_before: bool
-    """Whether it is one before partitioning."""
-    collectives: list[Collective] = field(default_factory=list)
-
-
-def ends_of(before: InspectedModule | None, meshes: dict[str, Mesh], ends: ProgramEnds) -> ProgramEnds:
+def ends_of(before: Module | None, meshes: dict[str, Mesh], ends: ProgramEnds) -> ProgramEnds:
     """What is known of parameters and results, from elsewhere and from the text before partitioning."""
-    entry = None if before is None else before.module.entry
+    entry = None if before is None else before.entry
     if before is None or entry is None:
         return ends
-    reader = ShardingReader(before.module.meshes or meshes)
 
     def end(value: Definition | None, sharding: str) -> ProgramEnd | None:
         shape = None if value is None else value.instruction.shape
         if shape is None or not sharding:
             return None
         try:
-            return ProgramEnd(shape.dims, reader.read(sharding, len(shape.dims)))
+            return ProgramEnd(shape.dims, read_sharding(sharding, before.meshes or meshes, len(shape.dims)))
         except ReshardError:
             return None
 
@@ -89,20 +76,23 @@ def ends_of(before: InspectedModule | None, meshes: dict[str, Mesh], ends: Progr
 
 
 def follow(
-    inspected: InspectedModule, asked: list[ReportedReshard], meshes: dict[str, Mesh], ends: ProgramEnds
+    module: Module,
+    collectives: Iterable[Collective],
+    reshards: list[ReportedReshard],
+    meshes: dict[str, Mesh],
+    ends: ProgramEnds,
 ) -> list[Site]:
     """Join a partitioned module's collectives with the reshards they are for, in place; its chains and other runs."""
-    module, entry = inspected.module, inspected.module.entry
-    executed = executions(module)
-    received = {(each.computation, each.name): each.received_bytes for each in inspected.collectives}
+    entry, executed = module.entry, executions(module)
+    received = {(collective.computation, collective.name): collective.received_bytes for collective in collectives}
 
     def sent(moved: CollectiveRun | ParameterChain, computation: str, **seen: Any) -> Site:
         """The site of the first of them; with the names of all, and what they bring the busiest device at a time."""
-        names = tuple(each.name for each in moved.collectives)
+        names = tuple(collective.name for collective in moved.collectives)
         sizes = [received.get((computation, name)) for name in names]
         first = moved.collectives[0]
         return Site(
-            text=inspected.text,
+            text=module.text,
             module=module.name,
             place=module.source_of(first),
             collectives=names,
@@ -114,31 +104,29 @@ def follow(
         run: sent(run, run.computation, origin="run", executions=executed[run.computation].times)
         for run in find_runs(module)
     }
-    taken = _join(asked, runs, module)
+    used_runs = _join(reshards, runs, module)
     result: list[Site] = []
     in_chains: set[str] = set()
     for chain in find_chains(module):
         label = f"{chain.parameter.name} to {chain.result}"
         computation = entry.name if entry is not None else ""
         site = sent(chain, computation, origin="chain", line=chain.parameter.line, name=label)
-        result.append(_reshard_of(chain, site, ShardingReader(meshes), ends))
+        result.append(_reshard_of(chain, site, meshes, ends))
         in_chains.update(site.collectives)
     for run, site in runs.items():
         is_in_chain = entry is not None and run.computation == entry.name and in_chains.issuperset(site.collectives)
-        if run not in taken and not is_in_chain:
-            nowhere = "what is not in the text"
-            why = (
-                f"it leads from {run.first or nowhere} to {run.last or nowhere}, whose shardings the text does not tell"
-            )
+        if run not in used_runs and not is_in_chain:
+            first, last = (name or "what is not in the text" for name in (run.first, run.last))
+            why = f"it leads from {first} to {last}, whose shardings the text does not tell"
             result.append(site.unrecognised(why))
     return result
 
 
-def _join(asked: list[ReportedReshard], runs: dict[CollectiveRun, Site], module: Module) -> set[CollectiveRun]:
+def _join(reshards: list[ReportedReshard], runs: dict[CollectiveRun, Site], module: Module) -> set[CollectiveRun]:
     """Give each reshard the bytes of its run, where there is no doubt which it is; the runs that were given."""
-    taken: set[CollectiveRun] = set()
+    used_runs: set[CollectiveRun] = set()
     alike: dict[tuple[Any, ...], list[int]] = {}
-    for number, reshard in enumerate(asked):
+    for number, reshard in enumerate(reshards):
         if reshard.shape is not None:
             tiles = reshard.source.local_shape(reshard.shape), reshard.target.local_shape(reshard.shape)
             alike.setdefault((*tiles, reshard.executions), []).append(number)
@@ -146,32 +134,32 @@ def _join(asked: list[ReportedReshard], runs: dict[CollectiveRun, Site], module:
         fitting = [
             run
             for run, site in runs.items()
-            if run not in taken and before in run.before and after in run.after and site.executions == count
+            if run not in used_runs and before in run.before and after in run.after and site.executions == count
         ]
-        moving = [number for number in numbers if asked[number].lower_bound_bytes]
+        moving = [number for number in numbers if reshards[number].lower_bound_bytes]
         if len(moving) == 1:
-            place = asked[moving[0]].place
-            in_place = [run for run in fitting if {module.source_of(each) for each in run.collectives} == {place}]
+            place = reshards[moving[0]].place
+            in_place = [run for run in fitting if set(map(module.source_of, run.collectives)) == {place}]
             fitting = in_place if len(in_place) == 1 else fitting
         if len({runs[run].received_bytes for run in fitting}) != 1 or len(fitting) != len(moving):
             continue
         for number, run in zip(moving, fitting, strict=True):
             size = runs[run].received_bytes
-            if size is not None and size >= (asked[number].lower_bound_bytes or 0):
-                asked[number] = replace(
-                    asked[number], received_bytes=size, known_by=COUNTED, collectives=runs[run].collectives
+            if size is not None and size >= (reshards[number].lower_bound_bytes or 0):
+                reshards[number] = replace(
+                    reshards[number], received_bytes=size, known_by=COUNTED, collectives=runs[run].collectives
                 )
-                taken.add(run)
-    for number, reshard in enumerate(asked):
+                used_runs.add(run)
+    for number, reshard in enumerate(reshards):
         if reshard.received_bytes is None and reshard.lower_bound_bytes == 0 and reshard.branch().startswith("slice"):
-            asked[number] = replace(reshard, received_bytes=0, known_by=PREDICTED)
-    return taken
+            reshards[number] = replace(reshard, received_bytes=0, known_by=PREDICTED)
+    return used_runs
 
 
-def _reshard_of(chain: ParameterChain, site: Site, reader: ShardingReader, ends: ProgramEnds) -> Site:
+def _reshard_of(chain: ParameterChain, site: Site, meshes: Mapping[str, Mesh], ends: ProgramEnds) -> Site:
     """A chain with its ends, or why they are not known."""
-    parameter = chain.parameter
-    start = ends.parameters[chain.index] if chain.index < len(ends.parameters) else None
+    parameter, index = chain.parameter, chain.parameter.index or 0
+    start = ends.parameters[index] if index < len(ends.parameters) else None
     stop = ends.results[chain.output] if chain.output < len(ends.results) else None
     shape = parameter.shape
     if shape is None:
@@ -181,7 +169,7 @@ def _reshard_of(chain: ParameterChain, site: Site, reader: ShardingReader, ends:
         if len(parameter.shardings) != 1:
             return site.unrecognised(f"the sharding of parameter {parameter.name} is not told")
         try:
-            source = reader.read(parameter.shardings[0], len(shape.dims))
+            source = read_sharding(parameter.shardings[0], meshes, len(shape.dims))
             start = ProgramEnd(whole_shape(source, shape.dims), source)
         except ReshardError as error:
             return site.unrecognised(f"the sharding of parameter {parameter.name} cannot be read: {first_line(error)}")
@@ -212,32 +200,31 @@ def whole_shape(sharding: Sharding, tile: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size * sharding.layout.shards(dim) for dim, size in enumerate(tile))
 
 
-def find_warned(text: str, warned: Warned, reader: ShardingReader, asked: list[ReportedReshard]) -> Site:
+def find_warned(text: str, warned: Warned, meshes: Mapping[str, Mesh], reshards: list[ReportedReshard]) -> Site:
     """What a warning is about, found again among the reshards of the modules where they have it."""
     site = Site(origin="warning", text=text, line=warned.line, name=warned.operation, place=warned.origin)
     if warned.problem:
         return site.unrecognised(f"{warned.problem}: {warned.excerpt}")
-    tile = warned.tile
+    tile, ends = warned.tile, f"from {warned.source} to {warned.target}"
     try:
-        source, target = _pair_of(reader, warned)
+        source, target = _pair_of(warned, meshes)
         if tile is not None and len(source.dims) != len(tile.dims):
             tile = None  # the operation is about a part of what is resharded
         shape = None if tile is None else whole_shape(source, tile.dims)
     except ReshardError as error:
-        return site.unrecognised(f"from {warned.source} to {warned.target}: {first_line(error)}")
+        return site.unrecognised(f"{ends}: {first_line(error)}")
     dtype = None if tile is None else dtype_of(tile.dtype)
     if tile is not None and dtype is None:
-        why = f"from {warned.source} to {warned.target}: element type {tile.dtype} is not known"
-        return site.unrecognised(why)
+        return site.unrecognised(f"{ends}: element type {tile.dtype} is not known")
     site = replace(site, op_name=warned.op_name)
     reshard = site.reshard(source, target, shape, dtype, is_rounded=tile is not None, warned=True)
-    for number, candidate in enumerate(asked):
+    for number, candidate in enumerate(reshards):
         if _is_same(reshard, tile.dims if tile else None, candidate):
             if candidate.received_bytes is None:
                 candidate = replace(candidate, received_bytes=candidate.full_gather_bytes, known_by=WARNED)
-            asked[number] = replace(candidate, warned=True)
+            reshards[number] = replace(candidate, warned=True)
             return replace(
-                asked[number],
+                reshards[number],
                 origin="warning",
                 text=text,
                 line=warned.line,
@@ -250,29 +237,29 @@ def find_warned(text: str, warned: Warned, reader: ShardingReader, asked: list[R
     return checked(reshard)
 
 
-def _pair_of(reader: ShardingReader, warned: Warned) -> tuple[Sharding, Sharding]:
+def _pair_of(warned: Warned, meshes: Mapping[str, Mesh]) -> tuple[Sharding, Sharding]:
     """Both shardings, of the rank that either of them has, or of that of the tile where neither says one."""
     for text in (warned.source, warned.target):
         if "devices=[" in text:
             tiles = text.partition("devices=[")[2].partition("]")[0].count(",") + 1
             extra = text.partition("last_tile_dims={")[2].partition("}")[0]
             rank = tiles - ("last_tile_dim_replicate" in text) - (extra.count(",") + 1 if extra else 0)
-            return reader.pair(warned.source, warned.target, rank)
+            return read_pair(warned.source, warned.target, meshes, rank)
     if warned.tile is not None:
-        return reader.pair(warned.source, warned.target, len(warned.tile.dims))
+        return read_pair(warned.source, warned.target, meshes, len(warned.tile.dims))
     raise ReshardError("bad-argument", "neither sharding says how many dims there are")
 
 
-def _is_same(warned: ReportedReshard, tile: tuple[int, ...] | None, asked: ReportedReshard) -> bool:
+def _is_same(warned: ReportedReshard, tile: tuple[int, ...] | None, candidate: ReportedReshard) -> bool:
     """Whether a warning, about a tile of that shape, is about a reshard that is asked for."""
-    if asked.shape is None or asked.source.ndim != warned.source.ndim:
+    if candidate.shape is None or candidate.source.ndim != warned.source.ndim:
         return False
     try:
         return (
-            (tile is None or asked.source.local_shape(asked.shape) == tile)
-            and (warned.dtype is None or warned.dtype == asked.dtype)
-            and warned.source.is_equivalent_to(asked.source, asked.shape)
-            and warned.target.is_equivalent_to(asked.target, asked.shape)
+            (tile is None or candidate.source.local_shape(candidate.shape) == tile)
+            and (warned.dtype is None or warned.dtype == candidate.dtype)
+            and warned.source.is_equivalent_to(candidate.source, candidate.shape)
+            and warned.target.is_equivalent_to(candidate.target, candidate.shape)
         )
     except ReshardError:
         return False

@@ -16,31 +16,21 @@ collectives that leads from a tile of its source's size to one of its target's, 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from reshard.mesh import Mesh
 from reshard.xla.read.collectives import Collective, Total, find_collectives, totals
+from reshard.xla.read.ir import Module, Note
 from reshard.xla.read.reading import Text, read_text
-from reshard.xla.read.shardings import ShardingReader
 from reshard.xla.report.figures import PREDICTED, ReportedReshard, Site, checked
-from reshard.xla.report.joining import InspectedModule, ProgramEnds, ends_of, find_warned, follow
+from reshard.xla.report.joining import ProgramEnds, ends_of, find_warned, follow
 from reshard.xla.report.reshards import FREE, UNCHANGED, ReshardSearch, is_before_partitioning
 from reshard.xla.report.sections import table
 
 SCHEMA = 1
 """The version of the JSON form."""
-
-
-@dataclass(frozen=True, slots=True)
-class Remark:
-    """Something that was not understood."""
-
-    text: str
-    line: int
-    problem: str
-    excerpt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +61,7 @@ class Report:
     reshards: list[ReportedReshard] = field(default_factory=list)
     """What a text before partitioning asks for."""
     unrecognised: list[Site] = field(default_factory=list)
-    remarks: list[Remark] = field(default_factory=list)
+    remarks: list[Note] = field(default_factory=list)
     """What was not understood, line by line."""
     unchanged: int = 0
     """Constraints that a value meets as it lies."""
@@ -89,7 +79,7 @@ class Report:
             "chains": [row.as_dict() for row in self.chains],
             "reshards": [row.as_dict() for row in self.reshards],
             "unrecognised": [row.as_dict() for row in self.unrecognised],
-            "not_understood": [asdict(row) for row in self.remarks],
+            "not_understood": [note._asdict() for note in self.remarks],
             "constraints_met": self.unchanged,
             "constraints_on_constants": self.free,
         }
@@ -119,26 +109,23 @@ def inspect_texts(
     """
     report = Report()
     read = [read_text(text, name) for name, text in texts]
-    modules = [
-        InspectedModule(text.name, module, (keys or {}).get(text.name, module.name), is_before_partitioning(module))
-        for text in read
-        for module in text.modules
-    ]
-    _describe(report, read, modules)
+    modules = [module for text in read for module in text.modules]
+    before = {module for module in modules if is_before_partitioning(module)}
+    _describe(report, read, before)
     named = {} if mesh is None else {"": mesh}
-    programs: dict[str, list[InspectedModule]] = {}
-    for inspected in modules:
-        programs.setdefault(inspected.key, []).append(inspected)
+    programs: dict[str, list[Module]] = {}
+    for module in modules:
+        programs.setdefault((keys or {}).get(module.text, module.name), []).append(module)
     for program in programs.values():
-        _inspect_program(report, program, named, ends or {})
+        _inspect_program(report, program, before, named, ends or {})
     meshes = dict(named)
-    for inspected in modules:
-        meshes |= {f"{len(meshes)}": own for own in inspected.module.meshes.values()}
+    for module in modules:
+        meshes |= {f"{len(meshes)}": module_mesh for module_mesh in module.meshes.values()}
     for text in read:
-        _add_warnings(report, text, ShardingReader(meshes))
+        _add_warnings(report, text, meshes)
     report.totals = totals(report.collectives)
-    for inspected in modules:
-        report.remarks += [Remark(inspected.text, *note) for note in inspected.module.notes]
+    for module in modules:
+        report.remarks += module.notes
     for number, reshard in enumerate(report.reshards):
         gathered = reshard.full_gather_bytes
         # What XLA moves where its rules leave no choice and nothing was counted.
@@ -147,51 +134,51 @@ def inspect_texts(
     return report
 
 
-def _describe(report: Report, read: Sequence[Text], modules: Sequence[InspectedModule]) -> None:
+def _describe(report: Report, read: Iterable[Text], before: Set[Module]) -> None:
     for text in read:
-        of_text = [inspected for inspected in modules if inspected.text == text.name]
-        for inspected in of_text:
-            module, form = inspected.module, "before partitioning" if inspected.is_before else "partitioned"
+        for module in text.modules:
+            form = "before partitioning" if module in before else "partitioned"
             form = "lowered" if module.form == "stablehlo" else form
             stopped = f"line {module.line + module.lines - 1}: {module.stopped}" if module.stopped else ""
             devices = module.partitions * module.replicas
             report.parts.append(Part(text.name, module.name, form, module.lines, devices, stopped))
-        if not of_text:
+        if not text.modules:
             report.parts.append(Part(text.name, "", "log", text.lines, 0, ""))
-        report.remarks += [Remark(text.name, *note) for note in text.notes]
+        report.remarks += text.notes
 
 
 def _inspect_program(
-    report: Report, program: list[InspectedModule], named: dict[str, Mesh], ends: Mapping[str, ProgramEnds]
+    report: Report,
+    program: list[Module],
+    before: Set[Module],
+    named: dict[str, Mesh],
+    ends: Mapping[str, ProgramEnds],
 ) -> None:
-    after = [inspected for inspected in program if not inspected.is_before]
-    before = [inspected for inspected in program if inspected.is_before]
-    meshes = named or next((inspected.module.meshes for inspected in program if inspected.module.meshes), {})
-    for inspected in program:
-        inspected.collectives = find_collectives(inspected.module, inspected.text)
-        if not (after and inspected.is_before):  # what it asks for is counted in the partitioned module
-            report.collectives += inspected.collectives
-    asked: list[ReportedReshard] = []
+    meshes = named or next((module.meshes for module in program if module.meshes), {})
+    collectives = {module: find_collectives(module) for module in program}
+    after = [module for module in program if module not in before]
+    for module in after or program:  # what one before asks for is counted in the partitioned module
+        report.collectives += collectives[module]
+    reshards: list[ReportedReshard] = []
     # Of several texts before partitioning the one with the most shardings: they tell of the same reshards.
     most_told = max(
-        before,
-        key=lambda inspected: sum(bool(instruction.shardings) for _, instruction in inspected.module.instructions()),
+        (module for module in program if module in before),
+        key=lambda module: sum(bool(instruction.shardings) for _, instruction in module.instructions()),
         default=None,
     )
     if most_told is not None:
-        reader = ShardingReader(most_told.module.meshes or meshes)
-        findings = list(ReshardSearch(most_told.module, most_told.text, reader).findings())
+        findings = list(ReshardSearch(most_told, most_told.meshes or meshes).findings())
         for finding in findings:
             if isinstance(finding, ReportedReshard):
-                _file(checked(finding), asked, report)
+                _file(checked(finding), reshards, report)
         report.unrecognised += [finding for finding in findings if isinstance(finding, Site) and finding.why]
         report.unchanged += findings.count(UNCHANGED)
         report.free += findings.count(FREE)
-    for inspected in after:
-        known = ends_of(most_told, meshes, ends.get(inspected.text, ProgramEnds()))
-        for chain in follow(inspected, asked if len(after) == 1 else [], meshes, known):
+    for module in after:
+        program_ends = ends_of(most_told, meshes, ends.get(module.text, ProgramEnds()))
+        for chain in follow(module, collectives[module], reshards if len(after) == 1 else [], meshes, program_ends):
             _file(chain, report.chains, report)
-    report.reshards += asked
+    report.reshards += reshards
 
 
 def _file(finding: Site, among: list[ReportedReshard], report: Report) -> None:
@@ -201,13 +188,13 @@ def _file(finding: Site, among: list[ReportedReshard], report: Report) -> None:
         report.unrecognised.append(finding)
 
 
-def _add_warnings(report: Report, text: Text, reader: ShardingReader) -> None:
+def _add_warnings(report: Report, text: Text, meshes: Mapping[str, Mesh]) -> None:
     places: dict[tuple[Any, ...], int | None] = {}
     """Of each warning that was seen: where it stands in the report, if it was recognised."""
     for warned in text.warnings:
         key = warned.source, warned.target, warned.tile, warned.operation, warned.op_name, warned.problem
         if key not in places:
-            finding = find_warned(text.name, warned, reader, report.reshards)
+            finding = find_warned(text.name, warned, meshes, report.reshards)
             places[key] = len(report.warnings) if isinstance(finding, ReportedReshard) else None
             _file(finding, report.warnings, report)
         elif (place := places[key]) is not None:

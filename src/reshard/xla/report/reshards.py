@@ -13,12 +13,13 @@ Where the text does not tell, as after a contraction before propagation, the end
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from reshard.errors import ReshardError
+from reshard.mesh import Mesh
 from reshard.xla.read.ir import ArrayShape, Computation, Definition, Instruction, Module
 from reshard.xla.read.loops import executions
-from reshard.xla.read.shardings import ShardingReader
+from reshard.xla.read.shardings import read_pair
 from reshard.xla.report.figures import Site, dtype_of, first_line
 from reshard.xla.report.placing import ELEMENTWISE, Placing, Whereabouts, manual_shardings, target_of
 
@@ -43,12 +44,13 @@ def is_before_partitioning(module: Module) -> bool:
     if module.form == "stablehlo":
         return True
     entry, instructions = module.entry, [instruction for _, instruction in module.instructions()]
-    if any((target := target_of(each)) in _BEFORE or target.startswith("xla.sdy.") for each in instructions):
+    targets = set(map(target_of, instructions))
+    if not targets.isdisjoint(_BEFORE) or any(target.startswith("xla.sdy.") for target in targets):
         return True
     if module.is_scheduled or (entry is not None and entry.name.endswith("_spmd")):
         return False
-    local = [each for each in instructions if not each.opcode.startswith(("all-", "collective-"))]
-    if any(each.shardings and each.opcode != "parameter" for each in local):
+    local = [instruction for instruction in instructions if not instruction.opcode.startswith(("all-", "collective-"))]
+    if any(instruction.shardings and instruction.opcode != "parameter" for instruction in local):
         return True
     return entry is not None and len(local) == len(instructions)
 
@@ -56,9 +58,9 @@ def is_before_partitioning(module: Module) -> bool:
 class ReshardSearch:
     """Finds the reshards that a module asks for."""
 
-    def __init__(self, module: Module, text: str, reader: ShardingReader) -> None:
-        """Take a module before partitioning, what to call its text, and the reader of its shardings."""
-        self.module, self.text, self.reader = module, text, reader
+    def __init__(self, module: Module, meshes: Mapping[str, Mesh]) -> None:
+        """Take a module before partitioning, and the meshes that its shardings may be on."""
+        self.module, self.meshes = module, meshes
         self.executed = executions(module)
         self.placing = Placing(module)
 
@@ -106,7 +108,7 @@ class ReshardSearch:
         times, unknown = self.executed[computation.name]
         return Site(
             origin=origin,
-            text=self.text,
+            text=self.module.text,
             module=self.module.name,
             line=instruction.line,
             name=instruction.name,
@@ -134,7 +136,7 @@ class ReshardSearch:
         if lies.text == wanted:
             return UNCHANGED
         try:
-            source, target = self.reader.pair(lies.text, wanted, len(shape.dims))
+            source, target = read_pair(lies.text, wanted, self.meshes, len(shape.dims))
         except ReshardError as error:
             return site.unrecognised(f"a sharding cannot be read: {first_line(error)}")
         dtype = dtype_of(shape.dtype)

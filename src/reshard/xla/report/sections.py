@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshard.plans import bytes_text
@@ -24,9 +24,15 @@ class Section(NamedTuple):
     """A table with a title, and lines below it."""
 
     title: str
-    head: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
     lines: list[str]
+    table: Table = Table(())
+
+    @classmethod
+    def of(
+        cls, title: str, head: tuple[str, ...], rows: Sequence[tuple[str, ...]], lines: Iterable[str] = ()
+    ) -> Section:
+        """A section of rows; of many the first are shown."""
+        return cls(title, [*_further(rows), *lines], Table([head, *rows[:MOST_ROWS]] if rows else (), FIGURES))
 
 
 def sections(report: Report) -> list[Section]:
@@ -47,15 +53,14 @@ def sections(report: Report) -> list[Section]:
         _unrecognised(report.unrecognised),
         _remarks(report),
     ]
-    return [section for section in listed if section.rows or section.lines]
+    return [section for section in listed if section.table.rows or section.lines]
 
 
 def table(report: Report) -> str:
     """All sections as text."""
     texts = []
     for section in sections(report):
-        rows = [section.head, *section.rows[:MOST_ROWS]] if section.rows else []
-        below = [*Table(rows, FIGURES).lines(), *_further(section.rows), *section.lines]
+        below = [*section.table.lines(), *section.lines]
         texts.append("\n".join([section.title, *(f"  {line}".rstrip() for line in below)]).rstrip())
     return "\n\n".join(texts) or "nothing was given to be inspected"
 
@@ -65,10 +70,8 @@ def blocks(report: Report) -> list[Passage]:
     result: list[Passage] = []
     for section in sections(report):
         result += [(section.title, "bold"), ""]
-        if section.rows:
-            result += [Table([section.head, *section.rows[:MOST_ROWS]], FIGURES), ""]
-        result += [*_further(section.rows), *(f"  {line}" for line in section.lines)]
-        result += [""] if section.lines else []
+        result += [section.table, ""] if section.table.rows else []
+        result += [*(f"  {line}" for line in section.lines), ""] if section.lines else []
     return result
 
 
@@ -83,7 +86,7 @@ def _parts(report: Report) -> Section:
         for part in report.parts
     ]
     lines = [f"{part.text} stops in {part.stopped}" for part in report.parts if part.stopped]
-    return Section("read", ("text", "module", "form", "lines", "devices"), rows, lines)
+    return Section.of("read", ("text", "module", "form", "lines", "devices"), rows, lines)
 
 
 def _collectives(report: Report) -> list[Section]:
@@ -96,20 +99,20 @@ def _collectives(report: Report) -> list[Section]:
     for (text, _), collectives in modules.items():
         rows = [
             (
-                str(each.line),
-                f"{each.kind} {each.name}" if each.name != each.kind else each.kind,
-                each.computation,
-                bytes_text(each.operand_bytes),
-                bytes_text(each.result_bytes),
-                "?" if each.group_size is None else str(each.group_size),
-                _received(each),
-                f"{each.executions}{'?' if each.unknown else ''}",
-                each.source or each.op_name,
+                str(collective.line),
+                f"{collective.kind} {collective.name}" if collective.name != collective.kind else collective.kind,
+                collective.computation,
+                bytes_text(collective.operand_bytes),
+                bytes_text(collective.result_bytes),
+                "?" if collective.group_size is None else str(collective.group_size),
+                _received(collective),
+                f"{collective.executions}{'?' if collective.unknown else ''}",
+                collective.source or collective.op_name,
             )
-            for each in collectives
+            for collective in collectives
         ]
-        reasons = [f"? {why}" for why in dict.fromkeys(each.unknown for each in collectives) if why]
-        listed.append(Section(f"collectives of {text}, bytes per device and execution", head, rows, reasons))
+        reasons = [f"? {why}" for why in dict.fromkeys(collective.unknown for collective in collectives) if why]
+        listed.append(Section.of(f"collectives of {text}, bytes per device and execution", head, rows, reasons))
     return listed
 
 
@@ -123,17 +126,13 @@ def _totals(report: Report) -> Section:
     head = ("collective", "instructions", "runs", "operand", "result", "received", "")
     rows = [
         (
-            total.kind,
-            str(total.instructions),
-            str(total.executions),
-            bytes_text(total.operand_bytes),
-            bytes_text(total.result_bytes),
-            bytes_text(total.received_bytes),
+            *(total.kind, str(total.instructions), str(total.executions)),
+            *map(bytes_text, (total.operand_bytes, total.result_bytes, total.received_bytes)),
             "or more" if total.is_least else "",
         )
         for total in report.totals
     ]
-    return Section("totals by kind, bytes per device, all executions", head, rows, [])
+    return Section.of("totals by kind, bytes per device, all executions", head, rows)
 
 
 def _count(number: int, singular: str, plural: str) -> str:
@@ -142,7 +141,7 @@ def _count(number: int, singular: str, plural: str) -> str:
 
 def _reshards(title: str, reshards: list[ReportedReshard], more: Sequence[str] = ()) -> Section:
     lines = [line for reshard in reshards[:MOST_ROWS] for line in _reshard_lines(reshard)]
-    return Section(title, (), [], [*lines, *_further(reshards), *more])
+    return Section(title, [*lines, *_further(reshards), *more])
 
 
 def _reshard_lines(reshard: ReportedReshard) -> list[str]:
@@ -185,13 +184,13 @@ def _cost(reshard: ReportedReshard) -> str:
 
 def _unrecognised(unrecognised: list[Site]) -> Section:
     lines = []
-    for each in unrecognised[:MOST_ROWS]:
-        size = "" if each.received_bytes is None else f", {bytes_text(each.received_bytes)} received"
-        names = f" ({', '.join(each.collectives)}{size})" if each.collectives else ""
-        place = f", {each.place}" if each.place else ""
-        lines.append(f"{each.text}:{each.line} {each.origin} {each.name}{place}{names}: {each.why}")
+    for site in unrecognised[:MOST_ROWS]:
+        size = "" if site.received_bytes is None else f", {bytes_text(site.received_bytes)} received"
+        names = f" ({', '.join(site.collectives)}{size})" if site.collectives else ""
+        place = f", {site.place}" if site.place else ""
+        lines.append(f"{site.text}:{site.line} {site.origin} {site.name}{place}{names}: {site.why}")
     title = "unrecognised: the text does not tell the ends"
-    return Section(title, (), [], [*lines, *_further(unrecognised)])
+    return Section(title, [*lines, *_further(unrecognised)])
 
 
 def _remarks(report: Report) -> Section:
@@ -200,4 +199,4 @@ def _remarks(report: Report) -> Section:
         + (f": {remark.excerpt}" if remark.excerpt else "")
         for remark in report.remarks[:MOST_ROWS]
     ]
-    return Section("not read or not understood", (), [], [*lines, *_further(report.remarks)])
+    return Section("not read or not understood", [*lines, *_further(report.remarks)])

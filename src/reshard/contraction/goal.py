@@ -1,0 +1,75 @@
+"""What is made least: bytes, bytes and work weighed, or seconds.
+
+    bytes      bytes that the busiest device receives; of as many the least work
+    balanced   these bytes and the work of a device, `BALANCE` operations counting as a byte
+    seconds    on a network, reshards and arithmetic one after the other
+
+Bytes alone would have every device compute everything, since that moves nothing; any balance from 500 to 20,000
+operations a byte gives a train step the same layout, as what a device computes in the time of a byte lies between.
+
+>>> Goal.of("balanced").name, Goal.of("bytes", None).per_flop, Goal.of(None, "h100-8").name
+('balanced', 0.0, 'seconds')
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reshard.checks import shown
+from reshard.errors import ReshardError
+from reshard.network import Network
+from reshard.network.inflow import fastest_into
+
+BALANCE = 2000
+"""How many operations count as a byte; a multiplication with its addition is two."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is made least."""
+
+    network: Network | None = None
+    """On which seconds count."""
+    balance: int | None = None
+    """How many operations count as a byte; None where the network says it, or work only decides between equals."""
+
+    @classmethod
+    def of(cls, name: str | None, network: Network | str | None = None, default: str = "bytes") -> Goal:
+        """The goal of a name, or of a network.
+
+        Raises:
+            ReshardError: `bad-argument` for a name that there is not, or bytes wanted on a network; `bad-network`.
+        """
+        found = Network.named(network, "the network")
+        if name is None:
+            name = default if found is None else "seconds"
+        if name not in ("bytes", "balanced", "seconds") or (name == "seconds") != (found is not None):
+            asked = "seconds, on a network" if found is not None else "bytes or balanced; seconds need a network"
+            raise ReshardError("bad-argument", f"the goal must be {asked}, got: {shown(name)}")
+        return cls(found, BALANCE if name == "balanced" else None)
+
+    @property
+    def name(self) -> str:
+        """As it is asked for."""
+        return "seconds" if self.network is not None else "bytes" if self.balance is None else "balanced"
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether reshards and work add up to one cost; else bytes are compared, and of equal ones the rest."""
+        return self.network is not None or self.balance is not None
+
+    @property
+    def per_flop(self) -> float:
+        """What an operation of a device costs."""
+        if self.network is not None:
+            return 1.0 / self.network.flops if self.network.flops else 0.0
+        return 0.0 if self.balance is None else 1.0 / self.balance
+
+    @property
+    def per_byte(self) -> float:
+        """What a received byte costs at the least."""
+        return 1.0 if self.network is None else 1.0 / fastest_into(self.network)
+
+    def cost(self, seconds: float | None, received_bytes: int) -> float:
+        """What a reshard adds to the sum, where there is one."""
+        return (seconds or 0.0) if self.balance is None else float(received_bytes)

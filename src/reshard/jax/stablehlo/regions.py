@@ -1,0 +1,122 @@
+"""What is not looked into: custom calls, and computations in which devices move data themselves.
+
+Shardings go through a custom call as its `sdy.sharding_rule` says; without one every device has all of it.
+
+A manual computation is a region with the shardings that it states.
+Along an axis that is manual each device is by itself, so that axis is a label: of every dim that it cuts, of the
+operands and of the results alike.
+By hand, over the manual axis x of size 2, `[{"x"}, {}]` of 8×4 to `[{}, {"x"}]` of 4×8 is the pattern
+`(m0 a0_0) a0_1 -> r0 (m0 r1)` with m0 of size 2.
+A result that an axis does not cut while it cuts an operand was brought together inside; that is counted as a sum of
+results over that axis, or as a gather of operands, whichever is cheaper.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
+
+from reshard.jax.stablehlo.attributes import type_of, word
+from reshard.jax.tracing.emitter import labels
+from reshard.operations.pattern import Term
+from reshard.propagation import Value
+from reshard.sharding import Sharding
+
+if TYPE_CHECKING:
+    from reshard.jax.stablehlo.reading import Reading
+
+
+def custom_call(reading: Reading, op: ir.Operation, operands: Sequence[Value]) -> list[Value]:
+    """The results of a call of something else."""
+    name = "custom_call." + re.sub(r"[^A-Za-z0-9_]+", "_", word(op, "call_target_name"))
+    if "sdy.sharding_rule" in op.attributes:
+        return _by_rule(reading, op, operands, name, sdy.OpShardingRuleAttr(op.attributes["sdy.sharding_rule"]))
+    reading.program.without_rule[name] += 1
+    sources = list(operands) or [reading.zero()]
+    terms = [labels(len(value.shape), f"a{number}_") for number, value in enumerate(sources)]
+    return [
+        _opaque(reading, name, sources, [*terms, labels(len(result.type.shape), "r")], result) for result in op.results
+    ]
+
+
+def _opaque(
+    reading: Reading, name: str, operands: Sequence[Value], terms: Sequence[Term], result: ir.Value[Any]
+) -> Value:
+    """One result, of which and of whose operands every device has all."""
+    whole = {label for term in terms for group in term for label in group}
+    return reading.emit(name, operands, terms, type_of(result), replicated=tuple(sorted(whole)))
+
+
+def _by_rule(
+    reading: Reading, op: ir.Operation, operands: Sequence[Value], name: str, rule: sdy.OpShardingRuleAttr
+) -> list[Value]:
+    """The results of an operation with a rule of Shardy's: its factors are labels."""
+    sizes = {f"f{number}": size for number, size in enumerate(rule.factor_sizes)}
+    terms = [_term(mapping) for mapping in rule.operand_mappings]
+    whole = {f"f{factor}" for factor in (*rule.need_replication_factors, *rule.permutation_factors)}
+    summed = {f"f{factor}" for factor in rule.reduction_factors}
+    results = []
+    for result, mapping in zip(op.results, rule.result_mappings, strict=True):
+        term = _term(mapping)
+        used = {label for each in (*terms, term) for group in each for label in group}
+        lacking = used - {label for group in term for label in group} - summed
+        results.append(
+            reading.emit(
+                name,
+                operands,
+                [*terms, term],
+                type_of(result),
+                sizes=tuple((label, size) for label, size in sizes.items() if label in used),
+                replicated=tuple(sorted((whole | lacking) & used)),
+                reduction="sum" if summed else None,
+            )
+        )
+    return results
+
+
+def _term(mapping: ir.Attribute) -> Term:
+    """The dims of a tensor, each by the labels of its factors."""
+    dims = sdy.TensorMappingAttr(mapping).dim_mappings
+    return tuple(tuple(f"f{factor}" for factor in sdy.DimMappingAttr(dim).factor_indices) for dim in dims)
+
+
+def manual_computation(reading: Reading, op: ir.Operation, operands: Sequence[Value]) -> list[Value]:
+    """The results of a region that runs on every device by itself along the manual axes."""
+    manual = re.findall(r'"((?:[^"\\]|\\.)*)"', str(op.attributes["manual_axes"]))
+    ins, outs = (reading.shardings(op.attributes[name]) for name in ("in_shardings", "out_shardings"))
+    held = [reading.held(value, sharding) for value, sharding in zip(operands, ins, strict=True)]
+    sizes: dict[str, int] = {}
+
+    def term(shape: Sequence[int], sharding: Sharding, stem: str) -> Term:
+        groups = []
+        for dim, size in enumerate(shape):
+            axes = [axis.name for axis in sharding.dims[dim].axes if axis.name in manual]
+            group = [f"m{manual.index(axis)}" for axis in axes]
+            own = {label: sharding.mesh.sizes[axis] for label, axis in zip(group, axes, strict=True)}
+            for count in own.values():
+                size //= count
+            sizes.update(own, **{f"{stem}{dim}": size})
+            groups.append((*group, f"{stem}{dim}"))
+        return tuple(groups)
+
+    terms = [term(value.shape, ins[number], f"a{number}_") for number, value in enumerate(held)]
+    sources = held or [reading.zero()]
+    results = []
+    for result, sharding in zip(op.results, outs, strict=True):
+        last = term(result.type.shape, sharding, "r")
+        used = {label for each in (*terms, last) for group in each for label in group}
+        made = reading.emit(
+            "manual_computation",
+            sources,
+            [*(terms or [()]), last],
+            type_of(result),
+            sizes=tuple((label, size) for label, size in sizes.items() if label in used),
+            replicated=tuple(sorted(label for label in used if not label.startswith("m"))),
+            reduction="sum",
+        )
+        results.append(reading.held(made, sharding))
+    return results

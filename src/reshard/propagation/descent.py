@@ -1,0 +1,272 @@
+"""A choice made better, one value or one operation at a time, with reshards shared as they are.
+
+What an operation pays for an operand is what it takes to bring that where it wants it from how it is kept, or from
+what others want of it.
+A value is tried in every option, with the operations around it free to take another layout each; of the best of these
+the exact price decides.
+Where two choices differ, every part in which they do is taken over from the other if that is cheaper.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from reshard.propagation.model import Edge, Model, Node, Table, Variable, tree_cost
+from reshard.propagation.space import Costs
+
+Want = tuple[int, Table, float]
+"""An option, the reshards that it comes by, and how often."""
+NEAR = 3
+"""How many options of a value are priced exactly at a time."""
+SLACK = 1e-9
+
+
+class Descent:
+    """A choice, and what it costs.
+
+    Args:
+        model: the program.
+        options: per variable its option, by identity.
+        layouts: per operation its layout, by its number.
+    """
+
+    def __init__(self, model: Model, options: dict[int, int], layouts: dict[int, int]) -> None:
+        self.model = model
+        self.options, self.layouts = dict(options), dict(layouts)
+        in_order = (model.variables[number] for number in model.net.order)
+        self.variables = list({id(variable): variable for variable in in_order}.values())
+        self.wanted: dict[int, Counter[Want]] = {id(v): Counter() for v in self.variables}
+        """Per variable, how many uses want it in an option, so many times."""
+        for node in model.nodes:
+            for edge in node.uses:
+                self.wanted[id(edge.variable)][self._want(edge)] += 1
+        self.cost = self.total()
+
+    def _want(self, edge: Edge, layout: int | None = None) -> Want:
+        number = self.layouts[edge.node.number] if layout is None else layout
+        return int(edge.picks.numbers[number]), edge.table, edge.times
+
+    def total(self) -> float:
+        """What the choice costs."""
+        return sum(map(self.node_cost, self.model.nodes)) + sum(map(self.shared, self.variables))
+
+    def node_cost(self, node: Node) -> float:
+        """What an operation costs with the reshard of its result."""
+        layout = self.layouts[node.number]
+        return float(node.cost[layout]) + sum(
+            float(edge.table.price[edge.picks.numbers[layout], self.options[id(edge.variable)]]) * edge.times
+            for edge in node.makes
+        )
+
+    def leaving(self, node: Node, but: Edge | None = None) -> Costs:
+        """Per layout of an operation, what it takes to bring its result to where it is kept."""
+        cost = np.zeros(len(node.layouts))
+        for edge in node.makes:
+            if edge is not but:
+                moved = edge.table.price[edge.picks.options, self.options[id(edge.variable)]]
+                cost += moved[edge.picks.places] * edge.times
+        return cost
+
+    def shared(self, variable: Variable) -> float:
+        """What the reshards of a value cost."""
+        return sum(
+            cost * trips
+            for (table, trips), wants in self.wants(variable).items()
+            for cost in [self._tree(table, variable, wants)]
+        )
+
+    def wants(self, variable: Variable) -> dict[tuple[Table, float], frozenset[int]]:
+        """What is wanted of a value, so many times."""
+        wanted = self.wanted[id(variable)]
+        return {
+            group: frozenset(option for option, *rest in wanted if tuple(rest) == group)
+            for group in dict.fromkeys((table, trips) for _, table, trips in wanted)
+        }
+
+    def _tree(self, table: Table, variable: Variable, wants: frozenset[int]) -> float:
+        key = self.options[id(variable)], wants
+        if key not in table.trees:
+            table.trees[key] = tree_cost(table, key[0], sorted(wants))
+        return table.trees[key]
+
+    def there(self, edge: Edge) -> list[int]:
+        """The options of an operand that are there without an operation: how it is kept, and what others want."""
+        kept, own = self.options[id(edge.variable)], self._want(edge)
+        if not edge.table.is_own:
+            return [kept]
+        wanted = self.wanted[id(edge.variable)]
+        return [
+            kept,
+            *(want[0] for want, times in wanted.items() if want[1:] == own[1:] and times > (want == own)),
+        ]
+
+    def marginal(self, edge: Edge) -> Costs:
+        """Per layout of an operation, what it takes to bring an operand, besides what others want."""
+        rows = edge.table.price[self.there(edge)][:, edge.picks.options]
+        return np.asarray(rows.min(axis=0)[edge.picks.places] * edge.times)
+
+    def pay(self, node: Node, but: Edge | None = None) -> Costs:
+        """Per layout of an operation its work, and what its operands take."""
+        cost = node.cost.copy()
+        for edge in node.uses:
+            if edge is not but:
+                cost += self.marginal(edge)
+        return cost
+
+    def paid(self, node: Node) -> float:
+        """What an operation costs with those of its operands' reshards that no other shares."""
+        variables = {id(edge.variable): edge.variable for edge in node.uses}.values()
+        with_it = sum(map(self.shared, variables))
+        for edge in node.uses:
+            self.wanted[id(edge.variable)].subtract([self._want(edge)])
+        for variable in variables:
+            self.wanted[id(variable)] = +self.wanted[id(variable)]
+        without = sum(map(self.shared, variables))
+        for edge in node.uses:
+            self.wanted[id(edge.variable)][self._want(edge)] += 1
+        return self.node_cost(node) + with_it - without
+
+    def improve_node(self, node: Node) -> bool:
+        """Give an operation its cheapest layout; whether that is another."""
+        cost = self.pay(node) + self.leaving(node)
+        best, layout = int(cost.argmin()), self.layouts[node.number]
+        if cost[best] >= cost[layout] * (1 - SLACK):
+            return False
+        return self.try_change({}, {node.number: best}, [node])
+
+    def improve_value(self, variable: Variable) -> bool:
+        """Give a value its best option, with the operations around it; whether that is another."""
+        if len(variable.domain) < 2:
+            return False
+        options, around = self.nearest(variable)
+        return any(self._try_option(variable, option, around) for option in options)
+
+    def nearest(self, variable: Variable, most: int = NEAR) -> tuple[list[int], list[tuple[Edge, Costs]]]:
+        """The other options of a value that cost least, and per edge what else each layout of its operation costs."""
+        domain = variable.domain
+        estimate = np.zeros(len(domain))
+        around: list[tuple[Edge, Costs]] = []
+        for edge in (*variable.makers, *variable.uses):
+            costs = self.pay(edge.node, edge) + self.leaving(edge.node, edge)
+            least = edge.picks.least(costs)
+            if edge.is_result:
+                table = edge.table.price[np.ix_(edge.picks.options, domain)].T * edge.times
+            else:
+                table = edge.table.price[np.ix_(domain, edge.picks.options)] * edge.times
+            estimate += (table + least).min(axis=1)
+            around.append((edge, costs))
+        kept, order = self.options[id(variable)], domain[np.argsort(estimate, kind="stable")].tolist()
+        return [option for option in order if option != kept][:most], around
+
+    def _try_option(self, variable: Variable, option: int, around: Sequence[tuple[Edge, Costs]]) -> bool:
+        """Keep a value otherwise, with each operation around it in the layout that is best then, if that is cheaper."""
+        layouts: dict[int, int] = {}
+        there = [option]
+        for edge, own in around:
+            if edge.node.number in layouts:
+                continue
+            if edge.is_result:
+                move = edge.table.price[edge.picks.options, option][edge.picks.places] * edge.times
+            else:
+                rows = there if edge.table.is_own else [option]
+                move = edge.table.price[rows][:, edge.picks.options].min(axis=0)[edge.picks.places] * edge.times
+            layout = int((own + move).argmin())
+            layouts[edge.node.number] = layout
+            if not edge.is_result and edge.table.is_own:
+                there.append(int(edge.picks.numbers[layout]))
+        return self.try_change({id(variable): option}, layouts, [edge.node for edge, _ in around])
+
+    def try_change(self, options: dict[int, int], layouts: dict[int, int], nodes: Iterable[Node]) -> bool:
+        """Take other options and layouts if that is cheaper; whether it is.
+
+        Args:
+            options: of variables.
+            layouts: of operations.
+            nodes: all that have one of the variables, or another layout.
+        """
+        touched = list({node.number: node for node in nodes}.values())
+        variables = list({id(e.variable): e.variable for node in touched for e in node.edges}.values())
+        before = sum(map(self.node_cost, touched)) + sum(map(self.shared, variables))
+        old_options = {key: self.options[key] for key in options}
+        old_layouts = {number: self.layouts[number] for number in layouts}
+        self._set(touched, options, layouts)
+        after = sum(map(self.node_cost, touched)) + sum(map(self.shared, variables))
+        if after < before - SLACK * abs(before):
+            self.cost += after - before
+            return True
+        self._set(touched, old_options, old_layouts)
+        return False
+
+    def _set(self, nodes: Iterable[Node], options: dict[int, int], layouts: dict[int, int]) -> None:
+        for node in nodes:
+            if node.number in layouts:
+                for edge in node.uses:
+                    wanted = self.wanted[id(edge.variable)]
+                    before = self._want(edge)
+                    wanted[before] -= 1
+                    if not wanted[before]:
+                        del wanted[before]
+                    wanted[self._want(edge, layouts[node.number])] += 1
+        self.options.update(options)
+        self.layouts.update(layouts)
+
+    def forced(self, variable: Variable, option: int) -> Descent:
+        """What comes of keeping a value otherwise, all that is around it first."""
+        other = Descent(self.model, self.options, self.layouts)
+        around = list({edge.node.number: edge.node for edge in (*variable.makers, *variable.uses)}.values())
+        other._set(around, {id(variable): option}, {})
+        for node in around:
+            layout = int((other.pay(node) + other.leaving(node)).argmin())
+            other._set([node], {}, {node.number: layout})
+        other.cost = other.total()
+        near = {
+            id(edge.variable): edge.variable for node in around for edge in node.edges if edge.variable is not variable
+        }
+        other.run([*near.values(), variable])
+        return other
+
+    def run(self, variables: Iterable[Variable] | None = None) -> None:
+        """Change values and operations until nothing is cheaper, beginning with some values, or with all."""
+        waiting: deque[Variable] = deque(self.variables if variables is None else variables)
+        queued = set(map(id, waiting))
+        while waiting:
+            variable = waiting.popleft()
+            queued.discard(id(variable))
+            changed = self.improve_value(variable)
+            nodes = [edge.node for edge in (*variable.makers, *variable.uses)]
+            for node in nodes:
+                changed |= self.improve_node(node)
+            if changed:
+                for node in nodes:
+                    for edge in node.edges:
+                        if id(edge.variable) not in queued:
+                            queued.add(id(edge.variable))
+                            waiting.append(edge.variable)
+
+    def cross(self, options: dict[int, int], layouts: dict[int, int]) -> bool:
+        """Take over parts in which another choice differs, where that is cheaper; whether any is."""
+        nodes = {node.number: node for node in self.model.nodes}
+        left = {number for number in nodes if layouts[number] != self.layouts[number]}
+        apart = {id(v): v for v in self.variables if options[id(v)] != self.options[id(v)]}
+        changed = False
+        seen: set[int] = set()
+        for start in [*apart.values()]:
+            if id(start) in seen:
+                continue
+            part, edge_of = [start], [start]
+            seen.add(id(start))
+            while edge_of:
+                variable = edge_of.pop()
+                for edge in (*variable.makers, *variable.uses):
+                    for other in edge.node.edges:
+                        if id(other.variable) in apart and id(other.variable) not in seen:
+                            seen.add(id(other.variable))
+                            part.append(other.variable)
+                            edge_of.append(other.variable)
+            around = [edge.node for variable in part for edge in (*variable.makers, *variable.uses)]
+            own = {node.number: layouts[node.number] for node in around if node.number in left}
+            changed |= self.try_change({id(v): options[id(v)] for v in part}, own, around)
+        return changed

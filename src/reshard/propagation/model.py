@@ -1,0 +1,510 @@
+"""A program as one optimisation: variables with options, nodes with layouts, and what each pair of them costs.
+
+A *variable* is a value, or several that must be kept alike, as what goes round a loop; a *node* is an operation.
+Cost = for every node its work, and the reshard of its result from how it comes out to how it is kept; for every
+variable and every option in which some node wants it one reshard, shared by all who do.
+What is wanted may also be made of what another wants, so the reshards of a value are a tree.
+
+Prices are known in two ways.
+A *bound* is what a reshard costs at the least, in closed form, for all pairs at once; for what only moves, and for sums
+that stay in place, it is what the planner's plan costs.
+A *price* is the bound until the planner is asked, which is done for the reshards that are chosen (`Model.learn`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from reshard.axis import Axes, is_prefix
+from reshard.contraction.chooser import Chooser
+from reshard.contraction.prices import Ends
+from reshard.digits import Digits
+from reshard.errors import ReshardError
+from reshard.mesh import Mesh
+from reshard.network import Network
+from reshard.network.inflow import groups_of
+from reshard.operations.operation import Operation, Value
+from reshard.operations.rules import COMBINED, waiting_operands
+from reshard.propagation.fixpoint import Flow, Net
+from reshard.propagation.space import Along, Costs, Layouts, Numbers, Option, Options, Picks, Pieces, layouts_of
+from reshard.sharding import Sharding
+
+BARRED = 1000.0
+"""How many times the dearest reshard of a value costs one that cannot be."""
+SAME = 1e-9
+"""As a part of them, by how much two numbers for one cost may differ."""
+TIE_BREAK = 1e-10
+"""What an operation costs where work only decides between equals."""
+TAKEN_APART = 1e-6
+"""By how much, as a part of it, moving what a loop takes apart costs more as a whole, since that must be held."""
+IDENTICAL = ("output", "reshard", "carry", "last")
+"""Operations that want their operands as their result is kept."""
+
+
+class Table:
+    """What reshards of a value cost from each of its options to each of those in which it may be wanted."""
+
+    def __init__(self, bound: Costs, price: Costs, *, is_own: bool) -> None:
+        self.is_own = is_own
+        """Whether what is wanted is an option of the value, not one on another mesh."""
+        barred = np.isinf(bound)
+        if barred.any():
+            bound[barred] = BARRED * max(1.0, float(bound[~barred].max(initial=0.0)))
+        self.bound = bound
+        self.price = np.where(barred, bound, price)
+        self.asked: set[tuple[int, int]] = set()
+        self.trees: dict[tuple[int, frozenset[int]], float] = {}
+        """What it costs to make all that is wanted of how the value is kept."""
+
+
+@dataclass(eq=False)
+class Variable:
+    """A value, or several that are kept alike."""
+
+    number: int
+    """Of the first of the values."""
+    options: Options
+    domain: Numbers
+    """The options that it may have."""
+    table: Table
+    count: int = 1
+    """How many values it stands for."""
+    uses: list[Edge] = field(default_factory=list)
+    makers: list[Edge] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Node:
+    """An operation."""
+
+    number: int
+    layouts: Layouts
+    cost: Costs
+    """Per layout, its work."""
+    uses: list[Edge] = field(default_factory=list)
+    """To its operands."""
+    makes: list[Edge] = field(default_factory=list)
+    """To its result; to several where it stands for operations whose results may be kept apart."""
+
+    @property
+    def edges(self) -> list[Edge]:
+        """All of them."""
+        return [*self.uses, *self.makes]
+
+
+class Edge:
+    """Between an operation and one of its tensors."""
+
+    def __init__(
+        self,
+        node: Node,
+        place: int,
+        variable: Variable,
+        wanted: Options,
+        table: Table,
+        picks: Picks,
+        often: float,
+        *,
+        is_result: bool,
+    ) -> None:
+        self.node, self.place, self.variable, self.wanted = node, place, variable, wanted
+        self.table, self.picks = table, picks
+        self.often, self.is_result = often, is_result
+        self.times = often * variable.count
+        """How often a reshard is made, of all values that are kept alike."""
+
+
+class Model:
+    """A program as variables and nodes.
+
+    Args:
+        net: the program.
+        flows: runs of propagation, whose options are among those of the values.
+        chooser: what prices it.
+        is_pinned: whether values are cut as the first flow has them, and only what may wait is open.
+    """
+
+    def __init__(self, net: Net, flows: Sequence[Flow], chooser: Chooser, *, is_pinned: bool = False) -> None:
+        self.net, self.chooser, self.goal, self.is_pinned = net, chooser, chooser.goal, is_pinned
+        self.per_flop = self.goal.per_flop or TIE_BREAK
+        graph = net.graph
+        self.said = [self._said(number, flows[0]) for number in range(len(graph.operations))]
+        self.pieces = {mesh: self._pieces(mesh, flows) for mesh in dict.fromkeys(net.meshes)}
+        self.given = [self._given(number) for number in range(len(graph.operations))]
+        self.waiting = self._waiting()
+        self.flowing = [self._options_of(number, flows) for number in range(len(graph.operations))]
+        self._options = self._all_options()
+        self._tables: dict[tuple[object, ...], Table] = {}
+        self._layouts: dict[tuple[object, ...], Layouts] = {}
+        self.variables = self._variables()
+        self.nodes = [self._node([graph.operations[n]]) for n in net.order if graph.operations[n].operands]
+
+    def tied(self, classes: Sequence[int]) -> Model:
+        """The program with values kept alike, and operations computed alike, that are of one class.
+
+        Args:
+            classes: per operation the number of the first one of its class.
+        """
+        tied = copy(self)
+        members: dict[int, list[Operation]] = {}
+        for number in self.net.order:
+            members.setdefault(classes[number], []).append(self.net.graph.operations[number])
+        firsts = {
+            first: replace(self.variables[first], count=len(alike), uses=[], makers=[])
+            for first, alike in members.items()
+        }
+        tied.variables = [firsts[classes[self.variables[number].number]] for number in range(len(self.variables))]
+        tied.nodes = [tied._node(alike) for alike in members.values() if alike[0].operands]
+        return tied
+
+    def _said(self, number: int, flow: Flow) -> list[tuple[Axes, bool]]:
+        """Per dim of a value the axes that were given and seen, and whether it is open."""
+        given, dims = self.net.graph.annotations.get(self.net.values[number]), flow.dims[number]
+        if given is None or given.mesh.is_maximal:
+            return [((), True)] * len(dims)
+        seen = [is_prefix(dim.axes, axes) for dim, axes in zip(given.dims, dims, strict=True)]
+        return [
+            (dim.axes if is_seen else (), dim.is_open and is_seen)
+            for dim, is_seen in zip(given.dims, seen, strict=True)
+        ]
+
+    def _pieces(self, mesh: Mesh, flows: Sequence[Flow]) -> Pieces:
+        lists: dict[Axes, None] = {}
+        for number, said in enumerate(self.said):
+            if self.net.meshes[number] == mesh and not mesh.is_maximal:
+                given = self.net.graph.annotations.get(self.net.values[number])
+                lists.update(dict.fromkeys(axes for axes, _ in said))
+                lists.update(dict.fromkeys(axes for flow in flows for axes in flow.dims[number]))
+                if given is not None:
+                    lists.update(dict.fromkeys((given.unreduced, given.replicated)))
+        return Pieces(mesh, sorted(lists, key=lambda axes: list(map(str, axes))))
+
+    def _waiting(self) -> list[Along]:
+        """Per value the pieces along which it may come out unreduced, and of which reduction."""
+        net = self.net
+        waiting: list[Along] = []
+        for number, operation in enumerate(net.graph.operations):
+            pieces, said = self.pieces[net.meshes[number]], net.graph.annotations.get(operation.result)
+            if not operation.operands or operation.name in IDENTICAL:
+                own = frozenset(pieces.of(said.unreduced) or ()) if said is not None else frozenset[int]()
+                waiting.append((own, said.reduction if said is not None else "sum"))
+                continue
+            calculation, rule = net.calculations[number], net.rules[number]
+            combined = [size for size, role in zip(rule.sizes, rule.roles, strict=True) if role in COMBINED]
+            own = frozenset(
+                n for n, size in enumerate(pieces.sizes.tolist()) if any(length % size == 0 for length in combined)
+            )
+            reduction = calculation.reduction if own else ""
+            for wait in calculation.waits:
+                operands = [operation.operands[n].number for n in wait.operands]
+                along = frozenset(
+                    piece
+                    for n in operands
+                    if waiting[n][1] == wait.reduction and net.meshes[n] == net.meshes[number]
+                    for piece in waiting[n][0]
+                )
+                if along and reduction in ("", wait.reduction):
+                    own, reduction = own | along, wait.reduction
+            waiting.append((own, reduction or "sum"))
+        for number, operation in enumerate(net.graph.operations):
+            if operation.name in IDENTICAL and waiting[number][0]:  # what is wanted unreduced may be kept so
+                own, reduction = waiting[operation.operands[0].number]
+                if operation.operands[0] not in net.graph.annotations and (not own or reduction == waiting[number][1]):
+                    waiting[operation.operands[0].number] = own | waiting[number][0], waiting[number][1]
+        return waiting
+
+    def _options_of(self, number: int, flows: Sequence[Flow]) -> list[Option]:
+        """The options of a value that flows have; of an end that must be even, as far as they divide it."""
+        pieces = self.pieces[self.net.meshes[number]]
+        options: dict[Option, None] = {}
+        for flow in flows:
+            dims = [pieces.of(axes) for axes in flow.dims[number]]
+            if any(axes is None for axes in dims):
+                continue
+            cut = tuple(axes for axes in dims if axes is not None)
+            options[Option(cut)] = None
+            if self.net.graph.even_ends and self.net.graph.operations[number].name in ("input", "output"):
+                shape = self.net.values[number].shape
+                options[Option(tuple(map(pieces.dividing, cut, shape)))] = None
+        if len(flows) > 1:  # what was refused or disputed may also be less
+            for option in list(options):
+                begun = [[axes[:stop] for stop in range(len(axes) + 1)] for axes in option.dims]
+                options.update(dict.fromkeys(map(Option, product(*begun))))
+        return list(options)
+
+    def _given(self, number: int) -> Option | None:
+        """What was said of a value, as an option."""
+        value = self.net.values[number]
+        given = self.net.graph.annotations.get(value)
+        if given is None:
+            return None
+        pieces = self.pieces[self.net.meshes[number]]
+        option = pieces.option(given, len(value.shape))
+        if option.sharding is not None:
+            return option
+        dims = tuple(pieces.of(axes) or () for axes, _ in self.said[number])
+        return Option(dims, option.unreduced)
+
+    def _all_options(self) -> dict[tuple[Mesh, tuple[int, ...]], Options]:
+        """Per mesh and shape its options."""
+        net = self.net
+        waiting: dict[tuple[Mesh, tuple[int, ...]], set[int]] = {}
+        besides: dict[tuple[Mesh, tuple[int, ...]], dict[Option, None]] = {}
+        for number, value in enumerate(net.values):
+            mesh, given = net.meshes[number], self.given[number]
+            own = [*self.flowing[number], *([] if given is None else [given])]
+            waiting.setdefault((mesh, value.shape), set()).update(self.waiting[number][0])
+            besides.setdefault((mesh, value.shape), {}).update(dict.fromkeys(own))
+            for user in {net.meshes[n] for n in self.net.users[number]} - {mesh}:
+                waiting.setdefault((user, value.shape), set())
+        return {
+            (mesh, shape): Options(self.pieces[mesh], shape, along, besides.get((mesh, shape), ()))
+            for (mesh, shape), along in waiting.items()
+        }
+
+    def _variables(self) -> list[Variable]:
+        """Per value its variable."""
+        graph = self.net.graph
+        variables: list[Variable] = []
+        alike = {
+            n: operation.operands[1].number for n, operation in enumerate(graph.operations) if operation.name == "last"
+        }
+        tied = _firsts(len(graph.operations), graph.ties)
+        for number, operation in enumerate(graph.operations):
+            value = operation.result
+            domain = self._domain(number)
+            if number in alike or tied[number] != number:
+                first = variables[tied[number] if tied[number] != number else alike[number]]
+                is_same = first.options is self._options[self.net.meshes[number], value.shape]
+                both = np.intersect1d(first.domain, domain)
+                if is_same and len(both):
+                    first.domain = both
+                    variables.append(first)
+                    continue
+                if tied[number] != number:
+                    names = f"{self.net.values[tied[number]].name} and {value.name}"
+                    raise ReshardError("bad-program", f"{names} are tied, and cannot be sharded alike")
+            options = self._options[self.net.meshes[number], value.shape]
+            variables.append(Variable(number, options, domain, self._table(number, options)))
+        return variables
+
+    def _domain(self, number: int) -> Numbers:
+        """The numbers of the options that a value may have."""
+        graph = self.net.graph
+        operation = graph.operations[number]
+        options = self._options[self.net.meshes[number], operation.result.shape]
+        given, annotation = self.given[number], graph.annotations.get(operation.result)
+        if given is not None and annotation is not None:
+            said = self.said[number]
+            if given.sharding is not None or not any(is_open for _, is_open in said):
+                return np.array([options.numbers[given]])
+            barred = {*(options.pieces.of(annotation.replicated) or ())}
+            domain = [
+                n
+                for n, option in enumerate(options.all)
+                if option.unreduced == given.unreduced
+                and option.sharding is None
+                and not any(piece in barred for axes in option.dims for piece in axes)
+                and all(
+                    axes[: len(own)] == own if is_open else axes == own
+                    for axes, own, (_, is_open) in zip(option.dims, given.dims, said, strict=True)
+                )
+                and (operation.name != "input" or option._replace(unreduced=()) in self.flowing[number])
+            ]
+        elif operation.name == "input":
+            domain = [options.numbers[option] for option in self.flowing[number]]
+        else:
+            users = self.net.users[number]
+            waits = operation.name != "output" and any(
+                can_wait(graph.operations[user]) or self.waiting[user][0] for user in users
+            )
+            along = self.waiting[number][0] if waits else frozenset[int]()
+            domain = [
+                n
+                for n, option in enumerate(options.all)
+                if along.issuperset(option.unreduced)
+                and option.sharding is None
+                and (options.is_even[n] or option._replace(unreduced=()) in self.flowing[number])
+            ]
+        if graph.even_ends and operation.name in ("input", "output"):
+            domain = [n for n in domain if options.is_even[n] or options.all[n] == given] or domain
+        if self.is_pinned and self.flowing[number]:
+            cut = self.flowing[number][0].dims
+            domain = [n for n in domain if options.all[n].dims == cut] or domain
+        return np.array(domain, dtype=np.int64)
+
+    def _node(self, alike: Sequence[Operation]) -> Node:
+        """Operations that are computed alike, with their layouts."""
+        operation = alike[0]
+        number = operation.result.number
+        net, mesh = self.net, self.net.meshes[number]
+        tensors = [self._options[mesh, value.shape] for value in operation.values]
+        trips, layouts = net.trip_counts(number), self._layouts_of(operation, tensors)
+        node = Node(number, layouts, layouts.flops * (trips[-1] * self.per_flop * len(alike)))
+        for place, options in enumerate(tensors):
+            is_result = place == len(tensors) - 1
+            often = trips[place] * (1 + TAKEN_APART if operation.name == "element" and not is_result else 1)
+            for variable in dict.fromkeys(self.variables[each.values[place].number] for each in alike):
+                table = self._table(variable.number, options)
+                edge = Edge(node, place, variable, options, table, layouts.picks[place], often, is_result=is_result)
+                (node.makes if is_result else node.uses).append(edge)
+                (variable.makers if is_result else variable.uses).append(edge)
+        return node
+
+    def _layouts_of(self, operation: Operation, tensors: Sequence[Options]) -> Layouts:
+        number = operation.result.number
+        net, mesh = self.net, self.net.meshes[number]
+        key: tuple[object, ...]
+        if operation.name in IDENTICAL:
+            domain = self.variables[number].domain
+            key = len(operation.operands), domain.tobytes()
+            if key not in self._layouts:
+                used = (domain,) * len(operation.operands)
+                self._layouts[key] = Layouts(used, domain, np.zeros(len(domain)), domain, domain)
+            return self._layouts[key]
+        along = self.along(operation)
+        key = net.calculations[number], tuple(map(id, tensors)), along
+        if key not in self._layouts:
+            self._layouts[key] = layouts_of(net.calculations[number], self.pieces[mesh], tensors, along)
+        return self._layouts[key]
+
+    def along(self, operation: Operation) -> tuple[Along, ...]:
+        """Per tensor of an operation the pieces along which it may be unreduced, where that is on the same mesh."""
+        meshes, mesh = self.net.meshes, self.net.meshes[operation.result.number]
+        return tuple(
+            self.waiting[value.number] if meshes[value.number] == mesh else (frozenset[int](), "sum")
+            for value in operation.values
+        )
+
+    def _table(self, number: int, wanted: Options) -> Table:
+        """What reshards of a value cost, to options on a mesh."""
+        value = self.net.values[number]
+        own = self._options[self.net.meshes[number], value.shape]
+        reduction = self.waiting[number][1]
+        key = id(own), id(wanted), value.dtype, reduction
+        if key not in self._tables:
+            if own is wanted:
+                bound = self._bound(own, value.dtype.itemsize)
+                odd = [n for n, option in enumerate(own.all) if option.sharding is not None]
+                pairs = [(a, b) for a, b in product(range(len(own.all)), repeat=2) if a in odd or b in odd]
+            else:
+                bound = np.zeros((len(own.all), len(wanted.all)))
+                pairs = list(product(range(len(own.all)), range(len(wanted.all))))
+            for a, b in pairs:
+                ends = Ends(
+                    own.pieces.sharding(own.all[a], reduction, self.net.uneven),
+                    wanted.pieces.sharding(wanted.all[b], reduction, self.net.uneven),
+                    value.shape,
+                    value.dtype,
+                )
+                bound[a, b] = self.chooser.prices.least_bytes(ends) * self.goal.per_byte
+            price = own.in_steps(bound) if own is wanted else bound
+            self._tables[key] = Table(bound, price, is_own=own is wanted)
+        return self._tables[key]
+
+    def _bound(self, options: Options, itemsize: int) -> Costs:
+        """What reshards between options cost at the least."""
+        network, mesh = self.goal.network, options.pieces.mesh
+        if network is None:
+            return options.received() * itemsize
+        return _seconds(options, network, mesh, itemsize)
+
+    def option_of(self, number: int, sharding: Sharding) -> int | None:
+        """The number of the option that a sharding is, where its value may have it."""
+        variable = self.variables[number]
+        option = variable.options.pieces.option(sharding, len(variable.options.shape))
+        place = variable.options.numbers.get(option)
+        return place if place is not None and place in variable.domain else None
+
+    def sharding(self, number: int, option: int, wanted: Options | None = None) -> Sharding:
+        """An option as the sharding of a value, as it was given where it was."""
+        value = self.net.values[number]
+        said = self.net.graph.annotations.get(value)
+        options = wanted or self.variables[number].options
+        chosen = options.all[option]
+        if said is not None and options.pieces.mesh == said.mesh and self.given[number] == chosen:
+            return self.net.sharding(number, [axes for axes, _ in self.said[number]], said)
+        uneven = self.net.uneven if said is None else said.uneven
+        return options.pieces.sharding(chosen, self.waiting[number][1], uneven)
+
+    def learn(self, edge: Edge, source: int, target: int) -> bool:
+        """Ask the planner what a reshard costs; whether that is not what was thought."""
+        table = edge.table
+        if source == target or (source, target) in table.asked:
+            return False
+        table.asked.add((source, target))
+        value = self.net.values[edge.variable.number]
+        ends = (
+            self.sharding(edge.variable.number, source, edge.variable.options if table.is_own else None),
+            self.sharding(edge.variable.number, target, edge.wanted),
+        )
+        moved = self.chooser.prices.moved(*ends, value.shape, value.dtype).price
+        cost = moved.cost if self.goal.is_sum else float(moved.received_bytes)
+        cost = min(cost, BARRED * max(1.0, float(table.price.max())))
+        if abs(cost - table.price[source, target]) <= SAME * cost:
+            return False
+        table.price[source, target] = cost
+        table.trees.clear()
+        return True
+
+
+def _firsts(count: int, ties: Iterable[tuple[Value, Value]]) -> list[int]:
+    """Per value the first of those that it is tied to, by way of others too."""
+    firsts = list(range(count))
+    for value, other in ties:
+        low, high = sorted((firsts[value.number], firsts[other.number]))
+        firsts = [low if first == high else first for first in firsts]
+    return firsts
+
+
+def can_wait(operation: Operation) -> bool:
+    """Whether an operation may leave what it is given unreduced."""
+    return operation.name not in ("reshard", "output") and any(
+        waiting_operands(operation, reduction) for reduction in ("sum", "max", "min", "product")
+    )
+
+
+def _seconds(options: Options, network: Network, mesh: Mesh, itemsize: int) -> Costs:
+    """What reshards take on a network at the least: what comes into the slowest group of devices."""
+    bound = np.zeros((len(options.all), len(options.all)))
+    own = [mesh.digit_of(piece) for piece in options.pieces.all]
+    for group in groups_of(network, mesh):
+        joined = Digits(sorted(group.digits, reverse=True)).joined()
+        within = [any(Digits((digit,)).within(other) == (digit,) for other in joined) for digit in own]
+        inside = [number for number, is_within in enumerate(within) if is_within]
+        if prod(options.pieces.sizes[inside].tolist()) != group.digits.size and len(inside) < len(own):
+            continue
+        received = options.received(inside) * itemsize
+        if len(inside) < len(own):
+            received = np.where(options.is_even[:, None] & options.is_even[None, :], received, 0.0)
+        devices = mesh.size // options.pieces.count(inside)
+        bound = np.maximum(bound, group.seconds(received / devices, network.launch_s))
+    return bound
+
+
+def tree_cost(table: Table, kept: int, wanted: Iterable[int]) -> float:
+    """What it takes to make all that is wanted, each of how the value is kept or of what was made before."""
+    return sum(float(table.price[pair]) for pair in tree(table, kept, wanted))
+
+
+def tree(table: Table, kept: int, wanted: Iterable[int]) -> list[tuple[int, int]]:
+    """The reshards that make all that is wanted, from where to where: the nearest first."""
+    price = table.price
+    if not table.is_own:
+        return [(kept, option) for option in wanted]
+    left = [option for option in wanted if option != kept]
+    near = {option: (float(price[kept, option]), kept) for option in left}
+    pairs = []
+    while near:
+        option = min(near, key=lambda each: near[each][0])
+        pairs.append((near.pop(option)[1], option))
+        for other, (cost, _) in near.items():
+            if price[option, other] < cost:
+                near[other] = float(price[option, other]), option
+    return pairs

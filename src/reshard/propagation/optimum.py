@@ -1,0 +1,276 @@
+"""How a program is placed: the choice that costs least, and how far it may be from the best.
+
+Messages between values and operations give a bound, and a choice to begin with (`dual.py`); another is what
+propagation has.
+Each is improved, one value at a time (`descent.py`), and one axis of the mesh at a time: with all others as they are,
+what a program does along an axis is a small problem in which messages go far.
+Then the planner is asked what the chosen reshards cost; where that is more than was thought, the choice is improved
+again, until all that is chosen is known.
+The bound stands beside it: it holds for every choice of the space (`space.py`), whatever the search.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from reshard.contraction.compute_layout import ComputeLayout
+from reshard.contraction.pairwise import Contracted
+from reshard.mesh import Mesh
+from reshard.propagation.descent import Descent
+from reshard.propagation.dual import Dual, Within, even_shares
+from reshard.propagation.fixpoint import Flow
+from reshard.propagation.model import IDENTICAL, SAME, Model, tree
+from reshard.propagation.space import Option, compute_layout
+from reshard.propagation.ties import classes_of
+from reshard.sharding import Sharding
+
+TURNS = 20
+"""How often messages go forth and back over the whole program, at most."""
+AXIS_TURNS = 6
+"""How often along one axis."""
+ROUNDS = 12
+"""How often an axis is tried, at most."""
+WORTH = 1e-3
+"""As a part of the cost, by how much a choice must change before the axes are tried again."""
+SMALL, KICKS = 24, 8
+"""Of a program of up to so many operations, every value is tried in so many other ways."""
+FEW = 0.5
+"""Operations are kept alike that are, where so many of all are not."""
+WHOLE_TURNS = 1
+"""How often messages go over a program whose operations are kept alike, to bound it whatever they are."""
+FEWEST_LESSONS, LESSONS = 8, 1600
+"""How often the planner is asked about all that is chosen, at most: the first, or the second by all operations."""
+
+
+class Optimum(NamedTuple):
+    """A choice for a whole program."""
+
+    shardings: list[Sharding]
+    """Per value."""
+    layouts: Mapping[int, ComputeLayout]
+    """Per operation that computes, by its number."""
+    origins: Mapping[tuple[int, Sharding], Sharding]
+    """Per value, by its number, and sharding in which it is wanted, that from which it is brought there."""
+    paid: Mapping[int, float]
+    """Per operation that computes, what would be saved without it: its work, and reshards that no other shares."""
+    cost: float
+    """Of what the goal adds up, reshard by reshard."""
+    bound: float
+    """What no choice costs less than."""
+    chains: Mapping[int, Contracted] = MappingProxyType({})
+    """Per operation that is contracted two operands at a time, by its number."""
+
+
+def optimum(model: Model, flow: Flow, deadline: float | None = None) -> Optimum:
+    """The cheapest choice that is found.
+
+    Args:
+        model: the program.
+        flow: the outcome of propagation, with which to begin besides.
+        deadline: when to end with the best so far, by `time.monotonic`.
+    """
+
+    def is_late() -> bool:
+        return deadline is not None and time.monotonic() > deadline
+
+    classes = classes_of(model.net)
+    is_tied = len(set(classes)) <= FEW * len(classes)
+    small = model.tied(classes) if is_tied else model
+    dual = Dual(small, even_shares(small))
+    dual.run(TURNS, is_late)
+    best = _searched(small, dual, flow, is_late)
+    if is_tied:
+        whole = Dual(model, even_shares(model))
+        whole.begin(dual, classes)
+        whole.run(WHOLE_TURNS, is_late)
+        options = {
+            id(own): best.options[id(shared)] for own, shared in zip(model.variables, small.variables, strict=True)
+        }
+        layouts = {node.number: best.layouts[classes[node.number]] for node in model.nodes}
+        best, dual = Descent(model, options, layouts), whole
+    return _explained(model, best, max(dual.bound, 0.0))
+
+
+def _searched(model: Model, dual: Dual, flow: Flow, is_late: Callable[[], bool]) -> Descent:
+    """The best choice that is found."""
+    found = [_descended(model, _flowing(model, flow))]
+    if not _is_proved(found[0], dual.bound):
+        found.append(_descended(model, dual.choice()))
+    if not any(_is_proved(each, dual.bound) for each in found):
+        alone = Dual(model, exact=True)
+        alone.run(AXIS_TURNS, is_late)
+        found.append(_descended(model, alone.choice()))
+    best = min(found, key=lambda each: each.cost)
+    for other in found:
+        if other is not best and best.cross(other.options, other.layouts):
+            best.run()
+    settled = 0.0
+    known: Descent | None = None
+    for _ in range(max(FEWEST_LESSONS, LESSONS // max(len(model.nodes), 1))):
+        if not _is_proved(best, dual.bound) and abs(best.cost - settled) > WORTH * best.cost and not is_late():
+            best = _axis_by_axis(model, best, is_late)
+            settled = best.cost
+        if not _is_proved(best, dual.bound) and len(model.nodes) <= SMALL and not is_late():
+            best = _kicked(best)
+        was_wrong = _learnt(model, best)
+        now = Descent(model, best.options, best.layouts)
+        if known is None or now.cost < known.total():
+            known = now
+        if not was_wrong:
+            break
+        best = Descent(model, best.options, best.layouts)
+        best.run()
+    return best if known is None else Descent(model, known.options, known.layouts)
+
+
+def _kicked(best: Descent) -> Descent:
+    """A choice improved by keeping any one value in another way and seeing what comes of it."""
+    for variable in best.variables:
+        order = best.nearest(variable, len(variable.domain))[0] if len(variable.domain) > 1 else []
+        for option in order[:: max(1, len(order) // KICKS)]:
+            other = best.forced(variable, option)
+            if other.cost < best.cost * (1 - SAME):
+                best = other
+    return best
+
+
+def _is_proved(descent: Descent, bound: float) -> bool:
+    return bound >= descent.cost * (1 - 100 * SAME)
+
+
+def _descended(model: Model, choice: tuple[dict[int, int], dict[int, int]]) -> Descent:
+    descent = Descent(model, *choice)
+    descent.run()
+    return descent
+
+
+def _flowing(model: Model, flow: Flow) -> tuple[dict[int, int], dict[int, int]]:
+    """What propagation has, each operation in the layout that is cheapest for it."""
+    options: dict[int, int] = {}
+    for number, variable in enumerate(model.variables):
+        dims = [variable.options.pieces.of(axes) for axes in flow.dims[number]]
+        place = None
+        if all(axes is not None for axes in dims):
+            place = variable.options.numbers.get(Option(tuple(axes for axes in dims if axes is not None)))
+        if id(variable) not in options:
+            options[id(variable)] = place if place is not None and place in variable.domain else int(variable.domain[0])
+    layouts: dict[int, int] = {}
+    for node in model.nodes:
+        cost = node.cost.copy()
+        for edge in node.edges:
+            kept = options[id(edge.variable)]
+            prices = (
+                edge.table.price[edge.picks.options, kept]
+                if edge.is_result
+                else edge.table.price[kept, edge.picks.options]
+            )
+            cost += prices[edge.picks.places] * edge.times
+        layouts[node.number] = int(cost.argmin())
+    return options, layouts
+
+
+def _axis_by_axis(model: Model, best: Descent, is_late: Callable[[], bool]) -> Descent:
+    """A choice improved along one axis after another, until none gains."""
+    names = [
+        (mesh, name)
+        for mesh, pieces in model.pieces.items()
+        for name in dict.fromkeys(piece.name for piece in pieces.all)
+    ]
+    if sum(len(pieces.all) for pieces in model.pieces.values()) < 2:
+        return best
+    ways = [(*name, shares) for shares in (even_shares(model), None) for name in names]
+    quiet = turn = 0
+    while quiet < len(ways) and turn < ROUNDS and not is_late():
+        mesh, name, shares = ways[turn % len(ways)]
+        turn += 1
+        free = {mesh: [n for n, piece in enumerate(model.pieces[mesh].all) if piece.name == name]}
+        before = best.cost
+        within = along(model, best, free)
+        dual = Dual(model, shares, exact=True, within=within)
+        dual.run(AXIS_TURNS)
+        other = _descended(model, dual.choice())
+        if other.cost < best.cost:
+            best, other = other, best
+        if best.cross(other.options, other.layouts):
+            best.run()
+        quiet = 0 if best.cost < before * (1 - WORTH) else quiet + 1
+    return best
+
+
+def along(model: Model, chosen: Descent, free: Mapping[Mesh, Sequence[int]]) -> Within:
+    """What differs from a choice only in what some pieces of meshes do."""
+    domains, layouts = {}, {}
+    for variable in chosen.variables:
+        options = variable.options
+        fixed = _others(len(options.pieces.all), free.get(options.pieces.mesh, ()))
+        own = options.doing[chosen.options[id(variable)]]
+        same = (options.doing[variable.domain][:, fixed] == own[fixed]).all(axis=1)
+        domains[id(variable)] = variable.domain[same]
+    for node in model.nodes:
+        rows, result = node.layouts.rows, node.makes[0].variable
+        if model.net.graph.operations[node.number].name in IDENTICAL:
+            layouts[node.number] = np.flatnonzero(np.isin(rows, domains[id(result)]))
+        else:
+            pieces = result.options.pieces
+            fixed = _others(len(pieces.all), free.get(pieces.mesh, ()))
+            own = rows[chosen.layouts[node.number]]
+            layouts[node.number] = np.flatnonzero((rows[:, fixed] == own[fixed]).all(axis=1))
+    return Within(domains, layouts)
+
+
+def _others(count: int, free: Sequence[int]) -> list[int]:
+    return [number for number in range(count) if number not in free]
+
+
+def _learnt(model: Model, best: Descent) -> bool:
+    """Ask the planner about all that is chosen; whether anything costs otherwise than was thought."""
+    is_new = False
+    for variable in best.variables:
+        for edge in variable.makers:
+            made = int(edge.picks.numbers[best.layouts[edge.node.number]])
+            is_new |= model.learn(edge, made, best.options[id(variable)])
+        for (table, _), wants in best.wants(variable).items():
+            edge = next(edge for edge in variable.uses if edge.table is table)
+            for pair in tree(table, best.options[id(variable)], sorted(wants)):
+                is_new |= model.learn(edge, *pair)
+    return is_new
+
+
+def _explained(model: Model, best: Descent, bound: float) -> Optimum:
+    """A choice in shardings and compute layouts."""
+    net = model.net
+    for node in model.nodes:
+        operation, variable = net.graph.operations[node.number], node.uses[0].variable
+        if operation.name == "output" and len(variable.uses) == 1 and variable.makers:
+            wanted = best.options[id(node.makes[0].variable)]
+            if wanted in variable.domain:  # what only an output reads is made where that wants it
+                best.options[id(variable)] = wanted
+    shardings = [model.sharding(number, best.options[id(variable)]) for number, variable in enumerate(model.variables)]
+    layouts: dict[int, ComputeLayout] = {}
+    origins: dict[tuple[int, Sharding], Sharding] = {}
+    for node in model.nodes:
+        operation = net.graph.operations[node.number]
+        if operation.name in IDENTICAL:
+            continue
+        mesh = net.meshes[node.number]
+        layouts[node.number] = compute_layout(
+            net.calculations[node.number],
+            model.pieces[mesh],
+            node.layouts,
+            best.layouts[node.number],
+            model.along(operation),
+            net.uneven,
+        )
+    for variable in best.variables:
+        for (table, _), wants in best.wants(variable).items():
+            for before, after in tree(table, best.options[id(variable)], sorted(wants)):
+                if table.is_own and before != best.options[id(variable)]:
+                    pair = [model.sharding(variable.number, option) for option in (after, before)]
+                    origins[variable.number, pair[0]] = pair[1]
+    paid = {node.number: best.paid(node) for node in model.nodes if node.number in layouts}
+    return Optimum(shardings, layouts, origins, paid, best.cost, bound)

@@ -1,0 +1,50 @@
+"""Single operations of a chosen placement, looked at again among all compute layouts.
+
+A program's space has no finer pieces of axes than it needs, and contracts all operands of an einsum at once.
+Of a small program every operation that costs anything is asked about as an einsum is: in any layout, two operands at a
+time too, between its values as they are kept.
+"""
+
+from __future__ import annotations
+
+from reshard.contraction.chooser import Chooser
+from reshard.contraction.pairwise import Contracted, best_way
+from reshard.contraction.prices import Effort, Price
+from reshard.errors import ReshardError
+from reshard.propagation.fixpoint import Net
+from reshard.propagation.model import SAME, TIE_BREAK
+from reshard.propagation.optimum import Optimum
+
+MOST_OPERATIONS = 48
+"""Up to how many operations that compute are looked at."""
+EFFORT = 400
+"""After how much effort no further one is."""
+
+
+def settled(net: Net, chooser: Chooser, best: Optimum) -> Optimum:
+    """A choice with what is cheaper for an operation that pays for all its reshards alone."""
+    if len(best.layouts) > MOST_OPERATIONS:
+        return best
+    layouts, chains = dict(best.layouts), dict[int, Contracted]()
+    saved, spent = 0.0, 0
+    for number, paid in sorted(best.paid.items(), key=lambda item: (-item[1], net.weights[item[0]])):
+        if spent > EFFORT:
+            break
+        effort = Effort(chooser.network)
+        try:
+            way = best_way(net.task(number, best.shardings), chooser, effort)
+        except ReshardError:
+            continue
+        spent += effort.spent
+        cost = _cost(way.price(chooser), chooser)
+        if cost <= paid * (1 + SAME):  # of equals, what an einsum alone would have
+            saved += max(paid - cost, 0.0)
+            if len(list(way.parts())) > 1:
+                chains[number] = way
+            else:
+                layouts[number] = way.chosen.layout
+    return best._replace(layouts=layouts, chains=chains, cost=best.cost - saved)
+
+
+def _cost(price: Price, chooser: Chooser) -> float:
+    return price.cost if chooser.goal.is_sum else price.received_bytes + TIE_BREAK * price.flops

@@ -1,0 +1,513 @@
+"""The space in which a program is placed: how every value may be kept, and how every operation may be computed.
+
+The axes of the mesh are cut into *pieces*: where an annotation or a flow cuts one, and where a label is shorter than an
+axis.
+An *option* of a value gives each piece to a dim, to none, or leaves the value unreduced along it; a *layout* of an
+operation gives each piece to a label, to none, or to operands that wait.
+Both are complete: a piece may go anywhere where it cuts evenly, whether or not an annotation brought it there; where
+it does not, only what annotations and flows have.
+Several pieces cut one dim in the order of the mesh, in one that an annotation has, or turned round.
+
+Options are numbered, shape by shape, and layouts are arrays of these numbers, so that all of them are looked at
+together.
+
+By hand, on x = 2, y = 2, for 4 x 1 elements: dim 0 takes x, y, both or none.
+
+>>> pieces = Pieces(Mesh.of(x=2, y=2), [])
+>>> [option.dims[0] for option in Options(pieces, (4, 1)).all]
+[(), (1,), (0,), (0, 1), (1, 0)]
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd, prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.axis import Axes, Axis, split_points
+from reshard.axis import pieces as pieces_of
+from reshard.contraction.compute_layout import ComputeLayout, closed_sharding
+from reshard.contraction.tasks import Calculation, Wait
+from reshard.digits import nest
+from reshard.mesh import Mesh
+from reshard.sharding import Sharding
+
+Numbers = NDArray[np.int64]
+Costs = NDArray[np.float64]
+MOST_OPTIONS = 350
+"""Up to how many options of a tensor of five dims axes are cut for the sake of labels shorter than they."""
+MOST_LAYOUTS = 4096
+"""How many layouts of an operation are looked at; beyond, the smallest pieces go with the one before."""
+MOST_ORDERS = 3
+"""How many orders of the pieces are looked at that something has."""
+
+
+class Option(NamedTuple):
+    """How a value may be kept."""
+
+    dims: tuple[tuple[int, ...], ...]
+    """Per dim the numbers of the pieces that cut it, major to minor."""
+    unreduced: tuple[int, ...] = ()
+    """The numbers of the pieces along which it is unreduced."""
+    sharding: Sharding | None = None
+    """Where it was given so, and is cut within a piece: then the rest says nothing."""
+
+
+class Pieces:
+    """The pieces into which the axes of a mesh are cut.
+
+    Args:
+        mesh: whose axes they are.
+        lists: axes as dims have them; what they cut apart is apart.
+        lengths: of labels, at which longer axes are cut, the first ones first.
+    """
+
+    def __init__(self, mesh: Mesh, lists: Iterable[Axes], lengths: Iterable[int] = ()) -> None:
+        lists = list(lists)
+        self.mesh = mesh
+        sizes = {} if mesh.is_maximal else mesh.sizes
+        points = split_points((axis for axes in lists for axis in axes), sizes)
+        cuts = {name: {1, size, *points.get(name, ())} for name, size in sizes.items() if size > 1}
+        cuts = {name: ends if nest(sorted(ends)) else {1, sizes[name]} for name, ends in cuts.items()}
+        for length in lengths:
+            for name, size in sizes.items():
+                cut = gcd(size, length)
+                if 1 < cut < size and cut not in cuts[name] and nest(sorted(cuts[name] | {cut})):
+                    if 7 ** (1 + sum(len(ends) - 1 for ends in cuts.values())) > MOST_OPTIONS:
+                        break
+                    cuts[name].add(cut)
+        self.all: tuple[Axis, ...] = tuple(
+            piece for name, ends in cuts.items() for piece in pieces_of(Axis(name), ends, sizes)
+        )
+        self.sizes = np.array([piece.size_in(sizes[piece.name]) for piece in self.all], dtype=np.int64)
+        self._numbers = {piece: number for number, piece in enumerate(self.all)}
+        self._cuts = cuts
+        canonical = tuple(range(len(self.all)))
+        orders = {canonical: None}
+        for axes in lists:
+            said = self.of(axes)
+            if said is not None and said != tuple(sorted(said)):
+                rest = iter(said)
+                orders[tuple(next(rest) if number in said else number for number in canonical)] = None
+        orders = dict.fromkeys([*list(orders)[:MOST_ORDERS], canonical[::-1]])
+        self.orders = list(orders)
+        """In which the pieces of a dim may stand: as in the mesh, as an annotation has them, and last turned round."""
+
+    def of(self, axes: Axes) -> tuple[int, ...] | None:
+        """The numbers of the pieces of axes; None where one is cut within a piece."""
+        sizes = self.mesh.sizes
+        split = [piece for axis in axes for piece in pieces_of(axis, self._cuts.get(axis.name, ()), sizes)]
+        split = [piece for piece in split if piece.size_in(sizes[piece.name]) > 1]
+        if any(piece not in self._numbers for piece in split):
+            return None
+        return tuple(self._numbers[piece] for piece in split)
+
+    def option(self, sharding: Sharding, ndim: int) -> Option:
+        """A sharding of a value of so many dims as an option."""
+        if self.mesh.is_maximal:
+            return Option(((),) * ndim)
+        dims = [self.of(dim.axes) for dim in sharding.dims]
+        unreduced = self.of(sharding.unreduced)
+        if unreduced is None or any(axes is None for axes in dims):
+            return Option(((),) * ndim, (), sharding)
+        return Option(tuple(axes for axes in dims if axes is not None), tuple(sorted(unreduced)))
+
+    def sharding(self, option: Option, reduction: str, uneven: str) -> Sharding:
+        """An option as a sharding."""
+        if option.sharding is not None:
+            return option.sharding
+        dims = tuple(tuple(self.all[number] for number in axes) for axes in option.dims)
+        unreduced = tuple(self.all[number] for number in option.unreduced)
+        return closed_sharding(self.mesh, dims, unreduced, reduction if unreduced else "sum", uneven)
+
+    def dividing(self, numbers: tuple[int, ...], size: int) -> tuple[int, ...]:
+        """The first of some, as long as they cut a dim of a size evenly."""
+        stop = next((n for n in range(len(numbers)) if size % self.count(numbers[: n + 1])), len(numbers))
+        return numbers[:stop]
+
+    def count(self, numbers: Iterable[int]) -> int:
+        """The product of the sizes of some."""
+        return prod(int(self.sizes[number]) for number in numbers)
+
+
+class Options:
+    """The options of all values of one shape.
+
+    Args:
+        pieces: of the axes of the mesh.
+        shape: of the values.
+        waiting: the pieces along which such a value may be unreduced.
+        besides: options that do not cut evenly, or in another order.
+    """
+
+    def __init__(
+        self, pieces: Pieces, shape: tuple[int, ...], waiting: Iterable[int] = (), besides: Iterable[Option] = ()
+    ) -> None:
+        self.pieces, self.shape = pieces, shape
+        self.roles = len(shape) + 2
+        """What a piece may do: nothing, cut a dim, or leave the value unreduced."""
+        self.all: list[Option] = []
+        self.numbers: dict[Option, int] = {}
+        count = len(pieces.all)
+        self._places = self.roles ** np.arange(count, dtype=np.int64)
+        waiting = frozenset(waiting)
+        allowed = [[0, *range(1, self.roles - 1), *([self.roles - 1] if n in waiting else [])] for n in range(count)]
+        rows = _product(allowed)
+        shards = self._shards(rows)
+        sizes = np.array(shape, dtype=np.int64)
+        rows = rows[((shards == 1) | ((sizes > 0) & (sizes % shards == 0))).all(axis=1)]
+        self._lookups = [np.full(self.roles**count, -1, dtype=np.int64) for _ in pieces.orders]
+        for order, lookup in zip(pieces.orders, self._lookups, strict=True):
+            for row, code in zip(rows.tolist(), self.codes(rows).tolist(), strict=True):
+                lookup[code] = self.add(self._option(row, order))
+        for option in besides:
+            number = self.add(option)
+            if option.sharding is not None:
+                continue
+            row = np.zeros((1, count), dtype=np.int64)
+            for dim, cut_by in enumerate(option.dims):
+                row[0, list(cut_by)] = 1 + dim
+            row[0, list(option.unreduced)] = self.roles - 1
+            for order, lookup in zip(pieces.orders, self._lookups, strict=True):
+                if self._option(row[0].tolist(), order) == option:
+                    lookup[self.codes(row)[0]] = number
+
+    def _option(self, row: Sequence[int], order: Sequence[int]) -> Option:
+        dims: list[list[int]] = [[] for _ in self.shape]
+        for piece in order:
+            if 0 < row[piece] < self.roles - 1:
+                dims[row[piece] - 1].append(piece)
+        return Option(tuple(map(tuple, dims)), tuple(piece for piece, role in enumerate(row) if role == self.roles - 1))
+
+    def _shards(self, rows: Numbers) -> Numbers:
+        shards = np.ones((len(rows), len(self.shape)), dtype=np.int64)
+        for piece, size in enumerate(self.pieces.sizes.tolist()):
+            for dim in range(len(self.shape)):
+                shards[rows[:, piece] == 1 + dim, dim] *= size
+        return shards
+
+    def add(self, option: Option) -> int:
+        """The number of an option."""
+        number = self.numbers.get(option)
+        if number is None:
+            number = self.numbers[option] = len(self.all)
+            self.all.append(option)
+        return number
+
+    def codes(self, rows: Numbers) -> Numbers:
+        """Per row of what each piece does, one number for all of it."""
+        return rows @ self._places if len(self._places) else np.zeros(len(rows), dtype=np.int64)
+
+    def find(self, rows: Numbers, order: int) -> Numbers:
+        """Per row of what each piece does, the number of the option in which they stand in an order, or -1."""
+        found: Numbers = self._lookups[order][self.codes(rows)]
+        return found
+
+    @cached_property
+    def sides(self) -> Numbers:
+        """Per option and dim the side of a tile, at most."""
+        shards = [[self.pieces.count(cut_by) for cut_by in option.dims] for option in self.all]
+        sides = -(
+            -np.array(self.shape, dtype=np.int64) // np.array(shards, dtype=np.int64).reshape(-1, len(self.shape))
+        )
+        return np.asarray(sides, dtype=np.int64)
+
+    @cached_property
+    def doing(self) -> Numbers:
+        """Per option and piece what it does: 0 nothing, 1 + dim, and `roles` - 1 where the value is unreduced."""
+        rows = np.zeros((len(self.all), len(self.pieces.all)), dtype=np.int64)
+        for number, option in enumerate(self.all):
+            for dim, cut_by in enumerate(option.dims):
+                rows[number, list(cut_by)] = 1 + dim
+            rows[number, list(option.unreduced)] = self.roles - 1
+        return rows
+
+    @cached_property
+    def is_even(self) -> NDArray[np.bool_]:
+        """The options that cut every dim evenly."""
+        even = [
+            option.sharding is None
+            and all(size % self.pieces.count(cut_by) == 0 for size, cut_by in zip(self.shape, option.dims, strict=True))
+            for option in self.all
+        ]
+        return np.array(even, dtype=np.bool_)
+
+    @cached_property
+    def nested(self) -> NDArray[np.bool_]:
+        """Per pair of options, whether in every dim the pieces of one begin those of the other."""
+        nested = np.ones((len(self.all), len(self.all)), dtype=np.bool_)
+        for dim in range(len(self.shape)):
+            nested &= _begin([option.dims[dim] for option in self.all])
+        return nested
+
+    def in_steps(self, cost: Costs) -> Costs:
+        """Costs of pairs where what is combined on the way to another place is combined where it is, then moved."""
+        kinds: dict[tuple[int, ...], list[int]] = {}
+        for number, option in enumerate(self.all):
+            kinds.setdefault(option.unreduced, []).append(number)
+        cost = cost.copy()
+        for before, after in itertools.permutations(kinds, 2):
+            if not {*after} < {*before}:
+                continue
+            rows, columns = kinds[before], kinds[after]
+            there = np.where(self.nested[np.ix_(rows, columns)], cost[np.ix_(rows, columns)], np.inf)
+            on = cost[np.ix_(columns, columns)]
+            for number, row in enumerate(rows):
+                least = (there[number][:, None] + on).min(axis=0)
+                cost[row, columns] = np.where(self.nested[row, columns], cost[row, columns], least)
+        return cost
+
+    def received(self, inside: Iterable[int] | None = None) -> Costs:
+        """Per pair of options, elements that the busiest device receives at the least when one becomes the other.
+
+        What a device lacks is its tile less what it has of it: in each dim the shorter side where one list of pieces
+        begins the other, else nothing on some device; that of the first device where a dim is cut unevenly.
+        Values of p classes that are combined take R + p - 2 transfers, where R devices want each.
+        Where a value becomes unreduced along a piece that cuts it, each device gives its own part, and zeros elsewhere.
+        Infinite where it does while it is combined along another piece, which is not of the space.
+
+        Args:
+            inside: the pieces that count, where devices are looked at in groups; all unless given.
+        """
+        counted = frozenset(range(len(self.pieces.all)) if inside is None else inside)
+        size = self.pieces.count(counted)
+        dims = [tuple(tuple(n for n in axes if n in counted) for axes in option.dims) for option in self.all]
+        waits = [frozenset(option.unreduced) & counted for option in self.all]
+        count, ndim = len(self.all), len(self.shape)
+        overlap = np.ones((count, count))
+        nested = np.ones((count, count), dtype=np.bool_)
+        tile = np.ones(count)
+        for dim in range(ndim):
+            lists = list(dict.fromkeys(axes[dim] for axes in dims))
+            which = np.array([lists.index(axes[dim]) for axes in dims])
+            side = np.array([-(-self.shape[dim] // self.pieces.count(axes)) for axes in lists], dtype=np.float64)
+            nested &= _begin([axes[dim] for axes in dims])
+            overlap *= np.minimum(side[:, None], side[None, :])[np.ix_(which, which)]
+            tile *= side[which]
+        nested |= ~(self.is_even[:, None] & self.is_even[None, :])
+        received = tile[None, :] - np.where(nested, overlap, 0.0)
+        kinds = list(dict.fromkeys(waits))
+        if len(kinds) > 1:
+            which = np.array([kinds.index(each) for each in waits])
+            lost = np.array([[self.pieces.count(a - b) for b in kinds] for a in kinds], dtype=np.float64)
+            kept = np.array([[self.pieces.count(a & b) for b in kinds] for a in kinds], dtype=np.float64)
+            lost, kept = lost[np.ix_(which, which)], kept[np.ix_(which, which)]
+            share = np.where(self.is_even[None, :], (lost - 2) * prod(self.shape) * kept / size, 0.0)
+            combined = tile[None, :] + np.maximum(share, 0.0)
+            gained = np.array([[len(b - a) for b in kinds] for a in kinds])[np.ix_(which, which)]
+            received = np.where(lost > 1, np.where(gained > 0, np.inf, combined), received)
+        for column, wait in enumerate(kinds if len(kinds) > 1 else ()):
+            columns = which == column
+            for row, option in enumerate(dims):
+                gained = [piece for axes in option for piece in axes if piece in wait]
+                if gained:  # each device its own part, and zeros elsewhere
+                    without = tuple(tuple(n for n in axes if n not in wait) for axes in self.all[row].dims)
+                    uncut = self.numbers.get(self.all[row]._replace(dims=without))
+                    whole = np.inf if uncut is None else received[uncut, columns]
+                    received[row, columns] = whole / self.pieces.count(gained)
+        foreign = [number for number, option in enumerate(self.all) if option.sharding is not None]
+        received[foreign], received[:, foreign] = 0.0, 0.0
+        return np.asarray(received)
+
+
+def _begin(lists: Sequence[tuple[int, ...]]) -> NDArray[np.bool_]:
+    """Per pair of lists of pieces, whether one begins the other."""
+    kinds = list(dict.fromkeys(lists))
+    which = np.array([kinds.index(axes) for axes in lists])
+    begins = np.array([[a == b[: len(a)] or b == a[: len(b)] for b in kinds] for a in kinds])
+    return np.asarray(begins[np.ix_(which, which)])
+
+
+class Picks:
+    """The options that the layouts of an operation want of a tensor."""
+
+    def __init__(self, picks: Numbers) -> None:
+        self.numbers = picks
+        """Per layout, the number of the option."""
+        self.options, self.places = np.unique(picks, return_inverse=True)
+        """Each option once, and which of them each layout wants."""
+        self.order = np.argsort(self.places, kind="stable")
+        self.starts = np.searchsorted(self.places[self.order], np.arange(len(self.options)))
+
+    def least(self, costs: Costs) -> Costs:
+        """Per option the least of what layouts cost that want it."""
+        return np.asarray(np.minimum.reduceat(costs[self.order], self.starts))
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """How an operation may be computed."""
+
+    used: tuple[Numbers, ...]
+    """Per operand, the number of the option in which each layout wants it."""
+    made: Numbers
+    """The number of the option in which the result comes out."""
+    flops: Costs
+    """Operations of a device on one trip."""
+    rows: Numbers
+    """Per layout and piece what it does: 0 nothing, 1 + label, 1 + labels + wait."""
+    orders: Numbers
+    """Per layout the number of the order in which pieces stand."""
+
+    def __len__(self) -> int:
+        return len(self.made)
+
+    @cached_property
+    def picks(self) -> tuple[Picks, ...]:
+        """Per operand, and last of the result, the options that layouts want."""
+        return tuple(map(Picks, (*self.used, self.made)))
+
+
+Along = tuple[frozenset[int], str]
+"""Pieces along which a value may be unreduced, and the reduction."""
+
+
+def _waits(calculation: Calculation, waiting: Sequence[Along]) -> list[Wait]:
+    """The operands that may wait together, those of the reduction of the result."""
+    reduction = waiting[-1][1]
+    return [
+        wait
+        for wait in calculation.waits
+        if wait.reduction == reduction and any(waiting[n][1] == reduction and waiting[n][0] for n in wait.operands)
+    ]
+
+
+def layouts_of(
+    calculation: Calculation, pieces: Pieces, tensors: Sequence[Options], waiting: Sequence[Along]
+) -> Layouts:
+    """The layouts of a calculation.
+
+    Args:
+        calculation: what is computed.
+        pieces: of the axes.
+        tensors: the options of the operands, and last of the result.
+        waiting: of the same.
+    """
+    pattern, labels = calculation.pattern, calculation.pattern.labels
+    output = {label for group in pattern.output for label in group}
+    sizes = np.array(calculation.sizes, dtype=np.int64)
+    cuttable = [1 + n for n, label in enumerate(labels) if sizes[n] > 1 and label not in calculation.whole]
+    waits, along = _waits(calculation, waiting), waiting[-1][0]
+    choices = []
+    for piece, size in enumerate(pieces.sizes.tolist()):
+        own = [n for n in cuttable if labels[n - 1] in output or piece in along]
+        cutting = [n for n in own if sizes[n - 1] % size == 0] + [n for n in own if sizes[n - 1] % size]
+        held = [
+            1 + len(labels) + number
+            for number, wait in enumerate(waits)
+            if piece in along and any(piece in waiting[n][0] for n in wait.operands)
+        ]
+        choices.append([0, *cutting, *held])
+    while prod(map(len, choices)) > MOST_LAYOUTS:
+        longest = max(range(len(choices)), key=lambda n: len(choices[n]))
+        choices[longest] = choices[longest][:-1]
+    rows = _product(choices)
+    shards = np.ones((len(rows), len(labels)), dtype=np.int64)
+    for piece, size in enumerate(pieces.sizes.tolist()):
+        for label in range(len(labels)):
+            shards[rows[:, piece] == 1 + label, label] *= size
+    groups = [
+        [number for number in map(labels.index, group) if sizes[number] > 1]
+        for group in {group for term in pattern.terms for group in term if len(group) > 1}
+    ]
+    keep = np.ones(len(rows), dtype=np.bool_)
+    for grouped in groups:
+        full = np.ones(len(rows), dtype=np.bool_)
+        for number in grouped:
+            parts = shards[:, number]
+            keep &= (parts == 1) | (full & (sizes[number] % parts == 0))
+            full &= parts == sizes[number]
+    rows, shards = rows[keep], shards[keep]
+    terms = []
+    last = len(tensors) - 1
+    for number, (term, options) in enumerate(zip(pattern.terms, tensors, strict=True)):
+        meaning = np.zeros(1 + len(labels) + len(waits), dtype=np.int64)
+        for place, name in enumerate(labels):
+            dims = [dim for dim, group in enumerate(term) if name in group]
+            is_summed = number == last and name not in output
+            meaning[1 + place] = 1 + dims[0] if dims else options.roles - 1 if is_summed else 0
+        for place, wait in enumerate(waits):
+            holds = number == last or number in wait.operands
+            meaning[1 + len(labels) + place] = options.roles - 1 if holds else 0
+        terms.append((options, meaning))
+    found: list[list[Numbers]] = [[] for _ in terms]
+    used_rows, used_orders, used_shards = [], [], []
+    for order in range(len(pieces.orders)):
+        line = pieces.orders[order]
+        which = np.ones(len(rows), dtype=np.bool_)
+        if order:
+            differs = [_differs(row, line, groups) for row in rows.tolist()]
+            which = np.array(differs, dtype=np.bool_)
+        for grouped in groups:
+            which &= _follow(rows[:, list(line)], grouped)
+        numbers = [options.find(meaning[rows], order) for options, meaning in terms]
+        for each in numbers:
+            which &= each >= 0
+        for column, each in zip(found, numbers, strict=True):
+            column.append(each[which])
+        used_rows.append(rows[which])
+        used_shards.append(shards[which])
+        used_orders.append(np.full(int(which.sum()), order, dtype=np.int64))
+    parts = -(-sizes // np.concatenate(used_shards))
+    flops = np.zeros(len(parts))
+    for stage in calculation.stages:
+        columns = [number for number, label in enumerate(labels) if label in stage.labels]
+        flops += stage.operations * parts[:, columns].prod(axis=1, dtype=np.float64)
+    *used, made = (np.concatenate(column) for column in found)
+    return Layouts(tuple(used), made, flops, np.concatenate(used_rows), np.concatenate(used_orders))
+
+
+def compute_layout(
+    calculation: Calculation,
+    pieces: Pieces,
+    layouts: Layouts,
+    number: int,
+    waiting: Sequence[Along],
+    uneven: str,
+) -> ComputeLayout:
+    """A layout by its number, as the chooser has it."""
+    labels = calculation.pattern.labels
+    row, order = layouts.rows[number].tolist(), pieces.orders[int(layouts.orders[number])]
+    waits = _waits(calculation, waiting)
+    axes = [tuple(pieces.all[piece] for piece in order if row[piece] == 1 + number) for number in range(len(labels))]
+    unreduced: list[list[Axis]] = [[] for _ in calculation.pattern.operands]
+    reduction = calculation.reduction
+    for piece, choice in enumerate(row):
+        if choice > len(labels):
+            wait = waits[choice - len(labels) - 1]
+            reduction = wait.reduction
+            for operand in wait.operands:
+                unreduced[operand].append(pieces.all[piece])
+    return ComputeLayout(pieces.mesh, calculation.pattern, tuple(axes), tuple(map(tuple, unreduced)), reduction, uneven)
+
+
+def _differs(row: Sequence[int], order: Sequence[int], groups: Sequence[Sequence[int]]) -> bool:
+    """Whether pieces that cut the same dim stand otherwise in an order than in that of the mesh."""
+    doing = [next((1 + group[0] for group in groups if choice - 1 in group), choice) for choice in row]
+    return any(doing[a] == doing[b] != 0 for n, a in enumerate(order) for b in order[n + 1 :] if a > b)
+
+
+def _follow(rows: Numbers, group: Sequence[int]) -> NDArray[np.bool_]:
+    """The rows in which the pieces of the labels of a dim stand as the labels do."""
+    follow = np.ones(len(rows), dtype=np.bool_)
+    last = np.full(len(rows), -1)
+    for number in group:
+        cut_by = rows == 1 + number
+        is_cut = cut_by.any(axis=1)
+        if rows.shape[1]:
+            follow &= ~is_cut | (cut_by.argmax(axis=1) > last)
+            last = np.where(is_cut, rows.shape[1] - 1 - cut_by[:, ::-1].argmax(axis=1), last)
+    return follow
+
+
+def _product(choices: Sequence[Sequence[int]]) -> Numbers:
+    if not choices:
+        return np.zeros((1, 0), dtype=np.int64)
+    grids = np.meshgrid(*[np.array(each, dtype=np.int64) for each in choices], indexing="ij")
+    return np.stack([grid.ravel() for grid in grids], axis=1)

@@ -1,0 +1,116 @@
+"""Programs against the optimum, which a solver finds that shares no code with the planner (`milp.py`)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from drawn_programs import compare
+
+from reshard import Mesh, Program, ReshardError, Sharding
+from reshard.numpy import run_program
+
+CLOSE = 1 + 1e-4
+"""Bytes are whole, and the solver's fractions are not."""
+
+
+def check(count: int) -> None:
+    cases = [compare(seed) for seed in range(count)]
+    solved = [case for case in cases if case.is_optimal]
+    assert len(solved) > 0.9 * count
+    assert sum(case.costs[0] for case in solved) <= 1.02 * sum(case.costs[1] for case in solved)
+    assert sum(case.ratio <= CLOSE for case in solved) >= 0.9 * len(solved)
+    assert max(case.ratio for case in solved) <= 1.3
+    for case in solved:
+        assert case.bound <= case.costs[1] * CLOSE, case.seed
+        assert not case.is_proved or case.ratio <= CLOSE, case.seed
+
+
+def test_small_programs_are_at_the_optimum() -> None:
+    check(35)
+
+
+@pytest.mark.slow
+def test_five_hundred_small_programs_are_at_the_optimum() -> None:
+    check(500)
+
+
+# What a program may say besides
+
+
+def test_tied_values_are_sharded_alike() -> None:
+    text = """
+sdy.mesh @mesh = <["data"=4, "model"=2]>
+w = input : float32[64, 64] <@mesh, [{"model"}, {}]>
+g = input : float32[64, 64] <@mesh, [{}, {"data"}]>
+n = sub "ij,ij->ij" (w, g) : float32[64, 64] {tied="w"}
+out = output (n) : float32[64, 64]
+"""
+    program = Program.parse(text)
+    assert [(one.name, other.name) for one, other in program.ties] == [("n", "w")]
+    assert str(Program.parse(str(program))) == str(program)
+    assert program.propagate().sharding("n") == program.propagate().sharding("w")
+    program.tie(program.value("g"), program.value("n"))
+    with pytest.raises(ReshardError, match="are tied, and cannot be sharded alike") as refusal:
+        program.propagate()
+    assert refusal.value.code == "bad-program"
+    row = program.op("ij->j", program.value("w"), name="sum")
+    with pytest.raises(ReshardError, match="must have one shape and dtype to be tied"):
+        program.tie(row, program.value("w"))
+
+
+def test_a_mesh_of_millions_is_refused() -> None:
+    program = Program.parse('sdy.mesh @mesh = <["model"=1000003]>\na = input : float32[1000003] <@mesh, [{"model"}]>\n')
+    program.output(program.value("a"))
+    assert program.propagate().received_bytes == 0
+    wider = Program.parse(
+        'sdy.mesh @mesh = <["data"=8, "model"=1000003]>\na = input : float32[8] <@mesh, [{"data"}]>\n'
+    )
+    with pytest.raises(ReshardError) as refusal:
+        wider.propagate()
+    assert refusal.value.code == "too-large"
+
+
+@pytest.mark.parametrize("name", ["sort", "cumsum"])
+def test_a_dim_needed_whole_goes_to_another_and_back(name: str) -> None:
+    """A tile has 1024 x 1024 elements; of those it sends 7 of 8 away, and takes 7 of 8 back."""
+    mesh = Mesh.of(x=8)
+    program = Program(mesh)
+    cut = Sharding.of(mesh, None, "x")
+    x = program.input("x", (1024, 8192), "float32", cut)
+    program.output(program.op("ij->ij", x, name=name, replicated="j"), cut)
+    placed = program.propagate()
+    assert placed.received_bytes == 2 * 1024 * 1024 * 4 * 7 // 8
+    assert placed.is_proved
+
+
+def test_axes_of_one_device_lose_nothing_at_a_reshape() -> None:
+    mesh = Mesh.of(data=1, model=8)
+    program = Program(mesh)
+    x = program.input("x", (64, 4096), "bf16", Sharding.of(mesh, None, ("data", "model")))
+    program.output(program.reshape(x, (64, 32, 128)))
+    assert program.propagate().received_bytes == 0
+
+
+def test_sub_axes_that_do_not_nest_are_placed() -> None:
+    text = """
+sdy.mesh @mesh = <["x"=6]>
+a = input : float32[36, 36] <@mesh, [{"x":(1)2}, {}]>
+b = exp "ij->ij" (a)
+out = output (b) <@mesh, [{"x":(3)2}, {}]>
+"""
+    placed = Program.parse(text).propagate()
+    array = np.linspace(-1, 1, 36 * 36, dtype="float32").reshape(36, 36)
+    assert np.allclose(run_program(placed, {"a": array})["out"], np.exp(array))
+
+
+def test_the_goal_decides() -> None:
+    """Bytes alone let every device do everything, which moves nothing; balanced, work is shared and gathered."""
+    mesh = Mesh.of(x=8)
+    program = Program(mesh)
+    a, b = (program.input(name, (512, 512), "float32", Sharding.of(mesh, None, None)) for name in "ab")
+    program.output(program.op("ij,jk->ik", a, b), Sharding.of(mesh, None, None))
+    few, balanced = program.propagate(goal="bytes"), program.propagate()
+    assert (few.received_bytes, few.flops) == (0, 2 * 512**3)
+    assert balanced.received_bytes + balanced.flops // 2000 <= few.flops // 2000
+    with pytest.raises(ReshardError, match="the goal must be bytes or balanced"):
+        program.propagate(goal="speed")

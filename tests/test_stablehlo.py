@@ -1,0 +1,449 @@
+"""Programs from StableHLO: a module is read as what it says, and computes what JAX computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+from jax import lax  # noqa: E402
+from jax.sharding import AbstractMesh, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
+from jax_functions import FUNCTIONS, attention, embedding_loss, floats, nested_scan, stack  # noqa: E402
+from llama import SMALL, layer, shardings, step  # noqa: E402
+from test_jax_programs import assert_close  # noqa: E402
+from tilefiles import command  # noqa: E402
+
+import reshard as rs  # noqa: E402
+from reshard.jax import partition_spec_of, to_jax, trace  # noqa: E402
+from reshard.propagation import Program  # noqa: E402
+
+pytestmark = pytest.mark.engine
+MESH = rs.Mesh.of(x=2, y=4)
+ABSTRACT = AbstractMesh((2, 4), ("x", "y"))
+MESH_LINE = 'sdy.mesh @mesh = <["x"=2, "y"=4]>'
+
+
+def on(*dims: Any) -> NamedSharding:
+    return NamedSharding(ABSTRACT, P(*dims))
+
+
+def lowered(function: Callable[..., Any], *avals: Any) -> str:
+    """The module that JAX lowers a function to."""
+    text: str = jax.jit(function).trace(*avals).lower(lowering_platforms=("cpu",)).as_text()
+    return text
+
+
+def module(body: str, arguments: str = "%a: tensor<8x8xf32>", result: str = "tensor<8x8xf32>", more: str = "") -> str:
+    return f"{MESH_LINE}\nfunc.func @main({arguments}) -> {result} {{\n{body}\n}}\n{more}"
+
+
+def program_of(*arguments: Any, **fields: Any) -> Program:
+    return rs.Program.from_stablehlo(module(*arguments, **fields))
+
+
+def names(program: Program) -> list[str]:
+    return [operation.name for operation in program.operations]
+
+
+# What JAX lowers, run device by device
+
+
+def mlp(x: Any, up: Any, down: Any) -> Any:
+    h = held(jax.nn.relu(x @ up))
+    return jax.nn.softmax(h @ down) * jnp.arange(x.shape[1])
+
+
+def held(h: Any) -> Any:
+    """Where it is traced, in a sharding."""
+    return lax.with_sharding_constraint(h, on("x", "y")) if isinstance(h, jax.core.Tracer) else h
+
+
+def turned(x: Any, w: Any) -> Any:
+    """A loop with a trip count, one that only a run ends, and a choice."""
+    x = lax.fori_loop(0, 3, lambda i, h: jnp.tanh(h @ w) + i, x)
+    x, turns = lax.while_loop(lambda state: state[0].sum() < 50, lambda state: (state[0] + 1.0, state[1] + 1), (x, 0))
+    return lax.cond(turns > 2, jnp.sin, lambda a: a - a.sum(0), x), turns
+
+
+def rearranged(x: Any, w: Any) -> Any:
+    parts = x[1:5, ::2], jnp.pad(x, ((1, 2), (0, 0)), constant_values=2.0), jnp.concatenate([x, w]), x.reshape(4, 2, -1)
+    return *parts, x.T, jnp.cumsum(x, 0), lax.cummax(x, 1, reverse=False), jnp.sort(x, 1), x.argmax(1), (x > 0).any(0)
+
+
+WITH_NUMPY: dict[str, tuple[Callable[..., Any], Callable[[], Any], tuple[NamedSharding, ...]]] = {
+    "a constraint": (
+        mlp,
+        floats((8, 16), (16, 32), (32, 16)),
+        (on("x", None), on(None, "y"), on("y", None)),
+    ),
+    "attention": (
+        attention,
+        floats((4, 8, 16), (16, 4, 8), (16, 4, 8), (16, 4, 8)),
+        (on("x"), on(None, "y"), on(None, "y"), on(None, "y")),
+    ),
+    "scan": (stack, floats((8, 16), (3, 16, 16)), (on("x"), on(None, None, "y"))),
+    "a scan in a scan from the last": (nested_scan, floats((4, 16)), (on(None, "y"),)),
+    "loops and a choice": (turned, floats((8, 16), (16, 16)), (on("x"), on("y"))),
+    "rearranged": (rearranged, floats((8, 16), (4, 16)), (on("x"), on(None, "y"))),
+}
+
+
+@pytest.mark.parametrize("name", WITH_NUMPY)
+def test_a_module_computes_what_jax_computes(name: str) -> None:
+    function, draw, given = WITH_NUMPY[name]
+    arguments = draw()
+    avals = [
+        jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+        for array, sharding in zip(arguments, given, strict=True)
+    ]
+    program = rs.Program.from_stablehlo(lowered(function, *avals))
+    assert [program.annotations[value] for value in program.inputs] == [
+        rs.jax.sharding_of(sharding, MESH, array.ndim) for sharding, array in zip(given, arguments, strict=True)
+    ]
+    placed = program.propagate()
+    inputs = {value.name: array for value, array in zip(placed.inputs, arguments, strict=True)}
+    results = rs.numpy.run_program(placed, inputs)
+    assert_close([results[value.name] for value in placed.outputs], _arrays(function(*map(jnp.asarray, arguments))))
+
+
+def _arrays(results: Any) -> list[Any]:
+    return [np.asarray(result) for result in jax.tree.leaves(results)]
+
+
+@pytest.mark.parametrize(
+    "name", ["captured", "argmax sort top", "embedding outside", "one per row", "loss", "dynamic update", "no rule"]
+)
+def test_what_numpy_lacks_jax_runs(name: str) -> None:
+    function, draw = FUNCTIONS[name]
+    arguments = draw()
+    text = lowered(function, *arguments).replace("{\n", f"{{\n{MESH_LINE}\n", 1)
+    found = to_jax(rs.Program.from_stablehlo(text).propagate())(*arguments)
+    assert_close(jax.tree.leaves(found), jax.tree.leaves(function(*map(jnp.asarray, arguments))))
+
+
+@pytest.mark.parametrize(
+    ("function", "apart"),
+    [
+        (layer, 0.0),
+        # Of the gradient the search proves nothing, and the two programs do not list their operations alike.
+        pytest.param(step, 0.01, marks=pytest.mark.slow),
+    ],
+)
+def test_a_layer_of_llama_costs_what_its_trace_costs(function: Callable[..., Any], apart: float) -> None:
+    mesh = rs.Mesh.of(data=2, model=4)
+    abstract = AbstractMesh((2, 4), ("data", "model"))
+
+    def aval(shape: tuple[int, ...], sharding: rs.Sharding) -> Any:
+        named = NamedSharding(abstract, partition_spec_of(sharding))
+        return jax.ShapeDtypeStruct(shape, "float32", sharding=named)
+
+    weights, x = shardings(mesh)
+    avals = {name: aval(shape, weights[name]) for name, shape in SMALL.shapes.items()}, aval(SMALL.x, x)
+    read = rs.Program.from_stablehlo(lowered(function, *avals)).propagate()
+    traced = trace(function, *avals).propagate()
+    assert read.received_bytes == pytest.approx(traced.received_bytes, rel=apart, abs=0)
+
+
+def test_the_rows_of_an_embedding_are_selected() -> None:
+    table = jax.ShapeDtypeStruct((24, 16), "float32", sharding=on("y"))
+    w = jax.ShapeDtypeStruct((16, 40), "float32", sharding=on(None, "y"))
+    ids = jax.ShapeDtypeStruct((4, 8), "int32", sharding=on("x"))
+    program = rs.Program.from_stablehlo(lowered(embedding_loss, table, w, ids))
+    gathers = [operation for operation in program.operations if operation.name == "gather"]
+    assert [operation.selected for operation in gathers] == [("t0",), ("t2",)]
+
+
+# Loops
+
+
+COUNTED = """
+  %i = stablehlo.constant dense<{start}> : tensor<i32>
+  %0:2 = stablehlo.while(%n = %i, %h = %a) : tensor<i32>, tensor<8x8xf32>
+  cond {{
+    %stop = stablehlo.constant dense<{stop}> : tensor<i32>
+    %more = stablehlo.compare {asks}, {sides} : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  }} do {{
+    %step = stablehlo.constant dense<{step}> : tensor<i32>
+    %next = stablehlo.{moves} %n, %step : tensor<i32>
+    %after = stablehlo.sine %h : tensor<8x8xf32>
+    stablehlo.return %next, %after : tensor<i32>, tensor<8x8xf32>
+  }}
+  return %0#1 : tensor<8x8xf32>"""
+
+
+@pytest.mark.parametrize(
+    ("start", "asks", "stop", "moves", "step", "sides", "turns"),
+    [
+        (0, "LT", 12, "add", 1, "%n, %stop", 12),
+        (0, "LE", 12, "add", 5, "%n, %stop", 3),
+        (9, "GT", 0, "subtract", 2, "%n, %stop", 5),
+        (9, "GE", 0, "add", -1, "%n, %stop", 10),
+        (0, "NE", 12, "add", 3, "%n, %stop", 4),
+        (0, "GT", 7, "add", 1, "%stop, %n", 7),
+        (5, "LT", 5, "add", 1, "%n, %stop", 0),
+        (0, "NE", 7, "add", 2, "%n, %stop", None),
+        (0, "LT", 7, "subtract", 1, "%n, %stop", None),
+        (0, "LT", 7, "multiply", 1, "%n, %stop", None),
+    ],
+)
+def test_a_counter_tells_the_trip_count(
+    start: int, asks: str, stop: int, moves: str, step: int, sides: str, turns: int | None
+) -> None:
+    body = COUNTED.format(start=start, asks=asks, stop=stop, moves=moves, step=step, sides=sides)
+    sine = next(operation for operation in program_of(body).operations if operation.name == "sin")
+    loop: Any = sine.block
+    assert loop.trip_count == turns
+
+
+def both_ways(x: Any) -> Any:
+    """Two loops that write from the last to the first: one that reads so, and one that reads nothing."""
+    h, rows = lax.scan(lambda h, row: (h + row, h * row), x[0], x, reverse=True)
+    return rows, lax.scan(lambda h, _: (h + 1.0, h), h, None, length=3, reverse=True)[1]
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "elements", "stacks"),
+    [(stack, ((8, 16), (3, 16, 16)), 1, 1), (nested_scan, ((4, 16),), 1, 2), (both_ways, ((4, 16),), 1, 2)],
+)
+def test_a_scan_has_elements_and_stacks_again(function: Any, shapes: Any, elements: int, stacks: int) -> None:
+    avals = [jax.ShapeDtypeStruct(shape, "float32", sharding=on()) for shape in shapes]
+    program = rs.Program.from_stablehlo(lowered(function, *avals))
+    made = names(program)
+    assert (made.count("element"), made.count("stack")) == (elements, stacks)
+    assert not {"dynamic_slice", "dynamic_update_slice"} & {*made}
+    arrays = {value.name: np.random.default_rng(1).random(value.shape, np.float32) for value in program.inputs}
+    results = rs.numpy.run_program(program.propagate(), arrays)
+    assert_close([*results.values()], _arrays(function(*map(jnp.asarray, arrays.values()))))
+
+
+def test_what_a_loop_reads_of_what_it_writes_is_no_stack() -> None:
+    def sums(x: Any) -> Any:
+        def turn(n: Any, h: Any) -> Any:
+            return lax.dynamic_update_index_in_dim(h, h.sum(0), n, 0)
+
+        return lax.fori_loop(0, 4, turn, x)
+
+    program = rs.Program.from_stablehlo(lowered(sums, jax.ShapeDtypeStruct((4, 16), "float32", sharding=on())))
+    assert "stack" not in names(program)
+    x = np.random.default_rng(1).random((4, 16), np.float32)
+    assert_close(to_jax(program.propagate())(x), sums(jnp.asarray(x)))
+
+
+# What the sdy dialect says
+
+
+def text_of(program: Program, name: str) -> list[str]:
+    """The annotations of the results of all operations of a name."""
+    made = (operation.result for operation in program.operations if operation.name == name)
+    return [program.annotations[value].text() for value in made]
+
+
+def test_shardings_of_ends_constraints_and_operations() -> None:
+    program = program_of(
+        """
+  %0 = sdy.sharding_constraint %a <@mesh, [{"y"}, {"x"}]> : tensor<8x8xf32>
+  %1 = stablehlo.sine %0 {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x"}, {?}]>]>} : tensor<8x8xf32>
+  return %1 : tensor<8x8xf32>""",
+        '%a: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x", ?}p1, {}], replicated={"y"}>}',
+        '(tensor<8x8xf32> {jax.result_info = "loss", sdy.sharding = #sdy.sharding<@mesh, [{"y"}, {}]>})',
+    )
+    assert text_of(program, "input") == ['[{"x", ?}p1, {}], replicated={"y"}']
+    assert text_of(program, "copy") == ['[{"y"}, {"x"}]', '[{"x"}, {?}]']
+    assert text_of(program, "output") == ['[{"y"}, {}]']
+    assert [value.name for value in program.outputs] == ["loss"]
+
+
+def test_a_call_stands_where_it_is_called() -> None:
+    double = """func.func private @f(%b: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>})
+      -> tensor<8x8xf32> {
+  %0 = stablehlo.add %b, %b : tensor<8x8xf32>
+  return %0 : tensor<8x8xf32>
+}"""
+    call = "call @f({}) : (tensor<8x8xf32>) -> tensor<8x8xf32>"
+    body = f"  %0 = {call.format('%a')}\n  %1 = {call.format('%0')}\n  return %1 : tensor<8x8xf32>"
+    program = program_of(body, more=double)
+    assert names(program) == ["input", "copy", "add", "copy", "add", "output"]
+    assert text_of(program, "copy") == ['[{"x"}, {}]'] * 2
+
+
+def test_a_choice_goes_by_what_is_true() -> None:
+    program = program_of(
+        """
+  %0 = "stablehlo.if"(%p) ({
+    %1 = stablehlo.negate %a : tensor<8x8xf32>
+    stablehlo.return %1 : tensor<8x8xf32>
+  }, {
+    stablehlo.return %a : tensor<8x8xf32>
+  }) : (tensor<i1>) -> tensor<8x8xf32>
+  return %0 : tensor<8x8xf32>""",
+        "%a: tensor<8x8xf32>, %p: tensor<i1>",
+    )
+    array = np.arange(64, dtype=np.float32).reshape(8, 8)
+    for truth, sign in ((True, -1), (False, 1)):
+        results = rs.numpy.run_program(program.propagate(), {"arg0": array, "arg1": np.array(truth)})
+        np.testing.assert_array_equal(results["result"], sign * array)
+
+
+@pytest.mark.parametrize(("number", "factor"), [(0, 1), (1, -1), (2, 0), (3, 0), (-1, 0)])
+def test_a_number_without_a_branch_picks_the_last(number: int, factor: int) -> None:
+    branches = ["stablehlo.return %a", "%1 = stablehlo.negate %a", "%1 = stablehlo.subtract %a, %a"]
+    regions = [
+        f"{branch} : tensor<8x8xf32>" + ("" if "return" in branch else "\nstablehlo.return %1 : tensor<8x8xf32>")
+        for branch in branches
+    ]
+    cases = "}, {\n".join(regions)
+    body = f"""  %0 = "stablehlo.case"(%p) ({{\n{cases} }}) : (tensor<i32>) -> tensor<8x8xf32>
+  return %0 : tensor<8x8xf32>"""
+    placed = program_of(body, "%a: tensor<8x8xf32>, %p: tensor<i32>").propagate()
+    array = np.ones((8, 8), np.float32)
+    results = rs.numpy.run_program(placed, {"arg0": array, "arg1": np.array(number, np.int32)})
+    np.testing.assert_array_equal(results["result"], factor * array)
+
+
+def test_a_manual_computation_keeps_the_shardings_that_it_states() -> None:
+    placed = program_of("""
+  %0 = sdy.manual_computation(%a) in_shardings=[<@mesh, [{"x"}, {}]>] out_shardings=[<@mesh, [{}, {"x"}]>]
+      manual_axes={"x"} (%b: tensor<4x8xf32>) {
+    %1 = stablehlo.reshape %b : (tensor<4x8xf32>) -> tensor<8x4xf32>
+    sdy.return %1 : tensor<8x4xf32>
+  } : (tensor<8x8xf32>) -> tensor<8x8xf32>
+  return %0 : tensor<8x8xf32>""").propagate()
+    (region,) = (operation for operation in placed.operations if operation.name == "manual_computation")
+    assert str(region.pattern) == "(m0 a0_0) a0_1 -> r0 (m0 r1)"
+    assert [placed.sharding(value).text() for value in region.values] == ['[{"x"}, {}]', '[{}, {"x"}]']
+    assert placed.received_bytes == 0
+
+
+def test_shardings_go_through_a_custom_call_by_its_rule() -> None:
+    program = program_of("""
+  %0 = stablehlo.custom_call @my.call(%a) {sdy.sharding_rule =
+    #sdy.op_sharding_rule<([i, jk])->([i, jk]) {i=8, j=4, k=2} need_replication={j}, custom>}
+    : (tensor<8x8xf32>) -> tensor<8x8xf32>
+  %1 = stablehlo.custom_call @other(%0) : (tensor<8x8xf32>) -> tensor<8x8xf32>
+  return %1 : tensor<8x8xf32>""")
+    _, ruled, other, _ = program.operations
+    assert (ruled.name, str(ruled.pattern), ruled.replicated) == (
+        "custom_call.my_call",
+        "f0 (f1 f2) -> f0 (f1 f2)",
+        ("f1",),
+    )
+    assert other.replicated == ("a0_0", "a0_1", "r0", "r1")
+    assert [*program.without_rule] == ["custom_call.other"]
+
+
+def test_the_values_of_a_group_are_sharded_alike() -> None:
+    program = program_of("""
+  %0 = sdy.sharding_constraint %a <@mesh, [{"x"}, {}]> : tensor<8x8xf32>
+  sdy.sharding_group %0 group_id=7 : tensor<8x8xf32>
+  %1 = sdy.propagation_barrier %0 allowed_direction=NONE : tensor<8x8xf32>
+  %2 = stablehlo.optimization_barrier %1 : tensor<8x8xf32>
+  %3 = stablehlo.sine %2 : tensor<8x8xf32>
+  sdy.sharding_group %3 group_id=7 : tensor<8x8xf32>
+  return %3 : tensor<8x8xf32>""")
+    assert [(value.name, first.name) for value, first in program.ties] == [("sin_4", "copy_1")]
+    placed = program.propagate()
+    (sine,) = (operation.result for operation in placed.operations if operation.name == "sin")
+    assert placed.sharding(sine).text() == '[{"x"}, {}]'
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "array"),
+    [
+        ("[1, -2]", "i32", [1, -2]),
+        ("[1.5, 0x7F80]", "bf16", [1.5, np.inf]),
+        ("[(1.0, -2.0), (0.5, 0.0)]", "complex<f32>", [1 - 2j, 0.5]),
+        ('"0x0000803F00000040"', "f32", [1, 2]),
+        ("[true, false]", "i1", [True, False]),
+    ],
+)
+def test_constants(text: str, dtype: str, array: list[Any]) -> None:
+    kind = f"tensor<2x{dtype}>"
+    body = f"  %0 = stablehlo.constant dense<{text}> : {kind}\n  return %0 : {kind}"
+    found = to_jax(program_of(body, "", kind).propagate())()
+    np.testing.assert_array_equal(np.asarray(found, complex), np.asarray(array, complex))
+
+
+# Refusals
+
+
+ADD = "  %0 = stablehlo.add %a, %a : {0}\n  return %0 : {0}"
+REFUSED: dict[str, tuple[str, str, str]] = {
+    "not MLIR": ("hello", "syntax", "line 1: "),
+    "an operation that MLIR does not know": (
+        module("  %0 = stablehlo.addd %a : tensor<8x8xf32>\n  return %0 : tensor<8x8xf32>"),
+        "syntax",
+        "line 3: custom op 'stablehlo.addd' is unknown",
+    ),
+    "no mesh": ("module {}", "unknown-mesh", "the module defines no mesh"),
+    "no main": (MESH_LINE, "bad-program", "no function @main"),
+    "a collective": (
+        module("""  %0 = "stablehlo.all_gather"(%a) <{all_gather_dim = 0 : i64,
+    replica_groups = dense<0> : tensor<1x1xi64>}> : (tensor<8x8xf32>) -> tensor<8x8xf32>
+  return %0 : tensor<8x8xf32>"""),
+        "cannot-express",
+        "line 3: stablehlo.all_gather: ",
+    ),
+    "a size that only a run tells": (
+        module("  return %a : tensor<?xf32>", "%a: tensor<?xf32>", "tensor<?xf32>"),
+        "cannot-express",
+        "line 2: func.func: a value must be a tensor of known sizes",
+    ),
+    "a dtype that is not known": (
+        module(ADD.format("tensor<8xi4>"), "%a: tensor<8xi4>", "tensor<8xi4>"),
+        "unknown-dtype",
+        "line 2: func.func: dtype 'i4'",
+    ),
+    "a function that calls itself": (
+        module("  %0 = call @main(%a) : (tensor<8x8xf32>) -> tensor<8x8xf32>\n  return %0 : tensor<8x8xf32>"),
+        "cannot-express",
+        "line 3: func.call: @main calls itself",
+    ),
+    "a sharding of HLO": (
+        module("""  %0 = stablehlo.custom_call @Sharding(%a) {mhlo.sharding = "{replicated}"}
+    : (tensor<8x8xf32>) -> tensor<8x8xf32>
+  return %0 : tensor<8x8xf32>"""),
+        "cannot-express",
+        "line 3: stablehlo.custom_call: shardings must be those of the sdy dialect",
+    ),
+    "a sort that falls": (
+        module("""  %0 = "stablehlo.sort"(%a) <{dimension = 0 : i64}> ({
+  ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+    %1 = stablehlo.compare GT, %x, %y : (tensor<f32>, tensor<f32>) -> tensor<i1>
+    stablehlo.return %1 : tensor<i1>
+  }) : (tensor<8x8xf32>) -> tensor<8x8xf32>
+  return %0 : tensor<8x8xf32>"""),
+        "cannot-express",
+        "line 3: stablehlo.sort: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_names_the_operation_and_its_line(name: str) -> None:
+    text, code, sentence = REFUSED[name]
+    with pytest.raises(rs.ReshardError) as refusal:
+        rs.Program.from_stablehlo(text)
+    assert refusal.value.code == code
+    assert sentence in str(refusal.value)
+
+
+# The command line
+
+
+def test_propagate_knows_a_module_by_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "model.txt"
+    avals = [jax.ShapeDtypeStruct(shape, "float32", sharding=on("x")) for shape in ((8, 16), (16, 16))]
+    path.write_text(lowered(lambda x, w: jnp.tanh(x @ w), *avals))
+    printed = command("propagate", path)
+    assert (printed.status, printed.err) == (0, "")
+    assert "tanh(einsum_2)" in printed.out
+    path.write_text(f"{MESH_LINE}\nmodule = input : f32[8, 8]\nout = output (module)\n")
+    assert "output(module)" in command("propagate", path).out
