@@ -36,6 +36,7 @@ from reshard.contraction.compute_layout import ComputeLayout, closed_sharding
 from reshard.contraction.tasks import Calculation, Wait
 from reshard.digits import nest
 from reshard.mesh import Mesh
+from reshard.operations.pattern import SUMMED
 from reshard.sharding import Sharding
 
 Numbers = NDArray[np.int64]
@@ -390,13 +391,12 @@ def layouts_of(
         waiting: of the same.
     """
     pattern, labels = calculation.pattern, calculation.pattern.labels
-    output = {label for group in pattern.output for label in group}
     sizes = np.array(calculation.sizes, dtype=np.int64)
     cuttable = [1 + n for n, label in enumerate(labels) if sizes[n] > 1 and label not in calculation.whole]
     waits, along = _waits(calculation, waiting), waiting[-1][0]
     choices = []
     for piece, size in enumerate(pieces.sizes.tolist()):
-        own = [n for n in cuttable if labels[n - 1] in output or piece in along]
+        own = [n for n in cuttable if pattern.role(labels[n - 1]) not in SUMMED or piece in along]
         cutting = [n for n in own if sizes[n - 1] % size == 0] + [n for n in own if sizes[n - 1] % size]
         held = [
             1 + len(labels) + number
@@ -430,7 +430,7 @@ def layouts_of(
         meaning = np.zeros(1 + len(labels) + len(waits), dtype=np.int64)
         for place, name in enumerate(labels):
             dims = [dim for dim, group in enumerate(term) if name in group]
-            is_summed = number == last and name not in output
+            is_summed = number == last and pattern.role(name) in SUMMED
             meaning[1 + place] = 1 + dims[0] if dims else options.roles - 1 if is_summed else 0
         for place, wait in enumerate(waits):
             holds = number == last or number in wait.operands
