@@ -14,7 +14,7 @@ from reshard.errors import ReshardError
 from reshard.exchange import Exchange, Piece
 from reshard.planner import BASES, alternatives
 from reshard.planner import plan as make_plan
-from reshard.plans import Plan, bytes_text
+from reshard.plans import Plan, blocks, bytes_text
 from reshard.xla.partitioner import explain
 
 EXAMPLES = """\
@@ -74,10 +74,10 @@ def run(args: argparse.Namespace) -> None:
         else:
             output.write_json(plan.as_dict() | {"device": traffic})
         return
-    output.write_plan(plan)
+    output.write_shown(plan, blocks(plan))
     for number, way in enumerate(alternatives(plan) if args.alternatives else (), 1):
         print(f"\nalternative {number}")
-        output.write_plan(way)
+        output.write_shown(way, blocks(way))
     if args.explain_xla:
         branch = explain(plan.source, plan.target, shape)
         print(f"\nXLA: {branch.branch.name}, by {', '.join(branch.collectives) or 'nothing'}: {branch.why}")
