@@ -26,7 +26,7 @@ import numpy as np
 
 from reshard.axis import Axis, difference, merged, mesh_order, quote, refined_mesh, sorted_and_merged
 from reshard.box import Box
-from reshard.checks import all_of, expect, integer, listed, shown
+from reshard.checks import all_of, expect, integer, listed, shown, suggested
 from reshard.digits import NO_DIGITS, Digits, Layout, Positions, refine
 from reshard.dtypes import REDUCTIONS, DType, dtype_named
 from reshard.errors import ReshardError
@@ -147,7 +147,8 @@ class Sharding:
         previous: Axis | None = None
         for axis in axes:
             if axis.name not in self.mesh.sizes:
-                raise ReshardError("unknown-axis", f"axis {quote(axis.name)} is not in mesh {self.mesh}")
+                close = suggested(axis.name, self.mesh.sizes)
+                raise ReshardError("unknown-axis", f"axis {quote(axis.name)} is not in mesh {self.mesh}{close}")
             if axis in seen:
                 raise ReshardError("duplicate-axis-ref", f"axis {axis} is used twice")
             if previous is not None and previous.can_merge(axis):
