@@ -61,7 +61,12 @@ def write_file(path: str, text: str) -> None:
 
 def write_json(value: Any) -> None:
     """One JSON document."""
-    print(json.dumps(value, indent=1))
+    print(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON, to read."""
+    return json.dumps(value, indent=1)
 
 
 def flush() -> None:
