@@ -22,6 +22,8 @@ _NOUNS: dict[type, str] = {str: "string", int: "integer", bool: "truth value", d
 
 def shown(value: object) -> str:
     """A value as it stands in a sentence: its repr, cut where it is long."""
+    if isinstance(value, int) and abs(value) >= 10**80:
+        return f"an integer of about {int(value.bit_length() * 0.30103)} digits"
     try:
         text = repr(value)
     except Exception:  # whatever a stranger's repr does, the sentence must come out

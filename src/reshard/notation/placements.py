@@ -27,6 +27,7 @@ from math import prod
 from operator import mul
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from reshard.checks import shown
 from reshard.dtypes import REDUCTIONS
 from reshard.errors import ReshardError
 from reshard.foreign import PARTIAL, REPLICATE, SHARD, MeshRecord, PlacedRecord, PlacementRecord, PlacementsRecord
@@ -266,18 +267,23 @@ def cuts_of(record: PlacementsRecord, sizes: Sequence[int], ndim: int) -> list[t
         if any(placement.split_factor != 1 for placement in placements):
             problem = f"strided shards of {text_of(placements)} are no order of mesh dims"
             raise ReshardError("cannot-express", problem)
-        return [dict(record.order).get(dim, ()) for dim in range(ndim)]
-    cuts: list[list[int]] = [[] for _ in range(ndim)]
+        cuts = [dict(record.order).get(dim, ()) for dim in range(ndim)]
+        cutting = [[place for place, p in enumerate(placements) if (p.kind, p.dim) == (SHARD, d)] for d in range(ndim)]
+        if len(record.order) > ndim or any(sorted(cut) != own for cut, own in zip(cuts, cutting, strict=True)):
+            problem = f"the order {shown(dict(record.order))} is not one of the mesh dims in {text_of(placements)}"
+            raise ReshardError("bad-argument", problem)
+        return cuts
+    lists: list[list[int]] = [[] for _ in range(ndim)]
     for mesh_dim, placement in reversed(list(enumerate(placements))):
         if placement.kind != SHARD:
             continue
-        cut = cuts[placement.dim]
+        cut = lists[placement.dim]
         products = list(itertools.accumulate((sizes[major] for major in cut), mul, initial=1))
         if placement.split_factor not in products:
             problem = f"placement {repr_of(placement)} in {text_of(placements)} interleaves rows"
             raise ReshardError("cannot-express", f"{problem} as no order of mesh dims does")
         cut.insert(products.index(placement.split_factor), mesh_dim)
-    return [tuple(cut) for cut in cuts]
+    return [tuple(cut) for cut in lists]
 
 
 def shards_of(cuts: Sequence[Sequence[int]], sizes: Sequence[int]) -> Mapping[int, PlacementRecord]:
