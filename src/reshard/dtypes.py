@@ -194,9 +194,8 @@ def dtype_named(value: Any) -> DType:
         dtype = DTYPES.get(name) or DTYPES.get(_numpys_name(name))
         if dtype is not None:
             return dtype
-    known = ", ".join(dtype.name for dtype in _TABLE)
-    ending = suggested(name, DTYPES)
-    raise ReshardError("unknown-dtype", f"dtype {shown(value)} is not known{ending}; it must be one of {known}")
+    known = ", ".join(sorted(DTYPES)) + suggested(name, DTYPES)
+    raise ReshardError("unknown-dtype", f"dtype {shown(value)} is not known; it must be one of {known}")
 
 
 def _name_of(value: Any) -> str | None:

@@ -135,7 +135,7 @@ def parse_sharding(text: str, mesh: Mesh | Mapping[str, Mesh] | None = None, ndi
     if form == "torch":
         printed = placements.read_sharding(text)
         return _of_repr(printed.record, meshes, printed.ndim if ndim is None else ndim, text)
-    forms = '`#sdy.sharding<@m, [{"x"}]>`, `[{"x"}]`, `[[0]]`, `{devices=[2]<=[2]}`, `A[I_X]`, `P(\'x\')` or `[S(0)]`'
+    forms = '`#sdy.sharding<@m, [{"x"}]>`, `[{"x"}]`, `[[0]]`, `{devices=[2]<=[2]}` or `A[I_X]`'
     raise placed(text, start, f"expected a sharding, such as {forms},", f", found {found_at(text, start)}")
 
 

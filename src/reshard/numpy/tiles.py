@@ -184,14 +184,15 @@ def _plain(array: Any, what: str) -> Array:
     return np.asanyarray(array)
 
 
-def _holds(dtype: np.dtype[Any], planned: DType) -> bool:
+def _holds(dtype: np.dtype[Any], planned: DType, is_combined: bool) -> bool:
     """Whether an array of NumPy's dtype is one of the planned values.
 
-    What NumPy knows by no name of its own may come as unsigned integers or bytes of the same size.
+    What NumPy knows by no name of its own may come as unsigned integers or bytes of the same size, unless it is combined.
     """
     if dtype.itemsize != planned.itemsize:
         return False
-    return dtype.name == planned.name or (dtype.kind in "uV" and planned.name not in np.sctypeDict)
+    is_raw = dtype.kind in "uV" and planned.name not in np.sctypeDict and not is_combined
+    return dtype.name == planned.name or is_raw
 
 
 def _check_tiles(tiles: Mapping[int, Array], tiling: Tiling, plan: Plan | None) -> np.dtype[Any]:
@@ -213,7 +214,8 @@ def _check_tiles(tiles: Mapping[int, Array], tiling: Tiling, plan: Plan | None) 
             )
         dtypes.add(tile.dtype)
     planned = None if plan is None else plan.dtype
-    if len(dtypes) > 1 or (planned and not all(_holds(dtype, planned) for dtype in dtypes)):
+    is_combined = plan is not None and bool(plan.source.unreduced or plan.target.unreduced)
+    if len(dtypes) > 1 or (planned and not all(_holds(dtype, planned, is_combined) for dtype in dtypes)):
         names = ", ".join(sorted(map(str, dtypes)))
         raise ReshardError("bad-tiles", f"tiles must all be of dtype {planned or 'one kind'}, got: {names}")
     return dtypes.pop()

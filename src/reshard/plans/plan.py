@@ -364,7 +364,7 @@ class Plan(ReshardWork):
             plan = cls(reshard, steps, options, str(record.get("reason", "")))
         except ReshardError:
             raise
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise ReshardError("bad-plan-text", f"a plan lacks a field or has one of another type: {error}") from None
         wrong = _differences(record, plan.as_dict())
         if wrong:
