@@ -22,7 +22,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from reshard.contraction.paths import paths_of, steps_along
-from reshard.dtypes import REDUCTIONS, DType, dtype_named
+from reshard.dtypes import REDUCTIONS, DType, dtype_named, widest
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.operation import Operation
@@ -84,6 +84,11 @@ class Calculation:
             tuple(waits),
             pattern.repeated,
         )
+
+    @property
+    def dtype(self) -> DType:
+        """What the arithmetic is in: the widest of the operands."""
+        return widest(self.dtypes[:-1] or self.dtypes)
 
     @cached_property
     def label_sizes(self) -> dict[str, int]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from reshard.dtypes import DType
+from reshard.dtypes import DType, widest
 from reshard.errors import ReshardError
 from reshard.operations.blocks import Block, trip_count
 from reshard.operations.kinds import KINDS, LEAVING, Kind, KindForm
@@ -81,6 +81,11 @@ class Operation:
     def trip_count(self) -> int:
         """How often its result is made."""
         return 1 if self.block is None else trip_count(self.scope)
+
+    @property
+    def arithmetic(self) -> DType:
+        """What it computes in: the widest of its operands."""
+        return widest(value.dtype for value in self.operands or (self.result,))
 
     @property
     def values(self) -> tuple[Value, ...]:

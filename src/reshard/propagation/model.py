@@ -132,7 +132,6 @@ class Model:
 
     def __init__(self, net: Net, flows: Sequence[Flow], chooser: Chooser, *, is_pinned: bool = False) -> None:
         self.net, self.chooser, self.goal, self.is_pinned = net, chooser, chooser.goal, is_pinned
-        self.per_flop = self.goal.per_flop or TIE_BREAK
         graph = net.graph
         self.said = [self._said(number, flows[0]) for number in range(len(graph.operations))]
         self.pieces = {mesh: self._pieces(mesh, flows) for mesh in dict.fromkeys(net.meshes)}
@@ -346,7 +345,8 @@ class Model:
         net, mesh = self.net, self.net.meshes[number]
         tensors = [self._options[mesh, value.shape] for value in operation.values]
         trips, layouts = net.trip_counts(number), self._layouts_of(operation, tensors)
-        node = Node(number, layouts, layouts.flops * (trips[-1] * self.per_flop * len(alike)))
+        per_flop = self.goal.per_flop(operation.arithmetic) or TIE_BREAK
+        node = Node(number, layouts, layouts.flops * (trips[-1] * per_flop * len(alike)))
         for place, options in enumerate(tensors):
             is_result = place == len(tensors) - 1
             often = trips[place] * (1 + TAKEN_APART if operation.name == "element" and not is_result else 1)
