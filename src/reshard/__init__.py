@@ -26,6 +26,7 @@ from reshard.box import Box
 from reshard.contraction import EinsumPlan, alternatives, einsum
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
+from reshard.models import Rules, plan_model
 from reshard.network import Network
 from reshard.notation import parse_mesh, parse_sharding
 from reshard.planner import plan
@@ -46,6 +47,7 @@ __all__ = [
     "Plan",
     "Program",
     "ReshardError",
+    "Rules",
     "Sharding",
     "Step",
     "alternatives",
@@ -54,6 +56,7 @@ __all__ = [
     "parse_mesh",
     "parse_sharding",
     "plan",
+    "plan_model",
 ]
 
 ENGINES = ("jax", "torch")
