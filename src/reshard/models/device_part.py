@@ -59,7 +59,9 @@ class Traffic(NamedTuple):
     @classmethod
     def of(cls, found: Sequence[Pieces], first: Positions, parts: Positions, boxes: PieceBoxes) -> Traffic:
         """The pieces in order, those of tensors that are cut as their parts."""
-        columns = [np.concatenate(column) for column in zip(*found, strict=True)] if found else [np.zeros(0, np.int64)] * 4
+        columns = (
+            [np.concatenate(column) for column in zip(*found, strict=True)] if found else [np.zeros(0, np.int64)] * 4
+        )
         tensor, row, peer, _ = columns
         counts = parts[tensor]
         if (counts > 1).any():

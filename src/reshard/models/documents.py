@@ -110,7 +110,9 @@ def read_rule(entry: Any, meshes: Mapping[str, Mesh]) -> Rule:
         raise ReshardError("syntax", f"the spec of {match!r} is {shown(spec)}; quote it, so that it is a text")
     mesh = fields.get("mesh")
     if mesh is not None and (not isinstance(mesh, str) or mesh not in meshes):
-        raise ReshardError("unknown-mesh", f"rule {match!r} is on mesh {shown(mesh)}, none of {', '.join(meshes) or '-'}")
+        raise ReshardError(
+            "unknown-mesh", f"rule {match!r} is on mesh {shown(mesh)}, none of {', '.join(meshes) or '-'}"
+        )
     return Rule(
         match,
         spec,

@@ -220,7 +220,9 @@ class ModelPlan:
         if self.network is None:
             return None
         if self.world > self.network.size:
-            raise ReshardError("bad-network", f"device {self.world - 1} is beyond the {self.network.size} of the network")
+            raise ReshardError(
+                "bad-network", f"device {self.world - 1} is beyond the {self.network.size} of the network"
+            )
         loaded = loads(self.network.levels, *self.traffic)
         levels = self.network.levels
         busiest = max((load / level.bandwidth for load, level in zip(loaded.carried, levels, strict=True)), default=0.0)
@@ -369,7 +371,9 @@ class ModelPlan:
         """What is shown of it: its templates, and what it receives against the bound."""
         ends = [set(rules.mesh.devices) for rules in self.rules]
         shared = len(ends[0] & ends[1])
-        relation = "all of them the same" if ends[0] == ends[1] else f"{shared} of them the same" if shared else "others"
+        relation = (
+            "all of them the same" if ends[0] == ends[1] else f"{shared} of them the same" if shared else "others"
+        )
         total = sum(tensor.nbytes for tensor in self.types)
         title = (
             f"{len(self.names)} tensors, {bytes_text(total)}, from {len(ends[0])} devices to {len(ends[1])}, {relation}"
@@ -525,9 +529,7 @@ def _tensor_type(name: str, value: Any) -> TensorType:
     return TensorType(checked_shape(shape), dtype_named(dtype))
 
 
-def _cast(
-    names: Mapping[str, Any], types: tuple[TensorType, ...], cast: Mapping[str, Any] | None
-) -> tuple[DType, ...]:
+def _cast(names: Mapping[str, Any], types: tuple[TensorType, ...], cast: Mapping[str, Any] | None) -> tuple[DType, ...]:
     """The dtypes at the target."""
     if not cast:
         return tuple(tensor.dtype for tensor in types)
@@ -542,7 +544,9 @@ def _cast(
         result.append(dtype)
     unused = [key for key in cast if key not in used]
     if unused:
-        raise ReshardError("bad-argument", f"cast names {unused[0]!r}, no tensor; the nearest are {nearest(unused[0], names)}")
+        raise ReshardError(
+            "bad-argument", f"cast names {unused[0]!r}, no tensor; the nearest are {nearest(unused[0], names)}"
+        )
     return tuple(result)
 
 

@@ -77,10 +77,14 @@ class Rules:
         for rule in self.rules:
             mesh = rule.mesh or self.mesh
             if mesh is not self.mesh and set(mesh.devices) != devices:
-                raise ReshardError("different-meshes", f"rule {rule.match!r} is on mesh {mesh}, not on the devices of all")
+                raise ReshardError(
+                    "different-meshes", f"rule {rule.match!r} is on mesh {mesh}, not on the devices of all"
+                )
             for part in rule.on:
                 if part.axis not in mesh.sizes:
-                    raise ReshardError("unknown-axis", f"rule {rule.match!r} is on axis {part.axis!r}, not in mesh {mesh}")
+                    raise ReshardError(
+                        "unknown-axis", f"rule {rule.match!r} is on axis {part.axis!r}, not in mesh {mesh}"
+                    )
                 cuts = part.cuts or ()
                 if len(cuts) >= mesh.sizes[part.axis] or list(cuts) != sorted(set(cuts)):
                     raise ReshardError(

@@ -39,7 +39,9 @@ class PaddedLayout(Layout):
         """Where the tile of a position lies; what is beyond the tensor belongs to no tile."""
         whole = super().box(position, self.padded)
         ends = [(start, min(stop, size)) for (start, stop), size in zip(whole, shape, strict=True)]
-        return Box((start, stop) if start < stop else (size, size) for (start, stop), size in zip(ends, shape, strict=True))
+        return Box(
+            (start, stop) if start < stop else (size, size) for (start, stop), size in zip(ends, shape, strict=True)
+        )
 
     def blocks(self, dim: int, size: int) -> tuple[Positions, Positions]:
         """Where every block of a dim begins and ends."""

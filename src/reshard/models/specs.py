@@ -140,4 +140,6 @@ def _partition_spec(text: str, mesh: Mesh, ndim: int) -> Sharding:
 
 
 def _is_entry(entry: object) -> bool:
-    return entry is None or isinstance(entry, str) or (isinstance(entry, tuple) and all(isinstance(a, str) for a in entry))
+    return (
+        entry is None or isinstance(entry, str) or (isinstance(entry, tuple) and all(isinstance(a, str) for a in entry))
+    )

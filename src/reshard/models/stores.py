@@ -22,7 +22,7 @@ By hand: gate and up of 3 rows each, fused, transposed: up lies behind gate, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -96,6 +96,20 @@ class Slot(NamedTuple):
         return part[(..., *index)]
 
 
+def views(slots: tuple[Slot, ...], buffers: Mapping[str, Any], box: Box) -> Iterator[tuple[Box, Any]]:
+    """The parts of buffers that hold a box of a tensor, and where each lies in the tensor.
+
+    Args:
+        slots: of the tensor.
+        buffers: by name, arrays or tensors.
+        box: inside the slots' boxes.
+    """
+    for slot in slots:
+        part = box if len(slots) == 1 else slot.box.intersect(box)
+        if not part.is_empty:
+            yield part, slot.view(buffers[slot.buffer], part)
+
+
 class Buffer(NamedTuple):
     """What a device keeps tiles in."""
 
@@ -139,7 +153,9 @@ def _joined(buffer: str, held: dict[str, Held], slots: dict[str, tuple[Slot, ...
         store = tile.store
         same = (store.order, store.dims, store.dim, tile.dtype, store.stack is None)
         if same != (order, first.store.dims, first.store.dim, first.dtype, not numbers):
-            raise ReshardError("bad-argument", f"tensors of buffer {buffer!r} are kept in different ways, as {name!r} is")
+            raise ReshardError(
+                "bad-argument", f"tensors of buffer {buffer!r} are kept in different ways, as {name!r} is"
+            )
         words = layers.setdefault(store.stack, {})
         if (store.key or "") in words:
             twice = words[store.key or ""]
@@ -202,14 +218,17 @@ def _chunks(name: str, tile: Held) -> list[tuple[Box, int]]:
             "bad-argument", f"the tile [{start}, {stop}) of {name!r} does not end between groups of {length}"
         )
     return [
-        (Box([*tile.box[:dim], (low, low + length), *tile.box[dim + 1 :]]), length) for low in range(start, stop, length)
+        (Box([*tile.box[:dim], (low, low + length), *tile.box[dim + 1 :]]), length)
+        for low in range(start, stop, length)
     ]
 
 
 def _checked_dims(tile: Held) -> tuple[int, ...]:
     dims = tile.store.dims
     if dims and sorted(dims) != list(range(len(tile.box))):
-        raise ReshardError("bad-argument", f"the order of dims {list(dims)} does not fit a tensor of {len(tile.box)} dims")
+        raise ReshardError(
+            "bad-argument", f"the order of dims {list(dims)} does not fit a tensor of {len(tile.box)} dims"
+        )
     return dims
 
 

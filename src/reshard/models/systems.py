@@ -85,7 +85,9 @@ def _options(system: str, text: str, known: set[str]) -> dict[str, str]:
 def _size(options: Mapping[str, str], key: str, system: str, default: str = "") -> int:
     text = options.get(key, default)
     if not text.isdecimal() or not 1 <= int(text[:10]) < 2**24 or len(text) > 8:
-        raise ReshardError("bad-argument", f"{system} must have a size from 1 on for {key or 'its devices'}, as {key}=8")
+        raise ReshardError(
+            "bad-argument", f"{system} must have a size from 1 on for {key or 'its devices'}, as {key}=8"
+        )
     return int(text)
 
 
@@ -206,9 +208,7 @@ def _megatron(options: Mapping[str, str], system: str, model: ModelShape, first_
     for word, heads in _heads(model).items():
         store = _fused(layer + r"self_attention.linear_qkv.weight", r"\2", ("q", "k", "v"), groups=groups)
         heads = model.kv_heads if groups > 1 else heads
-        rules.append(
-            Rule(LAYER + rf"self_attn\.({word})_proj\.weight", rows, on=(stage,), heads=heads, store=store)
-        )
+        rules.append(Rule(LAYER + rf"self_attn\.({word})_proj\.weight", rows, on=(stage,), heads=heads, store=store))
     kept = {"q_b_proj": "linear_q_up_proj", "kv_b_proj": "linear_kv_up_proj"}
     for word, name in kept.items():
         store = StoreRule(layer + rf"self_attention.{name}.\2")
@@ -216,18 +216,14 @@ def _megatron(options: Mapping[str, str], system: str, model: ModelShape, first_
     store = StoreRule(layer + r"self_attention.linear_proj.\2")
     rules.append(Rule(LAYER + rf"self_attn\.o_proj\.{REST}", columns, on=(stage,), store=store))
     store = _fused(layer + r"mlp.\2linear_fc1.\4", r"\3", ("gate_proj", "up_proj"))
-    rules.append(
-        Rule(LAYER + rf"mlp\.(shared_experts\.|)(gate_proj|up_proj)\.{REST}", rows, on=(stage,), store=store)
-    )
+    rules.append(Rule(LAYER + rf"mlp\.(shared_experts\.|)(gate_proj|up_proj)\.{REST}", rows, on=(stage,), store=store))
     store = StoreRule(layer + r"mlp.\2linear_fc2.\3")
     rules.append(Rule(LAYER + rf"mlp\.(shared_experts\.|)down_proj\.{REST}", columns, on=(stage,), store=store))
     rules.append(Rule(LAYER + ".*", "replicated", on=(stage,)))
     ends = (("model.embed_tokens.weight", 0, "embedding.word_embeddings.weight"),)
     for name, number, buffer in (*ends, ("lm_head.weight", stages - 1, "output_layer.weight")):
         rules.append(
-            Rule(
-                name.replace(".", r"\."), rows, on=(Slice("pp", (number,)),), pad=128 * tp, store=StoreRule(buffer)
-            )
+            Rule(name.replace(".", r"\."), rows, on=(Slice("pp", (number,)),), pad=128 * tp, store=StoreRule(buffer))
         )
     last = Slice("pp", (stages - 1,))
     rules.append(Rule(r"model\.norm\.weight", on=(last,), store=StoreRule("decoder.final_layernorm.weight")))

@@ -96,7 +96,9 @@ class Moves:
         whole, rest = divmod(count, replicas)
         total = np.repeat(by_holder.sum(axis=1)[:, None] * whole, replicas, axis=1)
         if rest:
-            sums = np.concatenate([np.zeros((len(by_holder), 1), np.int64), by_holder, by_holder], axis=1).cumsum(axis=1)
+            sums = np.concatenate([np.zeros((len(by_holder), 1), np.int64), by_holder, by_holder], axis=1).cumsum(
+                axis=1
+            )
             last = (np.arange(replicas) - first) % replicas + replicas
             total += sums[:, last + 1] - sums[:, last + 1 - rest] if rest <= replicas else 0
         return total[self.base, self.number]
@@ -138,6 +140,8 @@ class Moves:
 
 
 def _rows_by(positions: Positions) -> dict[int, Positions]:
+    if not len(positions):
+        return {}
     order = np.argsort(positions, kind="stable")
     found, starts = np.unique(positions[order], return_index=True)
     return dict(zip(found.tolist(), np.split(order, starts[1:]), strict=True))
