@@ -103,9 +103,7 @@ def experts_of(whole: dict[str, Array], layer: int, suffix: str) -> list[tuple[A
             return result  # type: ignore[return-value]
 
 
-def vllm(
-    model: ModelShape, whole: dict[str, Array], tp: int, dp: int, by_expert: bool, replicas: int = 1
-) -> Held:
+def vllm(model: ModelShape, whole: dict[str, Array], tp: int, dp: int, by_expert: bool, replicas: int = 1) -> Held:
     held: Held = {}
     for device in range(replicas * dp * tp):
         rank, place = device % tp, device % (dp * tp)

@@ -35,7 +35,7 @@ from reshard.checks import expect, integer, listed, shown
 from reshard.digits import Positions
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
-from reshard.mesh import ENUMERABLE, Mesh
+from reshard.mesh import ENUMERABLE
 from reshard.models.buckets import Buckets, Load, buckets_of
 from reshard.models.catalogue import TensorType
 from reshard.models.device_part import DevicePart, Pieces

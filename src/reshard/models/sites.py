@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 
 from reshard.box import Box
-from reshard.digits import Digits, Layout, Positions, Tie, Transposition
+from reshard.digits import Layout, Positions, Tie, Transposition
 from reshard.exchange import Tiling
 from reshard.mesh import Mesh
 from reshard.sharding import Sharding

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 from reshard.axis import Axis
 from reshard.checks import shown
