@@ -38,6 +38,7 @@ from reshard.torch.conversions import mesh_of, placements_of, sharding_of
 from reshard.torch.einsum import einsum
 from reshard.torch.programs import to_torch
 from reshard.torch.redistribute import redistribute, workspace_size
+from reshard.torch.transfer import transfer, version_of
 
 __all__ = [
     "einsum",
@@ -47,5 +48,7 @@ __all__ = [
     "redistribute",
     "sharding_of",
     "to_torch",
+    "transfer",
+    "version_of",
     "workspace_size",
 ]
