@@ -32,6 +32,8 @@ from reshard.sharding import Sharding
 
 CANDIDATES = 10
 """How many choices are begun with, at most."""
+CLOSE = 2e-3
+"""How far from the bound, as a part of the cost, a choice for a larger program is good enough for no further ones."""
 CROSSED = 3
 """Of how many of them better parts are taken over."""
 PROMISING = 1.5
@@ -46,7 +48,7 @@ SMALL, KICKS = 24, 8
 """Of a program of up to so many operations, every value is tried in so many other ways."""
 FEW = 0.5
 """Operations are kept alike that are, where so many of all are not."""
-WHOLE_TURNS = 6
+WHOLE_TURNS = 4
 """How often messages go over a program whose operations are kept alike, to bound it whatever they are."""
 FEWEST_LESSONS, LESSONS = 8, 1600
 """How often the planner is asked about all that is chosen, at most: the first, or the second by all operations."""
@@ -106,11 +108,12 @@ def _searched(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], 
     settled = 0.0
     known: Descent | None = None
     for _ in range(max(FEWEST_LESSONS, LESSONS // max(len(model.nodes), 1))):
-        if not _is_proved(best, bounded.bound) and abs(best.cost - settled) > WORTH * best.cost and not is_late():
+        has_changed = abs(best.cost - settled) > WORTH * best.cost
+        if has_changed and not _is_proved(best, bounded.bound) and not is_late():
             best = _axis_by_axis(model, bounded, best, is_late)
+            if len(model.nodes) <= SMALL and not _is_proved(best, bounded.bound) and not is_late():
+                best = _kicked(best)
             settled = best.cost
-        if not _is_proved(best, bounded.bound) and len(model.nodes) <= SMALL and not is_late():
-            best = _kicked(best)
         was_wrong = _learnt(model, best)
         now = Descent(model, best.options, best.layouts)
         if known is None or now.cost < known.total():
@@ -128,16 +131,18 @@ def _begun(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], boo
     if len(model.nodes) <= SMALL or flowing.cost <= PROMISING * bounded.bound:
         flowing.run()
     candidates = [flowing, first]
-    while not any(_is_proved(each, bounded.bound) for each in candidates):
-        if len(candidates) == CANDIDATES or is_late():
+    enough = 0.0 if len(model.nodes) <= SMALL else CLOSE
+    while len(candidates) < CANDIDATES and not is_late():
+        if any(_is_proved(each, bounded.bound, enough) for each in candidates):
             break
         candidates.append(Descent(model, *bounded.step(is_late)))
-    else:
-        return min(candidates, key=lambda each: each.cost)
-    alone = Dual(model, bounded.shares, exact=True)
-    alone.run(AXIS_TURNS, is_late)
-    candidates.append(Descent(model, *alone.choice()))
+    if not any(_is_proved(each, bounded.bound) for each in candidates):
+        alone = Dual(model, bounded.shares, exact=True)
+        alone.run(AXIS_TURNS, is_late)
+        candidates.append(Descent(model, *alone.choice()))
     best, *others = sorted(candidates, key=lambda each: each.cost)
+    if _is_proved(best, bounded.bound):
+        return best
     best.run()
     for other in others[:CROSSED]:
         if best.cross(other.options, other.layouts):
@@ -156,8 +161,9 @@ def _kicked(best: Descent) -> Descent:
     return best
 
 
-def _is_proved(descent: Descent, bound: float) -> bool:
-    return bound >= descent.cost * (1 - 100 * SAME)
+def _is_proved(descent: Descent, bound: float, enough: float = 0.0) -> bool:
+    """Whether no choice costs less, by more than a part of the cost."""
+    return bound >= descent.cost * (1 - 100 * SAME - enough)
 
 
 def _flowing(model: Model, flow: Flow) -> tuple[dict[int, int], dict[int, int]]:
