@@ -89,6 +89,7 @@ class Pieces:
         self.sizes = np.array([piece.size_in(sizes[piece.name]) for piece in self.all], dtype=np.int64)
         self._numbers = {piece: number for number, piece in enumerate(self.all)}
         self._cuts = cuts
+        self._known: dict[Axes, tuple[int, ...] | None] = {}
         canonical = tuple(range(len(self.all)))
         orders = {canonical: None}
         for axes in lists:
@@ -102,12 +103,13 @@ class Pieces:
 
     def of(self, axes: Axes) -> tuple[int, ...] | None:
         """The numbers of the pieces of axes; None where one is cut within a piece."""
-        sizes = self.mesh.sizes
-        split = [piece for axis in axes for piece in pieces_of(axis, self._cuts.get(axis.name, ()), sizes)]
-        split = [piece for piece in split if piece.size_in(sizes[piece.name]) > 1]
-        if any(piece not in self._numbers for piece in split):
-            return None
-        return tuple(self._numbers[piece] for piece in split)
+        if axes not in self._known:
+            sizes = self.mesh.sizes
+            split = [piece for axis in axes for piece in pieces_of(axis, self._cuts.get(axis.name, ()), sizes)]
+            split = [piece for piece in split if piece.size_in(sizes[piece.name]) > 1]
+            is_whole = all(piece in self._numbers for piece in split)
+            self._known[axes] = tuple(self._numbers[piece] for piece in split) if is_whole else None
+        return self._known[axes]
 
     def option(self, sharding: Sharding, ndim: int) -> Option:
         """A sharding of a value of so many dims as an option."""
@@ -335,6 +337,12 @@ class Picks:
         """Each option once, and which of them each layout wants."""
         self.order = np.argsort(self.places, kind="stable")
         self.starts = np.searchsorted(self.places[self.order], np.arange(len(self.options)))
+
+    @cached_property
+    def listed(self) -> list[int]:
+        """The same, as Python's numbers."""
+        listed: list[int] = self.numbers.tolist()
+        return listed
 
     def least(self, costs: Costs) -> Costs:
         """Per option the least of what layouts cost that want it."""
