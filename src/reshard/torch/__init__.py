@@ -36,16 +36,20 @@ import torch  # noqa: F401  # fails here where PyTorch is not installed
 from reshard.torch.comparison import explain
 from reshard.torch.conversions import mesh_of, placements_of, sharding_of
 from reshard.torch.einsum import einsum
+from reshard.torch.installing import Installation, install, uninstall
 from reshard.torch.programs import to_torch
 from reshard.torch.redistribute import redistribute, workspace_size
 
 __all__ = [
+    "Installation",
     "einsum",
     "explain",
+    "install",
     "mesh_of",
     "placements_of",
     "redistribute",
     "sharding_of",
     "to_torch",
+    "uninstall",
     "workspace_size",
 ]

@@ -15,7 +15,7 @@ Give such a tensor as `_StridedShard`, which `redistribute` itself does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,11 +31,13 @@ from reshard.torch.conversions import (
     as_key,
     gradient_placements,
     mesh_of,
+    meta_of,
     spec_of,
     spelled_out,
     target_placements,
 )
 from reshard.torch.redistribution import Redistribution, redistribution_for
+from reshard.torch.stand_ins import StandIns
 from reshard.torch.world import CAPACITY, current_world
 
 
@@ -90,6 +92,24 @@ def redistribute_traced(x: DTensor, target: AnyPlacements, mesh: DeviceMesh | No
     return DTensor.from_local(tile, on, _target_of(name), run_check=False, shape=x.shape, stride=x.stride())
 
 
+def exchanged_in_graph(planned: StandIns, tile: torch.Tensor, check: str) -> Callable[[], torch.Tensor]:
+    """What puts the operator for a tile into a graph that is traced, and what is done on either side of it.
+
+    Raises:
+        ReshardError: as `redistribute` where the target cannot be.
+    """
+    source, meta = planned.source, meta_of(planned.source)
+    name = _name_of(source.mesh, spelled_out(source), source.mesh, planned.target, meta.dtype, check, len(meta.shape))
+    _named(name).on_shape(meta.shape).local.check_tile(tile)
+
+    def run() -> torch.Tensor:
+        moving = tile if planned.before is None else planned.before(tile)
+        result: torch.Tensor = torch.ops.reshard.exchange(moving, name, meta.shape)
+        return result if planned.after is None else planned.after(result)
+
+    return run
+
+
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def _name_of(*asked: Any) -> str:
     """The name of a call, kept with that of its gradient."""
@@ -130,7 +150,7 @@ def exchange(tile: torch.Tensor, name: str, sizes: Sequence[int]) -> torch.Tenso
     local = redistribution.local
     local.check_tile(tile)
     current_world().check(redistribution.statement, call.check)
-    result = local.run(tile)
+    result = redistribution.run(tile)
     return result if local.exchanges else result.clone()  # an operator gives no memory of its input
 
 
