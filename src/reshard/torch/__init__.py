@@ -37,6 +37,7 @@ from reshard.torch.comparison import explain
 from reshard.torch.conversions import mesh_of, placements_of, sharding_of
 from reshard.torch.einsum import einsum
 from reshard.torch.installing import Installation, install, uninstall
+from reshard.torch.planned import run
 from reshard.torch.programs import to_torch
 from reshard.torch.redistribute import redistribute, workspace_size
 
@@ -48,6 +49,7 @@ __all__ = [
     "mesh_of",
     "placements_of",
     "redistribute",
+    "run",
     "sharding_of",
     "to_torch",
     "uninstall",

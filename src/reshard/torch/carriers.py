@@ -73,14 +73,16 @@ class JointCarrier(NamedTuple):
         """
         outgoing = {parcel.peer: parcel.memory.reshape(-1) for parcel in sends}
         incoming = {parcel.peer: parcel.memory for parcel in receives}
-        sizes = [[parts[rank].numel() if rank in parts else 0 for rank in self.ranks] for parts in (incoming, outgoing)]
+        arriving, leaving = (
+            [parts[rank].numel() if rank in parts else 0 for rank in self.ranks] for parts in (incoming, outgoing)
+        )
         memories = [*outgoing.values(), *incoming.values()]
         dtype = memories[0].dtype if memories else torch.uint8
         nothing = torch.empty(0, dtype=dtype, device=memories[0].device if memories else self.device_type)
         sent = torch.cat([nothing, *(outgoing[rank] for rank in self.ranks if rank in outgoing)])
-        received = nothing.new_empty(sum(sizes[0]))
-        work = dist.all_to_all_single(received, sent, *sizes, group=self.group, async_op=True)
-        parts = dict(zip(self.ranks, received.split(sizes[0]), strict=True))
+        received = nothing.new_empty(sum(arriving))
+        work = dist.all_to_all_single(received, sent, arriving, leaving, group=self.group, async_op=True)
+        parts = dict(zip(self.ranks, torch.split(received, arriving), strict=True))
         return [], [_Arrival(work, sent, [(memory, parts[rank]) for rank, memory in incoming.items()])]
 
 
@@ -111,7 +113,7 @@ def joint_carrier_for(exchange: Exchange, mesh: DeviceMesh | None, ours: Mesh | 
         return None
     mesh_dim = 0 if mesh.ndim == 1 else line_of(exchange, ours)
     if mesh_dim is not None:
-        group = mesh.get_group(mesh_dim)
+        group: Any = mesh.get_group(mesh_dim)
     elif ours.size == dist.get_world_size():
         group = dist.group.WORLD
     else:

@@ -28,7 +28,7 @@ import torch
 from reshard.box import Box
 from reshard.dtypes import DType, combining
 from reshard.steps import Move
-from reshard.torch.carriers import Carrier, Parcel
+from reshard.torch.carriers import Carrier, JointCarrier, Parcel
 
 Finish = Callable[[], torch.Tensor]
 """Waits for messages that are under way, and gives the target tile."""
@@ -145,7 +145,7 @@ class LocalExchange:
     """Of the receive buffer, in elements."""
     fill: Any = None
     """What the target tile holds where nothing is copied; None where all of it comes from somewhere."""
-    carrier: Carrier | None = None
+    carrier: Carrier | JointCarrier | None = None
     """What brings the messages to others; None where there are none."""
 
     def pack(

@@ -34,7 +34,7 @@ from reshard.errors import ReshardError
 from reshard.torch.agreement import check_mode
 from reshard.torch.conversions import spelled_out
 from reshard.torch.graph_operator import exchanged_in_graph, is_traced
-from reshard.torch.redistribute import EagerCall
+from reshard.torch.redistribute import EagerCall, Memory
 from reshard.torch.redistribution import redistribution_for
 from reshard.torch.stand_ins import stand_ins
 from reshard.torch.world import current_world
@@ -134,8 +134,8 @@ class Installation:
                 world = current_world()
                 redistribution = redistribution_for(world, source, through, None, joint=True)
                 redistribution.local.check_tile(tile)
-                later = async_op and not divided
-                call = EagerCall(redistribution, world, self._check, later, None, None, tile.dtype, tile.dtype)
+                memory = Memory(async_op and not divided)
+                call = EagerCall(redistribution, world, self._check, memory, tile.dtype, tile.dtype)
                 held = tile.trigger_wait() if isinstance(tile, AsyncCollectiveTensor) else tile  # type: ignore[no-untyped-call]
                 moved = lambda: call.tile(held)  # noqa: E731
         except ReshardError as refused:

@@ -42,7 +42,7 @@ def ends_of(source: DeviceMesh, target: DeviceMesh, rank: int) -> Ends:
     if {*before.devices} == {*after.devices}:
         return Ends(before, after)
     lifted = _lifted(source), _lifted(target)
-    replicas = ()
+    replicas: tuple[int, ...] = ()
     if lifted[0] is not before and rank in before:
         line = len(before.devices)
         replicas = tuple(lifted[0].devices[lifted[0].position_of(rank) % line :: line])

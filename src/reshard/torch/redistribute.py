@@ -20,12 +20,13 @@ from torch.distributed.tensor import DTensor
 
 from reshard.checks import expect, shown
 from reshard.errors import ReshardError
+from reshard.plans import Options
 from reshard.torch.agreement import check_mode
 from reshard.torch.conversions import AnyPlacements, gradient_placements, meta_of, of_dtype
 from reshard.torch.graph_operator import is_traced, redistribute_traced
 from reshard.torch.lifting import ends_of
 from reshard.torch.local_plan import tile_of
-from reshard.torch.redistribution import Redistribution, redistribution_for
+from reshard.torch.redistribution import PLAIN, Redistribution, redistribution_for
 from reshard.torch.world import World, current_world
 
 
@@ -103,24 +104,37 @@ def redistribute(
             raise ReshardError(
                 "bad-argument", "async_op, out and workspace, as backward_dtype, cannot be given to what is traced"
             )
-        moving = x if forward_dtype is None else x.to(forward_dtype)
+        moving: Any = x if forward_dtype is None else x.to(forward_dtype)
         return redistribute_traced(moving, _one_of(target, placements), device_mesh, check)
-    world = current_world()
-    wants_gradient = torch.is_grad_enabled() and x.requires_grad
-    goal = device_mesh if isinstance(device_mesh, DeviceMesh) else x.device_mesh
+    memory = Memory(async_op, out, workspace)
+    return _moved(x, (target, placements), device_mesh, (forward_dtype, backward_dtype), check, memory)
+
+
+def _moved(
+    x: DTensor,
+    targets: tuple[AnyPlacements | None, AnyPlacements | None],
+    device_mesh: DeviceMesh | None,
+    dtypes: tuple[torch.dtype | None, torch.dtype | None],
+    check: str,
+    memory: Memory,
+    options: Options = PLAIN,
+) -> DTensor:
+    """An eager redistribute; what is refused is told to the other ranks."""
+    world, goal = current_world(), device_mesh if isinstance(device_mesh, DeviceMesh) else x.device_mesh
     with world.telling(ends_of(x.device_mesh, goal, world.rank).ranks, check):
         if device_mesh is not None:
             expect(device_mesh, DeviceMesh, "device_mesh")
-        for dtype in (forward_dtype, backward_dtype):
-            expect(dtype or x.dtype, torch.dtype, "forward_dtype and backward_dtype")
-        spec = x._spec if forward_dtype in (None, x.dtype) else of_dtype(x._spec, forward_dtype)
-        redistribution = redistribution_for(world, spec, _one_of(target, placements), device_mesh)
-        call = EagerCall(redistribution, world, check, async_op, out, workspace, x.dtype, backward_dtype or x.dtype)
-        call.check_memory(x._local_tensor, wants_gradient=wants_gradient)
-    if wants_gradient:
-        result: DTensor = Linear.apply(x, partial(call.run, wants_gradient=True), call.back)  # type: ignore[no-untyped-call]
-        return result
-    return call.run(x)
+        forward, backward = (expect(dtype or x.dtype, torch.dtype, "a dtype to move in") for dtype in dtypes)
+        spec = x._spec if forward == x.dtype else of_dtype(x._spec, forward)
+        redistribution = redistribution_for(world, spec, _one_of(*targets), device_mesh, options=options)
+        call = EagerCall(redistribution, world, check, memory, x.dtype, backward)
+        call.check_memory(x._local_tensor, wants_gradient=wants_gradient(x))
+    return call.differentiable(x)
+
+
+def wants_gradient(x: torch.Tensor) -> bool:
+    """Whether what becomes of a tensor has a gradient."""
+    return torch.is_grad_enabled() and x.requires_grad
 
 
 def _one_of(target: AnyPlacements | None, placements: AnyPlacements | None) -> AnyPlacements:
@@ -145,19 +159,32 @@ def workspace_size(x: DTensor, target: AnyPlacements, device_mesh: DeviceMesh | 
     return redistribution_for(current_world(), spec, target, device_mesh).local.workspace_size
 
 
+class Memory(NamedTuple):
+    """Whether a caller waits, and what memory it hands in."""
+
+    async_op: bool = False
+    out: torch.Tensor | None = None
+    workspace: torch.Tensor | None = None
+
+
 class EagerCall(NamedTuple):
     """A redistribute with all that its caller asks for."""
 
     redistribution: Redistribution
     world: World
     check: str
-    async_op: bool
-    out: torch.Tensor | None
-    workspace: torch.Tensor | None
+    memory: Memory
     dtype: torch.dtype
     """Of the DTensor."""
     backward_dtype: torch.dtype
     """In which a gradient moves."""
+
+    def differentiable(self, x: DTensor) -> DTensor:
+        """What becomes of a DTensor, with its gradient where one is wanted."""
+        if not wants_gradient(x):
+            return self.run(x)
+        result: DTensor = Linear.apply(x, partial(self.run, wants_gradient=True), self.back)  # type: ignore[no-untyped-call]
+        return result
 
     def check_memory(self, tile: torch.Tensor, *, wants_gradient: bool) -> None:
         """Refuse a tile or memory that cannot be.
@@ -166,17 +193,18 @@ class EagerCall(NamedTuple):
             ReshardError: `bad-tiles`; `bad-argument` for memory where a gradient is wanted.
         """
         local, moving = self.redistribution.local, meta_of(self.redistribution.source).dtype
+        _, given, workspace = self.memory
         local.check_tile(tile)
-        if self.out is not None:
+        if given is not None:
             if wants_gradient:
                 raise ReshardError("bad-argument", "out cannot be given where a gradient is wanted")
-            out = expect(self.out, torch.Tensor, "out")
+            out = expect(given, torch.Tensor, "out")
             overlaps = torch._debug_has_internal_overlap(out) == 1  # 0 is no, 2 is not plain to see
             if out.shape != local.target_shape or out.device != tile.device or overlaps or _is_lazy(out):
                 wanted = f"of shape {tuple(local.target_shape)} on {tile.device}, each element in a place of its own"
                 raise _unfit("out", out, f"{wanted}, no lazy conj or negative")
-        if self.workspace is not None:
-            room, size = expect(self.workspace, torch.Tensor, "workspace"), local.workspace_size
+        if workspace is not None:
+            room, size = expect(workspace, torch.Tensor, "workspace"), local.workspace_size
             fits = room.dim() == 1 and room.numel() >= size and room.dtype == moving and room.device == tile.device
             if not fits or not room.is_contiguous() or _is_lazy(room):
                 wanted = f"flat, at least {size} elements, contiguous, no lazy conj or negative, of {moving}"
@@ -184,23 +212,24 @@ class EagerCall(NamedTuple):
 
     def run(self, x: DTensor, *, wants_gradient: bool = False) -> DTensor:
         """What becomes of a DTensor."""
-        target = self.redistribution.target
+        target, out = self.redistribution.target, self.memory.out
         result = self.tile(tile_of(x))
-        if self.out is not None and self.out.dtype != meta_of(target).dtype:
-            target = of_dtype(target, self.out.dtype)
+        if out is not None and out.dtype != meta_of(target).dtype:
+            target = of_dtype(target, out.dtype)
         # Not by `DTensor(…)`: its initialiser adds nothing, and steps out of the compiler first.
-        return DTensor.__new__(DTensor, result, target, requires_grad=wants_gradient)
+        y: DTensor = DTensor.__new__(DTensor, result, target, requires_grad=wants_gradient)
+        return y
 
     def tile(self, tile: torch.Tensor) -> torch.Tensor:
         """What becomes of the tile of this rank; with `async_op` one that waits when it is used."""
-        redistribution, out = self.redistribution, self.out
-        local, is_later = redistribution.local, self.async_op and bool(redistribution.local.exchanges)
+        redistribution, (async_op, out, workspace) = self.redistribution, self.memory
+        local, is_later = redistribution.local, async_op and bool(redistribution.local.exchanges)
         tile = tile.to(meta_of(redistribution.source).dtype)
         if is_later and out is None:
             out = tile.new_empty(local.target_shape)
         with self.world.telling(redistribution.statement.ranks, self.check):
             self.world.check_replicas(redistribution.statement, redistribution.replicas, tile, self.check)
-            post = redistribution.pack(tile, out, self.workspace)
+            post = redistribution.pack(tile, out, workspace)
         self.world.check(redistribution.statement, self.check)
         finish = post()
         if is_later and out is not None:  # as torch's own asynchronous collectives give it, it waits when it is used
@@ -209,22 +238,24 @@ class EagerCall(NamedTuple):
             return later
         return finish()
 
-    def back(self, gradient: DTensor) -> DTensor:
+    def back(self, gradient: DTensor) -> Any:
         """The gradient where the DTensor is; what was partial comes back replicated, as torch has it."""
         source = self.redistribution.source
         back = gradient_placements(source.placements)
         if gradient._spec.mesh == source.mesh:  # but where the gradient too is partial so
             triples = zip(source.placements, gradient.placements, back, strict=True)
             back = tuple(before if before == now else replicated for before, now, replicated in triples)
-        moved = redistribute(
+        moved = _moved(
             gradient,
-            back,
+            (back, None),
             source.mesh,
-            forward_dtype=self.backward_dtype,
-            async_op=self.async_op,
-            check=self.check,
+            (self.backward_dtype, None),
+            self.check,
+            Memory(self.memory.async_op),
+            self.redistribution.options_back,
         )
-        return moved if moved.dtype == self.dtype else moved.to(self.dtype)
+        result: Any = moved if moved.dtype == self.dtype else moved.to(self.dtype)
+        return result
 
 
 class Linear(torch.autograd.Function):

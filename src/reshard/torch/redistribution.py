@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from reshard.errors import ReshardError
 from reshard.planner import plan as make_plan
-from reshard.plans import Plan
+from reshard.plans import Options, Plan
 from reshard.sharding import Sharding
 from reshard.torch.agreement import Statement, digest_of
 from reshard.torch.conversions import (
@@ -18,7 +19,6 @@ from reshard.torch.conversions import (
     dtype_of,
     mesh_of,
     meta_of,
-    normalized,
     placements_of,
     sharding_of,
     target_placements,
@@ -29,6 +29,9 @@ from reshard.torch.lifting import ends_of
 from reshard.torch.local_plan import LocalPlan, local_plan
 from reshard.torch.stand_ins import Map, StandIns, stand_ins
 from reshard.torch.world import World
+
+PLAIN = Options()
+"""What a plan has to keep to where nothing is asked for."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,11 @@ class Redistribution:
     """Makes what travels of the tile; None where it travels itself."""
     after: Map | None = None
     """Makes the new tile of what has come."""
+
+    @property
+    def options_back(self) -> Options:
+        """What the plan of the gradient has to keep to: it may come whole, so the limit on memory is not its limit."""
+        return replace(self.local.plan.options, memory_limit=None)
 
     def pack(self, tile: torch.Tensor, out: torch.Tensor | None = None, workspace: torch.Tensor | None = None) -> Post:
         """Make ready; what is given back begins, and what that gives back ends with the new tile.
@@ -77,7 +85,13 @@ class Redistribution:
 
 
 def redistribution_for(
-    world: World, source: DTensorSpec, target: AnyPlacements, mesh: DeviceMesh | None, *, joint: bool = False
+    world: World,
+    source: DTensorSpec,
+    target: AnyPlacements,
+    mesh: DeviceMesh | None,
+    *,
+    joint: bool = False,
+    options: Options = PLAIN,
 ) -> Redistribution:
     """What this rank does, kept or made.
 
@@ -87,12 +101,13 @@ def redistribution_for(
         target: where it is wanted.
         mesh: what the target is on, where not on the mesh of the source.
         joint: whether what can goes by collectives that all ranks of a group join, and not by sends and receives.
+        options: what the plan has to keep to.
 
     Raises:
         ReshardError: as `redistribute` where the target cannot be.
     """
-    key = (source, as_key(target), mesh, joint)
-    return world.once(key, lambda: _made(source, target, mesh, world.rank, joint=joint))
+    key = (source, as_key(target), mesh, joint, options)
+    return world.once(key, lambda: _made(source, target, mesh, world.rank, options, joint=joint))
 
 
 def redistribution_of_plan(world: World, source: DTensorSpec, plan: Plan, mesh: DeviceMesh | None) -> Redistribution:
@@ -105,7 +120,13 @@ def redistribution_of_plan(world: World, source: DTensorSpec, plan: Plan, mesh: 
 
 
 def _made(
-    source: DTensorSpec, target: AnyPlacements, mesh: DeviceMesh | None, rank: int, *, joint: bool
+    source: DTensorSpec,
+    target: AnyPlacements,
+    mesh: DeviceMesh | None,
+    rank: int,
+    options: Options,
+    *,
+    joint: bool,
 ) -> Redistribution:
     meta = meta_of(source)
     shape = tuple(meta.shape)
@@ -120,7 +141,15 @@ def _made(
     ends = ends_of(source.mesh, target_mesh, rank)
     before = sharding_of(planned.source, on=ends.source)
     after = sharding_of(planned.target, target_mesh, len(shape), ends.target)
-    plan = make_plan(before, after, shape, dtype_of(meta_of(planned.source).dtype))
+    plan = make_plan(
+        before,
+        after,
+        shape,
+        dtype_of(meta_of(planned.source).dtype),
+        network=options.network,
+        basis=options.basis,
+        memory_limit=options.memory_limit,
+    )
     return _prepared(plan, planned, source, DTensorSpec(target_mesh, placements, tensor_meta=meta), rank, joint=joint)
 
 

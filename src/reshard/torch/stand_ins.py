@@ -56,7 +56,7 @@ def stand_ins(source: DTensorSpec, target: tuple[Placement, ...], mesh: DeviceMe
     if mesh == source.mesh and target == source.placements:
         placements = tuple(map(_plain, target))
         return StandIns(_with(source, placements), placements)
-    partials = [placement for placement in source.placements if isinstance(placement, Partial)]
+    partials: list[Any] = [placement for placement in source.placements if isinstance(placement, Partial)]
     kinds = {kind_of(placement) for placement in partials}
     if kinds == {"sum", "avg"}:
         return _averages(source, target, mesh)

@@ -26,7 +26,7 @@ from reshard.box import Box
 from reshard.exchange import DigitExchange, Exchange, Piece, schedule
 from reshard.steps import Move
 from reshard.torch.carriers import Parcel
-from reshard.torch.exchange import COMBINE, UNWATCHED, Finish, LocalExchange, Post, TilePart, Watch, as_carried
+from reshard.torch.exchange import COMBINE, UNWATCHED, LocalExchange, Post, TilePart, Watch, as_carried
 
 
 @dataclass(frozen=True)
@@ -129,15 +129,18 @@ def turnwise(exchange: LocalExchange, move: Move, rank: int, chunks: int) -> Tur
     tiles = [side.box(rank) if rank in side.mesh else None for side in (boxes.source, boxes.target)]
     turns = []
     for pieces in _rounds(boxes):
-        ours = [next((piece for piece in pieces if piece[end] == rank), None) for end in (0, 1)]
-        sent, received = ([] if piece is None else _messages(piece.box, longest, slab[longest], most) for piece in ours)
-        for send, receive in zip_longest(sent, received):
-            turns.append(
-                Turn(
-                    None if send is None or tiles[0] is None else (ours[0].receiver, TilePart.of(send, tiles[0])),
-                    None if receive is None or tiles[1] is None else (ours[1].sender, TilePart.of(receive, tiles[1])),
-                )
-            )
+        sent = [(piece.receiver, piece.box) for piece in pieces if piece.sender == rank]
+        received = [(piece.sender, piece.box) for piece in pieces if piece.receiver == rank]
+        ends = [  # in this round
+            [
+                (peer, TilePart.of(message, tile))
+                for peer, box in ours
+                for message in _messages(box, longest, slab[longest], most)
+                if tile is not None
+            ]
+            for tile, ours in zip(tiles, (sent, received), strict=True)
+        ]
+        turns += [Turn(send, receive) for send, receive in zip_longest(*ends)]
     sizes = [
         [part.size for _, part in filter(None, ends)]
         for ends in ([turn.send for turn in turns], [turn.receive for turn in turns])
@@ -170,7 +173,7 @@ def _rounds(exchange: Exchange) -> Iterator[Sequence[Piece]]:
 
 
 def _messages(piece: Box, dim: int, length: int, most: int) -> list[Box]:
-    """The boxes in which a piece goes: slabs of so much of a dim, halved until two are no more than so many elements."""
+    """The boxes in which a piece goes: slabs of a length along a dim, halved until two are `most` elements."""
     start, stop = piece[dim]
     slabs = [_with(piece, dim, low, min(low + length, stop)) for low in range(start, stop, length)]
     return [message for slab in slabs for message in _halves(slab, max(1, most // 2))]
