@@ -33,6 +33,8 @@ from __future__ import annotations
 
 import torch  # noqa: F401  # fails here where PyTorch is not installed
 
+from reshard.torch.calibration import calibrate
+from reshard.torch.code import code_of
 from reshard.torch.comparison import explain
 from reshard.torch.conversions import mesh_of, placements_of, sharding_of
 from reshard.torch.einsum import einsum
@@ -43,6 +45,8 @@ from reshard.torch.redistribute import redistribute, workspace_size
 
 __all__ = [
     "Installation",
+    "calibrate",
+    "code_of",
     "einsum",
     "explain",
     "install",

@@ -52,16 +52,16 @@ class TurnwiseExchange(LocalExchange):
         workspace: torch.Tensor | None = None,
         watch: Watch = UNWATCHED,
     ) -> Post:
-        """Nothing is packed before it is sent; all is done once it is waited for."""
+        """Nothing is packed or allocated before it is waited for, so that what waits holds no tile but the source's."""
+        return lambda: lambda: self._done(tile, out)
+
+    def _done(self, tile: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         if self.source_shape is not None and tile.shape != self.source_shape:
             tile = tile.reshape(self.source_shape)
         if out is None:
             out = tile.new_empty((0,) if self.target_shape is None else self.target_shape)
         elif self.target_shape is not None:
             out = out.view(self.target_shape)
-        return lambda: lambda: self._done(tile, out)
-
-    def _done(self, tile: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if self.fill is not None:
             out.fill_(self.fill)
         for target, source in self.copies:
@@ -81,21 +81,18 @@ class TurnwiseExchange(LocalExchange):
         carrier: Any = self.carrier
         incoming, outgoing = [], []
         if turn.receive is not None:
-            peer, part = turn.receive
-            room = out[part.index]
-            is_first = self.reduction is None or not any(box.contains(part.box) for box in placed)
+            sender, arriving = turn.receive
+            room = out[arriving.index]
+            is_first = self.reduction is None or not any(box.contains(arriving.box) for box in placed)
             is_straight = is_first and room.is_contiguous() and out.dtype == tile.dtype
-            memory = room if is_straight else received[: part.size].view(part.shape)
-            incoming.append(Parcel(as_carried(memory), peer))
+            memory = room if is_straight else received[: arriving.size].view(arriving.shape)
+            incoming.append(Parcel(as_carried(memory), sender))
         if turn.send is not None:
-            peer, part = turn.send
-            source = tile[part.index]
-            outgoing.append(
-                Parcel(
-                    as_carried(source if source.is_contiguous() else sent[: part.size].view(part.shape).copy_(source)),
-                    peer,
-                )
-            )
+            receiver, leaving = turn.send
+            source = tile[leaving.index]
+            if not source.is_contiguous():
+                source = sent[: leaving.size].view(leaving.shape).copy_(source)
+            outgoing.append(Parcel(as_carried(source), receiver))
         sending, receiving = carrier.post(incoming, outgoing)
         for work in (*receiving, *sending):
             work.wait()
@@ -106,7 +103,7 @@ class TurnwiseExchange(LocalExchange):
         elif not is_straight:
             room.copy_(memory)
         if self.reduction is not None:
-            placed.add(part.box)
+            placed.add(arriving.box)
 
 
 def turnwise(exchange: LocalExchange, move: Move, rank: int, chunks: int) -> TurnwiseExchange:
@@ -129,30 +126,29 @@ def turnwise(exchange: LocalExchange, move: Move, rank: int, chunks: int) -> Tur
     tiles = [side.box(rank) if rank in side.mesh else None for side in (boxes.source, boxes.target)]
     turns = []
     for pieces in _rounds(boxes):
-        sent = [(piece.receiver, piece.box) for piece in pieces if piece.sender == rank]
-        received = [(piece.sender, piece.box) for piece in pieces if piece.receiver == rank]
-        ends = [  # in this round
+        leaving = [(piece.receiver, piece.box) for piece in pieces if piece.sender == rank]
+        arriving = [(piece.sender, piece.box) for piece in pieces if piece.receiver == rank]
+        ends = [
             [
                 (peer, TilePart.of(message, tile))
                 for peer, box in ours
                 for message in _messages(box, longest, slab[longest], most)
                 if tile is not None
             ]
-            for tile, ours in zip(tiles, (sent, received), strict=True)
+            for tile, ours in zip(tiles, (leaving, arriving), strict=True)
         ]
         turns += [Turn(send, receive) for send, receive in zip_longest(*ends)]
-    sizes = [
-        [part.size for _, part in filter(None, ends)]
-        for ends in ([turn.send for turn in turns], [turn.receive for turn in turns])
-    ]
+    sent = [turn.send[1].size for turn in turns if turn.send is not None]
+    received = [turn.receive[1].size for turn in turns if turn.receive is not None]
+    least = 1 if move.reduction is None else 0  # a single element is packed nowhere, and unpacked where it is combined
     return TurnwiseExchange(
         exchange.source_shape,
         exchange.target_shape,
         copies=exchange.copies,
         reduction=exchange.reduction,
         classes=exchange.classes,
-        send_size=max(sizes[0], default=0),
-        receive_size=max(sizes[1], default=0),
+        send_size=max((size for size in sent if size > 1), default=0),
+        receive_size=max((size for size in received if size > least), default=0),
         fill=exchange.fill,
         carrier=exchange.carrier,
         turns=tuple(turns),
