@@ -153,3 +153,28 @@ def test_a_block_that_is_made_again_has_one_barrier() -> None:
     for one, other in zip(results.values(), wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
     assert sum(operation.attribute("barrier") == 1 for operation in program.operations) >= 9
+
+
+def test_what_is_made_again_in_a_loop_is_not_kept() -> None:
+    """A layer keeps three tensors for its gradient, or the one that goes into it: temporaries as XLA allots them."""
+
+    def layer(x: Any, w: Any) -> Any:
+        return jnp.tanh(jnp.sin(jnp.cos(x @ w)) @ w.T)
+
+    def gradient(layer: Any) -> Any:
+        return jax.grad(lambda w, x: (jax.lax.scan(lambda x, w: (layer(x, w), None), x, w)[0] ** 2).sum())
+
+    weights, x = jax.ShapeDtypeStruct((16, 64, 128), "float32"), jax.ShapeDtypeStruct((2048, 64), "float32")
+    given = on(None, None, "y"), on("x", None)
+    temporaries = {}
+    for is_made_again in (False, True):
+        function = gradient(jax.checkpoint(layer) if is_made_again else layer)
+        placed = trace(function, weights, x, in_shardings=given, out_shardings=given[0], mesh=MESH).propagate()
+        made = to_jax(placed)
+        for way, each in {"jit": function, "placed": made}.items():
+            jitted = jax.jit(each, in_shardings=made.in_shardings, out_shardings=made.out_shardings)
+            memory = jitted.lower(weights, x).compile().memory_analysis()
+            temporaries[way, is_made_again] = memory.temp_size_in_bytes
+    assert temporaries["placed", True] < 0.6 * temporaries["placed", False]
+    for is_made_again in (False, True):
+        assert temporaries["placed", is_made_again] < 1.1 * temporaries["jit", is_made_again], temporaries

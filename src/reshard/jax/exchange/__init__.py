@@ -4,6 +4,7 @@ resharding.py   `reshard`: what is asked for, and on which mesh
 primitive.py    the reshard as a linear operation: derivatives, batches, asking XLA for the source
 lowering.py     a plan as what one device does: collectives of groups
 rounds.py       any other exchange: rounds of permutations
+joint.py        the collectives of several plans at once, which go as one where they are alike
 across.py       to other devices, and other orders of devices
 
 Why three ways: a collective of groups is one message for a compiler to schedule, but every device must be its own

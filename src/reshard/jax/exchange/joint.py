@@ -33,13 +33,13 @@ import jax
 from jax import lax
 
 Devices = Sequence[Sequence[int]]
-Kind = Literal["psum", "pmax", "pmin", "all_gather", "psum_scatter", "all_to_all", "ppermute"]
+CallKind = Literal["psum", "pmax", "pmin", "all_gather", "psum_scatter", "all_to_all", "ppermute"]
 
 
 class GroupCall(NamedTuple):
     """A collective that a device asks for."""
 
-    kind: Kind
+    kind: CallKind
     between: Devices | None
     """The groups, each in the order of its members, or None for all devices; of `ppermute` sender and receiver."""
     array: jax.Array

@@ -43,12 +43,12 @@ from jax import lax
 
 from reshard.digits import Cuts, Digit, Digits, Role
 from reshard.exchange import DigitExchange
-from reshard.jax.exchange.joint import DeviceRun, GroupCall, Kind, run_alone
+from reshard.jax.exchange.joint import CallKind, DeviceRun, GroupCall, run_alone
 from reshard.jax.exchange.rounds import COMBINE, Device, bits_of, in_rounds, of_device
 from reshard.plans import Plan
 from reshard.steps import Move, Step
 
-GROUP_REDUCTIONS: dict[str, Kind] = {"sum": "psum", "max": "pmax", "min": "pmin"}
+GROUP_REDUCTIONS: dict[str, CallKind] = {"sum": "psum", "max": "pmax", "min": "pmin"}
 """Reductions that are one collective."""
 LARGE_BYTES = 1 << 20
 """From tiles of this size on digits go in turn.
