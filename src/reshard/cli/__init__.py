@@ -6,6 +6,7 @@
     show_command.py      `reshard show`: draws who holds what
     einsum_command.py    `reshard einsum`: where a contraction is computed and what it costs
     inspect_command.py   `reshard inspect`: reads what XLA prints
+    model_command.py     `reshard model`: what a whole model's switch of layouts costs
     propagate_command.py `reshard propagate`: a program's shardings carried through
     bench_command.py     `reshard bench`: how long planning takes
     output.py            standard output and standard error
@@ -28,6 +29,7 @@ from reshard.cli import (
     bench_command,
     einsum_command,
     inspect_command,
+    model_command,
     output,
     plan_command,
     propagate_command,
@@ -41,7 +43,7 @@ __all__ = ["main"]
 
 COMMANDS = (
     *(plan_command, run_command, show_command, einsum_command),
-    *(propagate_command, inspect_command, bench_command),
+    *(model_command, propagate_command, inspect_command, bench_command),
 )
 """In the order in which `--help` lists them."""
 DONE, REFUSED, MISUSED, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141

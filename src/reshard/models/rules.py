@@ -1,4 +1,4 @@
-"""Rules: which sharding a tensor has by its name, on which part of the mesh, and how devices keep it.
+r"""Rules: which sharding a tensor has by its name, on which part of the mesh, and how devices keep it.
 
 The first rule whose pattern matches a name decides; a name that none matches takes the default, or is refused.
 A rule's spec is of the tensor as it is called and shaped by itself, whatever it is fused or stacked with in memory.
@@ -12,13 +12,13 @@ A rule's spec is of the tensor as it is called and shaped by itself, whatever it
     store     the buffer, stacking, fusing and order of dims (see `stores`)
 
 >>> mesh = Mesh.of(data=2, model=4)
->>> rules = Rules.of(mesh, {r".*\\.(q|k|v)_proj\\.weight": '[{"model"}, {}]', "*norm*": "replicated"})
+>>> rules = Rules.of(mesh, {r".*\.(q|k|v)_proj\.weight": '[{"model"}, {}]', "*norm*": "replicated"})
 >>> print(rules.sharding("layers.3.q_proj.weight", (8, 4)).text(), rules.sharding("norm.weight", (4,)).text())
 [{"model"}, {}] [{}]
 >>> rules.sharding("layers.3.o_proj.weight", (8, 4))
 Traceback (most recent call last):
     ...
-reshard.errors.ReshardError: no rule matches 'layers.3.o_proj.weight'; patterns are '.*\\\\.(q|k|v)_proj\\\\.weight', '*norm*'
+reshard.errors.ReshardError: no rule matches 'layers.3.o_proj.weight'; patterns are '.*\\.(q|k|v)_proj\\.weight', …
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class Rules:
             if match is not None:
                 return Ruled(self._site(rule, match, tuple(shape)), rule, match)
         if self.default is None:
-            patterns = ", ".join(repr(rule.match) for rule in self.rules[:5]) or "none"
-            raise ReshardError("bad-argument", f"no rule matches {name!r}; patterns are {patterns}")
+            shown_first = ", ".join([*(repr(rule.match) for rule in self.rules[:1]), *["…"][: len(self.rules) - 1]])
+            raise ReshardError("bad-argument", f"no rule matches {name!r}; patterns are {shown_first or 'none'}")
         match = self.default.pattern.fullmatch(name)
         if match is None:
             raise ReshardError("bad-argument", f"no rule matches {shown(name)}")

@@ -148,7 +148,7 @@ def _packed(plan: ModelPlan, tensor: int, box: Box, slots: Slots, buffers: Buffe
     group = plan.group_of[tensor]
     piece = np.empty(box.shape, buffers[slots[plan.names[tensor]][0].buffer].dtype)
     for part, view in views(slots[plan.names[tensor]], buffers, box):
-        piece[(..., *part.slices(box))] = view
+        _part(piece, part, box)[...] = view
     if group.wire != group.dtypes[0]:
         piece = piece.view(value_dtype(group.dtypes[0])).astype(value_dtype(group.wire))
     return np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
@@ -164,4 +164,11 @@ def _unpack(
     else:
         piece = data.view(value_dtype(group.wire)).astype(value_dtype(group.dtypes[1])).reshape(box.shape)
     for part, view in views(slots[plan.names[tensor]], buffers, box):
-        view[...] = piece[(..., *part.slices(box))].view(view.dtype)
+        view[...] = _part(piece, part, box).view(view.dtype)
+
+
+def _part(piece: NDArray[Any], part: Box, box: Box) -> NDArray[Any]:
+    """The part of a piece that is in a smaller box."""
+    index: tuple[Any, ...] = (..., *part.slices(box))
+    view: NDArray[Any] = piece[index]
+    return view
