@@ -477,7 +477,7 @@ def _pieces(moves: Moves, rows: Positions, members: Positions, peers: Positions,
 def plan_model(
     tensors: Mapping[str, Any],
     source: Rules,
-    target: Rules,
+    target: Rules | None = None,
     *,
     network: Network | str | None = None,
     in_flight: int = IN_FLIGHT,
@@ -487,7 +487,7 @@ def plan_model(
 
     Args:
         tensors: by name its shape and dtype, as a pair or as what has both.
-        source: where the tensors are.
+        source: where the tensors are; left out where they are live and say it themselves, as DTensors do.
         target: where they go.
         network: the devices' network, or a preset's name, to tell what it takes.
         in_flight: bytes that a device may have under way, sent and received together.
@@ -503,6 +503,8 @@ def plan_model(
     >>> plan_model({"w": ((4, 4), "f32")}, Rules.of(Mesh.of(x=2), {}, ("x",)), rules, cast={"w": "bf16"}).received_bytes
     16
     """
+    if target is None:
+        source, target = Rules.held_by(expect(tensors, Mapping, "tensors")), source  # type: ignore[type-abstract]
     ends = (expect(source, Rules, "the source of a model"), expect(target, Rules, "the target of a model"))
     in_flight = integer(in_flight, "in_flight")
     if in_flight < 2:

@@ -9,7 +9,6 @@ By hand, 4 heads of 2 rows on 8 devices: neighbours hold the same head, so the m
 
 from __future__ import annotations
 
-import ast
 from dataclasses import replace
 from math import prod
 
@@ -121,24 +120,4 @@ def _spec(rule: Rule, mesh: Mesh, ndim: int) -> Sharding:
         return Sharding.of(mesh, *(axis if number == dim else None for number in range(ndim)))
     if style.isidentifier():
         raise ReshardError("bad-argument", f"style {style!r} is none of {', '.join(CUT_DIMS)}")
-    if style.startswith(("P(", "PartitionSpec(")):
-        return _partition_spec(style, mesh, ndim)
     return parse_sharding(style, mesh, ndim)
-
-
-def _partition_spec(text: str, mesh: Mesh, ndim: int) -> Sharding:
-    """A sharding from the text of a PartitionSpec, as `P('model', None)` or `P(('a', 'b'))`."""
-    try:
-        call = ast.parse(text, mode="eval").body
-        entries = [ast.literal_eval(argument) for argument in call.args] if isinstance(call, ast.Call) else None
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        entries = None
-    if entries is None or len(entries) > ndim or not all(_is_entry(entry) for entry in entries):
-        raise ReshardError("syntax", f"{shown(text)} is no PartitionSpec of a tensor of {ndim} dims")
-    return Sharding.of(mesh, *entries, *[None] * (ndim - len(entries)))
-
-
-def _is_entry(entry: object) -> bool:
-    return (
-        entry is None or isinstance(entry, str) or (isinstance(entry, tuple) and all(isinstance(a, str) for a in entry))
-    )
