@@ -7,6 +7,7 @@
     einsum_command.py    `reshard einsum`: where a contraction is computed and what it costs
     inspect_command.py   `reshard inspect`: reads what XLA prints
     model_command.py     `reshard model`: what a whole model's switch of layouts costs
+    checkpoint_command.py `reshard checkpoint`: reads, converts and compares checkpoints
     propagate_command.py `reshard propagate`: a program's shardings carried through
     networks_command.py  `reshard networks`: which networks there are, and what one of them is
     calibrate_command.py `reshard calibrate`: measures the network at hand, as a file
@@ -38,7 +39,7 @@ __all__ = ["main"]
 
 COMMANDS = (
     *("plan", "run", "show", "einsum", "propagate", "inspect"),
-    *("model", "networks", "calibrate", "bench", "completion"),
+    *("model", "checkpoint", "networks", "calibrate", "bench", "completion"),
 )
 """In the order in which `--help` lists them; the module of each loads when it is called, or listed."""
 DONE, REFUSED, MISUSED, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141

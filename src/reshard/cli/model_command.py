@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
         output.write_shown(plan, plan.blocks())
 
 
-def rules_named(text: str, model: str, first_device: int) -> Rules:
+def rules_named(text: str, model: str | None, first_device: int) -> Rules:
     """The rules of a system, or of a file.
 
     Raises:

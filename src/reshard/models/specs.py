@@ -13,7 +13,6 @@ from dataclasses import replace
 from math import prod
 
 from reshard.axis import Axis
-from reshard.checks import shown
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.models.rule import Rule

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from reshard.box import Box
 from reshard.checks import expect
-from reshard.dtypes import DType
+from reshard.dtypes import DType, value_dtype
 from reshard.errors import ReshardError
 from reshard.models import ModelPlan
 from reshard.models.stores import Buffer, Slot, views
@@ -99,25 +99,6 @@ def _kinds(plan: ModelPlan, held: Mapping[int, Buffers], sources: Mapping[int, t
         return known[dtype.name]
 
     return kind
-
-
-def value_dtype(dtype: DType) -> np.dtype[Any]:
-    """NumPy's dtype of that name, of the package `ml_dtypes` where NumPy has none.
-
-    Raises:
-        ReshardError: `missing-extra`.
-    """
-    try:
-        return np.dtype(dtype.name)
-    except TypeError:
-        try:
-            import ml_dtypes  # noqa: PLC0415  # needed for these values alone
-        except ImportError:
-            raise ReshardError(
-                "missing-extra", f"for {dtype} values the package ml_dtypes is needed: reshard[safetensors]"
-            ) from None
-        values: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype.name))
-        return values
 
 
 def _checked(buffers: Mapping[str, NDArray[Any]] | None, wanted: Mapping[str, Buffer], device: int) -> Buffers:
