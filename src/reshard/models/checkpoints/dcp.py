@@ -108,7 +108,7 @@ def _names() -> Names:
     names |= {("torch", name): TorchDType(ours) for name, ours in DTYPES.items()}
     names |= {("torch", name): StorageType(dtype) for name, dtype in STORAGES.items()}
     names["torch.storage", "UntypedStorage"] = StorageType("")
-    names["torch._utils", "_rebuild_tensor_v2"] = Rebuilt
+    names |= {("torch._utils", f"_rebuild_tensor_v{version}"): Rebuilt for version in (2, 3)}
     names["torch._tensor", "_rebuild_from_type_v2"] = _nothing
     return names
 
@@ -223,9 +223,11 @@ def _check_view(tensor: Any, box: Box, dtype: DType, what: str) -> None:
         raise ReshardError("bad-file", f"{what} is no plain tensor")
     kind, offset, shape, strides = args[0][1], args[1], args[2], args[3]
     said = kind.dtype if isinstance(kind, StorageType) else None
+    if said == "" and len(args) > 6 and isinstance(args[6], TorchDType):  # types without a storage of their own
+        said = args[6].name
     if said not in ("", dtype.name):
         raise ReshardError("bad-file", f"{what} holds values of {said or 'another type'}, not {dtype}")
-    if offset != 0 or tuple(shape) != box.shape or not isinstance(strides, tuple) or len(strides) != len(box):
+    if offset != 0 or shape != box.shape or not isinstance(strides, tuple) or len(strides) != len(box):
         raise ReshardError("bad-file", f"{what} is a view of shape {shape}, not a whole box of {box.shape}")
     stride = 1
     for size, said_stride in zip(reversed(box.shape), reversed(strides), strict=True):
