@@ -143,7 +143,7 @@ def _transformers(options: Mapping[str, str], system: str, model: ModelShape, fi
     gate_up = [
         Rule(
             EXPERT + words + r"\.weight",
-            "packed_colwise",
+            "colwise",
             store=_fused(r"model.layers.\1.mlp.experts.gate_up_proj", r"\3", order, stack=r"\2"),
         )
         for words, order in (("(gate_proj|up_proj)", ("gate_proj", "up_proj")), ("(w1|w3)", ("w1", "w3")))
