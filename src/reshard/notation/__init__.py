@@ -89,13 +89,13 @@ _MESH_LOOKS = {
 }
 
 
-def parse_sharding(text: str, mesh: Mesh | Mapping[str, Mesh] | None = None, ndim: int | None = None) -> Sharding:
+def parse_sharding(text: str, mesh: Any = None, ndim: int | None = None) -> Sharding:
     r"""A sharding from any of the text forms, told apart by how they begin.
 
     Args:
         text: Shardy's, with a mesh's name, with an inlined mesh, or bare; MLIR's list; XLA's; named axes; or a repr
             of JAX's or torch's: a PartitionSpec, a NamedSharding, a type, placements, the spec of a DTensor.
-        mesh: a mesh, whatever the text calls it, or meshes by name. An inlined mesh must equal a given one;
+        mesh: a mesh, whatever the text calls it, ours or of JAX or torch; or meshes by name. An inlined mesh must equal a given one;
             a printed one, which does not say its devices, must have its axes.
             XLA's text needs none; given one of the same devices, the result is on it where its axes can express
             the text, and otherwise on a fresh mesh with axes a, b, c, …
@@ -259,6 +259,8 @@ def _of_repr(record: ShardingRecord, meshes: Meshes, ndim: int | None, text: str
 def _checked_meshes(mesh: object) -> Meshes:
     if mesh is None or isinstance(mesh, Mesh):
         return mesh
+    if (record := mesh_record(mesh)) is not None:
+        return Mesh.of_record(record)
     if not isinstance(mesh, Mapping) or not all(isinstance(value, Mesh) for value in mesh.values()):
         raise ReshardError("bad-argument", f"mesh must be a Mesh, meshes by name, or None, got: {mesh!r}")
     return mesh

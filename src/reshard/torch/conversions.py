@@ -59,10 +59,8 @@ def mesh_of(mesh: DeviceMesh) -> Mesh:
 
 @lru_cache(CACHED)
 def _mesh_of(mesh: DeviceMesh) -> Mesh:
-    names = mesh.mesh_dim_names or tuple(f"dim_{mesh_dim}" for mesh_dim in range(mesh.ndim))
     with _disable_current_modes():  # of a trace, for which the ranks would be values that are not there yet
-        ranks = mesh.mesh.flatten().tolist()
-    return Mesh(tuple(zip(names, mesh.shape, strict=True)), tuple(ranks))
+        return Mesh.of(mesh)
 
 
 def dtype_of(dtype: torch.dtype) -> DType:
@@ -71,7 +69,7 @@ def dtype_of(dtype: torch.dtype) -> DType:
     Raises:
         ReshardError: `unknown-dtype`.
     """
-    return dtype_named(str(dtype).removeprefix("torch."))
+    return dtype_named(dtype)
 
 
 def spec_of(
