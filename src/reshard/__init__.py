@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # what `__getattr__` gives, said to type checkers
     from reshard.contraction import EinsumPlan, alternatives, einsum
     from reshard.errors import ReshardError
     from reshard.mesh import Mesh
+    from reshard.models import Rules, plan_model
     from reshard.network import Network
     from reshard.notation import parse_mesh, parse_sharding
     from reshard.planner import plan
@@ -49,6 +50,7 @@ __all__ = [
     "Plan",
     "Program",
     "ReshardError",
+    "Rules",
     "Sharding",
     "Step",
     "alternatives",
@@ -57,6 +59,7 @@ __all__ = [
     "parse_mesh",
     "parse_sharding",
     "plan",
+    "plan_model",
 ]
 
 ROOMS = {
@@ -69,6 +72,7 @@ ROOMS = {
     "Plan": "plans",
     "Program": "propagation",
     "ReshardError": "errors",
+    "Rules": "models",
     "Sharding": "sharding",
     "Step": "steps",
     "alternatives": "contraction",
@@ -76,6 +80,7 @@ ROOMS = {
     "parse_mesh": "notation",
     "parse_sharding": "notation",
     "plan": "planner",
+    "plan_model": "models",
 }
 """Where each name is from; its room loads with its first use, and so does a room that is asked for by its own name."""
 ENGINES = ("jax", "torch")
