@@ -33,17 +33,17 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src.lib import xla_client  # type: ignore[attr-defined]  # the one place where HloSharding is found
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 
 from reshard.axis import Axis, refined_mesh
 from reshard.checks import expect, shown
 from reshard.errors import ReshardError
-from reshard.foreign import device_numbers, names_in, sharding_record
+from reshard.foreign import sharding_record
 from reshard.mesh import Mesh
 from reshard.notation import parse_sharding, to_xla
 from reshard.notation.records import sharding_of_record
-from reshard.sharding import DimSharding, Sharding
+from reshard.sharding import Sharding
 
 AnyMesh = JaxMesh | AbstractMesh
 Target = PartitionSpec | NamedSharding | Sharding

@@ -39,7 +39,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 
 from reshard.errors import ReshardError
-from reshard.jax.conversions import AnyMesh, HloSharding, mesh_of, names_in, sharding_of
+from reshard.foreign import names_in
+from reshard.jax.conversions import AnyMesh, HloSharding, mesh_of, sharding_of
 from reshard.jax.exchange.lowering import run_on_device
 from reshard.network import Network
 from reshard.planner import plan as make_plan
