@@ -124,7 +124,7 @@ def readers(folder: Path) -> dict[str, Reader]:
 
 
 def mutated(seed: str, others: list[str], rng: random.Random) -> str:
-    """A text with a few changes: characters and words put in, left out, doubled, swapped, or another text spliced in."""
+    """A text with a few changes: characters and words put in, left out or doubled, or another text spliced in."""
     text = seed
     for _ in range(rng.choice((1, 1, 2, 3, 6))):
         start = rng.randrange(len(text) + 1)
@@ -179,7 +179,7 @@ def faults(count: int, seed: int = 0) -> list[str]:
             except Exception as error:
                 place = traceback.extract_tb(error.__traceback__)[-1]
                 wrong.append(
-                    f"{name}: {type(error).__name__}: {str(error)[:100]} at {place.filename}:{place.lineno}: {text[:200]!r}"
+                    f"{name}: {type(error).__name__}: {str(error)[:99]} at {place.name}:{place.lineno}: {text[:200]!r}"
                 )
             seconds = time.process_time() - start
             grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - size)

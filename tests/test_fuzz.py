@@ -1,4 +1,4 @@
-"""Does every reader of texts give a value or a refusal, whatever it is handed, soon and in little memory?
+"""Every reader of texts gives a value or a refusal, whatever it is handed, soon and in little memory.
 
 Here a sample; `pytest -m slow tests/test_fuzz.py` goes through 200,000 texts.
 """
