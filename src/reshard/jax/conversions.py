@@ -40,6 +40,7 @@ from jax.sharding import Mesh as JaxMesh
 from reshard.axis import Axis, refined_mesh
 from reshard.checks import expect, shown
 from reshard.errors import ReshardError
+from reshard.foreign import names_in as names_in  # noqa: PLC0414  # whoever converts specs takes them apart too
 from reshard.foreign import sharding_record
 from reshard.mesh import Mesh
 from reshard.notation import parse_sharding, to_xla

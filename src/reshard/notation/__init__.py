@@ -219,11 +219,10 @@ def as_sharding(value: Any, mesh: Any = None, ndim: int | None = None) -> Shardi
     ours = None if mesh is None else mesh if isinstance(mesh, Mapping) else as_mesh(mesh)
     if isinstance(value, str):
         return parse_sharding(value, ours, ndim)
-    record = sharding_record(value, ndim)
-    if record is None:
-        array = array_record(value)
-        record = None if array is None else array.sharding
-        ndim = ndim if array is None else len(array.shape)
+    rank = getattr(value, "ndim", None)  # of an array, of a DTensor and its spec
+    ndim = rank if isinstance(rank, int) and ndim is None else ndim
+    array = array_record(value)
+    record = sharding_record(value, ndim) if array is None else array.sharding
     if record is None:
         kinds = "a Sharding, a text, or a sharding, a spec or placements of JAX or torch"
         raise ReshardError("bad-argument", f"a sharding must be {kinds}, got: {shown(value)}")

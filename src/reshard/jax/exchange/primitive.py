@@ -40,8 +40,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 
 from reshard.errors import ReshardError
-from reshard.foreign import names_in
-from reshard.jax.conversions import AnyMesh, HloSharding, mesh_of, sharding_of
+from reshard.jax.conversions import AnyMesh, HloSharding, mesh_of, names_in, sharding_of
 from reshard.jax.exchange.lowering import run_on_device
 from reshard.mesh import Mesh
 from reshard.network import Network
