@@ -21,9 +21,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what `__getattr__` gives, said to type checkers
-    from reshard import jax as jax  # noqa: PLC0414  # the alias makes it public, where `import *` must not load it
+    from reshard import jax as jax  # the alias makes it public, where `import *` must not load it
     from reshard import numpy
-    from reshard import torch as torch  # noqa: PLC0414
+    from reshard import torch as torch
     from reshard.axis import Axis
     from reshard.box import Box
     from reshard.contraction import EinsumPlan, alternatives, einsum
@@ -98,9 +98,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"reshard.{name}")
     except ModuleNotFoundError as error:
         if name in ENGINES and error.name is not None and error.name.partition(".")[0] == name:
-            from reshard.errors import MissingExtra  # noqa: PLC0415  # loads with the first use, as all rooms do
+            from reshard.errors import MissingExtraError  # noqa: PLC0415  # loads with the first use, as all rooms do
 
-            raise MissingExtra(f"{name} is not installed: pip install 'reshard[{name}]'") from None
+            raise MissingExtraError(f"{name} is not installed: pip install 'reshard[{name}]'") from None
         if error.name != f"reshard.{name}":
             raise
         raise AttributeError(f"module 'reshard' has no attribute {name!r}") from None

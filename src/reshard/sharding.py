@@ -189,7 +189,7 @@ class Sharding:
     def of(
         cls,
         mesh: Mesh,
-        *dims: AxesLike | DimSharding | SpecRecord,
+        *dims: Any,
         replicated: AxesLike = (),
         unreduced: AxesLike = (),
         reduction: str = "sum",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
-from pathlib import Path
 from typing import Any
 
 from reshard.cli import output
 from reshard.cli.arguments import Commands, add_command
-from reshard.errors import ReshardError, refusing
-from reshard.propagation import Placement, Program
+from reshard.cli.programs_in_files import read_program
+from reshard.propagation import Placement
 
 EXAMPLES = """\
 examples:
@@ -26,10 +24,9 @@ FILE holds meshes and then one line per value:
   h = einsum "bd,df->bf" (x, w)
   a = relu "bf->bf" (h)
   out = output (a)
-or a module of StableHLO with shardings of the sdy dialect, as jax.jit(f).lower(...).as_text() gives it.
+or a module of StableHLO with shardings of the sdy dialect, as jax.jit(f).lower(...).as_text() gives it, by itself or
+somewhere in a log; it may be a folder of dumps that holds one such module, and - is standard input.
 """
-_MODULE = re.compile(r'^\s*(?:module\s*(?:@\S+\s*)?(?:attributes\b|\{)|"?func\.func\b|"builtin\.module")', re.MULTILINE)
-"""What a module of MLIR has, and no program in text of our own."""
 
 
 def add_to(commands: Commands) -> None:
@@ -42,13 +39,12 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--why", metavar="VALUE", help="say only where the sharding of this value comes from")
     parser.add_argument("--text", action="store_true", help="print the placed program as text, to be read again")
     parser.add_argument("--trace", metavar="OUT", help="write a Chrome trace of the reshards, for Perfetto")
-    parser.add_argument("file", metavar="FILE", help="the program")
+    parser.add_argument("file", metavar="FILE", help="the program; a folder, or - for standard input")
 
 
 def run(args: argparse.Namespace) -> None:
     """Propagate and print."""
-    text = _read(args.file)
-    program = Program.from_stablehlo(text) if _MODULE.search(text) else Program.parse(text)
+    program = read_program(args.file)
     placed = program.propagate(args.network, args.until_priority, goal=args.goal, seconds=args.seconds)
     if args.trace:
         output.write_file(args.trace, placed.to_trace())
@@ -61,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
         else:
             print(f"{value.name} {placed.sharding(value).text()}: {placed.why(value)}")
     elif args.json:
-        output.write_json(record(placed))
+        output.write_json(record(placed) | ({"text": placed.text()} if args.text else {}))
     else:
         print(placed.text() if args.text else placed.table())
 
@@ -100,10 +96,3 @@ def record(placed: Placement) -> dict[str, Any]:
         "is_proved": placed.is_proved,
     }
 
-
-def _read(name: str) -> str:
-    try:
-        with refusing("bad-file", f"{name} cannot be read"):
-            return Path(name).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ReshardError("bad-file", f"{name} is no text in UTF-8") from None
