@@ -55,13 +55,14 @@ def run(
         raise ReshardError("bad-argument", f"a plan is run on a DTensor, got: {shown(x)}")
     check_mode(check)
     if out is not None:
-        return _run_outside(plan, x, device_mesh, check, out)
+        result: DTensor = _run_outside(plan, x, device_mesh, check, out)
+        return result
     if is_traced(x._local_tensor):
         return run_traced(plan, x, device_mesh, check)
     return _run(plan, x, device_mesh, check)
 
 
-@torch.compiler.disable(reason=NEVER_TRACED)  # type: ignore[untyped-decorator]  # as of `redistribute`
+@torch.compiler.disable(reason=NEVER_TRACED)  # type: ignore[no-untyped-call, untyped-decorator]
 def _run_outside(plan: Plan, x: DTensor, device_mesh: DeviceMesh | None, check: str, out: torch.Tensor) -> DTensor:
     """Into memory.
 

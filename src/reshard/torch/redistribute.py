@@ -112,7 +112,7 @@ def redistribute(
     return move(x, (target, placements), device_mesh, (forward_dtype, backward_dtype), check, memory)
 
 
-@torch.compiler.disable(reason=NEVER_TRACED)  # type: ignore[untyped-decorator]  # a break, or under fullgraph an error
+@torch.compiler.disable(reason=NEVER_TRACED)  # type: ignore[no-untyped-call, untyped-decorator]
 def _moved_outside(x: DTensor, *asked: Any) -> DTensor:
     """What no graph can do: where the compiler asks, between two graphs.
 
