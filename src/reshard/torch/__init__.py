@@ -42,6 +42,7 @@ from reshard.torch.installing import Installation, install, uninstall
 from reshard.torch.planned import run
 from reshard.torch.programs import to_torch
 from reshard.torch.redistribute import redistribute, workspace_size
+from reshard.torch.transfer import transfer, version_of
 
 __all__ = [
     "Installation",
@@ -56,6 +57,8 @@ __all__ = [
     "run",
     "sharding_of",
     "to_torch",
+    "transfer",
     "uninstall",
+    "version_of",
     "workspace_size",
 ]
