@@ -78,7 +78,7 @@ def program_of(text: str) -> Program:
     expect(text, str, "a module of StableHLO")
     with mlir.make_ir_context(), jax.enable_x64(True):
         try:
-            module = ir.Module.parse(text)
+            module = ir.Module.parse(text.encode("utf-8", "replace"))
         except ir.MLIRError as error:
             reasons = [f"{line_of(each.location)}: {each.message}" for each in error.error_diagnostics]
             raise ReshardError("syntax", "; ".join(reasons) or "the text is no module of MLIR") from None
@@ -92,7 +92,11 @@ class Reading(Tracing):
 
     def __init__(self, module: ir.Module) -> None:
         tops = [op.operation for op in module.body.operations]
-        found = {word(op, "sym_name"): read_mesh(str(op.attributes["mesh"]))[1] for op in tops if op.name == "sdy.mesh"}
+        found: dict[str, Mesh] = {}
+        for op in tops:
+            if op.name == "sdy.mesh":
+                with located(op):
+                    found[word(op, "sym_name")] = read_mesh(str(op.attributes["mesh"]))[1]
         named = {name: mesh for name, mesh in found.items() if mesh.axes}
         if not named:
             raise ReshardError("unknown-mesh", "the module defines no mesh with axes: sdy.mesh @mesh = <[...]>")
