@@ -54,7 +54,7 @@ CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition", "sdy.nam
 """Operations that stand for a function, and the attribute that names it; without a name it is their region."""
 BLOCKS = {"stablehlo.while": while_loop, "stablehlo.case": choice, "stablehlo.if": choice}
 REGIONS = {"stablehlo.custom_call": custom_call, "sdy.manual_computation": manual_computation}
-COPIES = ("stablehlo.optimization_barrier", "sdy.propagation_barrier", "sdy.data_flow_edge")
+COPIES = ("stablehlo.optimization_barrier", "sdy.propagation_barrier", "sdy.data_flow_edge", "sdy.func_data_flow_edge")
 """Operations whose results are their operands, under names of their own."""
 MARKS = ("Sharding", "annotate_device_placement")
 """Custom calls that only say something of their operand."""
@@ -183,7 +183,10 @@ class Reading(Tracing):
                 self.program.tie(operands[0], first)
             return []
         if op.name in COPIES:
-            return [self.barrier(value) for value in operands]
+            copies = [self.barrier(value) for value in operands]
+            if "sharding" in op.attributes:  # what an edge says of itself
+                copies = [self.program.constrain(copy, self.sharding(op.attributes["sharding"])) for copy in copies]
+            return copies
         if op.name.startswith("sdy.") and op.name not in REGIONS:
             for name in ("sharding", "out_sharding"):  # a constraint, or a collective, which says where it leads
                 if name in op.attributes:
