@@ -173,16 +173,18 @@ class Descent:
                 there.append(edge.picks.listed[layout])
         return self.try_change({id(variable): option}, layouts, [edge.node for edge, _ in around])
 
-    def try_change(
-        self, options: dict[int, int], layouts: dict[int, int], nodes: Iterable[Node], *, if_equal: bool = False
-    ) -> bool:
-        """Take other options and layouts if that is cheaper, or no dearer; whether it is.
+    def keep(self, variable: Variable, option: int) -> None:
+        """Keep a value in an option, whatever that costs."""
+        self._set([], {id(variable): option}, {})
+        self.cost = self.total()
+
+    def try_change(self, options: dict[int, int], layouts: dict[int, int], nodes: Iterable[Node]) -> bool:
+        """Take other options and layouts if that is cheaper; whether it is.
 
         Args:
             options: of variables.
             layouts: of operations.
             nodes: all that have one of the variables, or another layout.
-            if_equal: whether they are taken where they cost the same.
         """
         touched = list({node.number: node for node in nodes}.values())
         variables = list({id(e.variable): e.variable for node in touched for e in node.edges}.values())
@@ -191,7 +193,7 @@ class Descent:
         old_layouts = {number: self.layouts[number] for number in layouts}
         self._set(touched, options, layouts)
         after = sum(map(self.node_cost, touched)) + sum(map(self.shared, variables))
-        if after < before + SLACK * abs(before) * (1 if if_equal else -1):
+        if after < before - SLACK * abs(before):
             self.cost += after - before
             return True
         self._set(touched, old_options, old_layouts)

@@ -32,7 +32,7 @@ import numpy as np
 from jax._src.interpreters import mlir
 from jax._src.interpreters.partial_eval import dce_jaxpr
 from jax.extend.core import ClosedJaxpr
-from jaxlib.mlir import ir
+from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy
 
 from reshard.checks import expect
@@ -58,6 +58,8 @@ COPIES = ("stablehlo.optimization_barrier", "sdy.propagation_barrier", "sdy.data
 """Operations whose results are their operands, under names of their own."""
 MARKS = ("Sharding", "annotate_device_placement")
 """Custom calls that only say something of their operand."""
+RULES = "builtin.module(func.func(sdy-populate-op-sharding-rules))"
+"""The pass that writes its sharding rule on every operation."""
 PLACED = ("stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice")
 """Operations that a loop may know better."""
 
@@ -82,6 +84,8 @@ def program_of(text: str) -> Program:
         except ir.MLIRError as error:
             reasons = [f"{line_of(each.location)}: {each.message}" for each in error.error_diagnostics]
             raise ReshardError("syntax", "; ".join(reasons) or "the text is no module of MLIR") from None
+        if "custom_call" in text:  # Shardy knows the rules of those that XLA knows
+            passmanager.PassManager.parse(RULES).run(module.operation)
         reading = Reading(module)
         reading.main()
         return reading.program
