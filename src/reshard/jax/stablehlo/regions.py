@@ -64,7 +64,7 @@ def _by_rule(
     summed = {f"f{factor}" for factor in rule.reduction_factors}
 
     def term(mapping: ir.Attribute, shape: Sequence[int], number: int) -> Term:
-        groups = []
+        groups: list[tuple[str, ...]] = []
         for dim, size in zip(sdy.TensorMappingAttr(mapping).dim_mappings, shape, strict=True):
             factors = [*sdy.DimMappingAttr(dim).factor_indices]
             if needed.isdisjoint(factors):
