@@ -71,8 +71,9 @@ class Descent:
         return cost
 
     def shared(self, variable: Variable) -> float:
-        """What the reshards of a value cost."""
-        return sum(
+        """What the reshards of a value cost, and holding it."""
+        held = 0.0 if variable.rent is None else float(variable.rent[self.options[id(variable)]])
+        return held + sum(
             cost * trips
             for (table, trips), wants in self.wants(variable).items()
             for cost in [self._tree(table, variable, wants)]
@@ -147,7 +148,7 @@ class Descent:
     def nearest(self, variable: Variable, most: int = NEAR) -> tuple[list[int], list[tuple[Edge, Costs]]]:
         """The other options of a value that cost least, and per edge what else each layout of its operation costs."""
         domain = variable.domain
-        estimate = np.zeros(len(domain))
+        estimate = np.zeros(len(domain)) if variable.rent is None else variable.rent[domain]
         around: list[tuple[Edge, Costs]] = []
         for edge in (*variable.makers, *variable.uses):
             costs = self.pay(edge.node, edge) + self.leaving(edge.node, edge)

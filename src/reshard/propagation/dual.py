@@ -39,7 +39,8 @@ class Dual:
             end = ends.get(id(variable))
             if end is None:
                 domain = variable.domain if within is None else within.domains[id(variable)]
-                end = ends[id(variable)] = _End(variable, np.zeros(len(domain)), domain)
+                cost = np.zeros(len(domain)) if variable.rent is None else variable.rent[domain]
+                end = ends[id(variable)] = _End(variable, cost, domain)
             return end
 
         for node in model.nodes:

@@ -24,7 +24,7 @@ from reshard.mesh import Mesh
 from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Dual, Within, even_shares
 from reshard.propagation.fixpoint import Flow
-from reshard.propagation.model import IDENTICAL, SAME, Model, tree
+from reshard.propagation.model import IDENTICAL, SAME, Model, Rent, tree
 from reshard.propagation.space import Option, compute_layout
 from reshard.propagation.ties import classes_of
 from reshard.sharding import Sharding
@@ -47,6 +47,15 @@ FEWEST_LESSONS, LESSONS = 8, 1600
 """How often the planner is asked about all that is chosen, at most: the first, or the second by all operations."""
 
 
+class Picked(NamedTuple):
+    """A choice in numbers."""
+
+    options: list[int]
+    """Per value."""
+    layouts: Mapping[int, int]
+    """Per operation, by its number."""
+
+
 class Optimum(NamedTuple):
     """A choice for a whole program."""
 
@@ -62,6 +71,8 @@ class Optimum(NamedTuple):
     """Of what the goal adds up, reshard by reshard."""
     bound: float
     """What no choice costs less than."""
+    picked: Picked
+    """The choice in numbers of the model."""
     chains: Mapping[int, Contracted] = MappingProxyType({})
     """Per operation that is contracted two operands at a time, by its number."""
 
@@ -94,6 +105,42 @@ def optimum(model: Model, flow: Flow, deadline: float | None = None) -> Optimum:
         layouts = {node.number: best.layouts[classes[node.number]] for node in model.nodes}
         best, dual = Descent(model, options, layouts), whole
     return _explained(model, best, max(dual.bound, 0.0))
+
+
+def changed(model: Model, best: Optimum, rents: Mapping[int, Rent], deadline: float | None = None) -> Optimum:
+    """A choice improved where it costs to hold values; its cost is without that, and its bound the one of before.
+
+    Args:
+        model: the program.
+        best: the choice with which to begin.
+        rents: what it costs to hold a byte of a value, by its number.
+        deadline: when to end with the best so far, by `time.monotonic`.
+    """
+
+    def is_late() -> bool:
+        return deadline is not None and time.monotonic() > deadline
+
+    classes = classes_of(model.net)
+    is_tied = len(set(classes)) <= FEW * len(classes)
+    rented = model.renting(rents)
+    small = rented.tied(classes) if is_tied else rented
+    options = {id(variable): option for variable, option in zip(small.variables, best.picked.options, strict=True)}
+    layouts = {node.number: best.picked.layouts[node.number] for node in small.nodes}
+    found = _descended(small, (options, layouts))
+    dual = Dual(small, even_shares(small), exact=True)
+    dual.run(AXIS_TURNS, is_late)
+    other = _descended(small, dual.choice())
+    if other.cost < found.cost:
+        found, other = other, found
+    if found.cross(other.options, other.layouts):
+        found.run()
+    for _ in range(FEWEST_LESSONS):
+        if not _learnt(small, found) or is_late():
+            break
+        found = _descended(small, (found.options, found.layouts))
+    free = {id(own): found.options[id(kept)] for own, kept in zip(model.variables, small.variables, strict=True)}
+    picked = {node.number: found.layouts[classes[node.number] if is_tied else node.number] for node in model.nodes}
+    return _explained(model, Descent(model, free, picked), best.bound)
 
 
 def _searched(model: Model, dual: Dual, flow: Flow, is_late: Callable[[], bool]) -> Descent:
@@ -273,4 +320,5 @@ def _explained(model: Model, best: Descent, bound: float) -> Optimum:
                     pair = [model.sharding(variable.number, option) for option in (after, before)]
                     origins[variable.number, pair[0]] = pair[1]
     paid = {node.number: best.paid(node) for node in model.nodes if node.number in layouts}
-    return Optimum(shardings, layouts, origins, paid, best.cost, bound)
+    picked = Picked([best.options[id(variable)] for variable in model.variables], dict(best.layouts))
+    return Optimum(shardings, layouts, origins, paid, best.cost, bound, picked)

@@ -1,0 +1,303 @@
+"""The search for a placement: the cheapest, the cheapest that a device has the memory for, or the best few.
+
+What a program costs is made least by `optimum.py`; where a device would hold more than it may, holding is made to cost
+something (`rents.py`) and the choice is improved under that, until it fits.
+A limit is kept or refused; the refusal names the least peak that was found, and what fills it.
+
+A `Shortlist` answers in which layout a program is to run: inputs of which nothing is said, or whose dims are open, are
+chosen like any other value; an output that is made element by element of an input is sharded as that is, since it
+takes its place; and of equally cheap inputs those that take less memory are chosen.
+Its placements are the cheapest that is found, then the cheapest that take less and less memory.
+
+By hand, on two devices: nothing is said of a product, so every device computes half of it, of halves of one operand
+that it has, and of the other whole.
+
+>>> from reshard.propagation.program import Program
+>>> program = Program.parse('''
+... sdy.mesh @mesh = <["x"=2]>
+... a = input : bf16[1024, 1024]
+... b = input : bf16[1024, 1024]
+... c = einsum "ij,jk->ik" (a, b)
+... d = output (c)
+... ''')
+>>> best = program.search(network="h100-2").best
+>>> best.sharding("a").text(), best.sharding("b").text(), best.received_bytes
+('[{"x"}, {}]', '[{}, {}]', 0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+
+from reshard.contraction.chooser import Chooser
+from reshard.contraction.goal import Goal
+from reshard.errors import ReshardError
+from reshard.network import check_reach
+from reshard.operations.kinds import KindForm
+from reshard.operations.operation import Operation, Value
+from reshard.plans.table import bytes_text
+from reshard.propagation.builder import Builder
+from reshard.propagation.fixpoint import Net
+from reshard.propagation.memory import lives
+from reshard.propagation.model import Model, Rent
+from reshard.propagation.optimum import Optimum, changed, optimum
+from reshard.propagation.placement import Placement, explicit, reason
+from reshard.propagation.rents import raised, rents
+from reshard.propagation.settling import settled
+from reshard.tables import Table, plain
+
+MOST_DEVICES = 2**20
+"""On up to how many devices programs are placed."""
+MOST_RAISES = 12
+"""How often holding is made to cost more, at most."""
+LESS = 0.5
+"""Of the peak of a placement, what the next of a shortlist may take."""
+TIE = 1e-6
+"""What a byte of an input costs in a search, in received bytes: little, so that of equals the smaller is chosen."""
+NAMED = 4
+"""How many of the values that make a peak a refusal names."""
+
+
+class Search:
+    """A program and a goal.
+
+    Args:
+        program: to be placed.
+        goal: what is made least.
+        until_priority: the last priority of dims that counts; all where None.
+        is_free: whether what is open of inputs is chosen too.
+        deadline: when to end with the best so far, by `time.monotonic`.
+
+    Raises:
+        ReshardError: `bad-network` where a mesh has devices beyond the network; `too-large`; `no-plan` where an
+            operation can be computed in no layout.
+    """
+
+    def __init__(
+        self,
+        program: Builder,
+        goal: Goal,
+        until_priority: int | None = None,
+        *,
+        is_free: bool = False,
+        deadline: float | None = None,
+    ) -> None:
+        for mesh in program.meshes.values() if goal.network is not None else ():
+            check_reach(goal.network, mesh)
+        for mesh in program.meshes.values():
+            if mesh.size > MOST_DEVICES:
+                raise ReshardError("too-large", f"a program is placed on up to {MOST_DEVICES} devices, got {mesh.size}")
+        self.program, self.deadline = program, deadline
+        self.net, self.chooser = Net(program), Chooser(goal, is_for_many=True)
+        self.flows = self.net.runs(until_priority)
+        self.model = Model(self.net, self.flows, self.chooser, is_pinned=until_priority is not None, is_free=is_free)
+
+    def best(self) -> Optimum:
+        """The cheapest choice that is found."""
+        return optimum(self.model, self.flows[0], self.deadline)
+
+    def placed(self, best: Optimum) -> Placement:
+        """What comes of a choice."""
+        best = settled(self.net, self.chooser, best)
+        reasons = [reason(self.net, self.flows, number, sharding) for number, sharding in enumerate(best.shardings)]
+        return explicit(self.program, self.net, self.chooser, best, reasons)
+
+    def smaller(self, best: Optimum, placed: Placement, limit: int) -> Iterator[tuple[Optimum, Placement]]:
+        """Choices where holding costs more and more, as long as too much is held, and the first where it is not."""
+        costs: dict[int, float] = {}
+        for _ in range(MOST_RAISES):
+            if placed.peak_bytes <= limit:
+                return
+            values = self.net.values
+            spans = lives(self.program.operations, dict(zip(values, best.shardings, strict=True)))
+            costs = raised(costs, self._during(placed), spans, limit, self.model.goal.per_byte)
+            best = changed(self.model, best, rents(spans, costs), self.deadline)
+            placed = self.placed(best)
+            yield best, placed
+
+    def _during(self, placed: Placement) -> dict[int, int]:
+        """Per operation of the program the bytes that a device holds while it runs, or what is moved for it."""
+        numbers = {value.name: value.number for value in self.net.values}
+        during: dict[int, int] = {}
+        number = len(numbers) - 1
+        for operation in reversed(placed.operations):
+            number = numbers.get(operation.result.name, number)
+            during[number] = max(during.get(number, 0), placed.held.during[operation.result.number])
+        return during
+
+    def within(self, limit: int | None) -> list[Placement]:
+        """What is found on the way to the cheapest that a device has the memory for, which is the first.
+
+        Raises:
+            ReshardError: `no-plan` where none is found.
+        """
+        best = self.best()
+        found = [self.placed(best)]
+        if limit is None:
+            return found
+        found += [placed for _, placed in self.smaller(best, found[0], limit)]
+        found.sort(key=lambda placed: (placed.peak_bytes > limit, placed.cost))
+        if found[0].peak_bytes > limit:
+            raise _refused(found, limit)
+        return [replace(found[0], memory_limit=limit), *found[1:]]
+
+
+def place(
+    program: Builder,
+    goal: Goal,
+    until_priority: int | None,
+    deadline: float | None = None,
+    memory_limit: int | None = None,
+) -> Placement:
+    """Carry the shardings of a program through and place it.
+
+    Raises:
+        ReshardError: as `Search`; `no-plan` where no placement is found that keeps the limit.
+    """
+    return Search(program, goal, until_priority, deadline=deadline).within(memory_limit)[0]
+
+
+def _refused(found: list[Placement], limit: int) -> ReshardError:
+    """Why a limit is not kept."""
+    least = min(found, key=lambda placed: placed.peak_bytes)
+    largest = [
+        f"{value.name} {value.dtype.name}{list(value.shape)} {bytes_text(size)}"
+        for name, size in least.peak_values[:NAMED]
+        for value in [least.value(name)]
+    ]
+    return ReshardError(
+        "no-plan",
+        f"the program needs {least.peak_bytes} bytes on a device in the smallest placement that was found, "
+        f"for {', '.join(largest)}; memory_limit is {limit}",
+    )
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """The best few placements of a program."""
+
+    placements: tuple[Placement, ...]
+    """The cheapest first, then cheaper in memory, not in the goal."""
+    memory_limit: int | None = None
+    """Bytes that a device may hold."""
+
+    @property
+    def best(self) -> Placement:
+        """The cheapest that was found."""
+        return self.placements[0]
+
+    def table(self) -> str:
+        """What each costs, and how its inputs are sharded."""
+        numbers = [str(number) for number in range(1, len(self.placements) + 1)]
+        rows = [("layout", "received", "work", "peak", "seconds", f"{self.best.goal.name} at the least")]
+        for number, placed in zip(numbers, self.placements, strict=True):
+            rows.append(
+                (
+                    number,
+                    bytes_text(placed.received_bytes),
+                    f"{placed.flops:.4g}",
+                    bytes_text(placed.peak_bytes),
+                    "" if placed.seconds is None else f"{placed.seconds:.4g}",
+                    "proved" if placed.is_proved else f"{placed.bound / placed.cost:.1%} of it",
+                )
+            )
+        inputs: list[tuple[str, ...]] = [("input", "shape", *numbers)]
+        for value in self.best.inputs:
+            shape = f"{value.dtype.name}[{', '.join(map(str, value.shape))}]"
+            inputs.append((value.name, shape, *(placed.sharding(value.name).text() for placed in self.placements)))
+        limit = [] if self.memory_limit is None else [f"memory limit {bytes_text(self.memory_limit)}", ""]
+        return plain([*limit, Table(rows, {*rows[0][1:5]}), "", Table(inputs)])
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def shortlist(
+    program: Builder, goal: Goal, memory_limit: int | None, count: int, deadline: float | None = None
+) -> Shortlist:
+    """The best few placements of a program whose inputs are open where nothing is said of them.
+
+    Raises:
+        ReshardError: as `place`.
+    """
+    tied = copy(program)
+    tied.ties = [*program.ties, *taking_over(program)]
+    search = Search(tied, goal, is_free=True, deadline=deadline)
+    inputs = {value.number: Rent(kept=TIE * search.model.goal.per_byte) for value in program.inputs}
+    best = changed(search.model, search.best(), inputs, deadline)
+    tried = [(best, search.placed(best))]
+    if memory_limit is not None:
+        tried += search.smaller(*tried[0], memory_limit)
+    while True:
+        fitting = [pair for pair in tried if memory_limit is None or pair[1].peak_bytes <= memory_limit]
+        if not fitting:
+            raise _refused([placed for _, placed in tried], memory_limit or 0)
+        kept = _front([placed for _, placed in fitting])
+        least = min(fitting, key=lambda pair: pair[1].peak_bytes)
+        more = list(search.smaller(*least, int(LESS * least[1].peak_bytes))) if len(kept) < count else []
+        tried += more
+        if not any(placed.peak_bytes < least[1].peak_bytes for _, placed in more):
+            return Shortlist(tuple(replace(p, memory_limit=memory_limit) for p in kept[:count]), memory_limit)
+
+
+def _front(found: Sequence[Placement]) -> list[Placement]:
+    """Those than which none is cheaper with as little memory, the cheapest first."""
+    front: list[Placement] = []
+    for placed in sorted(found, key=lambda each: (each.cost, each.peak_bytes)):
+        if not front or placed.peak_bytes < front[-1].peak_bytes:
+            front.append(placed)
+    return front
+
+
+def taking_over(program: Builder) -> list[tuple[Value, Value]]:
+    """Inputs and the outputs that take their place: made of them element by element, of one shape and dtype.
+
+    >>> from reshard.propagation.program import Program
+    >>> program = Program.parse('''
+    ... sdy.mesh @mesh = <["x"=2]>
+    ... weight = input : f32[4, 4]
+    ... step = input : f32[4, 4]
+    ... less = subtract "ij,ij->ij" (weight, step)
+    ... after = output (less)
+    ... ''')
+    >>> [(before.name, after.name) for before, after in taking_over(program)]
+    [('weight', 'after')]
+    """
+    sources: list[set[int]] = []
+    for operation in program.operations:
+        own = {operation.result.number} if operation.name == "input" else set[int]()
+        sources.append(own.union(*(sources[operand.number] for operand in _written_over(operation))))
+    left = {value.number: value for value in program.inputs}
+    likes = {
+        value: [n for n in sorted(sources[value.number]) if _is_like(program.operations[n].result, value)]
+        for value in program.outputs
+    }
+    pairs = []
+    for value, like in sorted(likes.items(), key=lambda wish: len(wish[1])):
+        number = next((n for n in like if n in left), None)
+        if number is not None:
+            before = left.pop(number)
+            if before not in program.annotations or value not in program.annotations:
+                pairs.append((before, value))
+    return pairs
+
+
+def _is_like(before: Value, after: Value) -> bool:
+    return (before.shape, before.dtype) == (after.shape, after.dtype)
+
+
+def _written_over(operation: Operation) -> Iterator[Value]:
+    """The operands at whose places the result has its elements."""
+    form, pattern = None if operation.kind is None else operation.kind.form, operation.pattern
+    if form is KindForm.INDEXED:
+        yield from (operand for operand in operation.operands[:1] if operand.shape == operation.result.shape)
+    elif form in (KindForm.END, KindForm.ENTERING, KindForm.LEAVING) or pattern is None:
+        yield from (operand for operand in operation.operands if operand.shape == operation.result.shape)
+    elif form in (KindForm.ELEMENTWISE, KindForm.MOVED, KindForm.CONTRACTED):
+        yield from (
+            operand
+            for operand, term in zip(operation.operands, pattern.operands, strict=True)
+            if term == pattern.output and operand.shape == operation.result.shape
+        )
