@@ -64,11 +64,21 @@ class Table:
         """What it costs to make all that is wanted of how the value is kept."""
         self.free, self.rent = self, np.zeros((1, 1))
         """The table without rents, and what holding costs besides."""
+        self.is_known = False
+        """Whether there is nothing to ask the planner about."""
 
     def rented(self, rent: Costs) -> Table:
         """The table where what a reshard holds, from an option to another, costs so much besides."""
         table = Table(self.bound + rent, self.price + rent, is_own=self.is_own)
         table.free, table.rent, table.asked = self, rent, set(self.asked)
+        return table
+
+    def barred(self) -> Table:
+        """The table of what can be in no other option than that in which it is kept."""
+        dear = BARRED * max(1.0, float(self.bound.max(initial=0.0)))
+        bound = np.where(np.eye(*self.bound.shape, dtype=np.bool_), 0.0, dear)
+        table = Table(bound, bound, is_own=self.is_own)
+        table.is_known = True
         return table
 
 
@@ -406,7 +416,8 @@ class Model:
                 values = {value.number for value in (each.values[place] for each in alike)}
                 own = [self.rents[n] for n in values if n in self.rents and self.variables[n] is variable]
                 rent = sum(rent.made if is_result else rent.wanted for rent in own) / (often * variable.count)
-                table = self._table(variable.number, options, rent, is_result=is_result)
+                is_one = is_result and operation.name in IDENTICAL  # what is wanted and what is kept are one
+                table = self._table(variable.number, options, rent, is_result=is_result, is_one=is_one)
                 edge = Edge(node, place, variable, options, table, layouts.picks[place], often, is_result=is_result)
                 (node.makes if is_result else node.uses).append(edge)
                 (variable.makers if is_result else variable.uses).append(edge)
@@ -437,10 +448,16 @@ class Model:
             for value in operation.values
         )
 
-    def _table(self, number: int, wanted: Options, rent: float = 0.0, *, is_result: bool = False) -> Table:
+    def _table(
+        self, number: int, wanted: Options, rent: float = 0.0, *, is_result: bool = False, is_one: bool = False
+    ) -> Table:
         """What reshards of a value cost, to options on a mesh, where it costs so much to hold a byte besides."""
-        if rent:
+        if rent or is_one:
             free = self._table(number, wanted)
+            if is_one:
+                if (id(free), is_one) not in self._tables:
+                    self._tables[id(free), is_one] = free.barred()
+                return self._tables[id(free), is_one]
             if (id(free), rent, is_result) not in self._tables:
                 held = wanted.tiles * (rent * self.net.values[number].dtype.itemsize)
                 own = np.broadcast_to(held[:, None] if is_result else held[None, :], free.bound.shape)
@@ -499,7 +516,7 @@ class Model:
     def learn(self, edge: Edge, source: int, target: int) -> bool:
         """Ask the planner what a reshard costs; whether that is not what was thought."""
         table = edge.table
-        if source == target or (source, target) in table.asked:
+        if source == target or table.is_known or (source, target) in table.asked:
             return False
         table.asked.add((source, target))
         value = self.net.values[edge.variable.number]

@@ -107,7 +107,13 @@ def optimum(model: Model, flow: Flow, deadline: float | None = None) -> Optimum:
     return _explained(model, best, max(dual.bound, 0.0))
 
 
-def changed(model: Model, best: Optimum, rents: Mapping[int, Rent], deadline: float | None = None) -> Optimum:
+def changed(
+    model: Model,
+    best: Optimum,
+    rents: Mapping[int, Rent],
+    deadline: float | None = None,
+    flow: Flow | None = None,
+) -> Optimum:
     """A choice improved where it costs to hold values; its cost is without that, and its bound the one of before.
 
     Args:
@@ -115,6 +121,7 @@ def changed(model: Model, best: Optimum, rents: Mapping[int, Rent], deadline: fl
         best: the choice with which to begin.
         rents: what it costs to hold a byte of a value, by its number.
         deadline: when to end with the best so far, by `time.monotonic`.
+        flow: an outcome of propagation with which to begin besides; then axes are tried one by one.
     """
 
     def is_late() -> bool:
@@ -126,20 +133,30 @@ def changed(model: Model, best: Optimum, rents: Mapping[int, Rent], deadline: fl
     small = rented.tied(classes) if is_tied else rented
     options = {id(variable): option for variable, option in zip(small.variables, best.picked.options, strict=True)}
     layouts = {node.number: best.picked.layouts[node.number] for node in small.nodes}
-    found = _descended(small, (options, layouts))
-    dual = Dual(small, even_shares(small), exact=True)
-    dual.run(AXIS_TURNS, is_late)
-    other = _descended(small, dual.choice())
-    if other.cost < found.cost:
-        found, other = other, found
-    if found.cross(other.options, other.layouts):
-        found.run()
+    known = Descent(small, options, layouts)
+    if flow is None:
+        dual = Dual(small, even_shares(small), exact=True)
+        dual.run(AXIS_TURNS, is_late)
+        starts = [(options, layouts), dual.choice()]
+    else:
+        starts = [_flowing(small, flow)]
+    found = min((_descended(small, start) for start in starts), key=lambda each: each.cost)
+    if flow is not None:
+        found = _axis_by_axis(small, found, is_late)
+    elif len(small.nodes) <= SMALL:
+        found = _kicked(found)
     for _ in range(FEWEST_LESSONS):
-        if not _learnt(small, found) or is_late():
+        if found.cross(known.options, known.layouts):
+            found.run()
+        was_wrong = _learnt(small, found)
+        found = Descent(small, found.options, found.layouts)
+        if found.cost < known.total():
+            known = found
+        if not was_wrong or is_late():
             break
         found = _descended(small, (found.options, found.layouts))
-    free = {id(own): found.options[id(kept)] for own, kept in zip(model.variables, small.variables, strict=True)}
-    picked = {node.number: found.layouts[classes[node.number] if is_tied else node.number] for node in model.nodes}
+    free = {id(own): known.options[id(kept)] for own, kept in zip(model.variables, small.variables, strict=True)}
+    picked = {node.number: known.layouts[classes[node.number] if is_tied else node.number] for node in model.nodes}
     return _explained(model, Descent(model, free, picked), best.bound)
 
 

@@ -35,8 +35,6 @@ from reshard.contraction.chooser import Chooser
 from reshard.contraction.goal import Goal
 from reshard.errors import ReshardError
 from reshard.network import check_reach
-from reshard.operations.kinds import KindForm
-from reshard.operations.operation import Operation, Value
 from reshard.plans.table import bytes_text
 from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Net
@@ -44,6 +42,7 @@ from reshard.propagation.memory import lives
 from reshard.propagation.model import Model, Rent
 from reshard.propagation.optimum import Optimum, changed, optimum
 from reshard.propagation.placement import Placement, explicit, reason
+from reshard.propagation.recipes import recipes, taking_over
 from reshard.propagation.rents import raised, rents
 from reshard.propagation.settling import settled
 from reshard.tables import Table, plain
@@ -163,7 +162,7 @@ def _refused(found: list[Placement], limit: int) -> ReshardError:
     """Why a limit is not kept."""
     least = min(found, key=lambda placed: placed.peak_bytes)
     largest = [
-        f"{value.name} {value.dtype.name}{list(value.shape)} {bytes_text(size)}"
+        f"{name} {value.dtype.name}{list(least.sharding(value).local_shape(value.shape))} {bytes_text(size)}"
         for name, size in least.peak_values[:NAMED]
         for value in [least.value(name)]
     ]
@@ -222,11 +221,14 @@ def shortlist(
     Raises:
         ReshardError: as `place`.
     """
-    tied = copy(program)
-    tied.ties = [*program.ties, *taking_over(program)]
+    tied, state = copy(program), taking_over(program)
+    tied.ties = [*program.ties, *state]
     search = Search(tied, goal, is_free=True, deadline=deadline)
     inputs = {value.number: Rent(kept=TIE * search.model.goal.per_byte) for value in program.inputs}
-    best = changed(search.model, search.best(), inputs, deadline)
+    best = search.best()
+    flows = [Net(seed).runs(None)[0] for seed in recipes(program, [value for value, _ in state])]
+    for flow in (None, *flows):
+        best = min(best, changed(search.model, best, inputs, deadline, flow), key=lambda each: each.cost)
     tried = [(best, search.placed(best))]
     if memory_limit is not None:
         tried += search.smaller(*tried[0], memory_limit)
@@ -249,55 +251,3 @@ def _front(found: Sequence[Placement]) -> list[Placement]:
         if not front or placed.peak_bytes < front[-1].peak_bytes:
             front.append(placed)
     return front
-
-
-def taking_over(program: Builder) -> list[tuple[Value, Value]]:
-    """Inputs and the outputs that take their place: made of them element by element, of one shape and dtype.
-
-    >>> from reshard.propagation.program import Program
-    >>> program = Program.parse('''
-    ... sdy.mesh @mesh = <["x"=2]>
-    ... weight = input : f32[4, 4]
-    ... step = input : f32[4, 4]
-    ... less = subtract "ij,ij->ij" (weight, step)
-    ... after = output (less)
-    ... ''')
-    >>> [(before.name, after.name) for before, after in taking_over(program)]
-    [('weight', 'after')]
-    """
-    sources: list[set[int]] = []
-    for operation in program.operations:
-        own = {operation.result.number} if operation.name == "input" else set[int]()
-        sources.append(own.union(*(sources[operand.number] for operand in _written_over(operation))))
-    left = {value.number: value for value in program.inputs}
-    likes = {
-        value: [n for n in sorted(sources[value.number]) if _is_like(program.operations[n].result, value)]
-        for value in program.outputs
-    }
-    pairs = []
-    for value, like in sorted(likes.items(), key=lambda wish: len(wish[1])):
-        number = next((n for n in like if n in left), None)
-        if number is not None:
-            before = left.pop(number)
-            if before not in program.annotations or value not in program.annotations:
-                pairs.append((before, value))
-    return pairs
-
-
-def _is_like(before: Value, after: Value) -> bool:
-    return (before.shape, before.dtype) == (after.shape, after.dtype)
-
-
-def _written_over(operation: Operation) -> Iterator[Value]:
-    """The operands at whose places the result has its elements."""
-    form, pattern = None if operation.kind is None else operation.kind.form, operation.pattern
-    if form is KindForm.INDEXED:
-        yield from (operand for operand in operation.operands[:1] if operand.shape == operation.result.shape)
-    elif form in (KindForm.END, KindForm.ENTERING, KindForm.LEAVING) or pattern is None:
-        yield from (operand for operand in operation.operands if operand.shape == operation.result.shape)
-    elif form in (KindForm.ELEMENTWISE, KindForm.MOVED, KindForm.CONTRACTED):
-        yield from (
-            operand
-            for operand, term in zip(operation.operands, pattern.operands, strict=True)
-            if term == pattern.output and operand.shape == operation.result.shape
-        )
