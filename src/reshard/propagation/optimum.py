@@ -121,7 +121,7 @@ def changed(
         best: the choice with which to begin.
         rents: what it costs to hold a byte of a value, by its number.
         deadline: when to end with the best so far, by `time.monotonic`.
-        flow: an outcome of propagation with which to begin besides; then axes are tried one by one.
+        flow: an outcome of propagation with which to begin besides.
     """
 
     def is_late() -> bool:
@@ -141,9 +141,7 @@ def changed(
     else:
         starts = [_flowing(small, flow)]
     found = min((_descended(small, start) for start in starts), key=lambda each: each.cost)
-    if flow is not None:
-        found = _axis_by_axis(small, found, is_late)
-    elif len(small.nodes) <= SMALL:
+    if len(small.nodes) <= SMALL:
         found = _kicked(found)
     for _ in range(FEWEST_LESSONS):
         if found.cross(known.options, known.layouts):

@@ -14,7 +14,7 @@ or along `model` and its rows along `data`.
 >>> program = Program(Mesh.of(data=2, model=4))
 >>> x, w = program.input("x", (64, 16)), program.input("w", (16, 32))
 >>> step = program.op("bd,bf->df", x, program.op("bd,df->bf", x, w))
->>> after = program.output(program.op("df,df->df", w, step, name="subtract"), result="after")
+>>> after = program.output(program.op("df,df->df", w, step, name="sub"), result="after")
 >>> state = [before for before, _ in taking_over(program)]
 >>> for recipe in recipes(program, state):
 ...     print(*(recipe.annotations[value].text() for value in (x, w)))
@@ -52,7 +52,8 @@ def recipes(program: Builder, state: Sequence[Value]) -> Iterator[Builder]:
                 continue
             axes: list[list[str]] = [[] for _ in value.shape]
             largest = sorted(range(len(axes)), key=lambda dim: -value.shape[dim])
-            cuts = {0: batch} if value not in state else dict(zip(largest, [last, batch] if last else [batch]))
+            along = [last, batch] if last else [batch]
+            cuts = dict(zip(largest, along, strict=False)) if value in state else {0: batch}
             for dim, cut in cuts.items():
                 if value.shape[dim] % prod(mesh.sizes[name] for name in cut) == 0:
                     axes[dim] = cut
@@ -68,7 +69,7 @@ def taking_over(program: Builder) -> list[tuple[Value, Value]]:
     ... sdy.mesh @mesh = <["x"=2]>
     ... weight = input : f32[4, 4]
     ... step = input : f32[4, 4]
-    ... less = subtract "ij,ij->ij" (weight, step)
+    ... less = sub "ij,ij->ij" (weight, step)
     ... after = output (less)
     ... ''')
     >>> [(before.name, after.name) for before, after in taking_over(program)]

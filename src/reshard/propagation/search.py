@@ -37,7 +37,7 @@ from reshard.errors import ReshardError
 from reshard.network import check_reach
 from reshard.plans.table import bytes_text
 from reshard.propagation.builder import Builder
-from reshard.propagation.fixpoint import Net
+from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.memory import lives
 from reshard.propagation.model import Model, Rent
 from reshard.propagation.optimum import Optimum, changed, optimum
@@ -93,9 +93,9 @@ class Search:
         self.flows = self.net.runs(until_priority)
         self.model = Model(self.net, self.flows, self.chooser, is_pinned=until_priority is not None, is_free=is_free)
 
-    def best(self) -> Optimum:
-        """The cheapest choice that is found."""
-        return optimum(self.model, self.flows[0], self.deadline)
+    def best(self, flow: Flow | None = None) -> Optimum:
+        """The cheapest choice that is found, from an outcome of propagation or from its own."""
+        return optimum(self.model, flow or self.flows[0], self.deadline)
 
     def placed(self, best: Optimum) -> Placement:
         """What comes of a choice."""
@@ -225,8 +225,8 @@ def shortlist(
     tied.ties = [*program.ties, *state]
     search = Search(tied, goal, is_free=True, deadline=deadline)
     inputs = {value.number: Rent(kept=TIE * search.model.goal.per_byte) for value in program.inputs}
-    best = search.best()
-    flows = [Net(seed).runs(None)[0] for seed in recipes(program, [value for value, _ in state])]
+    *flows, tensor = [Net(recipe).runs(None)[0] for recipe in recipes(program, [value for value, _ in state])]
+    best = search.best(tensor)
     for flow in (None, *flows):
         best = min(best, changed(search.model, best, inputs, deadline, flow), key=lambda each: each.cost)
     tried = [(best, search.placed(best))]
