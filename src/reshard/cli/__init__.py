@@ -7,6 +7,7 @@
     einsum_command.py    `reshard einsum`: where a contraction is computed and what it costs
     inspect_command.py   `reshard inspect`: reads what XLA prints
     propagate_command.py `reshard propagate`: a program's shardings carried through
+    search_command.py    `reshard search`: the layouts in which a program costs least
     bench_command.py     `reshard bench`: how long planning takes
     output.py            standard output and standard error
     progress.py          long work, as it goes on
@@ -32,6 +33,7 @@ from reshard.cli import (
     plan_command,
     propagate_command,
     run_command,
+    search_command,
     show_command,
 )
 from reshard.cli.interrupts import Terminated, raised
@@ -41,7 +43,7 @@ __all__ = ["main"]
 
 COMMANDS = (
     *(plan_command, run_command, show_command, einsum_command),
-    *(propagate_command, inspect_command, bench_command),
+    *(propagate_command, search_command, inspect_command, bench_command),
 )
 """In the order in which `--help` lists them."""
 DONE, REFUSED, MISUSED, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141

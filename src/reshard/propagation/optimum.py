@@ -141,8 +141,6 @@ def changed(
     else:
         starts = [_flowing(small, flow)]
     found = min((_descended(small, start) for start in starts), key=lambda each: each.cost)
-    if len(small.nodes) <= SMALL:
-        found = _kicked(found)
     for _ in range(FEWEST_LESSONS):
         if found.cross(known.options, known.layouts):
             found.run()

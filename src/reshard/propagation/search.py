@@ -27,6 +27,7 @@ that it has, and of the other whole.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -107,7 +108,7 @@ class Search:
         """Choices where holding costs more and more, as long as too much is held, and the first where it is not."""
         costs: dict[int, float] = {}
         for _ in range(MOST_RAISES):
-            if placed.peak_bytes <= limit:
+            if placed.peak_bytes <= limit or (self.deadline is not None and time.monotonic() > self.deadline):
                 return
             values = self.net.values
             spans = lives(self.program.operations, dict(zip(values, best.shardings, strict=True)))
@@ -126,21 +127,21 @@ class Search:
             during[number] = max(during.get(number, 0), placed.held.during[operation.result.number])
         return during
 
-    def within(self, limit: int | None) -> list[Placement]:
-        """What is found on the way to the cheapest that a device has the memory for, which is the first.
+    def within(self, best: Optimum, placed: Placement, limit: int) -> list[tuple[Optimum, Placement]]:
+        """Choices that keep a limit.
 
         Raises:
-            ReshardError: `no-plan` where none is found.
+            ReshardError: `no-plan` where none is found, with a limit with which one is.
         """
-        best = self.best()
-        found = [self.placed(best)]
-        if limit is None:
-            return found
-        found += [placed for _, placed in self.smaller(best, found[0], limit)]
-        found.sort(key=lambda placed: (placed.peak_bytes > limit, placed.cost))
-        if found[0].peak_bytes > limit:
-            raise _refused(found, limit)
-        return [replace(found[0], memory_limit=limit), *found[1:]]
+        tried = [(best, placed), *self.smaller(best, placed, limit)]
+        fitting = [pair for pair in tried if pair[1].peak_bytes <= limit]
+        if fitting:
+            return fitting
+        for _, least in sorted(tried, key=lambda pair: pair[1].peak_bytes):
+            again = [placed, *(other for _, other in self.smaller(best, placed, least.peak_bytes))]
+            if min(other.peak_bytes for other in again) <= least.peak_bytes:
+                break
+        raise _refused(least, limit)
 
 
 def place(
@@ -155,12 +156,17 @@ def place(
     Raises:
         ReshardError: as `Search`; `no-plan` where no placement is found that keeps the limit.
     """
-    return Search(program, goal, until_priority, deadline=deadline).within(memory_limit)[0]
+    search = Search(program, goal, until_priority, deadline=deadline)
+    best = search.best()
+    placed = search.placed(best)
+    if memory_limit is None:
+        return placed
+    fitting = search.within(best, placed, memory_limit)
+    return replace(min((placed for _, placed in fitting), key=lambda each: each.cost), memory_limit=memory_limit)
 
 
-def _refused(found: list[Placement], limit: int) -> ReshardError:
+def _refused(least: Placement, limit: int) -> ReshardError:
     """Why a limit is not kept."""
-    least = min(found, key=lambda placed: placed.peak_bytes)
     largest = [
         f"{name} {value.dtype.name}{list(least.sharding(value).local_shape(value.shape))} {bytes_text(size)}"
         for name, size in least.peak_values[:NAMED]
@@ -168,8 +174,8 @@ def _refused(found: list[Placement], limit: int) -> ReshardError:
     ]
     return ReshardError(
         "no-plan",
-        f"the program needs {least.peak_bytes} bytes on a device in the smallest placement that was found, "
-        f"for {', '.join(largest)}; memory_limit is {limit}",
+        f"no placement is found that needs less than {least.peak_bytes} bytes on a device, for {', '.join(largest)}; "
+        f"memory_limit is {limit}",
     )
 
 
@@ -190,7 +196,7 @@ class Shortlist:
     def table(self) -> str:
         """What each costs, and how its inputs are sharded."""
         numbers = [str(number) for number in range(1, len(self.placements) + 1)]
-        rows = [("layout", "received", "work", "peak", "seconds", f"{self.best.goal.name} at the least")]
+        rows = [("layout", "received", "work", "peak", "seconds", f"least {self.best.goal.name}")]
         for number, placed in zip(numbers, self.placements, strict=True):
             rows.append(
                 (
@@ -199,7 +205,7 @@ class Shortlist:
                     f"{placed.flops:.4g}",
                     bytes_text(placed.peak_bytes),
                     "" if placed.seconds is None else f"{placed.seconds:.4g}",
-                    "proved" if placed.is_proved else f"{placed.bound / placed.cost:.1%} of it",
+                    "proved" if placed.is_proved else f"not below {placed.bound / placed.cost:.1%} of it",
                 )
             )
         inputs: list[tuple[str, ...]] = [("input", "shape", *numbers)]
@@ -229,19 +235,15 @@ def shortlist(
     best = search.best(tensor)
     for flow in (None, *flows):
         best = min(best, changed(search.model, best, inputs, deadline, flow), key=lambda each: each.cost)
-    tried = [(best, search.placed(best))]
+    fitting = [(best, search.placed(best))]
     if memory_limit is not None:
-        tried += search.smaller(*tried[0], memory_limit)
+        fitting = search.within(*fitting[0], memory_limit)
     while True:
-        fitting = [pair for pair in tried if memory_limit is None or pair[1].peak_bytes <= memory_limit]
-        if not fitting:
-            raise _refused([placed for _, placed in tried], memory_limit or 0)
-        kept = _front([placed for _, placed in fitting])
+        front = _front([placed for _, placed in fitting])
         least = min(fitting, key=lambda pair: pair[1].peak_bytes)
-        more = list(search.smaller(*least, int(LESS * least[1].peak_bytes))) if len(kept) < count else []
-        tried += more
-        if not any(placed.peak_bytes < least[1].peak_bytes for _, placed in more):
-            return Shortlist(tuple(replace(p, memory_limit=memory_limit) for p in kept[:count]), memory_limit)
+        fitting += search.smaller(*least, int(LESS * least[1].peak_bytes)) if len(front) < count else ()
+        if min(placed.peak_bytes for _, placed in fitting) == least[1].peak_bytes:
+            return Shortlist(tuple(replace(each, memory_limit=memory_limit) for each in front[:count]), memory_limit)
 
 
 def _front(found: Sequence[Placement]) -> list[Placement]:
