@@ -11,33 +11,23 @@ from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
 from typing import Any, Protocol
 
-from reshard.errors import ReshardError, refusing
+from reshard.cli import output
+from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.notation import parse_mesh, parse_sharding
-from reshard.propagation import Program
+from reshard.notation import is_printed_mesh, parse_mesh, parse_sharding
 from reshard.sharding import Sharding, checked_shape
 
-PROGRAM_FORM = """\
-FILE holds meshes and then one line per value:
-  sdy.mesh @mesh = <["data"=2, "model"=4]>
-  x = input : bf16[1024, 512] <@mesh, [{"data"}, {?}]>
-  w = input : bf16[512, 2048] <@mesh, [{}, {"model"}]>
-  h = einsum "bd,df->bf" (x, w)
-  a = relu "bf->bf" (h)
-  out = output (a)
-or a module of StableHLO with shardings of the sdy dialect, as jax.jit(f).lower(...).as_text() gives it.
-"""
-_MODULE = re.compile(r'^\s*(?:module\s*(?:@\S+\s*)?(?:attributes\b|\{)|"?func\.func\b|"builtin\.module")', re.MULTILINE)
-"""What a module of MLIR has, and no program in text of our own."""
 FORMS = """\
 a sharding may be written as
   [{"x"}, {"y", "z"}]                       Shardy's text, bare or whole
   [[0], [1, 2]]                             mesh axes by number, per dim
   {devices=[2,4]<=[8]}                      XLA's text
   A[I_x, J_yz]                              named dims, axes of one letter
+  P('x', ('y', 'z'))                        JAX's specs, and the reprs of its shardings
+  [Shard(0), Replicate()], S(0)R            torch's placements, one per axis of the mesh
+and a mesh as x=2,y=4, in Shardy's text, or as JAX's Mesh or torch's DeviceMesh print
 """
 
 
@@ -95,40 +85,18 @@ def shape_of(text: str) -> tuple[int, ...]:
     return checked_shape([int(size) for size in sizes])
 
 
-def add_placing(parser: argparse.ArgumentParser) -> None:
-    """The options for how a program is placed."""
-    parser.add_argument("--network", metavar="NAME", help="choose by time on this network, as h100-2x8")
-    parser.add_argument("--goal", choices=("bytes", "balanced"), help="what is least; balanced weighs work in")
-    parser.add_argument("--memory-limit", type=int, metavar="BYTES", help="what a device may hold at once")
-    parser.add_argument("--seconds", type=float, metavar="N", help="end the search after so long, with the best so far")
-
-
-def add_program(parser: argparse.ArgumentParser) -> None:
-    """The argument for the file of a program."""
-    parser.add_argument("file", metavar="FILE", help="the program")
-
-
-def program_of(name: str) -> Program:
-    """The program in a file, in text of our own or as a module of StableHLO.
-
-    Raises:
-        ReshardError: `bad-file`; as `Program.parse` and `Program.from_stablehlo`.
-    """
-    try:
-        with refusing("bad-file", f"{name} cannot be read"):
-            text = Path(name).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ReshardError("bad-file", f"{name} is no text in UTF-8") from None
-    return Program.from_stablehlo(text) if _MODULE.search(text) else Program.parse(text)
-
-
 def mesh_of(text: str | None) -> Mesh | None:
     """The mesh that an option gives, if it is given.
 
     Raises:
         ReshardError: `syntax`, or the code of the rule of `Mesh` that is broken.
     """
-    return None if text is None else parse_mesh(text)
+    if text is None:
+        return None
+    mesh = parse_mesh(text)
+    if is_printed_mesh(text):
+        output.note(f"a printed mesh does not say its devices; it is read as 0 to {mesh.size - 1} in order")
+    return mesh
 
 
 def parse_pair(

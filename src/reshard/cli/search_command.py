@@ -6,7 +6,8 @@ import argparse
 from typing import Any
 
 from reshard.cli import output
-from reshard.cli.arguments import PROGRAM_FORM, Commands, add_command, add_placing, add_program, program_of
+from reshard.cli.arguments import Commands, add_command
+from reshard.cli.program_arguments import PROGRAM_FORM, add_placing, add_program, program_of
 from reshard.cli.propagate_command import record
 from reshard.propagation import Placement
 
