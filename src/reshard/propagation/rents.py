@@ -21,23 +21,23 @@ from collections.abc import Mapping, Sequence
 from reshard.propagation.memory import Life
 from reshard.propagation.model import Rent
 
-FIRST = 0.05
+FIRST = 0.2
 """What a byte costs that is held too much, when that is first found: so many received bytes."""
 RAISED = 3.0
 """By how much that rises while it is still too much."""
-MOST_MOMENTS = 4
+MOST_MOMENTS = 8
 """At how many moments costs are raised at a time."""
 
 
 def raised(
-    costs: Mapping[int, float], during: Mapping[int, int], lives: Sequence[Life], limit: int, per_byte: float
+    costs: Mapping[int, float], during: Mapping[int, int], lives: Mapping[int, Life], limit: int, per_byte: float
 ) -> dict[int, float]:
-    """What a byte costs per moment, raised where too much is held: at the fullest moment, and at others with more.
+    """What a byte costs per moment, raised where too much is held: at the fullest, and where other values are held.
 
     Args:
         costs: as they were.
         during: per moment the bytes that a device holds.
-        lives: of all values.
+        lives: of the values that are large enough to matter, by their numbers.
         limit: what it may hold.
         per_byte: what a received byte costs.
     """
@@ -46,7 +46,7 @@ def raised(
     seen: set[int] = set()
     count = 0
     for moment in full:
-        there = {number for number, life in enumerate(lives) if moment in life.kept or moment in life.read}
+        there = {number for number, life in lives.items() if moment in life.kept or moment in life.read}
         if there <= seen:
             continue
         seen |= there

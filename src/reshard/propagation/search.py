@@ -31,6 +31,7 @@ import time
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from math import prod
 
 from reshard.contraction.chooser import Chooser
 from reshard.contraction.goal import Goal
@@ -56,6 +57,8 @@ LESS = 0.5
 """Of the peak of a placement, what the next of a shortlist may take."""
 TIE = 1e-6
 """What a byte of an input costs in a search, in received bytes: little, so that of equals the smaller is chosen."""
+LARGE = 0.01
+"""As a part of a limit, from which size on a whole value matters."""
 NAMED = 4
 """How many of the values that make a peak a refusal names."""
 
@@ -112,7 +115,12 @@ class Search:
                 return
             values = self.net.values
             spans = lives(self.program.operations, dict(zip(values, best.shardings, strict=True)))
-            costs = raised(costs, self._during(placed), spans, limit, self.model.goal.per_byte)
+            large = {
+                value.number: spans[value.number]
+                for value in values
+                if prod(value.shape) * value.dtype.itemsize >= LARGE * limit
+            }
+            costs = raised(costs, self._during(placed), large, limit, self.model.goal.per_byte)
             best = changed(self.model, best, rents(spans, costs), self.deadline)
             placed = self.placed(best)
             yield best, placed
