@@ -2,8 +2,9 @@
 
 `python -m bench.search [case ...]`; no devices are needed, and a case takes minutes.
 Of each case the search has the shapes, the mesh, the network and the memory of a device; nothing is annotated.
-The recipe is that of "How to Scale Your Model" (Austin et al. 2025): weights and moments fully sharded, and along
-`model` tensor parallel; its inputs are sharded so, and the rest is placed by the same optimisation on the same network.
+The recipe is that of "How to Scale Your Model" (Austin et al. 2025): weights and moments fully sharded, and where there
+is an axis for it tensor parallel; its inputs are sharded so, and the rest is placed by the same optimisation on the
+same network.
 """
 
 from __future__ import annotations
@@ -45,17 +46,19 @@ class Search:
             return rs.jax.trace(train, *state, numbers, numbers, mesh=self.case.mesh)
 
 
-def step(model: Model, data: int, tensor: int) -> Case:
+def step(model: Model, data: int = 64, tensor: int = 1) -> Case:
     """One sequence per device, weights fully sharded."""
     return Case(model, data, tensor, is_fully_sharded=True, sequences=tensor)
 
 
 CASES = {
-    "8b-h100-8x8": Search(step(LLAMA_8B, 8, 8), "h100-8x8", 80 * 10**9),
-    "70b-h100-8x8": Search(step(LLAMA_70B, 8, 8), "h100-8x8", 80 * 10**9),
-    "8b-tpu-v5p-4x4x4": Search(step(LLAMA_8B, 16, 4), "tpu-v5p-4x4x4", 95 * 10**9),
-    "70b-tpu-v5p-4x4x4": Search(step(LLAMA_70B, 16, 4), "tpu-v5p-4x4x4", 95 * 10**9),
-    "8b-h100-8x8-kept": Search(step(LLAMA_8B, 8, 8), "h100-8x8", 80 * 10**9, is_checkpointed=False),
+    "8b-h100-8x8": Search(step(LLAMA_8B), "h100-8x8", 80 * 10**9),
+    "70b-h100-8x8": Search(step(LLAMA_70B), "h100-8x8", 80 * 10**9),
+    "8b-tpu-v5p-4x4x4": Search(step(LLAMA_8B), "tpu-v5p-4x4x4", 95 * 10**9),
+    "70b-tpu-v5p-4x4x4": Search(step(LLAMA_70B), "tpu-v5p-4x4x4", 95 * 10**9),
+    "8b-h100-8x8-not-remade": Search(step(LLAMA_8B), "h100-8x8", 80 * 10**9, is_checkpointed=False),
+    "8b-h100-8x8-two-axes": Search(step(LLAMA_8B, 8, 8), "h100-8x8", 80 * 10**9),
+    "70b-h100-8x8-two-axes": Search(step(LLAMA_70B, 8, 8), "h100-8x8", 80 * 10**9),
 }
 
 
