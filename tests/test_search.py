@@ -124,6 +124,14 @@ def test_tied_inputs_are_sharded_alike() -> None:
         assert placed.sharding("a") == placed.sharding("b")
 
 
+@pytest.mark.parametrize("mesh", ['<["x"=1]>', "<[], device_ids=[0]>"])
+def test_one_device_has_one_layout(mesh: str) -> None:
+    text = PRODUCT.replace('<["x"=8]>', mesh)
+    (placed,) = Program.parse(text).search(network="h100-8").placements
+    assert placed.received_bytes == 0
+    assert placed.peak_bytes == 3 * 2 * 8192**2
+
+
 # a limit on memory
 
 

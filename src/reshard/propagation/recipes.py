@@ -35,15 +35,17 @@ from reshard.sharding import DimSharding, Sharding
 
 
 def recipes(program: Builder, state: Sequence[Value]) -> Iterator[Builder]:
-    """Programs in which the inputs of which nothing is said are sharded as people would begin.
+    """Programs in which the inputs of which nothing is said are sharded as people would begin; at least one.
 
     Args:
         program: whose first mesh counts.
         state: the inputs that outputs take the place of.
     """
     mesh = program.mesh
-    names = [name for name, size in mesh.sizes.items() if size > 1]
-    for count in dict.fromkeys((len(names), max(len(names) - 1, 1))):
+    names = [] if mesh.is_maximal else [name for name, size in mesh.sizes.items() if size > 1]
+    if not names:
+        yield program
+    for count in dict.fromkeys((len(names), max(len(names) - 1, 1))) if names else ():
         batch, last = names[:count], names[count:]
         recipe = copy(program)
         recipe.annotations = dict(program.annotations)
