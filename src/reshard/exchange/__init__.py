@@ -29,7 +29,7 @@ the blocks 3 and 2 do not.
 from __future__ import annotations
 
 from reshard.exchange.by_digits import DigitExchange
-from reshard.exchange.pieces import Exchange, Piece, Tiling, overlap_elements
+from reshard.exchange.pieces import Exchange, Piece, PieceTable, Tiling, overlap_elements
 from reshard.exchange.reduction import class_digits, combine_then_gather, find_exchange, total_bound
 from reshard.exchange.schedule import schedule
 
@@ -37,6 +37,7 @@ __all__ = [
     "DigitExchange",
     "Exchange",
     "Piece",
+    "PieceTable",
     "Tiling",
     "class_digits",
     "combine_then_gather",
