@@ -86,8 +86,46 @@ DUMPS = [
 ]
 WORDS = (
     *("1" * 5000, str(2**63), str(2**62), "-1", "0", "0x8000000000000000", "99999999", "1e400", "NaN", "²", "٣", "8²"),
-    *("\udcff", "\x00", "\u2028", "轴", "é", '"', "'", "\\", "{", "}", "[", "]", "(", ")", "<", ">", ",", "=", "@", "#"),
-    *("//", "\n", "\t", " ", "?", "p1", ":", "null", "true", "None", "x", '"x"', "'x'", "[" * 500, "(" * 500, "{" * 500),
+    *(
+        "\udcff",
+        "\x00",
+        "\u2028",
+        "轴",
+        "é",
+        '"',
+        "'",
+        "\\",
+        "{",
+        "}",
+        "[",
+        "]",
+        "(",
+        ")",
+        "<",
+        ">",
+        ",",
+        "=",
+        "@",
+        "#",
+    ),
+    *(
+        "//",
+        "\n",
+        "\t",
+        " ",
+        "?",
+        "p1",
+        ":",
+        "null",
+        "true",
+        "None",
+        "x",
+        '"x"',
+        "'x'",
+        "[" * 500,
+        "(" * 500,
+        "{" * 500,
+    ),
 )
 
 
@@ -191,7 +229,9 @@ def faults(count: int, seed: int = 0, only: str | None = None) -> list[str]:
                     table[name].read(text)
             except Exception as error:
                 place = traceback.extract_tb(error.__traceback__)[-1]
-                wrong.append(f"{name}: {type(error).__name__}: {str(error)[:100]} at {place.filename}:{place.lineno}: {text[:200]!r}")
+                wrong.append(
+                    f"{name}: {type(error).__name__}: {str(error)[:100]} at {place.filename}:{place.lineno}: {text[:200]!r}"
+                )
             seconds = time.process_time() - start
             grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - size)
             if seconds > SECONDS or grown > BYTES:
@@ -200,6 +240,8 @@ def faults(count: int, seed: int = 0, only: str | None = None) -> list[str]:
 
 
 if __name__ == "__main__":
-    lines = faults(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0, sys.argv[3] if len(sys.argv) > 3 else None)
+    lines = faults(
+        int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0, sys.argv[3] if len(sys.argv) > 3 else None
+    )
     print("\n".join(lines[:60]))
     print(f"{len(lines)} of {sys.argv[1]} texts went wrong")

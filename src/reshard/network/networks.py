@@ -95,7 +95,9 @@ class Network:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.levels, self.memory_bandwidth, self.flops, self.name, self.source, self.launch_s, self.flops_by_dtype))
+        return hash(
+            (self.levels, self.memory_bandwidth, self.flops, self.name, self.source, self.launch_s, self.flops_by_dtype)
+        )
 
     def __hash__(self) -> int:
         return self._hash
@@ -240,7 +242,9 @@ class Network:
             ReshardError: `bad-network`.
         """
         if not isinstance(fields, dict) or not isinstance(fields.get("levels"), list):
-            raise ReshardError("bad-network", f"a network must be an object with a list of levels, got: {shown(fields)}")
+            raise ReshardError(
+                "bad-network", f"a network must be an object with a list of levels, got: {shown(fields)}"
+            )
         try:
             levels = tuple(Level(**level) for level in fields["levels"])
             by_dtype = tuple(fields.get("flops_by_dtype", {}).items())

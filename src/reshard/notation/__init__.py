@@ -191,7 +191,9 @@ def as_mesh(value: Any) -> Mesh:
         return parse_mesh(value)
     record = mesh_record(value)
     if record is None:
-        raise ReshardError("bad-argument", f"a mesh must be a Mesh, a text, or one of JAX or torch, got: {shown(value)}")
+        raise ReshardError(
+            "bad-argument", f"a mesh must be a Mesh, a text, or one of JAX or torch, got: {shown(value)}"
+        )
     return Mesh.of_record(record)
 
 

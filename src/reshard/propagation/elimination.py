@@ -117,9 +117,7 @@ class Eliminated(NamedTuple):
 
 
 def eliminate(ends: Iterable[End]) -> list[Eliminated]:
-    """Take out what has two neighbours at the most, until nothing more has; all that went, in that order.
-
-    """
+    """Take out what has two neighbours at the most, until nothing more has; all that went, in that order."""
     waiting = deque(ends)
     gone: dict[int, Eliminated] = {}
     while waiting:
