@@ -170,10 +170,10 @@ def _reshard_lowered(ctx: Any, x: Any, **params: Any) -> Any:
 def _constraint_lowered(ctx: Any, x: Any, *, sharding: Any, **params: Any) -> Any:
     if IS_PATCHED.value and isinstance(sharding, NamedSharding) and ctx.avals_in[0].ndim:
         moved = None
-        if set(sharding.mesh.axis_types) != {AxisType.Auto}:
-            _Open.current().leave("only some axes are Auto")
-        elif getattr(ctx.module_context.axis_context, "manual_axes", None):
+        if getattr(ctx.module_context.axis_context, "manual_axes", None):
             _Open.current().leave("inside a shard_map XLA tells nobody where a value lies")
+        elif set(sharding.mesh.axis_types) != {AxisType.Auto}:
+            _Open.current().leave("only some axes are Auto")
         elif not config.use_shardy_partitioner.value:
             _Open.current().leave("Shardy is switched off, and only it tells where a value lies")
         else:
@@ -216,12 +216,20 @@ def _eager(x: Any, target: Any, *, donate: bool = False, is_copy: bool = False) 
         return None
     try:
         with IS_PATCHED(False):
+            own = _buffers(x) if donate else set()
             moved = jax.device_put(reshard(x, target, donate=donate), target)  # told in the words of the target
+            if donate and not x.is_deleted() and own.isdisjoint(_buffers(moved)):
+                x.delete()
     except ReshardError as error:
         _Open.current().leave(f"{error.code}: {error}")
         return None
     _Open.current().planned += 1
     return moved
+
+
+def _buffers(x: jax.Array) -> set[int]:
+    """Where the tiles of an array are in memory."""
+    return {shard.data.unsafe_buffer_pointer() for shard in x.addressable_shards}
 
 
 def _in_one_order(x: Any, sharding: NamedSharding) -> bool:

@@ -157,8 +157,8 @@ def _findings(report: Report, more: Sequence[str]) -> Section:
         lines.append(f"{_count(unknown, 'more reshard is', 'more reshards are')} of unknown bytes; --json has them all")
     if report.is_compiled_alone:
         lines.append(
-            "this is compiled text alone, which does not tell what its collectives are for; that nothing is found in it "
-            "does not mean that nothing is to be saved: give the lowered text beside it, a dump made with "
+            "this is compiled text alone, which does not tell what its collectives are for; that nothing is found in "
+            "it does not mean that nothing is to be saved: give the lowered text beside it, a dump made with "
             "--xla_dump_hlo_pass_re=spmd.*, or the command itself, as reshard inspect -- python train.py"
         )
     if report.placed_bytes is not None:
