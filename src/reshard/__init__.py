@@ -24,6 +24,7 @@ from reshard import numpy
 from reshard.axis import Axis
 from reshard.box import Box
 from reshard.contraction import EinsumPlan, alternatives, einsum
+from reshard.deal import Deal, Window
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network import Network
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Axis",
     "Box",
+    "Deal",
     "DimSharding",
     "EinsumPlan",
     "Mesh",
@@ -48,6 +50,7 @@ __all__ = [
     "ReshardError",
     "Sharding",
     "Step",
+    "Window",
     "alternatives",
     "einsum",
     "numpy",

@@ -140,13 +140,13 @@ def einsum(
     """
     pattern = Pattern.of(expression)
     for sharding in operands:
-        expect(sharding, Sharding, "an operand of an einsum")
+        expect(sharding, Sharding, "an operand of an einsum").check_plain("an operand of an einsum")
     pattern.check_count(len(operands), " shardings")
     listing = listed(shapes, "the shapes of the operands")
     pattern.check_count(len(listing), " shapes")
     solved = pattern.solve_sizes(listing, sizes)
     if target is not None:
-        expect(target, Sharding, "the target of an einsum")
+        expect(target, Sharding, "the target of an einsum").check_plain("the target of an einsum")
     aim = Goal.of(goal, Network.named(network, "the network of an einsum"))
     mesh = _mesh_of([*operands, *([] if target is None else [target])])
     sources = tuple(with_mesh(sharding, mesh) for sharding in operands)

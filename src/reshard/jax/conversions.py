@@ -95,6 +95,7 @@ def sharding_of(sharding: Any, mesh: AnyMesh | Mesh | None = None, ndim: int | N
     """
     ours = mesh_of(mesh) if isinstance(mesh, JaxMesh | AbstractMesh) else mesh
     if isinstance(sharding, Sharding):
+        sharding.check_plain("an array of JAX")
         return sharding
     if isinstance(sharding, NamedSharding):
         return _of_spec(sharding.spec, mesh_of(sharding.mesh), ndim)
@@ -155,7 +156,7 @@ def partition_spec_of(sharding: Sharding) -> PartitionSpec:
         ReshardError: `cannot-express` where the sharding has sub-axes, or unreduced values under another
             reduction than a sum.
     """
-    expect(sharding, Sharding, "what a spec is made of")
+    expect(sharding, Sharding, "what a spec is made of").check_plain("a sharding of JAX")
     if sharding.reduction != "sum":
         raise ReshardError(
             "cannot-express", f"JAX has sums alone, but {sharding.text()} is unreduced under {sharding.reduction}"
