@@ -32,6 +32,7 @@ from reshard.notation import parse_mesh, parse_sharding
 from reshard.planner import plan
 from reshard.plans import Plan
 from reshard.propagation import Program
+from reshard.reach import Reach, window_for
 from reshard.sharding import DimSharding, Sharding
 from reshard.steps import Step
 
@@ -47,6 +48,7 @@ __all__ = [
     "Network",
     "Plan",
     "Program",
+    "Reach",
     "ReshardError",
     "Sharding",
     "Step",
@@ -57,6 +59,7 @@ __all__ = [
     "parse_mesh",
     "parse_sharding",
     "plan",
+    "window_for",
 ]
 
 ENGINES = ("jax", "torch")

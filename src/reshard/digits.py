@@ -390,8 +390,14 @@ class Layout:
             return -(-size // self.parts[dim])
         return int(stored_runs(weave, size).lengths(self.parts[dim]).max())
 
-    def tile(self, position: int, shape: Sequence[int]) -> Box | Tile:
-        """What the array of a position holds: a box, or where a dim is woven whatever it is."""
+    def tile(self, position: int, shape: Sequence[int], *, once: bool = False) -> Box | Tile:
+        """What the array of a position holds: a box, or where a dim is woven whatever it is.
+
+        Args:
+            position: of the device.
+            shape: of the tensor.
+            once: whether to ask for an array that holds each element once and in order, and nothing that is padded.
+        """
         if not self.weaves:
             return self.box(position, shape)
         spans = []
@@ -401,8 +407,12 @@ class Layout:
                 run = self._plain_box(position, (size,), (dim,))
                 spans.append(Span(run, run, size))
                 continue
-            stored, owned = stored_runs(weave, size).of(shard), owned_runs(weave, size).of(shard)
             window = weave.window
+            if once:
+                held = tuple(held_runs(weave, size).of(shard))
+                spans.append(Span(held, held, size))
+                continue
+            stored, owned = stored_runs(weave, size).of(shard), owned_runs(weave, size).of(shard)
             wraps = window is not None and window.edge == "wrap"
             spans.append(Span(tuple(stored), tuple(owned), size, wraps, window is not None and not window.spans))
         return Tile(tuple(spans))

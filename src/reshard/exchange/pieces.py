@@ -57,9 +57,9 @@ class Tiling:
         """
         return self.layout.box(self.mesh.position_of(device), self.shape)
 
-    def tile(self, device: int) -> Box | Tile:
-        """What the array of a device holds: a box, or what answers the same questions."""
-        return self.layout.tile(self.mesh.position_of(device), self.shape)
+    def tile(self, device: int, *, once: bool = False) -> Box | Tile:
+        """What the array of a device holds: a box, or what answers the same questions; `once` as of `Layout.tile`."""
+        return self.layout.tile(self.mesh.position_of(device), self.shape, once=once)
 
     def elements(self, device: int) -> int:
         """The number of elements of the tensor that a device's tile holds; 0 where it has none."""
