@@ -272,7 +272,7 @@ def test_plans_are_cached() -> None:
 @pytest.mark.parametrize("network", ["h100-2x2", "tpu-v5e-2x2"])
 def test_what_is_proved_on_a_network_is_the_cheapest(network: str) -> None:
     rng = random.Random(0)
-    flops = Network.preset(network).flops
+    flops = Network.preset(network).flops_of(dtype_named("float32"))
     assert flops is not None
     every = matrix_shardings(SQUARE, partial=False)
     shapes = ((512, 1024), (1024, 2048), (512, 2048))

@@ -405,4 +405,4 @@ def test_every_grammar_has_its_reader() -> None:
     readers = {
         name for text in sources for name in re.findall(r'^FORM = Form\(\s*(?:name=)?"(\w+)"', text, re.MULTILINE)
     }
-    assert grammars == readers == {"mlir_list", "named", "program", "shardy", "sizes", "xla"}
+    assert grammars == readers == {"mlir_list", "named", "partition_spec", "placements", "program", "shardy", "sizes", "xla"}

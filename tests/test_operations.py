@@ -414,6 +414,7 @@ def test_an_opaque_operation_has_what_it_drops_whole_and_is_priced() -> None:
         ("ij->ij", "softmax", {"replicated": "ij"}, "operation softmax must name the one replicated label"),
         ("ij->i", "relu", {}, "operation relu of ij->i drops label j"),
         ("ii->i", "sum", {}, "may have no label twice in an operand"),
+        ("i j -> i ; j", "sum", {}, "may join no label"),
         ("ij->ij", "slice", {}, "operation slice must have the attribute start"),
         ("ij->ij", "add", {}, "operation add must have 2 operands, got 1"),
     ],

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import reshard as rs
 from reshard.errors import ReshardError
 from reshard.operations.pattern import ROLES, Pattern
 
@@ -39,6 +40,14 @@ def test_text_of_a_pattern_parses_back(text: str) -> None:
     pattern = Pattern.of(text)
     assert Pattern.of(str(pattern)) == pattern
     assert eval(repr(pattern)) == pattern
+
+
+def test_a_joined_label_stands_behind_the_result() -> None:
+    pattern = Pattern.of("(m i) j -> j ; m")
+    assert pattern == Pattern(((("m", "i"), ("j",)),), (("j",),), ("m",))
+    assert Pattern.of(str(pattern)) == pattern
+    with pytest.raises(ReshardError, match="joins no label"):
+        rs.einsum(pattern, rs.Sharding.of(rs.Mesh.of(x=2), "x", None), shapes=[(4, 2)], sizes={"m": 2}, dtype="f32")
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -75,6 +84,8 @@ SYNTAX = {
     "ij->ii": "label i stands twice in the result of ij->ii",
     "(a a) -> a": "label a stands twice in one operand of (a a) -> a, in a group",
     "(a b) a -> a": "label a stands twice in one operand of (a b) a -> a, in a group",
+    "a b -> a ; a": "label 'a' is joined, so it must be in operands of a b -> a ; a only",
+    "a -> a ; b": "label 'b' is joined, so it must be in operands of (a) -> (a) ; b only",
 }
 
 
@@ -174,6 +185,7 @@ def test_sizes_that_contradict_are_refused(text: str, shapes: Any, known: Any, c
         ("ij->i", "i free, j summed"),
         ("ij,jk->k", "i summed, j contracted, k free"),
         ("i->in", "i free, n broadcast"),
+        ("(m i) j -> j ; m", "m joined, i summed, j free"),
     ],
 )
 def test_roles(text: str, roles: str) -> None:

@@ -26,7 +26,7 @@ def check(count: int) -> None:
 
 
 def test_small_programs_are_at_the_optimum() -> None:
-    check(35)
+    check(24)
 
 
 @pytest.mark.slow

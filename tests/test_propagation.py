@@ -54,9 +54,12 @@ def _sizes(pattern: Pattern, values: tuple[Value, ...]) -> dict[str, int]:
         return {}
 
 
+@pytest.mark.parametrize(
+    "seeds", [range(15), pytest.param(range(15, 100), marks=pytest.mark.slow)], ids=["few", "many"]
+)
 @pytest.mark.parametrize("make", [generate, conflicting])
-def test_neither_order_nor_names_have_a_say(make: object) -> None:
-    for seed in range(60):
+def test_neither_order_nor_names_have_a_say(make: object, seeds: range) -> None:
+    for seed in seeds:
         program = make(seed)  # type: ignore[operator]
         rng = random.Random(seed)
         placed = program.propagate()
@@ -120,6 +123,10 @@ def test_axes_laid_one_at_a_time() -> None:
     other, made = shuffled(program, random.Random(0))
     again = other.propagate()
     assert all(again.sharding(renamed) == placed.sharding(value) for value, renamed in made.items())
+
+
+@pytest.mark.slow
+def test_axes_laid_one_at_a_time_on_many_devices() -> None:
     large = transformer_block(8)
     assert large.propagate().received_bytes < large.propagate(until_priority=0).received_bytes
 

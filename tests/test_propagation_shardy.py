@@ -37,9 +37,12 @@ def at_the_border(axes: tuple[Axis, ...], size: int, sizes: dict[str, int], *, i
     return tuple(kept)
 
 
-def test_equals_shardy_where_nothing_conflicts() -> None:
+@pytest.mark.parametrize(
+    "seeds", [range(400), pytest.param(range(400, 1400), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_equals_shardy_where_nothing_conflicts(seeds: range) -> None:
     compared = 0
-    for seed in range(1000):
+    for seed in seeds:
         program = generate(seed)
         net = Net(program)
         flow = net.run()
@@ -59,11 +62,11 @@ def test_equals_shardy_where_nothing_conflicts() -> None:
                 ]
             assert ours == [dim.axes for dim in theirs[value.name].dims], (seed, value)
             compared += 1
-    assert compared > 9000
+    assert compared > 9 * len(seeds)
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(100), pytest.param(range(100, 1000), marks=pytest.mark.slow)], ids=["few", "many"]
+    "seeds", [range(30), pytest.param(range(30, 1000), marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_never_dearer_than_shardy_where_something_conflicts(seeds: range) -> None:
     count: Counter[str] = Counter()

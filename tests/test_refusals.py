@@ -215,7 +215,7 @@ ARGUMENTS: list[Row] = [
     (
         "unknown-dtype",
         lambda: rs.plan(ROWS, COLUMNS, (4, 4), "float31"),
-        f"dtype 'float31' is not known; it must be one of {', '.join(sorted(DTYPES))}",
+        f"dtype 'float31' is not known; it must be one of {', '.join(sorted(DTYPES))}; did you mean float32",
     ),
     (
         "reduction-dtype",
@@ -227,7 +227,11 @@ ARGUMENTS: list[Row] = [
         lambda: rs.numpy.identity("bor", np.dtype("float64")),
         "bor is not defined for values of dtype float64",
     ),
-    ("bad-argument", lambda: rs.plan("x", COLUMNS, (4, 4)), "an end of a plan must be a Sharding, got: 'x'"),  # type: ignore[arg-type]
+    (
+        "bad-argument",
+        lambda: rs.plan(3, COLUMNS, (4, 4)),
+        "a sharding must be a Sharding, a text, or a sharding, a spec or placements of JAX or torch, got: 3",
+    ),
     (
         "rank-mismatch",
         lambda: rs.plan(ROWS, Sharding.of(XY, "x"), (4, 4)),

@@ -15,7 +15,7 @@ from torch_ranks import counted_traffic, unless
 import reshard as rs
 from reshard.propagation import Program, Value
 
-SEEDS = 90
+SEEDS = 40
 
 
 def square() -> DeviceMesh:
@@ -69,7 +69,7 @@ def random_programs(rank: int) -> list[str]:
                 continue
             done += 1
             wrong += [f"{make.__name__} {seed}: {text}" for text in compared(program, placed, ends, mesh, rank) if text]
-    return [*wrong, unless(done >= 30, f"only {done} programs")]
+    return [*wrong, unless(done >= 12, f"only {done} programs")]
 
 
 def compared(program: Program, placed: Any, ends: list[Any], mesh: DeviceMesh, rank: int) -> list[str]:

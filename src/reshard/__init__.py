@@ -18,25 +18,29 @@ from __future__ import annotations
 
 import importlib
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from reshard import numpy
-from reshard.axis import Axis
-from reshard.box import Box
-from reshard.contraction import EinsumPlan, alternatives, einsum
-from reshard.deal import Deal, Window
-from reshard.errors import ReshardError
-from reshard.mesh import Mesh
-from reshard.network import Network
-from reshard.notation import parse_mesh, parse_sharding
-from reshard.planner import plan
-from reshard.plans import Plan
-from reshard.propagation import Program
-from reshard.reach import Reach, window_for
-from reshard.sharding import DimSharding, Sharding
-from reshard.steps import Step
+if TYPE_CHECKING:  # what `__getattr__` gives, said to type checkers
+    from reshard import jax as jax  # the alias makes it public, where `import *` must not load it
+    from reshard import numpy
+    from reshard import torch as torch
+    from reshard.axis import Axis
+    from reshard.box import Box
+    from reshard.contraction import EinsumPlan, alternatives, einsum
+    from reshard.deal import Deal, Window
+    from reshard.errors import ReshardError
+    from reshard.mesh import Mesh
+    from reshard.models import Rules, plan_model
+    from reshard.network import Network
+    from reshard.notation import parse_mesh, parse_sharding
+    from reshard.planner import plan
+    from reshard.plans import Plan
+    from reshard.propagation import Program
+    from reshard.reach import Reach, window_for
+    from reshard.sharding import DimSharding, Sharding
+    from reshard.steps import Step
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Axis",
@@ -50,6 +54,7 @@ __all__ = [
     "Program",
     "Reach",
     "ReshardError",
+    "Rules",
     "Sharding",
     "Step",
     "Window",
@@ -59,22 +64,60 @@ __all__ = [
     "parse_mesh",
     "parse_sharding",
     "plan",
+    "plan_model",
     "window_for",
 ]
 
+ROOMS = {
+    "Axis": "axis",
+    "Box": "box",
+    "Deal": "deal",
+    "DimSharding": "sharding",
+    "EinsumPlan": "contraction",
+    "Mesh": "mesh",
+    "Network": "network",
+    "Plan": "plans",
+    "Program": "propagation",
+    "Reach": "reach",
+    "ReshardError": "errors",
+    "Rules": "models",
+    "Sharding": "sharding",
+    "Step": "steps",
+    "Window": "deal",
+    "alternatives": "contraction",
+    "einsum": "contraction",
+    "parse_mesh": "notation",
+    "parse_sharding": "notation",
+    "plan": "planner",
+    "plan_model": "models",
+    "window_for": "reach",
+}
+"""Where each name is from; its room loads with its first use, and so does a room that is asked for by its own name."""
 ENGINES = ("jax", "torch")
-"""The engines that load on first use, each the name of its module here, its package and its extra."""
+"""The engines that need a package of their own, each the name of its module here, its package and its extra."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ENGINES:
+    if name in ROOMS:
+        value = getattr(importlib.import_module(f"reshard.{ROOMS[name]}"), name)
+        globals()[name] = value
+        return value
+    if name.startswith("_"):
         raise AttributeError(f"module 'reshard' has no attribute {name!r}")
     try:
         return importlib.import_module(f"reshard.{name}")
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != name:
+        if name in ENGINES and error.name is not None and error.name.partition(".")[0] == name:
+            from reshard.errors import MissingExtra  # noqa: PLC0415  # loads with the first use, as all rooms do
+
+            raise MissingExtra(f"{name} is not installed: pip install 'reshard[{name}]'") from None
+        if error.name != f"reshard.{name}":
             raise
-        raise ReshardError("missing-extra", f"{name} is not installed: pip install 'reshard[{name}]'") from None
+        raise AttributeError(f"module 'reshard' has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 logging.getLogger("reshard").addHandler(logging.NullHandler())

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from reshard.errors import ReshardError
@@ -21,12 +22,26 @@ _NOUNS: dict[type, str] = {str: "string", int: "integer", bool: "truth value", d
 
 def shown(value: object) -> str:
     """A value as it stands in a sentence: its repr, cut where it is long."""
+    if isinstance(value, int) and abs(value) >= 10**80:
+        return f"an integer of about {int(value.bit_length() * 0.30103)} digits"
     try:
         text = repr(value)
     except Exception:  # whatever a stranger's repr does, the sentence must come out
         text = f"a {type(value).__name__}"
-    text = " ".join(text.split())
+    text = " ".join(text.split()) if len(text) < 1000 else text
     return (text if len(text) <= 80 else text[:77] + "…").rstrip(".")
+
+
+def suggested(word: object, known: Iterable[str]) -> str:
+    """What a sentence about an unknown name ends in: the one that was probably meant, or nothing.
+
+    >>> suggested("bfloat61", ["bfloat16", "float32"]), suggested("z", ["x", "y"])
+    ('; did you mean bfloat16', '')
+    """
+    names = list(known)
+    close = get_close_matches(word, names, 1, 0.7) if isinstance(word, str) and len(word) <= 80 else []
+    same = [name for name in names if isinstance(word, str) and name.lower() == word.lower()]
+    return f"; did you mean {(same or close)[0]}" if same or close else ""
 
 
 def integer(value: Any, what: str, code: str = "bad-argument") -> int:

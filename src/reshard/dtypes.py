@@ -1,6 +1,8 @@
 """Element types: their names, their sizes, and what reduces them.
 
-A dtype goes by NumPy's name (`float32`) or the short one that XLA and MLIR print (`f32`).
+A dtype goes by NumPy's name (`float32`, `half`, `<f4`), the short one that XLA and MLIR print (`f32`), or torch's
+(`torch.float`, which is float32, where NumPy's and Python's `float` is float64); or it is an engine's own object.
+Integers of 2 and 4 bits count a byte each, as NumPy, JAX and torch keep them in memory.
 Types that NumPy lacks (`bfloat16`, the 8-bit floats) need the package `ml_dtypes` only where values are
 combined; to move them their size is enough.
 
@@ -15,13 +17,15 @@ infinity of bfloat16, and -448 of the 8-bit floats that have no infinity.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 import numpy as np
 
-from reshard.checks import shown
+from reshard.checks import shown, suggested
 from reshard.errors import ReshardError
 
 REDUCTIONS: dict[str, str] = {
@@ -68,7 +72,7 @@ class DType:
     kind: str
     """NumPy's letter: b bool, i integer, u unsigned, f float, c complex, V bytes without arithmetic."""
     finite_range: tuple[float, float] | None = None
-    """The least and the largest value of a float that has no infinities."""
+    """The least and the largest value of a float that has no infinities, or of an integer of fewer bits than bytes."""
 
     def __str__(self) -> str:
         return self.name
@@ -114,6 +118,9 @@ class DType:
             return reduction != "max"
         if self.kind == "f":
             return least if reduction == "max" else largest
+        if self.finite_range is not None:
+            least, largest = int(least), int(largest)
+            return least if reduction == "max" else -1 if reduction == "band" and least else largest
         bits = 8 * self.itemsize - (self.kind == "i")
         if reduction == "max":
             return -(2**bits) if self.kind == "i" else 0
@@ -124,9 +131,12 @@ _TABLE = [
     DType("bool", 1, "b"),
     *(DType(f"int{8 * size}", size, "i") for size in (1, 2, 4, 8)),
     *(DType(f"uint{8 * size}", size, "u") for size in (1, 2, 4, 8)),
+    *(DType(f"int{bits}", 1, "i", (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)) for bits in (2, 4)),
+    *(DType(f"uint{bits}", 1, "u", (0, 2**bits - 1)) for bits in (2, 4)),
     *(DType(f"float{8 * size}", size, "f") for size in (2, 4, 8)),
     DType("bfloat16", 2, "f"),
     *(DType(f"float8_{form}", 1, "f") for form in ("e5m2", "e4m3", "e3m4")),
+    DType("float4_e2m1fn", 1, "f", (-6.0, 6.0)),
     DType("float8_e4m3fn", 1, "f", (-448.0, 448.0)),
     DType("float8_e4m3b11fnuz", 1, "f", (-30.0, 30.0)),
     DType("float8_e4m3fnuz", 1, "f", (-240.0, 240.0)),
@@ -143,10 +153,12 @@ def _names() -> dict[str, DType]:
     names: dict[str, DType] = {}
     for dtype in _TABLE:
         short = _SHORT.get(dtype.name, "").split()
-        if dtype.name.startswith("float8_"):
-            short = ["f8" + dtype.name.removeprefix("float8_"), "f8" + dtype.name.removeprefix("float8_").upper()]
+        width, _, form = dtype.name.removeprefix("float").partition("_")
+        if form:
+            short = [f"f{width}{form}", f"f{width}{form.upper()}"]
         elif not short:
-            short = [f"{prefix}{8 * dtype.itemsize}" for prefix in _PREFIXES[dtype.kind]]
+            bits = dtype.name.lstrip("uintfloat")
+            short = [f"{prefix}{bits}" for prefix in _PREFIXES[dtype.kind]]
         for name in (dtype.name, *short):
             names[name] = dtype
     return names
@@ -156,19 +168,64 @@ DTYPES: dict[str, DType] = _names()
 """Every name that is understood, long and short."""
 
 
+_TORCH = {"half": "float16", "float": "float32", "double": "float64", "cfloat": "complex64", "cdouble": "complex128"}
+_TORCH |= {"short": "int16", "int": "int32", "long": "int64"}
+"""Torch's other names; behind `torch.` they mean these, whatever NumPy calls so."""
+_OF_NUMPY = re.compile(r"[<>=|][A-Za-z][0-9]{1,2}|[a-z]{4,}")
+"""What NumPy is asked for: a byte order with letter and bytes, or a word; `i8` alone is eight bits, not eight bytes."""
+
+
 def dtype_named(value: Any) -> DType:
-    """The dtype of that name, or of a NumPy dtype or scalar type.
+    """The dtype of that name, or of a dtype or scalar type of NumPy, JAX, torch or Python.
 
     Raises:
         ReshardError: `unknown-dtype`.
+
+    >>> [dtype_named(name).name for name in ("<f4", "half", float, "torch.float", "i4", "torch.bfloat16")]
+    ['float32', 'float16', 'float64', 'float32', 'int4', 'bfloat16']
     """
     if isinstance(value, DType):
         return value
-    name = value if isinstance(value, str) else getattr(value, "name", None) or getattr(value, "__name__", None)
-    if isinstance(name, str) and name in DTYPES:
-        return DTYPES[name]
-    known = ", ".join(sorted(DTYPES))
+    name = value if isinstance(value, str) else _name_of(value)
+    if isinstance(name, str):
+        if name.startswith("torch."):
+            name = name.removeprefix("torch.")
+            name = _TORCH.get(name, name)
+        dtype = DTYPES.get(name) or DTYPES.get(_numpys_name(name))
+        if dtype is not None:
+            return dtype
+    known = ", ".join(sorted(DTYPES)) + suggested(name, DTYPES)
     raise ReshardError("unknown-dtype", f"dtype {shown(value)} is not known; it must be one of {known}")
+
+
+def _name_of(value: Any) -> str | None:
+    """What an object that stands for a dtype calls itself."""
+    if type(value).__module__ == "torch":
+        return str(value)
+    for word in ("name", "__name__"):
+        name = getattr(value, word, None)
+        if isinstance(name, str):
+            return name
+    return None
+
+
+def _numpys_name(name: str) -> str:
+    """The full name of what NumPy knows by a name; nothing where it knows none."""
+    if not _OF_NUMPY.fullmatch(name):
+        return ""
+    try:
+        return str(np.dtype(name).name)
+    except (TypeError, ValueError):
+        return ""
+
+
+def widest(dtypes: Iterable[DType]) -> DType:
+    """In what arithmetic on values of several types is done.
+
+    >>> widest(map(dtype_named, ("f8e4m3fn", "bf16"))).name
+    'bfloat16'
+    """
+    return max(dtypes, key=lambda dtype: dtype.itemsize)
 
 
 def identity(reduction: str, dtype: np.dtype[Any]) -> Any:

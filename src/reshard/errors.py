@@ -77,6 +77,22 @@ CODES: dict[str, str] = {
 """Every code with what it means."""
 
 
+MOST = 1200
+"""Characters of a sentence; what is longer, such as a mesh of thousands of devices, is cut in its middle."""
+
+
+def shortened(sentence: str) -> str:
+    """A sentence that can be read: its beginning and its end.
+
+    >>> len(shortened("x" * 10**6))
+    1200
+    """
+    if len(sentence) <= MOST:
+        return sentence
+    tail = MOST // 3
+    return f"{sentence[: MOST - tail - 3]} … {sentence[-tail:]}"
+
+
 class ReshardError(ValueError):
     """A refusal: `code` for programs, the sentence for people.
 
@@ -87,11 +103,21 @@ class ReshardError(ValueError):
     def __init__(self, code: str, message: str) -> None:
         if code not in CODES:
             raise KeyError(f"{code!r} is no code of ReshardError")
-        super().__init__(code, message)
+        super().__init__(code, shortened(message))
         self.code = code
 
     def __str__(self) -> str:
         return str(self.args[1])
+
+
+class MissingExtra(ReshardError, AttributeError):
+    """An engine that is not installed: to `hasattr` and to imports it is not there."""
+
+    def __init__(self, message: str) -> None:
+        ReshardError.__init__(self, "missing-extra", message)
+
+    def __reduce__(self) -> tuple[type[MissingExtra], tuple[str]]:
+        return MissingExtra, (str(self),)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from reshard.axis import Axis, quote
 from reshard.checks import all_of, expect, integer, listed, shown
 from reshard.digits import Digit, Digits, Transposition
 from reshard.errors import ReshardError
+from reshard.foreign import MeshRecord, mesh_record
 
 LIMIT = 2**62
 """Sizes, element counts and byte counts must stay below this: sums of two fit a signed 64-bit integer."""
@@ -130,11 +131,16 @@ class Mesh:
         device_ids: Iterable[int] | None = None,
         **sizes: int,
     ) -> Mesh:
-        """A mesh from keywords, or from a mapping or pairs where names are no identifiers.
+        """A mesh from keywords, from a mapping or pairs where names are no identifiers, or from an engine's mesh.
+
+        JAX's `Mesh` and torch's `DeviceMesh` bring their devices: places in `jax.devices()`, global ranks.
 
         >>> Mesh.of({"data axis": 2}) == Mesh((("data axis", 2),))
         True
         """
+        record = mesh_record(axes)
+        if record is not None and device_ids is None and not sizes:
+            return cls.of_record(record)
         pairs = listed(axes.items() if isinstance(axes, Mapping) else () if axes is None else axes, "axes")
         checked = []
         for pair in [*pairs, *sizes.items()]:
@@ -148,6 +154,15 @@ class Mesh:
         if device_ids is not None:
             ids = tuple(integer(device, "a device id") for device in listed(device_ids, "device_ids"))
         return cls(tuple(checked), ids)
+
+    @classmethod
+    def of_record(cls, record: MeshRecord) -> Mesh:
+        """The mesh that an engine's object or its repr says.
+
+        >>> print(Mesh.of_record(MeshRecord((("x", 2),), (1, 0))))
+        <["x"=2], device_ids=[1, 0]>
+        """
+        return cls(record.axes, record.devices)
 
     @cached_property
     def sizes(self) -> dict[str, int]:

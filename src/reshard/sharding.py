@@ -27,11 +27,12 @@ import numpy as np
 
 from reshard.axis import Axis, difference, merged, mesh_order, quote, refined_mesh, sorted_and_merged
 from reshard.box import Box
-from reshard.checks import all_of, expect, integer, listed, shown
+from reshard.checks import all_of, expect, integer, listed, shown, suggested
 from reshard.deal import Deal, Stage, Weave, Window
 from reshard.digits import NO_DIGITS, Layout, Positions, refine
 from reshard.dtypes import REDUCTIONS, DType, dtype_named
 from reshard.errors import ReshardError
+from reshard.foreign import SpecRecord, mesh_record, sharding_record
 from reshard.mesh import LIMIT, Mesh
 from reshard.tile import Tile
 
@@ -218,7 +219,8 @@ class Sharding:
         previous: Axis | None = None
         for place, axis in enumerate(axes):
             if axis.name not in self.mesh.sizes:
-                raise ReshardError("unknown-axis", f"axis {quote(axis.name)} is not in mesh {self.mesh}")
+                close = suggested(axis.name, self.mesh.sizes)
+                raise ReshardError("unknown-axis", f"axis {quote(axis.name)} is not in mesh {self.mesh}{close}")
             if axis in seen:
                 raise ReshardError("duplicate-axis-ref", f"axis {axis} is used twice")
             if previous is not None and previous.can_merge(axis) and place not in apart:
@@ -259,7 +261,7 @@ class Sharding:
     def of(
         cls,
         mesh: Mesh,
-        *dims: AxesLike | DimSharding,
+        *dims: AxesLike | DimSharding | SpecRecord,
         replicated: AxesLike = (),
         unreduced: AxesLike = (),
         reduction: str = "sum",
@@ -268,9 +270,10 @@ class Sharding:
         """A sharding from loose input, brought to its one spelling.
 
         Args:
-            mesh: the devices.
+            mesh: the devices; JAX's `Mesh` and torch's `DeviceMesh` are taken too.
             dims: per dim None, an axis, axes major to minor, or a DimSharding; a last `?` opens the dim,
-                `y:(2)4` names a sub-axis, and a `Deal` among the axes deals blocks to those behind it.
+                `y:(2)4` names a sub-axis, and a `Deal` among the axes deals blocks to those behind it. Or one
+                `PartitionSpec` of JAX, which says them all.
             replicated: axes that stay replicated, in any order.
             unreduced: axes along which values are partial, in any order.
             reduction: how partial values combine.
@@ -283,11 +286,18 @@ class Sharding:
         >>> print(Sharding.of(mesh, ("y:(1)2", "y:(2)2", "?"), None, unreduced="x").text())
         [{"y":(1)4, ?}, {}], unreduced={"x"}
         """
+        if (on := mesh_record(mesh)) is not None:
+            mesh = Mesh.of_record(on)
         expect(mesh, Mesh, "what a sharding is on")
+        specs = [spec for spec in map(_spec_record, dims) if spec is not None]
+        if specs:
+            if len(dims) > 1 or replicated or unreduced:
+                raise ReshardError("bad-argument", f"a PartitionSpec says all dims of a sharding, got: {shown(dims)}")
+            return replace(cls.of_spec(mesh, specs[0]), reduction=reduction, uneven=uneven)
         sizes = mesh.sizes
         built = []
         for dim in dims:
-            dim = dim if isinstance(dim, DimSharding) else DimSharding.of(*_listed(dim))
+            dim = dim if isinstance(dim, DimSharding) else DimSharding.of(*_listed(dim))  # type: ignore[arg-type]  # no spec is left
             built.append(dim.merged(sizes))
         sets = []
         for listing in (replicated, unreduced):
@@ -295,6 +305,28 @@ class Sharding:
             known = all(axis.name in sizes for axis in axes)
             sets.append(sorted_and_merged(axes, sizes) if known else tuple(axes))
         return cls(mesh, tuple(built), sets[0], sets[1], reduction, uneven)
+
+    @classmethod
+    def of_spec(cls, mesh: Mesh, spec: SpecRecord, ndim: int | None = None) -> Sharding:
+        """What a spec of JAX means on a mesh; dims that it does not name are whole.
+
+        Raises:
+            ReshardError: `rank-mismatch` where it names more dims than there are, or with the code of the first rule
+                that is broken.
+
+        >>> print(Sharding.of_spec(Mesh.of(x=2, y=4), SpecRecord(((), ("x",)), unreduced=("y",)), 3).text())
+        [{}, {"x"}, {}], unreduced={"y"}
+        """
+        rank = len(spec.dims) if ndim is None else ndim
+        if len(spec.dims) > rank:
+            raise ReshardError("rank-mismatch", f"a PartitionSpec names {len(spec.dims)} dims, the tensor has {rank}")
+        if mesh.is_maximal:
+            return cls(mesh, ())
+        dims = [
+            DimSharding(tuple(map(Axis, names)), place in spec.open_dims)
+            for place, names in enumerate([*spec.dims, *[()] * (rank - len(spec.dims))])
+        ]
+        return cls.of(mesh, *dims, replicated=map(Axis, spec.replicated), unreduced=map(Axis, spec.unreduced))
 
     def __str__(self) -> str:
         return f"#sdy.sharding<mesh{self.mesh}, {self.text()}>"
@@ -659,6 +691,14 @@ def _numbered_tiles(layouts: Sequence[Layout], orders: Sequence[Positions], shap
 
 def _labels(rows: Positions) -> Positions:
     return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _spec_record(dim: object) -> SpecRecord | None:
+    """The record of a `PartitionSpec`; None for all else that a dim may be said by."""
+    if dim is None or isinstance(dim, str | DimSharding | Axis):
+        return None
+    record = sharding_record(dim)
+    return record if isinstance(record, SpecRecord) else None
 
 
 def _listed(axes: AxesLike) -> list[str | Axis]:

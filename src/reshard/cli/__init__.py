@@ -7,7 +7,10 @@
     einsum_command.py    `reshard einsum`: where a contraction is computed and what it costs
     inspect_command.py   `reshard inspect`: reads what XLA prints
     propagate_command.py `reshard propagate`: a program's shardings carried through
+    networks_command.py  `reshard networks`: which networks there are, and what one of them is
+    calibrate_command.py `reshard calibrate`: measures the network at hand, as a file
     bench_command.py     `reshard bench`: how long planning takes
+    completion_command.py `reshard completion`: a script by which a shell completes commands and options
     output.py            standard output and standard error
     progress.py          long work, as it goes on
     interrupts.py        signals as exceptions
@@ -20,30 +23,23 @@ What goes wrong comes out of it as an exception, and only here becomes a sentenc
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 import reshard
-from reshard.cli import (
-    bench_command,
-    einsum_command,
-    inspect_command,
-    output,
-    plan_command,
-    propagate_command,
-    run_command,
-    show_command,
-)
+from reshard.cli import output
 from reshard.cli.interrupts import Terminated, raised
 from reshard.errors import ReshardError
 
 __all__ = ["main"]
 
 COMMANDS = (
-    *(plan_command, run_command, show_command, einsum_command),
-    *(propagate_command, inspect_command, bench_command),
+    *("plan", "run", "show", "einsum", "propagate", "inspect"),
+    *("networks", "calibrate", "bench", "completion"),
 )
-"""In the order in which `--help` lists them."""
+"""In the order in which `--help` lists them; the module of each loads when it is called, or listed."""
 DONE, REFUSED, MISUSED, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
 """Exit statuses. The last two are what a shell reports of a program that a signal ended."""
 
@@ -58,8 +54,8 @@ exit status: 0 done; 1 refused, with the reason on standard error; 2 misused; 13
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def build_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The parser of commands, of all unless told which."""
     parser = argparse.ArgumentParser(
         prog="reshard",
         description="Moves a tensor from any layout over a set of devices to any other, and says what that costs.",
@@ -69,9 +65,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"reshard {reshard.__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_to(commands)
+    for name in names:
+        importlib.import_module(f"reshard.cli.{name}_command").add_to(commands)
     return parser
+
+
+def needed(argv: Sequence[str]) -> Sequence[str]:
+    """The commands whose parsers arguments need: the one that they begin with, none for the version, else all.
+
+    >>> needed(["plan", "--help"]), needed(["--version"]), len(needed(["--help"])) == len(COMMANDS)
+    (('plan',), (), True)
+    """
+    first = argv[0] if argv else ""
+    return (first,) if first in COMMANDS else () if first == "--version" else COMMANDS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,7 +110,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_command(argv: Sequence[str] | None) -> int:
     """Parse and run; refusals become their sentence."""
     try:
-        args, unknown = build_parser().parse_known_args(argv)
+        argv = sys.argv[1:] if argv is None else argv
+        parser = build_parser(needed(argv))
+        if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+            close = get_close_matches(argv[0], COMMANDS, 1)
+            parser.error(f"{argv[0]!r} is no command{f'; did you mean {close[0]!r}' if close else ''}")
+        args, unknown = parser.parse_known_args(argv)
         if unknown:  # the command's own usage says what it takes
             args.command_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         args.command_function(args)

@@ -13,9 +13,10 @@ import argparse
 import re
 from typing import Any, Protocol
 
+from reshard.cli import output
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.notation import parse_mesh, parse_sharding
+from reshard.notation import is_printed_mesh, parse_mesh, parse_sharding
 from reshard.sharding import Sharding, checked_shape
 
 FORMS = """\
@@ -24,6 +25,9 @@ a sharding may be written as
   [[0], [1, 2]]                             mesh axes by number, per dim
   {devices=[2,4]<=[8]}                      XLA's text
   A[I_x, J_yz]                              named dims, axes of one letter
+  P('x', ('y', 'z'))                        JAX's specs, and the reprs of its shardings
+  [Shard(0), Replicate()], S(0)R            torch's placements, one per axis of the mesh
+and a mesh as x=2,y=4, in Shardy's text, or as JAX's Mesh or torch's DeviceMesh print
 """
 
 
@@ -87,7 +91,12 @@ def mesh_of(text: str | None) -> Mesh | None:
     Raises:
         ReshardError: `syntax`, or the code of the rule of `Mesh` that is broken.
     """
-    return None if text is None else parse_mesh(text)
+    if text is None:
+        return None
+    mesh = parse_mesh(text)
+    if is_printed_mesh(text):
+        output.note(f"a printed mesh does not say its devices; it is read as 0 to {mesh.size - 1} in order")
+    return mesh
 
 
 def parse_pair(

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from reshard.errors import ReshardError
-from reshard.plans import Plan, blocks
 from reshard.tables import Passage, show
 
 PIPED_WIDTH = 120
@@ -35,11 +34,6 @@ def is_terminal() -> bool:
 def width() -> int:
     """The columns that a drawing may have."""
     return shutil.get_terminal_size().columns if is_terminal() else PIPED_WIDTH
-
-
-def write_plan(plan: Plan) -> None:
-    """A plan: as a table where standard output is a terminal, else as its plain text."""
-    write_shown(plan, blocks(plan))
 
 
 def write_shown(value: object, blocks: Iterable[Passage]) -> None:
@@ -67,13 +61,23 @@ def write_file(path: str, text: str) -> None:
 
 def write_json(value: Any) -> None:
     """One JSON document."""
-    print(json.dumps(value, indent=1))
+    print(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON, to read."""
+    return json.dumps(value, indent=1)
 
 
 def flush() -> None:
     """Hand over what has been printed, so that it fails here and not when the process ends."""
     if sys.stdout is not None:
         sys.stdout.flush()
+
+
+def note(sentence: str) -> None:
+    """Something that the user should know and that stops nothing, to standard error."""
+    complain(f"note: {sentence}")
 
 
 def complain(sentence: str) -> None:

@@ -14,7 +14,7 @@ from reshard.errors import ReshardError
 from reshard.exchange import Exchange, Piece
 from reshard.planner import BASES, alternatives
 from reshard.planner import plan as make_plan
-from reshard.plans import Plan, bytes_text
+from reshard.plans import Plan, blocks, bytes_text
 from reshard.xla.partitioner import explain
 
 EXAMPLES = """\
@@ -62,24 +62,30 @@ def run(args: argparse.Namespace) -> None:
     plan = replan(basis=args.basis)
     if args.trace:
         output.write_file(args.trace, plan.to_trace())
+    mlir = ""
     if args.mlir:
         if any(step.kind == "Exchange" for step in plan.steps):  # which MLIR does not have
             plan = replan(basis="collectives")
-        print(plan.to_mlir(args.mlir))
-        return
+        mlir = plan.to_mlir(args.mlir)
+    ways = alternatives(plan) if args.alternatives else ()
+    branch = explain(plan.source, plan.target, shape) if args.explain_xla else None
     traffic = None if args.device is None else device_traffic(plan, args.device)
     if args.json:
-        if traffic is None:
-            print(plan.to_json())
-        else:
-            output.write_json(plan.as_dict() | {"device": traffic})
+        extra: dict[str, Any] = {"mlir": mlir} if args.mlir else {}
+        extra |= {"alternatives": [way.as_dict() for way in ways]} if args.alternatives else {}
+        if branch is not None:
+            extra["xla"] = {"branch": branch.branch.name, "collectives": branch.collectives, "why": branch.why}
+        extra |= {} if traffic is None else {"device": traffic}
+        output.write_json(plan.as_dict() | extra) if extra else print(plan.to_json())
         return
-    output.write_plan(plan)
-    for number, way in enumerate(alternatives(plan) if args.alternatives else (), 1):
+    if args.mlir:
+        print(mlir)
+        return
+    output.write_shown(plan, blocks(plan))
+    for number, way in enumerate(ways, 1):
         print(f"\nalternative {number}")
-        output.write_plan(way)
-    if args.explain_xla:
-        branch = explain(plan.source, plan.target, shape)
+        output.write_shown(way, blocks(way))
+    if branch is not None:
         print(f"\nXLA: {branch.branch.name}, by {', '.join(branch.collectives) or 'nothing'}: {branch.why}")
     if traffic is not None:
         print("\n" + traffic_text(traffic))

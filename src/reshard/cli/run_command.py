@@ -14,7 +14,7 @@ from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.planner import plan as make_plan
-from reshard.plans import bytes_text
+from reshard.plans import blocks, bytes_text
 from reshard.sharding import Sharding
 from reshard.tables import Table
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
         totals = {"total_bytes": total, "total_received_bytes": total_received, "verified": True}
         output.write_json({"plan": plan.as_dict(), "out": str(args.out), "tiles": tiles} | totals)
         return
-    output.write_plan(plan)
+    output.write_shown(plan, blocks(plan))
     print("\n" + "\n".join(tile_table(entries, received_bytes).lines()))
     files = f"{len(entries)} file{'s' if len(entries) != 1 else ''} of {bytes_text(total)} in {args.out}"
     print(f"\n{files}; received {bytes_text(total_received)} in all; verified")

@@ -51,7 +51,7 @@ class Search:
             self._costs, self._alike = self.bounds.seconds(network)
         elif self.goal.is_sum:
             self._costs = self._alike = self.bounds.received
-        self._arithmetic = self.bounds.flops * self.goal.per_flop
+        self._arithmetic = self.bounds.flops * self.goal.per_flop(task.calculation.dtype)
         self._lowest = self._lower_bounds()
 
     def _lower_bounds(self) -> list[NDArray[np.float64]]:
@@ -163,7 +163,8 @@ class Search:
             ranking.learn(term, row, cost)
             if self._is_beyond(least, moved, limit):
                 return True, None
-        price = price_of(moved, trips, self.chooser.flops(self.task, layout) * trips[-1], self.goal)
+        flops = self.chooser.flops(self.task, layout) * trips[-1]
+        price = price_of(moved, trips, flops, self.goal, self.task.calculation.dtype)
         return True, price if limit is None or price < limit else None
 
     def _is_hopeless(self, reshards: list[Ends], row: int, limit: Price | None) -> bool:

@@ -168,7 +168,7 @@ class Chooser:
             ]
             for made in ready.used[-1]
         ]
-        per_flop = trips[-1] * goal.per_flop
+        per_flop = trips[-1] * goal.per_flop(calculation.dtype)
         devices = None if goal.is_sum else _devices_of(task)
         places = []
         for number, (*own, made) in enumerate(ready.numbers):
@@ -226,7 +226,7 @@ class Chooser:
     ) -> Price | None:
         """What a task costs in a layout; None where that cannot be, or costs more than a limit."""
         trips, goal = task.trip_counts, self.goal
-        cost = flops * trips[-1] * goal.per_flop
+        cost = flops * trips[-1] * goal.per_flop(task.calculation.dtype)
         most = None if limit is None else (1 + ROUNDING) * limit.cost
         moved: list[Moved] = []
         for number, ends in enumerate(ends_of(task, layout, target)):
@@ -243,7 +243,7 @@ class Chooser:
             moved.append(one)
         if cost == float("inf"):
             return None
-        return price_of(moved, trips, flops * trips[-1], goal)
+        return price_of(moved, trips, flops * trips[-1], goal, task.calculation.dtype)
 
     def _ready(self, task: Task) -> Ready:
         """The layouts that the tensors have."""

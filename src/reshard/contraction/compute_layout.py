@@ -26,7 +26,7 @@ from math import prod
 from reshard.axis import Axes, merged, sorted_and_merged
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.operations.pattern import Pattern
+from reshard.operations.pattern import SUMMED, Pattern
 from reshard.sharding import DimSharding, Sharding
 
 
@@ -61,8 +61,7 @@ class ComputeLayout:
             ReshardError: the code of the rule of `Sharding` that is broken.
         """
         by_label = dict(zip(self.pattern.labels, self.axes, strict=True))
-        output = {label for group in self.pattern.output for label in group}
-        summed = [axis for label, axes in by_label.items() if axes and label not in output for axis in axes]
+        summed = [axis for label, axes in by_label.items() if self.pattern.role(label) in SUMMED for axis in axes]
         unreduced = (*self.unreduced, tuple(dict.fromkeys((*summed, *itertools.chain(*self.unreduced)))))
         return tuple(
             closed_sharding(

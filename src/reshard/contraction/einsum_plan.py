@@ -209,7 +209,8 @@ class EinsumPlan:
         """What the arithmetic takes; None without a network, 0 on one that does not say how fast devices are."""
         if self.network is None:
             return None
-        return self.flops / self.network.flops if self.network.flops else 0.0
+        speed = self.network.flops_of(self.dtype)
+        return self.flops / speed if speed else 0.0
 
     @property
     def seconds(self) -> float | None:
@@ -238,7 +239,7 @@ class EinsumPlan:
         """What plans are compared by."""
         steps = sum(len(plan.steps) for plan in self._all_plans)
         costs = [self.goal.cost(plan.seconds, plan.received_bytes) for plan in self._all_plans]
-        cost = sum(costs, self.flops * self.goal.per_flop)
+        cost = sum(costs, self.flops * self.goal.per_flop(self.dtype))
         return Price(cost, self.received_bytes, self.total_received_bytes, steps, self.flops)
 
     @cached_property

@@ -7,7 +7,8 @@
 Bytes alone would have every device compute everything, since that moves nothing; any balance from 500 to 20,000
 operations a byte gives a train step the same layout, as what a device computes in the time of a byte lies between.
 
->>> Goal.of("balanced").name, Goal.of("bytes", None).per_flop, Goal.of(None, "h100-8").name
+>>> from reshard.dtypes import dtype_named
+>>> Goal.of("balanced").name, Goal.of("bytes").per_flop(dtype_named("f32")), Goal.of(None, "h100-8").name
 ('balanced', 0.0, 'seconds')
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from reshard.checks import shown
+from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.network.inflow import fastest_into
@@ -58,11 +60,11 @@ class Goal:
         """Whether reshards and work add up to one cost; else bytes are compared, and of equal ones the rest."""
         return self.network is not None or self.balance is not None
 
-    @property
-    def per_flop(self) -> float:
-        """What an operation of a device costs."""
+    def per_flop(self, dtype: DType) -> float:
+        """What an operation of a device on values of a dtype costs."""
         if self.network is not None:
-            return 1.0 / self.network.flops if self.network.flops else 0.0
+            speed = self.network.flops_of(dtype)
+            return 1.0 / speed if speed else 0.0
         return 0.0 if self.balance is None else 1.0 / self.balance
 
     @property

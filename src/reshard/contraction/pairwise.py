@@ -53,7 +53,7 @@ class Contracted:
         reshards = [ends for part in parts for ends in ends_of(part.task, part.chosen.layout, part.chosen.target)]
         moved = [chooser.prices.moved(*ends) for ends in reshards]
         flops = sum(part.chosen.price.flops for part in parts)
-        return price_of(moved, [1] * len(moved), flops, chooser.goal)
+        return price_of(moved, [1] * len(moved), flops, chooser.goal, self.task.calculation.dtype)
 
     def plan(self, chooser: Chooser) -> EinsumPlan:
         """With the plans of all reshards.

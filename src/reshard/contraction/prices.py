@@ -142,11 +142,11 @@ def busiest(moved: Iterable[tuple[Moved, int]]) -> int:
     return int(received.max())
 
 
-def price_of(moved: Sequence[Moved], trips: Sequence[int], flops: int, goal: Goal) -> Price:
-    """The price of an operation: its reshards, each made so many times, and its arithmetic."""
+def price_of(moved: Sequence[Moved], trips: Sequence[int], flops: int, goal: Goal, dtype: DType) -> Price:
+    """The price of an operation: its reshards, each made so many times, and its arithmetic in a dtype."""
     costs = [one.price.cost * count for one, count in zip(moved, trips, strict=True)]
     return Price(
-        sum(costs, flops * goal.per_flop),
+        sum(costs, flops * goal.per_flop(dtype)),
         busiest(zip(moved, trips, strict=True)),
         sum(one.price.total_received_bytes * count for one, count in zip(moved, trips, strict=True)),
         sum(one.price.steps * count for one, count in zip(moved, trips, strict=True)),

@@ -22,10 +22,11 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from reshard.contraction.paths import paths_of, steps_along
-from reshard.dtypes import REDUCTIONS, DType, dtype_named
+from reshard.dtypes import REDUCTIONS, DType, dtype_named, widest
+from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.operation import Operation
-from reshard.operations.pattern import Pattern
+from reshard.operations.pattern import SUMMED, Pattern
 from reshard.operations.rules import Rule, reduction_of, waiting_operands
 from reshard.sharding import Sharding
 
@@ -70,6 +71,8 @@ class Calculation:
     @classmethod
     def of_einsum(cls, pattern: Pattern, sizes: Mapping[str, int], dtype: DType) -> Calculation:
         """An einsum: it is linear in each operand, and, where elements only change places, waits for any reduction."""
+        if pattern.joined:
+            raise ReshardError("syntax", f"an einsum sums what its result lacks, and joins no label, as {pattern} does")
         reductions = REDUCTIONS if pattern.is_rearrangement else ("sum",)
         waits = [Wait((n,), reduction) for reduction in reductions for n in range(len(pattern.operands))]
         return cls(
@@ -81,6 +84,11 @@ class Calculation:
             tuple(waits),
             pattern.repeated,
         )
+
+    @property
+    def dtype(self) -> DType:
+        """What the arithmetic is in: the widest of the operands."""
+        return widest(self.dtypes[:-1] or self.dtypes)
 
     @cached_property
     def label_sizes(self) -> dict[str, int]:
@@ -145,7 +153,7 @@ def stages_of(pattern: Pattern, sizes: Mapping[str, int]) -> tuple[Stage, ...]:
 
 
 def _stage(pattern: Pattern) -> Stage:
-    sums = any(pattern.role(label) in ("summed", "contracted") for label in pattern.labels)
+    sums = any(pattern.role(label) in SUMMED for label in pattern.labels)
     read = frozenset(label for label in pattern.labels if pattern.role(label) != "broadcast")
     return Stage(read, len(pattern.operands) - 1 + sums)
 

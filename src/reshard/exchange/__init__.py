@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from reshard.exchange.by_digits import DigitExchange
 from reshard.exchange.overlap_add import OverlapAdd
-from reshard.exchange.pieces import Exchange, Piece, Tiling, overlap_elements
+from reshard.exchange.pieces import Exchange, Piece, PieceTable, Tiling, overlap_elements
 from reshard.exchange.reduction import class_digits, combine_then_gather, find_exchange, total_bound
 from reshard.exchange.schedule import schedule
 
@@ -40,6 +40,7 @@ __all__ = [
     "Exchange",
     "OverlapAdd",
     "Piece",
+    "PieceTable",
     "Tiling",
     "class_digits",
     "combine_then_gather",

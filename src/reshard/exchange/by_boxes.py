@@ -41,7 +41,16 @@ import numpy as np
 from reshard.box import Box
 from reshard.digits import NO_DIGITS, Digits, Layout, Positions
 from reshard.errors import ReshardError
-from reshard.exchange.pieces import ONE_CLASS, ClassDigits, Exchange, Overlaps, Piece, Tiling, block_overlaps
+from reshard.exchange.pieces import (
+    ONE_CLASS,
+    ClassDigits,
+    Exchange,
+    Overlaps,
+    Piece,
+    PieceTable,
+    Tiling,
+    block_overlaps,
+)
 from reshard.mesh import ENUMERABLE
 
 EVERY = slice(None)
@@ -259,6 +268,15 @@ class BoxExchange(Exchange):
     def traffic(self) -> tuple[Positions, Positions, Positions]:
         sender, receiver, elements = self._travelling()
         return self.source.mesh.device_array[sender], self.target.mesh.device_array[receiver], elements
+
+    def table(self) -> PieceTable:
+        cells = self._cells([EVERY] * len(self.overlaps), [EVERY] * len(self.overlaps))
+        cell, copy = self._cell_copies(cells)
+        receivers = cells.receiver[cell] + self._copies[copy]
+        ends = np.zeros((2, len(cells.parts), len(cell)), dtype=np.int64)
+        for dim, (part, number) in enumerate(zip(cells.parts, cells.overlap[:, cell], strict=True)):
+            ends[0, dim], ends[1, dim] = part.start[number], part.stop[number]
+        return PieceTable(self._senders(cells, cell, copy), receivers, ends[0], ends[1])
 
     @property
     def rounds(self) -> int:

@@ -62,7 +62,7 @@ import numpy as np
 from reshard.box import Box
 from reshard.digits import Cuts, Digits, P, Positions, Refinement, Unreduced, refine
 from reshard.errors import ReshardError
-from reshard.exchange.pieces import Exchange, Piece, Tiling
+from reshard.exchange.pieces import Exchange, Piece, PieceTable, Tiling
 from reshard.mesh import ENUMERABLE, Mesh
 
 
@@ -139,9 +139,7 @@ class DigitExchange(Exchange):
 
     def traffic(self) -> tuple[Positions, Positions, Positions]:
         positions = self.receivers.positions
-        if self.gathered_values * len(positions) > ENUMERABLE:
-            count = self.gathered_values * len(positions)
-            raise ReshardError("too-large", f"{count} pieces are too many to list one by one")
+        self._check_count(self.gathered_values * len(positions))
         senders, starts = self._sources(positions, np.arange(self.gathered_values)[:, None])
         elements = np.ones_like(senders)
         for start, offsets, length, size in zip(
@@ -156,6 +154,24 @@ class DigitExchange(Exchange):
             travels &= senders != positions
         receivers = np.broadcast_to(self.receivers.device_array, senders.shape)
         return self.source.mesh.device_array[senders[travels]], receivers[travels], elements[travels]
+
+    def table(self) -> PieceTable:
+        if self.loose_values > 1:
+            return super().table()
+        positions = self.receivers.positions
+        self._check_count(self.gathered_values * len(positions))
+        senders, starts = self._sources(positions, np.arange(self.gathered_values)[:, None])
+        grid = (self.gathered_values, len(positions))
+        senders = np.broadcast_to(senders, grid)
+        # where the target is on other devices, or in another order, its own positions are the receivers
+        receivers = np.broadcast_to(self.target.mesh.positions_of(self.receivers.device_array), grid)
+        limits = np.array(self.target.shape, dtype=np.int64).reshape(-1, 1, 1)
+        lengths = np.array(self.common.lengths, dtype=np.int64).reshape(-1, 1, 1)
+        lows = np.array([np.broadcast_to(start, grid) for start in starts], dtype=np.int64).reshape(-1, *grid)
+        lows = np.minimum(lows, limits)
+        highs = np.minimum(lows + lengths, limits)
+        kept = (lows < highs).all(axis=0)
+        return PieceTable(senders[kept], receivers[kept], lows[:, kept], highs[:, kept])
 
     @property
     def received(self) -> int:
@@ -239,7 +255,7 @@ class DigitExchange(Exchange):
         if device not in self.receivers:
             self._check_device(device)
             return []
-        self._check_count()
+        self._check_count(self.gathered_values * self.loose_values)
         position, devices = self.receivers.position_of(device), self.source.mesh.devices
         place = self._at(self.spread).index_of(position)
         pieces = ((number, *self._pieces(position, number)) for number in range(self.gathered_values))
@@ -253,7 +269,7 @@ class DigitExchange(Exchange):
         if device not in self.source.mesh:
             self._check_device(device)
             return []
-        self._check_count()
+        self._check_count(self.gathered_values * self.loose_values)
         position, devices = self.source.mesh.position_of(device), self.receivers.devices
         spread = self._at(self.spread).offsets().tolist()
         pieces = []
@@ -270,9 +286,8 @@ class DigitExchange(Exchange):
                     pieces += [Piece(device, devices[first + offset], box, turn) for box in boxes]
         return pieces
 
-    def _check_count(self) -> None:
-        if self.gathered_values * self.loose_values > ENUMERABLE:
-            count = self.gathered_values * self.loose_values
+    def _check_count(self, count: int) -> None:
+        if count > ENUMERABLE:
             raise ReshardError("too-large", f"{count} pieces are too many to list one by one")
 
 

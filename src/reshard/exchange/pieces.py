@@ -36,6 +36,27 @@ class Piece(NamedTuple):
     """Which round moves it, where the exchange is in rounds; else 0."""
 
 
+class PieceTable(NamedTuple):
+    """Every piece of an exchange in columns, those that stay on their device too; empty ones are left out.
+
+    The order of the rows is the same in every process.
+    """
+
+    senders: Positions
+    """Positions of the source."""
+    receivers: Positions
+    """Positions of the target."""
+    starts: Positions
+    """Per dim and piece, where its box starts."""
+    stops: Positions
+
+    @property
+    def elements(self) -> Positions:
+        """The number of elements of each piece."""
+        sizes: Positions = (self.stops - self.starts).prod(axis=0)
+        return sizes
+
+
 @dataclass(frozen=True)
 class Tiling:
     """A tensor of one shape, laid over the devices of a mesh."""
@@ -278,6 +299,20 @@ class Exchange(ABC):
         Raises:
             ReshardError: `too-large` where the pieces are too many to list.
         """
+
+    def table(self) -> PieceTable:
+        """All pieces at once.
+
+        Raises:
+            ReshardError: `too-large` where the pieces are too many to list.
+        """
+        pieces = [piece for device in self.target.mesh.devices for piece in self.incoming(device)]
+        ends = np.array([piece.box for piece in pieces], dtype=np.int64).reshape(-1, len(self.target.shape), 2)
+        return PieceTable(
+            self.source.mesh.positions_of(np.array([piece.sender for piece in pieces], dtype=np.int64)),
+            self.target.mesh.positions_of(np.array([piece.receiver for piece in pieces], dtype=np.int64)),
+            *ends.transpose(2, 1, 0),
+        )
 
     @cached_property
     def all_held(self) -> Positions:

@@ -32,6 +32,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src.layout import Format
 from jax._src.lib import xla_client  # type: ignore[attr-defined]  # the one place where HloSharding is found
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.sharding import Mesh as JaxMesh
@@ -303,7 +304,9 @@ def for_leaves(shardings: Any, tree: Any, what: str, of: str = "", kinds: Any = 
         spread = [None] * structure.num_leaves
     else:
         try:
-            broadcast = jax.tree.broadcast(shardings, tree, is_leaf=lambda value: isinstance(value, AnySharding | None))
+            broadcast = jax.tree.broadcast(
+                shardings, tree, is_leaf=lambda value: isinstance(value, AnySharding | Format | None)
+            )
         except ValueError as error:
             text = str(error).splitlines()[0].rstrip(".")
             raise ReshardError("bad-argument", f"{what} does not fit the pytree that it is for: {text}") from None

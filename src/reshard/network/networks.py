@@ -16,16 +16,21 @@ level 1  switch of 2, 50 GB/s, 2.7 us
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import prod
+from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 from reshard.axis import Axis
-from reshard.checks import expect
+from reshard.checks import expect, shown
 from reshard.digits import Digit, Digits, Positions
-from reshard.errors import ReshardError
+from reshard.dtypes import DType
+from reshard.errors import ReshardError, refusing
 from reshard.mesh import Mesh
 from reshard.network.calibration import SIZES, Calibration, Timer, fitted
 from reshard.network.level import Level, is_integer, is_number
@@ -43,7 +48,7 @@ class Network:
     Rules, in the order checked; each is refused as `bad-network`:
         the digits of the levels, in any order, are those of the device number: 1 and the ends of digits are where
             the next begin
-        memory_bandwidth and flops are above 0, launch_s is at least 0
+        memory_bandwidth and flops are above 0, those by dtype too, launch_s is at least 0
     """
 
     levels: tuple[Level, ...]
@@ -57,9 +62,12 @@ class Network:
     """Where the figures are from."""
     launch_s: float = 0.0
     """Seconds to start a step that communicates."""
+    flops_by_dtype: tuple[tuple[str, float], ...] = ()
+    """Operations/s on values of other dtypes: NumPy's name, or its beginning such as `float8`, with the figure."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", tuple(self.levels))
+        object.__setattr__(self, "flops_by_dtype", tuple(map(tuple, self.flops_by_dtype)))
         if not all(isinstance(level, Level) for level in self.levels):
             raise ReshardError("bad-network", f"levels must be of type Level, got: {self.levels!r}")
         stride = 1
@@ -75,6 +83,9 @@ class Network:
         for name, value in (("memory_bandwidth", self.memory_bandwidth), ("flops", self.flops)):
             if value is not None and (not is_number(value) or value <= 0):
                 raise ReshardError("bad-network", f"a network has {name} {value!r}; it must be above 0")
+        for name, value in self.flops_by_dtype:
+            if not isinstance(name, str) or not is_number(value) or value <= 0:
+                raise ReshardError("bad-network", f"a network has {value!r} flops for {name!r}; they must be above 0")
         if not is_number(self.launch_s) or self.launch_s < 0:
             raise ReshardError("bad-network", f"a network has launch_s {self.launch_s!r}; it must be at least 0")
 
@@ -84,7 +95,7 @@ class Network:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.levels, self.memory_bandwidth, self.flops, self.name, self.source, self.launch_s))
+        return hash((self.levels, self.memory_bandwidth, self.flops, self.name, self.source, self.launch_s, self.flops_by_dtype))
 
     def __hash__(self) -> int:
         return self._hash
@@ -96,6 +107,20 @@ class Network:
     def size(self) -> int:
         """The number of devices."""
         return prod(level.size for level in self.levels)
+
+    def flops_of(self, dtype: DType) -> float | None:
+        """Operations/s of a device on values of a dtype; None where they do not count.
+
+        A complex type is as fast as the floats that it is made of.
+
+        >>> from reshard.dtypes import dtype_named
+        >>> network = Network.preset("h100-8")
+        >>> [network.flops_of(dtype_named(name)) for name in ("bf16", "f32", "f8e4m3fn")]
+        [990000000000000.0, 67000000000000.0, 1979000000000000.0]
+        """
+        part = f"float{4 * dtype.itemsize}" if dtype.kind == "c" else dtype.name
+        by_name = dict(self.flops_by_dtype)
+        return by_name.get(part) or by_name.get(part.partition("_")[0]) or self.flops
 
     @classmethod
     def of(
@@ -171,21 +196,41 @@ class Network:
 
     @classmethod
     def named(cls, network: Network | str | None, what: str = "a network") -> Network | None:
-        """The network itself, or the preset of that name; None where there is none.
+        """The network itself, the preset of that name, or that of a JSON file; None where there is none.
+
+        A name with a slash in it, or that ends in `.json`, is that of a file.
 
         Raises:
-            ReshardError: `bad-network` where no preset has the name; `bad-argument` for anything else.
+            ReshardError: `bad-network` where no preset has the name, or the file describes none; `bad-file` where it
+                cannot be read; `bad-argument` for anything else.
 
         >>> Network.named("h100-2x8") == Network.preset("h100-2x8")
         True
         """
+        if isinstance(network, PathLike) or (isinstance(network, str) and re.search(r"[/\\]|\.json$", network)):
+            return cls.read(network)
         if isinstance(network, str):
             return cls.preset(network)
         return None if network is None else expect(network, Network, what)
 
+    @classmethod
+    def read(cls, path: str | PathLike[str]) -> Network:
+        """The network that a JSON file describes: what `as_dict` gives; all but `levels` may be left out.
+
+        Raises:
+            ReshardError: `bad-file` where it cannot be read or is no JSON, `bad-network`.
+        """
+        with refusing("bad-file", f"network {fspath(path)} cannot be read"):
+            data = Path(path).read_bytes()
+        try:
+            fields = json.loads(data)
+        except (ValueError, RecursionError):
+            raise ReshardError("bad-file", f"network {fspath(path)} is no JSON") from None
+        return cls.from_dict(fields)
+
     def as_dict(self) -> dict[str, Any]:
         """The fields, as JSON keeps them."""
-        return asdict(self) | {"levels": list(map(asdict, self.levels))}
+        return asdict(self) | {"levels": list(map(asdict, self.levels)), "flops_by_dtype": dict(self.flops_by_dtype)}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Network:
@@ -193,9 +238,16 @@ class Network:
 
         Raises:
             ReshardError: `bad-network`.
-            TypeError: where a field is missing or of another type.
         """
-        return cls(**fields | {"levels": tuple(Level(**level) for level in fields["levels"])})
+        if not isinstance(fields, dict) or not isinstance(fields.get("levels"), list):
+            raise ReshardError("bad-network", f"a network must be an object with a list of levels, got: {shown(fields)}")
+        try:
+            levels = tuple(Level(**level) for level in fields["levels"])
+            by_dtype = tuple(fields.get("flops_by_dtype", {}).items())
+            return cls(**fields | {"levels": levels, "flops_by_dtype": by_dtype})
+        except (TypeError, AttributeError, OverflowError) as error:
+            reason = str(error).replace("Network.__init__()", "a network").replace("Level.__init__()", "a level")
+            raise ReshardError("bad-network", f"a network is described wrongly: {reason}") from None
 
     def hosts_of(self, level: int, devices: Positions) -> Positions:
         """The number of the host of each device: what levels from `level` on say of it, the outermost slowest.

@@ -7,11 +7,15 @@
 | MLIR's list | `[[0], [1, 2]]` | `parse_sharding` | `to_mlir_list` |
 | XLA's | `{devices=[2,1,4]<=[8] last_tile_dim_replicate}` | `parse_sharding` | `to_xla` |
 | named axes | `A[I_X, J_YZ] {U_W}` | `parse_sharding` | `to_named` |
+| JAX's reprs | `P('x', None)`, `NamedSharding(mesh=Mesh('x': 2), spec=P('x',))` | `parse_sharding` | `to_partition_spec` |
+| torch's reprs | `(Shard(dim=0), Replicate())`, `[S(0), R]`, `S(0)R` | `parse_sharding` | `to_placements` |
 | a mesh | `<["x"=2, "y"=4]>`, `x=2,y=4` | `parse_mesh` | `str` of the mesh |
+| JAX's and torch's meshes | `Mesh('x': 2)`, `DeviceMesh((dp=2), 'cpu', stride=(1,))` | `parse_mesh` | `to_jax_mesh`, `to_device_mesh` |
 
 A form is known by its look: what its first characters are.
 Shardy's text holds every sharding, `parse_sharding(str(x)) == x`; the others lose names, open dims and priorities,
 and keep where each element lies.
+Engines' own objects mean what their reprs mean, and `as_sharding` and `as_mesh` take either.
 The library that reads grammars loads with the first text.
 
 >>> mesh = parse_mesh("x=2,y=4")
@@ -26,40 +30,77 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
+from reshard.checks import shown
 from reshard.errors import ReshardError
+from reshard.foreign import PlacedRecord, ShardingRecord, array_record, mesh_record, sharding_record
 from reshard.mesh import Mesh
-from reshard.notation import mlir_list, module, named, shardy, sizes, xla
+from reshard.notation import mlir_list, module, named, partition_spec, placements, shardy, sizes, xla
 from reshard.notation.grammar import checked_text, found_at, mentioning, placed
 from reshard.notation.mlir_list import write_sharding as to_mlir_list
 from reshard.notation.named import write_sharding as to_named
+from reshard.notation.partition_spec import write_mesh as to_jax_mesh
+from reshard.notation.partition_spec import write_sharding as to_partition_spec
+from reshard.notation.placements import write_mesh as to_device_mesh
+from reshard.notation.placements import write_sharding as to_placements
+from reshard.notation.records import sharding_of_record
 from reshard.notation.shardy import Meshes, only_mesh
 from reshard.notation.xla import write_sharding as to_xla
 from reshard.sharding import Sharding
 
-__all__ = ["parse_mesh", "parse_module", "parse_sharding", "to_mlir_list", "to_named", "to_xla"]
+__all__ = [
+    "as_mesh",
+    "as_sharding",
+    "is_printed_mesh",
+    "parse_mesh",
+    "parse_module",
+    "parse_sharding",
+    "to_device_mesh",
+    "to_jax_mesh",
+    "to_mlir_list",
+    "to_named",
+    "to_partition_spec",
+    "to_placements",
+    "to_xla",
+]
 
 _BEFORE = re.compile(r"(?:[ \t\r\n]|//[^\r\n]*+)*+")
+_PLACEMENT = (
+    r"_?S\(|_?(?:Strided)?Shard\s*\(|Replicate\s*\(|Partial\s*\("
+    r"|P\(\s*(?:sum|avg|product|max|min|band|bor|bxor)\s*\)"
+)
+_OF_JAX = r"(?:jax\.)?(?:sharding\.)?"
 _LOOKS = {
+    "torch": re.compile(
+        rf"\(|\[?\s*(?:R[\s,]*)*(?:{_PLACEMENT})|R+\s*$|\[\s*R\s*(?:,\s*R\s*)*,?\s*\]\s*$|DTensorSpec\s*\("
+    ),
+    "JAX": re.compile(rf"{_OF_JAX}(?:P|PartitionSpec|NamedSharding)\s*\(|[A-Za-z]\w*(?:<\w+>)?\[\s*[0-9]"),
     "list": re.compile(r"\[\s*(?:\[|[0-9]|\]\s*$)"),
     "named": re.compile(r"[A-Za-z][A-Za-z0-9]*'*\s*\[|\[\s*[A-Za-z]"),
     "XLA": re.compile(r"\{|(?:sharding|devices)\s*=|(?:replicated|maximal|manual|unreduced|unknown)(?![A-Za-z0-9_])"),
     "Shardy": re.compile(r"[#<\[]"),
 }
 """How each form begins; the first that fits is read."""
-_MESH_LOOK = re.compile(r"[#<@]|mesh\s*<|sdy\.mesh")
+_MESH_LOOKS = {
+    "torch": re.compile(r"DeviceMesh\s*\("),
+    "JAX": re.compile(rf"{_OF_JAX}(?:make_mesh|(?:Abstract)?Mesh)\s*\("),
+    "Shardy": re.compile(r"[#<@]|mesh\s*<|sdy\.mesh"),
+}
 
 
 def parse_sharding(text: str, mesh: Mesh | Mapping[str, Mesh] | None = None, ndim: int | None = None) -> Sharding:
     r"""A sharding from any of the text forms, told apart by how they begin.
 
     Args:
-        text: Shardy's, with a mesh's name, with an inlined mesh, or bare; MLIR's list; XLA's; or named axes.
-        mesh: a mesh, whatever the text calls it, or meshes by name. An inlined mesh must equal a given one.
+        text: Shardy's, with a mesh's name, with an inlined mesh, or bare; MLIR's list; XLA's; named axes; or a repr
+            of JAX's or torch's: a PartitionSpec, a NamedSharding, a type, placements, the spec of a DTensor.
+        mesh: a mesh, whatever the text calls it, or meshes by name. An inlined mesh must equal a given one;
+            a printed one, which does not say its devices, must have its axes.
             XLA's text needs none; given one of the same devices, the result is on it where its axes can express
             the text, and otherwise on a fresh mesh with axes a, b, c, …
-        ndim: the number of dims of the tensor: what XLA's `{replicated}` does not say, what MLIR's list is filled up
-            to with whole dims, and what the other forms must agree with.
+        ndim: the number of dims of the tensor: what XLA's `{replicated}` does not say, what MLIR's list
+            and specs are filled up to with whole dims, what placements need, and what the other forms must agree with.
 
     Raises:
         ReshardError: `syntax` where the text follows no form, with the place; `unknown-mesh`, `different-meshes`,
@@ -89,24 +130,102 @@ def parse_sharding(text: str, mesh: Mesh | Mapping[str, Mesh] | None = None, ndi
         return _of_rank(named.read_sharding(text, only_mesh(meshes)), ndim, text)
     if form == "Shardy":
         return _of_rank(shardy.read_sharding(text, meshes), ndim, text)
+    if form == "JAX":
+        return _of_repr(partition_spec.read_sharding(text), meshes, ndim, text)
+    if form == "torch":
+        printed = placements.read_sharding(text)
+        return _of_repr(printed.record, meshes, printed.ndim if ndim is None else ndim, text)
     forms = '`#sdy.sharding<@m, [{"x"}]>`, `[{"x"}]`, `[[0]]`, `{devices=[2]<=[2]}` or `A[I_X]`'
     raise placed(text, start, f"expected a sharding, such as {forms},", f", found {found_at(text, start)}")
 
 
 def parse_mesh(text: str) -> Mesh:
-    """A mesh from Shardy's text in any of its spellings, or from its axes with their sizes.
+    """A mesh from Shardy's text in any of its spellings, from its axes with their sizes, or from a repr.
+
+    A repr of JAX's or torch's does not say which devices stand where: it is read as devices 0, 1, 2, … in order, and
+    strides of another order are refused.
 
     Raises:
-        ReshardError: `syntax`, or the code of the rule of `Mesh` that is broken.
+        ReshardError: `syntax`, `cannot-express`, or the code of the rule of `Mesh` that is broken.
 
     >>> parse_mesh("x=2,y=4") == parse_mesh('sdy.mesh @m = <["x"=2, "y"=4]>') == Mesh.of(x=2, y=4)
+    True
+    >>> parse_mesh("Mesh('x': 2, 'y': 4)") == parse_mesh("DeviceMesh((x=2, y=4), 'cuda', stride=(4, 1))")
     True
     >>> print(parse_mesh('<["x"=4], device_ids=[3, 2, 1, 0]>'))
     <["x"=4], device_ids=[3, 2, 1, 0]>
     """
-    checked_text(text)
+    form = _mesh_form(checked_text(text))
+    if form == "Shardy":
+        return shardy.read_mesh(text)[1]
+    if form is None:
+        return sizes.read_mesh(text)
+    record = partition_spec.read_mesh(text) if form == "JAX" else placements.read_mesh(text)
+    with mentioning(text):
+        return Mesh.of_record(record)
+
+
+def is_printed_mesh(text: str) -> bool:
+    """Whether a text is a repr that does not say which devices stand where.
+
+    >>> is_printed_mesh("Mesh('x': 2)"), is_printed_mesh("x=2")
+    (True, False)
+    """
+    return _mesh_form(text) in ("JAX", "torch") and not re.search(r"device_ids|\[", text)
+
+
+def _mesh_form(text: str) -> str | None:
     start = _BEFORE.match(text).end()  # type: ignore[union-attr]  # it matches the empty text
-    return shardy.read_mesh(text)[1] if _MESH_LOOK.match(text, start) else sizes.read_mesh(text)
+    return next((form for form, look in _MESH_LOOKS.items() if look.match(text, start)), None)
+
+
+def as_mesh(value: Any) -> Mesh:
+    """A mesh from whatever says one: ours, a text, JAX's `Mesh` or torch's `DeviceMesh`.
+
+    Raises:
+        ReshardError: `bad-argument` where it is nothing of these; as `parse_mesh` for a text.
+    """
+    if isinstance(value, Mesh):
+        return value
+    if isinstance(value, str):
+        return parse_mesh(value)
+    record = mesh_record(value)
+    if record is None:
+        raise ReshardError("bad-argument", f"a mesh must be a Mesh, a text, or one of JAX or torch, got: {shown(value)}")
+    return Mesh.of_record(record)
+
+
+def as_sharding(value: Any, mesh: Any = None, ndim: int | None = None) -> Sharding:
+    """A sharding from whatever says one: ours, a text of any form, or an object of JAX or torch.
+
+    Args:
+        value: a `Sharding`, a text; a `PartitionSpec`, a `NamedSharding` or another sharding of JAX; placements, one
+            or a list, by themselves or in a pair with their `DeviceMesh`; a `DTensor`, its spec, or an array of JAX.
+        mesh: ours, a text or an engine's: what a value without a mesh is on.
+        ndim: the number of dims of the tensor, where it is known.
+
+    Raises:
+        ReshardError: `unknown-mesh` where a mesh is needed, `rank-mismatch`, `bad-argument` where it is nothing of
+            these, or as `parse_sharding`.
+
+    >>> mesh = Mesh.of(x=2, y=4)
+    >>> print(as_sharding("P('x')", "x=2,y=4", 2).text(), as_sharding("S(1)R", mesh, 2).text())
+    [{"x"}, {}] [{}, {"x"}], uneven=chunk
+    """
+    if isinstance(value, Sharding):
+        return value
+    ours = None if mesh is None else mesh if isinstance(mesh, Mapping) else as_mesh(mesh)
+    if isinstance(value, str):
+        return parse_sharding(value, ours, ndim)
+    record = sharding_record(value, ndim)
+    if record is None:
+        array = array_record(value)
+        record = None if array is None else array.sharding
+        ndim = ndim if array is None else len(array.shape)
+    if record is None:
+        kinds = "a Sharding, a text, or a sharding, a spec or placements of JAX or torch"
+        raise ReshardError("bad-argument", f"a sharding must be {kinds}, got: {shown(value)}")
+    return sharding_of_record(record, only_mesh(ours) if ours else None, ndim)
 
 
 def parse_module(text: str) -> tuple[dict[str, Mesh], list[Sharding]]:
@@ -123,6 +242,18 @@ def parse_module(text: str) -> tuple[dict[str, Mesh], list[Sharding]]:
     <["x"=2]> [{"x"}]
     """
     return module.read_module(checked_text(text))
+
+
+def _of_repr(record: ShardingRecord, meshes: Meshes, ndim: int | None, text: str) -> Sharding:
+    """What a repr says; the devices of a mesh that it prints are those of the one that is given."""
+    with mentioning(text):
+        mesh = only_mesh(meshes) if meshes else None
+        if isinstance(record, PlacedRecord) and mesh is not None:
+            its_own = Mesh.of_record(record.mesh)
+            if its_own != mesh and (record.mesh.devices is not None or its_own.axes != mesh.axes):
+                raise ReshardError("different-meshes", f"the text is on mesh {its_own}, not on {mesh}")
+            record = record.sharding
+        return sharding_of_record(record, mesh, ndim)
 
 
 def _checked_meshes(mesh: object) -> Meshes:

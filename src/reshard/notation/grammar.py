@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -129,7 +129,8 @@ def _reader(form: Form) -> tuple[Lark, type[Any], type[Any]]:
 def _expected(form: Form, reader: Lark, start: str, prefix: str) -> str:
     """What may follow the beginning of a text, in words."""
     so_far = reader.parse_interactive(prefix, start=start)
-    so_far.exhaust_lexer()
+    with suppress(_reader(form)[2]):  # a last word that only what comes behind it tells apart is read without that
+        so_far.exhaust_lexer()
     names = set()
     for name in so_far.accepts():  # type: ignore[no-untyped-call]
         if name in form.words:

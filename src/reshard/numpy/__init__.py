@@ -5,6 +5,7 @@ halo.py          `halo`: tiles with a border
 contraction.py   `einsum`: tiles are moved and contracted
 verbs.py         what NumPy does with arrays, for the interpreter of operations
 programs.py      `run_program`: a placed program, operation by operation
+transfer.py      `transfer`: a whole model, by its plan
 """
 
 from __future__ import annotations
@@ -14,5 +15,6 @@ from reshard.numpy.contraction import einsum
 from reshard.numpy.halo import halo
 from reshard.numpy.programs import run_program
 from reshard.numpy.tiles import COMBINE, gather, run, scatter
+from reshard.numpy.transfer import transfer
 
-__all__ = ["COMBINE", "einsum", "gather", "halo", "identity", "run", "run_program", "scatter"]
+__all__ = ["COMBINE", "einsum", "gather", "halo", "identity", "run", "run_program", "scatter", "transfer"]

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from reshard.box import Box
 from reshard.checks import expect
-from reshard.dtypes import combining, dtype_named, identity
+from reshard.dtypes import DType, combining, dtype_named, identity
 from reshard.errors import ReshardError
 from reshard.exchange import Tiling
 from reshard.plans import Plan
@@ -51,7 +51,7 @@ def scatter(array: Array, sharding: Sharding) -> Tiles:
     Raises:
         ReshardError: `rank-mismatch`, `reduction-dtype`, `too-large`.
     """
-    array = np.asanyarray(array)
+    array = _plain(array, "what is scattered")
     expect(sharding, Sharding, "what an array is scattered by")
     tiling = Tiling.of(sharding, array.shape)
     if sharding.unreduced:
@@ -227,6 +227,28 @@ def _part(array: Array, slices: tuple[slice, ...]) -> Array:
     return part
 
 
+def _plain(array: Any, what: str) -> Array:
+    """The array itself, if it is all values.
+
+    Raises:
+        ReshardError: `bad-tiles` where some of it is masked away.
+    """
+    if isinstance(array, np.ma.MaskedArray):
+        raise ReshardError("bad-tiles", f"{what} must not be a masked array; give filled(…) or data")
+    return np.asanyarray(array)
+
+
+def _holds(dtype: np.dtype[Any], planned: DType, is_combined: bool) -> bool:
+    """Whether an array of NumPy's dtype is one of the planned values.
+
+    What NumPy knows by no name of its own may come as unsigned integers or bytes of the same size, unless it is combined.
+    """
+    if dtype.itemsize != planned.itemsize:
+        return False
+    is_raw = dtype.kind in "uV" and planned.name not in np.sctypeDict and not is_combined
+    return dtype.name == planned.name or is_raw
+
+
 def _check_tiles(tiles: Mapping[int, Array], tiling: Tiling, plan: Plan | None) -> np.dtype[Any]:
     """Refuse tiles that are not those of the tiling; their dtype.
 
@@ -239,12 +261,13 @@ def _check_tiles(tiles: Mapping[int, Array], tiling: Tiling, plan: Plan | None) 
     for device in tiling.mesh.device_array.tolist():
         if device not in tiles:
             raise ReshardError("bad-tiles", f"the tile of device {device} is missing")
-        tile, shape = np.asarray(tiles[device]), tiling.tile(device).shape
+        tile, shape = _plain(tiles[device], f"the tile of device {device}"), tiling.tile(device).shape
         if tile.shape != shape:
             raise ReshardError("bad-tiles", f"the tile of device {device} has shape {tile.shape}; it must be {shape}")
         dtypes.add(tile.dtype)
     planned = None if plan is None else plan.dtype
-    if len(dtypes) > 1 or (planned and any(dtype.itemsize != planned.itemsize for dtype in dtypes)):
+    is_combined = plan is not None and bool(plan.source.unreduced or plan.target.unreduced)
+    if len(dtypes) > 1 or (planned and not all(_holds(dtype, planned, is_combined) for dtype in dtypes)):
         names = ", ".join(sorted(map(str, dtypes)))
         raise ReshardError("bad-tiles", f"tiles must all be of dtype {planned or 'one kind'}, got: {names}")
     return dtypes.pop()

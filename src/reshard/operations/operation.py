@@ -17,11 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from reshard.dtypes import DType
+from reshard.dtypes import DType, widest
 from reshard.errors import ReshardError
 from reshard.operations.blocks import Block, trip_count
 from reshard.operations.kinds import KINDS, LEAVING, Kind, KindForm
-from reshard.operations.pattern import Pattern
+from reshard.operations.pattern import SUMMED, Pattern
 
 Attribute = int | float | str | tuple[int, ...]
 
@@ -83,6 +83,11 @@ class Operation:
         return 1 if self.block is None else trip_count(self.scope)
 
     @property
+    def arithmetic(self) -> DType:
+        """What it computes in: the widest of its operands."""
+        return widest(value.dtype for value in self.operands or (self.result,))
+
+    @property
     def values(self) -> tuple[Value, ...]:
         """The operands, and last the result."""
         return (*self.operands, self.result)
@@ -95,7 +100,7 @@ class Operation:
             it has a pattern, unless it begins or ends the program or moves a value
             it has as many operands as its kind
             it has the attributes of its kind
-            a label stands twice in an operand of an einsum only
+            a label stands twice in an operand of an einsum only, and is joined by what is opaque only
             what is done along a label names that one as replicated
             what shifts elements has the same dims in every operand and in the result
             what is done element by element, or along a label, drops no label
@@ -118,11 +123,13 @@ class Operation:
             return
         if pattern.repeated and kind.form is not KindForm.CONTRACTED:
             raise ReshardError("bad-program", f"{does} of {pattern} may have no label twice in an operand")
+        if pattern.joined:
+            raise ReshardError("bad-program", f"{does} of {pattern} may join no label; one that is opaque may")
         if kind.form is KindForm.ALONG and len(self.replicated) != 1:
             raise ReshardError("bad-program", f"{does} must name the one replicated label that it runs along")
         if kind.form is KindForm.SHIFTED and len({*pattern.terms}) > 1:
             raise ReshardError("bad-program", f"{does} of {pattern} must have the same dims on both sides")
         if kind.form in (KindForm.ELEMENTWISE, KindForm.ALONG):
             for label in pattern.labels:
-                if pattern.role(label) in ("contracted", "summed"):
+                if pattern.role(label) in SUMMED:
                     raise ReshardError("bad-program", f"{does} of {pattern} drops label {label}")

@@ -3,6 +3,7 @@
     ij,jk->ik             a label per letter, as NumPy's einsum has them
     (a b) c -> a (b c)    labels with blanks between them, as einops has them; a group is one dim, major to minor
     i 1 -> i              a dim of size 1 without a label
+    (m a) b -> c ; m      m is joined: the operation brings together itself what its devices hold along it
 
 One pattern says what a contraction, an elementwise operation, a transpose, a reduction, a broadcast or a reshape
 does to indices; what it does to values is the same everywhere: operands are multiplied, and labels that the result
@@ -43,9 +44,11 @@ Group = tuple[str, ...]
 Term = tuple[Group, ...]
 """The dims of one tensor."""
 
-ROLES = ("batch", "free", "contracted", "summed", "broadcast")
+ROLES = ("batch", "free", "contracted", "summed", "broadcast", "joined")
 """What a label may be: in the result and several operands, or one; in several operands only, or one; in the result
-only."""
+only; in operands only, with a result that is the same on all devices that have parts of it."""
+SUMMED = ("contracted", "summed")
+"""Roles of labels along which devices that have parts of them make results that are to be combined."""
 
 _LETTERS = re.compile(r"[A-Za-z1]*")
 _WORD_DIM = re.compile(r"\s*(?:\(([^()]*)\)|([^\s()]+))")
@@ -61,10 +64,12 @@ class Pattern:
         a label is a word of letters, digits and underscores that no digit begins
         a label stands once in the result
         a label that stands twice in an operand is each time a dim by itself
+        a label that is joined stands in an operand, and not in the result
     """
 
     operands: tuple[Term, ...]
     output: Term
+    joined: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.operands:
@@ -79,6 +84,11 @@ class Pattern:
             for label, count in Counter(_flat(term)).items():
                 if count > 1 and any(label in group and len(group) > 1 for group in term):
                     raise ReshardError("syntax", f"label {label} stands twice in one operand of {self}, in a group")
+        for label in self.joined:
+            if label not in self.labels or label in _flat(self.output):
+                raise ReshardError(
+                    "syntax", f"label {shown(label)} is joined, so it must be in operands of {self} only"
+                )
 
     @classmethod
     def of(cls, text: str | Pattern) -> Pattern:
@@ -133,6 +143,8 @@ class Pattern:
         operands = [number for number in self.holders(label) if number < len(self.operands)]
         if len(self.operands) in self.holders(label):
             return "broadcast" if not operands else "free" if len(operands) == 1 else "batch"
+        if label in self.joined:
+            return "joined"
         return "summed" if len(operands) == 1 else "contracted"
 
     @cached_property
@@ -255,14 +267,15 @@ class Pattern:
 
     def __str__(self) -> str:
         groups = [group for term in self.terms for group in term]
+        joined = f" ; {' '.join(self.joined)}" if self.joined else ""
         letters = all(len(label) == 1 and label.isalpha() for label in self.labels)
-        if letters and all(len(group) < 2 for group in groups):
+        if letters and not joined and all(len(group) < 2 for group in groups):
             terms = ["".join(group[0] if group else "1" for group in term) for term in self.terms]
             return f"{','.join(terms[:-1])}->{terms[-1]}"
         texts = [" ".join(map(_dim_text, term)) for term in self.terms]
         if not any(" " in text or "(" in text for text in texts):  # words, each alone in its term
             texts = [f"({text})" if text and text != "1" else text for text in texts]
-        return f"{', '.join(texts[:-1])} -> {texts[-1]}"
+        return f"{', '.join(texts[:-1])} -> {texts[-1]}{joined}"
 
 
 def _flat(term: Term) -> list[Any]:
@@ -278,12 +291,13 @@ def _parsed(text: str) -> Pattern:
     before, arrow, after = text.partition("->")
     if not arrow or "->" in after:
         raise ReshardError("syntax", f"a pattern must have one ->, as in ij,jk->ik, got: {shown(text)}")
+    after, _, joined = after.partition(";")
     if "," in after:
         raise ReshardError("syntax", f"a pattern must have one result, got: {shown(text)}")
     terms = [term.strip() for term in [*before.split(","), after]]
-    in_words = any(re.search(r"[\s()]", term) for term in terms)
+    in_words = bool(joined) or any(re.search(r"[\s()]", term) for term in terms)
     *operands, output = [_words(term, text) if in_words else _letters(term, text) for term in terms]
-    return Pattern(tuple(operands), output)
+    return Pattern(tuple(operands), output, tuple(joined.split()))
 
 
 def _letters(term: str, text: str) -> Term:

@@ -22,13 +22,15 @@ from reshard.collectives.fewest_bytes import cache_clear as forget_searches
 from reshard.collectives.fewest_bytes import fewest_bytes_chain
 from reshard.collectives.one_axis import one_axis_chain
 from reshard.errors import ReshardError
+from reshard.foreign import array_record
 from reshard.network import Network
+from reshard.notation.described import check_settled, described, dtype_said, shape_said
 from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, candidates
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.policy import best_first, shrinks_first
 from reshard.plans import Options, Plan
-from reshard.sharding import Reshard, Sharding
+from reshard.sharding import Reshard, Sharding, checked_shape
 from reshard.steps import Chain
 
 LOGGER = logging.getLogger("reshard")
@@ -37,10 +39,10 @@ CACHED_PLANS = 1024
 
 
 def plan(
-    source: Sharding,
-    target: Sharding,
-    shape: Sequence[int],
-    dtype: Any = "float32",
+    source: Any,
+    target: Any,
+    shape: Sequence[int] | None = None,
+    dtype: Any = None,
     *,
     network: Network | str | None = None,
     basis: str = "any",
@@ -56,10 +58,13 @@ def plan(
     Plans are cached by all arguments; the cache is bounded and may be used by many threads.
 
     Args:
-        source: where the tensor is.
-        target: where it is wanted, on the same mesh or any other.
-        shape: the sizes of the whole tensor.
-        dtype: its element type, by either name or as NumPy's.
+        source: where the tensor is: a `Sharding`, a text of any form, a sharding, spec or placements of JAX or torch;
+            or the array itself, which brings its shape and dtype. One that lies nowhere in particular, such as
+            NumPy's, is whole on every device.
+        target: where it is wanted, on the same mesh or any other, likewise. A side without a mesh is on the other's.
+        shape: the sizes of the whole tensor; that of the array unless given.
+        dtype: its element type, by any name or as NumPy's, JAX's or torch's; that of the array unless given, and
+            float32 where there is none.
         network: what the devices are connected by, or the name of a preset.
         basis: which steps the plan may have: one of `BASES`.
         memory_limit: bytes that a device may hold at once; pieces then go in chunks where that is needed, and
@@ -76,7 +81,30 @@ def plan(
     ['AllGather']
     """
     options = Options(Network.named(network, "the network of a plan"), basis, memory_limit)
-    return _planned(Reshard.of(source, target, shape, dtype), options)
+    return _planned(reshard_of(source, target, shape, dtype), options)
+
+
+def reshard_of(source: Any, target: Any, shape: Sequence[int] | None = None, dtype: Any = None) -> Reshard:
+    """What is to be moved, by whatever words `plan` takes.
+
+    Raises:
+        ReshardError: as `plan`; `unknown-mesh` where neither side has a mesh.
+
+    >>> print(reshard_of("S(0)", '<mesh<["x"=4]>, [{}, {"x"}]>', (8, 8)))
+    [{"x"}, {}], uneven=chunk -> [{}, {"x"}]
+    """
+    if isinstance(source, Sharding) and isinstance(target, Sharding) and shape is not None:
+        return Reshard.of(source, target, shape, "float32" if dtype is None else dtype)
+    check_settled(target)
+    rank = None if shape is None else len(checked_shape(shape))
+    for tensor in (source, target):  # whoever knows how many dims there are says it to the other
+        if rank is None:
+            array = None if isinstance(tensor, Sharding | str) else array_record(tensor)
+            rank = len(array.shape) if array is not None else tensor.ndim if isinstance(tensor, Sharding) else None
+    ends = described([source, target], [rank, rank])
+    return Reshard.of(
+        ends[0].sharding, ends[1].sharding, shape_said(ends, shape, "the tensor"), dtype_said(ends, dtype)
+    )
 
 
 @lru_cache(CACHED_PLANS)

@@ -36,7 +36,7 @@ import numpy as np
 from reshard.checks import all_of, expect, shown
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
-from reshard.exchange import Exchange, OverlapAdd, class_digits, find_exchange, total_bound
+from reshard.exchange import DigitExchange, Exchange, OverlapAdd, class_digits, find_exchange, total_bound
 from reshard.network import Network, seconds_of
 from reshard.notation import parse_sharding
 from reshard.plans.chrome_trace import chrome_trace
@@ -138,6 +138,25 @@ class Plan(ReshardWork):
     def total_received_bytes(self) -> int:
         """Bytes that all devices together receive from others over all steps."""
         return sum(step.total_received_bytes for step in self.steps)
+
+    @cached_property
+    def sent_bytes(self) -> int | None:
+        """Bytes that the busiest device sends to others over all steps; None where the messages are too many to list.
+
+        It is what the busiest device receives unless tiles differ in size, or devices hold what others send too.
+        """
+        exchanges = [move.exchange for step in self.steps for move in step.moves if move.exchange.total_received]
+        if len(exchanges) <= 1 and all(move.is_even and isinstance(move, DigitExchange) for move in exchanges):
+            return self.received_bytes
+        devices = np.array(self.devices, dtype=np.int64)
+        total = np.zeros(len(devices), dtype=np.int64)
+        try:
+            for exchange in exchanges:
+                senders, _, elements = exchange.traffic()
+                np.add.at(total, np.searchsorted(devices, senders), elements)
+        except ReshardError:
+            return None
+        return int(total.max(initial=0)) * self.dtype.itemsize
 
     def received_bytes_on(self, device: int) -> int:
         """Bytes that one device receives from others over all steps.
@@ -370,7 +389,7 @@ class Plan(ReshardWork):
             plan = cls(reshard, steps, options, str(record.get("reason", "")))
         except ReshardError:
             raise
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise ReshardError("bad-plan-text", f"a plan lacks a field or has one of another type: {error}") from None
         wrong = _differences(record, plan.as_dict())
         if wrong:

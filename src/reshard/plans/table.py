@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reshard.errors import ReshardError
+from reshard.plans.free_order import order_that_is_free
 from reshard.sharding import Sharding
 from reshard.steps import Step
 from reshard.tables import Passage, Table
@@ -66,10 +67,16 @@ def seconds_text(seconds: float) -> str:
 
 
 def _verdict(plan: Plan) -> str:
-    """One line, or two: what the plan receives, against the bound; what it takes, where it has prices; and why."""
+    """What the plan receives, against the bound; what it takes, where it has prices, and why; what may be better."""
     time = "" if plan.seconds is None else f"takes {seconds_text(plan.seconds)}"
     second = "; ".join(part for part in (time, plan.reason) if part)
-    return _against_bound(plan) + (f"\n{second}" if second else "")
+    lines = [_against_bound(plan), second]
+    sent = plan.sent_bytes
+    if sent is not None and sent != plan.received_bytes:
+        lines.append(f"sent {bytes_text(sent)} by the busiest device")
+    if plan.received_bytes and (free := order_that_is_free(plan.reshard)) is not None:
+        lines.append(f"{free.text()} has tiles of the same size and would move nothing")
+    return "\n".join(filter(None, lines))
 
 
 def _against_bound(plan: Plan) -> str:

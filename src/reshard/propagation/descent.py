@@ -17,8 +17,8 @@ import numpy as np
 from reshard.propagation.model import Edge, Model, Node, Table, Variable, tree_cost
 from reshard.propagation.space import Costs
 
-Want = tuple[int, Table, float]
-"""An option, the reshards that it comes by, and how often."""
+Group = tuple[Table, float]
+"""The reshards that something comes by, and how often."""
 NEAR = 3
 """How many options of a value are priced exactly at a time."""
 SLACK = 1e-9
@@ -38,16 +38,23 @@ class Descent:
         self.options, self.layouts = dict(options), dict(layouts)
         in_order = (model.variables[number] for number in model.net.order)
         self.variables = list({id(variable): variable for variable in in_order}.values())
-        self.wanted: dict[int, Counter[Want]] = {id(v): Counter() for v in self.variables}
-        """Per variable, how many uses want it in an option, so many times."""
+        self.wanted: dict[int, dict[Group, Counter[int]]] = {id(v): {} for v in self.variables}
+        """Per variable, and reshards of one kind that happen so many times, how many uses want it in an option."""
         for node in model.nodes:
             for edge in node.uses:
-                self.wanted[id(edge.variable)][self._want(edge)] += 1
+                self._change(edge, self._want(edge), 1)
         self.cost = self.total()
 
-    def _want(self, edge: Edge, layout: int | None = None) -> Want:
-        number = self.layouts[edge.node.number] if layout is None else layout
-        return int(edge.picks.numbers[number]), edge.table, edge.times
+    def _want(self, edge: Edge, layout: int | None = None) -> int:
+        return edge.picks.listed[self.layouts[edge.node.number] if layout is None else layout]
+
+    def _change(self, edge: Edge, option: int, by: int) -> None:
+        """One use more or less that wants its operand in an option."""
+        groups = self.wanted[id(edge.variable)]
+        counts = groups.setdefault((edge.table, edge.times), Counter())
+        counts[option] += by
+        if not counts[option]:
+            del counts[option]
 
     def total(self) -> float:
         """What the choice costs."""
@@ -57,7 +64,7 @@ class Descent:
         """What an operation costs with the reshard of its result."""
         layout = self.layouts[node.number]
         return float(node.cost[layout]) + sum(
-            float(edge.table.price[edge.picks.numbers[layout], self.options[id(edge.variable)]]) * edge.times
+            float(edge.table.price[edge.picks.listed[layout], self.options[id(edge.variable)]]) * edge.times
             for edge in node.makes
         )
 
@@ -72,36 +79,25 @@ class Descent:
 
     def shared(self, variable: Variable) -> float:
         """What the reshards of a value cost."""
-        return sum(
-            cost * trips
-            for (table, trips), wants in self.wants(variable).items()
-            for cost in [self._tree(table, variable, wants)]
-        )
+        kept, cost = self.options[id(variable)], 0.0
+        for (table, times), counts in self.wanted[id(variable)].items():
+            key = kept, frozenset(counts)
+            if key not in table.trees:
+                table.trees[key] = tree_cost(table, kept, sorted(counts))
+            cost += table.trees[key] * times
+        return cost
 
-    def wants(self, variable: Variable) -> dict[tuple[Table, float], frozenset[int]]:
+    def wants(self, variable: Variable) -> dict[Group, frozenset[int]]:
         """What is wanted of a value, so many times."""
-        wanted = self.wanted[id(variable)]
-        return {
-            group: frozenset(option for option, *rest in wanted if tuple(rest) == group)
-            for group in dict.fromkeys((table, trips) for _, table, trips in wanted)
-        }
-
-    def _tree(self, table: Table, variable: Variable, wants: frozenset[int]) -> float:
-        key = self.options[id(variable)], wants
-        if key not in table.trees:
-            table.trees[key] = tree_cost(table, key[0], sorted(wants))
-        return table.trees[key]
+        return {group: frozenset(counts) for group, counts in self.wanted[id(variable)].items() if counts}
 
     def there(self, edge: Edge) -> list[int]:
         """The options of an operand that are there without an operation: how it is kept, and what others want."""
         kept, own = self.options[id(edge.variable)], self._want(edge)
         if not edge.table.is_own:
             return [kept]
-        wanted = self.wanted[id(edge.variable)]
-        return [
-            kept,
-            *(want[0] for want, times in wanted.items() if want[1:] == own[1:] and times > (want == own)),
-        ]
+        counts = self.wanted[id(edge.variable)][edge.table, edge.times]
+        return [kept, *(option for option, count in counts.items() if count > (option == own))]
 
     def marginal(self, edge: Edge) -> Costs:
         """Per layout of an operation, what it takes to bring an operand, besides what others want."""
@@ -121,12 +117,10 @@ class Descent:
         variables = {id(edge.variable): edge.variable for edge in node.uses}.values()
         with_it = sum(map(self.shared, variables))
         for edge in node.uses:
-            self.wanted[id(edge.variable)].subtract([self._want(edge)])
-        for variable in variables:
-            self.wanted[id(variable)] = +self.wanted[id(variable)]
+            self._change(edge, self._want(edge), -1)
         without = sum(map(self.shared, variables))
         for edge in node.uses:
-            self.wanted[id(edge.variable)][self._want(edge)] += 1
+            self._change(edge, self._want(edge), 1)
         return self.node_cost(node) + with_it - without
 
     def improve_node(self, node: Node) -> bool:
@@ -176,7 +170,7 @@ class Descent:
             layout = int((own + move).argmin())
             layouts[edge.node.number] = layout
             if not edge.is_result and edge.table.is_own:
-                there.append(int(edge.picks.numbers[layout]))
+                there.append(edge.picks.listed[layout])
         return self.try_change({id(variable): option}, layouts, [edge.node for edge, _ in around])
 
     def try_change(self, options: dict[int, int], layouts: dict[int, int], nodes: Iterable[Node]) -> bool:
@@ -204,12 +198,10 @@ class Descent:
         for node in nodes:
             if node.number in layouts:
                 for edge in node.uses:
-                    wanted = self.wanted[id(edge.variable)]
-                    before = self._want(edge)
-                    wanted[before] -= 1
-                    if not wanted[before]:
-                        del wanted[before]
-                    wanted[self._want(edge, layouts[node.number])] += 1
+                    before, after = self._want(edge), self._want(edge, layouts[node.number])
+                    if before != after:
+                        self._change(edge, before, -1)
+                        self._change(edge, after, 1)
         self.options.update(options)
         self.layouts.update(layouts)
 

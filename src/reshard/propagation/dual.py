@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.propagation.model import Edge, Model, Node, Variable
+from reshard.propagation.elimination import End, Link, eliminate
+from reshard.propagation.model import Model, Node, Variable
 from reshard.propagation.space import Costs, Numbers, Picks
 
 
@@ -24,61 +25,36 @@ class Dual:
 
     Args:
         model: the program.
-        shares: per use of a value, which part of a reshard it pays.
+        shares: per use of a value, by its key, which part of a reshard it pays; all of it unless given.
         exact: whether what is known of prices counts, so that choices are better and the bound is none.
         within: per variable the options, and per operation the layouts, that are looked at; all unless given.
     """
 
     def __init__(
-        self, model: Model, shares: dict[int, float] | None = None, *, exact: bool = False, within: Within | None = None
+        self, model: Model, shares: Shares | None = None, *, exact: bool = False, within: Within | None = None
     ) -> None:
-        ends: dict[int, _End] = {}
-        cuts: dict[tuple[int, bytes, bytes, bool], Costs] = {}
-
-        def end_of(variable: Variable) -> _End:
-            end = ends.get(id(variable))
-            if end is None:
-                domain = variable.domain if within is None else within.domains[id(variable)]
-                end = ends[id(variable)] = _End(variable, np.zeros(len(domain)), domain)
-            return end
-
-        for node in model.nodes:
-            choices = np.arange(len(node.layouts)) if within is None else within.layouts[node.number]
-            around = [end_of(edge.variable) for edge in node.uses]
-            own = ends[id(node)] = _End(node, node.cost[choices], choices)
-            around += [end_of(edge.variable) for edge in node.makes]
-            for edge, end in zip(node.edges, around, strict=True):
-                picks = edge.picks if within is None else Picks(edge.picks.numbers[choices])
-                table = edge.table.price if exact else edge.table.bound
-                key = id(table), end.choices.tobytes(), picks.options.tobytes(), edge.is_result
-                if key not in cuts:
-                    pair = (picks.options, end.choices) if edge.is_result else (end.choices, picks.options)
-                    cut = table[np.ix_(*pair)]
-                    cuts[key] = np.ascontiguousarray(cut.T if edge.is_result else cut)
-                scale = float(edge.times)
-                if not edge.is_result:
-                    scale *= (shares or {}).get(id(edge), 1.0)
-                link = _Link(picks, cuts[key] * scale if scale != 1 else cuts[key], end, own, edge)
-                end.links.append(link)
-                own.links.append(link)
-        for variable in model.variables:  # those that nothing reads
-            end_of(variable)
-        self.ends = list(ends.values())
-        for place, end in enumerate(self.ends):
+        ends = _ends(model, shares or {}, within, exact=exact)
+        for place, end in enumerate(ends):
             end.place = place
-        for end in self.ends:
-            end.before = [link for link in end.links if link.other(end).place < end.place]
-            end.after = [link for link in end.links if link.other(end).place > end.place]
+        self.gone = eliminate(ends)
+        """What is decided exactly, from what its neighbours choose."""
+        places = {gone.end.place for gone in self.gone}
+        self.ends = [end for end in ends if end.place not in places]
+        self.before = [[link for link in end.links if link.other(end).place < end.place] for end in self.ends]
+        self.after = [[link for link in end.links if link.other(end).place > end.place] for end in self.ends]
+        self.settled = sum(gone.settled for gone in self.gone)
+        """What all costs that is decided by itself."""
         self.bound = -np.inf
 
     def run(self, turns: int, is_late: Callable[[], bool] = lambda: False, tolerance: float = 1e-4) -> None:
         """Pass messages forth and back, until little changes or it is late."""
+        around = list(zip(self.ends, self.before, self.after, strict=True))
         for turn in range(turns):
-            for end in self.ends:
-                end.push(end.after, end.before)
-            bound = 0.0
-            for end in reversed(self.ends):
-                bound += end.push(end.before, end.after)
+            for end, before, after in around:
+                _push(end, after, before)
+            bound = self.settled
+            for end, before, after in reversed(around):
+                bound += _push(end, before, after)
             grown = bound - self.bound
             self.bound = max(self.bound, bound)
             if (turn > 2 and grown < tolerance * abs(self.bound)) or is_late():
@@ -86,35 +62,44 @@ class Dual:
 
     def begin(self, tied: Dual, classes: Sequence[int]) -> None:
         """Begin with what was handed on where operations are kept alike."""
-        known = {
-            (end.what.number, link.variable.what.number, link.place): link
-            for end in tied.ends
-            if isinstance(end.what, Node)
-            for link in end.links
-        }
-        for end in self.ends:
-            if isinstance(end.what, Variable):
-                continue
+        known: dict[tuple[object, object], tuple[Link, int]] = {}
+        for end in tied.ends:
             for link in end.links:
-                like = known.get((classes[end.what.number], classes[link.variable.what.number], link.place))
-                if like is not None:
-                    for other, handed in zip((link.variable, link.node), like.handed, strict=True):
-                        if handed is not None:
-                            link.take(other, handed / like.times)
+                known[link.first.key, link.second.key] = link, 0
+                known[link.second.key, link.first.key] = link, 1
+        for link in {id(link): link for end in self.ends for link in end.links}.values():
+            ends = link.first, link.second
+            first, second = ((is_node, classes[number]) for is_node, number in (end.key for end in ends))
+            like, turned = known.get((first, second), (None, 0))
+            for place, end in enumerate(ends):
+                handed = None if like is None else like.handed[place ^ turned]
+                if like is not None and handed is not None and len(handed) == len(end.choices):
+                    link.take(end, handed * (link.times / like.times))
 
     def choice(self) -> tuple[dict[int, int], dict[int, int]]:
         """Per variable its option, per operation its layout: the cheapest, one after the other."""
         picked: dict[int, int] = {}
-        for end in self.ends:
+        for end, before, after in zip(self.ends, self.before, self.after, strict=True):
             cost = end.cost.copy()
-            for link in end.before:
-                cost += link.given(end, picked[id(link.other(end))])
-            for link in end.after:
+            for link in before:
+                cost += link.given(end, picked[link.other(end).place])
+            for link in after:
                 cost += link.message_to(end)
-            picked[id(end)] = int(cost.argmin())
-        options = {id(e.what): int(e.choices[picked[id(e)]]) for e in self.ends if isinstance(e.what, Variable)}
-        layouts = {e.what.number: int(e.choices[picked[id(e)]]) for e in self.ends if isinstance(e.what, Node)}
+            picked[end.place] = int(cost.argmin())
+        for gone in reversed(self.gone):
+            picked[gone.end.place] = gone.best(picked)
+        options, layouts = {}, {}
+        for end in (*self.ends, *(gone.end for gone in self.gone)):
+            chosen = int(end.choices[picked[end.place]])
+            if isinstance(end.what, Node):
+                layouts[end.what.number] = chosen
+            else:
+                options[id(end.what)] = chosen
         return options, layouts
+
+
+Shares = dict[tuple[int, int, int], float]
+"""Per use of a value, by its key, which part of a reshard it pays; all uses of a value together pay no more than it."""
 
 
 class Within(NamedTuple):
@@ -126,65 +111,51 @@ class Within(NamedTuple):
     """Per operation its layouts, by number."""
 
 
-class _End:
-    """A variable or a node."""
+def _ends(model: Model, shares: Shares, within: Within | None, *, exact: bool) -> list[End]:
+    """The values and operations of a model in their order, linked by what reshards cost."""
+    ends: dict[int, End] = {}
+    cuts: dict[tuple[int, bytes, bytes, bool], Costs] = {}
 
-    def __init__(self, what: Variable | Node, cost: Costs, choices: Numbers) -> None:
-        self.what, self.cost, self.choices = what, cost, choices
-        self.links: list[_Link] = []
-        self.before: list[_Link] = []
-        self.after: list[_Link] = []
-        self.place = 0
+    def end_of(variable: Variable) -> End:
+        end = ends.get(id(variable))
+        if end is None:
+            domain = variable.domain if within is None else within.domains[id(variable)]
+            end = ends[id(variable)] = End(variable, np.zeros(len(domain)), domain)
+        return end
 
-    def push(self, ahead: list[_Link], behind: list[_Link]) -> float:
-        """Gather what the links say, and hand it on to those ahead; the least of what is kept."""
-        total = self.cost.copy()
-        said = [(link, link.message_to(self)) for link in self.links]
-        for _, message in said:
-            total += message
-        part = 1.0 / max(len(ahead), len(behind), 1)
-        handed = total * part
-        for link in behind:
-            link.take(self, -link.message_to(self))
-        for link in ahead:
-            link.take(self, handed - link.message_to(self))
-        return float(total.min()) * (1.0 - part * len(ahead))
-
-
-class _Link:
-    """A link between a variable and a node, with what both have handed to it."""
-
-    def __init__(self, picks: Picks, table: Costs, variable: _End, node: _End, edge: Edge) -> None:
-        self.picks, self.table, self.variable, self.node = picks, table, variable, node
-        self.place, self.times = edge.place, edge.variable.count
-        self.handed: list[Costs | None] = [None, None]
-        """What the variable and the node have handed to it last."""
-        self._to_variable = table.min(axis=1)
-        self._to_node: Costs = table.min(axis=0)[picks.places]
-
-    def other(self, end: _End) -> _End:
-        return self.node if end is self.variable else self.variable
-
-    def message_to(self, end: _End) -> Costs:
-        return self._to_variable if end is self.variable else self._to_node
-
-    def take(self, end: _End, handed: Costs) -> None:
-        """What an end has handed to the link; the message to the other follows."""
-        picks = self.picks
-        self.handed[end is self.node] = handed
-        if end is self.variable:
-            self._to_node = (self.table + handed[:, None]).min(axis=0)[picks.places]
-        else:
-            least = picks.least(handed)
-            self._to_variable = (self.table + least).min(axis=1)
-
-    def given(self, end: _End, other: int) -> Costs:
-        """What it costs each choice of an end where the other's is known."""
-        if end is self.variable:
-            return self.table[:, self.picks.places[other]]
-        return np.asarray(self.table[other][self.picks.places])
+    for node in model.nodes:
+        choices = np.arange(len(node.layouts)) if within is None else within.layouts[node.number]
+        around = [end_of(edge.variable) for edge in node.uses]
+        own = ends[id(node)] = End(node, node.cost[choices], choices)
+        around += [end_of(edge.variable) for edge in node.makes]
+        for edge, end in zip(node.edges, around, strict=True):
+            picks = edge.picks if within is None else Picks(edge.picks.numbers[choices])
+            table = edge.table.price if exact else edge.table.bound
+            key = id(table), end.choices.tobytes(), picks.options.tobytes(), edge.is_result
+            if key not in cuts:
+                pair = (picks.options, end.choices) if edge.is_result else (end.choices, picks.options)
+                cut = table[np.ix_(*pair)]
+                cuts[key] = np.ascontiguousarray(cut.T if edge.is_result else cut)
+            scale = float(edge.times)
+            if not edge.is_result:
+                scale *= shares.get(edge.key, 1.0)
+            Link(end, own, cuts[key] * scale if scale != 1 else cuts[key], picks, edge.variable.count)
+    for variable in model.variables:  # those that nothing reads
+        end_of(variable)
+    return list(ends.values())
 
 
-def even_shares(model: Model) -> dict[int, float]:
-    """An even part for all who use a value."""
-    return {id(edge): 1.0 / len(edge.variable.uses) for node in model.nodes for edge in node.uses}
+def _push(end: End, ahead: list[Link], behind: list[Link]) -> float:
+    """Gather what the links of an end say, and hand it on to those ahead; the least of what is kept."""
+    total = end.cost.copy()
+    for link in behind:
+        total += link.message_to(end)
+    for link in ahead:
+        total += link.message_to(end)
+    part = 1.0 / max(len(ahead), len(behind), 1)
+    for link in behind:
+        link.take(end, -link.message_to(end))
+    handed = total * part
+    for link in ahead:
+        link.take(end, handed - link.message_to(end))
+    return float(total.min()) * (1.0 - part * len(ahead))

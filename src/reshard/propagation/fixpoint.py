@@ -37,7 +37,7 @@ Sizes = Mapping[str, int]
 MOST_LEADERS = 12
 """How many annotations go ahead in turn, at most: those of the largest values."""
 MOST_VISITED = 10_000
-"""How many operations such runs go through at most where nothing was disputed, and something only refused."""
+"""How many operations such runs go through at most."""
 
 
 class State(NamedTuple):
@@ -132,9 +132,9 @@ class Net:
         """Per operation what it computes; those that are alike share one."""
         known: dict[tuple[object, ...], Calculation] = {}
         calculations = []
-        for operation, rule in zip(self.graph.operations, self.rules, strict=True):
+        for operation, rule, rule_id in zip(self.graph.operations, self.rules, self._rule_of, strict=True):
             dtypes = tuple(value.dtype for value in operation.values)
-            key = operation.name, operation.pattern, rule, dtypes, operation.attribute("value"), operation.reduction
+            key = operation.name, operation.pattern, rule_id, dtypes, operation.attribute("value"), operation.reduction
             if key not in known:
                 known[key] = calculation_of(operation, rule)
             calculations.append(known[key])
@@ -207,7 +207,7 @@ class Net:
             leaders = sorted(
                 self.graph.annotations, key=lambda v: (-prod(v.shape) * v.dtype.itemsize, self.weights[v.number])
             )
-            most = MOST_LEADERS if flows[0].disputed else min(MOST_LEADERS, MOST_VISITED // len(self.rules))
+            most = min(MOST_LEADERS, MOST_VISITED // len(self.rules))
             flows += [self.run(until_priority, value.number) for value in leaders[:most]]
         return flows
 

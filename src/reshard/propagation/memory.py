@@ -51,6 +51,7 @@ from typing import NamedTuple
 from reshard.operations.blocks import Block, Branch, around
 from reshard.operations.kinds import KindForm
 from reshard.operations.operation import Operation, Value
+from reshard.operations.pattern import SUMMED
 from reshard.plans import Plan
 from reshard.sharding import Sharding
 
@@ -303,5 +304,5 @@ def _form(operation: Operation) -> KindForm | None:
     kind, pattern = operation.kind, operation.pattern
     if kind is None or pattern is None or kind.form is not KindForm.CONTRACTED:
         return None if kind is None else kind.form
-    is_summed = any(pattern.role(label) in ("contracted", "summed") for label in pattern.labels)
+    is_summed = any(pattern.role(label) in SUMMED for label in pattern.labels)
     return kind.form if is_summed or pattern.repeated else KindForm.ELEMENTWISE

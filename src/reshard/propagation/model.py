@@ -18,6 +18,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -118,6 +119,7 @@ class Edge:
         self.often, self.is_result = often, is_result
         self.times = often * variable.count
         """How often a reshard is made, of all values that are kept alike."""
+        self.key = node.number, place, variable.number
 
 
 class Model:
@@ -132,12 +134,12 @@ class Model:
 
     def __init__(self, net: Net, flows: Sequence[Flow], chooser: Chooser, *, is_pinned: bool = False) -> None:
         self.net, self.chooser, self.goal, self.is_pinned = net, chooser, chooser.goal, is_pinned
-        self.per_flop = self.goal.per_flop or TIE_BREAK
         graph = net.graph
         self.said = [self._said(number, flows[0]) for number in range(len(graph.operations))]
         self.pieces = {mesh: self._pieces(mesh, flows) for mesh in dict.fromkeys(net.meshes)}
         self.given = [self._given(number) for number in range(len(graph.operations))]
         self.waiting = self._waiting()
+        self._flowing: dict[tuple[Any, ...], list[Option]] = {}
         self.flowing = [self._options_of(number, flows) for number in range(len(graph.operations))]
         self._options = self._all_options()
         self._tables: dict[tuple[object, ...], Table] = {}
@@ -160,7 +162,8 @@ class Model:
             for first, alike in members.items()
         }
         tied.variables = [firsts[classes[self.variables[number].number]] for number in range(len(self.variables))]
-        tied.nodes = [tied._node(alike) for alike in members.values() if alike[0].operands]
+        in_order = [sorted(alike, key=lambda each: each.result.number) for alike in members.values()]
+        tied.nodes = [tied._node(alike) for alike in in_order if alike[0].operands]
         return tied
 
     def _said(self, number: int, flow: Flow) -> list[tuple[Axes, bool]]:
@@ -221,18 +224,28 @@ class Model:
 
     def _options_of(self, number: int, flows: Sequence[Flow]) -> list[Option]:
         """The options of a value that flows have; of an end that must be even, as far as they divide it."""
-        pieces = self.pieces[self.net.meshes[number]]
+        mesh, operation = self.net.meshes[number], self.net.graph.operations[number]
+        must_divide = self.net.graph.even_ends and operation.name in ("input", "output")
+        cuts = tuple(dict.fromkeys(flow.dims[number] for flow in flows))
+        key = mesh, cuts, operation.result.shape if must_divide else None, len(flows) > 1
+        if key not in self._flowing:
+            self._flowing[key] = self._options_with(self.pieces[mesh], *key[1:])
+        return self._flowing[key]
+
+    @staticmethod
+    def _options_with(
+        pieces: Pieces, cuts: Sequence[tuple[Axes, ...]], divided: tuple[int, ...] | None, may_be_less: bool
+    ) -> list[Option]:
         options: dict[Option, None] = {}
-        for flow in flows:
-            dims = [pieces.of(axes) for axes in flow.dims[number]]
+        for axes_of_dims in cuts:
+            dims = [pieces.of(axes) for axes in axes_of_dims]
             if any(axes is None for axes in dims):
                 continue
             cut = tuple(axes for axes in dims if axes is not None)
             options[Option(cut)] = None
-            if self.net.graph.even_ends and self.net.graph.operations[number].name in ("input", "output"):
-                shape = self.net.values[number].shape
-                options[Option(tuple(map(pieces.dividing, cut, shape)))] = None
-        if len(flows) > 1:  # what was refused or disputed may also be less
+            if divided is not None:
+                options[Option(tuple(map(pieces.dividing, cut, divided)))] = None
+        if may_be_less:  # what was refused or disputed may also be less
             for option in list(options):
                 begun = [[axes[:stop] for stop in range(len(axes) + 1)] for axes in option.dims]
                 options.update(dict.fromkeys(map(Option, product(*begun))))
@@ -346,7 +359,8 @@ class Model:
         net, mesh = self.net, self.net.meshes[number]
         tensors = [self._options[mesh, value.shape] for value in operation.values]
         trips, layouts = net.trip_counts(number), self._layouts_of(operation, tensors)
-        node = Node(number, layouts, layouts.flops * (trips[-1] * self.per_flop * len(alike)))
+        per_flop = self.goal.per_flop(operation.arithmetic) or TIE_BREAK
+        node = Node(number, layouts, layouts.flops * (trips[-1] * per_flop * len(alike)))
         for place, options in enumerate(tensors):
             is_result = place == len(tensors) - 1
             often = trips[place] * (1 + TAKEN_APART if operation.name == "element" and not is_result else 1)

@@ -22,15 +22,22 @@ from reshard.contraction.compute_layout import ComputeLayout
 from reshard.contraction.pairwise import Contracted
 from reshard.mesh import Mesh
 from reshard.propagation.descent import Descent
-from reshard.propagation.dual import Dual, Within, even_shares
+from reshard.propagation.dual import Dual, Within
 from reshard.propagation.fixpoint import Flow
 from reshard.propagation.model import IDENTICAL, SAME, Model, tree
+from reshard.propagation.shares import Bounded, untied
 from reshard.propagation.space import Option, compute_layout
 from reshard.propagation.ties import classes_of
 from reshard.sharding import Sharding
 
-TURNS = 20
-"""How often messages go forth and back over the whole program, at most."""
+CANDIDATES = 10
+"""How many choices are begun with, at most."""
+CLOSE = 2e-3
+"""How far from the bound, as a part of the cost, a choice for a larger program is good enough for no further ones."""
+CROSSED = 3
+"""Of how many of them better parts are taken over."""
+PROMISING = 1.5
+"""What propagation has is improved where it costs no more than so many times the bound."""
 AXIS_TURNS = 6
 """How often along one axis."""
 ROUNDS = 12
@@ -41,7 +48,7 @@ SMALL, KICKS = 24, 8
 """Of a program of up to so many operations, every value is tried in so many other ways."""
 FEW = 0.5
 """Operations are kept alike that are, where so many of all are not."""
-WHOLE_TURNS = 1
+WHOLE_TURNS = 4
 """How often messages go over a program whose operations are kept alike, to bound it whatever they are."""
 FEWEST_LESSONS, LESSONS = 8, 1600
 """How often the planner is asked about all that is chosen, at most: the first, or the second by all operations."""
@@ -81,42 +88,32 @@ def optimum(model: Model, flow: Flow, deadline: float | None = None) -> Optimum:
     classes = classes_of(model.net)
     is_tied = len(set(classes)) <= FEW * len(classes)
     small = model.tied(classes) if is_tied else model
-    dual = Dual(small, even_shares(small))
-    dual.run(TURNS, is_late)
-    best = _searched(small, dual, flow, is_late)
+    bounded = Bounded(small)
+    best = _searched(small, bounded, flow, is_late)
     if is_tied:
-        whole = Dual(model, even_shares(model))
-        whole.begin(dual, classes)
+        whole = Dual(model, untied(model, bounded.shares, classes))
+        whole.begin(bounded.dual, classes)
         whole.run(WHOLE_TURNS, is_late)
         options = {
             id(own): best.options[id(shared)] for own, shared in zip(model.variables, small.variables, strict=True)
         }
         layouts = {node.number: best.layouts[classes[node.number]] for node in model.nodes}
-        best, dual = Descent(model, options, layouts), whole
-    return _explained(model, best, max(dual.bound, 0.0))
+        return _explained(model, Descent(model, options, layouts), max(whole.bound, 0.0))
+    return _explained(model, best, max(bounded.bound, 0.0))
 
 
-def _searched(model: Model, dual: Dual, flow: Flow, is_late: Callable[[], bool]) -> Descent:
+def _searched(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], bool]) -> Descent:
     """The best choice that is found."""
-    found = [_descended(model, _flowing(model, flow))]
-    if not _is_proved(found[0], dual.bound):
-        found.append(_descended(model, dual.choice()))
-    if not any(_is_proved(each, dual.bound) for each in found):
-        alone = Dual(model, exact=True)
-        alone.run(AXIS_TURNS, is_late)
-        found.append(_descended(model, alone.choice()))
-    best = min(found, key=lambda each: each.cost)
-    for other in found:
-        if other is not best and best.cross(other.options, other.layouts):
-            best.run()
+    best = _begun(model, bounded, flow, is_late)
     settled = 0.0
     known: Descent | None = None
     for _ in range(max(FEWEST_LESSONS, LESSONS // max(len(model.nodes), 1))):
-        if not _is_proved(best, dual.bound) and abs(best.cost - settled) > WORTH * best.cost and not is_late():
-            best = _axis_by_axis(model, best, is_late)
+        has_changed = abs(best.cost - settled) > WORTH * best.cost
+        if has_changed and not _is_proved(best, bounded.bound) and not is_late():
+            best = _axis_by_axis(model, bounded, best, is_late)
+            if len(model.nodes) <= SMALL and not _is_proved(best, bounded.bound) and not is_late():
+                best = _kicked(best)
             settled = best.cost
-        if not _is_proved(best, dual.bound) and len(model.nodes) <= SMALL and not is_late():
-            best = _kicked(best)
         was_wrong = _learnt(model, best)
         now = Descent(model, best.options, best.layouts)
         if known is None or now.cost < known.total():
@@ -126,6 +123,31 @@ def _searched(model: Model, dual: Dual, flow: Flow, is_late: Callable[[], bool])
         best = Descent(model, best.options, best.layouts)
         best.run()
     return best if known is None else Descent(model, known.options, known.layouts)
+
+
+def _begun(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], bool]) -> Descent:
+    """The best of what propagation has and of what messages lead to, with the better parts of others."""
+    flowing, first = Descent(model, *_flowing(model, flow)), Descent(model, *bounded.step(is_late))
+    if len(model.nodes) <= SMALL or flowing.cost <= PROMISING * bounded.bound:
+        flowing.run()
+    candidates = [flowing, first]
+    enough = 0.0 if len(model.nodes) <= SMALL else CLOSE
+    while len(candidates) < CANDIDATES and not is_late():
+        if any(_is_proved(each, bounded.bound, enough) for each in candidates):
+            break
+        candidates.append(Descent(model, *bounded.step(is_late)))
+    if not any(_is_proved(each, bounded.bound) for each in candidates):
+        alone = Dual(model, bounded.shares, exact=True)
+        alone.run(AXIS_TURNS, is_late)
+        candidates.append(Descent(model, *alone.choice()))
+    best, *others = sorted(candidates, key=lambda each: each.cost)
+    if _is_proved(best, bounded.bound):
+        return best
+    best.run()
+    for other in others[:CROSSED]:
+        if best.cross(other.options, other.layouts):
+            best.run()
+    return best
 
 
 def _kicked(best: Descent) -> Descent:
@@ -139,14 +161,9 @@ def _kicked(best: Descent) -> Descent:
     return best
 
 
-def _is_proved(descent: Descent, bound: float) -> bool:
-    return bound >= descent.cost * (1 - 100 * SAME)
-
-
-def _descended(model: Model, choice: tuple[dict[int, int], dict[int, int]]) -> Descent:
-    descent = Descent(model, *choice)
-    descent.run()
-    return descent
+def _is_proved(descent: Descent, bound: float, enough: float = 0.0) -> bool:
+    """Whether no choice costs less, by more than a part of the cost."""
+    return bound >= descent.cost * (1 - 100 * SAME - enough)
 
 
 def _flowing(model: Model, flow: Flow) -> tuple[dict[int, int], dict[int, int]]:
@@ -174,28 +191,28 @@ def _flowing(model: Model, flow: Flow) -> tuple[dict[int, int], dict[int, int]]:
     return options, layouts
 
 
-def _axis_by_axis(model: Model, best: Descent, is_late: Callable[[], bool]) -> Descent:
+def _axis_by_axis(model: Model, bounded: Bounded, best: Descent, is_late: Callable[[], bool]) -> Descent:
     """A choice improved along one axis after another, until none gains."""
-    names = [
+    axes = [
         (mesh, name)
         for mesh, pieces in model.pieces.items()
         for name in dict.fromkeys(piece.name for piece in pieces.all)
     ]
     if sum(len(pieces.all) for pieces in model.pieces.values()) < 2:
         return best
-    ways = [(*name, shares) for shares in (even_shares(model), None) for name in names]
+    ways = [(*axis, shares) for shares in (bounded.shares, None) for axis in axes]
     quiet = turn = 0
     while quiet < len(ways) and turn < ROUNDS and not is_late():
         mesh, name, shares = ways[turn % len(ways)]
         turn += 1
         free = {mesh: [n for n, piece in enumerate(model.pieces[mesh].all) if piece.name == name]}
         before = best.cost
-        within = along(model, best, free)
-        dual = Dual(model, shares, exact=True, within=within)
+        dual = Dual(model, shares, exact=True, within=along(model, best, free))
         dual.run(AXIS_TURNS)
-        other = _descended(model, dual.choice())
+        other = Descent(model, *dual.choice())
         if other.cost < best.cost:
             best, other = other, best
+            best.run()
         if best.cross(other.options, other.layouts):
             best.run()
         quiet = 0 if best.cost < before * (1 - WORTH) else quiet + 1

@@ -158,8 +158,8 @@ class Placement(Graph):
         if self.network is None:
             return None
         moved = sum((plan.seconds or 0.0) * self.trip_count(value) for value, plan in self.plans.items())
-        rate = self.network.flops
-        return moved + (sum(work / rate for work in self.work.values()) if rate else 0.0)
+        speeds = {operation.result: self.network.flops_of(operation.arithmetic) for operation in self.operations}
+        return moved + sum(work / speed for value, work in self.work.items() if (speed := speeds[value]))
 
     @cached_property
     def _held(self) -> Held:

@@ -12,7 +12,7 @@ from reshard.contraction.pairwise import Contracted, best_way
 from reshard.contraction.prices import Effort, Price
 from reshard.errors import ReshardError
 from reshard.propagation.fixpoint import Net
-from reshard.propagation.model import SAME, TIE_BREAK
+from reshard.propagation.model import SAME
 from reshard.propagation.optimum import Optimum
 
 MOST_OPERATIONS = 48
@@ -47,4 +47,5 @@ def settled(net: Net, chooser: Chooser, best: Optimum) -> Optimum:
 
 
 def _cost(price: Price, chooser: Chooser) -> float:
-    return price.cost if chooser.goal.is_sum else price.received_bytes + TIE_BREAK * price.flops
+    """What the goal compares, and all that is left to an einsum where that is equal."""
+    return price.cost if chooser.goal.is_sum else float(price.received_bytes)

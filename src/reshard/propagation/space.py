@@ -36,6 +36,7 @@ from reshard.contraction.compute_layout import ComputeLayout, closed_sharding
 from reshard.contraction.tasks import Calculation, Wait
 from reshard.digits import nest
 from reshard.mesh import Mesh
+from reshard.operations.pattern import SUMMED
 from reshard.sharding import Sharding
 
 Numbers = NDArray[np.int64]
@@ -88,6 +89,7 @@ class Pieces:
         self.sizes = np.array([piece.size_in(sizes[piece.name]) for piece in self.all], dtype=np.int64)
         self._numbers = {piece: number for number, piece in enumerate(self.all)}
         self._cuts = cuts
+        self._known: dict[Axes, tuple[int, ...] | None] = {}
         canonical = tuple(range(len(self.all)))
         orders = {canonical: None}
         for axes in lists:
@@ -101,12 +103,13 @@ class Pieces:
 
     def of(self, axes: Axes) -> tuple[int, ...] | None:
         """The numbers of the pieces of axes; None where one is cut within a piece."""
-        sizes = self.mesh.sizes
-        split = [piece for axis in axes for piece in pieces_of(axis, self._cuts.get(axis.name, ()), sizes)]
-        split = [piece for piece in split if piece.size_in(sizes[piece.name]) > 1]
-        if any(piece not in self._numbers for piece in split):
-            return None
-        return tuple(self._numbers[piece] for piece in split)
+        if axes not in self._known:
+            sizes = self.mesh.sizes
+            split = [piece for axis in axes for piece in pieces_of(axis, self._cuts.get(axis.name, ()), sizes)]
+            split = [piece for piece in split if piece.size_in(sizes[piece.name]) > 1]
+            is_whole = all(piece in self._numbers for piece in split)
+            self._known[axes] = tuple(self._numbers[piece] for piece in split) if is_whole else None
+        return self._known[axes]
 
     def option(self, sharding: Sharding, ndim: int) -> Option:
         """A sharding of a value of so many dims as an option."""
@@ -335,6 +338,12 @@ class Picks:
         self.order = np.argsort(self.places, kind="stable")
         self.starts = np.searchsorted(self.places[self.order], np.arange(len(self.options)))
 
+    @cached_property
+    def listed(self) -> list[int]:
+        """The same, as Python's numbers."""
+        listed: list[int] = self.numbers.tolist()
+        return listed
+
     def least(self, costs: Costs) -> Costs:
         """Per option the least of what layouts cost that want it."""
         return np.asarray(np.minimum.reduceat(costs[self.order], self.starts))
@@ -390,13 +399,12 @@ def layouts_of(
         waiting: of the same.
     """
     pattern, labels = calculation.pattern, calculation.pattern.labels
-    output = {label for group in pattern.output for label in group}
     sizes = np.array(calculation.sizes, dtype=np.int64)
     cuttable = [1 + n for n, label in enumerate(labels) if sizes[n] > 1 and label not in calculation.whole]
     waits, along = _waits(calculation, waiting), waiting[-1][0]
     choices = []
     for piece, size in enumerate(pieces.sizes.tolist()):
-        own = [n for n in cuttable if labels[n - 1] in output or piece in along]
+        own = [n for n in cuttable if pattern.role(labels[n - 1]) not in SUMMED or piece in along]
         cutting = [n for n in own if sizes[n - 1] % size == 0] + [n for n in own if sizes[n - 1] % size]
         held = [
             1 + len(labels) + number
@@ -430,7 +438,7 @@ def layouts_of(
         meaning = np.zeros(1 + len(labels) + len(waits), dtype=np.int64)
         for place, name in enumerate(labels):
             dims = [dim for dim, group in enumerate(term) if name in group]
-            is_summed = number == last and name not in output
+            is_summed = number == last and pattern.role(name) in SUMMED
             meaning[1 + place] = 1 + dims[0] if dims else options.roles - 1 if is_summed else 0
         for place, wait in enumerate(waits):
             holds = number == last or number in wait.operands

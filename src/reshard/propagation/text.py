@@ -46,7 +46,7 @@ from typing import Any
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.notation.grammar import Form, checked_text, parse, placed, rule
+from reshard.notation.grammar import Form, checked_text, number, parse, placed, rule
 from reshard.notation.shardy import read_mesh, read_sharding
 from reshard.operations.blocks import Block, Choice, Loop
 from reshard.operations.kinds import ENTERING, LEAVING
@@ -108,7 +108,9 @@ class _ProgramBuilder:
     @rule
     def signed(self, parts: list[Any]) -> int | float:
         text = str(parts[0])
-        return int(text) if re.fullmatch(r"[-+]?[0-9]+", text) else float(text)
+        if not re.fullmatch(r"[-+]?[0-9]+", text):
+            return float(text)
+        return int(text) if len(text) <= 20 else number(parts[0])  # which refuses it
 
     @rule
     def value(self, parts: list[Any]) -> Any:
@@ -134,7 +136,7 @@ class _ProgramBuilder:
 
     @rule
     def type(self, parts: list[Any]) -> tuple[str, Any]:
-        return "type", (str(parts[0]), tuple(int(part) for part in parts[1:] if part is not None))
+        return "type", (str(parts[0]), tuple(number(part) for part in parts[1:] if part is not None))
 
     @rule
     def operands(self, parts: list[Any]) -> tuple[str, Any]:
@@ -158,14 +160,14 @@ class _ProgramBuilder:
 
     @rule
     def option(self, parts: list[Any]) -> tuple[str, int]:
-        return str(parts[0]), 1 if len(parts) == 1 else int(parts[1])
+        return str(parts[0]), 1 if len(parts) == 1 else number(parts[1])
 
     @rule
     def block(self, parts: list[Any]) -> Braces:
         word, count, *rest = parts
         options: dict[str, int] = dict(part for part in rest if isinstance(part, tuple))
         items = [part for part in rest if not isinstance(part, tuple)]
-        return Braces(str(word), word.start_pos, None if count is None else int(count), options, items)
+        return Braces(str(word), word.start_pos, None if count is None else number(count), options, items)
 
     @rule
     def program(self, parts: list[Line | Braces]) -> list[Line | Braces]:

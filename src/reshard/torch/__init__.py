@@ -35,16 +35,24 @@ from __future__ import annotations
 
 import torch  # noqa: F401  # fails here where PyTorch is not installed
 
+from reshard.torch.calibration import calibrate
+from reshard.torch.code import code_of
 from reshard.torch.comparison import explain
 from reshard.torch.conversions import mesh_of, placements_of, sharding_of
 from reshard.torch.einsum import einsum
 from reshard.torch.halo import halo
+from reshard.torch.installing import Installation, install, uninstall
+from reshard.torch.planned import run
 from reshard.torch.programs import to_torch
 from reshard.torch.redistribute import redistribute, workspace_size
 from reshard.torch.sliding import avg_pool, conv1d, conv2d, conv3d, cumsum, flip, max_pool, pad, roll
+from reshard.torch.transfer import transfer, version_of
 
 __all__ = [
+    "Installation",
     "avg_pool",
+    "calibrate",
+    "code_of",
     "conv1d",
     "conv2d",
     "conv3d",
@@ -53,13 +61,18 @@ __all__ = [
     "explain",
     "flip",
     "halo",
+    "install",
     "max_pool",
     "mesh_of",
     "pad",
     "placements_of",
     "redistribute",
     "roll",
+    "run",
     "sharding_of",
     "to_torch",
+    "transfer",
+    "uninstall",
+    "version_of",
     "workspace_size",
 ]

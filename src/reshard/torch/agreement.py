@@ -10,6 +10,10 @@ A rank that refuses its own call writes that as the verdict and waits for nobody
 
 Statements are counted per set of ranks.
 A rank that comes when the others have given up gets their error, and is in step with their next call.
+One that never made the call that they gave up, because something else failed on it, passes over that and comes to
+what they do now.
+By hand, rank 0 fails between two calls and makes the second statement only: it finds that number 1, another statement
+than its own, was given up, passes on to number 2, and agrees.
 Ranks that call in different order, or a rank that is elsewhere, are seen as a disagreement or as absent.
 """
 
@@ -75,8 +79,9 @@ class Agreement:
         """
         ranks, digest, words = statement
         members, me = tuple(sorted(ranks)), dist.get_rank()
-        name, number = self._next(members)
         store = dist.distributed_c10d._get_default_store()
+        name, number = self._next(members)
+        number = self._counts[members] = _caught_up(store, name, number, digest)
         key = f"{name}/{number}"
         store.set(f"{key}/{me}", "here")
         first = store.compare_set(f"{key}/first", "", f"{digest}|{me}|{words}").decode()
@@ -105,12 +110,32 @@ class Agreement:
 
     def refuse(self, ranks: Sequence[int], reason: str) -> None:
         """Tell those ranks that wait for this one to agree, or will, that it does not come, and why."""
-        name, number = self._next(tuple(sorted(ranks)))
+        members = tuple(sorted(ranks))
+        name, number = self._next(members)
         with suppress(RuntimeError):  # where the store is gone, nobody can be told
             store = dist.distributed_c10d._get_default_store()
+            number = self._counts[members] = _caught_up(store, name, number, "")
             store.compare_set(f"{name}/{number}/verdict", "", f"rank {dist.get_rank()} refuses its own call: {reason}")
 
     def _next(self, members: tuple[int, ...]) -> tuple[str, int]:
         """What the statements of these ranks begin with in the store, and the number of the next one."""
         number = self._counts[members] = self._counts.get(members, 0) + 1
         return f"reshard/{digest_of(members)}", number
+
+
+def _caught_up(store: Any, name: str, number: int, digest: str) -> int:
+    """The number under which a statement is made: the next, or a later one where the others have given up that one.
+
+    That with the same statement counts as the same call; a rank that is only late stays with what was given up.
+    """
+    if not store.check([f"{name}/{number}/verdict"]):
+        return number
+    if not store.get(f"{name}/{number}/verdict").decode().startswith(ABSENT):
+        return number
+    begun = number
+    while store.check([f"{name}/{begun + 1}/first"]):
+        begun += 1
+        if store.get(f"{name}/{begun}/first").decode().startswith(f"{digest}|"):
+            return begun
+    is_late = store.get(f"{name}/{number}/first").decode().startswith(f"{digest}|")
+    return number if is_late else max(begun, number + 1)

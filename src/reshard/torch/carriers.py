@@ -5,6 +5,10 @@ On gloo they are faster than all-gather and reduce-scatter too, where the exchan
 NCCL must have all messages at once: one by one they might wait in a circle.
 All of a group may have to open such a batch, so it goes over the smallest group that has all messages, that of one
 mesh dim; one by one they go over the default group, whose connections are in use anyway.
+
+Torch's own tools count collectives and see no sends, so what runs in torch's stead goes as one all-to-all of a group
+that has all messages: that of one mesh dim, or the default group where the mesh has all of its ranks.
+All ranks of it join, those too that have nothing to send.
 """
 
 from __future__ import annotations
@@ -51,6 +55,70 @@ class Carrier(NamedTuple):
             return [], dist.batch_isend_irecv(operations)
         receiving = [dist.irecv(memory, peer, self.group) for memory, peer in receives]
         return [dist.isend(memory, peer, self.group) for memory, peer in sends], receiving
+
+
+class JointCarrier(NamedTuple):
+    """An all-to-all of a group, in which each message is the part between two ranks."""
+
+    group: Any
+    ranks: tuple[int, ...]
+    """Of the group, in its order."""
+    device_type: str
+
+    def post(self, receives: Sequence[Parcel], sends: Iterable[Parcel]) -> tuple[list[Any], list[Any]]:
+        """Post it, also where nothing is sent and nothing received, for the others cannot without this rank.
+
+        Returns:
+            As of a `Carrier`; what is received has one work for all.
+        """
+        outgoing = {parcel.peer: parcel.memory.reshape(-1) for parcel in sends}
+        incoming = {parcel.peer: parcel.memory for parcel in receives}
+        arriving, leaving = (
+            [parts[rank].numel() if rank in parts else 0 for rank in self.ranks] for parts in (incoming, outgoing)
+        )
+        memories = [*outgoing.values(), *incoming.values()]
+        dtype = memories[0].dtype if memories else torch.uint8
+        nothing = torch.empty(0, dtype=dtype, device=memories[0].device if memories else self.device_type)
+        sent = torch.cat([nothing, *(outgoing[rank] for rank in self.ranks if rank in outgoing)])
+        received = nothing.new_empty(sum(arriving))
+        work = dist.all_to_all_single(received, sent, arriving, leaving, group=self.group, async_op=True)
+        parts = dict(zip(self.ranks, torch.split(received, arriving), strict=True))
+        return [], [_Arrival(work, sent, [(memory, parts[rank]) for rank, memory in incoming.items()])]
+
+
+class _Arrival(NamedTuple):
+    """What is received together."""
+
+    work: Any
+    sent: torch.Tensor
+    """Lives until all is sent."""
+    places: list[tuple[torch.Tensor, torch.Tensor]]
+    """The memory of each message, and where it arrives."""
+
+    def wait(self) -> None:
+        self.work.wait()
+        for memory, arrived in self.places:
+            memory.copy_(arrived.view(memory.shape))
+
+
+def joint_carrier_for(exchange: Exchange, mesh: DeviceMesh | None, ours: Mesh | None) -> JointCarrier | None:
+    """An all-to-all for an exchange between tensors on one mesh; None where nothing travels, or no group has its ranks.
+
+    Args:
+        exchange: what all ranks of the mesh do.
+        mesh: that of torch.
+        ours: the same as it is here; None where the ends are on two.
+    """
+    if mesh is None or ours is None or exchange.total_received == 0:
+        return None
+    mesh_dim = 0 if mesh.ndim == 1 else line_of(exchange, ours)
+    if mesh_dim is not None:
+        group: Any = mesh.get_group(mesh_dim)
+    elif ours.size == dist.get_world_size():
+        group = dist.group.WORLD
+    else:
+        return None
+    return JointCarrier(group, tuple(dist.get_process_group_ranks(group)), mesh.device_type)
 
 
 def carrier_for(exchange: Exchange, mesh: DeviceMesh | None, ours: Mesh | None, device_type: str) -> Carrier:

@@ -255,9 +255,10 @@ def _overlapped(plan: EinsumPlan, pieces: Sequence[int], overlap: bool | None) -
     term = max(terms, key=lambda number: plan.plans[number].received_bytes, default=None)
     if term is None or overlap:
         return term
-    if plan.network is None or not plan.network.flops:
+    speed = None if plan.network is None else plan.network.flops_of(plan.dtype)
+    if not speed:
         return None
-    arithmetic = plan.local_flops / plan.network.flops
+    arithmetic = plan.local_flops / speed
     hidden = min(plan.plans[term].seconds or 0.0, arithmetic) * (pieces[term] - 1) / pieces[term]
     return term if hidden > pieces[term] * PART_S else None
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from operator import mul
@@ -42,7 +43,7 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.sharding import Sharding, checked_shape
 
-AnyPlacements = Sharding | Sequence[Placement]
+AnyPlacements = Sharding | Placement | Sequence[Placement]
 """What a caller may say where a tensor lies by."""
 CACHED = 1024
 """Conversions that are kept."""
@@ -93,13 +94,21 @@ def meta_of(spec: DTensorSpec) -> TensorMeta:
     return spec.tensor_meta
 
 
-def sharding_of(value: Any, mesh: DeviceMesh | None = None, ndim: int | None = None) -> Sharding:
+def of_dtype(spec: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
+    """The same of another element type."""
+    return replace(spec, tensor_meta=meta_of(spec)._replace(dtype=dtype))
+
+
+def sharding_of(
+    value: Any, mesh: DeviceMesh | None = None, ndim: int | None = None, on: Mesh | None = None
+) -> Sharding:
     """What a DTensor, its spec, or a list of placements says, as a sharding.
 
     Args:
         value: a `DTensor`, a `DTensorSpec`, or placements, one per mesh dim; a `Sharding` is given back.
         mesh: what placements are on; a DTensor and a spec bring their own.
         ndim: the number of dims of the tensor, for placements.
+        on: the mesh of the sharding, where it is to have further axes, along which all is replicated.
 
     Raises:
         ReshardError: `unknown-mesh` where placements come without a mesh, `bad-argument` where they are not one
@@ -113,16 +122,19 @@ def sharding_of(value: Any, mesh: DeviceMesh | None = None, ndim: int | None = N
     if hasattr(value, "placements") and hasattr(value, "mesh"):
         rank = ndim if value.tensor_meta is None else len(value.tensor_meta.shape)
         return _sharding_of(
-            tuple(value.placements), value.mesh, expect(rank, int, "the number of dims"), _order_of(value)
+            tuple(value.placements), value.mesh, expect(rank, int, "the number of dims"), _order_of(value), on
         )
     if mesh is None:
         raise ReshardError("unknown-mesh", f"placements {shown(value)} do not say on which mesh; give a DeviceMesh")
     placements = tuple(listed(value, "placements"))
-    return _sharding_of(placements, expect(mesh, DeviceMesh, "a mesh"), expect(ndim, int, "the number of dims"), None)
+    expect(mesh, DeviceMesh, "a mesh")
+    return _sharding_of(placements, mesh, expect(ndim, int, "the number of dims"), None, on)
 
 
 @lru_cache(CACHED)
-def _sharding_of(placements: tuple[Placement, ...], mesh: DeviceMesh, ndim: int, order: ShardOrder | None) -> Sharding:
+def _sharding_of(
+    placements: tuple[Placement, ...], mesh: DeviceMesh, ndim: int, order: ShardOrder | None, on: Mesh | None = None
+) -> Sharding:
     ours = _mesh_of(mesh)
     placements = normalized(placements, mesh, ndim)
     reductions = {placement.reduce_op for placement in placements if isinstance(placement, Partial)}
@@ -135,11 +147,13 @@ def _sharding_of(placements: tuple[Placement, ...], mesh: DeviceMesh, ndim: int,
     partial = [axis for axis, placement in zip(axes, placements, strict=True) if isinstance(placement, Partial)]
     dims = [] if ours.is_maximal else [[axes[mesh_dim] for mesh_dim in cut] for cut in cuts]
     reduction = reductions.pop() if reductions else "sum"
-    return Sharding.of(ours, *dims, unreduced=partial, reduction=reduction, uneven="chunk")
+    return Sharding.of(on or ours, *dims, unreduced=partial, reduction=reduction, uneven="chunk")
 
 
-def normalized(placements: Sequence[Placement], mesh: DeviceMesh, ndim: int) -> tuple[Placement, ...]:
-    """The placements with dims counted from the left, each checked.
+def normalized(
+    placements: Sequence[Placement], mesh: DeviceMesh, ndim: int, kept: Sequence[Placement] = ()
+) -> tuple[Placement, ...]:
+    """The placements with dims counted from the left, each checked but for those that are kept.
 
     Raises:
         ReshardError: `bad-argument`, `rank-mismatch`, `cannot-express`, `unknown-reduction`.
@@ -149,7 +163,7 @@ def normalized(placements: Sequence[Placement], mesh: DeviceMesh, ndim: int) -> 
             "bad-argument",
             f"{len(placements)} placements {text_of(placements)} are given for a mesh of {mesh.ndim} dims",
         )
-    return tuple(_normal(placement, ndim) for placement in placements)
+    return tuple(placement if placement in kept else _normal(placement, ndim) for placement in placements)
 
 
 def _normal(placement: Placement, ndim: int) -> Placement:
@@ -240,16 +254,29 @@ def placements_of(sharding: Sharding, mesh: DeviceMesh, shape: Sequence[int] | N
 
 
 def target_placements(
-    target: AnyPlacements, mesh: DeviceMesh, ndim: int, shape: Sequence[int] | None = None
+    target: AnyPlacements,
+    mesh: DeviceMesh,
+    ndim: int,
+    shape: Sequence[int] | None = None,
+    kept: Sequence[Placement] = (),
 ) -> tuple[Placement, ...]:
     """The placements on a mesh of torch that a target is.
 
+    Args:
+        target: one placement for a mesh of one dim, several, or a sharding.
+        mesh: what they are on.
+        ndim: the number of dims of the tensor.
+        shape: its sizes, as of `placements_of`.
+        kept: placements that may be given whatever they are, for the source has them.
+
     Raises:
-        ReshardError: as `placements_of` where it is a sharding, else as `normalized`.
+        ReshardError: as `placements_of` where it is a sharding, else as `normalized`; `bad-argument`.
     """
     if isinstance(target, Sharding):
         return placements_of(target, mesh, shape)
-    return normalized(tuple(target), mesh, ndim)
+    if target is None:
+        raise ReshardError("bad-argument", "no target is given; it must be placements or a Sharding")
+    return normalized(as_key(target), mesh, ndim, kept)
 
 
 def as_key(target: Any) -> Any:

@@ -143,7 +143,8 @@ def einsum(
 def _called(request: EinsumRequest, operands: Sequence[DTensor], check: str) -> DTensor:
     refuse_traced("an einsum of DTensors", *(x._local_tensor for x in operands))
     world = current_world()
-    with world.telling((request.mesh, *(x.device_mesh for x in operands)), check):
+    meshes = (request.mesh, *(x.device_mesh for x in operands))
+    with world.telling(sorted({rank for mesh in meshes for rank in mesh_of(mesh).devices}), check):
         local = world.once(request, lambda: _made(request, world.rank))
         local.contraction.check_tiles([x._local_tensor for x in operands])
     if torch.is_grad_enabled() and any(x.requires_grad for x in operands):

@@ -29,7 +29,7 @@ from reshard.box import Box
 from reshard.dtypes import DType, combining
 from reshard.steps import Move
 from reshard.tile import Tile
-from reshard.torch.carriers import Carrier, Parcel
+from reshard.torch.carriers import Carrier, JointCarrier, Parcel
 
 Finish = Callable[[], torch.Tensor]
 """Waits for messages that are under way, and gives the target tile."""
@@ -43,6 +43,12 @@ CARRIED = frozenset(
 
 COMBINE: dict[str, Callable[..., Any]] = combining(torch)
 """What combines two partial values, by reduction; avg divides once all are added."""
+
+
+def as_carried(memory: torch.Tensor) -> torch.Tensor:
+    """Contiguous memory as a backend takes it: as bytes where it may refuse the type."""
+    # Not by `view(-1)`, which leaves a single element whatever stride it has, and that has no bytes then.
+    return memory if memory.dtype in CARRIED else memory.as_strided((memory.numel(),), (1,)).view(torch.uint8)
 
 
 class Watch(NamedTuple):
@@ -106,9 +112,7 @@ class Message(NamedTuple):
 
     def memory(self, tile: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
         """The contiguous memory that it travels from or into, in its place in a buffer or in the tile."""
-        memory = tile[self.parts[0].index] if self.start is None else place
-        # Not by `view(-1)`, which leaves a single element whatever stride it has, and that has no bytes then.
-        return memory if memory.dtype in CARRIED else memory.as_strided((memory.numel(),), (1,)).view(torch.uint8)
+        return as_carried(tile[self.parts[0].index] if self.start is None else place)
 
     def pack(self, tile: torch.Tensor, buffer: torch.Tensor, watch: Watch) -> torch.Tensor:
         """The same, with the parts of the tile in their places; what is read is told before."""
@@ -142,7 +146,7 @@ class LocalExchange:
     """Of the receive buffer, in elements."""
     fill: Any = None
     """What the target tile holds where nothing is copied; None where all of it comes from somewhere."""
-    carrier: Carrier | None = None
+    carrier: Carrier | JointCarrier | None = None
     """What brings the messages to others; None where there are none."""
 
     def pack(
@@ -158,7 +162,7 @@ class LocalExchange:
 
         Args:
             tile: the rank's source tile, of any strides, its values as they stand in memory.
-            out: contiguous memory for the target tile, where given.
+            out: memory for the target tile, where given; of any strides, and where nothing is combined of any dtype.
             workspace: memory for both buffers, flat and of the tile's dtype, where given.
             watch: what is told of each piece.
         """
@@ -168,18 +172,22 @@ class LocalExchange:
             out = tile.new_empty((0,) if self.target_shape is None else self.target_shape)
         elif self.target_shape is not None:
             out = out.view(self.target_shape)
+        receives = self.receives
+        if not is_plain(out, tile):  # nothing is received into its own memory
+            workspace = None
+            receives, _ = _messages({message.peer: message.parts for message in receives}, None, shared=False)
         if workspace is None:
             sent = tile.new_empty(self.send_size) if self.send_size else tile
             # One for each message, as the memory of large blocks is mapped and faulted in anew at every call.
-            received = [out if message.start is None else tile.new_empty(message.size) for message in self.receives]
+            received = [out if message.start is None else tile.new_empty(message.size) for message in receives]
         else:
             sent = workspace[: self.send_size]
-            received = [message.place_in(workspace[self.send_size :]) for message in self.receives]
+            received = [message.place_in(workspace[self.send_size :]) for message in receives]
         sends = self.sends
         if not tile.is_contiguous():  # nothing is sent from its own memory
             sends, size = _messages({message.peer: message.parts for message in sends}, None)
             sent = tile.new_empty(size)
-        pairs = zip(self.receives, received, strict=True)
+        pairs = zip(receives, received, strict=True)
         incoming = [Parcel(message.memory(out, place), message.peer) for message, place in pairs]
         outgoing: Iterable[Parcel] = (Parcel(message.pack(tile, sent, watch), message.peer) for message in sends)
         if watch.before_read is None:
@@ -191,7 +199,7 @@ class LocalExchange:
 
         def finish(sending: list[Any], receiving: list[Any], _sent: torch.Tensor) -> torch.Tensor:
             """Tile and send buffer must live until all is sent."""
-            self._unpack(tile, out, received, receiving, watch)
+            self._unpack(tile, out, receives, received, receiving, watch)
             for work in (*sending, *receiving[len(received) :]):
                 work.wait()
             return out
@@ -199,7 +207,13 @@ class LocalExchange:
         return post
 
     def _unpack(
-        self, tile: torch.Tensor, out: torch.Tensor, received: list[torch.Tensor], receiving: list[Any], watch: Watch
+        self,
+        tile: torch.Tensor,
+        out: torch.Tensor,
+        receives: Sequence[Message],
+        received: list[torch.Tensor],
+        receiving: list[Any],
+        watch: Watch,
     ) -> None:
         """Copy what the rank has, then put every message in its place, as soon as it is there and in their order."""
         combine = None if self.reduction is None else COMBINE[self.reduction]
@@ -212,7 +226,7 @@ class LocalExchange:
             if watch.after_write is not None:
                 watch.after_write(out, target.index)
         placed = {target.box for target, _ in self.copies} if combine is not None else set()
-        for number, message in enumerate(self.receives):
+        for number, message in enumerate(receives):
             if number < len(receiving):
                 receiving[number].wait()  # once and no more: gloo would wait for a second message
             for begin, part in message.packed():
@@ -227,6 +241,11 @@ class LocalExchange:
                     watch.after_write(out, part.index)
         if self.reduction == "avg":
             out /= self.classes
+
+
+def is_plain(out: torch.Tensor, tile: torch.Tensor) -> bool:
+    """Whether memory for a result is contiguous, and holds values as those of a tile."""
+    return out.is_contiguous() and out.dtype == tile.dtype and not out.is_conj() and not out.is_neg()
 
 
 def local_exchange(move: Move, rank: int, dtype: DType) -> LocalExchange:

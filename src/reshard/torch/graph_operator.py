@@ -15,7 +15,8 @@ Give such a tensor as `_StridedShard`, which `redistribute` itself does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,17 +26,21 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 from reshard.errors import ReshardError
+from reshard.plans import Options, Plan
 from reshard.torch.agreement import digest_of
 from reshard.torch.conversions import (
     AnyPlacements,
     as_key,
     gradient_placements,
     mesh_of,
+    meta_of,
+    placements_of,
     spec_of,
     spelled_out,
     target_placements,
 )
-from reshard.torch.redistribution import Redistribution, redistribution_for
+from reshard.torch.redistribution import PLAIN, Redistribution, redistribution_for, redistribution_of_plan
+from reshard.torch.stand_ins import StandIns
 from reshard.torch.world import CAPACITY, current_world
 
 
@@ -48,16 +53,23 @@ class GraphCall(NamedTuple):
     target: tuple[Placement, ...]
     dtype: torch.dtype
     check: str
+    plan: Plan | None = None
+    """What is run, where it was made before."""
+    options: Options = PLAIN
+    """What plans have to keep to that are made here."""
 
     def back(self) -> GraphCall:
         """That of the gradient."""
         ends = gradient_placements(self.target), gradient_placements(self.source)
-        return GraphCall(self.mesh, ends[0], self.source_mesh, ends[1], self.dtype, self.check)
+        options = self.options if self.plan is None else replace(self.plan.options, memory_limit=None)
+        return GraphCall(self.mesh, ends[0], self.source_mesh, ends[1], self.dtype, self.check, None, options)
 
     def on_shape(self, sizes: Sequence[int]) -> Redistribution:
         """What this rank does for one shape; sizes that are symbols become numbers, on which the graph then depends."""
         source = spec_of(self.source_mesh, self.source, [int(size) for size in sizes], self.dtype)
-        return redistribution_for(current_world(), source, self.target, self.mesh)
+        if self.plan is not None:
+            return redistribution_of_plan(current_world(), source, self.plan, self.mesh)
+        return redistribution_for(current_world(), source, self.target, self.mesh, options=self.options)
 
 
 _CALLS: dict[str, GraphCall] = {}
@@ -86,8 +98,39 @@ def redistribute_traced(x: DTensor, target: AnyPlacements, mesh: DeviceMesh | No
     on = x.device_mesh if mesh is None else mesh
     source = x.placements if torch.compiler.is_dynamo_compiling() else spelled_out(x._spec)
     name = _name_of(x.device_mesh, source, on, as_key(target), x.dtype, check, x.dim())
+    return _through_graph(x, source, name, on)
+
+
+def _through_graph(x: DTensor, source: tuple[Placement, ...], name: str, mesh: DeviceMesh) -> DTensor:
+    """What the operator of a name makes of a DTensor."""
     tile = torch.ops.reshard.exchange(x.to_local(grad_placements=gradient_placements(source)), name, x.shape)
-    return DTensor.from_local(tile, on, _target_of(name), run_check=False, shape=x.shape, stride=x.stride())
+    return DTensor.from_local(tile, mesh, _target_of(name), run_check=False, shape=x.shape, stride=x.stride())
+
+
+def run_traced(plan: Plan, x: DTensor, mesh: DeviceMesh | None, check: str) -> DTensor:
+    """What is traced in place of a plan that is run eagerly."""
+    on = x.device_mesh if mesh is None else mesh
+    source = x.placements if torch.compiler.is_dynamo_compiling() else spelled_out(x._spec)
+    name = _name_of_plan(plan, x.device_mesh, source, on, x.dtype, check)
+    return _through_graph(x, source, name, on)
+
+
+def exchanged_in_graph(planned: StandIns, tile: torch.Tensor, check: str) -> Callable[[], torch.Tensor]:
+    """What puts the operator for a tile into a graph that is traced, and what is done on either side of it.
+
+    Raises:
+        ReshardError: as `redistribute` where the target cannot be.
+    """
+    source, meta = planned.source, meta_of(planned.source)
+    name = _name_of(source.mesh, spelled_out(source), source.mesh, planned.target, meta.dtype, check, len(meta.shape))
+    _named(name).on_shape(meta.shape).local.check_tile(tile)
+
+    def run() -> torch.Tensor:
+        moving = tile if planned.before is None else planned.before(tile)
+        result: torch.Tensor = torch.ops.reshard.exchange(moving, name, meta.shape)
+        return result if planned.after is None else planned.after(result)
+
+    return run
 
 
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
@@ -95,8 +138,20 @@ def _name_of(*asked: Any) -> str:
     """The name of a call, kept with that of its gradient."""
     source_mesh, source, mesh, target, dtype, check, ndim = asked
     call = GraphCall(source_mesh, tuple(source), mesh, target_placements(target, mesh, ndim), dtype, check)
-    ends = str(mesh_of(source_mesh)), str(call.source), str(mesh_of(mesh)), str(call.target)
-    name = digest_of(*ends, str(dtype), check)
+    return _named_call(call)
+
+
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+def _name_of_plan(*asked: Any) -> str:
+    """The name of a plan that is run."""
+    plan, source_mesh, source, mesh, dtype, check = asked
+    target = placements_of(plan.target, mesh, plan.shape)
+    return _named_call(GraphCall(source_mesh, tuple(source), mesh, target, dtype, check, plan))
+
+
+def _named_call(call: GraphCall) -> str:
+    ends = str(mesh_of(call.source_mesh)), str(call.source), str(mesh_of(call.mesh)), str(call.target)
+    name = digest_of(*ends, str(call.dtype), call.check, call.plan)
     for key, value in ((name, call), (f"{name}/back", call.back())):
         _CALLS.pop(key, None)
         _CALLS[key] = value
@@ -130,7 +185,7 @@ def exchange(tile: torch.Tensor, name: str, sizes: Sequence[int]) -> torch.Tenso
     local = redistribution.local
     local.check_tile(tile)
     current_world().check(redistribution.statement, call.check)
-    result = local.run(tile)
+    result = redistribution.run(tile)
     return result if local.exchanges else result.clone()  # an operator gives no memory of its input
 
 

@@ -21,7 +21,7 @@ from reshard.planner import plan as make_plan
 from reshard.sharding import Sharding
 from reshard.tile import Span, Tile
 from reshard.torch.agreement import Statement, check_mode, digest_of
-from reshard.torch.conversions import dtype_of, sharding_of
+from reshard.torch.conversions import dtype_of, mesh_of, sharding_of
 from reshard.torch.graph_operator import is_traced
 from reshard.torch.local_plan import LocalPlan, local_plan
 from reshard.torch.world import World, current_world
@@ -75,7 +75,7 @@ def window(x: DTensor, target: Sharding, fill: float = 0, *, check: str = "first
     """
     check_mode(check)
     world = current_world()
-    with world.telling((x.device_mesh,), check):
+    with world.telling(mesh_of(x.device_mesh).devices, check):
         filling = world.once(("window", x._spec, target), lambda: Filling(x, target, world))
         filling.there.check_tile(x._local_tensor)
     world.check(filling.statement, check)

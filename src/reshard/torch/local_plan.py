@@ -20,8 +20,9 @@ from reshard.exchange import Tiling
 from reshard.mesh import Mesh
 from reshard.plans import Plan
 from reshard.steps import Step
-from reshard.torch.carriers import carrier_for
-from reshard.torch.exchange import COMBINE, UNWATCHED, Finish, LocalExchange, Post, Watch, local_exchange
+from reshard.torch.carriers import carrier_for, joint_carrier_for
+from reshard.torch.exchange import COMBINE, UNWATCHED, Finish, LocalExchange, Post, Watch, is_plain, local_exchange
+from reshard.torch.turns import turnwise
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,6 @@ class LocalPlan:
     exchanges: tuple[LocalExchange, ...]
     words: str
     """What is done, for a sentence."""
-    divisor: int = 1
-    """What the values are divided by at the end, where averages were taken as sums."""
 
     @property
     def workspace_size(self) -> int:
@@ -75,13 +74,19 @@ class LocalPlan:
         """Make ready; what is given back begins. Plans that run at once are all packed before the first begins.
 
         A tile that is conjugated or negated only when it is read becomes one whose memory holds its values.
+        Where `out` lies in the memory that the tile is in, or has another dtype than what is combined, the result is
+        made apart and copied there.
 
         Raises:
             ReshardError: `exchange-failed`, here or later.
         """
+        shares = out is not None and out.untyped_storage().data_ptr() == tile.untyped_storage().data_ptr()
         if not self.exchanges:  # an empty tile may be empty in another dim
             result = tile if tile.numel() or tile.shape == self.target_shape else tile.reshape(self.target_shape)
-            return lambda: lambda: result if out is None else out.copy_(result)
+            return lambda: lambda: result if out is None else out.copy_(result.clone() if shares else result)
+        combines = self.exchanges[-1].reduction is not None
+        staged = out if out is not None and (shares or (combines and not is_plain(out, tile))) else None
+        out = out if staged is None else None
 
         def pack(number: int, tile: torch.Tensor) -> Post:
             is_last = number + 1 == len(self.exchanges)
@@ -101,8 +106,8 @@ class LocalPlan:
                 result = finish()
                 for number in range(1, len(self.exchanges)):
                     result = pack(number, result)()()
-            if self.divisor > 1:
-                result /= self.divisor
+            if staged is not None:
+                return staged.copy_(result.view(staged.shape))
             return result if result.shape == self.target_shape else result.view(self.target_shape)
 
         return begin
@@ -117,8 +122,16 @@ class LocalPlan:
             raise ReshardError("exchange-failed", f"{self.words} broke off: {reason}") from error
 
 
-def local_plan(plan: Plan, rank: int, meshes: Mapping[Mesh, DeviceMesh], dtype: torch.dtype, words: str) -> LocalPlan:
-    """The part of a rank in a plan.
+def local_plan(
+    plan: Plan,
+    rank: int,
+    meshes: Mapping[Mesh, DeviceMesh],
+    dtype: torch.dtype,
+    words: str,
+    *,
+    joint: bool = False,
+) -> LocalPlan:
+    """The part of a rank in a plan; under a limit on memory its pieces go one after the other.
 
     Args:
         plan: what all ranks do.
@@ -126,6 +139,7 @@ def local_plan(plan: Plan, rank: int, meshes: Mapping[Mesh, DeviceMesh], dtype: 
         meshes: those of torch, by what they are here; that of the source lends its process groups.
         dtype: of the tiles.
         words: what is done, for a sentence.
+        joint: whether messages go by a collective of a whole group, where there is a group of just these ranks.
 
     Raises:
         ReshardError: `reduction-dtype` where torch cannot combine values of the dtype; `exchange-failed` where no
@@ -140,9 +154,14 @@ def local_plan(plan: Plan, rank: int, meshes: Mapping[Mesh, DeviceMesh], dtype: 
     for step in plan.steps:
         for move in step.transfers:
             exchange = local_exchange(move, rank, step.dtype)
-            if exchange.sends or exchange.receives:
+            together = joint_carrier_for(move.exchange, device_mesh, ours) if joint else None
+            if together is not None:
+                exchange = replace(exchange, carrier=together)
+            elif exchange.sends or exchange.receives:
                 carrier = carrier_for(move.exchange, device_mesh, ours, device_type_of(meshes))
                 exchange = replace(exchange, carrier=carrier)
+            if plan.options.memory_limit is not None:
+                exchange = turnwise(exchange, move, rank, step.chunks)
             exchanges.append(exchange)
     sides = (Tiling.of(side, plan.shape) for side in (before, after))
     shapes = [side.tile(rank, once=True).shape if rank in side.mesh else None for side in sides]

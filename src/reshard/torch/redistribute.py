@@ -20,19 +20,24 @@ from torch.distributed.tensor import DTensor
 
 from reshard.checks import expect, shown
 from reshard.errors import ReshardError
+from reshard.plans import Options
 from reshard.torch.agreement import check_mode
-from reshard.torch.conversions import AnyPlacements, gradient_placements
+from reshard.torch.conversions import AnyPlacements, gradient_placements, meta_of, of_dtype
 from reshard.torch.graph_operator import is_traced, redistribute_traced
+from reshard.torch.lifting import ends_of
 from reshard.torch.local_plan import tile_of
-from reshard.torch.redistribution import Redistribution, redistribution_for
+from reshard.torch.redistribution import PLAIN, Redistribution, redistribution_for
 from reshard.torch.world import World, current_world
 
 
 def redistribute(
     x: DTensor,
-    target: AnyPlacements,
+    target: AnyPlacements | None = None,
     device_mesh: DeviceMesh | None = None,
     *,
+    placements: AnyPlacements | None = None,
+    forward_dtype: torch.dtype | None = None,
+    backward_dtype: torch.dtype | None = None,
     async_op: bool = False,
     check: str = "first",
     out: torch.Tensor | None = None,
@@ -44,6 +49,10 @@ def redistribute(
     placements and with one target; a rank that is in neither gets its DTensor back with an empty tile.
     Values, local shapes and the strides of the whole are those of `DTensor.redistribute`, tiles are contiguous;
     where source and target are one placement, the result shares the memory of `x`.
+    A part of a mesh, such as `mesh["dp"]`, is on every rank another set of ranks.
+    From it to other ranks, or the other way, all groups of that kind take part, and each must hold the same tensor;
+    that is compared where `check` compares.
+    From a part to that very part each group is by itself, and may hold a tensor of its own.
 
     What `check` sees. The ranks compare digests of source, target, shape and dtype through the store of the
     default process group, before anything moves; where they differ every rank gets the same error, and where one
@@ -65,13 +74,20 @@ def redistribute(
 
     Args:
         x: on a rank outside of its mesh, a DTensor with an empty tile.
-        target: placements, one per dim of the mesh they are on, or a `Sharding`.
+        target: placements, one per dim of the mesh they are on, or a `Sharding`; of a mesh of one dim also a single
+            placement.
         device_mesh: what the result is on, where not on the mesh of `x`: any mesh over ranks of the same world.
+        placements: the target by the name that `DTensor.redistribute` has for it.
+        forward_dtype: what values become before they move; the result has it.
+        backward_dtype: what a gradient becomes before it moves back; without it the dtype of `x`, to which it is
+            brought in the end. In a graph that is traced it is refused, and gradients move as `forward_dtype`.
         async_op: whether to return at once; the first use of the result waits. It, `out` and `workspace` are for
             eager calls: what is traced, by `torch.compile`, `make_fx` or for export, is refused with any of them.
         check: when ranks compare what they are about to do: `first`, `always` or `never`.
-        out: contiguous memory for the tile of the result, of its shape and the dtype of `x`.
-        workspace: memory for what is packed and received, flat, of the dtype of `x`, and of at least
+        out: memory for the tile of the result, of its shape, any strides and any dtype that torch casts to; the
+            result has the dtype of `out`. Where values are combined and `out` is of another dtype or not contiguous,
+            or where it lies in the storage of `x`, the tile is made apart and copied there.
+        workspace: memory for what is packed and received, flat, of the dtype that moves, and of at least
             `workspace_size` elements.
 
     Raises:
@@ -84,31 +100,53 @@ def redistribute(
         raise ReshardError("bad-argument", f"a DTensor is redistributed, got: {shown(x)}")
     check_mode(check)
     if is_traced(x._local_tensor):
-        if async_op or out is not None or workspace is not None:
-            raise ReshardError("bad-argument", "async_op, out and workspace cannot be given to what is traced")
-        return redistribute_traced(x, target, device_mesh, check)
-    if device_mesh is not None:
-        expect(device_mesh, DeviceMesh, "device_mesh")
-    world = current_world()
-    wants_gradient = torch.is_grad_enabled() and x.requires_grad
-    with world.telling((x.device_mesh, device_mesh or x.device_mesh), check):
-        redistribution = redistribution_for(world, x._spec, target, device_mesh)
-        redistribution.local.check_tile(x._local_tensor)
-        if out is not None:
-            if wants_gradient:
-                raise ReshardError("bad-argument", "out cannot be given where a gradient is wanted")
-            shape = redistribution.local.target_shape
-            fits = expect(out, torch.Tensor, "out").shape == shape
-            _check_memory(out, "out", f"of shape {shape}", x._local_tensor, fits=fits)
-        if workspace is not None:
-            size = redistribution.local.workspace_size
-            fits = expect(workspace, torch.Tensor, "workspace").dim() == 1 and workspace.numel() >= size
-            _check_memory(workspace, "workspace", f"flat, at least {size} elements", x._local_tensor, fits=fits)
-    call = _EagerCall(redistribution, world, check, async_op, out, workspace)
-    if wants_gradient:
-        result: DTensor = Linear.apply(x, partial(call.run, wants_gradient=True), call.back)  # type: ignore[no-untyped-call]
-        return result
-    return call.run(x)
+        if async_op or out is not None or workspace is not None or backward_dtype is not None:
+            raise ReshardError(
+                "bad-argument", "async_op, out and workspace, as backward_dtype, cannot be given to what is traced"
+            )
+        moving: Any = x if forward_dtype is None else x.to(forward_dtype)
+        return redistribute_traced(moving, _one_of(target, placements), device_mesh, check)
+    memory = Memory(async_op, out, workspace)
+    return _moved(x, (target, placements), device_mesh, (forward_dtype, backward_dtype), check, memory)
+
+
+def _moved(
+    x: DTensor,
+    targets: tuple[AnyPlacements | None, AnyPlacements | None],
+    device_mesh: DeviceMesh | None,
+    dtypes: tuple[torch.dtype | None, torch.dtype | None],
+    check: str,
+    memory: Memory,
+    options: Options = PLAIN,
+) -> DTensor:
+    """An eager redistribute; what is refused is told to the other ranks."""
+    world, goal = current_world(), device_mesh if isinstance(device_mesh, DeviceMesh) else x.device_mesh
+    with world.telling(ends_of(x.device_mesh, goal, world.rank).ranks, check):
+        if device_mesh is not None:
+            expect(device_mesh, DeviceMesh, "device_mesh")
+        forward, backward = (expect(dtype or x.dtype, torch.dtype, "a dtype to move in") for dtype in dtypes)
+        spec = x._spec if forward == x.dtype else of_dtype(x._spec, forward)
+        redistribution = redistribution_for(world, spec, _one_of(*targets), device_mesh, options=options)
+        call = EagerCall(redistribution, world, check, memory, x.dtype, backward)
+        call.check_memory(x._local_tensor, wants_gradient=wants_gradient(x))
+    return call.differentiable(x)
+
+
+def wants_gradient(x: torch.Tensor) -> bool:
+    """Whether what becomes of a tensor has a gradient."""
+    return torch.is_grad_enabled() and x.requires_grad
+
+
+def _one_of(target: AnyPlacements | None, placements: AnyPlacements | None) -> AnyPlacements:
+    """The target, by whichever name it is given.
+
+    Raises:
+        ReshardError: `bad-argument` where it is given by both or by none.
+    """
+    if (target is None) == (placements is None):
+        given = "neither is" if target is None else "both are"
+        raise ReshardError("bad-argument", f"a target must be given, or placements, but {given} there")
+    return placements if target is None else target  # type: ignore[return-value]  # one of them is there
 
 
 def workspace_size(x: DTensor, target: AnyPlacements, device_mesh: DeviceMesh | None = None) -> int:
@@ -121,42 +159,103 @@ def workspace_size(x: DTensor, target: AnyPlacements, device_mesh: DeviceMesh | 
     return redistribution_for(current_world(), spec, target, device_mesh).local.workspace_size
 
 
-class _EagerCall(NamedTuple):
+class Memory(NamedTuple):
+    """Whether a caller waits, and what memory it hands in."""
+
+    async_op: bool = False
+    out: torch.Tensor | None = None
+    workspace: torch.Tensor | None = None
+
+
+class EagerCall(NamedTuple):
     """A redistribute with all that its caller asks for."""
 
     redistribution: Redistribution
     world: World
     check: str
-    async_op: bool
-    out: torch.Tensor | None
-    workspace: torch.Tensor | None
+    memory: Memory
+    dtype: torch.dtype
+    """Of the DTensor."""
+    backward_dtype: torch.dtype
+    """In which a gradient moves."""
+
+    def differentiable(self, x: DTensor) -> DTensor:
+        """What becomes of a DTensor, with its gradient where one is wanted."""
+        if not wants_gradient(x):
+            return self.run(x)
+        result: DTensor = Linear.apply(x, partial(self.run, wants_gradient=True), self.back)  # type: ignore[no-untyped-call]
+        return result
+
+    def check_memory(self, tile: torch.Tensor, *, wants_gradient: bool) -> None:
+        """Refuse a tile or memory that cannot be.
+
+        Raises:
+            ReshardError: `bad-tiles`; `bad-argument` for memory where a gradient is wanted.
+        """
+        local, moving = self.redistribution.local, meta_of(self.redistribution.source).dtype
+        _, given, workspace = self.memory
+        local.check_tile(tile)
+        if given is not None:
+            if wants_gradient:
+                raise ReshardError("bad-argument", "out cannot be given where a gradient is wanted")
+            out = expect(given, torch.Tensor, "out")
+            overlaps = torch._debug_has_internal_overlap(out) == 1  # 0 is no, 2 is not plain to see
+            if out.shape != local.target_shape or out.device != tile.device or overlaps or _is_lazy(out):
+                wanted = f"of shape {tuple(local.target_shape)} on {tile.device}, each element in a place of its own"
+                raise _unfit("out", out, f"{wanted}, no lazy conj or negative")
+        if workspace is not None:
+            room, size = expect(workspace, torch.Tensor, "workspace"), local.workspace_size
+            fits = room.dim() == 1 and room.numel() >= size and room.dtype == moving and room.device == tile.device
+            if not fits or not room.is_contiguous() or _is_lazy(room):
+                wanted = f"flat, at least {size} elements, contiguous, no lazy conj or negative, of {moving}"
+                raise _unfit("workspace", room, f"{wanted} on {tile.device}")
 
     def run(self, x: DTensor, *, wants_gradient: bool = False) -> DTensor:
         """What becomes of a DTensor."""
-        redistribution, tile, out = self.redistribution, tile_of(x), self.out
-        local, is_later = redistribution.local, self.async_op and bool(redistribution.local.exchanges)
+        target, out = self.redistribution.target, self.memory.out
+        result = self.tile(tile_of(x))
+        if out is not None and out.dtype != meta_of(target).dtype:
+            target = of_dtype(target, out.dtype)
+        # Not by `DTensor(…)`: its initialiser adds nothing, and steps out of the compiler first.
+        y: DTensor = DTensor.__new__(DTensor, result, target, requires_grad=wants_gradient)
+        return y
+
+    def tile(self, tile: torch.Tensor) -> torch.Tensor:
+        """What becomes of the tile of this rank; with `async_op` one that waits when it is used."""
+        redistribution, (async_op, out, workspace) = self.redistribution, self.memory
+        local, is_later = redistribution.local, async_op and bool(redistribution.local.exchanges)
+        tile = tile.to(meta_of(redistribution.source).dtype)
         if is_later and out is None:
             out = tile.new_empty(local.target_shape)
-        with self.world.telling((redistribution.source.mesh, redistribution.target.mesh), self.check):
-            post = local.pack(tile, out, self.workspace)
+        with self.world.telling(redistribution.statement.ranks, self.check):
+            self.world.check_replicas(redistribution.statement, redistribution.replicas, tile, self.check)
+            post = redistribution.pack(tile, out, workspace)
         self.world.check(redistribution.statement, self.check)
         finish = post()
         if is_later and out is not None:  # as torch's own asynchronous collectives give it, it waits when it is used
             torch._C._distributed_c10d._register_work(out, _Pending(finish))
-            result: torch.Tensor = AsyncCollectiveTensor(out)
-        else:
-            result = finish()
-        # Not by `DTensor(…)`: its initialiser adds nothing, and steps out of the compiler first.
-        return DTensor.__new__(DTensor, result, redistribution.target, requires_grad=wants_gradient)
+            later: torch.Tensor = AsyncCollectiveTensor(out)
+            return later
+        return finish()
 
-    def back(self, gradient: DTensor) -> DTensor:
+    def back(self, gradient: DTensor) -> Any:
         """The gradient where the DTensor is; what was partial comes back replicated, as torch has it."""
         source = self.redistribution.source
         back = gradient_placements(source.placements)
         if gradient._spec.mesh == source.mesh:  # but where the gradient too is partial so
             triples = zip(source.placements, gradient.placements, back, strict=True)
             back = tuple(before if before == now else replicated for before, now, replicated in triples)
-        return redistribute(gradient, back, source.mesh, async_op=self.async_op, check=self.check)
+        moved = _moved(
+            gradient,
+            (back, None),
+            source.mesh,
+            (self.backward_dtype, None),
+            self.check,
+            Memory(self.memory.async_op),
+            self.redistribution.options_back,
+        )
+        result: Any = moved if moved.dtype == self.dtype else moved.to(self.dtype)
+        return result
 
 
 class Linear(torch.autograd.Function):
@@ -189,16 +288,13 @@ class _Pending(dist.Work):
         return True
 
 
-def _check_memory(memory: torch.Tensor, name: str, wanted: str, tile: torch.Tensor, *, fits: bool) -> None:
-    """Refuse memory that does not fit, or whose values are not what lies in it, one after the other.
+def _is_lazy(memory: torch.Tensor) -> bool:
+    """Whether its values are not what lies in it."""
+    return memory.is_conj() or memory.is_neg()
 
-    Raises:
-        ReshardError: `bad-tiles`.
-    """
-    is_plain = memory.is_contiguous() and not memory.is_conj() and not memory.is_neg()
-    if not fits or not is_plain or memory.dtype != tile.dtype or memory.device != tile.device:
-        raise ReshardError(
-            "bad-tiles",
-            f"{name} has shape {tuple(memory.shape)} of {memory.dtype} on {memory.device}; it must be {wanted}, "
-            f"contiguous, no lazy conj or negative, of {tile.dtype} on {tile.device}",
-        )
+
+def _unfit(name: str, memory: torch.Tensor, wanted: str) -> ReshardError:
+    return ReshardError(
+        "bad-tiles",
+        f"{name} has shape {tuple(memory.shape)} of {memory.dtype} on {memory.device}; it must be {wanted}",
+    )

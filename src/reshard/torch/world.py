@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import atexit
 import gc
+import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
 from reshard.errors import ReshardError
 from reshard.torch.agreement import Agreement, Statement
-from reshard.torch.conversions import forget_meshes, mesh_of
+from reshard.torch.conversions import forget_meshes
+from reshard.torch.lifting import forget_lifted
 
 T = TypeVar("T")
 CAPACITY = 4096
@@ -44,7 +46,7 @@ class World:
             ReshardError: `ranks-disagree`, `exchange-failed`.
         """
         ranks, digest, _ = statement
-        if mode == "never" or (mode == "first" and digest in self.agreed) or not self._is_one_of_many(ranks):
+        if not self._is_due(statement, mode):
             return
         self.agreement.agree(statement, self.timeout)
         if digest not in self.agreed:
@@ -56,15 +58,32 @@ class World:
                 self.agreed.discard(order.popleft())
 
     @contextmanager
-    def telling(self, meshes: Iterable[DeviceMesh], mode: str) -> Iterator[None]:
-        """Tell the other ranks of some meshes of what is refused meanwhile, if the mode has them ask."""
+    def telling(self, ranks: Sequence[int], mode: str) -> Iterator[None]:
+        """Tell the other ranks of what is refused meanwhile, or breaks, if the mode has them ask."""
         try:
             yield
-        except ReshardError as error:
-            ranks = sorted({rank for mesh in meshes for rank in mesh_of(mesh).devices})
+        except Exception as error:
             if mode != "never" and self._is_one_of_many(ranks):
-                self.agreement.refuse(ranks, f"{error.code}: {error}")
+                what = error.code if isinstance(error, ReshardError) else type(error).__name__
+                self.agreement.refuse(ranks, f"{what}: {error}")
             raise
+
+    def check_replicas(self, statement: Statement, replicas: Sequence[int], tile: torch.Tensor, mode: str) -> None:
+        """Compare the tile of this rank with those that must equal it, whenever `check` compares the statement.
+
+        Raises:
+            ReshardError: `ranks-disagree`, `exchange-failed`.
+        """
+        if len(replicas) < 2 or not self._is_due(statement, mode):
+            return
+        held = tile.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
+        content = hashlib.blake2b(held.numpy().tobytes(), digest_size=8).hexdigest()
+        words = f"{statement.words}, its tile with the digest {content}, where ranks {tuple(replicas)} must hold one"
+        self.agreement.agree(Statement(tuple(replicas), content, words), self.timeout)
+
+    def _is_due(self, statement: Statement, mode: str) -> bool:
+        ranks, digest, _ = statement
+        return mode != "never" and (mode != "first" or digest not in self.agreed) and self._is_one_of_many(ranks)
 
     def _is_one_of_many(self, ranks: Sequence[int]) -> bool:
         return len(ranks) > 1 and self.rank in ranks and not self.is_fake
@@ -94,9 +113,12 @@ def current_world() -> World:
     group = dist.GroupMember.WORLD
     if group is None:
         raise ReshardError("exchange-failed", "torch.distributed has no default process group")
-    if not _WORLDS or _WORLDS[0][0] is not group:
-        _WORLDS[:] = [(group, World())]
-    return _WORLDS[0][1]
+    for known, world in _WORLDS:
+        if known is group:
+            return world
+    world = World()
+    _WORLDS[:] = [(group, world)]
+    return world
 
 
 @atexit.register
@@ -108,6 +130,7 @@ def forget() -> None:
     """
     _WORLDS.clear()
     forget_meshes()
+    forget_lifted()
     gc.collect()
 
 

@@ -30,7 +30,7 @@ from reshard.errors import ReshardError
 from reshard.jax.contraction.einsum_primitive import MeshEinsum, bind, on_every_device, placed
 from reshard.jax.contraction.local import LocalProduct
 from reshard.jax.conversions import AnyMesh, check_form, mesh_of
-from reshard.jax.exchange.resharding import target_in
+from reshard.jax.exchange.traced import target_in
 from reshard.network import Network
 from reshard.operations.pattern import Pattern
 

@@ -39,7 +39,8 @@ from reshard.jax.exchange.primitive import (
     with_dim,
 )
 from reshard.jax.exchange.primitive import bind as reshard_to
-from reshard.jax.exchange.resharding import by_names_of, source_in, target_in
+from reshard.jax.exchange.resharding import by_names_of
+from reshard.jax.exchange.traced import source_in, target_in
 from reshard.mesh import Mesh
 from reshard.network import Network
 from reshard.operations.gradient import backward_of, fresh_label

@@ -119,10 +119,10 @@ def _as_ring(plan: EinsumPlan, term: int, step: Step) -> Ring | None:
 def _pays(ring: Ring, plan: EinsumPlan, whole: Plan, step: Step) -> bool:
     """Whether the rounds take less time than the collective and the product after one another."""
     network = plan.network
-    if network is None or network.flops is None or whole.step_seconds is None:
+    if network is None or (speed := network.flops_of(plan.dtype)) is None or whole.step_seconds is None:
         return False
     inner = sum(operand.flops for operand in plan.inputs if isinstance(operand, EinsumPlan))
-    product_s = (plan.flops - inner) / network.flops
+    product_s = (plan.flops - inner) / speed
     block_bytes = step.received_bytes / (ring.size - 1)
     alone = whole.step_seconds[whole.steps.index(step)] + product_s
     return overlapped_seconds(ring, step.before.mesh.device_array, block_bytes, product_s, network) < alone

@@ -21,7 +21,8 @@ Both are defined by `planned_primitive` and lowered by `lowered_on_devices`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from string import ascii_letters
@@ -41,6 +42,7 @@ from jax.sharding import Mesh as JaxMesh
 from reshard.errors import ReshardError
 from reshard.jax.conversions import AnyMesh, HloSharding, mesh_of, names_in, sharding_of
 from reshard.jax.exchange.lowering import run_on_device
+from reshard.mesh import Mesh
 from reshard.network import Network
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan
@@ -61,8 +63,9 @@ def planned_primitive(
 def lowered_on_devices(ctx: Any, operands: Any, mesh: AnyMesh, specs: Any, target: Any, body: Any) -> Any:
     """The lowering of what every device does: `body` gets the names of the axes, all manual, and the device's tiles."""
     mesh = over_devices(mesh)
+    names = tuple(name for name, _ in free_mesh(mesh).axes)
     function = jax.shard_map(
-        partial(body, mesh.axis_names), mesh=mesh, in_specs=specs, out_specs=target, check_vma=False
+        partial(body, names), mesh=mesh, in_specs=specs, out_specs=target, axis_names=set(names), check_vma=False
     )
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
@@ -127,6 +130,14 @@ def devices_of(mesh: AnyMesh) -> Any:
     return jax.make_jaxpr(stays)(np.float32(0)).jaxpr
 
 
+def free_mesh(mesh: AnyMesh) -> Mesh:
+    """Our mesh of the axes that no `shard_map` around has taken: a reshard is among the devices that differ in them."""
+    if AxisType.Manual not in mesh.axis_types:
+        return mesh_of(mesh)
+    kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
+    return Mesh(tuple((name, size) for name, size, kind in kinds if kind != AxisType.Manual))
+
+
 @lru_cache(1024)
 def plan_of(reshard: MeshReshard, shape: tuple[int, ...], dtype: Any) -> Plan:
     """The plan where both ends are known.
@@ -134,7 +145,7 @@ def plan_of(reshard: MeshReshard, shape: tuple[int, ...], dtype: Any) -> Plan:
     Raises:
         ReshardError: as `reshard.plan`; `not-divisible`, since JAX holds no dim that its shards do not divide.
     """
-    mesh = mesh_of(reshard.mesh)
+    mesh = free_mesh(reshard.mesh)
     source, target = (sharding_of(spec, mesh, len(shape)) for spec in (reshard.source, reshard.target))
     source.check_divisible(shape)
     target.check_divisible(shape)
@@ -206,14 +217,51 @@ def _on_devices(x: Any, *, reshard: MeshReshard, **_: Any) -> Any:
         raise ReshardError(
             "different-meshes", "derivatives and vmap cannot lead to other devices or another order; reshard outside"
         )
-    known = replace(reshard.from_spec(source), mesh=sharding.mesh)
-    return x if source == known.target else _program(known)(x)
+    known = reshard.from_spec(source)
+    if sharding.mesh.axis_types != mesh.axis_types:  # the types of the axes are switched inside the program
+        known = replace(known, mesh=JaxMesh(sharding.mesh.devices, mesh.axis_names, axis_types=mesh.axis_types))
+        x = jax.device_put(x, NamedSharding(known.mesh, source))
+    else:
+        known = replace(known, mesh=sharding.mesh)
+    return run_program([known], [x])[0]
+
+
+def run_program(reshards: Sequence[MeshReshard], arrays: Sequence[Any], donated: Sequence[bool] = ()) -> list[Any]:
+    """Arrays that are there, all on one mesh, moved by one program; one that stays is given back as it is.
+
+    Args:
+        reshards: per array what is to be done, its source as the array has it.
+        arrays: as many.
+        donated: per array whether the program may use its memory.
+
+    Raises:
+        ReshardError: as `reshard.plan`, `not-divisible`.
+    """
+    results, donated = list(arrays), donated or [False] * len(arrays)
+    moving = [number for number, known in enumerate(reshards) if known.source != known.target]
+    for number in moving:
+        plan_of(reshards[number], arrays[number].shape, arrays[number].dtype)
+    if moving:
+        given_up = tuple(place for place, number in enumerate(moving) if donated[number])
+        program = _program(tuple(reshards[number] for number in moving), given_up)
+        with jax.disable_jit(False), warnings.catch_warnings():
+            if given_up:
+                warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+            moved = program(*(arrays[number] for number in moving))
+        for number, y in zip(moving, moved, strict=True):
+            results[number] = y
+    return results
 
 
 @lru_cache(1024)
-def _program(reshard: MeshReshard) -> Callable[..., Any]:
-    """The compiled reshard of arrays that are there."""
-    return jax.jit(partial(bind, reshard=reshard), out_shardings=NamedSharding(reshard.mesh, reshard.target))
+def _program(reshards: tuple[MeshReshard, ...], donated: tuple[int, ...]) -> Callable[..., Any]:
+    """The compiled reshards of arrays that are there."""
+
+    def moved(*arrays: Any) -> list[Any]:
+        return [bind(x, reshard) for x, reshard in zip(arrays, reshards, strict=True)]
+
+    goals = [NamedSharding(reshard.mesh, reshard.target) for reshard in reshards]
+    return jax.jit(moved, out_shardings=goals, donate_argnums=donated)
 
 
 def _lowered(ctx: Any, x: Any, *, reshard: MeshReshard, **_: Any) -> Any:
@@ -272,12 +320,27 @@ def _open_lowered(ctx: Any, x: Any, *, reshard: MeshReshard, **_: Any) -> Any:
         )
     shared = tuple(range(aval.ndim)) if reshard.target is None else reshard.kept
     identity = _identity_of_two_ends(aval.ndim, shared)
+    reshard = replace(reshard, mesh=_all_auto(reshard.mesh))  # XLA knows no types of axes
 
     def function(x: Any) -> Any:
         y = identity(x, reshard.network)
         return y if reshard.asked is None else jax.lax.with_sharding_constraint(y, reshard.asked)
 
-    return mlir.lower_fun(function, multiple_results=False)(ctx, x)
+    ctx = ctx.replace(
+        avals_in=[core.ShapedArray(aval.shape, aval.dtype)], avals_out=[core.ShapedArray(aval.shape, aval.dtype)]
+    )
+    with jax.sharding.use_abstract_mesh(reshard.mesh.abstract_mesh):
+        return mlir.lower_fun(function, multiple_results=False)(ctx, x)
+
+
+def _all_auto(mesh: AnyMesh) -> AnyMesh:
+    """The mesh with all axes Auto."""
+    types = (AxisType.Auto,) * len(mesh.axis_names)
+    return (
+        JaxMesh(mesh.devices, mesh.axis_names, axis_types=types)
+        if isinstance(mesh, JaxMesh)
+        else mesh.update(axis_types=types)
+    )
 
 
 @lru_cache(256)
@@ -314,7 +377,9 @@ def _open_jvp(primals: Any, tangents: Any, *, reshard: MeshReshard, devices: Any
     return y, ad.p2tz(y) if is_zero else bind(tangent, reshard, devices)  # type: ignore[attr-defined]
 
 
-def _open_transposed(cotangent: Any, _: Any, *, reshard: MeshReshard, devices: Any) -> Any:
+def _open_transposed(cotangent: Any, x: Any, *, reshard: MeshReshard, devices: Any) -> Any:
+    if AxisType.Explicit in reshard.mesh.axis_types:  # along them a type is to be met, which XLA alone can, for the
+        return [jax.sharding.reshard(cotangent, x.aval.sharding)]  # other axes are its own
     if reshard.asked is not None and isinstance(cotangent, core.Tracer):
         cotangent = jax.lax.with_sharding_constraint(cotangent, reshard.asked)
     return [bind(cotangent, replace(reshard, source=None, target=None, kept=()), devices)]

@@ -2,11 +2,7 @@
 
 Shardings go through a custom call as its `sdy.sharding_rule` says; without one every device has all of it.
 
-A manual computation is a region with the shardings that it states.
-Along an axis that is manual each device is by itself, so that axis is a label: of every dim that it cuts, of the
-operands and of the results alike.
-By hand, over the manual axis x of size 2, `[{"x"}, {}]` of 8×4 to `[{}, {"x"}]` of 4×8 is the pattern
-`(m0 a0_0) a0_1 -> r0 (m0 r1)` with m0 of size 2.
+A manual computation is a region with the shardings that it states, as in `reshard.jax.tracing.regions`.
 A result that an axis does not cut while it cuts an operand was brought together inside; that is counted as a sum of
 results over that axis, or as a gather of operands, whichever is cheaper.
 """
@@ -22,9 +18,9 @@ from jaxlib.mlir.dialects import sdy
 
 from reshard.jax.stablehlo.attributes import type_of, word
 from reshard.jax.tracing.emitter import labels
+from reshard.jax.tracing.regions import Terms, is_manual
 from reshard.operations.pattern import Term
 from reshard.propagation import Value
-from reshard.sharding import Sharding
 
 if TYPE_CHECKING:
     from reshard.jax.stablehlo.reading import Reading
@@ -89,33 +85,20 @@ def manual_computation(reading: Reading, op: ir.Operation, operands: Sequence[Va
     manual = re.findall(r'"((?:[^"\\]|\\.)*)"', str(op.attributes["manual_axes"]))
     ins, outs = (reading.shardings(op.attributes[name]) for name in ("in_shardings", "out_shardings"))
     held = [reading.held(value, sharding) for value, sharding in zip(operands, ins, strict=True)]
-    sizes: dict[str, int] = {}
-
-    def term(shape: Sequence[int], sharding: Sharding, stem: str) -> Term:
-        groups = []
-        for dim, size in enumerate(shape):
-            axes = [axis.name for axis in sharding.dims[dim].axes if axis.name in manual]
-            group = [f"m{manual.index(axis)}" for axis in axes]
-            own = {label: sharding.mesh.sizes[axis] for label, axis in zip(group, axes, strict=True)}
-            for count in own.values():
-                size //= count
-            sizes.update(own, **{f"{stem}{dim}": size})
-            groups.append((*group, f"{stem}{dim}"))
-        return tuple(groups)
-
-    terms = [term(value.shape, ins[number], f"a{number}_") for number, value in enumerate(held)]
+    named = Terms(manual)
+    terms = [named.of(value.shape, ins[number], f"a{number}_") for number, value in enumerate(held)]
     sources = held or [reading.zero()]
     results = []
     for result, sharding in zip(op.results, outs, strict=True):
-        last = term(result.type.shape, sharding, "r")
-        used = {label for each in (*terms, last) for group in each for label in group}
+        last = named.of(result.type.shape, sharding, "r")
+        sizes = named.sizes_in([*terms, last])
         made = reading.emit(
             "manual_computation",
             sources,
             [*(terms or [()]), last],
             type_of(result),
-            sizes=tuple((label, size) for label, size in sizes.items() if label in used),
-            replicated=tuple(sorted(label for label in used if not label.startswith("m"))),
+            sizes=tuple(sizes.items()),
+            replicated=tuple(sorted(label for label in sizes if not is_manual(label))),
             reduction="sum",
         )
         results.append(reading.held(made, sharding))

@@ -5,7 +5,9 @@ control_flow.py  loops and choices
 emitter.py       an operation of it, with what one device does
 equations.py     a rule per primitive
 indexed.py       gathers and scatters
+regions.py       what devices do by themselves, in a shard_map
 slices.py        slices at a place, single elements
+ragged.py        products of rows with operands of their groups
 rearranging.py   transposes, reshapes, slices, and what puts tensors together
 windows.py       convolutions, and what else goes over a tensor with a window
 """

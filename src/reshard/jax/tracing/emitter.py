@@ -20,6 +20,20 @@ from reshard.propagation import Program, Value
 from reshard.propagation.builder import NewValue
 from reshard.sharding import Sharding
 
+CALLS = {
+    "jit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_lin": "call_jaxpr",
+    "custom_vmap_call": "call",
+    "composite": "jaxpr",
+    "custom_partitioning": "call",
+}
+"""Primitives that call a jaxpr, and the parameter that has it."""
 TileFunction = Callable[[Extents, Sequence[Any]], Any]
 """From the tiles of the operands, and where they lie, to the tile of the result."""
 
@@ -47,10 +61,11 @@ class Emitter:
         terms: Sequence[Term],
         aval: Any,
         run: TileFunction | None = None,
+        joined: tuple[str, ...] = (),
         **fields: Any,
     ) -> Value:
         """Add an operation; terms are those of the operands, and last of the result."""
-        pattern = Pattern(tuple(terms[:-1]), terms[-1])
+        pattern = Pattern(tuple(terms[:-1]), terms[-1], joined)
         result = NewValue(None, aval.shape, plain_dtype(aval.dtype))
         value = self.program.add(
             name, operands, result, opaque=name not in KINDS, pattern=pattern, payload=run, **fields

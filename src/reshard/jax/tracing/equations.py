@@ -29,6 +29,7 @@ from jax import lax
 from reshard.jax.contraction.einsum_primitive import as_contraction
 from reshard.jax.tracing.emitter import Emitter, TileFunction, evaluated, labels, within
 from reshard.jax.tracing.indexed import COMBINED, combining_scatter, gather, scatter
+from reshard.jax.tracing.ragged import ragged_dot, takes
 from reshard.jax.tracing.rearranging import broadcast, concatenate, pad, reshape, slices, tile, transpose
 from reshard.jax.tracing.slices import dynamic_slice, dynamic_update_slice
 from reshard.jax.tracing.windows import convolution, windows
@@ -113,8 +114,8 @@ def along(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Va
     if "fft_lengths" in params:
         dims: Sequence[int] = range(len(term) - len(params["fft_lengths"]), len(term))
     else:
-        named = (params[key] for key in ("axis", "dimension", "operand_axis") if key in params)
-        dims = params.get("dimensions") or (next(named, len(term) - 1),)
+        keys = ("axis", "dimension", "operand_axis", "reduction_dimension")
+        dims = params.get("dimensions") or (next((params[key] for key in keys if key in params), -1) % len(term),)
     alike = all(var.aval.shape == operands[0].shape for var in equation.outvars)
     result = term if alike else tuple(("n" + group[0],) if dim in dims else group for dim, group in enumerate(term))
     whole = {term[dim][0] for dim in dims} | {result[dim][0] for dim in dims}
@@ -185,6 +186,11 @@ def whole(emitter: Emitter, equation: Any, operands: Sequence[Value], batch: int
     return results
 
 
+def ragged_products(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """Those of rows with the operands of their groups, or sums per group; others are whole."""
+    return (ragged_dot if takes(equation) else opaque)(emitter, equation, operands)
+
+
 def opaque(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """A primitive that no rule knows: every device has all of its operands and makes all of its results."""
     emitter.program.without_rule[str(equation.primitive)] += 1
@@ -233,6 +239,11 @@ def unstack(value: Any, *, axis: int) -> list[Any]:
     return [lax.index_in_dim(value, number, axis, keepdims=False) for number in range(value.shape[axis])]
 
 
+def over_batch(reduce: Callable[[Any, Shape], Any], *values: Any, axes: Shape, **_: Any) -> list[Any]:
+    """What is combined along an axis that `vmap` has made a dim."""
+    return [reduce(value, axes) for value in values]
+
+
 def in_others(equation: Any) -> Any:
     """The jaxpr of the function of JAX that is an equation's."""
     function = partial(FUNCTIONS[str(equation.primitive)], **equation.params)
@@ -244,6 +255,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "argmax": partial(place_of, lax.reduce_max),
     "argmin": partial(place_of, lax.reduce_min),
     **dict.fromkeys(["empty", "empty2"], lambda dtype, shape=(), **_: lax.full(shape, 0, dtype)),
+    "psum": partial(over_batch, lax.reduce_sum),
+    "pmax": partial(over_batch, lax.reduce_max),
+    "pmin": partial(over_batch, lax.reduce_min),
     "split": split,
     "stack": stack,
     "unstack": unstack,
@@ -262,11 +276,12 @@ MATRICES = """
 cholesky cholesky_update eig eigh geqrf geqp3 hessenberg householder_product lu lu_pivots_to_permutation ormqr qr schur
 svd triangular_solve tridiagonal tridiagonal_solve
 """
+ALONG = "cumsum cumprod cummax cummin cumlogsumexp sort rev top_k approx_top_k fft"
 KEYS = "random_clone random_fold_in random_seed random_split random_unwrap random_wrap"
 RULES: dict[str, PrimitiveRule] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
     **dict.fromkeys([*REDUCTIONS, "reduce_and", "reduce_or", "reduce_xor"], reduction),
-    **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "rev", "top_k", "fft"], along),
+    **dict.fromkeys(ALONG.split(), along),
     **dict.fromkeys(["reshape", "squeeze", "expand_dims"], reshape),
     "dot_general": dot_general,
     "transpose": transpose,
@@ -282,6 +297,7 @@ RULES: dict[str, PrimitiveRule] = {
     **dict.fromkeys(COMBINED, combining_scatter),
     "scatter": scatter,
     "conv_general_dilated": convolution,
+    "ragged_dot_general": ragged_products,
     **dict.fromkeys(WINDOWS.split(), windows),
     **dict.fromkeys(MATRICES.split(), matrices),
     "iota_2x32_shape": counts,

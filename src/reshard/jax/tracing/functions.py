@@ -35,6 +35,7 @@ import jax
 import numpy as np
 from jax import lax
 from jax._src.interpreters.partial_eval import dce_jaxpr
+from jax._src.state.discharge import discharge_state
 from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import Mesh as JaxMesh
@@ -43,29 +44,17 @@ from reshard.checks import shown
 from reshard.errors import ReshardError
 from reshard.jax.conversions import for_leaves, mesh_of, sharding_of
 from reshard.jax.tracing.control_flow import cond, scan, while_loop
-from reshard.jax.tracing.emitter import Emitter, Signature, TileFunction, labels, plain_dtype
+from reshard.jax.tracing.emitter import CALLS, Emitter, Signature, TileFunction, labels, plain_dtype
 from reshard.jax.tracing.equations import MADE_OF_OTHERS, equation_values
+from reshard.jax.tracing.regions import shard_map
 from reshard.mesh import Mesh
 from reshard.propagation import Program, Value
 from reshard.sharding import Sharding
 
-CALLS = {
-    "jit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "remat2": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_lin": "call_jaxpr",
-    "custom_vmap_call": "call",
-    "composite": "jaxpr",
-}
-"""Primitives that call a jaxpr, and the parameter that has it."""
-BLOCKS = {"scan": scan, "while": while_loop, "cond": cond}
-"""Primitives whose jaxprs run often, or not at all."""
-IDENTITIES = ("name", "pvary")
-"""Primitives whose results are their operands."""
+BLOCKS = {"scan": scan, "while": while_loop, "cond": cond, "shard_map": shard_map}
+"""Primitives whose jaxprs run often, not at all, or on each device by itself."""
+IDENTITIES = ("name", "pvary", "device_put")
+"""Primitives whose results are their operands; in a `jit` JAX too leaves a value where it lies."""
 CONSTRAINTS = ("sharding_constraint", "reshard_by_plan", "reshard_by_plan_when_known", "reshard")
 """Primitives that say how a value is sharded."""
 
@@ -89,9 +78,11 @@ def trace(
 
     Raises:
         ReshardError: `unknown-mesh` where nothing tells the mesh, `bad-argument` where a tree of shardings does not
-            fit, `unknown-dtype`, `cannot-express` where the function has a `shard_map`; and as `Program.constrain`.
+            fit, `unknown-dtype`; and as `Program.constrain`.
     """
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*avals)
+    if closed.effects:  # references that are made inside become values
+        closed = discharge_state(closed)
     jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     leaves, in_tree = jax.tree.flatten(avals)
     out_tree = jax.tree.structure(out_shape)
@@ -146,10 +137,6 @@ class Tracing(Emitter):
             return [self.barrier(value) for value in operands]
         if name in CONSTRAINTS:
             return [self.constrained(operands[0], _asked(equation))]
-        if name == "shard_map":
-            raise ReshardError(
-                "cannot-express", "a shard_map says itself what each device does, and has no place inside"
-            )
         if name in BLOCKS:
             return BLOCKS[name](self, equation, operands)
         if name in MADE_OF_OTHERS:

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from reshard.xla.read.ir import ArrayShape, Computation, Instruction, Module
 from reshard.xla.read.loops import executions
 from reshard.xla.read.replica_groups import parse_groups, parse_pairs
+from reshard.xla.read.scan import natural
 
 KINDS = (
     "all-gather",
@@ -119,7 +120,7 @@ def find_collectives(module: Module) -> list[Collective]:
                 instruction.name,
                 kind,
                 instruction.line,
-                int(channel) if channel.isdigit() and len(channel) < 19 else None,
+                natural(channel),
                 results[0].dtype if results else "",
                 operand_bytes,
                 result_bytes,

@@ -20,7 +20,7 @@ from functools import lru_cache
 from reshard.errors import ReshardError
 from reshard.notation import parse_mesh
 from reshard.xla.read.ir import ArrayShape, Computation, Instruction, Module, Result
-from reshard.xla.read.scan import closing, fields, split
+from reshard.xla.read.scan import closing, fields, natural, split
 
 INSTRUCTION = re.compile(r"\s*(ROOT\s+)?%?([A-Za-z_][^\s=%(){},]*)\s=\s+(?=[(a-z])")
 """How the line of an instruction begins."""
@@ -111,8 +111,9 @@ def _read_header(module: Module, text: str, number: int) -> None:
     module.name = next(iter(attributes), "")
     module.is_scheduled = attributes.get("is_scheduled") == "true"
     for key, name in (("partitions", "num_partitions"), ("replicas", "replica_count")):
-        if (value := attributes.get(name, "1")).isdigit() and 0 < int(value[:10]) < 10**9:
-            setattr(module, key, int(value))
+        value = attributes.get(name, "1")
+        if 0 < (count := natural(value) or 0) < 10**9:
+            setattr(module, key, count)
         else:
             module.note(number, f"{name} is no number of at least 1", value)
     meshes = attributes.get("frontend_attributes", "")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from reshard.dtypes import DTYPES
 from reshard.mesh import Mesh
-from reshard.xla.read.scan import excerpt
+from reshard.xla.read.scan import excerpt, natural
 
 _BITS = {"s4": 4, "u4": 4, "i4": 4, "ui4": 4, "s2": 2, "u2": 2, "i2": 2, "ui2": 2, "s1": 1, "u1": 1, "f4e2m1fn": 4}
 _BITS |= {"token": 0, "opaque": 0}
@@ -91,8 +91,7 @@ class Instruction:
     @property
     def index(self) -> int | None:
         """Of a parameter its place, of an element its place in the tuple; None where that is no number."""
-        text = self.attributes.get("index", "0" if self.opcode == "parameter" else "")
-        return int(text) if text.isdigit() else None
+        return natural(self.attributes.get("index", "0" if self.opcode == "parameter" else ""))
 
 
 @dataclass(eq=False, slots=True)

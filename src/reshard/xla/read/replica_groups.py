@@ -29,6 +29,7 @@ from reshard.axis import Axis
 from reshard.digits import Digit, Digits
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
+from reshard.xla.read.scan import MOST_DIGITS, natural
 
 ReplicaGroups = tuple[tuple[int, ...], ...]
 _Numbers = NDArray[np.int64]
@@ -73,7 +74,13 @@ def parse_pairs(text: str) -> tuple[tuple[int, int], ...] | None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", text)))
+    return tuple(map(_limited, re.findall(r"\d+", text)))
+
+
+def _limited(digits: str) -> int:
+    """A number; one that is too large for any use is as large as can be."""
+    number = natural(digits)
+    return 10**MOST_DIGITS if number is None else number
 
 
 def _rows(devices: _Numbers) -> ReplicaGroups:
@@ -89,7 +96,7 @@ def _iota(sizes: tuple[int, ...], order: tuple[int, ...] | None) -> _Numbers | N
 def _along(mesh_text: str, devices_text: str, axes_text: str) -> ReplicaGroups | None:
     """The groups along axes of a mesh: all else is fixed within one."""
     try:
-        mesh = Mesh(tuple((name, int(size)) for name, size in _MESH_AXIS.findall(mesh_text)))
+        mesh = Mesh(tuple((name, _limited(size)) for name, size in _MESH_AXIS.findall(mesh_text)))
     except (ReshardError, ValueError):
         return None
     if mesh.size > _MOST:
@@ -108,9 +115,10 @@ def _along(mesh_text: str, devices_text: str, axes_text: str) -> ReplicaGroups |
         if match is None or match.group(1) not in mesh.sizes:
             return None
         whole, (_, pre, size) = Digits([mesh.digit_of(Axis(match.group(1)))]), match.groups()
-        if pre is not None and (int(pre) * int(size) == 0 or whole.size % (int(pre) * int(size))):
+        before, own = _limited(pre or "1"), _limited(size or "1")
+        if pre is not None and (before * own == 0 or whole.size % (before * own)):
             return None
-        digits += whole if pre is None else [Digit(whole[0].end // int(pre) // int(size), int(size))]
+        digits += whole if pre is None else [Digit(whole[0].end // before // own, own)]
     groups = Digits(digits).groups(mesh.size)
     return _rows(devices[groups]) if groups.size == mesh.size and groups.max() < mesh.size else None
 
@@ -119,7 +127,8 @@ def _dense(values: str, sizes: str) -> ReplicaGroups | None:
     shape = _numbers(sizes)
     if len(shape) != 2 or prod(shape) > _MOST:
         return None
-    numbers = [int(number) for number in re.findall(r"-?\d+", values)]
+    signed = re.findall(r"(-?)(\d+)", values)
+    numbers = [-_limited(digits) if sign else _limited(digits) for sign, digits in signed]
     if prod(shape) and len(numbers) == 1:
         numbers *= prod(shape)
     if len(numbers) != prod(shape):

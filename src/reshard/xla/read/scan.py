@@ -17,6 +17,19 @@ _OPENING = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 _FIELD = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.]*)\s*=\s*(.*)", re.DOTALL)
 
 
+MOST_DIGITS = 18
+"""Numbers of more digits are no sizes, places or devices."""
+
+
+def natural(text: str) -> int | None:
+    """The number that a text is, from 0 on; None where it is none, or too large for any use.
+
+    >>> natural("12"), natural("8²"), natural("9" * 5000)
+    (12, None, None)
+    """
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS else None
+
+
 def closing(text: str, start: int) -> int:
     """The place after the bracket that closes the one at `start`; -1 where there is none.
 

@@ -25,7 +25,7 @@ from functools import lru_cache
 from reshard.errors import ReshardError
 from reshard.notation import parse_mesh
 from reshard.xla.read.ir import ArrayShape, Computation, Instruction, Module, Result
-from reshard.xla.read.scan import angle, angles, closing, split
+from reshard.xla.read.scan import angle, angles, closing, natural, split
 
 OPERATION = re.compile(
     r"\s*(?:(%[\w#:$.\-]+(?:\s*,\s*%[\w#:$.\-]+)*)\s*=\s*)?\"?([a-z_]\w*(?:\.\w+)+|return|call)\"?(?=[\s(<])"
@@ -273,7 +273,7 @@ class StableReader:
         label = label or f"line {operation.line}"
         operation.name = label
         computation.instructions[label] = operation
-        for index in range(int(count) if count.isdigit() and len(count) < 6 else 0):
+        for index in range(natural(count[:6]) or 0):
             element = f"{label}#{index}"
             computation.instructions[element] = Instruction(
                 element, "get-tuple-element", Result((), False), (label,), operation.line, {"index": str(index)}

@@ -1,0 +1,58 @@
+"""`reshard calibrate`: measures the network of the devices at hand, and writes it as a file."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import reshard
+from reshard.cli import output
+from reshard.cli.arguments import Commands, add_command, mesh_of
+from reshard.errors import ReshardError
+from reshard.network import Calibration, Network
+
+EXAMPLES = """\
+examples:
+  reshard calibrate --mesh host=2,gpu=8 --out cluster.json
+  torchrun --nproc_per_node=8 -m reshard calibrate --engine torch --mesh gpu=8 --out host.json
+  reshard plan --network cluster.json --mesh host=2,gpu=8 --shape 8192,8192 '[{}, {"host"}]' '[{"host"}, {}]'
+
+Every axis of the mesh is a level of the network; along each, all devices that come first send to the next, at once.
+The file is what `reshard networks NAME --json` prints: its figures may be changed, and memory and flop/s added.
+"""
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command to the parser."""
+    parser = add_command(commands, "calibrate", run, "measure the network at hand and write it as a file", EXAMPLES)
+    parser.add_argument("--mesh", required=True, metavar="MESH", help="all devices, as host=2,gpu=8")
+    parser.add_argument("--engine", choices=("jax", "torch"), default="jax", help="who sends; torch under torchrun")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="how often each size is measured")
+    parser.add_argument("--out", metavar="FILE", help="the file to write, which must be new and end in .json")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, print, write."""
+    if args.out is not None and not args.out.endswith(".json"):
+        raise ReshardError("bad-argument", f"a network's file must end in .json, got: {args.out}")
+    measured = _measured(args)
+    if measured is None:  # another rank of torch's writes
+        return
+    network, calibration = measured
+    if args.out is not None:
+        output.write_file(args.out, output.json_text(network.as_dict()) + "\n")
+    if args.json:
+        output.write_json(network.as_dict())
+    else:
+        print(f"{network}\n\n{calibration}")
+
+
+def _measured(args: argparse.Namespace) -> tuple[Network, Calibration] | None:
+    mesh = mesh_of(args.mesh)
+    if args.engine == "jax":
+        engine: Any = reshard.jax
+        from reshard.jax.conversions import jax_mesh_like  # noqa: PLC0415  # once JAX is known to be there
+
+        return engine.calibrate(jax_mesh_like(mesh), repeats=args.repeats)  # type: ignore[no-any-return]
+    engine = reshard.torch
+    return engine.calibrate(mesh, repeats=args.repeats)  # type: ignore[no-any-return]

@@ -1,0 +1,93 @@
+"""How a reshard that several share is divided among them, so that the bound is high.
+
+For every value each use pays a part of what it is brought there for, all of them together no more than the whole.
+Any such division gives a bound, since reshards obey the triangle inequality: a tree of them is no cheaper than parts of
+the direct ones.
+The best division has those pay who have the value brought to them: so parts move there, step by step, as the cheapest
+choice under the last division says (a subgradient method; the steps shrink).
+On the way every division has a choice of its own, and the best of them is where the search begins.
+
+By hand: of two uses one wants a value as it is kept, and the other pays 6 to have it moved. Divided evenly the bound
+counts 3; a step moves all to the second, and it counts 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from reshard.propagation.dual import Dual, Shares
+from reshard.propagation.model import Model
+
+TURNS, FEW_TURNS = 20, 8
+"""How often messages go forth and back at first, and after each step, at most."""
+STEP = 0.5
+"""Which part of what is paid the first step moves; the later ones less, by the root of their number."""
+
+Picked = tuple[dict[int, int], dict[int, int]]
+"""Per variable its option, by identity; per operation its layout, by its number."""
+
+
+class Bounded:
+    """A model with the best bound so far, and the division under which it holds."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.shares = model, even_shares(model)
+        self.dual = Dual(model, self.shares)
+        self.bound = -np.inf
+        self._latest = self.dual, self.shares
+        self._steps = 0
+
+    def step(self, is_late: Callable[[], bool]) -> Picked:
+        """Move shares to where the latest choice pays, and pass messages; the choice that comes of it."""
+        dual, shares = self._latest
+        if self._steps:
+            shares = moved(self.model, shares, dual.choice(), STEP / self._steps**0.5)
+            before, dual = dual, Dual(self.model, shares)
+            dual.begin(before, range(len(self.model.variables)))
+        dual.run(FEW_TURNS if self._steps else TURNS, is_late)
+        self._steps += 1
+        self._latest = dual, shares
+        if dual.bound > self.bound:
+            self.bound, self.dual, self.shares = dual.bound, dual, shares
+        return dual.choice()
+
+
+def even_shares(model: Model) -> Shares:
+    """An even part for all who use a value."""
+    return {edge.key: 1.0 / len(edge.variable.uses) for node in model.nodes for edge in node.uses}
+
+
+def moved(model: Model, shares: Shares, choice: Picked, part: float) -> Shares:
+    """Shares moved, by a part of them, to those who have a value brought to them under a choice.
+
+    So the bound grows where it is a choice of least cost under these shares: a step along a subgradient.
+    """
+    options, layouts = choice
+    after = dict(shares)
+    for variable in model.variables:
+        if len(variable.uses) < 2:
+            continue
+        row = options[id(variable)]
+        paid = {
+            edge.key: float(edge.table.bound[row, edge.picks.listed[layouts[edge.node.number]]]) * edge.times
+            for edge in variable.uses
+        }
+        total = sum(paid.values())
+        if total > 0:
+            after.update((key, (1 - part) * shares[key] + part * cost / total) for key, cost in paid.items())
+    return after
+
+
+def untied(model: Model, tied: Shares, classes: Sequence[int]) -> Shares:
+    """The shares of operations that are kept alike, for each of them."""
+    shares: Shares = {}
+    for variable in model.variables:
+        own = {
+            edge.key: tied.get((classes[edge.node.number], edge.place, classes[variable.number]), 0.0)
+            for edge in variable.uses
+        }
+        total = sum(own.values())
+        shares.update((key, share / max(total, 1.0)) for key, share in own.items())
+    return shares

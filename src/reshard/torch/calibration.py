@@ -1,0 +1,67 @@
+"""A network fitted to the ranks at hand: what a message costs, measured by sending messages.
+
+One level per dim of a mesh; along each, the ranks that come first send to the next, all at once, as the messages of an
+exchange go.
+All ranks time every message and take the longest of all, so that each of them fits the same network.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from reshard.checks import expect
+from reshard.network import Calibration, Network
+from reshard.network.calibration import Pairs
+from reshard.torch.conversions import mesh_of
+from reshard.torch.world import current_world
+
+SIZES = tuple(2**power for power in range(10, 25, 2))
+"""Bytes that are sent to measure a level: 1 KiB to 16 MiB."""
+RUNS = 5
+"""Of so many runs the fastest counts: what else the machine does is not the network."""
+
+
+def calibrate(mesh: DeviceMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 3) -> tuple[Network, Calibration]:
+    """The network of a mesh's ranks, one level per mesh dim, and how well it predicts timings that it has not seen.
+
+    All ranks of the default process group must call it; it takes some seconds. Give what it finds as `network=`.
+
+    Args:
+        mesh: of all ranks; their order must be a transposition of digits, as that of `init_device_mesh` is.
+        sizes: bytes to send, at least six sizes.
+        repeats: how often each is measured; the median counts.
+
+    Raises:
+        ReshardError: `bad-network` where the mesh has no such order or larger messages do not take longer;
+            `bad-argument`; `exchange-failed` where there is no default process group.
+    """
+    ours = mesh_of(expect(mesh, DeviceMesh, "what is calibrated"))
+    rank = current_world().rank
+    guess = Network.of(ours, {name: ("switch", 1e9, 1e-6) for name, _ in ours.axes}, name="ranks")
+
+    def time_exchange(_: int, n_bytes: int, pairs: Pairs) -> float:
+        memory = torch.zeros(n_bytes, dtype=torch.uint8, device=mesh.device_type)
+        operations = [dist.P2POp(dist.isend, memory, receiver) for sender, receiver in pairs if sender == rank]
+        operations += [dist.P2POp(dist.irecv, memory, sender) for sender, receiver in pairs if receiver == rank]
+        fastest = min(_timed(operations, mesh.device_type) for _ in range(RUNS + 1))  # the first opens connections
+        slowest = torch.tensor(fastest, dtype=torch.float64, device=mesh.device_type)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        return float(slowest)
+
+    return guess.calibrate(time_exchange, sizes=sizes, repeats=repeats)
+
+
+def _timed(operations: list[dist.P2POp], device_type: str) -> float:
+    """Seconds until all is sent and received, begun together."""
+    dist.barrier()
+    begun = time.perf_counter()
+    for work in dist.batch_isend_irecv(operations) if operations else ():
+        work.wait()
+    if device_type != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter() - begun

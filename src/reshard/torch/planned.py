@@ -1,0 +1,68 @@
+"""`run`: a plan that was made before, on a DTensor.
+
+The plan says which steps there are, and in how many chunks its pieces go; here nothing is chosen anew.
+A plan under a memory limit goes turn by turn, see `turns`, so that a rank needs no more than the plan says:
+
+    plan = reshard.plan(x, target, memory_limit=64 << 20)
+    y = reshard.torch.run(plan, x)
+
+Any other plan has all messages of a step under way at once, and its buffers beside the tiles are as large as they.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from reshard.checks import expect, shown
+from reshard.errors import ReshardError
+from reshard.plans import Plan
+from reshard.torch.agreement import check_mode
+from reshard.torch.graph_operator import is_traced, run_traced
+from reshard.torch.redistribute import EagerCall, Memory, wants_gradient
+from reshard.torch.redistribution import redistribution_of_plan
+from reshard.torch.world import current_world
+
+
+def run(
+    plan: Plan,
+    x: DTensor,
+    device_mesh: DeviceMesh | None = None,
+    *,
+    check: str = "first",
+    out: torch.Tensor | None = None,
+) -> DTensor:
+    """The DTensor that a plan leads to: its steps, its chunks and no others.
+
+    All ranks of the plan must call it, as `redistribute`, eagerly or in a graph that is traced.
+    The gradient is planned back on the network and in the basis of the plan, without its memory limit, for it comes
+    however what follows has left it.
+
+    Args:
+        plan: from where `x` is, whose devices are global ranks.
+        x: of the plan's shape and dtype.
+        device_mesh: what the result is on, where not on the mesh of `x`.
+        check: when ranks compare what they are about to do, as `redistribute` has it.
+        out: memory for the tile of the result, as `redistribute` has it; refused in a graph that is traced.
+
+    Raises:
+        ReshardError: `bad-argument` where the plan is for another shape, dtype or source; `cannot-express` and
+            `different-meshes` where no placements on the mesh are its target; and all of `redistribute`.
+    """
+    expect(plan, Plan, "what is run")
+    if not isinstance(x, DTensor):
+        raise ReshardError("bad-argument", f"a plan is run on a DTensor, got: {shown(x)}")
+    check_mode(check)
+    if is_traced(x._local_tensor):
+        if out is not None:
+            raise ReshardError("bad-argument", "out cannot be given to what is traced")
+        return run_traced(plan, x, device_mesh, check)
+    world = current_world()
+    with world.telling(tuple(sorted({*plan.source.mesh.devices, *plan.target.mesh.devices})), check):
+        if device_mesh is not None:
+            expect(device_mesh, DeviceMesh, "device_mesh")
+        redistribution = redistribution_of_plan(world, x._spec, plan, device_mesh)
+        call = EagerCall(redistribution, world, check, Memory(out=out), x.dtype, x.dtype)
+        call.check_memory(x._local_tensor, wants_gradient=wants_gradient(x))
+    return call.differentiable(x)

@@ -1,0 +1,326 @@
+"""A whole model between ranks: into memory that stays where it is, in buckets, with nothing allocated after the first call.
+
+A call begins with an agreement of all ranks of the plan on the plan's digest and the version of the weights; until all
+have said the same nothing moves.
+Then every rank goes through its buckets in the global order: it packs and posts one, posts the next, and waits for the
+older of the two.
+A rank posts the lowest bucket that is not done as soon as those before it are, so the ranks of the lowest bucket of all
+have all posted it, and nothing waits in a circle.
+Both buckets together are no larger than the plan's `in_flight`.
+
+Copies are made by views that are kept with the plan, for as long as the same memory is handed in: one call of torch for
+each message.
+Each tensor that is written is marked with the version it has, and with none while it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from reshard.box import Box
+from reshard.checks import expect, integer
+from reshard.dtypes import DType
+from reshard.errors import ReshardError
+from reshard.models import ModelPlan
+from reshard.models.device_part import DevicePart, Traffic
+from reshard.models.stores import Buffer, Slot, views
+from reshard.torch.agreement import Statement, digest_of
+from reshard.torch.carriers import Carrier, Parcel
+from reshard.torch.conversions import dtype_of
+from reshard.torch.world import current_world
+
+Tensors = Mapping[str, torch.Tensor]
+Progress = Callable[[int, int], None]
+"""Told how many of how many bytes this rank has sent and received."""
+MARK = "reshard_version"
+"""The attribute of a tensor that says which version it holds; None while it is being written."""
+DEPTH = 2
+"""Buckets under way at a time."""
+
+
+class Copies(NamedTuple):
+    """Copies that are made together."""
+
+    to: list[torch.Tensor]
+    of: list[torch.Tensor]
+
+    def add(self, to: torch.Tensor, of: torch.Tensor) -> None:
+        """One more."""
+        self.to.append(to)
+        self.of.append(of)
+
+    def run(self) -> None:
+        """Make them."""
+        if self.to:
+            torch._foreach_copy_(self.to, self.of)
+
+
+class Bucket(NamedTuple):
+    """What a rank does for one bucket."""
+
+    packing: Copies
+    sends: list[Parcel]
+    receives: list[Parcel]
+    unpacking: Copies
+
+    @property
+    def nbytes(self) -> int:
+        """What is sent and received."""
+        return sum(parcel.memory.numel() for parcel in (*self.sends, *self.receives))
+
+
+class LocalTransfer(NamedTuple):
+    """One rank's part of a plan, between memory that it knows."""
+
+    addresses: tuple[int, ...]
+    """Of the tensors handed in and written."""
+    keeping: Copies
+    """What the rank has itself."""
+    buckets: list[Bucket]
+    carrier: Carrier
+
+
+_KEPT: WeakKeyDictionary[ModelPlan, LocalTransfer] = WeakKeyDictionary()
+"""By plan, what was made for the memory that was last handed in."""
+
+
+def transfer(
+    state_dict: Tensors,
+    plan: ModelPlan,
+    out: Tensors | None = None,
+    *,
+    version: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, torch.Tensor]:
+    """Move a model between the ranks of the default process group, by a plan that all of them have.
+
+    A rank is a device of the plan; one that is none of its devices may call too, and does nothing.
+    Where a tensor of `out` shares memory with one of `state_dict`, that one is copied first.
+    After an error the tensors of `out` are marked: `version_of(out)` is None until a transfer is done.
+
+    Args:
+        state_dict: by the names of the source's buffers, this rank's tensors, or DTensors, whose local tensors count.
+        plan: the same on all ranks.
+        out: by the names of the target's buffers, what is written; fresh tensors where it is not given.
+        version: of the weights; all ranks must say the same.
+        progress: told how far this rank is.
+
+    Returns:
+        The tensors by buffer, those of `out` where it is given.
+
+    Raises:
+        ReshardError: before anything moves, `bad-argument`, `bad-tiles`, `ranks-disagree` where a rank has another plan
+            or version, and `exchange-failed` where one does not come in time; `exchange-failed` too where one goes.
+    """
+    expect(plan, ModelPlan, "what a model is transferred by")
+    version = integer(version, "the version of a transfer")
+    world = current_world()
+    if world.rank not in plan.devices:
+        return {}
+    try:
+        with torch.no_grad():
+            targets, local = _prepared(state_dict, plan, out, world.rank)
+    except ReshardError as error:
+        if len(plan.devices) > 1:
+            world.agreement.refuse(plan.devices, f"{error.code}: {error}")
+        raise
+    statement = Statement(
+        plan.devices, digest_of(plan.digest, version), f"version {version} of the model by plan {plan.digest[:8]}"
+    )
+    for tensor in targets.values():
+        setattr(tensor, MARK, None)
+    world.check(statement, "always")
+    with torch.no_grad():
+        try:
+            _run(local, progress)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise ReshardError("exchange-failed", f"the transfer of version {version} broke off: {reason}") from None
+    for tensor in targets.values():
+        setattr(tensor, MARK, version)
+    return targets if out is None else {name: out[name] for name in targets}
+
+
+def version_of(tensors: Tensors) -> int | None:
+    """The version that all tensors of a state dict were last written with; None where a transfer broke off or differs.
+
+    >>> version_of({"w": torch.zeros(2)}) is None
+    True
+    """
+    versions = {getattr(_local(tensor), MARK, None) for tensor in tensors.values()}
+    return versions.pop() if len(versions) == 1 else None
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """A tensor itself, or the local one of a DTensor."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
+
+
+def _prepared(
+    state_dict: Tensors, plan: ModelPlan, out: Tensors | None, rank: int
+) -> tuple[dict[str, torch.Tensor], LocalTransfer]:
+    """The tensors that are written, all being checked, and what to do."""
+    source_slots, source_buffers = plan.source_slots(rank)
+    target_slots, target_buffers = plan.target_slots(rank)
+    sources = _checked(state_dict, source_buffers, "state_dict")
+    device = next((tensor.device for tensor in sources.values()), None)
+    if out is None:
+        targets = {
+            name: torch.zeros(buffer.shape, dtype=getattr(torch, buffer.dtype.name), device=device)
+            for name, buffer in target_buffers.items()
+        }
+    else:
+        targets = _checked(out, target_buffers, "out")
+    written = {tensor.untyped_storage().data_ptr() for tensor in targets.values() if tensor.numel()}
+    sources = {
+        name: tensor.clone() if tensor.numel() and tensor.untyped_storage().data_ptr() in written else tensor
+        for name, tensor in sources.items()
+    }
+    addresses = tuple(tensor.data_ptr() for tensor in (*sources.values(), *targets.values()))
+    local = _KEPT.get(plan)
+    if local is None or local.addresses != addresses:
+        device = device or next((tensor.device for tensor in targets.values()), torch.device("cpu"))
+        maker = _Maker(plan, rank, (source_slots, target_slots), (sources, targets), device)
+        local = _KEPT[plan] = maker.local(addresses)
+    return targets, local
+
+
+def _checked(tensors: Tensors, buffers: Mapping[str, Buffer], what: str) -> dict[str, torch.Tensor]:
+    """The tensors of the buffers, if they are as planned.
+
+    Raises:
+        ReshardError: `bad-tiles`.
+    """
+    expect(tensors, Mapping, what)  # type: ignore[type-abstract]
+    result = {}
+    for name, buffer in buffers.items():
+        tensor = _local(tensors.get(name))
+        if not isinstance(tensor, torch.Tensor):
+            raise ReshardError("bad-tiles", f"{what} has no tensor {name!r}")
+        if tuple(tensor.shape) != buffer.shape or dtype_of(tensor.dtype) != buffer.dtype:
+            raise ReshardError(
+                "bad-tiles",
+                f"{name!r} of {what} is {dtype_of(tensor.dtype)} of shape {tuple(tensor.shape)}; "
+                f"it must be {buffer.dtype} of shape {buffer.shape}",
+            )
+        result[name] = tensor
+    return result
+
+
+class _Maker:
+    """Makes one rank's part of a plan."""
+
+    def __init__(
+        self,
+        plan: ModelPlan,
+        rank: int,
+        slots: tuple[Mapping[str, tuple[Slot, ...]], Mapping[str, tuple[Slot, ...]]],
+        tensors: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]],
+        device: torch.device,
+    ) -> None:
+        self.plan, self.slots, self.tensors, self.device = plan, slots, tensors, device
+        self.part: DevicePart = plan.part_of(rank)
+
+    def local(self, addresses: tuple[int, ...]) -> LocalTransfer:
+        """All of it."""
+        keeping = Copies([], [])
+        for tensor, box in self.part.kept():
+            name = self.plan.names[tensor]
+            for part, to in views(self.slots[1][name], self.tensors[1], box):
+                for inner, of in views(self.slots[0][name], self.tensors[0], part):
+                    keeping.add(to[inner.slices(part)], of)
+        sends, receives = self._laid(self.part.sends), self._laid(self.part.receives)
+        numbers = sorted({*sends, *receives})
+        sizes = [
+            [sum(_aligned(length) for _, length, _ in laid.get(number, [])) for number in numbers]
+            for laid in (sends, receives)
+        ]
+        # one room for every bucket that may be under way, each as large as the largest that comes to it
+        rooms = [
+            torch.empty(
+                max((sent + received for sent, received in pairs), default=0), dtype=torch.uint8, device=self.device
+            )
+            for pairs in (list(zip(*sizes, strict=True))[turn::DEPTH] for turn in range(DEPTH))
+        ]
+        buckets = []
+        for place, number in enumerate(numbers):
+            room, start = rooms[place % DEPTH], 0
+            bucket = Bucket(Copies([], []), [], [], Copies([], []))
+            for end, laid, parcels in ((0, sends, bucket.sends), (1, receives, bucket.receives)):
+                for peer, length, pieces in laid.get(number, []):
+                    memory = room[start : start + length]
+                    parcels.append(Parcel(memory, peer))
+                    for tensor, box, offset in pieces:
+                        self._copy(end, tensor, box, memory[offset:], bucket)
+                    start += _aligned(length)
+            buckets.append(bucket)
+        group = dist.group.WORLD
+        batches = bool(group._get_backend(self.device).supports_coalescing)  # type: ignore[union-attr]
+        return LocalTransfer(addresses, keeping, buckets, Carrier(group, batches))
+
+    def _laid(self, traffic: Traffic) -> dict[int, list[tuple[int, int, list[tuple[int, Box, int]]]]]:
+        """Per bucket the messages: a peer, how many bytes, and where each piece begins in them."""
+        result: dict[int, list[tuple[int, int, list[tuple[int, Box, int]]]]] = {}
+        for message in traffic.messages():
+            pieces, place = [], 0
+            for tensor, box in traffic.pieces(message):
+                size = self.plan.group_of[tensor].wire.itemsize
+                place = -(-place // size) * size
+                pieces.append((tensor, box, place))
+                place += box.size * size
+            if pieces:
+                result.setdefault(message.bucket, []).append((message.peer, place, pieces))
+        return result
+
+    def _copy(self, end: int, tensor: int, box: Box, memory: torch.Tensor, bucket: Bucket) -> None:
+        """The copies of a piece between its place in a message and its buffers."""
+        wire: DType = self.plan.group_of[tensor].wire
+        place = memory[: box.size * wire.itemsize].view(getattr(torch, wire.name)).view(box.shape)
+        for part, view in views(self.slots[end][self.plan.names[tensor]], self.tensors[end], box):
+            within = place[part.slices(box)]
+            if end == 0:
+                bucket.packing.add(within, view)
+            else:
+                bucket.unpacking.add(view, within)
+
+
+def _aligned(length: int) -> int:
+    """The bytes after which a message of any dtype may begin."""
+    return -(-length // 16) * 16
+
+
+def _run(local: LocalTransfer, progress: Progress | None) -> None:
+    """Go through the buckets, two under way at a time."""
+    total = sum(bucket.nbytes for bucket in local.buckets) if progress else 0
+    done = 0
+    under_way: list[tuple[Bucket, list[Any], list[Any]]] = []
+
+    def finish() -> None:
+        nonlocal done
+        bucket, sending, receiving = under_way.pop(0)
+        for work in receiving:
+            work.wait()
+        bucket.unpacking.run()
+        for work in sending:
+            work.wait()
+        if progress is not None:
+            done += bucket.nbytes
+            progress(done, total)
+
+    for number, bucket in enumerate(local.buckets):
+        if len(under_way) == DEPTH:
+            finish()
+        bucket.packing.run()
+        under_way.append((bucket, *local.carrier.post(bucket.receives, bucket.sends)))
+        if number == 0:
+            local.keeping.run()
+    while under_way:
+        finish()
+    if not local.buckets:
+        local.keeping.run()

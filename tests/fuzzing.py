@@ -1,0 +1,205 @@
+"""Mutated texts for everything that reads one: what comes back must be a value or a refusal, soon and in little memory.
+
+`python tests/fuzzing.py 200000 [SEED]` goes through that many texts over all readers and prints what went wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import reshard as rs
+from reshard.cli.arguments import shape_of
+from reshard.cli.storage.inputs import open_input
+from reshard.dtypes import dtype_named
+from reshard.network import Network
+from reshard.notation import parse_module
+from reshard.operations.pattern import Pattern
+from reshard.xla.report import inspect_texts
+
+MESH = rs.Mesh.of(x=2, y=4)
+SECONDS, BYTES = 2.0, 500 * 2**20
+"""What one text may take."""
+SHARDINGS = [
+    '[{"x"}, {"y", ?}p1]',
+    '#sdy.sharding<mesh<["x"=2, "y"=4]>, [{"x"}, {"y":(1)2, ?}p1], replicated={"y":(2)2}>',
+    '#sdy.sharding<@m, [{}], unreduced=max{"x"}> // c',
+    "[[0], [1]]",
+    "{devices=[2,1,4]<=[2,4]T(1,0) last_tile_dim_replicate}",
+    "{devices=[2,2,2]0,1,2,3,4,5,6,7 last_tile_dims={manual, replicated}}",
+    "{maximal device=3}",
+    "A[I_x, J_{x,y}] {U_y}",
+    "P('x', ('y',), None)",
+    "PartitionSpec(UNCONSTRAINED, unreduced={'y'}, reduced=frozenset({'x'}))",
+    "NamedSharding(mesh=Mesh('x': 2, 'y': 4, axis_types=(Auto, Auto)), spec=P('x',), memory_kind=device)",
+    "float32[8@x,8@(y,z)]{U:w, R:v}",
+    "(Shard(dim=0), Partial(sum))",
+    "[_StridedShard(dim=0, sf=2), S(-1)]",
+    "S(0)RP(max)",
+    "DTensorSpec(mesh=DeviceMesh((x=2, y=4), 'cpu', stride=(4, 1)), placements=(Shard(dim=0), Replicate()), "
+    "tensor_meta=TensorMeta(shape=torch.Size([4, 4]), stride=(4, 1), dtype=torch.float32), "
+    "shard_order=(ShardOrderEntry(tensor_dim=0, mesh_dims=(0,)),), use_strided_shard_as_shard_order=False)",
+]
+MESHES = [
+    "x=2,y=4",
+    '<["x"=2, "y"=4], device_ids=[7, 6, 5, 4, 3, 2, 1, 0]>',
+    'sdy.mesh @m = <["x"=0x2], devices=[9, 8]>',
+    "Mesh(device_ids=array([[0, 1],\n       [3, 2]]), axis_names=('x', 'y'))",
+    "AbstractMesh('x': 2, 'y': 4, axis_types=(Explicit, Auto), device_kind=TPU v4, num_cores=None)",
+    "jax.make_mesh((2, 4), ('x', 'y'))",
+    "DeviceMesh((dp=2, tp=4), 'cpu', stride=(4, 1))",
+    "DeviceMesh('cuda', [[0, 1], [2, 3]], mesh_dim_names=('dp', 'tp'))",
+]
+MODULES = [
+    'sdy.mesh @m = <["x"=2, "y"=4]>\nfunc.func @f(%arg0: tensor<8xf32> {sdy.sharding = #sdy.sharding<@m, [{"x"}]>}) {\n'
+    "  return\n}",
+]
+PROGRAMS = [
+    'sdy.mesh @mesh = <["data"=2, "model"=4]>\nx = input : bf16[1024, 512] <@mesh, [{"data"}, {?}]>\n'
+    'w = input : bf16[512, 2048] <@mesh, [{}, {"model"}]>\nh = einsum "bd,df->bf" (x, w)\n'
+    'a = relu "bf->bf" (h)\nout = output (a)\n',
+    'sdy.mesh @m = <["x"=2]>\ns = input : f32[] <@m, []>\np = pad "->" (s) {low = [], high = [], value = 1}\n',
+]
+DUMPS = [
+    "HloModule m, num_partitions=8, replica_count=1\nENTRY main {\n  p = f32[8,4]{1,0} parameter(0), sharding={devices=[8"
+    ",1]<=[8]}\n  ROOT g = f32[64,4] all-gather(p), channel_id=1, replica_groups=[1,8]<=[8], dimensions={0}, "
+    'use_global_device_ids=true, metadata={op_name="jit(f)" source_file="a.py" source_line=3}\n}\n',
+    'module @jit_f attributes {mhlo.num_partitions = 8 : i32} {\n  sdy.mesh @mesh = <["x"=8]>\n  func.func public @main('
+    '%arg0: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> tensor<8xf32> {\n    %0 = "stablehlo.'
+    'all_gather"(%arg0) <{all_gather_dim = 0 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>}> : (tensor<8xf32>'
+    ") -> tensor<16xf32>\n    return %arg0 : tensor<8xf32>\n  }\n}\n",
+    "E0000 00:00:1770000000.000000 4242 spmd_partitioner.cc:656] [SPMD] Involuntary full rematerialization. The compiler "
+    "cannot go from sharding {devices=[2,1,4]<=[4,2]T(1,0)} to {devices=[1,8,1]<=[8]} efficiently for HLO operation "
+    "%param = f32[512,1024,256]{2,1,0} parameter(0), sharding={devices=[2,1,4]<=[4,2]T(1,0)}. As the last resort, SPMD "
+    "will replicate the tensor and then partition it to obtain the target sharding, which is inefficient.\n",
+]
+WORDS = (
+    *("1" * 5000, str(2**63), str(2**62), "-1", "0", "0x8000000000000000", "99999999", "1e400", "NaN", "²", "٣", "8²"),
+    *("\udcff", "\x00", "\u2028", "轴", "é", '"', "'", "\\", "{", "}", "[", "]", "(", ")", "<", ">", ",", "=", "@", "#"),
+    *("//", "\n", "\t", " ", "?", "p1", ":", "null", "true", "None", "x", '"x"', "'x'", "[" * 500, "(" * 500, "{" * 500),
+)
+
+
+class Reader(NamedTuple):
+    """A reader and texts that it takes."""
+
+    read: Callable[[str], Any]
+    seeds: list[str]
+
+
+def readers(folder: Path) -> dict[str, Reader]:
+    """Everything that reads texts; files are written into a folder."""
+    ends = rs.Sharding.of(MESH, "y", None), rs.Sharding.of(MESH, "x", "y")
+    plan = rs.plan(*ends, (8, 8), "float32", network="h100-8").to_json()
+    network = json.dumps(Network.preset("h100-2x8").as_dict())
+
+    def file_reader(name: str) -> Callable[[str], Any]:
+        def read(text: str) -> Any:
+            (folder / name).write_bytes(text.encode("latin-1", "replace"))
+            return open_input(folder / name, "a" if name.endswith("safetensors") else None, None, None)
+
+        return read
+
+    def network_file(text: str) -> Any:
+        (folder / "network.json").write_text(text, encoding="utf-8", errors="surrogateescape" if False else "replace")
+        return Network.read(folder / "network.json")
+
+    npy = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (8, 8), }"
+    header = b'{"a":{"dtype":"F32","shape":[8,8],"data_offsets":[0,256]}}'
+    safetensors = len(header).to_bytes(8, "little") + header + bytes(256)
+    return {
+        "sharding": Reader(lambda text: rs.parse_sharding(text, MESH, 2), SHARDINGS),
+        "sharding alone": Reader(rs.parse_sharding, SHARDINGS),
+        "mesh": Reader(rs.parse_mesh, MESHES),
+        "module": Reader(parse_module, MODULES),
+        "program": Reader(rs.Program.parse, PROGRAMS),
+        "dump": Reader(lambda text: str(inspect_texts([("text", text)])), DUMPS),
+        "plan": Reader(rs.Plan.from_json, [plan]),
+        "network": Reader(network_file, [network]),
+        "preset": Reader(Network.preset, ["h100-2x8", "tpu-v5p-2x4x4x4-achieved", "trillium-16x16"]),
+        "pattern": Reader(Pattern.of, ["ij,jk->ik", "(a b) c -> a (b c)", "b...d,df->b...f"]),
+        "shape": Reader(shape_of, ["2048,512", "(8 x 8)", "()"]),
+        "dtype": Reader(dtype_named, ["float32", "<f4", "torch.bfloat16", "f8E4M3FN"]),
+        "npy": Reader(file_reader("a.npy"), [(npy + b" " * 55 + b"\n" + bytes(256)).decode("latin-1")]),
+        "safetensors": Reader(file_reader("a.safetensors"), [safetensors.decode("latin-1")]),
+    }
+
+
+def mutated(seed: str, others: list[str], rng: random.Random) -> str:
+    """A text with a few changes: characters and words put in, left out, doubled, swapped, or another text spliced in."""
+    text = seed
+    for _ in range(rng.choice((1, 1, 2, 3, 6))):
+        start = rng.randrange(len(text) + 1)
+        stop = min(len(text), start + rng.choice((0, 1, 1, 2, 5, 20)))
+        number = rng.choice([*re.finditer(r"[0-9]+", text)] or [None])
+        match rng.randrange(6):
+            case 0:
+                text = text[:start] + rng.choice(WORDS) + text[stop:]
+            case 1:
+                text = text[:start] + text[stop:]
+            case 2:
+                text = text[:stop] + text[start:stop] * rng.choice((1, 2, 50)) + text[stop:]
+            case 3:
+                other = rng.choice(others)
+                text = text[:start] + other[rng.randrange(len(other) + 1) :]
+            case 4 if number is not None:
+                text = text[: number.start()] + rng.choice(WORDS[:12]) + text[number.end() :]
+            case _:
+                text = text[:start] + chr(rng.choice((rng.randrange(32, 127), rng.randrange(0x3000)))) + text[stop:]
+    return text[:20_000]
+
+
+@contextmanager
+def stopped_after(seconds: int) -> Iterator[None]:
+    """A hang becomes an exception."""
+
+    def stop(number: int, frame: object) -> None:
+        raise TimeoutError(f"more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def faults(count: int, seed: int = 0, only: str | None = None) -> list[str]:
+    """What goes wrong on so many mutated texts, over all readers in turn: one line for each."""
+    rng, wrong = random.Random(seed), []
+    with tempfile.TemporaryDirectory() as folder:
+        table = {name: reader for name, reader in readers(Path(folder)).items() if only in (None, name)}
+        names = list(table)
+        for number in range(count):
+            name = names[number % len(names)]
+            text = mutated(rng.choice(table[name].seeds), table[name].seeds, rng)
+            start, size = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            try:
+                with stopped_after(60), suppress(rs.ReshardError):
+                    table[name].read(text)
+            except Exception as error:
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                wrong.append(f"{name}: {type(error).__name__}: {str(error)[:100]} at {place.filename}:{place.lineno}: {text[:200]!r}")
+            seconds = time.process_time() - start
+            grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - size)
+            if seconds > SECONDS or grown > BYTES:
+                wrong.append(f"{name}: {seconds:.1f} s, {grown >> 20} MiB: {text[:200]!r}")
+    return wrong
+
+
+if __name__ == "__main__":
+    lines = faults(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0, sys.argv[3] if len(sys.argv) > 3 else None)
+    print("\n".join(lines[:60]))
+    print(f"{len(lines)} of {sys.argv[1]} texts went wrong")

@@ -1,0 +1,241 @@
+"""Regions in which devices move data themselves, products of groups, and other primitives that JAX runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+from jax import lax  # noqa: E402
+from jax.experimental.custom_partitioning import custom_partitioning  # noqa: E402
+from jax.sharding import AxisType, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
+
+import reshard as rs  # noqa: E402
+from reshard.propagation import Placement  # noqa: E402
+
+pytestmark = pytest.mark.engine
+MESH = rs.Mesh.of(x=4, y=2)
+SIZES = np.array([3, 0, 7, 5, 2, 4], "int32")
+
+
+def devices() -> Any:
+    return jax.make_mesh((4, 2), ("x", "y"), (AxisType.Auto,) * 2, devices=jax.devices()[:8])
+
+
+def floats(*shape: int) -> Any:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype("float32")
+
+
+def placed_as(function: Callable[..., Any], arguments: Any, ins: Any, outs: Any = None) -> Placement:
+    """The placement of a function, which gives what the function gives."""
+    placed = rs.jax.trace(function, *arguments, in_shardings=ins, out_shardings=outs, mesh=MESH).propagate()
+    given = jax.jit(rs.jax.to_jax(placed))(*arguments)
+    jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, 2e-4, 1e-4), given, function(*arguments))
+    assert not placed.without_rule
+    return placed
+
+
+def region(body: Callable[..., Any], ins: Any, outs: Any, **fields: Any) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        return jax.shard_map(body, mesh=devices(), in_specs=ins, out_specs=outs, **fields)(*arguments)
+
+    return run
+
+
+def ring_attention(q: Any, k: Any, v: Any) -> Any:
+    """Keys and values go round the devices of x, and every device sees all of them in turn."""
+
+    def body(q: Any, k: Any, v: Any) -> Any:
+        def turn(state: Any, _: None) -> Any:
+            k, v, top, total, out = state
+            scores = q @ k.T
+            now = jnp.maximum(top, scores.max(-1, keepdims=True))
+            weights, scale = jnp.exp(scores - now), jnp.exp(top - now)
+            total, out = total * scale + weights.sum(-1, keepdims=True), out * scale + weights @ v
+            around = [(device, (device + 1) % 4) for device in range(4)]
+            return (lax.ppermute(k, "x", around), lax.ppermute(v, "x", around), now, total, out), None
+
+        def zeros(*shape: int) -> Any:
+            return lax.pcast(jnp.zeros(shape), ("x",), to="varying")
+
+        rows = q.shape[0]
+        state = (k, v, zeros(rows, 1) - 1e30, zeros(rows, 1), zeros(*q.shape))
+        (_, _, _, total, out), _ = lax.scan(turn, state, None, length=4)
+        return out / total
+
+    return region(body, (P("x"),) * 3, P("x"))(q, k, v)
+
+
+def embedding(table: Any, ids: Any) -> Any:
+    """Rows of a table that is cut by them."""
+
+    def body(table: Any, ids: Any) -> Any:
+        here = ids - lax.axis_index("x") * len(table)
+        rows = table[jnp.clip(here, 0, len(table) - 1)]
+        return lax.psum(jnp.where(((here >= 0) & (here < len(table)))[:, None], rows, 0), "x")
+
+    return region(body, (P("x", None), P("y")), P("y", None))(table, ids)
+
+
+IDS = np.arange(8, dtype="int32") * 2 % 16
+QKV = tuple(floats(16, 4) + n for n in range(3))
+REGIONS: dict[str, tuple[Callable[..., Any], Any, Any]] = {
+    "a sum": (region(lambda a: lax.psum(a, "x"), P("x", "y"), P(None, "y")), (floats(8, 8),), (P("x"),)),
+    "between others": (
+        lambda a: jnp.tanh(region(lambda a: lax.psum(a, "x") * lax.axis_index("y"), P("x", "y"), P(None, "y"))(a * 2)),
+        (floats(8, 8),),
+        (P("x"),),
+    ),
+    "ring attention": (ring_attention, QKV, (P("x"), P("x"), None)),
+    "its gradient": (
+        jax.value_and_grad(lambda *qkv: (ring_attention(*qkv) ** 2).sum(), (0, 1, 2)),
+        QKV,
+        (P("x"), P("x"), None),
+    ),
+    "an all-to-all": (
+        region(lambda a: lax.all_to_all(a, "x", 1, 0, tiled=True), P("x", None), P(None, "x")),
+        (floats(8, 8),),
+        (P("x"),),
+    ),
+    "two axes at once": (
+        region(
+            lambda a: lax.psum_scatter(lax.all_gather(a, ("x", "y"), tiled=True), ("x", "y"), tiled=True),
+            P(("x", "y")),
+            P(("x", "y")),
+        ),
+        (floats(8, 8),),
+        (P("y"),),
+    ),
+    "an axis left to the compiler": (
+        region(lambda a: lax.psum(a @ a.T, "x"), P(None, "x"), P(), axis_names={"x"}),
+        (floats(8, 8),),
+        (P("y"),),
+    ),
+    "a choice": (
+        region(lambda a: lax.cond(a.sum() > 0, lambda a: a * 2, lambda a: a, a), P("x"), P("x")),
+        (floats(8, 8),),
+        (P("y"),),
+    ),
+    "gathered inside": (
+        region(lambda a: lax.all_gather(a, "x", tiled=True), P("x"), P(), check_vma=False),
+        (floats(8, 8),),
+        (P("x"),),
+    ),
+    "an embedding": (embedding, (floats(16, 8), IDS), (P("x"), None)),
+}
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_a_region_runs_on_tiles_as_it_states(name: str) -> None:
+    placed_as(*REGIONS[name])
+
+
+def test_what_a_region_wants_is_all_that_moves() -> None:
+    assert placed_as(*REGIONS["ring attention"]).received_bytes == 0  # keys and values go round inside
+    assert placed_as(*REGIONS["an embedding"]).is_proved
+    rows = rs.jax.trace(REGIONS["a sum"][0], floats(8, 8), in_shardings=(P("y"),), mesh=MESH).propagate()
+    assert rows.received_bytes == 8 * 8 * 4 // 8  # of a tile of 2 x 4 a device has half, or none
+
+
+def test_an_axis_of_a_region_may_be_in_parts() -> None:
+    def function(a: Any) -> Any:
+        return region(lambda a: a * (1 + lax.axis_index("x")), P("x"), P("x"))(a)
+
+    placed_as(function, (floats(4, 8),), (rs.Sharding.of(MESH, None, "x:(1)2"),))
+
+
+def test_gradients_go_through_regions() -> None:
+    table = floats(16, 8)
+    placed = rs.jax.trace(lambda table: embedding(table, IDS), table, in_shardings=(P("x"),), mesh=MESH).propagate()
+    ours, theirs = (
+        jax.grad(lambda table: (function(table) ** 2).sum())(table)  # noqa: B023
+        for function in (rs.jax.to_jax(placed), lambda table: embedding(table, IDS))
+    )
+    np.testing.assert_allclose(ours, theirs, 1e-5)
+
+
+def test_a_region_within_a_region_is_refused() -> None:
+    def inner(a: Any) -> Any:
+        return jax.shard_map(jnp.sin, in_specs=P("y"), out_specs=P("y"), axis_names={"y"})(a)
+
+    function = region(inner, P("x"), P("x"), axis_names={"x"})
+    placed = rs.jax.trace(jax.jit(function), floats(8, 8), mesh=MESH).propagate()
+    with pytest.raises(rs.ReshardError, match="within another") as refusal:
+        jax.jit(rs.jax.to_jax(placed))(floats(8, 8))
+    assert refusal.value.code == "cannot-express"
+
+
+# Products of rows with operands of their groups
+
+
+@pytest.mark.parametrize(
+    "ins",
+    [(P("x"), None, None), (None, P("y"), None), (P("x", None), P("y"), None), (P(None, "x"), P(None, "x"), None)],
+    ids=["rows", "groups", "both", "contracted"],
+)
+def test_rows_and_groups_of_products_stay_where_they_are(ins: Any) -> None:
+    arguments = floats(24, 8), floats(6, 8, 5), SIZES
+
+    def loss(rows: Any, weights: Any, sizes: Any) -> Any:
+        return (lax.ragged_dot(rows, weights, sizes) ** 2).sum()
+
+    placed_as(lax.ragged_dot, arguments, ins)
+    placed_as(jax.value_and_grad(loss, (0, 1)), arguments, ins)
+
+
+def test_experts_that_are_cut_are_not_gathered() -> None:
+    arguments = floats(32, 64), floats(8, 64, 64), np.array([3, 5, 2, 6, 4, 4, 5, 3], "int32")
+    placed = placed_as(lax.ragged_dot, arguments, (None, P("x"), None), P("x"))
+    weights = floats(8, 64, 64).nbytes * 3 // 4
+    assert placed.received_bytes < weights // 4
+
+
+# Others
+
+
+def references(a: Any) -> Any:
+    held, total = jax.new_ref(jnp.zeros_like(a)), jax.new_ref(jnp.zeros(a.shape[1:]))
+    held[...] = a
+    held[0] = a[1]
+
+    def turn(number: Any, state: Any) -> Any:
+        total[...] += held[number]
+        return state
+
+    lax.fori_loop(0, a.shape[0], turn, 0)
+    return held[...] * total[...]
+
+
+@custom_partitioning
+def partitioned(a: Any) -> Any:
+    return jnp.sin(a)
+
+
+partitioned.def_partition(
+    partition=lambda mesh, args, result: (mesh, jnp.sin, result.sharding, (args[0].sharding,)),
+    infer_sharding_from_operands=lambda _mesh, args, _result: args[0].sharding,
+    sharding_rule="i j -> i j",
+)
+
+
+@pytest.mark.parametrize(
+    ("function", "received"),
+    [
+        (lambda a: partitioned(a) + 1, 0),
+        (lambda a: jax.device_put(a, NamedSharding(devices(), P(None, "x"))) * 2, 0),
+        (jax.vmap(lambda a: a / lax.psum(a, "i"), axis_name="i"), 24),
+        (jax.vmap(lambda a: a - lax.pmax(a, "i"), axis_name="i"), 24),
+        (lambda a: lax.approx_max_k(a, 3)[0], 0),
+        (references, None),
+    ],
+    ids=["partitioned", "put", "sum of a batch", "extreme of a batch", "approximate", "references"],
+)
+def test_what_has_no_operation_of_its_own_stays_cut(function: Callable[..., Any], received: int | None) -> None:
+    placed = placed_as(function, (floats(8, 8),), (P("x"),))
+    assert received is None or placed.received_bytes == received

@@ -1,0 +1,31 @@
+"""Plans on real gloo processes: what was planned is what runs, within the memory that was told."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from torch_ranks import wrong_features
+
+pytestmark = [pytest.mark.engine, pytest.mark.heavy]
+
+ON_FOUR = [
+    "storages_are_counted",
+    "limits_are_kept",
+    "plans_are_run_as_they_are",
+    "plans_of_something_else_are_refused",
+    "plans_as_code",
+    "networks_are_fitted",
+]
+
+
+@pytest.fixture(scope="module")
+def wrong() -> dict[str, list[str]]:
+    """What four ranks find wrong with each feature."""
+    return wrong_features("torch_plans", ON_FOUR, 4, timeout_s=60)
+
+
+@pytest.mark.parametrize("name", ON_FOUR)
+def test_feature(name: str, wrong: dict[str, list[str]]) -> None:
+    assert not wrong[name], "\n".join(wrong[name][:5])

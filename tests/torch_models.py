@@ -1,0 +1,173 @@
+"""What each rank does to show one feature of `rs.torch.transfer`; a list of what is wrong comes back."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from model_layouts import SMALL, SYSTEMS, WITH_EXPERTS, whole_arrays
+from torch_ranks import counted_traffic, unless
+
+import reshard as rs
+from reshard.models import ModelPlan
+
+PAIRS = [
+    ("dense", "fsdp:8", "vllm:tp=4,dp=2,ep=off", 0),
+    ("dense", "megatron:tp=2,pp=2+1", "vllm:tp=2,replicas=2", 4),
+    ("qwen-moe", "megatron:tp=2,pp=2+1,ep=4", "vllm:tp=2,dp=2,ep=on", 3),
+    ("mixtral", "hf", "hf:tp=4", 2),
+    ("deepseek", "vllm:tp=2,dp=2,ep=on", "megatron:tp=2,pp=1,ep=2,etp=2,dp=4", 0),
+]
+"""A family, a source, a target, and the target's first device: on the same, some of the same, or other ranks."""
+
+
+def small_plan(family: str, source: str, target: str, first: int, **options: Any) -> ModelPlan:
+    model = SMALL[family]
+    ends = rs.Rules.preset(source, model), rs.Rules.preset(target, model, first_device=first)
+    return rs.plan_model(model.tensors(), *ends, **options)
+
+
+def as_torch(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """An array of bits as values of the dtype that they stand for."""
+    dtypes = {"uint16": torch.bfloat16, "uint8": torch.float8_e4m3fn, "uint32": torch.float32}
+    return torch.from_numpy(array.view(f"i{array.itemsize}").copy()).view(dtypes[array.dtype.name])
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.contiguous()
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
+
+
+def models_arrive(rank: int) -> list[str]:
+    """Every rank holds what slicing the whole arrays gives, and receives what the plan says, straight into `out`."""
+    wrong = []
+    for family, source, target, first in PAIRS:
+        model, systems = SMALL[family], SYSTEMS | WITH_EXPERTS
+        whole = whole_arrays(model)
+        before, after = systems[source](model, whole), systems[target](model, whole)
+        plan = small_plan(family, source, target, first, in_flight=1 << 17)
+        state = {name: as_torch(array) for name, array in before.get(rank, {}).items()}
+        wanted = {name: as_torch(array) for name, array in after.get(rank - first, {}).items()}
+        out = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
+        addresses = [tensor.data_ptr() for tensor in out.values()]
+        for version in (1, 2):
+            for tensor in out.values():
+                tensor.zero_()
+            with counted_traffic() as traffic:
+                rs.torch.transfer(state, plan, out, version=version)
+            received = plan.received_bytes_on(rank) if rank in plan.devices else 0
+            wrong += [
+                unless(torch.equal(bits(out[name]), bits(tensor)), f"{family} {source} -> {target}: {name} on {rank}")
+                for name, tensor in wanted.items()
+            ]
+            wrong.append(unless(received <= traffic.received <= received * 1.02 + 64, (traffic.received, received)))
+            wrong.append(unless(not out or rs.torch.version_of(out) == version, rs.torch.version_of(out)))
+        wrong.append(unless(addresses == [tensor.data_ptr() for tensor in out.values()], "moved"))
+    return wrong
+
+
+def values_are_cast(rank: int) -> list[str]:
+    """Floats of 4 bytes become 2 before they travel, those of 2 become 4 after it; both as torch casts them."""
+    mesh = rs.Mesh.of(x=4)
+    whole = {name: torch.randn(8, 6, generator=torch.Generator().manual_seed(1)) for name in ("down", "up")}
+    whole["up"] = whole["up"].bfloat16()
+    tensors = {"down": ((8, 6), "f32"), "up": ((8, 6), "bf16")}
+    ends = rs.Rules.of(mesh, {}, ("x",)), rs.Rules.of(mesh, {}, "replicated")
+    plan = rs.plan_model(tensors, *ends, cast={"down": "bf16", "up": "f32"})
+    out = rs.torch.transfer({name: value.chunk(4)[rank] for name, value in whole.items()}, plan)
+    return [
+        unless(torch.equal(out["down"], whole["down"].bfloat16()), out["down"]),
+        unless(torch.equal(out["up"], whole["up"].float()), out["up"]),
+        unless(plan.received_bytes == 2 * 36 * 2, plan.received_bytes),
+    ]
+
+
+def memory_may_be_shared(rank: int) -> list[str]:
+    """Written over what it is read from: as if it were apart."""
+    mesh = rs.Mesh.of(x=4)
+    plan = rs.plan_model({"w": ((8, 8), "f32")}, rs.Rules.of(mesh, {}, ("x",)), rs.Rules.of(mesh, {}, (None, "x")))
+    whole = torch.arange(64.0).reshape(8, 8)
+    memory = whole.chunk(4)[rank].reshape(-1).clone()
+    rs.torch.transfer({"w": memory.view(2, 8)}, plan, {"w": memory.view(8, 2)})
+    return [unless(torch.equal(memory.view(8, 2), whole.chunk(4, 1)[rank]), memory)]
+
+
+def _simple(in_flight: int = 1 << 20) -> tuple[ModelPlan, torch.Tensor]:
+    mesh = rs.Mesh.of(x=4)
+    ends = rs.Rules.of(mesh, {}, ("x",)), rs.Rules.of(mesh, {}, (None, "x"))
+    return rs.plan_model({"w": ((8, 8), "f32")}, *ends, in_flight=in_flight), torch.arange(64.0).reshape(8, 8)
+
+
+def another_version_is_refused(rank: int) -> list[str]:
+    """Also another plan; nothing is written, the target is marked, and the next call works."""
+    plan, whole = _simple()
+    other, _ = _simple(1 << 16)
+    state, out = {"w": whole.chunk(4)[rank]}, {"w": torch.zeros(8, 2)}
+    wrong = []
+    for options in ({"version": int(rank == 1)}, {"version": 5}):
+        try:
+            rs.torch.transfer(state, other if rank == 2 and options["version"] == 5 else plan, out, **options)
+            wrong.append("not refused")
+        except rs.ReshardError as error:
+            wrong.append(unless(error.code == "ranks-disagree", error))
+        wrong.append(unless(rs.torch.version_of(out) is None and not out["w"].any(), out))
+    rs.torch.transfer(state, plan, out, version=9)
+    wrong.append(unless(torch.equal(out["w"], whole.chunk(4, 1)[rank]) and rs.torch.version_of(out) == 9, out))
+    return wrong
+
+
+def what_does_not_fit_is_refused(rank: int) -> list[str]:
+    """On the rank itself as what it is, on the others as its refusal."""
+    plan, whole = _simple()
+    state = {"w": whole.chunk(4)[rank].double() if rank == 3 else whole.chunk(4)[rank]}
+    try:
+        rs.torch.transfer(state, plan)
+    except rs.ReshardError as error:
+        return [unless(error.code == ("bad-tiles" if rank == 3 else "ranks-disagree"), error)]
+    return ["not refused"]
+
+
+def a_late_rank(rank: int) -> list[str]:
+    """An error on those that waited; the next transfer works."""
+    plan, whole = _simple()
+    state, out = {"w": whole.chunk(4)[rank]}, {"w": torch.zeros(8, 2)}
+    wrong = []
+    if rank:
+        try:
+            rs.torch.transfer(state, plan, out, version=1)
+            wrong.append("not refused")
+        except rs.ReshardError as error:
+            wrong.append(unless(error.code == "exchange-failed", error))
+        wrong.append(unless(rs.torch.version_of(out) is None, out))
+    else:
+        dist.distributed_c10d._get_default_store().wait([_done(1), _done(2), _done(3)])
+        try:
+            rs.torch.transfer(state, plan, out, version=1)
+            wrong.append("not refused")
+        except rs.ReshardError as error:
+            wrong.append(unless(error.code == "exchange-failed", error))
+    dist.distributed_c10d._get_default_store().set(_done(rank), "1")
+    rs.torch.transfer(state, plan, out, version=2)
+    wrong.append(unless(torch.equal(out["w"], whole.chunk(4, 1)[rank]), out))
+    return wrong
+
+
+def _done(rank: int) -> str:
+    return f"test/given-up/{rank}"
+
+
+def a_killed_rank(rank: int) -> list[str]:
+    """It agrees and is gone: an error on those that exchange with it, and the target is marked."""
+    plan, whole = _simple()
+    out = {"w": torch.zeros(8, 2)}
+    if rank == 1:
+        sys.modules["reshard.torch.transfer"].__dict__["_run"] = lambda *_: os._exit(1)
+    try:
+        rs.torch.transfer({"w": whole.chunk(4)[rank]}, plan, out, version=3)
+    except rs.ReshardError as error:
+        return [unless(error.code == "exchange-failed" and rs.torch.version_of(out) is None, error)]
+    return ["not refused"]

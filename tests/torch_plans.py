@@ -1,0 +1,229 @@
+"""What each rank does to show that a plan is run as it was made: its value, its chunks, its memory, as code too."""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch_problems import Problem, coordinate, cut, same, source_tensor, spans, whole_value
+from torch_ranks import unless
+
+import reshard as rs
+
+R = Replicate()
+S0, S1 = Shard(0), Shard(1)
+
+
+def drawn(count: int, seed: int, sizes: tuple[int, ...] = (2, 2), *, largest: int = 20) -> list[Problem]:
+    """Problems in which something moves; every fourth has partial values."""
+    rng = random.Random(seed)
+    problems: list[Problem] = []
+    while len(problems) < count:
+        ndim = rng.randint(1, 3)
+        shape = tuple(rng.randint(3, largest) for _ in range(ndim))
+        choices: list[Any] = [R, *(Shard(dim) for dim in range(ndim))]
+        source, target = (tuple(rng.choice(choices) for _ in sizes) for _ in range(2))
+        if len(problems) % 4 == 3:
+            source = (Partial(), *source[1:])
+        if source != target:
+            dtype = rng.choice([torch.float32, torch.int64] if any(p.is_partial() for p in source) else
+                               [torch.float32, torch.bfloat16, torch.int16, torch.complex64])  # fmt: skip
+            problems.append(Problem(sizes, shape, dtype, source, target))
+    return problems
+
+
+def plan_of(problem: Problem, mesh: DeviceMesh, *, basis: str = "any", memory_limit: int | None = None) -> rs.Plan:
+    """The plan in a basis; with all steps where the basis has no chain, as for some uneven dims."""
+    source, target = (rs.torch.sharding_of(side, mesh, len(problem.shape)) for side in (problem.source, problem.target))
+    dtype = str(problem.dtype).removeprefix("torch.")
+    try:
+        return rs.plan(source, target, problem.shape, dtype, basis=basis, memory_limit=memory_limit)
+    except rs.ReshardError as error:
+        if "no chain of collectives" not in str(error):
+            raise
+    return rs.plan(source, target, problem.shape, dtype, memory_limit=memory_limit)
+
+
+def least_limit(problem: Problem, mesh: DeviceMesh, basis: str) -> int:
+    """What the refusal of a limit of 0 says would do."""
+    try:
+        plan_of(problem, mesh, basis=basis, memory_limit=0)
+    except rs.ReshardError as error:
+        return int(str(error).split(" needs ")[1].split()[0])
+    return 0
+
+
+class Storages(TorchDispatchMode):
+    """What torch has given out since it began: bytes of storages that are alive, and the most that ever were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.most = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = {value.untyped_storage()._cdata for value in _tensors((args, kwargs))}
+        result = function(*args, **(kwargs or {}))
+        for value in _tensors(result):
+            storage = value.untyped_storage()
+            if storage._cdata not in before | self.known:
+                self.known.add(storage._cdata)
+                self.live += storage.nbytes()
+                weakref.finalize(storage, self.freed, storage._cdata, storage.nbytes())
+        self.most = max(self.most, self.live)
+        return result
+
+    def freed(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.live -= size
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in _pytree.tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+def largest_need(call: Callable[[], Any]) -> int:
+    """The most bytes that torch has given out at once during a call, beyond those before it."""
+    with Storages() as storages:
+        call()
+    return storages.most
+
+
+def storages_are_counted(rank: int) -> list[str]:
+    """The measure itself, on what is known: of three tensors of 400 bytes two live at once, and a view is none."""
+
+    def call() -> torch.Tensor:
+        first = torch.ones(100)
+        second = first + 1
+        del first
+        return (second.view(10, 10) * 2).t()
+
+    return [unless(largest_need(call) == 800, largest_need(call))]
+
+
+def limits_are_kept(rank: int) -> list[str]:
+    """A hundred plans, each under a limit between the least and what it would need without: no rank needs more."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    rng = random.Random(3)
+    wrong, chunks = [], 0
+    for problem in drawn(100, seed=1):
+        basis = rng.choice(["any", "collectives"])
+        least, most = least_limit(problem, mesh, basis), plan_of(problem, mesh, basis=basis).peak_bytes
+        limit = least + rng.randint(0, max(most - least, 0))
+        plan = plan_of(problem, mesh, basis=basis, memory_limit=limit)
+        chunks = max([chunks, *(step.chunks for step in plan.steps)])
+        x = source_tensor(problem, mesh)
+        y = rs.torch.run(plan, x, check="never")
+        wanted = cut(whole_value(problem), spans(problem.shape, (2, 2), problem.target, coordinate(rank, (2, 2))))
+        wrong.append(unless(same(y.to_local(), wanted), f"{problem}: {y.to_local()} for {wanted}"))
+        held = x.to_local().nbytes
+        del y
+        need = held + largest_need(lambda plan=plan, x=x: rs.torch.run(plan, x, check="never"))
+        wrong.append(unless(need <= plan.peak_bytes <= limit, f"{problem}: {need} of {plan.peak_bytes} of {limit}"))
+    wrong.append(unless(chunks > 2, f"at most {chunks} chunks"))
+    return wrong
+
+
+def plans_are_run_as_they_are(rank: int) -> list[str]:
+    """Eagerly and compiled, in every basis, with gradients; on other ranks than those of the source too."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    wrong = []
+    for number, problem in enumerate(drawn(12, seed=2)):
+        plan = plan_of(problem, mesh, basis=("any", "collectives")[number % 2])
+        x = source_tensor(problem, mesh)
+        wanted = cut(whole_value(problem), spans(problem.shape, (2, 2), problem.target, coordinate(rank, (2, 2))))
+        y = rs.torch.run(plan, x)
+        fine = same(y.to_local(), wanted) and y.placements == problem.target
+        wrong.append(unless(fine, f"{problem}: {y} for {wanted}"))
+        out = torch.empty(wanted.shape, dtype=wanted.dtype)
+        rs.torch.run(plan, x, out=out)
+        wrong.append(unless(same(out, wanted), f"{problem} into memory: {out}"))
+    whole = torch.arange(48.0).reshape(8, 6)
+    source = distribute_tensor(whole, mesh, [S0, S1])
+    target = rs.torch.sharding_of([S1, S0], mesh, 2)
+    for limit in (None, least_limit(Problem((2, 2), (8, 6), torch.float32, (S0, S1), (S1, S0)), mesh, "any")):
+        plan = rs.plan(rs.torch.sharding_of(source), target, (8, 6), memory_limit=limit)
+        compiled = torch.compile(lambda x, plan=plan: rs.torch.run(plan, x) * 2, fullgraph=True, backend="aot_eager")
+        for call in (compiled, lambda x, plan=plan: rs.torch.run(plan, x) * 2):
+            x = source.detach().requires_grad_()
+            y = call(x)
+            fine = same(y.full_tensor().detach(), whole * 2) and list(y.placements) == [S1, S0]
+            wrong.append(unless(fine, f"{limit}: {y}"))
+            y.sum().backward()
+            fine = x.grad is not None and same(x.grad.to_local(), torch.full_like(x.to_local(), 2).detach())
+            wrong.append(unless(fine, f"{limit}: gradient {x.grad}"))
+    line = DeviceMesh("cpu", [3, 1, 0, 2])
+    plan = rs.plan(rs.torch.sharding_of(source), rs.torch.sharding_of([S0], line, 2), (8, 6))
+    y = rs.torch.run(plan, source, line)
+    place = [3, 1, 0, 2].index(rank)
+    wrong.append(unless(same(y.to_local(), whole[2 * place : 2 * place + 2]), f"another mesh: {y.to_local()}"))
+    return wrong
+
+
+def plans_of_something_else_are_refused(rank: int) -> list[str]:
+    """Each on all ranks, before anything moves."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    x = source_tensor(Problem((2, 2), (4, 6), torch.float32, (S0, S1), (R, R)), mesh)
+    rows, squares, whole = (rs.torch.sharding_of(side, mesh, 2) for side in ([S0, S0], [S0, S1], [R, R]))
+    wider = rs.Sharding.of(rs.Mesh.of(a=2, b=2), None, None)
+    line = rs.Sharding.of(rs.Mesh.of(x=2), "x", None)
+    cases: list[tuple[str, Any, Any]] = [
+        ("bad-argument", rs.plan(rows, whole, (4, 6)), x),
+        ("bad-argument", rs.plan(squares, whole, (4, 8)), x),
+        ("bad-argument", rs.plan(squares, whole, (4, 6), "int32"), x),
+        ("bad-argument", "a plan", x),
+        ("bad-argument", rs.plan(squares, whole, (4, 6)), x.to_local()),
+        ("different-meshes", rs.plan(squares, line, (4, 6)), x),
+    ]
+    wrong = []
+    for code, plan, value in cases:
+        try:
+            rs.torch.run(plan, value)
+            wrong.append(f"{plan} was run")
+        except rs.ReshardError as error:
+            wrong.append(unless(error.code == code, f"{plan}: {error.code} {error}"))
+    y = rs.torch.run(rs.plan(squares, wider, (4, 6)), x)
+    wrong.append(unless(y.to_local().shape == (4, 6), "the next call"))
+    return wrong
+
+
+def plans_as_code(rank: int) -> list[str]:
+    """What is printed runs in a namespace of its own, with torch and nothing else, and gives the same tiles."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    wrong = []
+    for number, problem in enumerate(drawn(40, seed=4, largest=9)):
+        basis = ("any", "collectives")[number % 2]
+        limit = least_limit(problem, mesh, basis) if number % 5 == 4 else None
+        text = rs.torch.code_of(plan_of(problem, mesh, basis=basis, memory_limit=limit))
+        namespace: dict[str, Any] = {}
+        exec(compile(text, f"plan {number}", "exec"), namespace)
+        tile = namespace["reshard"](source_tensor(problem, mesh).to_local())
+        wanted = cut(whole_value(problem), spans(problem.shape, (2, 2), problem.target, coordinate(rank, (2, 2))))
+        fine = same(tile, wanted) and "import reshard" not in text
+        wrong.append(unless(fine, f"{problem}: {tile} for {wanted}\n{text}"))
+    return wrong
+
+
+def networks_are_fitted(rank: int) -> list[str]:
+    """All ranks get one network, with a level for each mesh dim, and plans take it."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    network, fit = rs.torch.calibrate(mesh, sizes=[2**power for power in range(8, 22, 2)], repeats=1)
+    texts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(texts, str(network.as_dict()))
+    ends = [rs.torch.sharding_of(side, mesh, 2) for side in ([S0, S1], [S1, S0])]
+    plan = rs.plan(*ends, (64, 64), network=network)
+    return [
+        unless(len({*texts}) == 1, f"{texts}"),
+        unless([level.size for level in network.levels] == [2, 2], f"{network}"),
+        unless(all(level.bandwidth > 0 for level in fit.levels), f"{fit}"),
+        unless(plan.seconds is not None and plan.seconds > 0 and prod(plan.shape) == 4096, f"{plan}"),
+    ]
