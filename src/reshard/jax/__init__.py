@@ -4,6 +4,7 @@ exchange/        `reshard`, `run`, and plans as what one device does
 contraction/     `einsum`
 tracing/         `trace`: a program from a function
 stablehlo/       `rs.Program.from_stablehlo`: a program from a module in text
+halo.py          `halo`: tiles with borders
 programs.py      `to_jax`: a placed program as a function
 verbs.py         what JAX does with arrays, for the interpreter of operations
 conversions.py   meshes and shardings, to and from JAX's
@@ -32,10 +33,12 @@ from reshard.jax.contraction.einsum import einsum
 from reshard.jax.conversions import hlo_sharding_of, mesh_of, named_sharding_of, partition_spec_of, sharding_of
 from reshard.jax.exchange.resharding import reshard
 from reshard.jax.exchange.whole_plans import run
+from reshard.jax.halo import halo
 
 __all__ = [
     "calibrate",
     "einsum",
+    "halo",
     "hlo_sharding_of",
     "mesh_of",
     "named_sharding_of",

@@ -89,6 +89,7 @@ def sharding_of(sharding: Any, mesh: AnyMesh | Mesh | None = None, ndim: int | N
     """
     ours = mesh_of(mesh) if isinstance(mesh, JaxMesh | AbstractMesh) else mesh
     if isinstance(sharding, Sharding):
+        sharding.check_plain("an array of JAX")
         return sharding
     record = sharding_record(sharding, ndim) if isinstance(sharding, AnySharding | HloSharding) else None
     if record is None:
@@ -110,7 +111,7 @@ def partition_spec_of(sharding: Sharding) -> PartitionSpec:
         ReshardError: `cannot-express` where the sharding has sub-axes, or unreduced values under another
             reduction than a sum.
     """
-    expect(sharding, Sharding, "what a spec is made of")
+    expect(sharding, Sharding, "what a spec is made of").check_plain("a sharding of JAX")
     if sharding.reduction != "sum":
         raise ReshardError(
             "cannot-express", f"JAX has sums alone, but {sharding.text()} is unreduced under {sharding.reduction}"
