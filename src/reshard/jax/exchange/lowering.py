@@ -7,6 +7,7 @@ Every move of a plan is lowered by what its exchange is:
 | an AllReduce by sum, max or min | `psum`, `pmax` or `pmin` of a share, then `all_gather` where there are shares |
 | in digits, every device its own sender in round 0 | `all_gather`, `all_to_all` or `psum_scatter` of groups |
 | any other | rounds of `ppermute`: `rounds.py` |
+| any, of a plan with a memory limit | loops of chunks: `chunked.py` |
 
 **Groups.** Where every sender digit is determined by the receiver's own, the k devices that differ in the gathered
 digits alone send each other one piece each: a collective of that group, whatever the axes are called, so sub-axes
@@ -43,6 +44,7 @@ from jax import lax
 
 from reshard.digits import Cuts, Digit, Digits, Role
 from reshard.exchange import DigitExchange
+from reshard.jax.exchange.chunked import chunk_elements, moved_in_chunks
 from reshard.jax.exchange.joint import CallKind, DeviceRun, GroupCall, run_alone
 from reshard.jax.exchange.rounds import COMBINE, Device, bits_of, in_rounds, of_device
 from reshard.plans import Plan
@@ -73,6 +75,8 @@ def on_device(plan: Plan, names: tuple[str, ...], tile: jax.Array) -> DeviceRun:
     local_shape = plan.target.local_shape(plan.shape)
     if 0 in plan.shape:
         return lax.full(local_shape, 0, tile.dtype)
+    if plan.options.memory_limit is not None:
+        return lax.reshape((yield from _in_bounded_memory(plan, Device.here(names), tile)), local_shape)
     transfers = [move for step in plan.steps for move in step.transfers]
     combines = any(move.reduction or move.fill not in (None, "sum") for move in transfers)  # zero is so in bits too
     dtype, bits = tile.dtype, None if combines else bits_of(tile.dtype)
@@ -81,6 +85,21 @@ def on_device(plan: Plan, names: tuple[str, ...], tile: jax.Array) -> DeviceRun:
     for step in plan.steps:
         tile = yield from _after(step, device, tile)
     return lax.reshape(lax.bitcast_convert_type(tile, dtype) if bits else tile, local_shape)
+
+
+def _in_bounded_memory(plan: Plan, device: Device, tile: jax.Array) -> DeviceRun:
+    """The target tile, each move in a loop of chunks, so that the peak is what the plan says."""
+    for step in plan.steps:
+        room = chunk_elements(step)
+        for move in step.transfers:
+            if len(move.exchange.target.shape) != tile.ndim:  # of a scalar, seen as a vector
+                tile = lax.reshape(tile, (1,))
+            if step.moves:
+                tile = moved_in_chunks(move, room, device, tile)
+            else:
+                tile = yield from _moved(move, device, tile)
+        tile = tile if step.shape else lax.reshape(tile, ())
+    return tile
 
 
 def _after(step: Step, device: Device, tile: jax.Array) -> DeviceRun:

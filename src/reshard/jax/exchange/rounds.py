@@ -62,6 +62,10 @@ class Device(NamedTuple):
         """The one that a program of all runs on."""
         return cls(names, lax.axis_index(names) if names else np.int32(0))
 
+    def mesh_size(self) -> int:
+        """The number of devices of its mesh."""
+        return prod(lax.axis_size(name) for name in self.names)
+
     def row_of(self, table: NDArray[Any] | jax.Array) -> jax.Array:
         """Its row of a table with one per device."""
         return of_device(table, self.position)
