@@ -68,8 +68,9 @@ CASES = {
     "decode": Case("qwen3", "Qwen3", {"fsdp": 2, "tp": 4}, decodes=True),
 }
 WAYS = ("jax", "reshard")
-LIMITS = {"time": 1.1, "temporaries": 1.1, "bytes": 1.0, "compile": 1.5}
-"""By figure, at most how many times plain `jit`'s."""
+LIMITS = {"time": 1.1, "processor time": 1.1, "temporaries": 1.1, "bytes": 1.0, "compile": 1.5}
+"""By figure, at most how many times plain `jit`'s: milliseconds of a step, as a clock shows and as all threads take,
+bytes, bytes, and seconds from the function to the compiled program."""
 
 
 def rows() -> Iterator[Row]:

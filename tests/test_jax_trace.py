@@ -296,12 +296,21 @@ def test_refusals() -> None:
         ("bad-argument", lambda: trace(jnp.sin, shape(8), mesh=3), "the mesh of a trace"),
         ("rank-mismatch", lambda: trace(jnp.sin, shape(8), in_shardings=on("data", None)), "2 dims"),
         ("unknown-axis", lambda: trace(jnp.sin, shape(8), in_shardings=P("z"), mesh=MESH), '"z"'),
-        ("unknown-dtype", lambda: trace(jnp.sin, shape(8, dtype="int4"), mesh=MESH), "int4"),
     ]
     for code, call, text in cases:
         with pytest.raises(rs.ReshardError) as caught:
             call()
         assert (caught.value.code, text in str(caught.value)) == (code, True), str(caught.value)
+
+
+def test_numbers_of_four_bits() -> None:
+    """Once refused, for no table had them; they are moved as they are, and summed as what they are cast to."""
+    x = (np.arange(64).reshape(8, 8) % 16 - 8).astype(jnp.int4)
+    function = lambda a: (a.astype(jnp.int32).sum(1), a.T)  # noqa: E731
+    placed = trace(function, x, in_shardings=on("data", "model"), out_shardings=(None, on("data", "model"))).propagate()
+    sums, turned = jax.jit(rs.jax.to_jax(placed))(x)
+    np.testing.assert_array_equal(sums, x.astype(np.int32).sum(1))
+    np.testing.assert_array_equal(np.asarray(turned).astype(np.int32), x.T.astype(np.int32))
 
 
 # A layer of Llama 3
