@@ -34,6 +34,7 @@ from bench.timing import Row, seconds
 
 PACKAGE = "tunix"
 DEVICES = 8
+TIMEOUT_S = 1800
 BLOCKS, CALLS = 15, 2
 """Blocks of each way, shuffled in pairs, and timed calls in each; one call before all is not counted."""
 SIZES: dict[str, Any] = {
@@ -79,7 +80,7 @@ def rows() -> Iterator[Row]:
         return
     times = []
     for name in CASES:
-        figures = measured(name, DEVICES, "bench.models")
+        figures = measured(name, DEVICES, "bench.models", TIMEOUT_S)
         ours, theirs = figures["reshard"], figures["jax"]
         for figure, limit in LIMITS.items():
             ratio = ours[figure] / theirs[figure]

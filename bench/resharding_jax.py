@@ -168,7 +168,9 @@ def rows_of(case: Case, compiled: dict[str, Any], times: dict[str, list[float]] 
     )
 
 
-def measured(task: str, devices: int, module: str = "bench.resharding_jax") -> dict[str, Any]:
+def measured(
+    task: str, devices: int, module: str = "bench.resharding_jax", timeout_s: float = TIMEOUT_S
+) -> dict[str, Any]:
     """What a process with so many devices finds, in which a module does a task.
 
     Raises:
@@ -177,7 +179,7 @@ def measured(task: str, devices: int, module: str = "bench.resharding_jax") -> d
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     environment = {**os.environ, "XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-m", module, task]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=timeout_s)
     if process.returncode:
         raise RuntimeError(f"{task} failed:\n{process.stderr[-2000:]}")
     return json.loads(process.stdout)  # type: ignore[no-any-return]
