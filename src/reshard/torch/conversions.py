@@ -11,8 +11,9 @@ By itself it takes the mesh dims from left to right.
 Another order it spells in two ways, and both are read: in the spec's own `shard_order`, or as a `_StridedShard`,
 whose split factor is the number of parts into which mesh dims to its right have cut the dim before it.
 Only the second can be written in a list of placements, and is what `placements_of` gives.
-A `_StridedShard` whose split factor is no such product interleaves rows; no order of axes does that, and it is
-refused.
+A `_StridedShard` to whose right nothing cuts its dim interleaves rows: it is `Deal.parts` of that number, each of
+which the mesh dim cuts by itself.
+One whose split factor is no product of what its right has cut is refused.
 
 By hand, 8 rows on a mesh of 2 x 2: `[Shard(0), Shard(0)]` gives the ranks rows 0-1, 2-3, 4-5, 6-7, and
 `[_StridedShard(0, split_factor=2), Shard(0)]` rows 0-1, 4-5, 2-3, 6-7: the second mesh dim is the major one.
@@ -26,7 +27,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from operator import mul
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._prims_common import make_contiguous_strides_for
@@ -38,6 +39,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from reshard.axis import Axis
 from reshard.checks import expect, listed, shown
+from reshard.deal import Deal
+from reshard.digits import Digits
 from reshard.dtypes import REDUCTIONS, DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
@@ -145,7 +148,7 @@ def _sharding_of(
     cuts = _cuts_of(placements, mesh, ndim, order)
     axes = [Axis(name) for name, _ in ours.axes]
     partial = [axis for axis, placement in zip(axes, placements, strict=True) if isinstance(placement, Partial)]
-    dims = [] if ours.is_maximal else [[axes[mesh_dim] for mesh_dim in cut] for cut in cuts]
+    dims = [] if ours.is_maximal else [[item for one in cut for item in one.of_dim(axes)] for cut in cuts]
     reduction = reductions.pop() if reductions else "sum"
     return Sharding.of(on or ours, *dims, unreduced=partial, reduction=reduction, uneven="chunk")
 
@@ -184,7 +187,7 @@ def _normal(placement: Placement, ndim: int) -> Placement:
     raise ReshardError("bad-argument", f"a placement must be Shard, Replicate or Partial, got: {shown(placement)}")
 
 
-def _split_factor(shard: Shard | _StridedShard) -> int:
+def _split_factor(shard: Placement) -> int:
     return int(shard.split_factor) if isinstance(shard, _StridedShard) else 1
 
 
@@ -207,30 +210,49 @@ def _order_of(spec: DTensorSpec) -> ShardOrder | None:
     return None if spec.use_strided_shard_as_shard_order else spec.shard_order
 
 
+class _Cut(NamedTuple):
+    """A mesh dim that cuts a dim."""
+
+    mesh_dim: int
+    parts: int = 1
+    """Into how many parts what is there is divided before, each of which is cut by itself."""
+
+    def of_dim(self, axes: Sequence[Axis]) -> list[Axis | Deal]:
+        """What says so in a sharding on these axes."""
+        return [*([Deal.parts(self.parts)] if self.parts > 1 else []), axes[self.mesh_dim]]
+
+
 def _cuts_of(
     placements: Sequence[Placement], mesh: DeviceMesh, ndim: int, order: ShardOrder | None
-) -> list[tuple[int, ...]]:
+) -> list[list[_Cut]]:
     """Per dim the mesh dims that cut it, major to minor, in the order given or out of the split factors.
 
     Read from the right, each mesh dim goes where those already placed before it make up its split factor.
+    Where none is placed yet, the factor is a number of parts that it interleaves.
     """
     if order is not None:
-        if any(isinstance(placement, _StridedShard) for placement in placements):
-            raise ReshardError("cannot-express", f"strided shards of {text_of(placements)} are no order of mesh dims")
-        return [dict(order).get(dim, ()) for dim in range(ndim)]
-    cuts: list[list[int]] = [[] for _ in range(ndim)]
+        ordered = [dict(order).get(dim, ()) for dim in range(ndim)]
+        for mesh_dims in ordered:  # there is an order for itself, so a strided shard interleaves what is cut before it
+            is_strided = [isinstance(placements[mesh_dim], _StridedShard) for mesh_dim in mesh_dims]
+            if any(is_strided[:-1]) or (any(is_strided) and list(mesh_dims) != sorted(mesh_dims)):
+                raise ReshardError("cannot-express", f"strided shards of {text_of(placements)} are cut otherwise")
+        return [[_Cut(number, _split_factor(placements[number])) for number in mesh_dims] for mesh_dims in ordered]
+    cuts: list[list[_Cut]] = [[] for _ in range(ndim)]
     for mesh_dim, placement in reversed(list(enumerate(placements))):
         if not isinstance(placement, Shard | _StridedShard):
             continue
         cut, factor = cuts[placement.dim], _split_factor(placement)
-        products = list(itertools.accumulate(map(mesh.size, cut), mul, initial=1))
+        products = list(itertools.accumulate((one.parts * mesh.size(one.mesh_dim) for one in cut), mul, initial=1))
+        if factor not in products and not cut:
+            cut.append(_Cut(mesh_dim, factor))
+            continue
         if factor not in products:
             raise ReshardError(
                 "cannot-express",
-                f"placement {placement!r} in {text_of(placements)} interleaves rows as no order of mesh dims does",
+                f"placement {placement!r} in {text_of(placements)} interleaves what is cut otherwise to its right",
             )
-        cut.insert(products.index(factor), mesh_dim)
-    return [tuple(cut) for cut in cuts]
+        cut.insert(products.index(factor), _Cut(mesh_dim))
+    return cuts
 
 
 def placements_of(sharding: Sharding, mesh: DeviceMesh, shape: Sequence[int] | None = None) -> tuple[Placement, ...]:
@@ -248,7 +270,7 @@ def placements_of(sharding: Sharding, mesh: DeviceMesh, shape: Sequence[int] | N
         ReshardError: `cannot-express` where torch has no placements for it, or cuts the shape at other places;
             `different-meshes` where the sharding is over other ranks; `rank-mismatch`.
     """
-    expect(sharding, Sharding, "what placements are made of").check_plain("a placement of torch")
+    expect(sharding, Sharding, "what placements are made of")
     expect(mesh, DeviceMesh, "a mesh of torch")
     return _placements_of(sharding, mesh, None if shape is None else checked_shape(shape))
 
@@ -308,19 +330,37 @@ def _placements_of(sharding: Sharding, mesh: DeviceMesh, shape: tuple[int, ...] 
         raise ReshardError(
             "cannot-express", f"{sharding} takes the ranks in an order that is none of the mesh dims of {ours}"
         )
-    cuts = []
-    for digits in (*layout.cutting, layout.unreduced):
+
+    def mesh_dims(digits: Digits) -> list[int]:
         axes = ours.axes_of(digits)
         if axes is None or not all(axis.is_whole for axis in axes):
             raise ReshardError(
                 "cannot-express", f"{sharding.text()} uses a part of a mesh dim of {ours}, which torch cannot"
             )
-        cuts.append([list(ours.sizes).index(axis.name) for axis in axes])
-    partial = cuts.pop()
+        return [list(ours.sizes).index(axis.name) for axis in axes]
+
+    cuts = []
+    for dim, digits in enumerate(layout.cutting):
+        weave = layout.weave(dim)
+        stages = weave.stages if weave else ()
+        cut = [] if weave else [_Cut(mesh_dim) for mesh_dim in mesh_dims(digits)]
+        parts, devices = 1, iter(layout.dims[dim])
+        for shards, deal in stages:
+            parts *= deal.numbers[0] if deal and deal.kind == "parts" else 1
+            if shards > 1:
+                first, *others = mesh_dims(next(devices))
+                cut += [_Cut(first, parts), *map(_Cut, others)]
+                parts = 1
+        cuts.append(cut)
+    partial = mesh_dims(layout.unreduced)
     _add_trivial(cuts, partial, sharding, ours)
     by_mesh_dim: dict[int, Placement] = {mesh_dim: Partial(sharding.reduction) for mesh_dim in partial}
     by_mesh_dim |= _shards(cuts, mesh)
     placements = tuple(by_mesh_dim.get(mesh_dim, Replicate()) for mesh_dim in range(mesh.ndim))
+    if layout.weaves:
+        read = replace(_sharding_of(placements, mesh, len(layout.dims), None), uneven=sharding.uneven)
+        if read.layout.weaves != layout.weaves or read.layout.dims != layout.dims:
+            sharding.check_plain("a placement of torch but a `_StridedShard` for parts")
     if shape is not None and not _sharding_of(placements, mesh, len(shape), None).is_equivalent_to(sharding, shape):
         raise ReshardError(
             "cannot-express",
@@ -329,12 +369,16 @@ def _placements_of(sharding: Sharding, mesh: DeviceMesh, shape: tuple[int, ...] 
     return placements
 
 
-def _shards(cuts: Sequence[Sequence[int]], mesh: DeviceMesh) -> dict[int, Placement]:
-    """By mesh dim the shard, strided where mesh dims to its right cut its dim before it."""
+def _shards(cuts: Sequence[Sequence[_Cut]], mesh: DeviceMesh) -> dict[int, Placement]:
+    """By mesh dim the shard, strided where it interleaves parts, or mesh dims to its right cut its dim before it."""
     return {
-        mesh_dim: _shard(dim, prod(mesh.size(major) for major in cut[:place] if major > mesh_dim))
+        one.mesh_dim: _shard(
+            dim,
+            one.parts
+            * prod(major.parts * mesh.size(major.mesh_dim) for major in cut[:place] if major.mesh_dim > one.mesh_dim),
+        )
         for dim, cut in enumerate(cuts)
-        for place, mesh_dim in enumerate(cut)
+        for place, one in enumerate(cut)
     }
 
 
@@ -348,14 +392,15 @@ def spelled_out(spec: DTensorSpec) -> tuple[Placement, ...]:
     return tuple(shards.get(mesh_dim, placement) for mesh_dim, placement in enumerate(spec.placements))
 
 
-def _add_trivial(cuts: list[list[int]], partial: list[int], sharding: Sharding, mesh: Mesh) -> None:
+def _add_trivial(cuts: list[list[_Cut]], partial: list[int], sharding: Sharding, mesh: Mesh) -> None:
     """Put back the axes of size 1, which have no digit, where the sharding names those of this very mesh."""
     if sharding.mesh.axes != mesh.axes:
         return
     trivial = {name: mesh_dim for mesh_dim, (name, size) in enumerate(mesh.axes) if size == 1}
     for dim, cut in zip(sharding.dims, cuts, strict=True):
         for mesh_dim in (trivial[axis.name] for axis in dim.axes if axis.name in trivial):
-            cut.insert(next((place for place, after in enumerate(cut) if after > mesh_dim), len(cut)), mesh_dim)
+            place = next((place for place, after in enumerate(cut) if after.mesh_dim > mesh_dim), len(cut))
+            cut.insert(place, _Cut(mesh_dim))
     partial += [trivial[axis.name] for axis in sharding.unreduced if axis.name in trivial]
 
 
