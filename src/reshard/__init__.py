@@ -108,9 +108,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"reshard.{name}")
     except ModuleNotFoundError as error:
         if name in ENGINES and error.name is not None and error.name.partition(".")[0] == name:
-            from reshard.errors import MissingExtra  # noqa: PLC0415  # loads with the first use, as all rooms do
+            from reshard.errors import MissingExtraError  # noqa: PLC0415  # loads with the first use, as all rooms do
 
-            raise MissingExtra(f"{name} is not installed: pip install 'reshard[{name}]'") from None
+            raise MissingExtraError(f"{name} is not installed: pip install 'reshard[{name}]'") from None
         if error.name != f"reshard.{name}":
             raise
         raise AttributeError(f"module 'reshard' has no attribute {name!r}") from None

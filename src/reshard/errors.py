@@ -110,14 +110,14 @@ class ReshardError(ValueError):
         return str(self.args[1])
 
 
-class MissingExtra(ReshardError, AttributeError):
+class MissingExtraError(ReshardError, AttributeError):
     """An engine that is not installed: to `hasattr` and to imports it is not there."""
 
     def __init__(self, message: str) -> None:
         ReshardError.__init__(self, "missing-extra", message)
 
-    def __reduce__(self) -> tuple[type[MissingExtra], tuple[str]]:
-        return MissingExtra, (str(self),)
+    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str]]:
+        return MissingExtraError, (str(self),)
 
 
 @contextmanager

@@ -261,7 +261,7 @@ class Sharding:
     def of(
         cls,
         mesh: Mesh,
-        *dims: AxesLike | DimSharding | SpecRecord,
+        *dims: Any,
         replicated: AxesLike = (),
         unreduced: AxesLike = (),
         reduction: str = "sum",

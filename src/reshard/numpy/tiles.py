@@ -241,7 +241,7 @@ def _plain(array: Any, what: str) -> Array:
 def _holds(dtype: np.dtype[Any], planned: DType, is_combined: bool) -> bool:
     """Whether an array of NumPy's dtype is one of the planned values.
 
-    What NumPy knows by no name of its own may come as unsigned integers or bytes of the same size, unless it is combined.
+    What NumPy knows by no name of its own may come as unsigned integers or bytes of its size, unless it is combined.
     """
     if dtype.itemsize != planned.itemsize:
         return False

@@ -25,6 +25,7 @@ received 32 B on the busiest device, 192 B in all; lower bound 32 B: exact
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -49,6 +50,9 @@ from reshard.tables import plain
 
 SCHEMA = "reshard.plan/2"
 """Names the form of the JSON text; it changes when a reader of the old form would be wrong."""
+
+CODE_ENGINES = ("jax", "torch")
+"""The engines that write plans as code."""
 
 
 @dataclass(frozen=True)
@@ -302,6 +306,21 @@ class Plan(ReshardWork):
         if dialect not in writers:
             raise ReshardError("bad-argument", f"dialect must be sdy or shard, got: {shown(dialect)}")
         return writers[dialect](self.reshard, self.steps)
+
+    def to_code(self, engine: str) -> str:
+        """The source of a function that does the plan with an engine's own library, and needs nothing of this one.
+
+        Args:
+            engine: jax or torch.
+
+        Raises:
+            ReshardError: `bad-argument`; `missing-extra` where the engine is not installed; what `code_of` of the
+                engine raises for a plan that it does not run.
+        """
+        if engine not in CODE_ENGINES:
+            raise ReshardError("bad-argument", f"code is written for {' or '.join(CODE_ENGINES)}, got: {shown(engine)}")
+        text: str = getattr(importlib.import_module("reshard"), engine).code_of(self)  # an engine is the root's to load
+        return text
 
     def to_trace(self) -> str:
         """The priced plan as a Chrome trace in JSON, which Perfetto opens: a row of steps and one per busy device.

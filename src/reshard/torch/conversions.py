@@ -12,8 +12,7 @@ Another order it spells in two ways, and both are read: in the spec's own `shard
 whose split factor is the number of parts into which mesh dims to its right have cut the dim before it.
 Only the second can be written in a list of placements, and is what `placements_of` gives.
 A `_StridedShard` to whose right nothing cuts its dim interleaves rows: it is `Deal.parts` of that number, each of
-which the mesh dim cuts by itself.
-One whose split factor is no product of what its right has cut is refused.
+which the mesh dim cuts by itself; any other whose split factor is no such product is refused.
 
 By hand, 8 rows on a mesh of 2 x 2: `[Shard(0), Shard(0)]` gives the ranks rows 0-1, 2-3, 4-5, 6-7, and
 `[_StridedShard(0, split_factor=2), Shard(0)]` rows 0-1, 4-5, 2-3, 6-7: the second mesh dim is the major one.
@@ -21,13 +20,10 @@ By hand, 8 rows on a mesh of 2 x 2: `[Shard(0), Shard(0)]` gives the ranks rows 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
-from operator import mul
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._prims_common import make_contiguous_strides_for
@@ -37,13 +33,14 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrder, Tens
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _disable_current_modes
 
-from reshard.axis import Axis
 from reshard.checks import expect, listed, shown
-from reshard.deal import Deal
 from reshard.digits import Digits
 from reshard.dtypes import REDUCTIONS, DType, dtype_named
 from reshard.errors import ReshardError
+from reshard.foreign import PlacementsRecord, placements_record
 from reshard.mesh import Mesh
+from reshard.notation.placements import Cut, cuts_of, shards_of
+from reshard.notation.placements import sharding_of as sharding_of_placements
 from reshard.sharding import Sharding, checked_shape
 
 AnyPlacements = Sharding | Placement | Sequence[Placement]
@@ -63,10 +60,8 @@ def mesh_of(mesh: DeviceMesh) -> Mesh:
 
 @lru_cache(CACHED)
 def _mesh_of(mesh: DeviceMesh) -> Mesh:
-    names = mesh.mesh_dim_names or tuple(f"dim_{mesh_dim}" for mesh_dim in range(mesh.ndim))
     with _disable_current_modes():  # of a trace, for which the ranks would be values that are not there yet
-        ranks = mesh.mesh.flatten().tolist()
-    return Mesh(tuple(zip(names, mesh.shape, strict=True)), tuple(ranks))
+        return Mesh.of(mesh)
 
 
 def dtype_of(dtype: torch.dtype) -> DType:
@@ -75,7 +70,7 @@ def dtype_of(dtype: torch.dtype) -> DType:
     Raises:
         ReshardError: `unknown-dtype`.
     """
-    return dtype_named(str(dtype).removeprefix("torch."))
+    return dtype_named(dtype)
 
 
 def spec_of(
@@ -138,19 +133,8 @@ def sharding_of(
 def _sharding_of(
     placements: tuple[Placement, ...], mesh: DeviceMesh, ndim: int, order: ShardOrder | None, on: Mesh | None = None
 ) -> Sharding:
-    ours = _mesh_of(mesh)
-    placements = normalized(placements, mesh, ndim)
-    reductions = {placement.reduce_op for placement in placements if isinstance(placement, Partial)}
-    if len(reductions) > 1:
-        raise ReshardError(
-            "cannot-express", f"partial values under {' and '.join(sorted(reductions))} at once are not supported"
-        )
-    cuts = _cuts_of(placements, mesh, ndim, order)
-    axes = [Axis(name) for name, _ in ours.axes]
-    partial = [axis for axis, placement in zip(axes, placements, strict=True) if isinstance(placement, Partial)]
-    dims = [] if ours.is_maximal else [[item for one in cut for item in one.of_dim(axes)] for cut in cuts]
-    reduction = reductions.pop() if reductions else "sum"
-    return Sharding.of(on or ours, *dims, unreduced=partial, reduction=reduction, uneven="chunk")
+    record = _record(normalized(placements, mesh, ndim), order)
+    return sharding_of_placements(record, _mesh_of(mesh), ndim, on)
 
 
 def normalized(
@@ -187,7 +171,7 @@ def _normal(placement: Placement, ndim: int) -> Placement:
     raise ReshardError("bad-argument", f"a placement must be Shard, Replicate or Partial, got: {shown(placement)}")
 
 
-def _split_factor(shard: Placement) -> int:
+def _split_factor(shard: Shard | _StridedShard) -> int:
     return int(shard.split_factor) if isinstance(shard, _StridedShard) else 1
 
 
@@ -210,49 +194,11 @@ def _order_of(spec: DTensorSpec) -> ShardOrder | None:
     return None if spec.use_strided_shard_as_shard_order else spec.shard_order
 
 
-class _Cut(NamedTuple):
-    """A mesh dim that cuts a dim."""
-
-    mesh_dim: int
-    parts: int = 1
-    """Into how many parts what is there is divided before, each of which is cut by itself."""
-
-    def of_dim(self, axes: Sequence[Axis]) -> list[Axis | Deal]:
-        """What says so in a sharding on these axes."""
-        return [*([Deal.parts(self.parts)] if self.parts > 1 else []), axes[self.mesh_dim]]
-
-
-def _cuts_of(
-    placements: Sequence[Placement], mesh: DeviceMesh, ndim: int, order: ShardOrder | None
-) -> list[list[_Cut]]:
-    """Per dim the mesh dims that cut it, major to minor, in the order given or out of the split factors.
-
-    Read from the right, each mesh dim goes where those already placed before it make up its split factor.
-    Where none is placed yet, the factor is a number of parts that it interleaves.
-    """
-    if order is not None:
-        ordered = [dict(order).get(dim, ()) for dim in range(ndim)]
-        for mesh_dims in ordered:  # there is an order for itself, so a strided shard interleaves what is cut before it
-            is_strided = [isinstance(placements[mesh_dim], _StridedShard) for mesh_dim in mesh_dims]
-            if any(is_strided[:-1]) or (any(is_strided) and list(mesh_dims) != sorted(mesh_dims)):
-                raise ReshardError("cannot-express", f"strided shards of {text_of(placements)} are cut otherwise")
-        return [[_Cut(number, _split_factor(placements[number])) for number in mesh_dims] for mesh_dims in ordered]
-    cuts: list[list[_Cut]] = [[] for _ in range(ndim)]
-    for mesh_dim, placement in reversed(list(enumerate(placements))):
-        if not isinstance(placement, Shard | _StridedShard):
-            continue
-        cut, factor = cuts[placement.dim], _split_factor(placement)
-        products = list(itertools.accumulate((one.parts * mesh.size(one.mesh_dim) for one in cut), mul, initial=1))
-        if factor not in products and not cut:
-            cut.append(_Cut(mesh_dim, factor))
-            continue
-        if factor not in products:
-            raise ReshardError(
-                "cannot-express",
-                f"placement {placement!r} in {text_of(placements)} interleaves what is cut otherwise to its right",
-            )
-        cut.insert(products.index(factor), _Cut(mesh_dim))
-    return cuts
+def _record(placements: Sequence[Placement], order: ShardOrder | None = None) -> PlacementsRecord:
+    """Placements as plain records, with the order in which mesh dims cut each dim where it is said."""
+    record = placements_record(tuple(placements))
+    cuts = None if order is None else tuple((entry.tensor_dim, tuple(entry.mesh_dims)) for entry in order)
+    return PlacementsRecord(() if record is None else record.placements, cuts)
 
 
 def placements_of(sharding: Sharding, mesh: DeviceMesh, shape: Sequence[int] | None = None) -> tuple[Placement, ...]:
@@ -342,14 +288,13 @@ def _placements_of(sharding: Sharding, mesh: DeviceMesh, shape: tuple[int, ...] 
     cuts = []
     for dim, digits in enumerate(layout.cutting):
         weave = layout.weave(dim)
-        stages = weave.stages if weave else ()
-        cut = [] if weave else [_Cut(mesh_dim) for mesh_dim in mesh_dims(digits)]
+        cut = [] if weave else list(map(Cut, mesh_dims(digits)))
         parts, devices = 1, iter(layout.dims[dim])
-        for shards, deal in stages:
+        for shards, deal in weave.stages if weave else ():
             parts *= deal.numbers[0] if deal and deal.kind == "parts" else 1
             if shards > 1:
                 first, *others = mesh_dims(next(devices))
-                cut += [_Cut(first, parts), *map(_Cut, others)]
+                cut += [Cut(first, parts), *map(Cut, others)]
                 parts = 1
         cuts.append(cut)
     partial = mesh_dims(layout.unreduced)
@@ -360,7 +305,7 @@ def _placements_of(sharding: Sharding, mesh: DeviceMesh, shape: tuple[int, ...] 
     if layout.weaves:
         read = replace(_sharding_of(placements, mesh, len(layout.dims), None), uneven=sharding.uneven)
         if read.layout.weaves != layout.weaves or read.layout.dims != layout.dims:
-            sharding.check_plain("a placement of torch but a `_StridedShard` for parts")
+            sharding.check_plain("placements, but for parts of one mesh dim each,")
     if shape is not None and not _sharding_of(placements, mesh, len(shape), None).is_equivalent_to(sharding, shape):
         raise ReshardError(
             "cannot-express",
@@ -369,16 +314,11 @@ def _placements_of(sharding: Sharding, mesh: DeviceMesh, shape: tuple[int, ...] 
     return placements
 
 
-def _shards(cuts: Sequence[Sequence[_Cut]], mesh: DeviceMesh) -> dict[int, Placement]:
-    """By mesh dim the shard, strided where it interleaves parts, or mesh dims to its right cut its dim before it."""
+def _shards(cuts: Sequence[Sequence[Cut]], mesh: DeviceMesh) -> dict[int, Placement]:
+    """By mesh dim the shard, strided where mesh dims to its right cut its dim before it."""
     return {
-        one.mesh_dim: _shard(
-            dim,
-            one.parts
-            * prod(major.parts * mesh.size(major.mesh_dim) for major in cut[:place] if major.mesh_dim > one.mesh_dim),
-        )
-        for dim, cut in enumerate(cuts)
-        for place, one in enumerate(cut)
+        mesh_dim: _shard(shard.dim, shard.split_factor)
+        for mesh_dim, shard in shards_of(cuts, tuple(mesh.shape)).items()
     }
 
 
@@ -388,11 +328,12 @@ def spelled_out(spec: DTensorSpec) -> tuple[Placement, ...]:
     Raises:
         ReshardError: `cannot-express` where a shard is strided as no order of axes is.
     """
-    shards = _shards(_cuts_of(spec.placements, spec.mesh, spec.ndim, _order_of(spec)), spec.mesh)
+    record = _record(spec.placements, _order_of(spec))
+    shards = _shards(cuts_of(record, tuple(spec.mesh.shape), spec.ndim), spec.mesh)
     return tuple(shards.get(mesh_dim, placement) for mesh_dim, placement in enumerate(spec.placements))
 
 
-def _add_trivial(cuts: list[list[_Cut]], partial: list[int], sharding: Sharding, mesh: Mesh) -> None:
+def _add_trivial(cuts: list[list[Cut]], partial: list[int], sharding: Sharding, mesh: Mesh) -> None:
     """Put back the axes of size 1, which have no digit, where the sharding names those of this very mesh."""
     if sharding.mesh.axes != mesh.axes:
         return
@@ -400,7 +341,7 @@ def _add_trivial(cuts: list[list[_Cut]], partial: list[int], sharding: Sharding,
     for dim, cut in zip(sharding.dims, cuts, strict=True):
         for mesh_dim in (trivial[axis.name] for axis in dim.axes if axis.name in trivial):
             place = next((place for place, after in enumerate(cut) if after.mesh_dim > mesh_dim), len(cut))
-            cut.insert(place, _Cut(mesh_dim))
+            cut.insert(place, Cut(mesh_dim))
     partial += [trivial[axis.name] for axis in sharding.unreduced if axis.name in trivial]
 
 
