@@ -5,7 +5,8 @@ Dims that the list does not reach are whole, so the form alone does not say how 
 The mesh is not part of the form.
 
 What the dialect's operation says besides is read and written behind the list: `halo_sizes`, two widths for each dim
-that is cut, and `sharded_dims_offsets`, the places between which the shards of each such dim lie, its size the last of them.
+that is cut, and `sharded_dims_offsets`, the places between which the shards of each such dim lie, its size the last of
+them.
 
 >>> from reshard.mesh import Mesh
 >>> mesh = Mesh.of(x=2, y=4, z=2)
