@@ -6,10 +6,12 @@ All three are shardings of one tensor, so going from one to another is a plan, a
 
     python examples/context_parallel.py              all devices in this process, by NumPy
     python examples/context_parallel.py torch        four processes with torch.distributed, and a gradient
+    python examples/context_parallel.py jax          four devices of JAX, the tiles side by side in one array
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from itertools import pairwise
@@ -69,5 +71,24 @@ def by_torch() -> None:
         mp.spawn(on_rank, (folder,), nprocs=DEVICES)
 
 
+def by_jax() -> None:
+    """The same in one array for each sharding, whose rows or heads stand as the devices store them."""
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
+    import jax  # noqa: PLC0415
+
+    sequence = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
+    first = jax.numpy.concatenate(list(rs.numpy.scatter(sequence, ZIGZAG).values()))
+
+    def way(x: jax.Array) -> jax.Array:
+        for source, target in pairwise(WAY):
+            x = rs.jax.reshard_tiles(x, source, target)
+        return x
+
+    last = jax.jit(way)(first)
+    gradient = jax.grad(lambda x: (way(x) ** 2).sum() / 2)(first)
+    same = bool((last == first).all() and (gradient == first).all())
+    print(f"there and back {'equal' if same else 'different'}, the gradient too")
+
+
 if __name__ == "__main__":
-    by_torch() if sys.argv[1:] == ["torch"] else by_numpy()
+    {"torch": by_torch, "jax": by_jax}.get(sys.argv[-1], by_numpy)()
