@@ -329,9 +329,14 @@ def test_an_overlap_is_added_in_one_exchange_at_its_bound() -> None:
             "window(0:1) has 1 spans; there are 3 shards",
         ),
         (
+            lambda: rs.plan(rs.parse_sharding('[{"x", window(0:2, 3:5, 4:6)}]', X3), Sharding.of(X3, None), (6,)),
+            "bad-window",
+            "window(0:2, 3:5, 4:6) leaves out a part of [2, 4), which shard 1 owns: no source",
+        ),
+        (
             lambda: Sharding.of(X3, (rs.Deal.zigzag(), "x")).box(0, (12,)),
             "cannot-express",
-            "the tile of position 0 is 2 boxes, and not one",
+            "the tile of position 0 is 2 boxes; it must be one box of it",
         ),
         (
             lambda: rs.plan(
