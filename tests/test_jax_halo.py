@@ -95,3 +95,37 @@ def test_it_works_in_explicit_jit_and_is_refused_where_nothing_is_known() -> Non
         with pytest.raises(rs.ReshardError) as refusal:
             make()
         assert refusal.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ('[{zigzag, "x"}, {}]', '[{"x"}, {}]'),
+        ('[{"x"}, {}]', '[{}, {"x"}]'),
+        ('[{}, {"x"}]', '[{zigzag, "x"}, {}]'),
+        ('[{blocks(2), "x"}, {}]', '[{parts(4), "x"}, {}]'),
+    ],
+)
+def test_tiles_of_several_boxes_side_by_side(source: str, target: str) -> None:
+    mesh, shape = rs.Mesh.of(x=4), (32, 8)
+    ends = [rs.parse_sharding(text, mesh) for text in (source, target)]
+    array = np.arange(1.0, 257.0).reshape(shape).astype(np.float32)
+    stacked = [side_by_side(dealt.cut(array, end), end) for end in ends]
+    found = rs.jax.reshard_tiles(stacked[0], *ends)
+    assert np.array_equal(np.asarray(found), stacked[1])
+    gradient = jax.grad(lambda x: (rs.jax.reshard_tiles(x, *ends) * stacked[1]).sum())(stacked[0])
+    assert np.array_equal(np.asarray(gradient), stacked[0])
+    program = jax.jit(lambda x: rs.jax.reshard_tiles(x, *ends)).lower(stacked[0]).compile()
+    received = received_bytes(collectives(program.as_text(), 4), 4)
+    assert max(received) == rs.plan(*ends, shape, "float32").lower_bound_bytes
+
+
+def side_by_side(tiles: dict[int, Any], sharding: rs.Sharding) -> Any:
+    """Tiles in the order of the devices along the dim that is cut."""
+    return np.concatenate(list(tiles.values()), axis=next(n for n, dim in enumerate(sharding.dims) if dim.axes))
+
+
+def test_uneven_tiles_are_not_side_by_side() -> None:
+    zigzag = rs.parse_sharding('[{zigzag, "x"}]', rs.Mesh.of(x=4))
+    with pytest.raises(rs.ReshardError, match=r'the source \[\{zigzag, "x"\}\] cuts shape \(9,\) into uneven tiles'):
+        rs.jax.reshard_tiles(jnp.ones(9), zigzag, zigzag)

@@ -5,6 +5,10 @@ Engine and plans are held against `dealt`.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -16,7 +20,9 @@ from checkers import check_both_ends, check_largest_piece, check_traffic
 import reshard as rs
 from reshard.exchange import DigitExchange, OverlapAdd
 from reshard.mesh import Mesh
+from reshard.notation import to_mlir_list
 from reshard.sharding import Sharding
+from reshard.view import draw_contents
 
 MESHES = [Mesh.of(x=3), Mesh.of(x=2, y=3), Mesh.of(x=2, y=2), Mesh.of(x=1, y=4), Mesh.of(x=1), Mesh.of(x=2, y=2, z=2)]
 X3, X2Y2 = Mesh.of(x=3), Mesh.of(x=2, y=2)
@@ -147,6 +153,65 @@ def test_both_ends_of_an_exchange_agree() -> None:
                 check_largest_piece(move.exchange)
 
 
+@pytest.mark.parametrize(
+    ("text", "written", "sharding"),
+    [
+        ("[[0], [1]] halo_sizes = [1, 2, 0, 0]", None, '[{"x", halo(1, 2)}, {"y"}]'),
+        (
+            "shard.sharding @m split_axes = [[0], [], [1]] halo_sizes = [1, 4, 0, 1] : !shard.sharding",
+            "[[0], [], [1]] halo_sizes = [1, 4, 0, 1]",
+            '[{"x", halo(1, 4)}, {}, {"y", halo(0, 1)}]',
+        ),
+        (
+            "split_axes = [[0], [1]] sharded_dims_offsets = [0, 24, 32, 0, 20, 32]",
+            "[[0], [1]] sharded_dims_offsets = [0, 24, 32, 0, 20, 32]",
+            '[{offsets(0, 24, 32), "x"}, {offsets(0, 20, 32), "y"}]',
+        ),
+    ],
+)
+def test_the_words_of_the_shard_dialect(text: str, written: str | None, sharding: str) -> None:
+    found = rs.parse_sharding(text, X2Y2)
+    assert found.text() == sharding
+    assert to_mlir_list(found) == (written or text)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("[[0]] halo_sizes = [1]", "syntax"),
+        ("[[0]] sharded_dims_offsets = [0, 4]", "syntax"),
+        ("[[0]] halo_sizes = [1, 1] sharded_dims_offsets = [0, 1, 2]", "syntax"),
+        ("[[0]] sharded_dims_offsets = [1, 3, 4]", "bad-deal"),
+    ],
+)
+def test_other_words_are_refused(text: str, code: str) -> None:
+    with pytest.raises(rs.ReshardError) as refusal:
+        rs.parse_sharding(text, X2Y2)
+    assert refusal.value.code == code
+
+
+def test_what_the_list_form_cannot_hold() -> None:
+    for text in (
+        '[{zigzag, "x"}]',
+        '[{"x", halo(1, 1, wrap)}]',
+        "[{halo(1, 1)}]",
+        '[{offsets(0, 1, 2), "x", halo(1, 1)}]',
+    ):
+        with pytest.raises(rs.ReshardError) as refusal:
+            to_mlir_list(rs.parse_sharding(text, X2Y2))
+        assert refusal.value.code == "cannot-express"
+
+
+def test_what_is_drawn() -> None:
+    assert draw_contents(rs.parse_sharding('[{zigzag, "x"}]', X3), (6,)) == (
+        '"x"=3\n----------->\n+-----+-----+-----+\n| 1 6 | 2 5 | 3 4 |\n+-----+-----+-----+'
+    )
+    assert draw_contents(rs.parse_sharding('[{"x", halo(1, 1, pad)}]', X3), (6,)) == (
+        '"x"=3\n----------->\n+---------+---------+---------+\n| . 1 2 3 | 2 3 4 5 | 4 5 6 . |\n'
+        "+---------+---------+---------+"
+    )
+
+
 # Which go by digits.
 
 
@@ -264,9 +329,14 @@ def test_an_overlap_is_added_in_one_exchange_at_its_bound() -> None:
             "window(0:1) has 1 spans; there are 3 shards",
         ),
         (
+            lambda: rs.plan(rs.parse_sharding('[{"x", window(0:2, 3:5, 4:6)}]', X3), Sharding.of(X3, None), (6,)),
+            "bad-window",
+            "window(0:2, 3:5, 4:6) leaves out a part of [2, 4), which shard 1 owns: no source",
+        ),
+        (
             lambda: Sharding.of(X3, (rs.Deal.zigzag(), "x")).box(0, (12,)),
             "cannot-express",
-            "the tile of position 0 is 2 boxes, and not one",
+            "the tile of position 0 is 2 boxes; it must be one box of it",
         ),
         (
             lambda: rs.plan(
@@ -286,3 +356,22 @@ def test_what_is_refused(make: Any, code: str, sentence: str) -> None:
     with pytest.raises(rs.ReshardError) as refusal:
         make()
     assert (refusal.value.code, str(refusal.value)) == (code, sentence)
+
+
+def test_the_example_of_context_parallelism_comes_back_at_its_bounds() -> None:
+    root = Path(__file__).parent.parent
+    run = subprocess.run(
+        [sys.executable, str(root / "examples" / "context_parallel.py")],
+        env={**os.environ, "PYTHONPATH": str(root / "src")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *turns, last = run.stdout.splitlines()
+    assert last == "there and back: equal"
+    assert [turn.split("receives ")[1] for turn in turns] == [
+        "[2048, 4096, 2048, 4096], lower bound [2048, 4096, 2048, 4096]",
+        "[3072, 3072, 3072, 3072], lower bound [3072, 3072, 3072, 3072]",
+        "[3072, 3072, 3072, 3072], lower bound [3072, 3072, 3072, 3072]",
+        "[2048, 4096, 2048, 4096], lower bound [2048, 4096, 2048, 4096]",
+    ]

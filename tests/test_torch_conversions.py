@@ -135,7 +135,7 @@ def test_what_torch_cannot_express(code: str, sharding: rs.Sharding, shape: Any)
         ("cannot-express", [Partial("sum"), Partial("avg")]),
         ("unknown-reduction", [Partial("median"), Replicate()]),
         ("cannot-express", [_StridedShard(0, split_factor=3), Shard(0)]),
-        ("cannot-express", [Replicate(), _StridedShard(1, split_factor=2)]),
+        ("cannot-express", [_StridedShard(1, split_factor=3), Shard(1)]),
     ],
 )
 def test_what_has_no_sharding(code: str, placements: list[Any]) -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch_ranks import counted_traffic, unless
 
 import reshard as rs
@@ -109,6 +110,45 @@ def moves(rank: int) -> Iterator[str]:
     )
 
 
+def interleaved(rank: int) -> Iterator[str]:
+    """Interleaved shards hold what torch's own hold, and go to all other placements and back, also uneven ones."""
+    line, square = _mesh(4), _mesh(2, 2)
+    cases: list[tuple[Any, list[Any], list[Any], tuple[int, ...]]] = [
+        (line, [_StridedShard(0, split_factor=2)], [Shard(0)], (16, 3)),
+        (line, [_StridedShard(0, split_factor=3)], [Replicate()], (26,)),
+        (line, [_StridedShard(1, split_factor=2)], [_StridedShard(0, split_factor=2)], (7, 11)),
+        (square, [Shard(0), _StridedShard(0, split_factor=2)], [Shard(0), Shard(0)], (17,)),
+        (square, [Replicate(), _StridedShard(0, split_factor=2)], [Shard(1), Shard(0)], (9, 4)),
+    ]
+    for mesh, placements, others, shape in cases:
+        whole = _numbers(shape)
+        sharding = RS.sharding_of(placements, mesh, len(shape))
+        text = f"{placements} {others} {shape}"
+        yield unless(
+            RS.placements_of(sharding, mesh) == tuple(placements), f"{text}: {RS.placements_of(sharding, mesh)}"
+        )
+        local = whole
+        for mesh_dim, placement in enumerate(placements):  # as torch cuts, one mesh dim after the other
+            if not placement.is_replicate():
+                parts, _ = placement._split_tensor(local, mesh.size(mesh_dim), with_padding=False)
+                local = parts[mesh.get_local_rank(mesh_dim)]
+        yield unless(
+            np.array_equal(local.numpy(), dealt.cut(whole.numpy(), sharding)[rank]), f"{text}: torch cuts else"
+        )
+        x = DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+        with counted_traffic() as traffic:
+            y = RS.redistribute(x, others, check="never")
+        expected = dealt.cut(whole.numpy(), RS.sharding_of(others, mesh, len(shape)))[rank]
+        yield unless(np.array_equal(y.to_local().numpy(), expected), f"{text}: {y.to_local()} {expected}")
+        lacks = dealt.missing(sharding, RS.sharding_of(y), shape)[rank] * 8
+        yield unless(traffic.received == lacks, f"{text}: {traffic.received} bytes received, {lacks} lack")
+        back = RS.redistribute(y, placements)
+        yield unless(torch.equal(back.to_local(), local), f"{text}: back {back.to_local()}")
+    flat = distribute_tensor(_numbers((4, 8)), line, [Shard(1)]).flatten(0, 1)
+    found = RS.redistribute(flat, [Shard(0)])
+    yield unless(torch.equal(found.full_tensor(), _numbers((4, 8)).flatten()), f"{flat.placements} -> {found}")
+
+
 def convolutions(rank: int) -> Iterator[str]:
     """Convolutions and poolings, and their gradients, are those of the whole."""
     line, square = _mesh(4), _mesh(2, 2)
@@ -170,6 +210,27 @@ def many_convolutions(rank: int) -> Iterator[str]:
                     options = {"stride": stride, "dilation": dilation, "padding": padding}
                     text = f"{kernel} {options} {size}"
                     yield from _compared(text, partial(RS.conv1d, **options), partial(F.conv1d, **options), x, weight)
+
+
+def sequences(rank: int) -> Iterator[str]:
+    """Local tensors go between zigzag, contiguous, cyclic and by heads; their gradients come back."""
+    x4, shape = rs.Mesh.of(x=4), (19, 6)
+    deals = [rs.Deal.zigzag(), rs.Deal.cycles(2), rs.Deal.blocks(2), rs.Deal.parts(5, 14)]
+    layouts = [rs.Sharding.of(x4, (deal, "x"), None) for deal in deals]
+    layouts += [rs.Sharding.of(x4, "x", None), rs.Sharding.of(x4, None, "x"), rs.Sharding.of(x4, None, None)]
+    whole = _numbers(shape)
+    tiles = [torch.from_numpy(dealt.cut(whole.numpy(), layout)[rank]) for layout in layouts]
+    for source, tile in zip(layouts, tiles, strict=True):
+        for target, expected in zip(layouts, tiles, strict=True):
+            start = tile.clone().requires_grad_()
+            with counted_traffic() as traffic:
+                found = RS.reshard(start, source, target, shape, check="never")
+            text = f"{source.text()} -> {target.text()}"
+            yield unless(torch.equal(found, expected), f"{text}: {found} {expected}")
+            lacks = dealt.missing(source, target, shape)[rank] * 8
+            yield unless(traffic.received == lacks, f"{text}: {traffic.received} bytes received, {lacks} lack")
+            found.backward(3 * expected)
+            yield unless(torch.equal(start.grad, 3 * tile), f"{text}: gradient {start.grad}")
 
 
 def refusals(rank: int) -> Iterator[str]:

@@ -363,6 +363,23 @@ def stored_runs(weave: Weave, size: int) -> Runs:
     return Runs(*(column[lasting] for column in runs))
 
 
+def check_held(weave: Weave, size: int) -> None:
+    """Refuse windows that leave out a part of what their shards own: these elements would be nowhere.
+
+    Raises:
+        ReshardError: `bad-window`; and as `stored_runs`.
+    """
+    stored_runs(weave, size)
+    if weave.window is None or not weave.window.spans:
+        return
+    spans, owned = np.array(weave.window.spans, dtype=np.int64), owned_runs(weave, size)
+    inside = (spans[owned.shard, 0] <= owned.start) & (owned.stop <= spans[owned.shard, 1])
+    for shard, start, stop in zip(*(column[~inside].tolist() for column in owned), strict=True):
+        raise ReshardError(
+            "bad-window", f"{weave.window} leaves out a part of [{start}, {stop}), which shard {shard} owns: no source"
+        )
+
+
 @lru_cache(CACHED)
 def held_runs(weave: Weave, size: int) -> Runs:
     """Which elements of a dim every shard holds: each once, in order.

@@ -432,7 +432,9 @@ class Layout:
                 (size, size) if not length else (0, length) for size, length in zip(shape, tile.shape, strict=True)
             )
         if len(boxes) != 1 or boxes[0].shape != tile.shape:
-            raise ReshardError("cannot-express", f"the tile of position {position} is {len(boxes)} boxes, and not one")
+            problem = f"the tile of position {position} is {len(boxes)} boxes" if len(boxes) > 1 else ""
+            problem = problem or f"the tile of position {position} reaches beyond the tensor"
+            raise ReshardError("cannot-express", f"{problem}; it must be one box of it")
         return boxes[0]
 
     def _plain_box(self, position: int, shape: Sequence[int], dims: Sequence[int]) -> Box:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from reshard.box import Box
 from reshard.cli import output
 from reshard.cli.arguments import Commands, add_command, add_meshes, add_shape, mesh_of, parse_pair, shape_of
 from reshard.dtypes import dtype_named
@@ -15,6 +16,7 @@ from reshard.exchange import Exchange, Piece
 from reshard.planner import BASES, alternatives
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan, blocks, bytes_text
+from reshard.sharding import Sharding
 from reshard.xla.partitioner import explain
 
 EXAMPLES = """\
@@ -99,7 +101,7 @@ def device_traffic(plan: Plan, device: int) -> dict[str, Any]:
     """
     if device not in plan.source.mesh and device not in plan.target.mesh:
         raise ReshardError("unknown-device", f"device {device} is neither in the source nor in the target")
-    boxes = [end.box(device, plan.shape) if device in end.mesh else None for end in (plan.source, plan.target)]
+    boxes = [_place_of(end, device, plan) for end in (plan.source, plan.target)]
     return {
         "device": device,
         "source_box": boxes[0],
@@ -117,6 +119,13 @@ def device_traffic(plan: Plan, device: int) -> dict[str, Any]:
             for step in plan.steps
         ],
     }
+
+
+def _place_of(end: Sharding, device: int, plan: Plan) -> Box | list[Box] | None:
+    """The box that a device holds of an end, or its boxes where they are several; None where it holds nothing."""
+    if device not in end.mesh:
+        return None
+    return list(end.boxes(device, plan.shape)) if end.is_woven else end.box(device, plan.shape)
 
 
 def _pieces(exchange: Exchange, device: int, itemsize: int) -> dict[str, Any]:
@@ -139,7 +148,10 @@ def _pieces(exchange: Exchange, device: int, itemsize: int) -> dict[str, Any]:
 
 def traffic_text(traffic: dict[str, Any]) -> str:
     """What `device_traffic` found, to read."""
-    held, needed = ("nothing" if box is None else box for box in (traffic["source_box"], traffic["target_box"]))
+    held, needed = (
+        " and ".join(map(str, box)) if isinstance(box, list) else box or "nothing"
+        for box in (traffic["source_box"], traffic["target_box"])
+    )
     received, bound = bytes_text(traffic["received_bytes"]), bytes_text(traffic["lower_bound_bytes"])
     lines = [f"device {traffic['device']}: holds {held}, needs {needed}; receives {received}, lower bound {bound}"]
     for number, step in enumerate(traffic["steps"], 1):

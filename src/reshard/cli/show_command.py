@@ -63,11 +63,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def contents_record(sharding: Sharding, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Where the tile of every device lies; with partial values, of which class it is."""
+    """Where the tile of every device lies, one box or several; with partial values, of which class it is."""
     layout = sharding.layout_for(shape)
     devices = []
     for position, device in enumerate(sharding.mesh.device_array.tolist()):
-        record: dict[str, Any] = {"device": device, "box": layout.box(position, shape)}
+        is_woven = sharding.is_woven
+        lies = {"boxes": sharding.boxes(device, shape)} if is_woven else {"box": layout.box(position, shape)}
+        record: dict[str, Any] = {"device": device, **lies}
         if layout.unreduced:
             record["partial"] = layout.unreduced.index_of(position)
         devices.append(record)

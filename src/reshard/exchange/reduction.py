@@ -33,6 +33,7 @@ from math import prod
 
 import numpy as np
 
+from reshard.deal import check_held
 from reshard.digits import NO_DIGITS, Digit, Layout
 from reshard.errors import ReshardError
 from reshard.exchange.by_boxes import by_boxes
@@ -53,12 +54,15 @@ def find_exchange(source: Tiling, target: Tiling, near: int = 0) -> Exchange:
 
     Raises:
         ReshardError: `no-plan` where the target is unreduced along what the source is not, or has windows where the
-            source sums them; `too-large`.
+            source sums them; `bad-window` where those of the source leave out what they own; `too-large`.
     """
     if source.layout.is_summed:
         if target.layout.has_windows:
             raise ReshardError("no-plan", "an exchange cannot sum windows into windows at once")
         return overlap_add(source, target, find_exchange)
+    for weave, size in zip(source.layout.weaves, source.shape, strict=False):
+        if weave is not None:
+            check_held(weave, size)
     staying = target.layout.unreduced
     same_order = source.same_order_as(target) or not staying
     combined = source.layout.unreduced.without(staying) if same_order else NO_DIGITS

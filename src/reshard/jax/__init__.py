@@ -5,6 +5,7 @@ contraction/     `einsum`
 tracing/         `trace`: a program from a function
 stablehlo/       `rs.Program.from_stablehlo`: a program from a module in text
 halo.py          `halo`: tiles with borders
+tiles.py         `reshard_tiles`: tiles of several boxes, side by side in an array
 programs.py      `to_jax`: a placed program as a function
 verbs.py         what JAX does with arrays, for the interpreter of operations
 conversions.py   meshes and shardings, to and from JAX's
@@ -34,6 +35,7 @@ from reshard.jax.conversions import hlo_sharding_of, mesh_of, named_sharding_of,
 from reshard.jax.exchange.resharding import reshard
 from reshard.jax.exchange.whole_plans import run
 from reshard.jax.halo import halo
+from reshard.jax.tiles import reshard_tiles
 
 __all__ = [
     "calibrate",
@@ -44,6 +46,7 @@ __all__ = [
     "named_sharding_of",
     "partition_spec_of",
     "reshard",
+    "reshard_tiles",
     "run",
     "sharding_of",
 ]

@@ -83,6 +83,7 @@ class Site:
         plain = self.cuts.layout_for(self.shape)
         if self.padded is None or self.padded == self.shape:
             return plain
+        self.cuts.check_plain("a tensor that is padded")
         return PaddedLayout(plain.dims, plain.unreduced, plain.positions, padded=self.padded)
 
     @cached_property

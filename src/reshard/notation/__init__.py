@@ -77,7 +77,7 @@ _LOOKS = {
         rf"\(|\[?\s*(?:R[\s,]*)*(?:{_PLACEMENT})|R+\s*$|\[\s*R\s*(?:,\s*R\s*)*,?\s*\]\s*$|DTensorSpec\s*\("
     ),
     "JAX": re.compile(rf"{_OF_JAX}(?:P|PartitionSpec|NamedSharding)\s*\(|[A-Za-z]\w*(?:<\w+>)?\[\s*[0-9]"),
-    "list": re.compile(r"\[\s*(?:\[|[0-9]|\]\s*$)"),
+    "list": re.compile(r"shard\.sharding(?![A-Za-z0-9_])|split_axes|\[\s*(?:\[|[0-9]|\]\s*$)"),
     "named": re.compile(r"[A-Za-z][A-Za-z0-9]*'*\s*\[|\[\s*[A-Za-z]"),
     "XLA": re.compile(r"\{|(?:sharding|devices)\s*=|(?:replicated|maximal|manual|unreduced|unknown)(?![A-Za-z0-9_])"),
     "Shardy": re.compile(r"[#<\[]"),

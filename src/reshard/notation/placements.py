@@ -16,25 +16,34 @@ By hand, 8 rows on a mesh of 2 x 2: `[Shard(0), Shard(0)]` gives the ranks rows 
 
 >>> _, record = read_sharding("[_S(0, 2), S(0)]")
 >>> cuts_of(record, (2, 2), 1)
-[(1, 0)]
+[[Cut(mesh_dim=1, parts=1), Cut(mesh_dim=0, parts=1)]]
+
+A `_StridedShard` to whose right nothing cuts its dim interleaves rows: it is `Deal.parts` of that number, each of which
+the mesh dim cuts by itself; so does one behind an order that is said beside.
+One whose split factor is no product of what its right has cut is refused.
+
+>>> print(sharding_of(read_sharding("[S(0), _S(0, 2)]").record, Mesh.of(x=2, y=2), 1).text())
+[{"x", parts(2), "y"}], uneven=chunk
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from operator import mul
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshard.checks import shown
+from reshard.deal import Deal
 from reshard.dtypes import REDUCTIONS
 from reshard.errors import ReshardError
 from reshard.foreign import PARTIAL, REPLICATE, SHARD, MeshRecord, PlacedRecord, PlacementRecord, PlacementsRecord
 from reshard.mesh import Mesh
 from reshard.notation.grammar import Form, Misread, number, parse, rule
 from reshard.notation.literals import Nested, Skipped, nested_of, unquoted
-from reshard.sharding import Sharding
+from reshard.sharding import DimSharding, Sharding
 
 if TYPE_CHECKING:
     from lark import Token
@@ -62,6 +71,14 @@ class _Stride(NamedTuple):
 
 class _Names(NamedTuple):
     names: tuple[str, ...]
+
+
+class Cut(NamedTuple):
+    """A mesh dim that cuts a dim."""
+
+    mesh_dim: int
+    parts: int = 1
+    """Into how many parts what is there is divided before, each of which is cut by itself."""
 
 
 class PrintedPlacements(NamedTuple):
@@ -249,10 +266,11 @@ def read_mesh(text: str) -> MeshRecord:
     return record
 
 
-def cuts_of(record: PlacementsRecord, sizes: Sequence[int], ndim: int) -> list[tuple[int, ...]]:
+def cuts_of(record: PlacementsRecord, sizes: Sequence[int], ndim: int) -> list[list[Cut]]:
     """Per dim the mesh dims that cut it, major to minor, in the order given or out of the split factors.
 
     Read from the right, each mesh dim goes where those already placed before it make up its split factor.
+    Where none is placed yet, the factor is a number of parts that it interleaves.
 
     Args:
         record: one placement per mesh dim, with dims counted from the left.
@@ -264,38 +282,45 @@ def cuts_of(record: PlacementsRecord, sizes: Sequence[int], ndim: int) -> list[t
     """
     placements = record.placements
     if record.order is not None:
-        if any(placement.split_factor != 1 for placement in placements):
-            problem = f"strided shards of {text_of(placements)} are no order of mesh dims"
-            raise ReshardError("cannot-express", problem)
         cuts = [dict(record.order).get(dim, ()) for dim in range(ndim)]
         cutting = [[place for place, p in enumerate(placements) if (p.kind, p.dim) == (SHARD, d)] for d in range(ndim)]
         if len(record.order) > ndim or any(sorted(cut) != own for cut, own in zip(cuts, cutting, strict=True)):
             problem = f"the order {shown(dict(record.order))} is not one of the mesh dims in {text_of(placements)}"
             raise ReshardError("bad-argument", problem)
-        return cuts
-    lists: list[list[int]] = [[] for _ in range(ndim)]
+        for cut in cuts:  # there is an order for itself, so a strided shard interleaves what is cut before it
+            is_strided = [placements[mesh_dim].split_factor != 1 for mesh_dim in cut]
+            if any(is_strided[:-1]) or (any(is_strided) and list(cut) != sorted(cut)):
+                problem = f"strided shards of {text_of(placements)} are no order of mesh dims"
+                raise ReshardError("cannot-express", problem)
+        return [[Cut(mesh_dim, placements[mesh_dim].split_factor) for mesh_dim in cut] for cut in cuts]
+    lists: list[list[Cut]] = [[] for _ in range(ndim)]
     for mesh_dim, placement in reversed(list(enumerate(placements))):
         if placement.kind != SHARD:
             continue
-        cut = lists[placement.dim]
-        products = list(itertools.accumulate((sizes[major] for major in cut), mul, initial=1))
-        if placement.split_factor not in products:
+        interleaved = lists[placement.dim]
+        products = list(itertools.accumulate((one.parts * sizes[one.mesh_dim] for one in interleaved), mul, initial=1))
+        if placement.split_factor in products:
+            interleaved.insert(products.index(placement.split_factor), Cut(mesh_dim))
+            continue
+        if interleaved or placement.split_factor < 1:
             problem = f"placement {repr_of(placement)} in {text_of(placements)} interleaves rows"
             raise ReshardError("cannot-express", f"{problem} as no order of mesh dims does")
-        cut.insert(products.index(placement.split_factor), mesh_dim)
-    return [tuple(cut) for cut in lists]
+        interleaved.append(Cut(mesh_dim, placement.split_factor))
+    return lists
 
 
-def shards_of(cuts: Sequence[Sequence[int]], sizes: Sequence[int]) -> Mapping[int, PlacementRecord]:
-    """By mesh dim the shard, strided where mesh dims to its right cut its dim before it.
+def shards_of(cuts: Sequence[Sequence[Cut]], sizes: Sequence[int]) -> Mapping[int, PlacementRecord]:
+    """By mesh dim the shard, strided where it interleaves parts, or mesh dims to its right cut its dim before it.
 
-    >>> {mesh_dim: repr_of(shard) for mesh_dim, shard in shards_of([(1, 0)], (2, 2)).items()}
+    >>> {mesh_dim: repr_of(shard) for mesh_dim, shard in shards_of([(Cut(1), Cut(0))], (2, 2)).items()}
     {1: 'Shard(dim=0)', 0: '_StridedShard(dim=0, sf=2)'}
     """
     return {
-        mesh_dim: PlacementRecord(SHARD, dim, prod(sizes[major] for major in cut[:place] if major > mesh_dim))
+        mesh_dim: PlacementRecord(
+            SHARD, dim, parts * prod(p * sizes[major] for major, p in cut[:place] if major > mesh_dim)
+        )
         for dim, cut in enumerate(cuts)
-        for place, mesh_dim in enumerate(cut)
+        for place, (mesh_dim, parts) in enumerate(cut)
     }
 
 
@@ -327,7 +352,10 @@ def sharding_of(record: PlacementsRecord, mesh: Mesh, ndim: int, on: Mesh | None
         raise ReshardError("cannot-express", problem)
     if mesh.is_maximal and on is None:
         return Sharding(mesh, ())
-    dims = [[names[mesh_dim] for mesh_dim in cut] for cut in cuts_of(counted, sizes, ndim)]
+    dims = [
+        [item for mesh_dim, parts in cut for item in (*([Deal.parts(parts)] if parts > 1 else []), names[mesh_dim])]
+        for cut in cuts_of(counted, sizes, ndim)
+    ]
     unreduced = [names[place] for place in partial]
     return Sharding.of(on or mesh, *dims, unreduced=unreduced, reduction=(reductions or ["sum"])[0], uneven="chunk")
 
@@ -392,11 +420,24 @@ def write_sharding(sharding: Sharding) -> str:
         problem += "; give uneven='chunk' where its axes divide the dim"
         raise ReshardError("cannot-express", problem)
     places = {name: place for place, name in enumerate(sharding.mesh.sizes)}
-    cuts = [[places[axis.name] for axis in dim.axes] for dim in sharding.dims]
+    cuts = [
+        [Cut(places[axis.name], parts_before(dim, place)) for place, axis in enumerate(dim.axes)]
+        for dim in sharding.dims
+    ]
     by_mesh_dim = dict(shards_of(cuts, list(sharding.mesh.sizes.values())))
     by_mesh_dim |= {places[a.name]: PlacementRecord(PARTIAL, reduction=sharding.reduction) for a in sharding.unreduced}
-    placements = [repr_of(by_mesh_dim.get(place, PlacementRecord(REPLICATE))) for place in range(len(places) or 1)]
+    records = tuple(by_mesh_dim.get(place, PlacementRecord(REPLICATE)) for place in range(len(places) or 1))
+    if sharding.is_woven:
+        read = sharding_of(PlacementsRecord(records), sharding.mesh, len(sharding.dims))
+        if replace(read, uneven=sharding.uneven).layout != sharding.layout:
+            sharding.check_plain("placements, but for parts of one mesh dim each,")
+    placements = list(map(repr_of, records))
     return f"({', '.join(placements)}{',' if len(placements) == 1 else ''})"
+
+
+def parts_before(dim: DimSharding, place: int) -> int:
+    """Into how many parts a dim is divided before an axis cuts each of them; 1 where it is not."""
+    return next((d.numbers[0] for d in dim.deals if (d.place, d.kind, len(d.numbers)) == (place, "parts", 1)), 1)
 
 
 def write_mesh(mesh: Mesh) -> str:

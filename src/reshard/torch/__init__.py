@@ -25,6 +25,7 @@ On top of it:
 
 einsum.py          the einsum of DTensors, and its gradients
 contraction.py     one rank's part of an einsum, and of its overlap with what it needs
+tiles.py           `reshard`: local tensors between shardings that no placements say
 halo.py            `halo`: windows around tiles, and their gradients
 sliding.py         operations that reach over the edge of a tile: rolls, convolutions, pooling, running sums
 programs.py        a placed program as a function of DTensors
@@ -46,6 +47,7 @@ from reshard.torch.planned import run
 from reshard.torch.programs import to_torch
 from reshard.torch.redistribute import redistribute, workspace_size
 from reshard.torch.sliding import avg_pool, conv1d, conv2d, conv3d, cumsum, flip, max_pool, pad, roll
+from reshard.torch.tiles import reshard
 from reshard.torch.transfer import transfer, version_of
 
 __all__ = [
@@ -67,6 +69,7 @@ __all__ = [
     "pad",
     "placements_of",
     "redistribute",
+    "reshard",
     "roll",
     "run",
     "sharding_of",

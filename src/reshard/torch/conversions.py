@@ -11,8 +11,8 @@ By itself it takes the mesh dims from left to right.
 Another order it spells in two ways, and both are read: in the spec's own `shard_order`, or as a `_StridedShard`,
 whose split factor is the number of parts into which mesh dims to its right have cut the dim before it.
 Only the second can be written in a list of placements, and is what `placements_of` gives.
-A `_StridedShard` whose split factor is no such product interleaves rows; no order of axes does that, and it is
-refused.
+A `_StridedShard` to whose right nothing cuts its dim interleaves rows: it is `Deal.parts` of that number, each of
+which the mesh dim cuts by itself; any other whose split factor is no such product is refused.
 
 By hand, 8 rows on a mesh of 2 x 2: `[Shard(0), Shard(0)]` gives the ranks rows 0-1, 2-3, 4-5, 6-7, and
 `[_StridedShard(0, split_factor=2), Shard(0)]` rows 0-1, 4-5, 2-3, 6-7: the second mesh dim is the major one.
@@ -34,11 +34,12 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _disable_current_modes
 
 from reshard.checks import expect, listed, shown
+from reshard.digits import Digits
 from reshard.dtypes import REDUCTIONS, DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.foreign import PlacementsRecord, placements_record
 from reshard.mesh import Mesh
-from reshard.notation.placements import cuts_of, shards_of
+from reshard.notation.placements import Cut, cuts_of, shards_of
 from reshard.notation.placements import sharding_of as sharding_of_placements
 from reshard.sharding import Sharding, checked_shape
 
@@ -215,7 +216,7 @@ def placements_of(sharding: Sharding, mesh: DeviceMesh, shape: Sequence[int] | N
         ReshardError: `cannot-express` where torch has no placements for it, or cuts the shape at other places;
             `different-meshes` where the sharding is over other ranks; `rank-mismatch`.
     """
-    expect(sharding, Sharding, "what placements are made of").check_plain("a placement of torch")
+    expect(sharding, Sharding, "what placements are made of")
     expect(mesh, DeviceMesh, "a mesh of torch")
     return _placements_of(sharding, mesh, None if shape is None else checked_shape(shape))
 
@@ -275,19 +276,36 @@ def _placements_of(sharding: Sharding, mesh: DeviceMesh, shape: tuple[int, ...] 
         raise ReshardError(
             "cannot-express", f"{sharding} takes the ranks in an order that is none of the mesh dims of {ours}"
         )
-    cuts = []
-    for digits in (*layout.cutting, layout.unreduced):
+
+    def mesh_dims(digits: Digits) -> list[int]:
         axes = ours.axes_of(digits)
         if axes is None or not all(axis.is_whole for axis in axes):
             raise ReshardError(
                 "cannot-express", f"{sharding.text()} uses a part of a mesh dim of {ours}, which torch cannot"
             )
-        cuts.append([list(ours.sizes).index(axis.name) for axis in axes])
-    partial = cuts.pop()
+        return [list(ours.sizes).index(axis.name) for axis in axes]
+
+    cuts = []
+    for dim, digits in enumerate(layout.cutting):
+        weave = layout.weave(dim)
+        cut = [] if weave else list(map(Cut, mesh_dims(digits)))
+        parts, devices = 1, iter(layout.dims[dim])
+        for shards, deal in weave.stages if weave else ():
+            parts *= deal.numbers[0] if deal and deal.kind == "parts" else 1
+            if shards > 1:
+                first, *others = mesh_dims(next(devices))
+                cut += [Cut(first, parts), *map(Cut, others)]
+                parts = 1
+        cuts.append(cut)
+    partial = mesh_dims(layout.unreduced)
     _add_trivial(cuts, partial, sharding, ours)
     by_mesh_dim: dict[int, Placement] = {mesh_dim: Partial(sharding.reduction) for mesh_dim in partial}
     by_mesh_dim |= _shards(cuts, mesh)
     placements = tuple(by_mesh_dim.get(mesh_dim, Replicate()) for mesh_dim in range(mesh.ndim))
+    if layout.weaves:
+        read = replace(_sharding_of(placements, mesh, len(layout.dims), None), uneven=sharding.uneven)
+        if read.layout.weaves != layout.weaves or read.layout.dims != layout.dims:
+            sharding.check_plain("placements, but for parts of one mesh dim each,")
     if shape is not None and not _sharding_of(placements, mesh, len(shape), None).is_equivalent_to(sharding, shape):
         raise ReshardError(
             "cannot-express",
@@ -296,7 +314,7 @@ def _placements_of(sharding: Sharding, mesh: DeviceMesh, shape: tuple[int, ...] 
     return placements
 
 
-def _shards(cuts: Sequence[Sequence[int]], mesh: DeviceMesh) -> dict[int, Placement]:
+def _shards(cuts: Sequence[Sequence[Cut]], mesh: DeviceMesh) -> dict[int, Placement]:
     """By mesh dim the shard, strided where mesh dims to its right cut its dim before it."""
     return {
         mesh_dim: _shard(shard.dim, shard.split_factor)
@@ -315,14 +333,15 @@ def spelled_out(spec: DTensorSpec) -> tuple[Placement, ...]:
     return tuple(shards.get(mesh_dim, placement) for mesh_dim, placement in enumerate(spec.placements))
 
 
-def _add_trivial(cuts: list[list[int]], partial: list[int], sharding: Sharding, mesh: Mesh) -> None:
+def _add_trivial(cuts: list[list[Cut]], partial: list[int], sharding: Sharding, mesh: Mesh) -> None:
     """Put back the axes of size 1, which have no digit, where the sharding names those of this very mesh."""
     if sharding.mesh.axes != mesh.axes:
         return
     trivial = {name: mesh_dim for mesh_dim, (name, size) in enumerate(mesh.axes) if size == 1}
     for dim, cut in zip(sharding.dims, cuts, strict=True):
         for mesh_dim in (trivial[axis.name] for axis in dim.axes if axis.name in trivial):
-            cut.insert(next((place for place, after in enumerate(cut) if after > mesh_dim), len(cut)), mesh_dim)
+            place = next((place for place, after in enumerate(cut) if after.mesh_dim > mesh_dim), len(cut))
+            cut.insert(place, Cut(mesh_dim))
     partial += [trivial[axis.name] for axis in sharding.unreduced if axis.name in trivial]
 
 

@@ -24,6 +24,7 @@ from reshard.torch.agreement import Statement, check_mode, digest_of
 from reshard.torch.conversions import dtype_of, mesh_of, sharding_of
 from reshard.torch.graph_operator import is_traced
 from reshard.torch.local_plan import LocalPlan, local_plan
+from reshard.torch.tiles import ThereAndBack
 from reshard.torch.world import World, current_world
 
 
@@ -79,7 +80,7 @@ def window(x: DTensor, target: Sharding, fill: float = 0, *, check: str = "first
         filling = world.once(("window", x._spec, target), lambda: Filling(x, target, world))
         filling.there.check_tile(x._local_tensor)
     world.check(filling.statement, check)
-    held: torch.Tensor = _Fill.apply(x.to_local(), filling.there, filling.back)  # type: ignore[no-untyped-call]
+    held: torch.Tensor = ThereAndBack.apply(x.to_local(), filling.there, filling.back)  # type: ignore[no-untyped-call]
     return filling.stored(held, fill)
 
 
@@ -136,19 +137,3 @@ def _places(stored: Span, held: Span) -> list[int] | None:
     where = {element: place for place, element in enumerate(held.indices())}
     places = [where.get(element, -1) for element in stored.indices()]
     return None if places == list(range(len(where))) else places
-
-
-class _Fill(torch.autograd.Function):
-    """One plan, and for the gradient its transpose."""
-
-    @staticmethod
-    def forward(ctx: Any, tile: torch.Tensor, there: LocalPlan, back: LocalPlan) -> torch.Tensor:
-        """Along the plan."""
-        ctx.plans = back, there
-        result = there.run(tile)
-        return result.clone() if result is tile else result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, None, None]:
-        """Along its transpose."""
-        return _Fill.apply(gradient.contiguous(), *ctx.plans), None, None  # type: ignore[no-untyped-call]

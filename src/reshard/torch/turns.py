@@ -123,7 +123,7 @@ def turnwise(exchange: LocalExchange, move: Move, rank: int, chunks: int) -> Tur
     longest = max(range(len(slab)), key=slab.__getitem__)
     slab[longest] = -(-slab[longest] // chunks)
     most = prod(slab)
-    tiles = [side.box(rank) if rank in side.mesh else None for side in (boxes.source, boxes.target)]
+    tiles = [side.tile(rank, once=True) if rank in side.mesh else None for side in (boxes.source, boxes.target)]
     turns = []
     for pieces in _rounds(boxes):
         leaving = [(piece.receiver, piece.box) for piece in pieces if piece.sender == rank]

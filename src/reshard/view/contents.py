@@ -31,9 +31,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from reshard.axis import Axis, quote
-from reshard.box import Box
 from reshard.errors import ReshardError
 from reshard.sharding import Sharding, checked_shape
+from reshard.tile import Tile
 from reshard.view.limits import (
     ELLIPSIS,
     MAX_ALONG,
@@ -51,6 +51,8 @@ from reshard.view.limits import (
 ARROW = "----------->"
 DOWN = "↓"
 EMPTY = "(empty)"
+PADDED = "."
+"""What stands where a window reaches beyond the tensor."""
 SMALL = 16
 """Where devices are left out, tiles of up to so many elements may be drawn with them, larger ones as boxes."""
 
@@ -72,6 +74,7 @@ def draw_contents(
     """The mesh of a sharding with the elements that each device holds.
 
     Elements are labelled by their index, counted from 1: 23 is row 2, column 3; where a size is over 9, `2,3`.
+    A tile of several boxes is drawn as it is stored, one run after the other, and `.` stands for what is padded.
     A tile of more than two dims is drawn as its matrices, each under its leading indices, counted from 1 too.
     Where device ids are given, each cell names its device.
     A drawing that would be too large shows boxes in place of elements (`[0:512, 512:1024]`, Python's slices,
@@ -204,13 +207,16 @@ class _Scene:
     def cell(self, position: int) -> Cell:
         """What stands in the cell of a position."""
         mesh = self.sharding.mesh
-        box = self.sharding.layout_for(self.shape).box(position, self.shape)
+        tile = self.sharding.layout_for(self.shape).tile(position, self.shape)
         named: Cell = [] if mesh.device_ids is None else [f"device {mesh.device_at(position)}"]
-        if box.is_empty:
+        if tile.is_empty:
             return [*named, EMPTY]
         if self.as_boxes:
-            return [*named, f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]"]
-        return [*named, *_tile(box, self.text_of)]
+            boxes = tile.boxes() if isinstance(tile, Tile) else (tile,)
+            return [*named, *(f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]" for box in boxes)]
+        if isinstance(tile, Tile):
+            return [*named, *_elements([span.indices() for span in tile.spans], self.text_of)]
+        return [*named, *_elements([range(start, stop) for start, stop in tile], self.text_of)]
 
     def items(self) -> tuple[list[Item], dict[str, int]]:
         """The drawing from above to below, and for each downward axis the number of items in its first run."""
@@ -315,15 +321,23 @@ class _Scene:
         return ["", *notes] if notes else []
 
 
-def _tile(box: Box, text_of: Callable[[tuple[int, ...]], str]) -> Cell:
-    """The lines of a tile, each a list of elements or the heading of a matrix."""
-    ranges = [range(start, stop) for start, stop in box]
+def _elements(indices: Sequence[Sequence[int]], text_of: Callable[[tuple[int, ...]], str]) -> Cell:
+    """The lines of a tile, each a list of elements or the heading of a matrix.
+
+    Args:
+        indices: per dim which elements are stored, in order; -1 where nothing of the tensor is.
+        text_of: what to write for an element.
+    """
+
+    def text(index: tuple[int, ...]) -> str:
+        return PADDED if -1 in index else text_of(index)
+
     lines: Cell = []
-    for leading in product(*ranges[:-2]):
+    for leading in product(*indices[:-2]):
         if leading:
-            lines.append(f"-- {','.join(str(i + 1) for i in leading)} --")
-        for last in product(*ranges[-2:-1]):
-            lines.append([text_of((*leading, *last, *index)) for index in product(*ranges[-1:])])
+            lines.append(f"-- {','.join(PADDED if i < 0 else str(i + 1) for i in leading)} --")
+        for last in product(*indices[-2:-1]):
+            lines.append([text((*leading, *last, *index)) for index in product(*indices[-1:])])
     return lines
 
 

@@ -42,6 +42,7 @@ from reshard.dtypes import combining, identity
 from reshard.exchange import DigitExchange, Exchange, Piece, schedule
 from reshard.exchange.by_digits import senders_by_round
 from reshard.jax.exchange.joint import DeviceRun, GroupCall, run_alone
+from reshard.tile import Tile
 
 COMBINE: dict[str, Callable[..., jax.Array]] = combining(jax.numpy)
 """What combines two unreduced values, by reduction; avg divides once all are added."""
@@ -128,7 +129,8 @@ def rounds_of(exchange: Exchange) -> list[Round]:
 
     Where every round is a permutation of all devices, boxes that stay on their device go with it.
     """
-    in_one_order = exchange.source.same_order_as(exchange.target)
+    is_woven = bool(exchange.source.layout.weaves or exchange.target.layout.weaves)
+    in_one_order = exchange.source.same_order_as(exchange.target) and not is_woven
     if exchange.is_even and isinstance(exchange, DigitExchange) and not exchange.spread and in_one_order:
         return _permutations(exchange)
     mesh = exchange.target.mesh
@@ -174,16 +176,17 @@ def _travelling(pieces: Iterable[Piece]) -> list[list[Piece]]:
 def _round(exchange: Exchange, pieces: Sequence[Piece]) -> Round:
     source, target = exchange.source, exchange.target
 
-    def starts(tiles: Iterable[Box]) -> Positions:
-        rows = [[low for low, _ in piece.box.within(tile)] for piece, tile in zip(pieces, tiles, strict=True)]
+    def starts(tiles: Iterable[Box | Tile]) -> Positions:
+        places = [tile.places(piece.box)[0][0] for piece, tile in zip(pieces, tiles, strict=True)]
+        rows = [[along.start for along in place] for place in places]
         return np.array(rows, np.int64).reshape(len(pieces), len(target.shape))
 
     return Round(
         pieces[0].box.shape,
         target.mesh.positions_of(np.array([piece.sender for piece in pieces])),
         target.mesh.positions_of(np.array([piece.receiver for piece in pieces])),
-        starts(source.box(piece.sender) for piece in pieces),
-        starts(target.box(piece.receiver) for piece in pieces),
+        starts(source.tile(piece.sender) for piece in pieces),
+        starts(target.tile(piece.receiver) for piece in pieces),
     )
 
 
