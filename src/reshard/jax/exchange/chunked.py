@@ -132,12 +132,16 @@ def _after(
     keeps = reduction is not None or not receives.all()
     cuts, puts, receiving = (device.row_of(table) for table in (*tables, receives))
     grid = Grid.of(shape, max(room // (4 if keeps else 2), 1))
-    sends = [lambda box, sent=one.sent: run_alone(sent(box), device.names) for one in rounds]
+    sends = [partial(_sent, one, device) for one in rounds]
     for parts in grid.loops():
         turns = len(rounds) * prod(chunks for *_, chunks in parts)
         loop = _ChunkLoop(parts, cuts, puts, receiving if keeps else None, sends, reduction)
         whole = lax.fori_loop(np.int32(0), np.int32(turns), partial(loop.turn, tile), whole)
     return whole
+
+
+def _sent(alike: Round, device: Device, box: jax.Array) -> jax.Array:
+    return run_alone(alike.sent(box), device.names)
 
 
 class _ChunkLoop(NamedTuple):
