@@ -137,7 +137,7 @@ sys.exit(int(sys.argv[1]))
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("status", [0, 3])
+@pytest.mark.parametrize("status", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_a_command_is_run_and_its_dump_read(tmp_path: Path, status: int) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=6", "JAX_PLATFORMS": "cpu"}

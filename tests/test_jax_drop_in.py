@@ -81,7 +81,7 @@ def test_a_table_in_the_middle_of_a_gradient_and_a_scan() -> None:
     np.testing.assert_array_equal(turns(put(AUTO_MESH, "x")), 4 * ARRAY)
 
 
-@pytest.mark.parametrize("size", [1, 3, 4, 5, 7, 9, 13])
+@pytest.mark.parametrize("size", [1, 4, 7, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 5, 9, 13))])
 @pytest.mark.parametrize("said", [False, True])
 def test_dims_that_their_shards_do_not_divide(size: int, said: bool) -> None:
     array = np.arange(8.0 * size, dtype=np.float32).reshape(8, size)

@@ -47,7 +47,7 @@ SPECS = {
     "all columns": P(None, ("y", "x")),
 }
 PAIRS = [(a, b) for a in SPECS for b in SPECS if a != b]
-SAMPLED = [pytest.param(*pair, marks=() if place % 4 == 1 else pytest.mark.slow) for place, pair in enumerate(PAIRS)]
+SAMPLED = [pytest.param(*pair, marks=() if place % 7 == 1 else pytest.mark.slow) for place, pair in enumerate(PAIRS)]
 
 
 def on(mesh: Any, spec: P, **more: Any) -> NamedSharding:
@@ -198,11 +198,13 @@ def _(primals: Any, tangents: Any) -> Any:
     return 2 * primals[0], 3 * tangents[0]
 
 
+OFTEN = ("derivative", "loop", "choice", "nested jit", "while")
+"""The others go through what these do, and are slow tests."""
 CALLS = {"explicit": (EXPLICIT_MESH, own_reshard), "auto": (AUTO_MESH, constrained)}
 
 
 @pytest.mark.parametrize("kind", CALLS)
-@pytest.mark.parametrize("name", ROUND)
+@pytest.mark.parametrize("name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.slow) for n in ROUND])
 def test_transformations(name: str, kind: str) -> None:
     mesh, call = CALLS[kind]
     x, target, source = put(mesh, SPECS["both"]), on(mesh, SPECS["turned"]), on(mesh, SPECS["both"])

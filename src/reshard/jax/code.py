@@ -111,6 +111,7 @@ def code_of(plan: Plan) -> str:
     what = f"{plan.dtype}{list(plan.shape)}, from {plan.source.text()} to {plan.target.text()}"
     figures = f"a device receives at most {plan.received_bytes} bytes, of {plan.lower_bound_bytes} that it lacks"
     ins, outs = map(_spec, specs)
+    axes = ", ".join(f"{name}={size}" for name, size in ours.axes)
     lines = [
         "import jax",
         "import numpy as np",
@@ -119,7 +120,7 @@ def code_of(plan: Plan) -> str:
         "",
         "",
         "def reshard(x, mesh):",
-        f'{INDENT}"""{what}, on a jax.sharding.Mesh with the axes {ours}{explicit}.',
+        f'{INDENT}"""{what}, on a jax.sharding.Mesh with the axes {axes}{explicit}.',
         "",
         f"{INDENT}{kinds}: {figures}.",
         f'{INDENT}"""',

@@ -67,7 +67,7 @@ class Patches:
         self.handed_back[reason] = self.handed_back.get(reason, 0) + 1
 
 
-class _Open:
+class _Counting:
     """Who counts now: the innermost `patched` that is open in any thread."""
 
     lock = threading.Lock()
@@ -91,17 +91,17 @@ def patched() -> Iterator[Patches]:
         the reason why.
     """
     patches = Patches()
-    with _Open.lock:
+    with _Counting.lock:
         _install()
-        _Open.patches.append(patches)
+        _Counting.patches.append(patches)
         dispatch.prim_requires_devices_during_lowering.add(sharding_constraint_p)
     try:
         with IS_PATCHED(True):
             yield patches
     finally:
-        with _Open.lock:
-            _Open.patches.remove(patches)
-            if not _Open.patches:
+        with _Counting.lock:
+            _Counting.patches.remove(patches)
+            if not _Counting.patches:
                 dispatch.prim_requires_devices_during_lowering.discard(sharding_constraint_p)
 
 
@@ -140,9 +140,9 @@ def _by_plan(ctx: Any, x: Any, target: NamedSharding, aval: Any) -> Any:
             one = ctx.replace(avals_in=[aval], avals_out=[aval])
             lowered = mlir.lower_fun(lambda x: reshard(x, target), multiple_results=False)(one, x)
         except ReshardError as error:
-            _Open.current().leave(f"{error.code}: {error}")
+            _Counting.current().leave(f"{error.code}: {error}")
             return None
-    _Open.current().planned += 1
+    _Counting.current().planned += 1
     return lowered
 
 
@@ -152,10 +152,10 @@ def _typed_move(ctx: Any, x: Any, before: Any, after: Any) -> Any:
     if source.mesh.empty or source == target or not before.ndim:
         return None
     if AxisType.Auto in (*source.mesh.axis_types, *target.mesh.axis_types):
-        _Open.current().leave("some axes are Auto, so the types do not tell where the value lies")
+        _Counting.current().leave("some axes are Auto, so the types do not tell where the value lies")
         return None
     if source.mesh.shape_tuple != target.mesh.shape_tuple:
-        _Open.current().leave("the types are on two meshes")
+        _Counting.current().leave("the types are on two meshes")
         return None
     return _by_plan(ctx, x, target, before)
 
@@ -171,11 +171,11 @@ def _constraint_lowered(ctx: Any, x: Any, *, sharding: Any, **params: Any) -> An
     if IS_PATCHED.value and isinstance(sharding, NamedSharding) and ctx.avals_in[0].ndim:
         moved = None
         if getattr(ctx.module_context.axis_context, "manual_axes", None):
-            _Open.current().leave("inside a shard_map XLA tells nobody where a value lies")
+            _Counting.current().leave("inside a shard_map XLA tells nobody where a value lies")
         elif set(sharding.mesh.axis_types) != {AxisType.Auto}:
-            _Open.current().leave("only some axes are Auto")
+            _Counting.current().leave("only some axes are Auto")
         elif not config.use_shardy_partitioner.value:
-            _Open.current().leave("Shardy is switched off, and only it tells where a value lies")
+            _Counting.current().leave("Shardy is switched off, and only it tells where a value lies")
         else:
             target = NamedSharding(sharding.mesh, sharding.spec)
             moved = _by_plan(ctx, x, target, core.ShapedArray(ctx.avals_in[0].shape, ctx.avals_in[0].dtype))
@@ -221,9 +221,9 @@ def _eager(x: Any, target: Any, *, donate: bool = False, is_copy: bool = False) 
             if donate and not x.is_deleted() and own.isdisjoint(_buffers(moved)):
                 x.delete()
     except ReshardError as error:
-        _Open.current().leave(f"{error.code}: {error}")
+        _Counting.current().leave(f"{error.code}: {error}")
         return None
-    _Open.current().planned += 1
+    _Counting.current().planned += 1
     return moved
 
 

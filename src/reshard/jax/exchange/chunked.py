@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -34,7 +34,7 @@ from reshard.jax.exchange.joint import run_alone
 from reshard.jax.exchange.rounds import COMBINE, Device, Round, bits_of, of_device, rounds_of
 from reshard.steps import Move, Step
 
-Part = tuple[int, int, int]
+DimChunks = tuple[int, int, int]
 """Of a dim of a piece: where it begins, the length of its chunks, and how many there are."""
 
 
@@ -46,7 +46,7 @@ SCALARS = 512
 class Grid:
     """A piece cut into chunks of no more elements than there is room for."""
 
-    parts: tuple[tuple[Part, ...], ...]
+    parts: tuple[tuple[DimChunks, ...], ...]
     """Per dim: chunks of one length, and what is left, if anything is."""
 
     @classmethod
@@ -62,7 +62,7 @@ class Grid:
             parts.append(((0, length, count), *([(count * length, rest, 1)] if rest else [])))
         return cls(tuple(parts))
 
-    def loops(self) -> list[Sequence[Part]]:
+    def loops(self) -> list[Sequence[DimChunks]]:
         """One per shape of a chunk: per dim its part."""
         return list(product(*self.parts))
 
@@ -135,8 +135,8 @@ def _after(
     sends = [partial(_sent, one, device) for one in rounds]
     for parts in grid.loops():
         turns = len(rounds) * prod(chunks for *_, chunks in parts)
-        turn = partial(_turn, parts, cuts, puts, receiving if keeps else None, sends, reduction, tile)
-        whole = lax.fori_loop(np.int32(0), np.int32(turns), turn, whole)
+        loop = _ChunkLoop(parts, cuts, puts, receiving if keeps else None, sends, reduction)
+        whole = lax.fori_loop(np.int32(0), np.int32(turns), partial(loop.turn, tile), whole)
     return whole
 
 
@@ -144,34 +144,43 @@ def _sent(alike: Round, device: Device, box: jax.Array) -> jax.Array:
     return run_alone(alike.sent(box), device.names)
 
 
-def _turn(
-    parts: Sequence[Part],
-    cuts: jax.Array,
-    puts: jax.Array,
-    receiving: jax.Array | None,
-    sends: Sequence[Callable[[jax.Array], jax.Array]],
-    reduction: str | None,
-    tile: jax.Array,
-    number: jax.Array,
-    whole: jax.Array,
-) -> jax.Array:
-    """The target tile after one chunk of one round; `receiving` says in which rounds, where not in all."""
-    lengths, chunks = [length for _, length, _ in parts], np.int32(prod(count for *_, count in parts))
-    which, place = lax.div(number, chunks), lax.rem(number, chunks)
-    offsets = []
-    for dim, (start, length, count) in enumerate(parts):
-        later = prod(count for *_, count in parts[dim + 1 :])  # the last dim is the fastest
-        offsets.append(np.int32(start) + lax.rem(lax.div(place, np.int32(later)), np.int32(count)) * np.int32(length))
-    cut, put = (
-        [lax.index_in_dim(row, dim, keepdims=False) + offset for dim, offset in enumerate(offsets)]
-        for row in (of_device(cuts, which), of_device(puts, which))
-    )
-    source, _ = lax.optimization_barrier((tile, number))  # or its bits are made once, as a tile beside it
-    box = lax.bitcast_convert_type(source, whole.dtype)
-    box = lax.dynamic_slice(box, cut, lengths, allow_negative_indices=False)
-    box = sends[0](box) if len(sends) == 1 else lax.switch(which, sends, box)
-    if receiving is not None:
-        before = lax.dynamic_slice(whole, put, lengths, allow_negative_indices=False)
-        joined = box if reduction is None else COMBINE[reduction](before, box)
-        box = lax.select(lax.broadcast(of_device(receiving, which), box.shape), joined, before)
-    return lax.dynamic_update_slice(whole, box, put, allow_negative_indices=False)
+class _ChunkLoop(NamedTuple):
+    """Chunks of one shape, of rounds of one shape: one cut, one put, and the permutation by the number of its round."""
+
+    parts: Sequence[DimChunks]
+    """Per dim of the pieces."""
+    cuts: jax.Array
+    """Per round where this device's box starts in its source tile."""
+    puts: jax.Array
+    """The same in its target tile."""
+    receiving: jax.Array | None
+    """Per round whether a box comes; None where one comes in all."""
+    sends: Sequence[Callable[[jax.Array], jax.Array]]
+    """Per round what sends a chunk."""
+    reduction: str | None
+    """What combines what comes with what is there."""
+
+    def turn(self, tile: jax.Array, number: jax.Array, whole: jax.Array) -> jax.Array:
+        """The target tile after one chunk of one round."""
+        parts, sends = self.parts, self.sends
+        lengths, chunks = [length for _, length, _ in parts], np.int32(prod(count for *_, count in parts))
+        which, place = lax.div(number, chunks), lax.rem(number, chunks)
+        offsets = []
+        for dim, (start, length, count) in enumerate(parts):
+            later = prod(count for *_, count in parts[dim + 1 :])  # the last dim is the fastest
+            offsets.append(
+                np.int32(start) + lax.rem(lax.div(place, np.int32(later)), np.int32(count)) * np.int32(length)
+            )
+        cut, put = (
+            [lax.index_in_dim(row, dim, keepdims=False) + offset for dim, offset in enumerate(offsets)]
+            for row in (of_device(self.cuts, which), of_device(self.puts, which))
+        )
+        source, _ = lax.optimization_barrier((tile, number))  # or its bits are made once, as a tile beside it
+        box = lax.bitcast_convert_type(source, whole.dtype)
+        box = lax.dynamic_slice(box, cut, lengths, allow_negative_indices=False)
+        box = sends[0](box) if len(sends) == 1 else lax.switch(which, sends, box)
+        if self.receiving is not None:
+            before = lax.dynamic_slice(whole, put, lengths, allow_negative_indices=False)
+            joined = box if self.reduction is None else COMBINE[self.reduction](before, box)
+            box = lax.select(lax.broadcast(of_device(self.receiving, which), box.shape), joined, before)
+        return lax.dynamic_update_slice(whole, box, put, allow_negative_indices=False)

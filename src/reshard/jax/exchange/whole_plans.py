@@ -49,8 +49,8 @@ def run(plan: Plan, x: Any) -> jax.Array:
     """The array after the plan: its steps, in its basis, in its chunks; in and out of `jit`.
 
     With a memory limit every move is a loop over chunks, and the compiled program keeps the peak that the plan states:
-    arguments, results and temporaries of `memory_analysis` are no more than `plan.peak_bytes`, but for the four bytes
-    of a device's number where nothing is sent.
+    arguments, results and temporaries of `memory_analysis` are no more than `plan.peak_bytes`.
+    (A plan that only slices has no room but for its tiles, and a few dozen bytes to look up where a part begins.)
     The derivative is a reshard back, planned anew.
 
     Args:
