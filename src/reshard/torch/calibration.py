@@ -7,13 +7,12 @@ All ranks time every message and take the longest of all, so that each of them f
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from reshard.checks import expect
 from reshard.errors import ReshardError
@@ -29,65 +28,51 @@ RUNS = 5
 """Of so many runs the fastest counts: what else the machine does is not the network."""
 
 
-def calibrate(
-    mesh: DeviceMesh | Mesh, *, sizes: Sequence[int] = SIZES, repeats: int = 3
-) -> tuple[Network, Calibration]:
+def calibrate(mesh: DeviceMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 3) -> tuple[Network, Calibration]:
     """The network of a mesh's ranks, one level per mesh dim, and how well it predicts timings that it has not seen.
 
     All ranks of the default process group must call it; it takes some seconds. Give what it finds as `network=`.
-    Where there is no such group it is made, as `torchrun` says.
 
     Args:
-        mesh: of all ranks, torch's or ours; their order must be a transposition of digits, as that of
-            `init_device_mesh` is.
+        mesh: of all ranks; their order must be a transposition of digits, as that of `init_device_mesh` is.
         sizes: bytes to send, at least six sizes.
         repeats: how often each is measured; the median counts.
 
     Raises:
         ReshardError: `bad-network` where the mesh has no such order or larger messages do not take longer;
-            `bad-argument`; `exchange-failed` where there is no default process group, nor a way to make one.
+            `bad-argument`; `exchange-failed` where there is no default process group.
     """
-    ours = mesh if isinstance(mesh, Mesh) else mesh_of(expect(mesh, DeviceMesh, "what is calibrated"))
-    device_type = mesh.device_type if isinstance(mesh, DeviceMesh) else _device_type()
-    _open_group(device_type)
+    ours = mesh_of(expect(mesh, DeviceMesh, "what is calibrated"))
     rank = current_world().rank
-    if {*ours.devices} != {*range(dist.get_world_size())}:
-        raise ReshardError("bad-argument", f"{ours} must be over all {dist.get_world_size()} ranks to be calibrated")
     guess = Network.of(ours, {name: ("switch", 1e9, 1e-6) for name, _ in ours.axes}, name="ranks")
 
     def time_exchange(_: int, n_bytes: int, pairs: Pairs) -> float:
-        memory = torch.zeros(n_bytes, dtype=torch.uint8, device=device_type)
+        memory = torch.zeros(n_bytes, dtype=torch.uint8, device=mesh.device_type)
         operations = [dist.P2POp(dist.isend, memory, receiver) for sender, receiver in pairs if sender == rank]
         operations += [dist.P2POp(dist.irecv, memory, sender) for sender, receiver in pairs if receiver == rank]
-        fastest = min(_timed(operations, device_type) for _ in range(RUNS + 1))  # the first opens connections
-        slowest = torch.tensor(fastest, dtype=torch.float64, device=device_type)
+        fastest = min(_timed(operations, mesh.device_type) for _ in range(RUNS + 1))  # the first opens connections
+        slowest = torch.tensor(fastest, dtype=torch.float64, device=mesh.device_type)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         return float(slowest)
 
     return guess.calibrate(time_exchange, sizes=sizes, repeats=repeats)
 
 
-def _device_type() -> str:
-    return torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"  # type: ignore[union-attr]
-
-
-def _open_group(device_type: str) -> None:
-    """Make the default process group where there is none.
+def calibrate_like(mesh: Mesh, *, repeats: int = 3) -> tuple[Network, Calibration] | None:
+    """`calibrate` for a mesh of ours, in a process that `torchrun` started; None on all ranks but the first.
 
     Raises:
-        ReshardError: `exchange-failed`.
+        ReshardError: as `calibrate`; `exchange-failed` where `torchrun` has not started the process.
     """
-    if dist.is_initialized():
-        return
-    if device_type != "cpu":
-        torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
-    try:
-        dist.init_process_group()
-    except (ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ReshardError(
-            "exchange-failed", f"torch.distributed has no ranks, start them by torchrun: {reason}"
-        ) from None
+    if not dist.is_torchelastic_launched():
+        raise ReshardError("exchange-failed", "torchrun must start the processes: torchrun … -m reshard calibrate …")
+    accelerator = torch.accelerator.current_accelerator()
+    device_type = "cpu" if accelerator is None else accelerator.type
+    names = tuple(mesh.sizes)
+    found = calibrate(init_device_mesh(device_type, tuple(mesh.sizes.values()), mesh_dim_names=names), repeats=repeats)
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    return found if rank == 0 else None
 
 
 def _timed(operations: list[dist.P2POp], device_type: str) -> float:
