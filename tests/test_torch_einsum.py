@@ -51,6 +51,7 @@ ROUNDED = [
 elements; a ring that cuts anywhere has 9."""
 ON_FOUR = [
     "any_expression",
+    "expressions_as_torch_writes_them",
     "gradients_are_those_of_torch",
     "overlap_cuts_the_product",
     "result_without_a_target",

@@ -11,16 +11,13 @@ from torch_ranks import wrong_features
 pytestmark = [pytest.mark.engine, pytest.mark.heavy]
 
 ON_FOUR = [
-    "some_redistributes",
-    "partial_values",
-    "products",
-    "pointwise",
-    "embeddings_and_losses",
+    "a_sample_of_all",
     "what_torch_shows",
     "graphs",
     "what_is_installed_comes_out",
     "what_is_handed_back",
 ]
+FAMILIES = ["redistributes", "partial_values", "products", "pointwise", "embeddings_and_losses"]
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +32,7 @@ def test_feature(name: str, wrong: dict[str, list[str]]) -> None:
 
 
 @pytest.mark.slow
-def test_every_redistribute() -> None:
-    found = wrong_features("torch_installed", ["every_redistribute"], 4, timeout_s=60)["every_redistribute"]
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_case(name: str) -> None:
+    found = wrong_features("torch_installed", [name], 4, timeout_s=60)[name]
     assert not found, "\n".join(found[:5])

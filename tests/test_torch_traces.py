@@ -15,6 +15,8 @@ ON_FOUR = [
     "a_graph_of_lazy_tiles",
     "a_graph_of_uneven_tiles",
     "a_graph_of_ordered_shards",
+    "the_compiler_sees_the_order_of_shards",
+    "einsums_in_graphs",
     "a_graph_has_the_gradient",
     "shapes_alone",
     "an_exported_module",

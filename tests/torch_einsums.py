@@ -464,3 +464,32 @@ def types_without_a_product_are_refused(rank: int) -> list[str]:
     except rs.ReshardError as error:
         wrong.append(unless(error.code == "reduction-dtype", f"{error.code}: {error}"))
     return wrong
+
+
+def expressions_as_torch_writes_them(rank: int) -> list[str]:
+    """With dots and without a result; what they do not say is refused."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    wrong = []
+    cases = [
+        ("...ij,...jk", (2, 4, 6), (2, 6, 3)),
+        ("i...,j->...ji", (4, 3, 2), (5,)),
+        ("ba", (4, 6)),
+        ("ij,jk", (4, 6), (6, 3)),
+        ("bij, b", (2, 3, 5), (2,)),
+        ("...", (4, 6)),
+        ("i,i", (8,), (8,)),
+        ("aij,jk...->ik...a", (2, 3, 4), (4, 5)),
+    ]
+    for text, *shapes in cases:
+        values = [torch.arange(float(torch.Size(shape).numel())).reshape(shape) for shape in shapes]
+        xs = [distribute_tensor(value, mesh, [Shard(0), Shard(value.dim() - 1)]) for value in values]
+        y, wanted = rs.torch.einsum(text, *xs).full_tensor(), torch.einsum(text, *values)
+        wrong.append(unless(torch.equal(y, wanted), f"{text}: {y} for {wanted}"))
+    x = distribute_tensor(torch.ones(4, 6), mesh, [Shard(0), Shard(1)])
+    for code, text in (("rank-mismatch", "...ijk"), ("syntax", "...i...")):
+        try:
+            rs.torch.einsum(text, x)
+            wrong.append(f"{text} was taken")
+        except rs.ReshardError as error:
+            wrong.append(unless(error.code == code, f"{text}: {error.code} {error}"))
+    return wrong

@@ -129,6 +129,57 @@ def a_graph_of_ordered_shards(rank: int) -> list[str]:
     return wrong
 
 
+def the_compiler_sees_the_order_of_shards(rank: int) -> list[str]:
+    """Where it stands in the spec alone: of inputs, of what is computed from them, forwards and backwards."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    whole = torch.arange(64.0).reshape(16, 4)
+    plain = distribute_tensor(whole, mesh, [S0, S0])
+    spec = DTensorSpec(mesh, (S0, S0), plain._spec.tensor_meta, shard_order=(ShardOrderEntry(0, (1, 0)),))
+    tile = rs.torch.redistribute(plain, [_StridedShard(0, split_factor=2), S0]).to_local()
+    ordered = DTensor(tile, spec, requires_grad=True)  # type: ignore[no-untyped-call]
+    wrong = []
+    wanted = rs.torch.redistribute(plain, [R, S1]).to_local() * 2 + 1
+    calls: list[Callable[[DTensor], DTensor]] = [
+        lambda x: rs.torch.redistribute(x, [R, S1]) * 2 + 1,
+        lambda x: rs.torch.redistribute(x * 2 + 1, [R, S1]),
+        lambda x: rs.torch.redistribute(rs.torch.redistribute(x * 2, [S1, S0]) + 1, [R, S1]),
+    ]
+    for number, call in enumerate(calls):
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+        results = [compiled(x).to_local().detach() for x in (ordered, plain, ordered)]
+        wrong.append(unless(all(same(result, wanted) for result in results), f"call {number}: {results}"))
+        ordered.grad = None
+        compiled(ordered).sum().backward()
+        gradient = ordered.grad
+        fine = gradient is not None and same(gradient.full_tensor(), torch.full_like(whole, 2))
+        wrong.append(unless(fine, f"call {number}: gradient {gradient}"))
+    return wrong
+
+
+def einsums_in_graphs(rank: int) -> list[str]:
+    """Under fullgraph, with gradients and their order of letters; once per shape."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    wrong = []
+    cases = [("ij,jk->ik", (8, 6), (6, 4)), ("...ij,jk", (3, 8, 6), (6, 4)), ("ba", (5, 3)), ("ii->i", (6, 6))]
+    for text, *shapes in cases:
+        torch._dynamo.reset()
+        compiled = torch.compile(
+            lambda *xs, text=text: rs.torch.einsum(text, *xs) * 2, fullgraph=True, backend="aot_eager"
+        )
+        for scale in (1, 2):
+            values = [torch.arange(float(torch.Size(shape).numel())).reshape(shape) * scale for shape in shapes]
+            wholes = [value.clone().requires_grad_() for value in values]
+            xs = [distribute_tensor(value, mesh, [S0, Shard(value.dim() - 1)]).requires_grad_() for value in values]
+            y, wanted = compiled(*xs), torch.einsum(text, *wholes) * 2
+            wrong.append(unless(same(y.full_tensor().detach(), wanted.detach()), f"{text}: {y}"))
+            y.sum().backward()
+            wanted.sum().backward()
+            for x, whole in zip(xs, wholes, strict=True):
+                fine = x.grad is not None and whole.grad is not None and same(x.grad.full_tensor(), whole.grad)
+                wrong.append(unless(fine, f"{text}: gradient {x.grad} for {whole.grad}"))
+    return wrong
+
+
 def a_graph_has_the_gradient(rank: int) -> list[str]:
     """Which is one exchange more, back."""
     mesh = init_device_mesh("cpu", (2, 2))

@@ -119,8 +119,8 @@ class Pattern:
         >>> str(Pattern.of_operands("...ij,jk", [4, 2])), str(Pattern.of_operands("ba", [2]))
         ('ABij,jk->ABik', 'ba->ab')
         """
-        if not isinstance(text, str) or ("..." not in text and "->" in text):
-            return cls.of(text)
+        if not isinstance(text, str) or ("..." not in text and "->" in text) or re.search(r"\w\s+\w|[()]", text):
+            return cls.of(text)  # without `->` words are refused
         return cls.of(_spelled_out(text.replace(" ", ""), tuple(ranks)))
 
     @property

@@ -9,8 +9,11 @@ From a call down to the wire:
 redistribute.py    the call itself, its gradient, its asynchronous form
 graph_operator.py  the same as one operator in a graph that torch traces
 redistribution.py  what one rank does for a source and a target, kept per kind of call
+stand_ins.py       what torch leaves partial beyond plain reductions, as maps around one of these
+lifting.py         parts of meshes, seen from the whole
 local_plan.py      one rank's part of a plan: its part of every exchange, one after another
 exchange.py        one rank's part of an exchange: what is packed, copied, unpacked and combined
+turns.py           the same under a limit on memory, piece after piece
 carriers.py        the process groups that messages go by
 
 Beside it:
@@ -18,12 +21,18 @@ Beside it:
 conversions.py     meshes, placements and specs to ours and back
 world.py           what is kept for a default process group
 agreement.py       whether all ranks ask for the same
+planned.py         a plan that was made before, run as it is
+code.py            a plan as a function of torch alone
+installing.py      plans under DTensor's own redistribution
+calibration.py     a network fitted to the ranks at hand
 comparison.py      our plan beside those of torch's planners
 planners.py        what torch's planners would do
 
 On top of it:
 
 einsum.py          the einsum of DTensors, and its gradients
+einsum_operator.py the same as one operator in a graph
+local_einsum.py    what one rank does for it, kept per kind of call
 contraction.py     one rank's part of an einsum, and of its overlap with what it needs
 tiles.py           `reshard`: local tensors between shardings that no placements say
 halo.py            `halo`: windows around tiles, and their gradients
