@@ -76,7 +76,7 @@ class Template:
     """That device."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ModelPlan:
     """What is moved, and how; made by `plan_model`."""
 
@@ -125,7 +125,7 @@ class ModelPlan:
         for group in self.groups:
             received, sent = (amount * group.wire.itemsize for amount in group.moves.most)
             ends = group.target, group.source
-            by_group[id(group)] = Load(ends[0].family, id(ends[0]), received, ends[1].family, id(ends[1]), sent)
+            by_group[id(group)] = Load(ends[0].family, ends[0].place, received, ends[1].family, ends[1].place, sent)
             places[group.members] = (np.arange(len(group.members)) + 0.5) / len(group.members)
         # all groups go forward side by side, so that all stages and all holders of experts work at once
         return buckets_of(
@@ -366,6 +366,9 @@ class ModelPlan:
         """
         self._checked(device)
         return slots_of(dict(self._held(device, 1)))
+
+    def __repr__(self) -> str:
+        return f"<ModelPlan of {len(self.names)} tensors, {self.digest}>"  # what it is made of fills pages
 
     def __str__(self) -> str:
         return plain(self.blocks())
