@@ -157,7 +157,7 @@ def _names() -> dict[str, DType]:
         if form:
             short = [f"f{width}{form}", f"f{width}{form.upper()}"]
         elif not short:
-            bits = dtype.name.lstrip("uintfloat")
+            bits = dtype.name.removeprefix("u").removeprefix("int").removeprefix("float")
             short = [f"{prefix}{bits}" for prefix in _PREFIXES[dtype.kind]]
         for name in (dtype.name, *short):
             names[name] = dtype
