@@ -105,7 +105,7 @@ def check_bound(plan: ModelPlan) -> None:
 def test_models_at_their_size_receive_what_they_lack(name: str) -> None:
     """On every device: from system to system, to fewer devices and to others."""
     pairs = list(zip(REAL, [*REAL[1:], REAL[0]], strict=True))
-    for number, (source, target) in enumerate(pairs if "8b" in name or "30b" in name else pairs[number_of(name) :: 3]):
+    for number, (source, target) in enumerate(pairs if "8b" in name or "30b" in name else pairs[number_of(name) :: 6]):
         check_bound(real_plan(name, source, target, (0, 100)[number % 2]))
 
 
@@ -168,7 +168,7 @@ def test_half_a_thousand_generators_from_a_thousand_trainers() -> None:
     assert (busiest < 1.06 * fair + 2 * 151936 * 4096).all()  # a stage's replicas are level within one tensor
     again = real_plan(name, source, "vllm:tp=8,replicas=64", 1024)
     assert plan.digest == again.digest != real_plan(name, source, "vllm:tp=8,replicas=64", 1025).digest
-    for device in (0, 777, 1024, 1535):
+    for device in (777, 1024):
         part = plan.part_of(device)
         for traffic, total in (
             (part.sends, plan.sent_bytes_on(device)),
