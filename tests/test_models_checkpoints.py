@@ -47,7 +47,7 @@ def test_a_distributed_checkpoint_is_what_torch_loads(distributed: Path, tmp_pat
     for memory in ("1GiB", "32B"):
         out = tmp_path / memory
         assert run("convert", distributed, out, "--memory", memory, "--check") == 0
-        got = {name: tensor for name, tensor in open_checkpoint(out).tensors.items()}
+        got = open_checkpoint(out).tensors
         assert set(got) == set(wanted)
         data = (out / "model.safetensors").read_bytes()
         for name, tensor in got.items():

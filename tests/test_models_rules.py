@@ -28,7 +28,8 @@ mesh: {pp: 3, data: 2, model: 4}
 meshes: {flat: {pp: 3, both: 8}}
 rules:
   - {match: 'embed', spec: colwise, on: {pp: [0, 2]}, pad: 16}
-  - {match: 'layers\.(\d+)\.experts\.(\d+)\..*', mesh: flat, on: {pp: '\1', both: '\2', cuts: {pp: [1, 4], both: [2, 4, 6, 8, 10, 12, 14]}}}
+  - {match: 'layers\.(\d+)\.experts\.(\d+)\..*', mesh: flat,
+     on: {pp: '\1', both: '\2', cuts: {pp: [1, 4], both: [2, 4, 6, 8, 10, 12, 14]}}}
   - {match: 'layers\.(\d+)\.(q|k|v)\.weight', spec: '[{"model"}, {}]', on: {pp: '\1', cuts: [1, 4]},
      store: {name: 'layers.\1.qkv', concat: {key: '\2', order: [q, k, v]}}}
   - {match: '*.down.weight', spec: "P(None, ('data', 'model'))"}
@@ -193,7 +194,7 @@ def test_a_plan_of_transformers_is_read(tmp_path: Path) -> None:
 def test_stores_that_do_not_fit_together_are_refused(stores: dict[str, Any], sentence: str) -> None:
     mesh = rs.Mesh.of(x=2)
     rules = rs.Rules.of(mesh, {name: {"store": store} for name, store in stores.items()})
-    tensors = {name: ((2, 4), "f32") for name in stores}
+    tensors = dict.fromkeys(stores, ((2, 4), "f32"))
     plan = rs.plan_model(tensors, rs.Rules.of(mesh, {}, "replicated"), rules)
     with pytest.raises(rs.ReshardError, match=re.escape(sentence)):
         plan.target_slots(0)

@@ -25,8 +25,8 @@ from tilefiles import command, read_tiles, refused, run
 
 from reshard.cli.storage import folder as folders
 from reshard.cli.storage import pieces_by_region
-from reshard.models.checkpoints.files import FileReader, FileWriter
 from reshard.errors import ReshardError
+from reshard.models.checkpoints.files import FileReader, FileWriter
 
 TARGET = '#sdy.sharding<mesh<["x"=2, "y"=2]>, [{"x"}, {"y"}]>'
 

@@ -76,7 +76,7 @@ class Template:
     """That device."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ModelPlan:
     """What is moved, and how; made by `plan_model`."""
 
@@ -125,7 +125,7 @@ class ModelPlan:
         for group in self.groups:
             received, sent = (amount * group.wire.itemsize for amount in group.moves.most)
             ends = group.target, group.source
-            by_group[id(group)] = Load(ends[0].family, id(ends[0]), received, ends[1].family, id(ends[1]), sent)
+            by_group[id(group)] = Load(ends[0].family, ends[0].place, received, ends[1].family, ends[1].place, sent)
             places[group.members] = (np.arange(len(group.members)) + 0.5) / len(group.members)
         # all groups go forward side by side, so that all stages and all holders of experts work at once
         return buckets_of(
@@ -349,14 +349,26 @@ class ModelPlan:
                 dtype = self.types[number].dtype if end == 0 else self.dtypes[number]
                 yield name, Held(ruled.store(), site.box(device), site.memory_shape(device), site.shape, dtype)
 
+    @cached_property
+    def _known_slots(self) -> dict[tuple[int, int], tuple[dict[str, tuple[Slot, ...]], dict[str, Buffer]]]:
+        return {}
+
+    def _slots(self, device: int, end: int) -> tuple[dict[str, tuple[Slot, ...]], dict[str, Buffer]]:
+        """Where a device has its tiles at one end, kept for the last that was asked: a rank asks for its own again."""
+        key = self._checked(device), end
+        if key not in self._known_slots:
+            for other in [known for known in self._known_slots if known[0] != key[0]]:
+                del self._known_slots[other]
+            self._known_slots[key] = slots_of(dict(self._held(device, end)))
+        return self._known_slots[key]
+
     def source_slots(self, device: int) -> tuple[dict[str, tuple[Slot, ...]], dict[str, Buffer]]:
         """Where a device has its tiles of the source, and its buffers.
 
         Raises:
             ReshardError: `unknown-device`; `bad-argument` where stores do not fit together.
         """
-        self._checked(device)
-        return slots_of(dict(self._held(device, 0)))
+        return self._slots(device, 0)
 
     def target_slots(self, device: int) -> tuple[dict[str, tuple[Slot, ...]], dict[str, Buffer]]:
         """Where a device wants its tiles, and its buffers.
@@ -364,8 +376,10 @@ class ModelPlan:
         Raises:
             ReshardError: `unknown-device`; `bad-argument` where stores do not fit together.
         """
-        self._checked(device)
-        return slots_of(dict(self._held(device, 1)))
+        return self._slots(device, 1)
+
+    def __repr__(self) -> str:
+        return f"<ModelPlan of {len(self.names)} tensors, {self.digest}>"  # what it is made of fills pages
 
     def __str__(self) -> str:
         return plain(self.blocks())

@@ -233,5 +233,5 @@ class Rules:
                 places = np.take(places, chosen, axis=list(mesh.sizes).index(part.axis))
             is_single = all(count == 1 for count in counts)
             family = (id(mesh), tuple(part.axis for part in rule.on), () if is_single else numbers)
-            site = self._sites[key] = Site(shape, cuts, padded, places.ravel(), family)
+            site = self._sites[key] = Site(shape, cuts, padded, places.ravel(), family, (family, numbers))
         return site

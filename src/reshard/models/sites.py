@@ -75,7 +75,9 @@ class Site:
     devices: Positions
     """The device at each position."""
     family: Hashable
-    """Sites of one family share no device, unless they are one."""
+    """Sites of one family share no device, unless they are on the same."""
+    place: Hashable
+    """Which of the family's it is on; the same for all shapes."""
 
     @cached_property
     def layout(self) -> Layout:

@@ -10,7 +10,7 @@ By hand: two of three tensors whose rows lie whole on devices 0 and 1 go to devi
 >>> from reshard.mesh import Mesh
 >>> from reshard.sharding import Sharding
 >>> ends = [Sharding.of(Mesh.of(x=2), None), Sharding.of(Mesh.of(x=1), None)]
->>> source, target = (Site((4,), end, None, np.array(at), 0) for end, at in zip(ends, [[0, 1], [2]]))
+>>> source, target = (Site((4,), end, None, np.array(at), 0, 0) for end, at in zip(ends, [[0, 1], [2]]))
 >>> moves = moves_between(source, target, np.array([-1]))
 >>> [moves.senders(np.array([turn])).tolist() for turn in range(3)]
 [[[0]], [[1]], [[0]]]

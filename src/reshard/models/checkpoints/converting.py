@@ -31,7 +31,7 @@ REQUEST = "request"
 """The file that says what a folder was begun for."""
 DEVICES = "devices.json"
 """The index of files by device."""
-CAP = 16 << 20
+CAP = 4 << 20
 """Bytes of a slab, where no memory cap is given."""
 
 Advance = Callable[[int], None]
