@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # what `__getattr__` gives, said to type checkers
     from reshard.axis import Axis
     from reshard.box import Box
     from reshard.contraction import EinsumPlan, alternatives, einsum
+    from reshard.deal import Deal, Window
     from reshard.errors import ReshardError
     from reshard.mesh import Mesh
     from reshard.models import Rules, plan_model
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # what `__getattr__` gives, said to type checkers
     from reshard.planner import plan
     from reshard.plans import Plan
     from reshard.propagation import Program
+    from reshard.reach import Reach, window_for
     from reshard.sharding import DimSharding, Sharding
     from reshard.steps import Step
 
@@ -43,16 +45,19 @@ __version__ = "0.2.0"
 __all__ = [
     "Axis",
     "Box",
+    "Deal",
     "DimSharding",
     "EinsumPlan",
     "Mesh",
     "Network",
     "Plan",
     "Program",
+    "Reach",
     "ReshardError",
     "Rules",
     "Sharding",
     "Step",
+    "Window",
     "alternatives",
     "einsum",
     "numpy",
@@ -60,27 +65,32 @@ __all__ = [
     "parse_sharding",
     "plan",
     "plan_model",
+    "window_for",
 ]
 
 ROOMS = {
     "Axis": "axis",
     "Box": "box",
+    "Deal": "deal",
     "DimSharding": "sharding",
     "EinsumPlan": "contraction",
     "Mesh": "mesh",
     "Network": "network",
     "Plan": "plans",
     "Program": "propagation",
+    "Reach": "reach",
     "ReshardError": "errors",
     "Rules": "models",
     "Sharding": "sharding",
     "Step": "steps",
+    "Window": "deal",
     "alternatives": "contraction",
     "einsum": "contraction",
     "parse_mesh": "notation",
     "parse_sharding": "notation",
     "plan": "planner",
     "plan_model": "models",
+    "window_for": "reach",
 }
 """Where each name is from; its room loads with its first use, and so does a room that is asked for by its own name."""
 ENGINES = ("jax", "torch")

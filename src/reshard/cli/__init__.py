@@ -6,11 +6,15 @@
     show_command.py      `reshard show`: draws who holds what
     einsum_command.py    `reshard einsum`: where a contraction is computed and what it costs
     inspect_command.py   `reshard inspect`: reads what XLA prints
+    model_command.py     `reshard model`: what a whole model's switch of layouts costs
+    checkpoint_command.py `reshard checkpoint`: reads, converts and compares checkpoints
     propagate_command.py `reshard propagate`: a program's shardings carried through
+    search_command.py    `reshard search`: the layouts in which a program costs least
     networks_command.py  `reshard networks`: which networks there are, and what one of them is
     calibrate_command.py `reshard calibrate`: measures the network at hand, as a file
     bench_command.py     `reshard bench`: how long planning takes
     completion_command.py `reshard completion`: a script by which a shell completes commands and options
+    program_arguments.py the file of a program, and how it is placed
     output.py            standard output and standard error
     progress.py          long work, as it goes on
     interrupts.py        signals as exceptions
@@ -36,8 +40,8 @@ from reshard.errors import ReshardError
 __all__ = ["main"]
 
 COMMANDS = (
-    *("plan", "run", "show", "einsum", "propagate", "inspect"),
-    *("networks", "calibrate", "bench", "completion"),
+    *("plan", "run", "show", "einsum", "propagate", "search", "inspect"),
+    *("model", "checkpoint", "networks", "calibrate", "bench", "completion"),
 )
 """In the order in which `--help` lists them; the module of each loads when it is called, or listed."""
 DONE, REFUSED, MISUSED, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141

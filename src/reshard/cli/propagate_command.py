@@ -7,45 +7,40 @@ from typing import Any
 
 from reshard.cli import output
 from reshard.cli.arguments import Commands, add_command
+from reshard.cli.program_arguments import PROGRAM_FORM, add_placing, add_program
 from reshard.cli.programs_in_files import read_program
 from reshard.propagation import Placement
 
-EXAMPLES = """\
+EXAMPLES = (
+    """\
 examples:
   reshard propagate layer.txt
   reshard propagate layer.txt --until-priority 0 --text
   reshard propagate layer.txt --network h100-2x8 --why scores
+  reshard propagate layer.txt --memory-limit 80000000000
   reshard propagate model.mlir
 
-FILE holds meshes and then one line per value:
-  sdy.mesh @mesh = <["data"=2, "model"=4]>
-  x = input : bf16[1024, 512] <@mesh, [{"data"}, {?}]>
-  w = input : bf16[512, 2048] <@mesh, [{}, {"model"}]>
-  h = einsum "bd,df->bf" (x, w)
-  a = relu "bf->bf" (h)
-  out = output (a)
-or a module of StableHLO with shardings of the sdy dialect, as jax.jit(f).lower(...).as_text() gives it, by itself or
-somewhere in a log; it may be a folder of dumps that holds one such module, and - is standard input.
 """
+    + PROGRAM_FORM
+)
 
 
 def add_to(commands: Commands) -> None:
     """Add the command to the parser."""
     parser = add_command(commands, "propagate", run, "carry the shardings of a program through all of it", EXAMPLES)
     parser.add_argument("--until-priority", type=int, metavar="N", help="stop after the dims of this priority")
-    parser.add_argument("--network", metavar="NAME", help="choose by time on this network, as h100-2x8")
-    parser.add_argument("--goal", choices=("bytes", "balanced"), help="what is least; balanced weighs work in")
-    parser.add_argument("--seconds", type=float, metavar="N", help="end the search after so long, with the best so far")
+    add_placing(parser)
     parser.add_argument("--why", metavar="VALUE", help="say only where the sharding of this value comes from")
     parser.add_argument("--text", action="store_true", help="print the placed program as text, to be read again")
     parser.add_argument("--trace", metavar="OUT", help="write a Chrome trace of the reshards, for Perfetto")
-    parser.add_argument("file", metavar="FILE", help="the program; a folder, or - for standard input")
+    add_program(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     """Propagate and print."""
-    program = read_program(args.file)
-    placed = program.propagate(args.network, args.until_priority, goal=args.goal, seconds=args.seconds)
+    placed = read_program(args.file).propagate(
+        args.network, args.until_priority, goal=args.goal, seconds=args.seconds, memory_limit=args.memory_limit
+    )
     if args.trace:
         output.write_file(args.trace, placed.to_trace())
     if args.why is not None:
@@ -87,6 +82,7 @@ def record(placed: Placement) -> dict[str, Any]:
         "values": values,
         "received_bytes": placed.received_bytes,
         "peak_bytes": placed.peak_bytes,
+        "memory_limit": placed.memory_limit,
         "peak_values": [{"value": name, "bytes": size} for name, size in placed.peak_values],
         "seconds": placed.seconds,
         "flops": placed.flops,
@@ -95,4 +91,3 @@ def record(placed: Placement) -> dict[str, Any]:
         "lower_bound_seconds": placed.lower_bound_seconds,
         "is_proved": placed.is_proved,
     }
-

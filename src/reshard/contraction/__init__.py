@@ -155,6 +155,8 @@ def einsum(
     shardings = [tensor.sharding for tensor in tensors]
     aim = Goal.of(goal, Network.named(network, "the network of an einsum"))
     mesh = _mesh_of(shardings)
+    for number, sharding in enumerate(shardings):
+        sharding.check_plain("an operand of an einsum" if number < len(operands) else "the target of an einsum")
     sources = tuple(with_mesh(sharding, mesh) for sharding in shardings[: len(operands)])
     wanted = None if target is None else with_mesh(shardings[-1], mesh)
     kind = dtype_named(dtype_said(tensors, dtype))

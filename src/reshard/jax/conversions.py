@@ -25,7 +25,7 @@ P(('y', 'x'), None)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -89,6 +89,7 @@ def sharding_of(sharding: Any, mesh: AnyMesh | Mesh | None = None, ndim: int | N
     """
     ours = mesh_of(mesh) if isinstance(mesh, JaxMesh | AbstractMesh) else mesh
     if isinstance(sharding, Sharding):
+        sharding.check_plain("an array of JAX")
         return sharding
     record = sharding_record(sharding, ndim) if isinstance(sharding, AnySharding | HloSharding) else None
     if record is None:
@@ -110,7 +111,7 @@ def partition_spec_of(sharding: Sharding) -> PartitionSpec:
         ReshardError: `cannot-express` where the sharding has sub-axes, or unreduced values under another
             reduction than a sum.
     """
-    expect(sharding, Sharding, "what a spec is made of")
+    expect(sharding, Sharding, "what a spec is made of").check_plain("a sharding of JAX")
     if sharding.reduction != "sum":
         raise ReshardError(
             "cannot-express", f"JAX has sums alone, but {sharding.text()} is unreduced under {sharding.reduction}"
@@ -148,7 +149,7 @@ def named_sharding_of(sharding: Sharding, mesh: AnyMesh | None = None, *, refine
         raise ReshardError("cannot-express", "a sharding of JAX with names must have axes; this is on one device")
     renamed = on_mesh(sharding, mesh, refine=refine)
     if refine:
-        mesh, renamed = _refined(renamed, mesh)
+        mesh, (renamed,) = refined([renamed], mesh)
     return NamedSharding(mesh, partition_spec_of(renamed))
 
 
@@ -177,32 +178,40 @@ def on_mesh(sharding: Sharding, mesh: AnyMesh, *, refine: bool = False) -> Shard
     raise ReshardError("cannot-express", f"the axes of mesh {ours} cannot express {sharding}")
 
 
-def _refined(sharding: Sharding, mesh: AnyMesh) -> tuple[AnyMesh, Sharding]:
-    """A mesh over the same devices whose whole axes the sharding has, and the sharding on it."""
-    ours = sharding.mesh
+def refined(shardings: Sequence[Sharding], mesh: AnyMesh) -> tuple[AnyMesh, list[Sharding]]:
+    """A mesh over the same devices whose whole axes the shardings have, and the shardings on it.
+
+    Args:
+        shardings: on one mesh, the one that is given or another of the same order.
+        mesh: of JAX; what is refined, where the shardings have its axes.
+    """
+    ours, used = shardings[0].mesh, [axis for sharding in shardings for axis in sharding.axes()]
     if ours.axes != tuple(mesh.shape.items()):
-        return _with_axes(mesh, ours.axes, None), sharding
-    if all(axis.is_whole for axis in sharding.axes()):
-        return mesh, sharding
-    pieces = refined_mesh(sharding.axes(), ours.sizes)
+        mesh = _with_axes(mesh, ours.axes, None)
+    if all(axis.is_whole for axis in used):
+        return mesh, list(shardings)
+    pieces = refined_mesh(used, ours.sizes)
     single = {piece: piece.name for piece in pieces if ours.sizes[piece.name] == 1}
     cut = [piece for piece in pieces if piece not in single]
     fine = Mesh.of_digits(ours.digits_of(cut), ours.device_ids, like=ours)
     names = single | dict(zip(cut, fine.sizes, strict=True))
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     axes = tuple((name, piece.size_in(ours.sizes[piece.name])) for piece, name in names.items())
-    refined = _with_axes(mesh, axes, tuple(kinds[piece.name] for piece in names))
+    fine_mesh = _with_axes(mesh, axes, tuple(kinds[piece.name] for piece in names))
 
     def renamed(axes: Iterable[Axis]) -> tuple[Axis, ...]:
         return tuple(Axis(name) for axis in axes for piece, name in names.items() if axis.contains(piece))
 
-    return refined, replace(
-        sharding,
-        mesh=mesh_of(refined),
-        dims=tuple(replace(dim, axes=renamed(dim.axes)) for dim in sharding.dims),
-        replicated=renamed(sharding.replicated),
-        unreduced=renamed(sharding.unreduced),
-    )
+    return fine_mesh, [
+        replace(
+            sharding,
+            mesh=mesh_of(fine_mesh),
+            dims=tuple(replace(dim, axes=renamed(dim.axes)) for dim in sharding.dims),
+            replicated=renamed(sharding.replicated),
+            unreduced=renamed(sharding.unreduced),
+        )
+        for sharding in shardings
+    ]
 
 
 def _with_axes(mesh: AnyMesh, axes: tuple[tuple[str, int], ...], types: tuple[Any, ...] | None) -> AnyMesh:

@@ -14,6 +14,9 @@ optimum.py      the choice: begun, improved, and its reshards asked of the plann
 settling.py     single operations looked at again among all layouts
 placement.py    a program once it is placed: reshards inserted and shared, reductions deferred, figures, table
 memory.py       what a device holds when
+rents.py        what it costs to hold values where a device holds too much
+recipes.py      where people begin who choose a layout by hand
+search.py       placed under a limit on memory; the best few layouts
 running.py      the one way through a placed program, for every engine
 text.py         the text form
 """
@@ -21,5 +24,6 @@ text.py         the text form
 from reshard.operations.operation import Operation, Value
 from reshard.propagation.placement import Placement
 from reshard.propagation.program import Program
+from reshard.propagation.search import Shortlist
 
-__all__ = ["Operation", "Placement", "Program", "Value"]
+__all__ = ["Operation", "Placement", "Program", "Shortlist", "Value"]

@@ -78,8 +78,9 @@ class Descent:
         return cost
 
     def shared(self, variable: Variable) -> float:
-        """What the reshards of a value cost."""
-        kept, cost = self.options[id(variable)], 0.0
+        """What the reshards of a value cost, and holding it."""
+        kept = self.options[id(variable)]
+        cost = 0.0 if variable.rent is None else float(variable.rent[kept])
         for (table, times), counts in self.wanted[id(variable)].items():
             key = kept, frozenset(counts)
             if key not in table.trees:
@@ -141,7 +142,7 @@ class Descent:
     def nearest(self, variable: Variable, most: int = NEAR) -> tuple[list[int], list[tuple[Edge, Costs]]]:
         """The other options of a value that cost least, and per edge what else each layout of its operation costs."""
         domain = variable.domain
-        estimate = np.zeros(len(domain))
+        estimate = np.zeros(len(domain)) if variable.rent is None else variable.rent[domain]
         around: list[tuple[Edge, Costs]] = []
         for edge in (*variable.makers, *variable.uses):
             costs = self.pay(edge.node, edge) + self.leaving(edge.node, edge)
@@ -172,6 +173,11 @@ class Descent:
             if not edge.is_result and edge.table.is_own:
                 there.append(edge.picks.listed[layout])
         return self.try_change({id(variable): option}, layouts, [edge.node for edge, _ in around])
+
+    def keep(self, variable: Variable, option: int) -> None:
+        """Keep a value in an option, whatever that costs."""
+        self._set([], {id(variable): option}, {})
+        self.cost = self.total()
 
     def try_change(self, options: dict[int, int], layouts: dict[int, int], nodes: Iterable[Node]) -> bool:
         """Take other options and layouts if that is cheaper; whether it is.

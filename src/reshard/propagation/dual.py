@@ -120,7 +120,8 @@ def _ends(model: Model, shares: Shares, within: Within | None, *, exact: bool) -
         end = ends.get(id(variable))
         if end is None:
             domain = variable.domain if within is None else within.domains[id(variable)]
-            end = ends[id(variable)] = End(variable, np.zeros(len(domain)), domain)
+            cost = np.zeros(len(domain)) if variable.rent is None else variable.rent[domain]
+            end = ends[id(variable)] = End(variable, cost, domain)
         return end
 
     for node in model.nodes:

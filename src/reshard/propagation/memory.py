@@ -77,6 +77,17 @@ class Held(NamedTuple):
     """Those in whose buffers it is, the largest first."""
     beside: int
     """What a reshard needs between its source and its target."""
+    during: tuple[int, ...]
+    """Bytes that a device holds while each operation runs."""
+
+
+class Life(NamedTuple):
+    """When a value is held, by the numbers of operations, both ends included."""
+
+    kept: range
+    """As it is kept; empty where it is in no buffer of its own."""
+    read: range
+    """From its first reader to the last."""
 
 
 @dataclass(eq=False)
@@ -111,18 +122,29 @@ def held(operations: Sequence[Operation], shardings: Mapping[Value, Sharding], p
     for buffer in filled:
         change[buffer.first] += buffer.size
         change[min(buffer.last + 1, len(operations))] -= buffer.size
-    best, now = Held(0, 0, (), 0), 0
+    best, now, during = Held(0, 0, (), 0, ()), 0, list[int]()
     for number, operation in enumerate(operations):
         now += change[number]
         beside = 0
         if operation.result in plans:
             ends = sum(tile_bytes(value, shardings[value]) for value in operation.values)
             beside = max(plans[operation.result].peak_bytes - ends, 0)
+        during.append(now + beside)
         if now + beside > best.peak_bytes:
-            best = Held(now + beside, number, (), beside)
+            best = Held(now + beside, number, (), beside, ())
     there = [buffer for buffer in filled if buffer.first <= best.number <= buffer.last]
     there.sort(key=lambda buffer: (-buffer.size, buffer.value.number))
-    return best._replace(values=tuple(buffer.value for buffer in there))
+    return best._replace(values=tuple(buffer.value for buffer in there), during=tuple(during))
+
+
+def lives(operations: Sequence[Operation], shardings: Mapping[Value, Sharding]) -> list[Life]:
+    """Per value when it is held, if none lies where another lay.
+
+    Args:
+        operations: of a program, in the order in which they run.
+        shardings: of all values.
+    """
+    return _Filling(operations, shardings).lives
 
 
 class _Filling:
@@ -151,6 +173,7 @@ class _Filling:
         for operation in operations:
             if not self.fused[operation.result.number]:
                 self._fill(operation)
+        self.lives = [self._life(operation) for operation in operations]
         for operation in operations:
             if operation.name == "last":
                 self._carry_on(operation)
@@ -224,6 +247,15 @@ class _Filling:
             first = self.first[operation.block]
         self.of[number] = _Buffer(value, size, first, last, is_given=name == "input")
         self.buffers.append(self.of[number])
+
+    def _life(self, operation: Operation) -> Life:
+        """When a value is held, as long as none takes over the buffer of another."""
+        number = operation.result.number
+        buffer = self.of.get(number)
+        is_own = buffer is not None and buffer.value == operation.result
+        last = len(self.operations) if operation.name == "input" else buffer.last if buffer is not None else 0
+        kept = range(buffer.first, last + 1) if buffer is not None and is_own else range(0)
+        return Life(kept, range(min(self.readers[number], default=number), self.read[number] + 1))
 
     def _reuse(self, operation: Operation) -> None:
         """Let a result lie where an operand lay, element by element."""

@@ -13,12 +13,12 @@ A *price* is the bound until the planner is asked, which is done for the reshard
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -62,6 +62,35 @@ class Table:
         self.asked: set[tuple[int, int]] = set()
         self.trees: dict[tuple[int, frozenset[int]], float] = {}
         """What it costs to make all that is wanted of how the value is kept."""
+        self.free, self.rent = self, np.zeros((1, 1))
+        """The table without rents, and what holding costs besides."""
+        self.is_known = False
+        """Whether there is nothing to ask the planner about."""
+
+    def rented(self, rent: Costs) -> Table:
+        """The table where what a reshard holds, from an option to another, costs so much besides."""
+        table = Table(self.bound + rent, self.price + rent, is_own=self.is_own)
+        table.free, table.rent, table.asked = self, rent, set(self.asked)
+        return table
+
+    def barred(self) -> Table:
+        """The table of what can be in no other option than that in which it is kept."""
+        dear = BARRED * max(1.0, float(self.bound.max(initial=0.0)))
+        bound = np.where(np.eye(*self.bound.shape, dtype=np.bool_), 0.0, dear)
+        table = Table(bound, bound, is_own=self.is_own)
+        table.is_known = True
+        return table
+
+
+class Rent(NamedTuple):
+    """What it costs to hold a byte of a value."""
+
+    kept: float = 0.0
+    """As the value is kept."""
+    wanted: float = 0.0
+    """As it is brought to where it is wanted."""
+    made: float = 0.0
+    """As it comes out, before it is brought to where it is kept."""
 
 
 @dataclass(eq=False)
@@ -76,6 +105,8 @@ class Variable:
     table: Table
     count: int = 1
     """How many values it stands for."""
+    rent: Costs | None = None
+    """Per option what it costs to hold it; nothing where None."""
     uses: list[Edge] = field(default_factory=list)
     makers: list[Edge] = field(default_factory=list)
 
@@ -130,10 +161,14 @@ class Model:
         flows: runs of propagation, whose options are among those of the values.
         chooser: what prices it.
         is_pinned: whether values are cut as the first flow has them, and only what may wait is open.
+        is_free: whether what is open of inputs is chosen as that of other values is.
     """
 
-    def __init__(self, net: Net, flows: Sequence[Flow], chooser: Chooser, *, is_pinned: bool = False) -> None:
-        self.net, self.chooser, self.goal, self.is_pinned = net, chooser, chooser.goal, is_pinned
+    def __init__(
+        self, net: Net, flows: Sequence[Flow], chooser: Chooser, *, is_pinned: bool = False, is_free: bool = False
+    ) -> None:
+        self.net, self.chooser, self.goal = net, chooser, chooser.goal
+        self.is_pinned, self.is_free = is_pinned, is_free
         graph = net.graph
         self.said = [self._said(number, flows[0]) for number in range(len(graph.operations))]
         self.pieces = {mesh: self._pieces(mesh, flows) for mesh in dict.fromkeys(net.meshes)}
@@ -143,6 +178,7 @@ class Model:
         self.flowing = [self._options_of(number, flows) for number in range(len(graph.operations))]
         self._options = self._all_options()
         self._tables: dict[tuple[object, ...], Table] = {}
+        self.rents: Mapping[int, Rent] = {}
         self._layouts: dict[tuple[object, ...], Layouts] = {}
         self.variables = self._variables()
         self.nodes = [self._node([graph.operations[n]]) for n in net.order if graph.operations[n].operands]
@@ -158,13 +194,38 @@ class Model:
         for number in self.net.order:
             members.setdefault(classes[number], []).append(self.net.graph.operations[number])
         firsts = {
-            first: replace(self.variables[first], count=len(alike), uses=[], makers=[])
+            first: replace(
+                self.variables[first],
+                count=len(alike),
+                uses=[],
+                makers=[],
+                rent=_sum(self.variables[each.result.number].rent for each in alike),
+            )
             for first, alike in members.items()
         }
         tied.variables = [firsts[classes[self.variables[number].number]] for number in range(len(self.variables))]
         in_order = [sorted(alike, key=lambda each: each.result.number) for alike in members.values()]
         tied.nodes = [tied._node(alike) for alike in in_order if alike[0].operands]
         return tied
+
+    def renting(self, rents: Mapping[int, Rent]) -> Model:
+        """The program where it costs so much to hold values.
+
+        Args:
+            rents: per number of a value; those of others are free.
+        """
+        rented = copy(self)
+        rented.rents, rented._tables = rents, dict(self._tables)
+        variables: dict[int, Variable] = {}
+        for number, variable in enumerate(self.variables):
+            own = variables.setdefault(id(variable), replace(variable, uses=[], makers=[], rent=None))
+            kept = rents.get(number, Rent()).kept
+            if kept:
+                tiles = variable.options.tiles * (kept * self.net.values[number].dtype.itemsize)
+                own.rent = tiles if own.rent is None else own.rent + tiles
+        rented.variables = [variables[id(variable)] for variable in self.variables]
+        rented.nodes = [rented._node([self.net.graph.operations[node.number]]) for node in self.nodes]
+        return rented
 
     def _said(self, number: int, flow: Flow) -> list[tuple[Axes, bool]]:
         """Per dim of a value the axes that were given and seen, and whether it is open."""
@@ -328,13 +389,13 @@ class Model:
                     axes[: len(own)] == own if is_open else axes == own
                     for axes, own, (_, is_open) in zip(option.dims, given.dims, said, strict=True)
                 )
-                and (operation.name != "input" or option._replace(unreduced=()) in self.flowing[number])
+                and (operation.name != "input" or self.is_free or option._replace(unreduced=()) in self.flowing[number])
             ]
-        elif operation.name == "input":
+        elif operation.name == "input" and not self.is_free:
             domain = [options.numbers[option] for option in self.flowing[number]]
         else:
             users = self.net.users[number]
-            waits = operation.name != "output" and any(
+            waits = operation.name not in ("input", "output") and any(
                 can_wait(graph.operations[user]) or self.waiting[user][0] for user in users
             )
             along = self.waiting[number][0] if waits else frozenset[int]()
@@ -365,7 +426,11 @@ class Model:
             is_result = place == len(tensors) - 1
             often = trips[place] * (1 + TAKEN_APART if operation.name == "element" and not is_result else 1)
             for variable in dict.fromkeys(self.variables[each.values[place].number] for each in alike):
-                table = self._table(variable.number, options)
+                values = {value.number for value in (each.values[place] for each in alike)}
+                own = [self.rents[n] for n in values if n in self.rents and self.variables[n] is variable]
+                rent = sum(rent.made if is_result else rent.wanted for rent in own) / (often * variable.count)
+                is_one = is_result and operation.name in IDENTICAL  # what is wanted and what is kept are one
+                table = self._table(variable.number, options, rent, is_result=is_result, is_one=is_one)
                 edge = Edge(node, place, variable, options, table, layouts.picks[place], often, is_result=is_result)
                 (node.makes if is_result else node.uses).append(edge)
                 (variable.makers if is_result else variable.uses).append(edge)
@@ -396,8 +461,22 @@ class Model:
             for value in operation.values
         )
 
-    def _table(self, number: int, wanted: Options) -> Table:
-        """What reshards of a value cost, to options on a mesh."""
+    def _table(
+        self, number: int, wanted: Options, rent: float = 0.0, *, is_result: bool = False, is_one: bool = False
+    ) -> Table:
+        """What reshards of a value cost, to options on a mesh, where it costs so much to hold a byte besides."""
+        if rent or is_one:
+            free = self._table(number, wanted)
+            if is_one:
+                if (id(free), is_one) not in self._tables:
+                    self._tables[id(free), is_one] = free.barred()
+                return self._tables[id(free), is_one]
+            if (id(free), rent, is_result) not in self._tables:
+                held = wanted.tiles * (rent * self.net.values[number].dtype.itemsize)
+                own = np.broadcast_to(held[:, None] if is_result else held[None, :], free.bound.shape)
+                is_there = np.eye(*free.bound.shape, dtype=np.bool_) & free.is_own
+                self._tables[id(free), rent, is_result] = free.rented(np.where(is_there, 0.0, own))
+            return self._tables[id(free), rent, is_result]
         value = self.net.values[number]
         own = self._options[self.net.meshes[number], value.shape]
         reduction = self.waiting[number][1]
@@ -450,7 +529,7 @@ class Model:
     def learn(self, edge: Edge, source: int, target: int) -> bool:
         """Ask the planner what a reshard costs; whether that is not what was thought."""
         table = edge.table
-        if source == target or (source, target) in table.asked:
+        if source == target or table.is_known or (source, target) in table.asked:
             return False
         table.asked.add((source, target))
         value = self.net.values[edge.variable.number]
@@ -460,11 +539,13 @@ class Model:
         )
         moved = self.chooser.prices.moved(*ends, value.shape, value.dtype).price
         cost = moved.cost if self.goal.is_sum else float(moved.received_bytes)
-        cost = min(cost, BARRED * max(1.0, float(table.price.max())))
-        if abs(cost - table.price[source, target]) <= SAME * cost:
+        cost = min(cost, BARRED * max(1.0, float(table.free.price.max())))
+        paid = cost if table.free is table else cost + float(table.rent[source, target])
+        if abs(paid - table.price[source, target]) <= SAME * paid:
             return False
-        table.price[source, target] = cost
-        table.trees.clear()
+        for each, known in ((table, paid), (table.free, cost)):
+            each.price[source, target] = known
+            each.trees.clear()
         return True
 
 
@@ -475,6 +556,12 @@ def _firsts(count: int, ties: Iterable[tuple[Value, Value]]) -> list[int]:
         low, high = sorted((firsts[value.number], firsts[other.number]))
         firsts = [low if first == high else first for first in firsts]
     return firsts
+
+
+def _sum(parts: Iterable[Costs | None]) -> Costs | None:
+    """The sum of what is not None."""
+    known = [part for part in parts if part is not None]
+    return np.asarray(sum(known)) if known else None
 
 
 def can_wait(operation: Operation) -> bool:

@@ -24,8 +24,8 @@ from reshard.mesh import Mesh
 from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Dual, Within
 from reshard.propagation.fixpoint import Flow
-from reshard.propagation.model import IDENTICAL, SAME, Model, tree
-from reshard.propagation.shares import Bounded, untied
+from reshard.propagation.model import IDENTICAL, SAME, Model, Rent, tree
+from reshard.propagation.shares import Bounded, Picked, even_shares, untied
 from reshard.propagation.space import Option, compute_layout
 from reshard.propagation.ties import classes_of
 from reshard.sharding import Sharding
@@ -54,6 +54,15 @@ FEWEST_LESSONS, LESSONS = 8, 1600
 """How often the planner is asked about all that is chosen, at most: the first, or the second by all operations."""
 
 
+class Chosen(NamedTuple):
+    """A choice in numbers."""
+
+    options: list[int]
+    """Per value."""
+    layouts: Mapping[int, int]
+    """Per operation, by its number."""
+
+
 class Optimum(NamedTuple):
     """A choice for a whole program."""
 
@@ -69,6 +78,8 @@ class Optimum(NamedTuple):
     """Of what the goal adds up, reshard by reshard."""
     bound: float
     """What no choice costs less than."""
+    picked: Chosen
+    """The choice in numbers of the model."""
     chains: Mapping[int, Contracted] = MappingProxyType({})
     """Per operation that is contracted two operands at a time, by its number."""
 
@@ -100,6 +111,55 @@ def optimum(model: Model, flow: Flow, deadline: float | None = None) -> Optimum:
         layouts = {node.number: best.layouts[classes[node.number]] for node in model.nodes}
         return _explained(model, Descent(model, options, layouts), max(whole.bound, 0.0))
     return _explained(model, best, max(bounded.bound, 0.0))
+
+
+def changed(
+    model: Model,
+    best: Optimum,
+    rents: Mapping[int, Rent],
+    deadline: float | None = None,
+    flow: Flow | None = None,
+) -> Optimum:
+    """A choice improved where it costs to hold values; its cost is without that, and its bound the one of before.
+
+    Args:
+        model: the program.
+        best: the choice with which to begin.
+        rents: what it costs to hold a byte of a value, by its number.
+        deadline: when to end with the best so far, by `time.monotonic`.
+        flow: an outcome of propagation with which to begin besides.
+    """
+
+    def is_late() -> bool:
+        return deadline is not None and time.monotonic() > deadline
+
+    classes = classes_of(model.net)
+    is_tied = len(set(classes)) <= FEW * len(classes)
+    rented = model.renting(rents)
+    small = rented.tied(classes) if is_tied else rented
+    options = {id(variable): option for variable, option in zip(small.variables, best.picked.options, strict=True)}
+    layouts = {node.number: best.picked.layouts[node.number] for node in small.nodes}
+    known = Descent(small, options, layouts)
+    if flow is None:
+        dual = Dual(small, even_shares(small), exact=True)
+        dual.run(AXIS_TURNS, is_late)
+        starts = [(options, layouts), dual.choice()]
+    else:
+        starts = [_flowing(small, flow)]
+    found = min((_descended(small, start) for start in starts), key=lambda each: each.cost)
+    for _ in range(FEWEST_LESSONS):
+        if found.cross(known.options, known.layouts):
+            found.run()
+        was_wrong = _learnt(small, found)
+        found = Descent(small, found.options, found.layouts)
+        if found.cost < known.total():
+            known = found
+        if not was_wrong or is_late():
+            break
+        found = _descended(small, (found.options, found.layouts))
+    free = {id(own): known.options[id(kept)] for own, kept in zip(model.variables, small.variables, strict=True)}
+    picked = {node.number: known.layouts[classes[node.number] if is_tied else node.number] for node in model.nodes}
+    return _explained(model, Descent(model, free, picked), best.bound)
 
 
 def _searched(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], bool]) -> Descent:
@@ -148,6 +208,12 @@ def _begun(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], boo
         if best.cross(other.options, other.layouts):
             best.run()
     return best
+
+
+def _descended(model: Model, choice: Picked) -> Descent:
+    descent = Descent(model, *choice)
+    descent.run()
+    return descent
 
 
 def _kicked(best: Descent) -> Descent:
@@ -266,7 +332,7 @@ def _explained(model: Model, best: Descent, bound: float) -> Optimum:
         if operation.name == "output" and len(variable.uses) == 1 and variable.makers:
             wanted = best.options[id(node.makes[0].variable)]
             if wanted in variable.domain:  # what only an output reads is made where that wants it
-                best.options[id(variable)] = wanted
+                best.keep(variable, wanted)
     shardings = [model.sharding(number, best.options[id(variable)]) for number, variable in enumerate(model.variables)]
     layouts: dict[int, ComputeLayout] = {}
     origins: dict[tuple[int, Sharding], Sharding] = {}
@@ -290,4 +356,5 @@ def _explained(model: Model, best: Descent, bound: float) -> Optimum:
                     pair = [model.sharding(variable.number, option) for option in (after, before)]
                     origins[variable.number, pair[0]] = pair[1]
     paid = {node.number: best.paid(node) for node in model.nodes if node.number in layouts}
-    return Optimum(shardings, layouts, origins, paid, best.cost, bound)
+    picked = Chosen([best.options[id(variable)] for variable in model.variables], dict(best.layouts))
+    return Optimum(shardings, layouts, origins, paid, best.cost, bound, picked)

@@ -25,7 +25,7 @@ from reshard.contraction.pairwise import Contracted
 from reshard.contraction.prices import BY_BYTES, busiest, local_flops, moved_by
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.network import Network, check_reach
+from reshard.network import Network
 from reshard.operations.blocks import Block, around
 from reshard.operations.kinds import LEAVING
 from reshard.operations.operation import Operation, Value
@@ -36,15 +36,11 @@ from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Flow, Net, Origin
 from reshard.propagation.graph import Graph
 from reshard.propagation.memory import Held, held, tile_bytes
-from reshard.propagation.model import Model
-from reshard.propagation.optimum import Optimum, optimum
-from reshard.propagation.settling import settled
+from reshard.propagation.optimum import Optimum
 from reshard.propagation.text import write
 from reshard.sharding import Sharding
 from reshard.tables import Table, plain
 
-MOST_DEVICES = 2**20
-"""On up to how many devices programs are placed."""
 PROVED = 1e-7
 """As a part of the cost, by how much a bound may miss what it proves: sums of large numbers round."""
 
@@ -77,6 +73,8 @@ class Placement(Graph):
     """What no placement costs less than, in the space that `reshard.propagation.space` states."""
     without_rule: Counter[str] = field(default_factory=Counter)
     signature: Any = None
+    memory_limit: int | None = None
+    """Bytes that a device may hold at most, which are kept."""
 
     @cached_property
     def _by_name(self) -> dict[str, Value]:
@@ -162,18 +160,19 @@ class Placement(Graph):
         return moved + sum(work / speed for value, work in self.work.items() if (speed := speeds[value]))
 
     @cached_property
-    def _held(self) -> Held:
+    def held(self) -> Held:
+        """What a device holds when it holds most."""
         return held(self.operations, self.shardings, self.plans)
 
     @property
     def peak_bytes(self) -> int:
         """Bytes that a device holds at most, as `reshard.propagation.memory` counts them."""
-        return self._held.peak_bytes
+        return self.held.peak_bytes
 
     @property
     def peak_values(self) -> tuple[tuple[str, int], ...]:
         """The values that a device holds then, and the bytes of their tiles, the largest first."""
-        return tuple((value.name, tile_bytes(value, self.shardings[value])) for value in self._held.values)
+        return tuple((value.name, tile_bytes(value, self.shardings[value])) for value in self.held.values)
 
     def table(self) -> str:
         """The values with their shapes, shardings, local shapes, communication, and why; then the figures."""
@@ -241,26 +240,6 @@ class Placement(Graph):
 
     def __str__(self) -> str:
         return self.table()
-
-
-def place(program: Builder, goal: Goal, until_priority: int | None, deadline: float | None = None) -> Placement:
-    """Carry the shardings of a program through and place it.
-
-    Raises:
-        ReshardError: `bad-network` where a mesh has devices beyond the network; `no-plan` where an operation can be
-            computed in no layout.
-    """
-    for mesh in program.meshes.values() if goal.network is not None else ():
-        check_reach(goal.network, mesh)
-    for mesh in program.meshes.values():
-        if mesh.size > MOST_DEVICES:
-            raise ReshardError("too-large", f"a program is placed on up to {MOST_DEVICES} devices, got {mesh.size}")
-    net, chooser = Net(program), Chooser(goal, is_for_many=True)
-    flows = net.runs(until_priority)
-    model = Model(net, flows, chooser, is_pinned=until_priority is not None)
-    best = settled(net, chooser, optimum(model, flows[0], deadline))
-    reasons = [_reason(net, flows, number, sharding) for number, sharding in enumerate(best.shardings)]
-    return explicit(program, net, chooser, best, reasons)
 
 
 def _as_said(sharding: Sharding, said: Sharding | None) -> Sharding:
@@ -405,7 +384,7 @@ class _Placing:
         return name
 
 
-def _reason(net: Net, flows: Sequence[Flow], number: int, sharding: Sharding) -> str:
+def reason(net: Net, flows: Sequence[Flow], number: int, sharding: Sharding) -> str:
     """Where the axes of every dim come from, in words."""
     if net.meshes[number].is_maximal:
         return "given"

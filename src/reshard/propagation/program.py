@@ -33,7 +33,8 @@ from reshard.operations.pattern import Pattern
 from reshard.operations.reshapes import reshape_pattern
 from reshard.propagation.builder import NAME, Builder, NewValue
 from reshard.propagation.open_blocks import OpenChoice, OpenLoop, open_choice, open_loop
-from reshard.propagation.placement import Placement, place
+from reshard.propagation.placement import Placement
+from reshard.propagation.search import Shortlist, place, shortlist
 from reshard.propagation.text import OWN, read, read_meshes, write
 from reshard.sharding import Sharding, checked_shape
 
@@ -262,6 +263,7 @@ class Program(Builder):
         *,
         goal: str | None = None,
         seconds: float | None = None,
+        memory_limit: int | None = None,
     ) -> Placement:
         """The program with every sharding filled in and every reshard explicit.
 
@@ -271,19 +273,45 @@ class Program(Builder):
             goal: `balanced` unless given: bytes received and the work of a device, weighed as
                 `reshard.contraction.goal` says; `bytes`; on a network `seconds`.
             seconds: of search, after which the best so far counts; its distance from the bound says how good it is.
+            memory_limit: bytes that a device may hold at once, counted as `reshard.propagation.memory` says.
 
         Raises:
-            ReshardError: `bad-program` while a block stands open; `bad-network`, `bad-argument`; and as `plan`.
+            ReshardError: `bad-program` while a block stands open; `bad-network`, `bad-argument`; `no-plan` where no
+                placement is found that keeps the limit, with the least that one needs; and as `plan`.
         """
-        if self.block is not None:
-            raise ReshardError("bad-program", "a program in which a loop or a choice stands open cannot be placed")
-        aim = Goal.of(goal, Network.named(network, "the network of a program"), "balanced")
         if until_priority is not None and integer(until_priority, "until_priority") < 0:
             raise ReshardError("bad-argument", f"until_priority must be at least 0, got: {until_priority}")
-        if seconds is not None and not seconds > 0:
-            raise ReshardError("bad-argument", f"the seconds of a search must be above 0, got: {shown(seconds)}")
-        deadline = None if seconds is None else time.monotonic() + seconds
-        return place(self, aim, until_priority, deadline)
+        aim, deadline = self._aim(network, goal, seconds, memory_limit)
+        return place(self, aim, until_priority, deadline, memory_limit)
+
+    def search(
+        self,
+        memory_limit: int | None = None,
+        network: Network | str | None = None,
+        *,
+        goal: str | None = None,
+        seconds: float | None = None,
+        count: int = 3,
+    ) -> Shortlist:
+        """The best few placements where the inputs may be sharded in any way, as far as nothing is said of them.
+
+        An output that is made element by element of an input, as a weight after a step, is sharded as that is, unless
+        something was said of both; what else is to be alike says `tie`.
+
+        Args:
+            memory_limit: bytes that a device may hold at once, counted as `reshard.propagation.memory` says.
+            network: what the devices are connected by, or the name of a preset: choices go by time.
+            goal: as `propagate` has it.
+            seconds: of search, after which the best so far counts.
+            count: how many placements at most: the cheapest, then the cheapest found that take less memory.
+
+        Raises:
+            ReshardError: as `propagate`.
+        """
+        if integer(count, "the count of placements") < 1:
+            raise ReshardError("bad-argument", f"the count of placements must be at least 1, got: {count}")
+        aim, deadline = self._aim(network, goal, seconds, memory_limit)
+        return shortlist(self, aim, memory_limit, count, deadline)
 
     @classmethod
     def parse(cls, text: str) -> Program:
@@ -315,6 +343,23 @@ class Program(Builder):
 
     def __str__(self) -> str:
         return write(self, self.annotations)
+
+    def _aim(
+        self, network: Network | str | None, goal: str | None, seconds: float | None, memory_limit: int | None
+    ) -> tuple[Goal, float | None]:
+        """The goal of a placement, and when its search is to end.
+
+        Raises:
+            ReshardError: `bad-program`, `bad-network`, `bad-argument`.
+        """
+        if self.block is not None:
+            raise ReshardError("bad-program", "a program in which a loop or a choice stands open cannot be placed")
+        if seconds is not None and not seconds > 0:
+            raise ReshardError("bad-argument", f"the seconds of a search must be above 0, got: {shown(seconds)}")
+        if memory_limit is not None and integer(memory_limit, "memory_limit") < 0:
+            raise ReshardError("bad-argument", f"memory_limit must be at least 0, got: {memory_limit}")
+        aim = Goal.of(goal, Network.named(network, "the network of a program"), "balanced")
+        return aim, None if seconds is None else time.monotonic() + seconds
 
     def _annotated(self, value: Value, sharding: Sharding | None) -> Value:
         """A value just made, with what is said about it; where that is refused, nothing is made."""

@@ -216,10 +216,13 @@ class Options:
     def sides(self) -> Numbers:
         """Per option and dim the side of a tile, at most."""
         shards = [[self.pieces.count(cut_by) for cut_by in option.dims] for option in self.all]
-        sides = -(
-            -np.array(self.shape, dtype=np.int64) // np.array(shards, dtype=np.int64).reshape(-1, len(self.shape))
-        )
-        return np.asarray(sides, dtype=np.int64)
+        parts = np.array(shards, dtype=np.int64).reshape(len(self.all), len(self.shape))
+        return np.asarray(-(-np.array(self.shape, dtype=np.int64) // parts), dtype=np.int64)
+
+    @cached_property
+    def tiles(self) -> Costs:
+        """Per option the elements of a tile, at most."""
+        return np.asarray(self.sides.prod(axis=1, dtype=np.float64))
 
     @cached_property
     def doing(self) -> Numbers:

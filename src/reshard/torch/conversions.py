@@ -215,7 +215,7 @@ def placements_of(sharding: Sharding, mesh: DeviceMesh, shape: Sequence[int] | N
         ReshardError: `cannot-express` where torch has no placements for it, or cuts the shape at other places;
             `different-meshes` where the sharding is over other ranks; `rank-mismatch`.
     """
-    expect(sharding, Sharding, "what placements are made of")
+    expect(sharding, Sharding, "what placements are made of").check_plain("a placement of torch")
     expect(mesh, DeviceMesh, "a mesh of torch")
     return _placements_of(sharding, mesh, None if shape is None else checked_shape(shape))
 

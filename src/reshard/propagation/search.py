@@ -1,0 +1,263 @@
+"""The search for a placement: the cheapest, the cheapest that a device has the memory for, or the best few.
+
+What a program costs is made least by `optimum.py`; where a device would hold more than it may, holding is made to cost
+something (`rents.py`) and the choice is improved under that, until it fits.
+A limit is kept or refused; the refusal names the least peak that was found, and what fills it.
+
+A `Shortlist` answers in which layout a program is to run: inputs of which nothing is said, or whose dims are open, are
+chosen like any other value; an output that is made element by element of an input is sharded as that is, since it
+takes its place; and of equally cheap inputs those that take less memory are chosen.
+Its placements are the cheapest that is found, then the cheapest that take less and less memory.
+
+By hand, on two devices: nothing is said of a product, so every device computes half of it, of halves of one operand
+that it has, and of the other whole.
+
+>>> from reshard.propagation.program import Program
+>>> program = Program.parse('''
+... sdy.mesh @mesh = <["x"=2]>
+... a = input : bf16[1024, 1024]
+... b = input : bf16[1024, 1024]
+... c = einsum "ij,jk->ik" (a, b)
+... d = output (c)
+... ''')
+>>> best = program.search(network="h100-2").best
+>>> best.sharding("a").text(), best.sharding("b").text(), best.received_bytes
+('[{"x"}, {}]', '[{}, {}]', 0)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from math import prod
+
+from reshard.contraction.chooser import Chooser
+from reshard.contraction.goal import Goal
+from reshard.errors import ReshardError
+from reshard.network import check_reach
+from reshard.plans.table import bytes_text
+from reshard.propagation.builder import Builder
+from reshard.propagation.fixpoint import Flow, Net
+from reshard.propagation.memory import lives
+from reshard.propagation.model import Model, Rent
+from reshard.propagation.optimum import Optimum, changed, optimum
+from reshard.propagation.placement import Placement, explicit, reason
+from reshard.propagation.recipes import recipes, taking_over
+from reshard.propagation.rents import raised, rents
+from reshard.propagation.settling import settled
+from reshard.tables import Table, plain
+
+MOST_DEVICES = 2**20
+"""On up to how many devices programs are placed."""
+MOST_RAISES = 12
+"""How often holding is made to cost more, at most."""
+LESS = 0.5
+"""Of the peak of a placement, what the next of a shortlist may take."""
+TIE = 1e-6
+"""What a byte of an input costs in a search, in received bytes: little, so that of equals the smaller is chosen."""
+LARGE = 0.01
+"""As a part of a limit, from which size on a whole value matters."""
+NAMED = 4
+"""How many of the values that make a peak a refusal names."""
+
+
+class Search:
+    """A program and a goal.
+
+    Args:
+        program: to be placed.
+        goal: what is made least.
+        until_priority: the last priority of dims that counts; all where None.
+        is_free: whether what is open of inputs is chosen too.
+        deadline: when to end with the best so far, by `time.monotonic`.
+
+    Raises:
+        ReshardError: `bad-network` where a mesh has devices beyond the network; `too-large`; `no-plan` where an
+            operation can be computed in no layout.
+    """
+
+    def __init__(
+        self,
+        program: Builder,
+        goal: Goal,
+        until_priority: int | None = None,
+        *,
+        is_free: bool = False,
+        deadline: float | None = None,
+    ) -> None:
+        for mesh in program.meshes.values() if goal.network is not None else ():
+            check_reach(goal.network, mesh)
+        for mesh in program.meshes.values():
+            if mesh.size > MOST_DEVICES:
+                raise ReshardError("too-large", f"a program is placed on up to {MOST_DEVICES} devices, got {mesh.size}")
+        self.program, self.deadline = program, deadline
+        self.net, self.chooser = Net(program), Chooser(goal, is_for_many=True)
+        self.flows = self.net.runs(until_priority)
+        self.model = Model(self.net, self.flows, self.chooser, is_pinned=until_priority is not None, is_free=is_free)
+
+    def best(self, flow: Flow | None = None) -> Optimum:
+        """The cheapest choice that is found, from an outcome of propagation or from its own."""
+        return optimum(self.model, flow or self.flows[0], self.deadline)
+
+    def placed(self, best: Optimum) -> Placement:
+        """What comes of a choice."""
+        best = settled(self.net, self.chooser, best)
+        reasons = [reason(self.net, self.flows, number, sharding) for number, sharding in enumerate(best.shardings)]
+        return explicit(self.program, self.net, self.chooser, best, reasons)
+
+    def smaller(self, best: Optimum, placed: Placement, limit: int) -> Iterator[tuple[Optimum, Placement]]:
+        """Choices where holding costs more and more, as long as too much is held, and the first where it is not."""
+        costs: dict[int, float] = {}
+        for _ in range(MOST_RAISES):
+            if placed.peak_bytes <= limit or (self.deadline is not None and time.monotonic() > self.deadline):
+                return
+            values = self.net.values
+            spans = lives(self.program.operations, dict(zip(values, best.shardings, strict=True)))
+            large = {
+                value.number: spans[value.number]
+                for value in values
+                if prod(value.shape) * value.dtype.itemsize >= LARGE * limit
+            }
+            costs = raised(costs, self._during(placed), large, limit, self.model.goal.per_byte)
+            best = changed(self.model, best, rents(spans, costs), self.deadline)
+            placed = self.placed(best)
+            yield best, placed
+
+    def _during(self, placed: Placement) -> dict[int, int]:
+        """Per operation of the program the bytes that a device holds while it runs, or what is moved for it."""
+        numbers = {value.name: value.number for value in self.net.values}
+        during: dict[int, int] = {}
+        number = len(numbers) - 1
+        for operation in reversed(placed.operations):
+            number = numbers.get(operation.result.name, number)
+            during[number] = max(during.get(number, 0), placed.held.during[operation.result.number])
+        return during
+
+    def within(self, best: Optimum, placed: Placement, limit: int) -> list[tuple[Optimum, Placement]]:
+        """Choices that keep a limit.
+
+        Raises:
+            ReshardError: `no-plan` where none is found, with a limit with which one is.
+        """
+        tried = [(best, placed), *self.smaller(best, placed, limit)]
+        fitting = [pair for pair in tried if pair[1].peak_bytes <= limit]
+        if fitting:
+            return fitting
+        for _, least in sorted(tried, key=lambda pair: pair[1].peak_bytes):
+            again = [placed, *(other for _, other in self.smaller(best, placed, least.peak_bytes))]
+            if min(other.peak_bytes for other in again) <= least.peak_bytes:
+                break
+        raise _refused(least, limit)
+
+
+def place(
+    program: Builder,
+    goal: Goal,
+    until_priority: int | None,
+    deadline: float | None = None,
+    memory_limit: int | None = None,
+) -> Placement:
+    """Carry the shardings of a program through and place it.
+
+    Raises:
+        ReshardError: as `Search`; `no-plan` where no placement is found that keeps the limit.
+    """
+    search = Search(program, goal, until_priority, deadline=deadline)
+    best = search.best()
+    placed = search.placed(best)
+    if memory_limit is None:
+        return placed
+    fitting = search.within(best, placed, memory_limit)
+    return replace(min((placed for _, placed in fitting), key=lambda each: each.cost), memory_limit=memory_limit)
+
+
+def _refused(least: Placement, limit: int) -> ReshardError:
+    """Why a limit is not kept."""
+    largest = [
+        f"{name} {value.dtype.name}{list(least.sharding(value).local_shape(value.shape))} {bytes_text(size)}"
+        for name, size in least.peak_values[:NAMED]
+        for value in [least.value(name)]
+    ]
+    return ReshardError(
+        "no-plan",
+        f"no placement is found that needs less than {least.peak_bytes} bytes on a device, for {', '.join(largest)}; "
+        f"memory_limit is {limit}",
+    )
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """The best few placements of a program."""
+
+    placements: tuple[Placement, ...]
+    """The cheapest first, then cheaper in memory, not in the goal."""
+    memory_limit: int | None = None
+    """Bytes that a device may hold."""
+
+    @property
+    def best(self) -> Placement:
+        """The cheapest that was found."""
+        return self.placements[0]
+
+    def table(self) -> str:
+        """What each costs, and how its inputs are sharded."""
+        numbers = [str(number) for number in range(1, len(self.placements) + 1)]
+        rows = [("layout", "received", "work", "peak", "seconds", f"least {self.best.goal.name}")]
+        for number, placed in zip(numbers, self.placements, strict=True):
+            rows.append(
+                (
+                    number,
+                    bytes_text(placed.received_bytes),
+                    f"{placed.flops:.4g}",
+                    bytes_text(placed.peak_bytes),
+                    "" if placed.seconds is None else f"{placed.seconds:.4g}",
+                    "proved" if placed.is_proved else f"not below {placed.bound / placed.cost:.1%} of it",
+                )
+            )
+        inputs: list[tuple[str, ...]] = [("input", "shape", *numbers)]
+        for value in self.best.inputs:
+            shape = f"{value.dtype.name}[{', '.join(map(str, value.shape))}]"
+            inputs.append((value.name, shape, *(placed.sharding(value.name).text() for placed in self.placements)))
+        limit = [] if self.memory_limit is None else [f"memory limit {bytes_text(self.memory_limit)}", ""]
+        return plain([*limit, Table(rows, {*rows[0][1:5]}), "", Table(inputs)])
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def shortlist(
+    program: Builder, goal: Goal, memory_limit: int | None, count: int, deadline: float | None = None
+) -> Shortlist:
+    """The best few placements of a program whose inputs are open where nothing is said of them.
+
+    Raises:
+        ReshardError: as `place`.
+    """
+    tied, state = copy(program), taking_over(program)
+    tied.ties = [*program.ties, *state]
+    search = Search(tied, goal, is_free=True, deadline=deadline)
+    inputs = {value.number: Rent(kept=TIE * search.model.goal.per_byte) for value in program.inputs}
+    *flows, tensor = [Net(recipe).runs(None)[0] for recipe in recipes(program, [value for value, _ in state])]
+    best = search.best(tensor)
+    for flow in (None, *flows):
+        best = min(best, changed(search.model, best, inputs, deadline, flow), key=lambda each: each.cost)
+    fitting = [(best, search.placed(best))]
+    if memory_limit is not None:
+        fitting = search.within(*fitting[0], memory_limit)
+    while True:
+        front = _front([placed for _, placed in fitting])
+        least = min(fitting, key=lambda pair: pair[1].peak_bytes)
+        fitting += search.smaller(*least, int(LESS * least[1].peak_bytes)) if len(front) < count else ()
+        if min(placed.peak_bytes for _, placed in fitting) == least[1].peak_bytes:
+            return Shortlist(tuple(replace(each, memory_limit=memory_limit) for each in front[:count]), memory_limit)
+
+
+def _front(found: Sequence[Placement]) -> list[Placement]:
+    """Those than which none is cheaper with as little memory, the cheapest first."""
+    front: list[Placement] = []
+    for placed in sorted(found, key=lambda each: (each.cost, each.peak_bytes)):
+        if not front or placed.peak_bytes < front[-1].peak_bytes:
+            front.append(placed)
+    return front

@@ -1,0 +1,221 @@
+"""In which layout is a program to run, and does a device have the memory for it.
+
+What is found is held against every sharding of the inputs placed one by one, and limits against the peak that is
+counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tilefiles import command
+
+import reshard as rs
+from reshard.propagation import Program
+from reshard.propagation.recipes import taking_over
+
+PRODUCT = """
+sdy.mesh @mesh = <["x"=8]>
+a = input : bf16[8192, 8192]
+b = input : bf16[8192, 8192]
+c = einsum "ij,jk->ik" (a, b)
+d = output (c)
+"""
+LAYERS = """
+sdy.mesh @mesh = <["x"=2, "y"=2]>
+x = input : float32[64, 16]
+w = input : float32[16, 32]
+v = input : float32[32, 16]
+h = einsum "bd,df->bf" (x, w)
+r = tanh "bf->bf" (h)
+y = einsum "bf,fd->bd" (r, v)
+s = add "bd,bd->bd" (y, x)
+out = output (s)
+"""
+STEP = """
+sdy.mesh @mesh = <["data"=2, "model"=2]>
+x = input : float32[64, 16]
+w = input : float32[16, 32]
+m = input : float32[16, 32]
+h = einsum "bd,df->bf" (x, w)
+g = einsum "bd,bf->df" (x, h)
+n = add "df,df->df" (m, g)
+u = sub "df,df->df" (w, n)
+w2 = output (u)
+m2 = output (n)
+"""
+
+
+def closed(mesh: rs.Mesh, shape: tuple[int, ...]) -> list[rs.Sharding]:
+    """Every sharding by whole axes, in the order of the mesh."""
+    choices = itertools.product(range(len(shape) + 1), repeat=len(mesh.sizes))
+    return [
+        rs.Sharding.of(
+            mesh,
+            *([name for name, at in zip(mesh.sizes, places, strict=True) if at == dim] for dim in range(len(shape))),
+        )
+        for places in choices
+    ]
+
+
+# open inputs
+
+
+@pytest.mark.parametrize("network", ["h100-8", None])
+def test_a_product_of_which_nothing_is_said_is_cut_over_all_devices(network: str | None) -> None:
+    best = Program.parse(PRODUCT).search(network=network).best
+    assert best.flops == 2 * 8192**3 // 8
+    assert best.received_bytes == 0
+    assert best.is_proved
+    if network:
+        assert best.seconds == pytest.approx(2 * 8192**3 / 8 / 990e12)
+
+
+def test_no_sharding_of_the_inputs_is_cheaper() -> None:
+    best = Program.parse(LAYERS).search().best
+    program = Program.parse(LAYERS)
+    mesh, inputs = program.mesh, program.inputs
+    costs = []
+    drawn = random.Random(5)
+    ways = list(itertools.product(*(closed(mesh, value.shape) for value in inputs)))
+    for shardings in drawn.sample(ways, 12):
+        one = Program.parse(LAYERS)
+        for value, sharding in zip(one.inputs, shardings, strict=True):
+            one.constrain(value, sharding)
+        placed = one.propagate()
+        assert placed.cost >= best.bound * (1 - 1e-9)
+        costs.append(placed.cost)
+    assert best.cost <= min(costs) * (1 + 1e-9)
+
+
+def test_what_is_said_of_an_input_is_kept() -> None:
+    program = Program.parse(PRODUCT)
+    whole = rs.Sharding.of(program.mesh, None, None)
+    program.constrain(program.value("a"), whole)
+    best = program.search(network="h100-8").best
+    assert best.sharding("a") == whole
+    assert best.flops == 2 * 8192**3 // 8
+
+
+def test_of_equally_cheap_inputs_those_that_take_less_memory_are_chosen() -> None:
+    best = Program.parse(PRODUCT).search(network="h100-8").best
+    sides = sorted(best.sharding(name).local_shape((8192, 8192)) for name in "ab")
+    assert sides[0] == (1024, 8192) or sides[0] == (8192, 1024)
+
+
+def test_an_output_is_sharded_as_the_input_whose_place_it_takes() -> None:
+    program = Program.parse(STEP)
+    assert {(one.name, other.name) for one, other in taking_over(program)} == {("w", "w2"), ("m", "m2")}
+    for placed in program.search(network="h100-4").placements:
+        assert placed.sharding("w2") == placed.sharding("w")
+        assert placed.sharding("m2") == placed.sharding("m")
+    assert not program.ties
+
+
+def test_tied_inputs_are_sharded_alike() -> None:
+    program = Program.parse(PRODUCT)
+    program.tie(program.value("a"), program.value("b"))
+    for placed in program.search(network="h100-8").placements:
+        assert placed.sharding("a") == placed.sharding("b")
+
+
+@pytest.mark.parametrize("mesh", ['<["x"=1]>', "<[], device_ids=[0]>"])
+def test_one_device_has_one_layout(mesh: str) -> None:
+    text = PRODUCT.replace('<["x"=8]>', mesh)
+    (placed,) = Program.parse(text).search(network="h100-8").placements
+    assert placed.received_bytes == 0
+    assert placed.peak_bytes == 3 * 2 * 8192**2
+
+
+# a limit on memory
+
+
+def test_a_limit_is_kept_or_refused_with_one_that_is() -> None:
+    program = Program.parse(LAYERS)
+    free = program.propagate()
+    kept = refused = 0
+    for limit in (free.peak_bytes, free.peak_bytes * 3 // 4, free.peak_bytes // 2, 100):
+        try:
+            placed = program.propagate(memory_limit=limit)
+        except rs.ReshardError as error:
+            least = int(str(error).split("less than ")[1].split()[0])
+            assert least > limit
+            assert program.propagate(memory_limit=least).peak_bytes <= least
+            refused += 1
+            continue
+        assert placed.peak_bytes <= limit == placed.memory_limit
+        assert placed.bound <= placed.cost
+        assert placed.cost >= free.cost * (1 - 1e-9)
+        kept += 1
+    assert kept
+    assert refused
+
+
+def test_a_limit_changes_the_layout_and_no_value() -> None:
+    program = Program.parse(LAYERS)
+    limit = min(placed.peak_bytes for placed in program.search(count=4).placements)
+    placements = [program.search().best, program.search(memory_limit=limit).best]
+    assert placements[0].peak_bytes > placements[1].peak_bytes
+    rng = np.random.default_rng(0)
+    tensors = {value.name: rng.standard_normal(value.shape).astype("float32") for value in program.inputs}
+    expected = np.tanh(tensors["x"] @ tensors["w"]) @ tensors["v"] + tensors["x"]
+    for placed in placements:
+        out = rs.numpy.run_program(placed, tensors)["out"]
+        np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_placements_of_a_list_go_from_cheap_to_small() -> None:
+    found = Program.parse(LAYERS).search(count=4)
+    assert 1 < len(found.placements) <= 4
+    for one, other in itertools.pairwise(found.placements):
+        assert one.cost <= other.cost
+        assert one.peak_bytes > other.peak_bytes
+
+
+def test_a_refusal_names_what_fills_the_memory() -> None:
+    with pytest.raises(rs.ReshardError, match=r"c\S* bfloat16\[\d+, \d+\] \d+ MiB.*; memory_limit is 1000$"):
+        Program.parse(PRODUCT).propagate(memory_limit=1000)
+
+
+@pytest.mark.parametrize(("argument", "sentence"), [
+    ({"memory_limit": -1}, "memory_limit must be at least 0, got: -1"),
+    ({"count": 0}, "the count of placements must be at least 1, got: 0"),
+    ({"seconds": 0.0}, "the seconds of a search must be above 0, got: 0.0"),
+])  # fmt: skip
+def test_what_is_no_search_is_refused(argument: dict[str, float], sentence: str) -> None:
+    with pytest.raises(rs.ReshardError, match=sentence) as refusal:
+        Program.parse(PRODUCT).search(**argument)  # type: ignore[arg-type]
+    assert refusal.value.code == "bad-argument"
+
+
+# the command
+
+
+def test_the_command_prints_a_table_or_the_program_or_json(tmp_path: Path) -> None:
+    file = tmp_path / "product.txt"
+    file.write_text(PRODUCT)
+    done = command("search", file, "--network", "h100-8", "--count", "2", "--memory-limit", "200000000")
+    assert (done.status, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[0] == "memory limit 190.7 MiB"
+    assert lines[2].split() == ["layout", "received", "work", "peak", "seconds", "least", "seconds"]
+    assert lines[3].split() == ["1", "0", "B", "1.374e+11", "160", "MiB", "0.0001388", "proved"]
+    record = json.loads(command("search", file, "--json", "--network", "h100-8").out)
+    assert record["layouts"][0]["peak_bytes"] == 160 << 20
+    assert sorted(record["layouts"][0]["inputs"]) == ["a", "b"]
+    text = command("search", file, "--text", "--network", "h100-8").out
+    assert Program.parse(text).propagate("h100-8").received_bytes == 0
+
+
+def test_the_command_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    file = tmp_path / "product.txt"
+    file.write_text(PRODUCT)
+    for name in ("search", "propagate"):
+        done = command(name, file, "--memory-limit", "1000")
+        assert done.status == 1
+        assert done.err.startswith("reshard: no placement is found that needs less than ")
