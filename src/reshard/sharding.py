@@ -298,7 +298,7 @@ class Sharding:
         sizes = mesh.sizes
         built = []
         for dim in dims:
-            dim = dim if isinstance(dim, DimSharding) else DimSharding.of(*_listed(dim))  # type: ignore[arg-type]  # no spec is left
+            dim = dim if isinstance(dim, DimSharding) else DimSharding.of(*_listed(dim))
             built.append(dim.merged(sizes))
         sets = []
         for listing in (replicated, unreduced):
