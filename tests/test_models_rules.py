@@ -148,7 +148,12 @@ def test_a_system_that_cannot_be_is_refused(system: str) -> None:
 
 @pytest.mark.parametrize(
     ("plan", "model"),
-    [("llama", "llama-3-8b"), ("qwen3_moe", "qwen3-30b-a3b"), ("mixtral", "mixtral-8x7b"), ("deepseek_v3", "deepseek-v3")],
+    [
+        ("llama", "llama-3-8b"),
+        ("qwen3_moe", "qwen3-30b-a3b"),
+        ("mixtral", "mixtral-8x7b"),
+        ("deepseek_v3", "deepseek-v3"),
+    ],
 )
 def test_tensor_parallelism_is_that_of_transformers(plan: str, model: str) -> None:
     """By its own plan: what a module's style cuts, the parts of a packed tensor each by itself, and nothing else."""

@@ -60,7 +60,7 @@ class PaddedLayout(Layout):
     def transposed(self, order: Transposition) -> Layout | None:
         """The layout by the other number of the devices."""
         plain = Layout(self.dims, self.unreduced, self.positions).transposed(order)
-        return plain and PaddedLayout(plain.dims, plain.unreduced, plain.positions, self.padded)
+        return plain and PaddedLayout(plain.dims, plain.unreduced, plain.positions, padded=self.padded)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ class Site:
         plain = self.cuts.layout_for(self.shape)
         if self.padded is None or self.padded == self.shape:
             return plain
-        return PaddedLayout(plain.dims, plain.unreduced, plain.positions, self.padded)
+        return PaddedLayout(plain.dims, plain.unreduced, plain.positions, padded=self.padded)
 
     @cached_property
     def sharding(self) -> Sharding:

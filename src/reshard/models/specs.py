@@ -118,7 +118,8 @@ def _spec(rule: Rule, mesh: Mesh, ndim: int) -> Sharding:
         return Sharding.of(mesh, *(axis if number == dim else None for number in range(ndim)))
     if style in PACKED:
         raise ReshardError(
-            "cannot-express", f"style {style!r} of rule {rule.match!r} cuts each part of a tensor; give the parts as tensors"
+            "cannot-express",
+            f"style {style!r} of rule {rule.match!r} cuts each part of a tensor; give the parts as tensors",
         )
     if style.isidentifier():
         raise ReshardError("bad-argument", f"style {style!r} is none of {', '.join(CUT_DIMS)}")

@@ -30,6 +30,7 @@ import numpy as np
 from jax import lax
 
 from reshard.dtypes import identity
+from reshard.jax.exchange.joint import run_alone
 from reshard.jax.exchange.rounds import COMBINE, Device, Round, bits_of, of_device, rounds_of
 from reshard.steps import Move, Step
 
@@ -131,12 +132,16 @@ def _after(
     keeps = reduction is not None or not receives.all()
     cuts, puts, receiving = (device.row_of(table) for table in (*tables, receives))
     grid = Grid.of(shape, max(room // (4 if keeps else 2), 1))
-    sends = [partial(one.sent, device) for one in rounds]
+    sends = [partial(_sent, one, device) for one in rounds]
     for parts in grid.loops():
         turns = len(rounds) * prod(chunks for *_, chunks in parts)
         turn = partial(_turn, parts, cuts, puts, receiving if keeps else None, sends, reduction, tile)
         whole = lax.fori_loop(np.int32(0), np.int32(turns), turn, whole)
     return whole
+
+
+def _sent(alike: Round, device: Device, box: jax.Array) -> jax.Array:
+    return run_alone(alike.sent(box), device.names)
 
 
 def _turn(

@@ -50,7 +50,7 @@ class Record:
             self.args = state
 
 
-class _Restricted(pickle._Unpickler):  # type: ignore[name-defined,misc]  # typeshed has only the one in C
+class _Restricted(pickle._Unpickler):
     """Knows the names that it is given, and no others."""
 
     def __init__(self, data: bytes, names: Names, what: str, persistent: Callable[[Any], Any] | None) -> None:
