@@ -414,14 +414,14 @@ REFUSED = [
     (lambda: rs.einsum("ij,jk->ik", R, shapes=ALIKE), "bad-argument", "ij,jk->ik has 2 operands, got 1 shardings"),
     (lambda: rs.einsum("ij,jk->ik", R, R, shapes=[(4, 4)]), "bad-argument", "ij,jk->ik has 2 operands, got 1 shapes"),
     (
-        lambda: rs.einsum("ij,jk->ik", R, "x", shapes=ALIKE),
+        lambda: rs.einsum("ij,jk->ik", R, 3, shapes=ALIKE),
         "bad-argument",
-        "an operand of an einsum must be a Sharding, got: 'x'",
+        "a sharding must be a Sharding, a text, or a sharding, a spec or placements of JAX or torch, got: 3",
     ),
     (
-        lambda: rs.einsum("ij,jk->ik", R, R, shapes=ALIKE, target="x"),
+        lambda: rs.einsum("ij,jk->ik", R, R, shapes=ALIKE, target=3),
         "bad-argument",
-        "the target of an einsum must be a Sharding, got: 'x'",
+        "a sharding must be a Sharding, a text, or a sharding, a spec or placements of JAX or torch, got: 3",
     ),
     (
         lambda: rs.einsum("ij,jk->ik", R, R, shapes=ALIKE, network=3),

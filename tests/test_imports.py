@@ -51,3 +51,11 @@ def test_import_loads_nothing_beside_the_standard_library_and_numpy(tmp_path: Pa
 )
 def test_a_package_that_is_loaded_is_seen(statement: str, package: str, tmp_path: Path) -> None:
     assert package in loaded_by(statement, tmp_path)
+
+
+def test_nothing_is_loaded_before_it_is_used(tmp_path: Path) -> None:
+    """So `import reshard` and `reshard --version` take less than NumPy's own start."""
+    assert loaded_by("import reshard", tmp_path) == {"reshard"}
+    version = "import contextlib, reshard.cli\nwith contextlib.redirect_stdout(None): reshard.cli.main(['--version'])"
+    assert loaded_by(version, tmp_path) == {"reshard"}
+    assert loaded_by("import reshard; reshard.plan", tmp_path) == {"numpy", "reshard"}

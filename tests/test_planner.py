@@ -42,7 +42,8 @@ from reshard.sharding import Reshard, Sharding
 from reshard.steps import Chain, Step, chain_through
 
 INT64 = dtype_named("int64")
-NAMES = {**vars(rs), **{kind.__name__: kind for kind in (DType, Level, Options, Reshard)}}
+NAMES = {name: getattr(rs, name) for name in rs.__all__}
+NAMES |= {kind.__name__: kind for kind in (DType, Level, Options, Reshard)}
 """What the repr of a plan needs."""
 
 

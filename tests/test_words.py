@@ -272,7 +272,8 @@ for placements in itertools.product(every, repeat=2):
         x = DTensor.from_local(torch.zeros(local), mesh, placements, run_check=False, shape=shape, stride=(shape[1], 1))
         texts = [repr(placements), str(list(placements)), "".join(map(str, placements))]
         alone = [x, x._spec, repr(x._spec), (placements, mesh)]
-        for value, on in [*((value, None) for value in alone), *((value, mesh) for value in [list(placements), *texts])]:
+        given = [(value, None) for value in alone] + [(value, mesh) for value in [list(placements), *texts]]
+        for value, on in given:
             read = as_sharding(value, on, 2)
             box = read.box(5, shape)
             assert tuple(stop - start for start, stop in box) == tuple(local), (value, box, local)

@@ -17,6 +17,7 @@ By hand, 4 x 8 on x=2, y=4, z=2 with `[{"x"}, {"z", "y"}]`: dim 0 is cut into 2 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -327,6 +328,20 @@ class Sharding:
             for place, names in enumerate([*spec.dims, *[()] * (rank - len(spec.dims))])
         ]
         return cls.of(mesh, *dims, replicated=map(Axis, spec.replicated), unreduced=map(Axis, spec.unreduced))
+
+    def __repr__(self) -> str:
+        """The call of `Sharding.of` that makes it; all fields where that has no short words for a dim."""
+        fields = [f"{name}={getattr(self, name)!r}" for name in self.__dataclass_fields__]
+        is_short = all(dim == DimSharding(dim.axes, dim.is_open) for dim in self.dims)
+        if not is_short or any(re.search(r"[:?()]", axis.name) for axis in self.axes()):
+            return f"Sharding({', '.join(fields)})"
+        dims = [[_word(axis) for axis in dim.axes] + ["?"] * dim.is_open for dim in self.dims]
+        words = [repr(names[0] if len(names) == 1 else tuple(names) or None) for names in dims]
+        sets = {"replicated": self.replicated, "unreduced": self.unreduced}
+        words += [f"{name}={tuple(map(_word, axes))!r}" for name, axes in sets.items() if axes]
+        words += [f"reduction={self.reduction!r}"] if self.reduction != "sum" else []
+        words += [f"uneven={self.uneven!r}"] if self.uneven != "ceil" else []
+        return f"Sharding.of({', '.join([repr(self.mesh), *words])})"
 
     def __str__(self) -> str:
         return f"#sdy.sharding<mesh{self.mesh}, {self.text()}>"
@@ -691,6 +706,11 @@ def _numbered_tiles(layouts: Sequence[Layout], orders: Sequence[Positions], shap
 
 def _labels(rows: Positions) -> Positions:
     return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _word(axis: Axis) -> str:
+    """An axis as `Axis.of` takes it."""
+    return axis.name if axis.is_whole else f"{axis.name}:({axis.pre_size}){axis.size}"
 
 
 def _spec_record(dim: object) -> SpecRecord | None:

@@ -24,9 +24,12 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax  # noqa: F401  # fails here where JAX is not installed
+try:
+    import jax  # noqa: F401
+except ModuleNotFoundError:  # an ImportError for `from reshard import jax`, with the way out
+    raise ModuleNotFoundError("jax is not installed: pip install 'reshard[jax]'", name="jax") from None
 from jax._src import source_info_util
 
 from reshard.jax.calibration import calibrate
@@ -36,6 +39,12 @@ from reshard.jax.exchange.resharding import reshard
 from reshard.jax.exchange.whole_plans import run
 from reshard.jax.halo import halo
 from reshard.jax.tiles import reshard_tiles
+
+if TYPE_CHECKING:  # what `__getattr__` gives, said to type checkers
+    from reshard.jax.inspection import inspect as inspect
+    from reshard.jax.programs import to_jax as to_jax
+    from reshard.jax.stablehlo.reading import program_of as program_of
+    from reshard.jax.tracing.functions import trace as trace
 
 __all__ = [
     "calibrate",

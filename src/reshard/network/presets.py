@@ -176,8 +176,7 @@ def describe(name: str) -> Preset:
         close = suggested(family or str(name).partition("-")[0], [*FAMILIES, *ALIASES])
         raise ReshardError(
             "bad-network",
-            f"network {shown(name)} must be one of {', '.join(FAMILIES)}, then its sizes, as in h100-2x8, or a file"
-            f" that ends in .json{close}",
+            f"network {shown(name)} must be one of {', '.join(FAMILIES)}, then its sizes, as in h100-2x8{close}",
         )
     default = "72" if family == "gb200-nvl72" else ""
     sizes = [int(size) if len(size) < 10 else 0 for size in (match["sizes"] or default).split("x") if size]

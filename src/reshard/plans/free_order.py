@@ -32,10 +32,12 @@ def order_that_is_free(reshard: Reshard) -> Sharding | None:
     """A sharding with tiles of the target's size that every device can cut out of what it holds; None for none.
 
     Args:
-        reshard: of whole axes on one mesh, with nothing unreduced; for any other there is no answer.
+        reshard: of whole axes on one mesh, every tile one box, nothing unreduced; for any other there is no answer.
     """
     source, target = reshard.source, reshard.target
     mesh, sizes = source.mesh, source.mesh.sizes
+    if not all(dim == DimSharding(dim.axes, dim.is_open, dim.priority) for end in (source, target) for dim in end.dims):
+        return None
     cutting = [axis for end in (source, target) for dim in end.dims for axis in dim.axes]
     is_plain = mesh == target.mesh and not (source.unreduced or target.unreduced or mesh.is_maximal)
     if not is_plain or len(mesh.axes) > MOST_AXES or not all(axis.is_whole for axis in cutting):

@@ -43,7 +43,10 @@ verbs.py           what torch does with tensors, for the interpreter of operatio
 
 from __future__ import annotations
 
-import torch  # noqa: F401  # fails here where PyTorch is not installed
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError:  # an ImportError for `from reshard import torch`, with the way out
+    raise ModuleNotFoundError("torch is not installed: pip install 'reshard[torch]'", name="torch") from None
 
 from reshard.torch.calibration import calibrate
 from reshard.torch.code import code_of

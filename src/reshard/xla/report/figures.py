@@ -8,6 +8,7 @@ from typing import Any
 
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
+from reshard.notation import to_partition_spec
 from reshard.planner import plan
 from reshard.plans import Plan
 from reshard.sharding import Sharding, with_mesh
@@ -223,12 +224,7 @@ def spec_text(sharding: Sharding) -> str | None:
     >>> spec_text(Sharding.of(Mesh.of(x=2, y=2), ("x", "y"), None))
     "P(('x', 'y'), None)"
     """
-    if sharding.mesh.is_maximal or not all(axis.is_whole for axis in sharding.axes()):
+    try:
+        return to_partition_spec(sharding)
+    except ReshardError:
         return None
-    entries = []
-    for dim in sharding.dims:
-        names = tuple(axis.name for axis in dim.axes)
-        entries.append(repr(None if not names else names[0] if len(names) == 1 else names))
-    if sharding.unreduced:
-        entries.append(f"unreduced={{{', '.join(repr(axis.name) for axis in sharding.unreduced)}}}")
-    return f"P({', '.join(entries)})"
