@@ -453,3 +453,20 @@ def test_propagate_knows_a_module_by_its_content(tmp_path: Path) -> None:
     assert "tanh(einsum_2)" in printed.out
     path.write_text(f"{MESH_LINE}\nmodule = input : f32[8, 8]\nout = output (module)\n")
     assert "output(module)" in command("propagate", path).out
+
+
+def test_shardings_go_through_a_custom_call_by_the_rule_that_shardy_knows() -> None:
+    program = program_of("""
+  %0:2 = stablehlo.custom_call @mhlo.topk(%a) {mhlo.attributes = {k = 2 : i64, largest = true}, mhlo.version = 1 : i64}
+    : (tensor<8x8xf32>) -> (tensor<8x2xf32>, tensor<8x2xi32>)
+  %1 = stablehlo.reshape %0#0 : (tensor<8x2xf32>) -> tensor<2x8xf32>
+  %2 = stablehlo.dot %0#0, %1 : (tensor<8x2xf32>, tensor<2x8xf32>) -> tensor<8x8xf32>
+  return %2 : tensor<8x8xf32>""")
+    _, top, *_ = program.operations
+    assert (top.name, str(top.pattern), top.replicated) == (
+        "custom_call.mhlo_topk",
+        "f0 f1 -> f0 w1_1",
+        ("f1", "w1_1"),
+    )
+    assert "einsum" in names(program)
+    assert not program.without_rule

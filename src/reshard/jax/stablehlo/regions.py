@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from jaxlib.mlir import ir
@@ -53,23 +54,21 @@ def _by_rule(
 ) -> list[Value]:
     """The results of an operation with a rule of Shardy's: its factors are labels.
 
-    What must be whole has a label for each tensor, as its dims there may differ in size.
+    A dim that must be whole, and is of another size than its factors, has a label of its own.
     """
     sizes: dict[str, int] = {}
-    needed = {*rule.need_replication_factors, *rule.permutation_factors}
+    whole = {f"f{factor}" for factor in (*rule.need_replication_factors, *rule.permutation_factors)}
     summed = {f"f{factor}" for factor in rule.reduction_factors}
 
     def term(mapping: ir.Attribute, shape: Sequence[int], number: int) -> Term:
         groups: list[tuple[str, ...]] = []
         for dim, size in zip(sdy.TensorMappingAttr(mapping).dim_mappings, shape, strict=True):
-            factors = [*sdy.DimMappingAttr(dim).factor_indices]
-            if needed.isdisjoint(factors):
-                group = [f"f{factor}" for factor in factors]
-                sizes.update(zip(group, (rule.factor_sizes[factor] for factor in factors), strict=True))
-            else:
-                group = [f"w{number}_{len(groups)}"]
-                sizes[group[0]] = size
-            groups.append(tuple(group))
+            own = {f"f{factor}": rule.factor_sizes[factor] for factor in sdy.DimMappingAttr(dim).factor_indices}
+            if prod(own.values()) != size and not whole.isdisjoint(own):
+                own = {f"w{number}_{len(groups)}": size}
+                whole.update(own)
+            sizes.update(own)
+            groups.append(tuple(own))
         return tuple(groups)
 
     shapes = enumerate(value.shape for value in operands)
@@ -86,7 +85,7 @@ def _by_rule(
                 [*terms, last],
                 type_of(result),
                 sizes=tuple((label, size) for label, size in sizes.items() if label in used),
-                replicated=tuple(sorted(label for label in used if label in lacking or label[0] == "w")),
+                replicated=tuple(sorted((whole | lacking) & used)),
                 reduction="sum" if summed else None,
             )
         )
