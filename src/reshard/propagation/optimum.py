@@ -162,6 +162,21 @@ def changed(
     return _explained(model, Descent(model, free, picked), best.bound)
 
 
+def crossed(model: Model, best: Optimum, other: Optimum, may: Callable[[Optimum], bool]) -> Optimum:
+    """A choice with those parts of another that make it cheaper, one after the other, where it may be so then."""
+    chosen, theirs = (
+        ({id(v): option for v, option in zip(model.variables, each.picked.options, strict=True)}, each.picked.layouts)
+        for each in (best, other)
+    )
+    descent = Descent(model, chosen[0], dict(chosen[1]))
+
+    def explained(now: Descent) -> Optimum:
+        return _explained(model, Descent(model, now.options, now.layouts), best.bound)
+
+    descent.cross(theirs[0], dict(theirs[1]), lambda now: may(explained(now)))
+    return explained(descent)
+
+
 def _searched(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], bool]) -> Descent:
     """The best choice that is found."""
     best = _begun(model, bounded, flow, is_late)
