@@ -54,7 +54,7 @@ FEWEST_LESSONS, LESSONS = 8, 1600
 """How often the planner is asked about all that is chosen, at most: the first, or the second by all operations."""
 
 
-class Chosen(NamedTuple):
+class Numbered(NamedTuple):
     """A choice in numbers."""
 
     options: list[int]
@@ -78,7 +78,7 @@ class Optimum(NamedTuple):
     """Of what the goal adds up, reshard by reshard."""
     bound: float
     """What no choice costs less than."""
-    picked: Chosen
+    picked: Numbered
     """The choice in numbers of the model."""
     chains: Mapping[int, Contracted] = MappingProxyType({})
     """Per operation that is contracted two operands at a time, by its number."""
@@ -371,5 +371,5 @@ def _explained(model: Model, best: Descent, bound: float) -> Optimum:
                     pair = [model.sharding(variable.number, option) for option in (after, before)]
                     origins[variable.number, pair[0]] = pair[1]
     paid = {node.number: best.paid(node) for node in model.nodes if node.number in layouts}
-    picked = Chosen([best.options[id(variable)] for variable in model.variables], dict(best.layouts))
+    picked = Numbered([best.options[id(variable)] for variable in model.variables], dict(best.layouts))
     return Optimum(shardings, layouts, origins, paid, best.cost, bound, picked)

@@ -66,7 +66,7 @@ NAMED = 4
 """How many of the values that make a peak a refusal names."""
 
 
-class Search:
+class LayoutSearch:
     """A program and a goal.
 
     Args:
@@ -183,9 +183,9 @@ def place(
     """Carry the shardings of a program through and place it.
 
     Raises:
-        ReshardError: as `Search`; `no-plan` where no placement is found that keeps the limit.
+        ReshardError: as `LayoutSearch`; `no-plan` where no placement is found that keeps the limit.
     """
-    search = Search(program, goal, until_priority, deadline=deadline)
+    search = LayoutSearch(program, goal, until_priority, deadline=deadline)
     best = search.best()
     placed = search.placed(best)
     if memory_limit is None:
@@ -258,7 +258,7 @@ def shortlist(
     """
     tied, state = copy(program), taking_over(program)
     tied.ties = [*program.ties, *state]
-    search = Search(tied, goal, is_free=True, deadline=deadline)
+    search = LayoutSearch(tied, goal, is_free=True, deadline=deadline)
     inputs = {value.number: Rent(kept=TIE * search.model.goal.per_byte) for value in program.inputs}
     *flows, tensor = [Net(recipe).runs(None)[0] for recipe in recipes(program, [value for value, _ in state])]
     best = search.best(tensor)
