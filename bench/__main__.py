@@ -1,7 +1,7 @@
 """Run the benchmarks and write them into bench/RESULTS.md.
 
 python -m bench [planning] [networks] [bases] [engine] [disk] [contraction] [programs] [redistribute]
-    [contraction_jax] [contraction_torch] [resharding_jax]
+    [contraction_jax] [contraction_torch] [resharding_jax] [models]
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from bench import (
     contraction_torch,
     disk,
     engine,
+    models,
     networks,
     planning,
     programs,
@@ -43,6 +44,7 @@ GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "contraction_jax": contraction_jax.rows,
     "contraction_torch": contraction_torch.rows,
     "resharding_jax": resharding_jax.rows,
+    "models": models.rows,
 }
 RESULTS = Path(__file__).parent / "RESULTS.md"
 

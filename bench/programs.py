@@ -28,8 +28,8 @@ from bench.timing import Row, seconds, within
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # the layer, and the solver, lie with the tests
 
-from drawn_programs import GOALS, Compared, compare  # noqa: E402
-from llama import Sizes, layer, normalised, shardings  # noqa: E402
+from drawn_programs import GOALS, Compared, compare
+from llama import Sizes, layer, normalised, shardings
 
 SEQUENCE = 4096
 
@@ -327,10 +327,10 @@ def chain(layers: int, *, contradicts: bool) -> rs.Program:
     """Two products and an activation per layer, with weights cut as a tensor-parallel layer has them, or not all."""
     program = rs.Program(MESH)
     value = program.input("x", (8192, 4096), "bf16", rs.Sharding.of(MESH, "data", None))
-    for layer in range(layers):
-        cut = (None, "model") if not contradicts or layer % 3 else ("model", None)
-        up = program.input(f"up{layer}", (4096, 16384), "bf16", rs.Sharding.of(MESH, *cut))
-        down = program.input(f"down{layer}", (16384, 4096), "bf16", rs.Sharding.of(MESH, "model", None))
+    for number in range(layers):
+        cut = (None, "model") if not contradicts or number % 3 else ("model", None)
+        up = program.input(f"up{number}", (4096, 16384), "bf16", rs.Sharding.of(MESH, *cut))
+        down = program.input(f"down{number}", (16384, 4096), "bf16", rs.Sharding.of(MESH, "model", None))
         hidden = program.op("bf->bf", program.op("bd,df->bf", value, up), name="relu")
         value = program.op("bf,fd->bd", hidden, down)
     program.output(value)

@@ -1,4 +1,4 @@
-"""What devices hold of small models under each system, by plain slicing of whole arrays; written apart from the package.
+"""What devices hold of small models under each system, by slicing whole arrays; written apart from the package.
 
 The layouts are those that the systems document; `whole` are arrays by published name.
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import random
 import re
 import subprocess
@@ -503,3 +504,124 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     for data in (gzip.compress(text_of("loop.txt").encode()), bytes(range(256)) * 9, bytes(5000)):
         (tmp_path / "x.txt").write_bytes(data)
         assert refused("inspect", tmp_path / "x.txt").endswith("is no text; what is compressed must be unpacked first")
+
+
+# What is worth a line
+
+
+def test_findings_are_above_their_bound_and_the_most_bytes_first() -> None:
+    report = inspected("loop.txt", "loop.before.txt", "remat.txt", "remat.mlir", "warnings.log")
+    findings = report.findings
+    assert findings
+    assert all(finding.ratio > 1.05 for finding in findings)
+    saved = [finding.saved_bytes for finding in findings]
+    assert saved == sorted(saved, reverse=True)
+    loop = next(finding for finding in findings if finding.executions == 7)
+    assert loop.saved_bytes == 7 * (1728 - 1152)
+    assert len({finding.collectives for finding in findings if finding.collectives}) == len(
+        [finding for finding in findings if finding.collectives]
+    ), "no collective is counted twice"
+
+
+WHOLE = """HloModule whole, num_partitions=4
+ENTRY %e (p: f32[8,8]) -> f32[8,8] {
+  %p = f32[8,8]{1,0} parameter(0), sharding={replicated}
+  ROOT %c = f32[8,8]{1,0} copy(%p), sharding={devices=[1,1,4]<=[4] last_tile_dim_replicate}
+}"""
+
+
+def test_whole_to_whole_is_no_advice() -> None:
+    assert "instead" not in str(inspect_texts([("whole", WHOLE)]))
+
+
+SUMS = """HloModule m, num_partitions=4
+add {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}
+cut {
+  v = f32[8,8] parameter(0)
+  i = s32[] parameter(1)
+  zero = s32[] constant(0)
+  n = f32[8,8] negate(v)
+  ROOT s = f32[2,8] dynamic-slice(n, i, zero), dynamic_slice_sizes={2,8}
+}
+ENTRY e {
+  p = f32[8,8] parameter(0)
+  q = f32[8,8] parameter(1)
+  i = s32[] parameter(2)
+  whole = f32[8,8] all-reduce(p), channel_id=1, replica_groups={{0,1,2,3}}, use_global_device_ids=true, to_apply=add
+  part = f32[8,8] all-reduce(q), channel_id=2, replica_groups={{0,1,2,3}}, use_global_device_ids=true, to_apply=add
+  both = (f32[8,8], f32[8]) all-reduce(p, q), channel_id=3, replica_groups={{0,1},{2,3}}, to_apply=add, PAIRS
+  first = f32[8,8] get-tuple-element(both), index=0
+  f = f32[2,8] fusion(part, i), kind=kLoop, calls=cut
+  g = f32[2,8] fusion(first, i), kind=kLoop, calls=cut
+  second = f32[8] get-tuple-element(both), index=1
+  ROOT t = (f32[8,8], f32[2,8], f32[2,8], f32[8]) tuple(whole, f, g, second)
+}""".replace("PAIRS", "use_global_device_ids=true")
+
+
+def test_all_reduces_are_judged_by_what_is_made_of_them() -> None:
+    report = inspect_texts([("sums", SUMS)])
+    judged = {one.name: (one.received_bytes, one.lower_bound_bytes) for one in report.sums}
+    # of both parts of `both` 2 devices sum: 256 and 32 bytes; of the first a quarter is used, the second is whole
+    assert judged == {"whole": (384, 384), "part": (384, 192), "both": (288, 64 + 32)}
+    assert [one.name for one in report.sum_findings] == ["part", "both"]
+    assert "192 B by a reduce-scatter" in str(report)
+    assert report.worst_ratio == 1, "what compilers mend by themselves fails nothing"
+
+
+def test_compiled_text_alone_is_told_apart_from_clean() -> None:
+    assert "compiled text alone" in str(inspected("remat.txt"))
+    assert "compiled text alone" not in str(inspected("remat.txt", "remat.mlir"))
+
+
+def test_names_that_were_invented_are_said_to_be() -> None:
+    warnings = [("log", text_of("warnings.log").splitlines()[0])]
+    assert "invented, since no text has those of the mesh: give --mesh NAME=4,NAME=2" in str(inspect_texts(warnings))
+    assert "invented" not in str(inspect_texts(warnings, mesh=XYZ))
+
+
+def test_a_program_that_the_derivative_makes_takes_no_call() -> None:
+    log = text_of("warnings.log").replace('op_name="', 'op_name="transpose(jvp(f))/')
+    found = inspect_texts([("log", log)], mesh=XYZ).findings[0]
+    assert found.stands.startswith("nowhere: it is made by the derivative")
+
+
+def test_lines_of_a_programs_own_log_are_passed_over() -> None:
+    own = "".join(f"step {number} loss 0.5 {{x}} = f(y)\n" for number in range(5000))
+    report = inspect_texts([("log", own + text_of("warnings.log"))], mesh=XYZ)
+    assert len(report.warnings) == 4
+    assert "step 1" not in str(report)
+    assert "not understood" not in str(report)
+
+
+def test_a_file_that_cannot_be_read_spoils_itself_alone(tmp_path: Path) -> None:
+    (tmp_path / "module_0001.jit_loop.before_optimizations.txt").write_text(text_of("loop.before.txt"))
+    (tmp_path / "module_0001.jit_loop.cpu_after_optimizations.txt").write_text(text_of("loop.txt"))
+    (tmp_path / "core.log").write_bytes(bytes(range(256)) * 40 + b"\0" * 5000)
+    (tmp_path / "odd.log").write_text("HloModule m, num_partitions=" + "9" * 5000 + "\n%p = f32[" + "8" * 5000 + "]")
+    os.mkfifo(tmp_path / "pipe.log")
+    report = inspect_paths([str(tmp_path)])
+    assert len(report.collectives) == 6
+    assert any("core.log" in note.text for note in report.remarks)
+
+
+def test_a_pipe_without_a_writer_does_not_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.log")
+    assert "nothing of XLA's was recognised" in refused("inspect", tmp_path / "pipe.log")
+
+
+def test_nothing_recognised_is_no_success() -> None:
+    given = io.TextIOWrapper(io.BytesIO(b"epoch 1\nepoch 2\n"))
+    with mock.patch("sys.stdin", given):
+        assert "nothing of XLA's was recognised" in refused("inspect")
+
+
+def test_a_ratio_above_which_to_fail() -> None:
+    paths = (DATA / "loop.txt", DATA / "loop.before.txt")
+    assert command("inspect", *paths, "--fail-above", "1.6").status == 0
+    done = command("inspect", *paths, "--fail-above", "1.4")
+    assert (done.status, "instead" in done.out) == (1, True)
+    assert done.err == "reshard: 1.50 times its bound is received, more than 1.4\n"

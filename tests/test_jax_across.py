@@ -285,6 +285,18 @@ def test_an_empty_array_on_its_own_mesh_has_tiles_of_the_target(spec: tuple[Any,
     assert_holds(reshard(jax.device_put(array, other(mesh, None, "y")), target), target, array)
 
 
+def test_while_a_mesh_is_set() -> None:
+    here, there = (
+        Mesh(np.array(jax.devices()[start : start + 4]).reshape(2, 2), names, axis_types=(AxisType.Explicit,) * 2)
+        for start, names in ((0, ("x", "y")), (2, ("p", "q")))
+    )
+    array = np.arange(64, dtype=np.float32).reshape(8, 8)
+    with jax.set_mesh(here):
+        x = jax.device_put(array, other(here, "x", "y"))
+        for target in (other(there, "q", "p"), other(mesh_over([3, 1, 0, 2], 2, 2), "y", "x")):
+            assert_holds(reshard(x, target), target, array)
+
+
 def test_an_empty_array_of_keys() -> None:
     mesh = mesh_over(range(8), 2, 4)
     keys = jax.device_put(jax.random.split(jax.random.key(0), (0, 8)), other(mesh, None, "x"))

@@ -1,4 +1,4 @@
-"""Does a whole model arrive where its rules want it, bit for bit, with no byte that a device does not lack?"""
+"""A whole model arrives where its rules want it, bit for bit, with no byte that a device does not lack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a whole model arrive on real ranks as slicing says, and does whatever goes wrong end as an error on all?"""
+"""A whole model arrives on real ranks as slicing says, and whatever goes wrong ends as an error on all."""
 
 from __future__ import annotations
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
+
 import numpy as np
 import pytest
 from drawn_programs import compare
 
 from reshard import Mesh, Program, ReshardError, Sharding
 from reshard.numpy import run_program
+from reshard.propagation.elimination import End, Link, eliminate
+from reshard.propagation.space import Picks
 
 CLOSE = 1 + 1e-4
 """Bytes are whole, and the solver's fractions are not."""
@@ -114,3 +119,46 @@ def test_the_goal_decides() -> None:
     assert balanced.received_bytes + balanced.flops // 2000 <= few.flops // 2000
     with pytest.raises(ReshardError, match="the goal must be bytes or balanced"):
         program.propagate(goal="speed")
+
+
+# What is eliminated exactly
+
+
+def drawn_ends(rng: np.random.Generator) -> list[End]:
+    """Ends of one to four choices, linked at random, some twice, some by way of fewer options than choices."""
+    sizes = rng.integers(1, 5, 6)
+    ends = [End(None, rng.integers(0, 20, size).astype(float), np.arange(size)) for size in sizes]
+    for place, end in enumerate(ends):
+        end.place = place
+    for _ in range(8):
+        first, second = rng.choice(6, 2, replace=False)
+        wanted = rng.integers(0, 3, sizes[second]) if rng.random() < 0.5 else np.arange(sizes[second])
+        picks = Picks(wanted)
+        table = rng.integers(0, 20, (sizes[first], len(picks.options))).astype(float)
+        Link(ends[first], ends[second], table, picks)
+    return ends
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_eliminated_leaves_the_least_as_it_was(seed: int) -> None:
+    """Against all choices, of which there are at most 4096."""
+    ends = drawn_ends(np.random.default_rng(seed))
+    own = [end.cost for end in ends]
+    links = {id(link): link for end in ends for link in end.links}.values()
+    tables = [(link.first.place, link.second.place, link.seen_from(link.first)) for link in links]
+
+    def cost(choice: Sequence[int]) -> float:
+        alone = sum(float(costs[at]) for costs, at in zip(own, choice, strict=True))
+        return alone + sum(float(table[choice[a], choice[b]]) for a, b, table in tables)
+
+    gone = eliminate(ends)
+    left = [end for end in ends if all(end is not each.end for each in gone)]
+    found = []
+    for choice in product(*(range(len(end.cost)) for end in left)):  # the best of what is left, and what follows
+        picked = {end.place: at for end, at in zip(left, choice, strict=True)}
+        for each in reversed(gone):
+            picked[each.end.place] = each.best(picked)
+        found.append(cost([picked[place] for place in range(len(ends))]))
+    assert min(found) == min(map(cost, product(*(range(len(costs)) for costs in own))))
+    if not left:
+        assert found == [sum(each.settled for each in gone)]

@@ -383,6 +383,12 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "line 3: custom op 'stablehlo.addd' is unknown",
     ),
     "no mesh": ("module {}", "unknown-mesh", "the module defines no mesh"),
+    "a mesh beyond all bounds": (
+        'sdy.mesh @mesh = <["x"=9223372036854775807, "y"=4]>',
+        "too-large",
+        "line 1: sdy.mesh: a mesh of 2**62 devices or more is too large",
+    ),
+    "what no text holds": ("// \udcff\nhello", "syntax", "line 2: "),
     "no main": (MESH_LINE, "bad-program", "no function @main"),
     "a collective": (
         module("""  %0 = "stablehlo.all_gather"(%a) <{all_gather_dim = 0 : i64,
@@ -397,9 +403,9 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "line 2: func.func: a value must be a tensor of known sizes",
     ),
     "a dtype that is not known": (
-        module(ADD.format("tensor<8xi4>"), "%a: tensor<8xi4>", "tensor<8xi4>"),
+        module(ADD.format("tensor<8xf6E2M3FN>"), "%a: tensor<8xf6E2M3FN>", "tensor<8xf6E2M3FN>"),
         "unknown-dtype",
-        "line 2: func.func: dtype 'i4'",
+        "line 2: func.func: dtype 'f6E2M3FN'",
     ),
     "a function that calls itself": (
         module("  %0 = call @main(%a) : (tensor<8x8xf32>) -> tensor<8x8xf32>\n  return %0 : tensor<8x8xf32>"),

@@ -29,7 +29,7 @@ from tilefiles import assert_same, read_tiles, refused, run, write_tiles
 import reshard as rs
 from reshard.box import Box
 from reshard.cli.storage import pieces_by_region, streaming
-from reshard.cli.storage.files import run_count, runs_of
+from reshard.models.checkpoints.files import run_count, runs_of
 
 MESH = rs.Mesh.of(x=2, y=4)
 ROWS, BLOCKS = '[{"y"}, {}]', '[{"x"}, {"y"}]'
@@ -43,7 +43,7 @@ def small_limits(region_bytes: int, call_bytes: int = 16, cache_bytes: int = 64)
         mock.patch.object(pieces_by_region, "PIECES_AT_ONCE", 7),
         mock.patch.object(streaming, "CALL_BYTES", call_bytes),
         mock.patch.object(streaming, "CACHE_BYTES", cache_bytes),
-        mock.patch("reshard.cli.storage.files.OPEN_FILES", 2),
+        mock.patch("reshard.models.checkpoints.files.OPEN_FILES", 2),
     ):
         yield
 

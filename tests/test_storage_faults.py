@@ -25,7 +25,7 @@ from tilefiles import command, read_tiles, refused, run
 
 from reshard.cli.storage import folder as folders
 from reshard.cli.storage import pieces_by_region
-from reshard.cli.storage.files import FileReader, FileWriter
+from reshard.models.checkpoints.files import FileReader, FileWriter
 from reshard.errors import ReshardError
 
 TARGET = '#sdy.sharding<mesh<["x"=2, "y"=2]>, [{"x"}, {"y"}]>'
@@ -319,8 +319,8 @@ class Failing:
 
 
 PLACES = {
-    "append": ("reshard.cli.storage.files.FileWriter.append", FileWriter.append),
-    "read": ("reshard.cli.storage.files.FileReader.read_into", FileReader.read_into),
+    "append": ("reshard.models.checkpoints.files.FileWriter.append", FileWriter.append),
+    "read": ("reshard.models.checkpoints.files.FileReader.read_into", FileReader.read_into),
     "mkdir": ("pathlib.Path.mkdir", Path.mkdir),
     "rename": ("pathlib.Path.rename", Path.rename),
     "index": ("pathlib.Path.write_text", Path.write_text),
@@ -415,7 +415,7 @@ def test_a_piece_that_went_to_the_wrong_place_is_found(whole: Path) -> None:
 SLOWLY = """
 import sys, time
 from reshard.cli import main
-from reshard.cli.storage.files import FileWriter
+from reshard.models.checkpoints.files import FileWriter
 append = FileWriter.append
 def slow(self, path, data):
     append(self, path, data)

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.heavy]
 
 ON_FOUR = [
     "storages_are_counted",
-    "limits_are_kept",
+    "some_limits_are_kept",
     "plans_are_run_as_they_are",
     "plans_of_something_else_are_refused",
     "plans_as_code",
@@ -29,3 +29,9 @@ def wrong() -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", ON_FOUR)
 def test_feature(name: str, wrong: dict[str, list[str]]) -> None:
     assert not wrong[name], "\n".join(wrong[name][:5])
+
+
+@pytest.mark.slow
+def test_limits_are_kept_by_a_hundred_plans() -> None:
+    found = wrong_features("torch_plans", ["limits_are_kept"], 4, timeout_s=60)["limits_are_kept"]
+    assert not found, "\n".join(found[:5])

@@ -21,12 +21,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what `__getattr__` gives, said to type checkers
-    from reshard import jax as jax  # noqa: PLC0414  # the alias makes it public, where `import *` must not load it
+    from reshard import jax as jax  # the alias makes it public, where `import *` must not load it
     from reshard import numpy
-    from reshard import torch as torch  # noqa: PLC0414
+    from reshard import torch as torch
     from reshard.axis import Axis
     from reshard.box import Box
     from reshard.contraction import EinsumPlan, alternatives, einsum
+    from reshard.deal import Deal, Window
     from reshard.errors import ReshardError
     from reshard.mesh import Mesh
     from reshard.models import Rules, plan_model
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # what `__getattr__` gives, said to type checkers
     from reshard.planner import plan
     from reshard.plans import Plan
     from reshard.propagation import Program
+    from reshard.reach import Reach, window_for
     from reshard.sharding import DimSharding, Sharding
     from reshard.steps import Step
 
@@ -43,16 +45,19 @@ __version__ = "0.2.0"
 __all__ = [
     "Axis",
     "Box",
+    "Deal",
     "DimSharding",
     "EinsumPlan",
     "Mesh",
     "Network",
     "Plan",
     "Program",
+    "Reach",
     "ReshardError",
     "Rules",
     "Sharding",
     "Step",
+    "Window",
     "alternatives",
     "einsum",
     "numpy",
@@ -60,27 +65,32 @@ __all__ = [
     "parse_sharding",
     "plan",
     "plan_model",
+    "window_for",
 ]
 
 ROOMS = {
     "Axis": "axis",
     "Box": "box",
+    "Deal": "deal",
     "DimSharding": "sharding",
     "EinsumPlan": "contraction",
     "Mesh": "mesh",
     "Network": "network",
     "Plan": "plans",
     "Program": "propagation",
+    "Reach": "reach",
     "ReshardError": "errors",
     "Rules": "models",
     "Sharding": "sharding",
     "Step": "steps",
+    "Window": "deal",
     "alternatives": "contraction",
     "einsum": "contraction",
     "parse_mesh": "notation",
     "parse_sharding": "notation",
     "plan": "planner",
     "plan_model": "models",
+    "window_for": "reach",
 }
 """Where each name is from; its room loads with its first use, and so does a room that is asked for by its own name."""
 ENGINES = ("jax", "torch")
@@ -98,9 +108,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"reshard.{name}")
     except ModuleNotFoundError as error:
         if name in ENGINES and error.name is not None and error.name.partition(".")[0] == name:
-            from reshard.errors import MissingExtra  # noqa: PLC0415  # loads with the first use, as all rooms do
+            from reshard.errors import MissingExtraError  # noqa: PLC0415  # loads with the first use, as all rooms do
 
-            raise MissingExtra(f"{name} is not installed: pip install 'reshard[{name}]'") from None
+            raise MissingExtraError(f"{name} is not installed: pip install 'reshard[{name}]'") from None
         if error.name != f"reshard.{name}":
             raise
         raise AttributeError(f"module 'reshard' has no attribute {name!r}") from None

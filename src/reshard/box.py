@@ -86,3 +86,11 @@ class Box(tuple[tuple[int, int], ...]):
     def slices(self, tile: Box | None = None) -> tuple[slice, ...]:
         """Index of this box in an array that holds a tile (the whole tensor if not given)."""
         return tuple(slice(start, stop) for start, stop in (self if tile is None else self.within(tile)))
+
+    def places(self, box: Box) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+        """Where the elements of a box lie in an array of this one: its index there, and which part of the box it is."""
+        return [(box.slices(self), (slice(None),) * len(box))]
+
+    def owned_place(self, box: Box) -> tuple[slice, ...]:
+        """Index of a box that is owned in an array of this one."""
+        return box.slices(self)

@@ -48,7 +48,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import NamedTuple, TypeVar
@@ -57,6 +57,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.box import Box
+from reshard.deal import Runs, Stage, Weave, held_runs, owned_runs, stored_runs
+from reshard.errors import ReshardError
+from reshard.tile import Span, Tile
 
 Positions = NDArray[np.int64]
 P = TypeVar("P", int, Positions)
@@ -306,6 +309,46 @@ class Layout:
     """Digits along which the value is the reduction of what the devices hold."""
     positions: int
     """The number of devices."""
+    weaves: tuple[Weave | None, ...] = ()
+    """Per dim what else there is to say than stages: none where every tile is one box and all is owned."""
+
+    def weave(self, dim: int) -> Weave | None:
+        """What else there is to say of a dim than its stages."""
+        return self.weaves[dim] if self.weaves else None
+
+    def owned(self) -> Layout:
+        """The layout without its windows."""
+        if not self.has_windows:
+            return self
+        weaves = tuple(None if weave is None else weave.owned() for weave in self.weaves)
+        return replace(self, weaves=weaves if any(weaves) else ())
+
+    def dual(self) -> Layout:
+        """The layout of the gradient: free and unreduced digits change places, windows are summed or no longer."""
+        weaves = tuple(
+            weave if weave is None or weave.window is None else replace(weave, window=weave.window.dual())
+            for weave in self.weaves
+        )
+        return replace(self, unreduced=self.free, weaves=weaves)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether devices hold other elements than those that they own."""
+        return any(weave is not None and weave.window is not None for weave in self.weaves)
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether values are the sums of what windows hold."""
+        return any(weave is not None and weave.window is not None and weave.window.summed for weave in self.weaves)
+
+    def cut_further(self, dim: int, digit: Digit) -> Layout:
+        """The layout with every run of a dim cut once more, by one digit."""
+        before, stages, after = self.dims[:dim], self.dims[dim], self.dims[dim + 1 :]
+        weave = self.weave(dim)
+        weaves = self.weaves
+        if weave is not None:
+            weaves = (*weaves[:dim], weave.then(digit.size), *weaves[dim + 1 :])
+        return replace(self, dims=(*before, (*stages, Digits((digit,))), *after), weaves=weaves)
 
     def shards(self, dim: int) -> int:
         """The number of parts that a dim is cut into."""
@@ -337,19 +380,91 @@ class Layout:
 
     def local_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of the largest tile: the ceiling of each size over its shards."""
+        if self.weaves:
+            return tuple(self._longest(dim, size) for dim, size in enumerate(shape))
         return tuple(-(-size // parts) for size, parts in zip(shape, self.parts, strict=True))
 
+    def _longest(self, dim: int, size: int) -> int:
+        weave = self.weave(dim)
+        if weave is None:
+            return -(-size // self.parts[dim])
+        return int(stored_runs(weave, size).lengths(self.parts[dim]).max())
+
+    def tile(self, position: int, shape: Sequence[int], *, once: bool = False) -> Box | Tile:
+        """What the array of a position holds: a box, or where a dim is woven whatever it is.
+
+        Args:
+            position: of the device.
+            shape: of the tensor.
+            once: whether to ask for an array that holds each element once and in order, and nothing that is padded.
+        """
+        if not self.weaves:
+            return self.box(position, shape)
+        spans = []
+        for dim, size in enumerate(shape):
+            weave, shard = self.weave(dim), self.cutting[dim].index_of(position)
+            if weave is None:
+                run = self._plain_box(position, (size,), (dim,))
+                spans.append(Span(run, run, size))
+                continue
+            window = weave.window
+            if once:
+                held = tuple(held_runs(weave, size).of(shard))
+                spans.append(Span(held, held, size))
+                continue
+            stored, owned = stored_runs(weave, size).of(shard), owned_runs(weave, size).of(shard)
+            wraps = window is not None and window.edge == "wrap"
+            spans.append(Span(tuple(stored), tuple(owned), size, wraps, window is not None and not window.spans))
+        return Tile(tuple(spans))
+
     def box(self, position: int, shape: Sequence[int]) -> Box:
-        """Where the tile of a position lies."""
+        """Where the tile of a position lies.
+
+        Raises:
+            ReshardError: `cannot-express` where it is not one box.
+        """
+        if not self.weaves:
+            return self._plain_box(position, shape, range(len(self.dims)))
+        tile = self.tile(position, shape)
+        boxes = tile.boxes() if isinstance(tile, Tile) else ()
+        if tile.is_empty:
+            return Box(
+                (size, size) if not length else (0, length) for size, length in zip(shape, tile.shape, strict=True)
+            )
+        if len(boxes) != 1 or boxes[0].shape != tile.shape:
+            raise ReshardError("cannot-express", f"the tile of position {position} is {len(boxes)} boxes, and not one")
+        return boxes[0]
+
+    def _plain_box(self, position: int, shape: Sequence[int], dims: Sequence[int]) -> Box:
         intervals = []
-        for stages, size in zip(self.dims, shape, strict=True):
+        for dim, size in zip(dims, shape, strict=True):
             start, stop = 0, size
-            for stage in stages:
+            for stage in self.dims[dim]:
                 index = stage.index_of(position)
                 block = -(-(stop - start) // stage.size)
                 start, stop = min(start + index * block, stop), min(start + (index + 1) * block, stop)
             intervals.append((start, stop) if start < stop else (size, size))
         return Box(intervals)
+
+    def runs(self, dim: int, size: int, *, held: bool) -> Runs:
+        """The elements of a dim that every shard holds, or those that it owns; by shard, empty runs left out.
+
+        What is held for others, where windows are summed, is held by nobody.
+        """
+        weave = self.weave(dim)
+        if weave is not None:
+            is_owned = not held or (weave.window is not None and weave.window.summed)
+            return owned_runs(weave, size) if is_owned else held_runs(weave, size)
+        start, stop = self.blocks(dim, size)
+        shard = np.flatnonzero(start < stop)
+        return Runs(shard, start[shard], stop[shard])
+
+    def lengths(self, dim: int, size: int, *, held: bool = True) -> Positions:
+        """Per shard of a dim, the number of elements that it holds, or owns."""
+        if self.weave(dim) is None:
+            start, stop = self.blocks(dim, size)
+            return stop - start
+        return self.runs(dim, size, held=held).lengths(self.parts[dim])
 
     def intervals(self, dim: int, size: int, positions: Positions) -> tuple[Positions, Positions]:
         """Where the tiles of many positions lie in one dim: starts and stops; an empty one stops where it starts."""
@@ -358,7 +473,13 @@ class Layout:
         return start[index], stop[index]
 
     def blocks(self, dim: int, size: int) -> tuple[Positions, Positions]:
-        """Where every block of a dim begins and ends, in the order of the digits that cut it; blocks may be empty."""
+        """Where every block of a dim begins and ends, in the order of the digits that cut it; blocks may be empty.
+
+        Raises:
+            ReshardError: `cannot-express` where shards are not one block each.
+        """
+        if self.weave(dim) is not None:
+            raise ReshardError("cannot-express", f"the shards of dim {dim} are not one block each")
         start: Positions = np.zeros(1, dtype=np.int64)
         stop: Positions = np.full(1, size, dtype=np.int64)
         for stage in self.dims[dim]:
@@ -378,6 +499,8 @@ class Layout:
 
         A dim may end inside its last block, or before it, where it is cut in one stage.
         """
+        if self.weaves:
+            return self._woven_ties(shape)
         ties: list[Tie] = []
         for dim, (stages, length) in enumerate(zip(self.dims, shape, strict=True)):
             for stage in stages:
@@ -391,6 +514,26 @@ class Layout:
                     ties.append(Tie(dim, digit, stride))
         return ties
 
+    def _woven_ties(self, shape: Sequence[int]) -> list[Tie] | None:
+        """The same with the digits of dims that no device has, which a tie says of no digit of the position."""
+        ties: list[Tie] = []
+        for dim, length in enumerate(shape):
+            weave = self.weave(dim) or Weave(tuple(Stage(stage.size) for stage in self.dims[dim]))
+            counts = weave.local_counts(length)
+            if counts is None:
+                return None
+            devices = iter(self.dims[dim])
+            for (shards, deal), count in zip(weave.stages, counts, strict=True):
+                if len(counts) > 1 and length % (shards * count):
+                    return None
+                is_given = deal is not None and deal.kind == "blocks"
+                length = deal.numbers[0] if deal is not None and is_given else -(-length // (shards * count))
+                stride = max(length, 1) * shards * count
+                for digit in (Digit(NOWHERE, count), *(next(devices) if shards > 1 else ())):
+                    stride //= digit.size
+                    ties += [Tie(dim, digit, stride)] if digit.size > 1 else []
+        return ties
+
     def transposed(self, order: Transposition) -> Layout | None:
         """The layout by the other number of the devices; None where a digit is no product of the transposition's."""
         dims = [[stage.transposed(order) for stage in stages] for stages in self.dims]
@@ -398,11 +541,15 @@ class Layout:
         known = tuple(tuple(stage for stage in stages if stage is not None) for stages in dims)
         if unreduced is None or list(map(len, known)) != list(map(len, dims)):
             return None
-        return Layout(known, unreduced, self.positions)
+        return Layout(known, unreduced, self.positions, self.weaves)
+
+
+NOWHERE = 0
+"""The stride of a digit of a dim that no device has."""
 
 
 class Tie(NamedTuple):
-    """A digit of the position that is a digit of a dim."""
+    """A digit of the position that is a digit of a dim; or a digit of a dim alone, of stride `NOWHERE`."""
 
     dim: int
     digit: Digit
@@ -441,6 +588,10 @@ class Refinement:
     """What each digit does in the target."""
     lengths: tuple[int, ...]
     """Per dim, the length of the shortest block: pieces are boxes of these lengths, cut at the end of the dim."""
+    loose: tuple[Cuts, ...] = ()
+    """Digits of dims above these lengths that no device has on either side, major to minor per dim."""
+    loose_sizes: tuple[int, ...] = ()
+    """Their sizes."""
 
 
 def refine(source: Layout, target: Layout, shape: Sequence[int], bounds: Iterable[int] = ()) -> Refinement | None:
@@ -461,8 +612,10 @@ def refine(source: Layout, target: Layout, shape: Sequence[int], bounds: Iterabl
     for stride, size in (*source.unreduced, *target.unreduced):
         strides.update((stride, stride * size))
     for dim, (stride, size), element in ties:
-        strides.update((stride, stride * size))
         cuts[dim].update((element, element * size))
+        if stride != NOWHERE:
+            strides.update((stride, stride * size))
+    ties = [tie for tie in ties if tie.digit.stride != NOWHERE]
     count = -1
     while count != (count := len(strides) + sum(map(len, cuts))):
         if not (nest(strides) and all(map(nest, cuts))):
@@ -473,18 +626,22 @@ def refine(source: Layout, target: Layout, shape: Sequence[int], bounds: Iterabl
             inside = [cut // element for cut in cuts[dim] if element < cut < element * size]
             strides.update([stride * ratio for ratio in inside])
     digits = Digits.between(strides)
-    return Refinement(
-        digits,
-        _roles(digits, source_ties, source.unreduced),
-        _roles(digits, target_ties, target.unreduced),
-        tuple(min(lengths, default=size) for lengths, size in zip(cuts, shape, strict=True)),
-    )
+    source_roles = _roles(digits, source_ties, source.unreduced)
+    target_roles = _roles(digits, target_ties, target.unreduced)
+    lengths = tuple(min(ends, default=size) for ends, size in zip(cuts, shape, strict=True))
+    if not source.weaves and not target.weaves:
+        return Refinement(digits, source_roles, target_roles, lengths)
+    loose = {Cuts(dim, stride): size for dim, ends in enumerate(cuts) for stride, size in Digits.between(ends)}
+    loose = {cut: size for cut, size in loose.items() if cut not in {*source_roles, *target_roles}}
+    return Refinement(digits, source_roles, target_roles, lengths, tuple(loose), tuple(loose.values()))
 
 
 def _roles(digits: Digits, ties: Sequence[Tie], unreduced: Digits) -> tuple[Role, ...]:
     strides = [stride for stride, _ in digits]
     roles: dict[int, Role] = {}
     for dim, (low, size), element in ties:
+        if low == NOWHERE:
+            continue
         for stride in strides:
             if low <= stride < low * size:
                 roles[stride] = Cuts(dim, element * (stride // low))

@@ -157,7 +157,7 @@ def _names() -> dict[str, DType]:
         if form:
             short = [f"f{width}{form}", f"f{width}{form.upper()}"]
         elif not short:
-            bits = dtype.name.lstrip("uintfloat")
+            bits = dtype.name.removeprefix("u").removeprefix("int").removeprefix("float")
             short = [f"{prefix}{bits}" for prefix in _PREFIXES[dtype.kind]]
         for name in (dtype.name, *short):
             names[name] = dtype
@@ -238,3 +238,22 @@ def identity(reduction: str, dtype: np.dtype[Any]) -> Any:
     np.int8(-128)
     """
     return dtype.type(dtype_named(dtype).identity(reduction))
+
+
+def value_dtype(dtype: DType) -> np.dtype[Any]:
+    """NumPy's dtype of that name, of the package `ml_dtypes` where NumPy has none.
+
+    Raises:
+        ReshardError: `missing-extra`.
+    """
+    try:
+        return np.dtype(dtype.name)
+    except TypeError:
+        try:
+            import ml_dtypes  # noqa: PLC0415  # needed for these values alone
+        except ImportError:
+            raise ReshardError(
+                "missing-extra", f"for values of {dtype} the package ml_dtypes is needed: reshard[safetensors]"
+            ) from None
+        values: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype.name))
+        return values

@@ -43,6 +43,8 @@ CODES: dict[str, str] = {
     "overlapping-sub-axes": "two sub-axes overlap",
     "sub-axes-cannot-coexist": "no split of the axis holds both sub-axes",
     "unknown-reduction": "a reduction is not in the closed set",
+    "bad-deal": "how a dim is dealt to its shards is not said as it must be",
+    "bad-window": "what is held around what is owned is not said as it must be, or does not hold it",
     "unknown-rule": "the rule for uneven dims is not in the closed set",
     "different-meshes": "shardings that must share a mesh do not",
     # texts and arguments
@@ -108,14 +110,14 @@ class ReshardError(ValueError):
         return str(self.args[1])
 
 
-class MissingExtra(ReshardError, AttributeError):
+class MissingExtraError(ReshardError, AttributeError):
     """An engine that is not installed: to `hasattr` and to imports it is not there."""
 
     def __init__(self, message: str) -> None:
         ReshardError.__init__(self, "missing-extra", message)
 
-    def __reduce__(self) -> tuple[type[MissingExtra], tuple[str]]:
-        return MissingExtra, (str(self),)
+    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str]]:
+        return MissingExtraError, (str(self),)
 
 
 @contextmanager

@@ -109,8 +109,10 @@ class ArrayRecord:
 
     shape: tuple[int, ...]
     dtype: Any
-    sharding: ShardingRecord | None
-    """None where it lies nowhere in particular."""
+    sharding: ShardingRecord | None = None
+    """None where it does not say where it lies."""
+    is_whole: bool = False
+    """Whether whoever has it has all of it: an array of NumPy, a tensor of torch that is no DTensor."""
 
 
 def owned_names(value: object) -> frozenset[str]:
@@ -166,7 +168,7 @@ def sharding_record(value: Any, ndim: int | None = None) -> ShardingRecord | Non
     names = owned_names(value)
     if "torch" in names and hasattr(value, "placements"):
         return _placed_of_torch(value)
-    if "PartitionSpec" in names:
+    if "jax" in names and names & {"PartitionSpec", "P"}:
         return _spec_record(value)
     if "NamedSharding" in names:
         mesh = mesh_record(value.mesh)
@@ -194,7 +196,7 @@ def _placed_of_jax(sharding: Any, ndim: int | None) -> PlacedRecord:
 
 
 def _spec_record(spec: Any) -> SpecRecord:
-    entries = tuple(spec)
+    entries = tuple(getattr(spec, "partitions", spec))
     open_dims = frozenset(dim for dim, entry in enumerate(entries) if entry is spec.UNCONSTRAINED)
     dims = tuple(() if dim in open_dims else names_in(entry) for dim, entry in enumerate(entries))
     reduced, unreduced = (tuple(getattr(spec, name, ())) for name in ("reduced", "unreduced"))
@@ -263,8 +265,11 @@ def array_record(value: Any) -> ArrayRecord | None:
         return None
     names = owned_names(value)
     if "torch" in names:
-        return ArrayRecord(shape, value.dtype, _placed_of_torch(value) if hasattr(value, "placements") else None)
-    return ArrayRecord(shape, value.dtype, _lies_by(value, len(shape)) if "jax" in names else None)
+        sharding = _placed_of_torch(value) if hasattr(value, "placements") else None
+        return ArrayRecord(shape, value.dtype, sharding, is_whole=sharding is None)
+    if "jax" in names:
+        return ArrayRecord(shape, value.dtype, _lies_by(value, len(shape)))
+    return ArrayRecord(shape, value.dtype, is_whole=True)
 
 
 def _lies_by(array: Any, ndim: int) -> ShardingRecord | None:

@@ -125,13 +125,13 @@ class Mesh:
     @classmethod
     def of(
         cls,
-        axes: Mapping[str, int] | Iterable[tuple[str, int]] | None = None,
+        axes: Any = None,
         /,
         *,
         device_ids: Iterable[int] | None = None,
         **sizes: int,
     ) -> Mesh:
-        """A mesh from keywords, from a mapping or pairs where names are no identifiers, or from an engine's mesh.
+        """A mesh from keywords, from a mapping or pairs of names and sizes, or from an engine's mesh.
 
         JAX's `Mesh` and torch's `DeviceMesh` bring their devices: places in `jax.devices()`, global ranks.
 

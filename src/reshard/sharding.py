@@ -17,9 +17,10 @@ By hand, 4 x 8 on x=2, y=4, z=2 with `[{"x"}, {"z", "y"}]`: dim 0 is cut into 2 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -27,25 +28,27 @@ import numpy as np
 from reshard.axis import Axis, difference, merged, mesh_order, quote, refined_mesh, sorted_and_merged
 from reshard.box import Box
 from reshard.checks import all_of, expect, integer, listed, shown, suggested
-from reshard.digits import NO_DIGITS, Digits, Layout, Positions, refine
+from reshard.deal import Deal, Stage, Weave, Window
+from reshard.digits import NO_DIGITS, Layout, Positions, refine
 from reshard.dtypes import REDUCTIONS, DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.foreign import SpecRecord, mesh_record, sharding_record
 from reshard.mesh import LIMIT, Mesh
+from reshard.tile import Tile
 
 UNEVEN = ("ceil", "chunk")
 """How a dim that its shard count does not divide is cut: in blocks of the ceiling over the product of its axes
 (Shardy, XLA), or in chunks of chunks, axis by axis (torch)."""
 
-AxesLike = str | Axis | Iterable[str | Axis] | None
+AxesLike = str | Axis | Deal | Iterable[str | Axis | Deal] | None
 
 
 @dataclass(frozen=True, slots=True)
 class DimSharding:
-    """The axes that cut one dim.
+    """The axes that cut one dim, how its blocks are dealt to them, and what is held around what is owned.
 
-    >>> print(DimSharding.of("x", "?", priority=2))
-    {"x", ?}p2
+    >>> print(DimSharding.of("x", "?", priority=2), DimSharding.of("x", Deal.parts(2), "y", window=Window(1, 1)))
+    {"x", ?}p2 {"x", parts(2), "y", halo(1, 1)}
     """
 
     axes: tuple[Axis, ...] = ()
@@ -54,29 +57,84 @@ class DimSharding:
     """Whether propagation may append axes."""
     priority: int | None = None
     """When propagation looks at it: 0 first; None counts as 0."""
+    deals: tuple[Deal, ...] = ()
+    """Where it is not one block for each shard: how blocks are dealt, by their places among the axes."""
+    window: Window | None = None
+    """What a device holds of the dim, where that is not what it owns."""
 
     def __post_init__(self) -> None:
         all_of(self.axes, Axis, "the axes of a dim")
         expect(self.is_open, bool, "is_open")
         if self.priority is not None:
             expect(self.priority, int, "a priority")
+        if self.window is not None:
+            expect(self.window, Window, "the window of a dim", "bad-window")
+        last = -1
+        for deal in all_of(self.deals, Deal, "the deals of a dim", "bad-deal"):
+            if not last < deal.place < len(self.axes):
+                raise ReshardError(
+                    "bad-deal", f"{deal} at the place {deal.place} must have an axis behind it, before any other deal"
+                )
+            last = deal.place
+
+    def __repr__(self) -> str:
+        woven = f", deals={self.deals!r}, window={self.window!r}" if self.is_woven else ""
+        return f"DimSharding(axes={self.axes!r}, is_open={self.is_open!r}, priority={self.priority!r}{woven})"
+
+    @property
+    def is_woven(self) -> bool:
+        """Whether shards are anything but one block each, which they own and hold."""
+        return bool(self.deals) or self.window is not None
 
     def __str__(self) -> str:
-        parts = [*map(str, self.axes), *(["?"] if self.is_open else [])]
+        behind = {deal.place: str(deal) for deal in self.deals}
+        parts = [
+            text
+            for place, axis in enumerate(self.axes)
+            for text in (*([behind[place]] if place in behind else []), str(axis))
+        ]
+        parts += [*([str(self.window)] if self.window else []), *(["?"] if self.is_open else [])]
         return "{" + ", ".join(parts) + "}" + ("" if self.priority is None else f"p{self.priority}")
 
     @classmethod
-    def of(cls, *axes: str | Axis, priority: int | None = None) -> DimSharding:
-        """A dim sharding from names; a last `?` opens it."""
+    def of(cls, *axes: str | Axis | Deal, priority: int | None = None, window: Window | None = None) -> DimSharding:
+        """A dim sharding from names and deals; a last `?` opens it."""
         is_open = bool(axes) and isinstance(axes[-1], str) and axes[-1] == "?"
-        return cls(tuple(Axis.of(axis) for axis in (axes[:-1] if is_open else axes)), is_open, priority)
+        listing = axes[:-1] if is_open else axes
+        deals: list[Deal] = []
+        for place, deal in enumerate(listing):
+            if isinstance(deal, Deal):
+                deals.append(replace(deal, place=place - len(deals)))
+        names = tuple(Axis.of(axis) for axis in listing if not isinstance(axis, Deal))
+        return cls(names, is_open, priority, tuple(deals), window)
+
+    def merged(self, sizes: Mapping[str, int]) -> DimSharding:
+        """The one spelling on axes of these sizes: sub-axes side by side that no deal parts are one."""
+        if not self.deals:
+            return replace(self, axes=merged(self.axes, sizes))
+        ends = [0, *(deal.place for deal in self.deals), len(self.axes)]
+        runs = [merged(self.axes[start:stop], sizes) for start, stop in pairwise(ends)]
+        places = accumulate(map(len, runs))
+        deals = tuple(replace(deal, place=place) for deal, place in zip(self.deals, places, strict=False))
+        return replace(self, axes=tuple(chain(*runs)), deals=deals)
+
+    def stages(self, rule: str) -> Iterator[tuple[tuple[Axis, ...], Deal | None]]:
+        """The stages in which the dim is cut, major to minor, under a rule for uneven dims."""
+        dealt = {deal.place: deal for deal in self.deals}
+        ends = sorted({0, *dealt, len(self.axes)}) if rule == "ceil" else range(len(self.axes) + 1)
+        for start, stop in pairwise(ends):
+            deal = dealt.get(start)
+            if deal is not None and deal.kind == "parts":
+                yield (), deal
+                deal = None
+            yield self.axes[start:stop], deal
 
 
 @dataclass(frozen=True)
 class Sharding:
     """What every device of a mesh holds of a tensor.
 
-    Rules, in the order checked; all but the last are those of Shardy's verifier:
+    Rules, in the order checked; all but the last two are those of Shardy's verifier:
         unknown-reduction, unknown-rule: reduction and rule for uneven dims are in their closed sets
         maximal-sharding: on a maximal mesh there are no dims and no axes
         negative-priority: a priority is at least 0
@@ -91,6 +149,7 @@ class Sharding:
         sub-axis-is-axis: a sub-axis is smaller than its axis
         overlapping-sub-axes: a sub-axis does not overlap the one before it in mesh order
         sub-axes-cannot-coexist: one split of the axis has them all
+        bad-window: all windows are summed, and partial values are too, or none; a dim with deals has no spans
     """
 
     mesh: Mesh
@@ -127,6 +186,19 @@ class Sharding:
             return
         self._check_lists()
         self._check_sub_axes()
+        if self.has_windows:
+            self._check_windows()
+
+    def _check_windows(self) -> None:
+        if len({dim.window.summed for dim in self.dims if dim.window is not None}) > 1:
+            raise ReshardError("bad-window", f"{self.text()} has windows that are summed and others that are not")
+        if self.is_summed and self.reduction != "sum":
+            raise ReshardError(
+                "bad-window", f"{self.text()} sums windows and has partial values under {self.reduction}"
+            )
+        for number, dim in enumerate(self.dims):
+            if dim.window is not None and dim.window.spans and dim.deals:
+                raise ReshardError("bad-window", f"dim {number} is dealt in blocks, so {dim.window} must be a halo")
 
     def _check_lists(self) -> None:
         seen: set[Axis] = set()
@@ -137,21 +209,21 @@ class Sharding:
                 raise ReshardError(
                     "needless-priority", f"dim {number} is empty and closed but has priority {dim.priority}"
                 )
-            self._check_list(dim.axes, seen)
+            self._check_list(dim.axes, seen, {deal.place for deal in dim.deals})
         for title, axes in (("replicated", self.replicated), ("unreduced", self.unreduced)):
             self._check_list(axes, seen)
             if mesh_order(axes, self.mesh.sizes) != list(axes):
                 raise ReshardError("unsorted-axes", f"{title} axes {_braced(axes)} are not in the order of the mesh")
 
-    def _check_list(self, axes: tuple[Axis, ...], seen: set[Axis]) -> None:
+    def _check_list(self, axes: tuple[Axis, ...], seen: set[Axis], apart: Container[int] = ()) -> None:
         previous: Axis | None = None
-        for axis in axes:
+        for place, axis in enumerate(axes):
             if axis.name not in self.mesh.sizes:
                 close = suggested(axis.name, self.mesh.sizes)
                 raise ReshardError("unknown-axis", f"axis {quote(axis.name)} is not in mesh {self.mesh}{close}")
             if axis in seen:
                 raise ReshardError("duplicate-axis-ref", f"axis {axis} is used twice")
-            if previous is not None and previous.can_merge(axis):
+            if previous is not None and previous.can_merge(axis) and place not in apart:
                 raise ReshardError(
                     "mergeable-sub-axes", f"sub-axes {previous} and {axis} side by side must be written as one"
                 )
@@ -189,7 +261,7 @@ class Sharding:
     def of(
         cls,
         mesh: Mesh,
-        *dims: AxesLike | DimSharding | SpecRecord,
+        *dims: Any,
         replicated: AxesLike = (),
         unreduced: AxesLike = (),
         reduction: str = "sum",
@@ -199,8 +271,9 @@ class Sharding:
 
         Args:
             mesh: the devices; JAX's `Mesh` and torch's `DeviceMesh` are taken too.
-            dims: per dim None, an axis, axes major to minor, or a DimSharding; a last `?` opens the dim, and
-                `y:(2)4` names a sub-axis. Or one `PartitionSpec` of JAX, which says them all.
+            dims: per dim None, an axis, axes major to minor, or a DimSharding; a last `?` opens the dim,
+                `y:(2)4` names a sub-axis, and a `Deal` among the axes deals blocks to those behind it. Or one
+                `PartitionSpec` of JAX, which says them all.
             replicated: axes that stay replicated, in any order.
             unreduced: axes along which values are partial, in any order.
             reduction: how partial values combine.
@@ -225,7 +298,7 @@ class Sharding:
         built = []
         for dim in dims:
             dim = dim if isinstance(dim, DimSharding) else DimSharding.of(*_listed(dim))
-            built.append(replace(dim, axes=merged(dim.axes, sizes)))
+            built.append(dim.merged(sizes))
         sets = []
         for listing in (replicated, unreduced):
             axes = [Axis.of(axis) for axis in _listed(listing)]
@@ -297,13 +370,14 @@ class Sharding:
     def layout(self) -> Layout:
         """The sharding with the names taken away."""
         digits_of = self.mesh.digits_of
-
-        def stages(axes: tuple[Axis, ...]) -> tuple[Digits, ...]:
-            cuts = [axes] if self.uneven == "ceil" else [(axis,) for axis in axes]
-            return tuple(stage for stage in (digits_of(axes).joined() for axes in cuts) if stage)
-
+        dims, weaves = [], []
+        for dim in self.dims:
+            stages = [(digits_of(axes).joined(), deal) for axes, deal in dim.stages(self.uneven)]
+            dims.append(tuple(digits for digits, _ in stages if digits))
+            woven = tuple(Stage(digits.size, deal) for digits, deal in stages if digits or deal)
+            weaves.append(Weave(woven, dim.window) if dim.is_woven else None)
         unreduced = digits_of(self.unreduced).joined()
-        return Layout(tuple(stages(dim.axes) for dim in self.dims), unreduced, self.mesh.size)
+        return Layout(tuple(dims), unreduced, self.mesh.size, tuple(weaves) if any(weaves) else ())
 
     def layout_for(self, shape: Sequence[int]) -> Layout:
         """The layout of a tensor of this shape, which on a maximal mesh has dims that nothing cuts.
@@ -324,13 +398,101 @@ class Sharding:
         """Where the tile of a device lies, one half-open interval per dim; an empty one is (size, size).
 
         Raises:
-            ReshardError: `unknown-device`, `rank-mismatch`, `bad-shape`, `too-large`.
+            ReshardError: `unknown-device`, `rank-mismatch`, `bad-shape`, `too-large`; `cannot-express` where the
+                tile is not one box.
 
         >>> [Sharding.of(Mesh.of(x=3), "x").box(device, (4,)) for device in range(3)]
         [Box([(0, 2)]), Box([(2, 4)]), Box([(4, 4)])]
         """
         sizes = checked_shape(shape)
         return self.layout_for(sizes).box(self.mesh.position_of(device), sizes)
+
+    def boxes(self, device: int, shape: Sequence[int]) -> tuple[Box, ...]:
+        """The boxes that the tile of a device consists of, in the order in which they lie in its array.
+
+        The array holds in each dim the runs of its boxes one after the other; a window that wraps may bring an
+        element twice, and what is padded is in no box.
+
+        Raises:
+            ReshardError: `unknown-device`, `rank-mismatch`, `bad-shape`, `too-large`.
+
+        >>> sharding = Sharding.of(Mesh.of(x=3), (Deal.zigzag(), "x"))
+        >>> [sharding.boxes(device, (12,)) for device in range(2)]
+        [(Box([(0, 2)]), Box([(10, 12)])), (Box([(2, 4)]), Box([(8, 10)]))]
+        """
+        sizes = checked_shape(shape)
+        tile = self.layout_for(sizes).tile(self.mesh.position_of(device), sizes)
+        return tile.boxes() if isinstance(tile, Tile) else () if tile.is_empty else (tile,)
+
+    def with_halo(self, widths: Mapping[int, tuple[int, int]], edge: str = "clip", *, summed: bool = False) -> Sharding:
+        """The sharding with a border around every run that a device owns.
+
+        As a target it lacks the border; as a source it counts for what is owned alone.
+
+        Args:
+            widths: per dim how many elements before each run, and how many after it.
+            edge: at the ends of the tensor the border is left out (`clip`), goes round (`wrap`), or is zero (`pad`).
+            summed: whether the value is the sum of what all borders and runs hold: the gradient of a filled border.
+
+        Raises:
+            ReshardError: `bad-window`, `rank-mismatch` where there is no such dim.
+
+        >>> sharding = Sharding.of(Mesh.of(x=2), "x").with_halo({0: (1, 2)})
+        >>> sharding.text(), sharding.box(0, (8,)), sharding.box(1, (8,))
+        ('[{"x", halo(1, 2)}]', Box([(0, 6)]), Box([(3, 8)]))
+        """
+        windows: dict[int, Window | None] = {}
+        for dim, pair in expect(widths, dict, "widths", "bad-window").items():
+            ends = [integer(end, "the width of a halo", "bad-window") for end in listed(pair, "the widths of a halo")]
+            if len(ends) != 2:
+                raise ReshardError("bad-window", f"a halo must have two widths, got: {shown(pair)}")
+            windows[dim] = Window(ends[0], ends[1], edge, summed=summed) if any(ends) else None
+        return self.with_windows(windows)
+
+    def with_windows(self, windows: Mapping[int, Window | None]) -> Sharding:
+        """The sharding with other windows in some dims; None takes a dim's away.
+
+        Raises:
+            ReshardError: `bad-window`, `rank-mismatch` where there is no such dim.
+
+        >>> windows = {0: Window(spans=((0, 5), (3, 8)))}
+        >>> Sharding.of(Mesh.of(x=2), "x").with_windows(windows).text()
+        '[{"x", window(0:5, 3:8)}]'
+        """
+        dims = list(self.dims)
+        for dim, window in windows.items():
+            if not 0 <= integer(dim, "the dim of a window", "bad-window") < len(dims):
+                raise ReshardError("rank-mismatch", f"dim {dim} has a window; {self.text()} has {len(dims)} dims")
+            dims[dim] = replace(dims[dim], window=window)
+        return replace(self, dims=tuple(dims))
+
+    def owned(self) -> Sharding:
+        """The sharding without windows: what each device owns."""
+        return self.with_windows({dim: None for dim, one in enumerate(self.dims) if one.window})
+
+    @cached_property
+    def is_woven(self) -> bool:
+        """Whether some dim has a deal or a window, so that tiles may be several boxes."""
+        return any(dim.is_woven for dim in self.dims)
+
+    @cached_property
+    def is_summed(self) -> bool:
+        """Whether the value is the sum of what windows hold."""
+        return any(dim.window is not None and dim.window.summed for dim in self.dims)
+
+    @cached_property
+    def has_windows(self) -> bool:
+        """Whether devices hold other elements than those that they own."""
+        return any(dim.window is not None for dim in self.dims)
+
+    def check_plain(self, what: str) -> None:
+        """Refuse deals and windows where every tile must be one box of its own.
+
+        Raises:
+            ReshardError: `cannot-express`.
+        """
+        if self.is_woven:
+            raise ReshardError("cannot-express", f"{self.text()} deals blocks or has windows, which {what} cannot hold")
 
     def local_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of the largest tile: per dim the ceiling of its size over its shards.
@@ -379,7 +541,7 @@ class Sharding:
             if common is not None and common.source_roles == common.target_roles:
                 return True
             even = all(size and size % (ours.shards(d) * theirs.shards(d)) == 0 for d, size in enumerate(shape))
-            if common is not None and even:
+            if common is not None and even and not ours.weaves and not theirs.weaves:
                 return False
         return _same_placement(first, second, shape)
 
@@ -394,7 +556,7 @@ class Sharding:
         return difference(whole, used, self.mesh.sizes)
 
     def dual(self) -> Sharding:
-        """The sharding of the gradient: replicated and unreduced axes change places.
+        """The sharding of the gradient: replicated and unreduced axes change places, windows are summed or no longer.
 
         Raises:
             ReshardError: `bad-argument` where the reduction is no sum.
@@ -404,7 +566,8 @@ class Sharding:
         """
         if self.reduction != "sum":
             raise ReshardError("bad-argument", f"a sharding with partial values under {self.reduction} has no dual")
-        return replace(self, replicated=(), unreduced=self.unused_axes())
+        windows = {dim: sharding.window.dual() for dim, sharding in enumerate(self.dims) if sharding.window is not None}
+        return replace(self.with_windows(windows), replicated=(), unreduced=self.unused_axes())
 
 
 @dataclass(frozen=True)
@@ -430,6 +593,8 @@ class Reshard:
             expect(sharding, Sharding, f"the {end} of a reshard").layout_for(self.shape)
             if sharding.unreduced:
                 self.dtype.check_reduction(sharding.reduction)
+            if sharding.is_summed:
+                self.dtype.check_reduction("sum")
 
     @classmethod
     def of(cls, source: Sharding, target: Sharding, shape: Sequence[int], dtype: Any = "float32") -> Reshard:
@@ -493,8 +658,10 @@ def _same_placement(first: Sharding, second: Sharding, shape: Sequence[int]) -> 
     if not np.array_equal(devices[0][orders[0]], devices[1][orders[1]]):
         return False
     layouts = [sharding.layout_for(shape) for sharding in (first, second)]
-    boxes = []
-    for layout, positions in zip(layouts, orders, strict=True):
+    if layouts[0].is_summed != layouts[1].is_summed:
+        return False
+    boxes = _numbered_tiles(layouts, orders, shape) if any(layout.weaves for layout in layouts) else []
+    for layout, positions in zip(layouts, orders, strict=True) if not boxes else ():
         bounds = layout.bounds(shape, positions)
         box = np.stack([edge for pair in bounds for edge in pair] or [np.zeros_like(positions)], axis=1)
         box[np.logical_or.reduce([start >= stop for start, stop in bounds], axis=0) if bounds else slice(0)] = -1
@@ -507,6 +674,19 @@ def _same_placement(first: Sharding, second: Sharding, shape: Sequence[int]) -> 
     ]
     both = _labels(np.stack(classes, axis=1))
     return int(both.max()) == int(classes[0].max()) == int(classes[1].max())
+
+
+def _numbered_tiles(layouts: Sequence[Layout], orders: Sequence[Positions], shape: Sequence[int]) -> list[Positions]:
+    """Per layout the tiles at some positions by numbers that are equal where what they store and own is equal."""
+    numbers: dict[object, int] = {}
+    columns = []
+    for layout, positions in zip(layouts, orders, strict=True):
+        keys: list[object] = []
+        for tile in (layout.tile(position, shape) for position in positions.tolist()):
+            spans = tile.spans if isinstance(tile, Tile) else tuple(((run,), (run,)) for run in tile)
+            keys.append(None if tile.is_empty else tuple((span[0], span[1]) for span in spans))
+        columns.append(np.array([[numbers.setdefault(key, len(numbers))] for key in keys], dtype=np.int64))
+    return columns
 
 
 def _labels(rows: Positions) -> Positions:

@@ -6,6 +6,8 @@
     show_command.py      `reshard show`: draws who holds what
     einsum_command.py    `reshard einsum`: where a contraction is computed and what it costs
     inspect_command.py   `reshard inspect`: reads what XLA prints
+    model_command.py     `reshard model`: what a whole model's switch of layouts costs
+    checkpoint_command.py `reshard checkpoint`: reads, converts and compares checkpoints
     propagate_command.py `reshard propagate`: a program's shardings carried through
     search_command.py    `reshard search`: the layouts in which a program costs least
     networks_command.py  `reshard networks`: which networks there are, and what one of them is
@@ -39,7 +41,7 @@ __all__ = ["main"]
 
 COMMANDS = (
     *("plan", "run", "show", "einsum", "propagate", "search", "inspect"),
-    *("networks", "calibrate", "bench", "completion"),
+    *("model", "checkpoint", "networks", "calibrate", "bench", "completion"),
 )
 """In the order in which `--help` lists them; the module of each loads when it is called, or listed."""
 DONE, REFUSED, MISUSED, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141

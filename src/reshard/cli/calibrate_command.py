@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import importlib
 
 import reshard
 from reshard.cli import output
-from reshard.cli.arguments import Commands, add_command, mesh_of
+from reshard.cli.arguments import Commands, add_command
 from reshard.errors import ReshardError
 from reshard.network import Calibration, Network
+from reshard.notation import parse_mesh
 
 EXAMPLES = """\
 examples:
@@ -48,11 +49,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _measured(args: argparse.Namespace) -> tuple[Network, Calibration] | None:
-    mesh = mesh_of(args.mesh)
-    if args.engine == "jax":
-        engine: Any = reshard.jax
-        from reshard.jax.conversions import jax_mesh_like  # noqa: PLC0415  # once JAX is known to be there
-
-        return engine.calibrate(jax_mesh_like(mesh), repeats=args.repeats)  # type: ignore[no-any-return]
-    engine = reshard.torch
-    return engine.calibrate(mesh, repeats=args.repeats)  # type: ignore[no-any-return]
+    """What the engine measures; None on a rank of torch that is not to write it."""
+    mesh = parse_mesh(args.mesh)
+    engine = getattr(reshard, args.engine)
+    calibration = importlib.import_module(f"{engine.__name__}.calibration")
+    found: tuple[Network, Calibration] | None = calibration.calibrate_like(mesh, repeats=args.repeats)
+    return found

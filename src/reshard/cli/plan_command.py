@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
     source, target = parse_pair(args.source, args.target, mesh_of(args.mesh), mesh_of(args.target_mesh), len(shape))
     replan = partial(
         make_plan,
-        source,  # type: ignore[arg-type]  # a text was given
+        source,
         target,
         shape,
         dtype_named(args.dtype),

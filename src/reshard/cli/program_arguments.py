@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
-from pathlib import Path
-
-from reshard.errors import ReshardError, refusing
-from reshard.propagation import Program
 
 PROGRAM_FORM = """\
 FILE holds meshes and then one line per value:
@@ -17,10 +12,9 @@ FILE holds meshes and then one line per value:
   h = einsum "bd,df->bf" (x, w)
   a = relu "bf->bf" (h)
   out = output (a)
-or a module of StableHLO with shardings of the sdy dialect, as jax.jit(f).lower(...).as_text() gives it.
+or a module of StableHLO with shardings of the sdy dialect, as jax.jit(f).lower(...).as_text() gives it, by itself or
+somewhere in a log; it may be a folder of dumps that holds one such module, and - is standard input.
 """
-_MODULE = re.compile(r'^\s*(?:module\s*(?:@\S+\s*)?(?:attributes\b|\{)|"?func\.func\b|"builtin\.module")', re.MULTILINE)
-"""What a module of MLIR has, and no program in text of our own."""
 
 
 def add_placing(parser: argparse.ArgumentParser) -> None:
@@ -33,18 +27,4 @@ def add_placing(parser: argparse.ArgumentParser) -> None:
 
 def add_program(parser: argparse.ArgumentParser) -> None:
     """The argument for the file of a program."""
-    parser.add_argument("file", metavar="FILE", help="the program")
-
-
-def program_of(name: str) -> Program:
-    """The program in a file, in text of our own or as a module of StableHLO.
-
-    Raises:
-        ReshardError: `bad-file`; as `Program.parse` and `Program.from_stablehlo`.
-    """
-    try:
-        with refusing("bad-file", f"{name} cannot be read"):
-            text = Path(name).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ReshardError("bad-file", f"{name} is no text in UTF-8") from None
-    return Program.from_stablehlo(text) if _MODULE.search(text) else Program.parse(text)
+    parser.add_argument("file", metavar="FILE", help="the program; a folder, or - for standard input")

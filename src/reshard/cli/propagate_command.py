@@ -7,7 +7,8 @@ from typing import Any
 
 from reshard.cli import output
 from reshard.cli.arguments import Commands, add_command
-from reshard.cli.program_arguments import PROGRAM_FORM, add_placing, add_program, program_of
+from reshard.cli.program_arguments import PROGRAM_FORM, add_placing, add_program
+from reshard.cli.programs_in_files import read_program
 from reshard.propagation import Placement
 
 EXAMPLES = (
@@ -37,7 +38,7 @@ def add_to(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Propagate and print."""
-    placed = program_of(args.file).propagate(
+    placed = read_program(args.file).propagate(
         args.network, args.until_priority, goal=args.goal, seconds=args.seconds, memory_limit=args.memory_limit
     )
     if args.trace:
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
         else:
             print(f"{value.name} {placed.sharding(value).text()}: {placed.why(value)}")
     elif args.json:
-        output.write_json(record(placed))
+        output.write_json(record(placed) | ({"text": placed.text()} if args.text else {}))
     else:
         print(placed.text() if args.text else placed.table())
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from reshard.cli import output
 from reshard.cli.arguments import Commands, add_command
-from reshard.cli.program_arguments import PROGRAM_FORM, add_placing, add_program, program_of
+from reshard.cli.program_arguments import PROGRAM_FORM, add_placing, add_program
+from reshard.cli.programs_in_files import read_program
 from reshard.cli.propagate_command import record
 from reshard.propagation import Placement
 
@@ -37,7 +38,7 @@ def add_to(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Search and print."""
-    found = program_of(args.file).search(
+    found = read_program(args.file).search(
         args.memory_limit, args.network, goal=args.goal, seconds=args.seconds, count=args.count
     )
     if args.json:

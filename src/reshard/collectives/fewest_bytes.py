@@ -69,6 +69,8 @@ def fewest_bytes_chain(reshard: Reshard, *, budget: int = BUDGET) -> tuple[Chain
     Raises:
         ReshardError: `no-plan` where no chain of collectives leads there, and as `Step`.
     """
+    if reshard.source.is_woven or reshard.target.is_woven:
+        raise ReshardError("no-plan", f"no collective leads to or from tiles of several boxes or windows: {reshard}")
     return _Planner(reshard, budget).chain(reshard.source, reshard.target)
 
 

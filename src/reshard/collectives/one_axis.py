@@ -92,6 +92,8 @@ def one_axis_chain(reshard: Reshard, *, order: str = "cheapest") -> Chain:
     source, target, shape = reshard.source, reshard.target, reshard.shape
     if source.is_equivalent_to(target, shape):
         return ()
+    if source.is_woven or target.is_woven:
+        raise ReshardError("no-plan", f"no collective leads to or from tiles of several boxes or windows: {reshard}")
     if source.mesh != target.mesh:
         raise ReshardError("no-plan", f"one axis at a time leads to no other mesh: {source} -> {target}")
     ends = [source]

@@ -44,7 +44,7 @@ from functools import lru_cache
 from typing import Any, overload
 
 from reshard import planner
-from reshard.checks import expect, listed
+from reshard.checks import listed
 from reshard.contraction.best_first import Search
 from reshard.contraction.chooser import Chooser
 from reshard.contraction.einsum_plan import EinsumPlan
@@ -56,6 +56,7 @@ from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network import Network, check_reach
+from reshard.notation.described import check_settled, described, dtype_said, shape_said
 from reshard.operations.pattern import Pattern
 from reshard.plans import Plan
 from reshard.sharding import Sharding, with_mesh
@@ -93,10 +94,10 @@ class Asked:
 
 def einsum(
     expression: str | Pattern,
-    *operands: Sharding,
-    shapes: Sequence[Sequence[int]],
-    dtype: Any = "float32",
-    target: Sharding | None = None,
+    *operands: Any,
+    shapes: Sequence[Sequence[int]] | None = None,
+    dtype: Any = None,
+    target: Any = None,
     network: Network | str | None = None,
     goal: str | None = None,
     sizes: Mapping[str, int] | None = None,
@@ -116,10 +117,11 @@ def einsum(
 
     Args:
         expression: a pattern as of `reshard.operations.pattern`, such as `ij,jk->ik` or `(a b) c -> a (b c)`.
-        operands: where the operands are.
-        shapes: of the whole operands.
-        dtype: of the elements of operands and result, by either name or as NumPy's.
-        target: where the result is wanted.
+        operands: where the operands are: by whatever `plan` takes, or arrays, which bring their shapes and dtype.
+        shapes: of the whole operands; those of the arrays unless given.
+        dtype: of the elements of operands and result, by any name or as NumPy's, JAX's or torch's; that of the first
+            array unless given, and float32 where there is none.
+        target: where the result is wanted, likewise.
         network: what the devices are connected by and how fast they compute, or the name of a preset.
         goal: `bytes`, unless given, or `balanced`; on a network `seconds`.
         sizes: of labels that the shapes do not determine.
@@ -139,26 +141,32 @@ def einsum(
     ('[{"x":(1)2}, {"x":(2)2}]', 0)
     """
     pattern = Pattern.of(expression)
-    for sharding in operands:
-        expect(sharding, Sharding, "an operand of an einsum")
     pattern.check_count(len(operands), " shardings")
-    listing = listed(shapes, "the shapes of the operands")
-    pattern.check_count(len(listing), " shapes")
-    solved = pattern.solve_sizes(listing, sizes)
     if target is not None:
-        expect(target, Sharding, "the target of an einsum")
+        check_settled(target)
+    tensors = described([*operands, *([] if target is None else [target])], [len(term) for term in pattern.terms])
+    given = [None] * len(operands) if shapes is None else listed(shapes, "the shapes of the operands")
+    pattern.check_count(len(given), " shapes")
+    listing = [
+        shape_said([tensor], shape, f"operand {number}")
+        for number, (tensor, shape) in enumerate(zip(tensors, given, strict=False), 1)
+    ]
+    solved = pattern.solve_sizes(listing, sizes)
+    shardings = [tensor.sharding for tensor in tensors]
     aim = Goal.of(goal, Network.named(network, "the network of an einsum"))
-    mesh = _mesh_of([*operands, *([] if target is None else [target])])
-    sources = tuple(with_mesh(sharding, mesh) for sharding in operands)
-    target = None if target is None else with_mesh(target, mesh)
-    kind = dtype_named(dtype)
-    for term, end in zip(pattern.terms, [*sources, target], strict=True):
+    mesh = _mesh_of(shardings)
+    for number, sharding in enumerate(shardings):
+        sharding.check_plain("an operand of an einsum" if number < len(operands) else "the target of an einsum")
+    sources = tuple(with_mesh(sharding, mesh) for sharding in shardings[: len(operands)])
+    wanted = None if target is None else with_mesh(shardings[-1], mesh)
+    kind = dtype_named(dtype_said(tensors, dtype))
+    for term, end in zip(pattern.terms, [*sources, wanted], strict=True):
         if end is not None:
             end.layout_for(pattern.shape_of(term, solved))
             if end.unreduced:
                 kind.check_reduction(end.reduction)
     labels = tuple(solved[label] for label in pattern.labels)
-    return _planned(Asked(pattern, sources, labels, kind, target, aim, bool(leave_partial), bool(prove)))
+    return _planned(Asked(pattern, sources, labels, kind, wanted, aim, bool(leave_partial), bool(prove)))
 
 
 def _mesh_of(shardings: Sequence[Sharding]) -> Mesh:

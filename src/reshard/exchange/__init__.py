@@ -3,6 +3,7 @@
 pieces.py     a piece, a tiling, and the one interface of an exchange
 by_digits.py  senders in closed form, where source and target have common digits
 by_boxes.py   senders dealt per source tile, for all else
+overlap_add.py  windows that are summed: the transpose of filling them
 reduction.py  unreduced values: combine every element on one device, then gather
 schedule.py   pieces in rounds, by colouring
 
@@ -29,6 +30,7 @@ the blocks 3 and 2 do not.
 from __future__ import annotations
 
 from reshard.exchange.by_digits import DigitExchange
+from reshard.exchange.overlap_add import OverlapAdd
 from reshard.exchange.pieces import Exchange, Piece, PieceTable, Tiling, overlap_elements
 from reshard.exchange.reduction import class_digits, combine_then_gather, find_exchange, total_bound
 from reshard.exchange.schedule import schedule
@@ -36,6 +38,7 @@ from reshard.exchange.schedule import schedule
 __all__ = [
     "DigitExchange",
     "Exchange",
+    "OverlapAdd",
     "Piece",
     "PieceTable",
     "Tiling",

@@ -1,7 +1,7 @@
 """An exchange by comparing boxes, for all that has no common digits.
 
 Per dim, the overlaps of source blocks and target blocks are one list of intervals, in order: both block numbers
-only grow along it.
+only grow along it, unless blocks are dealt in turns or windows overlap.
 A target tile consists of the products of its intervals; each comes from one source tile.
 All holders of a source tile hold the same, so the choice of senders separates by source tile:
 a device that holds its own piece takes it, and the rest is dealt to the holders in turn, largest piece first.
@@ -41,29 +41,17 @@ import numpy as np
 from reshard.box import Box
 from reshard.digits import NO_DIGITS, Digits, Layout, Positions
 from reshard.errors import ReshardError
-from reshard.exchange.pieces import ONE_CLASS, ClassDigits, Exchange, Piece, PieceTable, Tiling
+from reshard.exchange.pieces import (
+    ONE_CLASS,
+    ClassDigits,
+    Exchange,
+    Overlaps,
+    Piece,
+    PieceTable,
+    Tiling,
+    block_overlaps,
+)
 from reshard.mesh import ENUMERABLE
-
-
-class Overlaps(NamedTuple):
-    """The intervals of a dim in which one source block meets one target block, in order."""
-
-    source: Positions
-    """The number of the source block."""
-    target: Positions
-    """The number of the target block."""
-    start: Positions
-    stop: Positions
-
-    def part(self, source: slice, target: slice) -> Overlaps:
-        """Those of a run of source blocks and a run of target blocks; a slice without ends is all."""
-        low, high = 0, len(self.start)
-        for numbers, run in ((self.source, source), (self.target, target)):
-            if run.start is not None:
-                low = max(low, int(np.searchsorted(numbers, run.start, "left")))
-                high = min(high, int(np.searchsorted(numbers, run.stop, "left")))
-        return Overlaps(*(column[low : max(low, high)] for column in self))
-
 
 EVERY = slice(None)
 
@@ -181,9 +169,10 @@ class BoxExchange(Exchange):
         keys = tile * self.target.mesh.size + receiver
         order = np.argsort(keys)
         own_keys = tiles * self.target.mesh.size + bases
-        cells = order[np.minimum(np.searchsorted(keys, own_keys, sorter=order), len(keys) - 1)]
-        meets = keys[cells] == own_keys
-        own = np.sort(cells[meets] * len(self._copies) + copies[meets])
+        low, high = (np.searchsorted(keys, own_keys, side, sorter=order) for side in ("left", "right"))
+        row = np.repeat(np.arange(len(low)), high - low)
+        cells = order[np.arange(len(row)) + np.repeat(high - np.cumsum(high - low), high - low)]
+        own = np.sort(cells * len(self._copies) + copies[row])
         dealt = len(self._copies) - np.bincount(own // len(self._copies), minlength=len(holder))
         before = np.cumsum(dealt) - dealt
         return Cells(holder, receiver, elements, overlap, parts, before - before[starts][tile], own)
@@ -333,15 +322,6 @@ def by_boxes(
     return BoxExchange(source, target, combined, classes, near)
 
 
-def block_overlaps(source: Layout, target: Layout, dim: int, size: int) -> Overlaps:
-    """Where the blocks of two layouts meet in a dim."""
-    edges = [layout.blocks(dim, size) for layout in (source, target)]
-    cuts = np.unique(np.concatenate([[0, size], *edges[0], *edges[1]]))
-    start, stop = cuts[:-1], cuts[1:]
-    first, second = (np.searchsorted(stops, start, "right") for _, stops in edges)
-    return Overlaps(first, second, start, stop)
-
-
 def _split(layout: Layout, positions: Positions) -> tuple[Positions, Positions]:
     """The first holder of the tile at each position, and the number of the position among the holders."""
     number = layout.free.index_of(positions)
@@ -355,4 +335,4 @@ def _runs(tiling: Tiling, position: int) -> list[slice]:
 
 
 def _span(numbers: Positions) -> slice:
-    return slice(int(numbers[0]), int(numbers[-1]) + 1) if len(numbers) else slice(0, 0)
+    return slice(int(numbers.min()), int(numbers.max()) + 1) if len(numbers) else slice(0, 0)

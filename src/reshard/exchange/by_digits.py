@@ -25,6 +25,7 @@ Then all digits of that element agree with the device's, in the source and in th
 every arrow joins equal values, so the start has the value of the end, and round 0 sends the device to itself.
 What it holds it therefore takes from itself, all in round 0; what it receives is exactly what it lacks.
 In every round each device sends to one: with even dims a device sends as much as it receives.
+A digit of a dim that no device has, on either side, changes none of this: a round moves a box for each of its values.
 
 *Near senders.* A free digit may keep the receiver's own value in place of closing its chain: the proof holds as
 it stands, since any value of a free digit will do.
@@ -53,6 +54,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -100,6 +102,11 @@ class DigitExchange(Exchange):
         return self._at(self.gathered).size
 
     @cached_property
+    def loose_values(self) -> int:
+        """The number of boxes that a round moves from one device to another: one but for digits no device has."""
+        return prod(self.common.loose_sizes)
+
+    @cached_property
     def combined(self) -> Digits:
         """The gathered digits along which values are unreduced: what arrives is combined, not placed."""
         return self._at(i for i in self.gathered if isinstance(self.common.source_roles[i], Unreduced))
@@ -135,8 +142,13 @@ class DigitExchange(Exchange):
         self._check_count(self.gathered_values * len(positions))
         senders, starts = self._sources(positions, np.arange(self.gathered_values)[:, None])
         elements = np.ones_like(senders)
-        for start, length, size in zip(starts, self.common.lengths, self.target.shape, strict=True):
-            elements = elements * np.clip(size - start, 0, length)
+        for start, offsets, length, size in zip(
+            starts, self._loose_offsets, self.common.lengths, self.target.shape, strict=True
+        ):
+            each = np.zeros_like(elements)
+            for offset in offsets:
+                each = each + np.clip(size - start - offset, 0, length)
+            elements = elements * each
         travels = elements > 0
         if self.shares_devices:
             travels &= senders != positions
@@ -144,6 +156,8 @@ class DigitExchange(Exchange):
         return self.source.mesh.device_array[senders[travels]], receivers[travels], elements[travels]
 
     def table(self) -> PieceTable:
+        if self.loose_values > 1:
+            return super().table()
         positions = self.receivers.positions
         self._check_count(self.gathered_values * len(positions))
         senders, starts = self._sources(positions, np.arange(self.gathered_values)[:, None])
@@ -163,7 +177,7 @@ class DigitExchange(Exchange):
     def received(self) -> int:
         if not self.is_even:
             return super().received
-        return self.largest_piece * (self.gathered_values - self.stays)
+        return self.largest_piece * self.loose_values * (self.gathered_values - self.stays)
 
     @property
     def total_received(self) -> int:
@@ -171,7 +185,8 @@ class DigitExchange(Exchange):
             return super().total_received
         # Round 0 sends a device to itself where digits that determine one another agree.
         fixed_points = self._at(cycle[0] for cycle in cycles(self.determined_by)).size if self.shares_devices else 0
-        return self.largest_piece * (self.gathered_values * self.source.mesh.size - fixed_points)
+        pieces = self.gathered_values * self.source.mesh.size - fixed_points
+        return self.largest_piece * self.loose_values * pieces
 
     @property
     def missing(self) -> int:
@@ -181,7 +196,7 @@ class DigitExchange(Exchange):
         tile = prod(self.target.layout.local_shape(self.target.shape))
         homes = {role: i for i, role in enumerate(self.common.target_roles) if role is not None}
         moved = any(homes.get(role, i) != i for i, role in enumerate(self.common.source_roles) if role is not None)
-        return tile - (0 if moved or not self.shares_devices else self.largest_piece)
+        return tile - (0 if moved or not self.shares_devices else self.largest_piece * self.loose_values)
 
     @cached_property
     def _round_steps(self) -> dict[int, int]:
@@ -207,44 +222,68 @@ class DigitExchange(Exchange):
             sender = sender + value * digit.stride
         return sender, starts
 
-    def _piece(self, position: int, number: int) -> tuple[int, Box]:
-        """The position that sends to a position in one of the k permutations, and the box that it sends."""
+    @cached_property
+    def _loose_offsets(self) -> list[list[int]]:
+        """Per dim, where the boxes of one round begin, counted from the first."""
+        offsets = [[0] for _ in self.target.shape]
+        for (dim, stride), size in zip(self.common.loose, self.common.loose_sizes, strict=True):
+            offsets[dim] = [first + value * stride for first in offsets[dim] for value in range(size)]
+        return offsets
+
+    def _pieces(self, position: int, number: int) -> tuple[int, list[Box]]:
+        """The position that sends to a position in one of the k permutations, and the boxes that it sends."""
         sender, starts = self._sources(position, number)
-        ends = zip(starts, self.common.lengths, self.target.shape, strict=True)
-        return sender, Box([(min(start, size), min(start + length, size)) for start, length, size in ends])
+        sizes = list(zip(self.common.lengths, self.target.shape, strict=True))
+        if self.loose_values == 1:
+            ends = zip(starts, sizes, strict=True)
+            boxes = [Box([(min(start, size), min(start + length, size)) for start, (length, size) in ends])]
+        else:
+            boxes = [
+                Box(
+                    [
+                        (min(start, size), min(start + length, size))
+                        for start, (length, size) in zip(at, sizes, strict=True)
+                    ]
+                )
+                for at in product(
+                    *(map(start.__add__, more) for start, more in zip(starts, self._loose_offsets, strict=True))
+                )
+            ]
+        return sender, [box for box in boxes if not box.is_empty]
 
     def incoming(self, device: int) -> list[Piece]:
         if device not in self.receivers:
             self._check_device(device)
             return []
-        self._check_count(self.gathered_values)
+        self._check_count(self.gathered_values * self.loose_values)
         position, devices = self.receivers.position_of(device), self.source.mesh.devices
         place = self._at(self.spread).index_of(position)
-        pieces = ((number, *self._piece(position, number)) for number in range(self.gathered_values))
+        pieces = ((number, *self._pieces(position, number)) for number in range(self.gathered_values))
         return [
             Piece(devices[sender], device, box, number * self.spread_values + place)
-            for number, sender, box in pieces
-            if not box.is_empty
+            for number, sender, boxes in pieces
+            for box in boxes
         ]
 
     def outgoing(self, device: int) -> list[Piece]:
         if device not in self.source.mesh:
             self._check_device(device)
             return []
-        self._check_count(self.gathered_values)
+        self._check_count(self.gathered_values * self.loose_values)
         position, devices = self.source.mesh.position_of(device), self.receivers.devices
         spread = self._at(self.spread).offsets().tolist()
         pieces = []
         for number in range(self.gathered_values):
             values = {}
             for i, (digit, j) in enumerate(zip(self.common.digits, self.determined_by, strict=True)):
-                turn = number // self._round_steps[i] if i in self._round_steps else 0
-                values[j] = (digit.value(position) - turn) % digit.size
+                added = number // self._round_steps[i] if i in self._round_steps else 0
+                values[j] = (digit.value(position) - added) % digit.size
             first = sum(value * self.common.digits[j].stride for j, value in values.items())
             for place, offset in enumerate(spread):
-                sender, box = self._piece(first + offset, number)
-                if sender == position and not box.is_empty:  # two near senders' digits may want one of the receiver's
-                    pieces.append(Piece(device, devices[first + offset], box, number * self.spread_values + place))
+                sender, boxes = self._pieces(first + offset, number)
+                if sender == position:  # two near senders' digits may want one of the receiver's
+                    turn = number * self.spread_values + place
+                    pieces += [Piece(device, devices[first + offset], box, turn) for box in boxes]
         return pieces
 
     def _check_count(self, count: int) -> None:

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reshard.box import Box
+from reshard.deal import Runs
 from reshard.digits import NO_DIGITS, Digits, Layout, Positions
 from reshard.errors import ReshardError
-from reshard.mesh import Mesh
+from reshard.mesh import ENUMERABLE, Mesh
 from reshard.sharding import Sharding, checked_shape
+from reshard.tile import Tile
 
 
 class Piece(NamedTuple):
@@ -68,12 +71,28 @@ class Tiling:
         return cls(sharding.mesh, sharding.layout_for(shape), checked_shape(shape))
 
     def box(self, device: int) -> Box:
-        """Where the tile of a device lies."""
+        """Where the tile of a device lies.
+
+        Raises:
+            ReshardError: `cannot-express` where it is not one box.
+        """
         return self.layout.box(self.mesh.position_of(device), self.shape)
 
+    def tile(self, device: int, *, once: bool = False) -> Box | Tile:
+        """What the array of a device holds: a box, or what answers the same questions; `once` as of `Layout.tile`."""
+        return self.layout.tile(self.mesh.position_of(device), self.shape, once=once)
+
     def elements(self, device: int) -> int:
-        """The number of elements of a device's tile; 0 where it has none."""
-        return self.box(device).size if device in self.mesh else 0
+        """The number of elements of the tensor that a device's tile holds; 0 where it has none."""
+        if device not in self.mesh:
+            return 0
+        if self.layout.weaves:
+            return int(self.all_elements[self.mesh.position_of(device)])
+        return self.box(device).size
+
+    def owned(self) -> Tiling:
+        """The same without windows."""
+        return replace(self, layout=self.layout.owned())
 
     def same_order_as(self, other: Tiling) -> bool:
         """Whether both name the same devices in the same order."""
@@ -86,6 +105,11 @@ class Tiling:
 
     def is_even(self) -> bool:
         """Whether all tiles have one shape."""
+        if self.layout.weaves:
+            return all(
+                size % self.layout.shards(dim) == 0 if weave is None else weave.is_even(size)
+                for dim, (size, weave) in enumerate(zip(self.shape, self.layout.weaves, strict=True))
+            )
         return all(size % self.layout.shards(dim) == 0 for dim, size in enumerate(self.shape))
 
     @cached_property
@@ -95,8 +119,12 @@ class Tiling:
 
     @cached_property
     def all_elements(self) -> Positions:
-        """The number of elements of the tile at each position."""
+        """The number of elements of the tensor that the tile at each position holds."""
         sizes = np.ones_like(self.mesh.positions)
+        if self.layout.weaves:
+            for dim, size in enumerate(self.shape):
+                sizes *= self.layout.lengths(dim, size)[self.layout.cutting[dim].index_of(self.mesh.positions)]
+            return sizes
         for start, stop in self.all_bounds:
             sizes *= stop - start
         return sizes
@@ -126,11 +154,88 @@ def overlap_elements(source: Tiling, target: Tiling, classes: ClassDigits = ONE_
     if not same_order:
         alike = classes.source.index_of(places) == classes.target.index_of(target.mesh.positions)
         shared[(places < 0) | ~alike] = 0
+    if source.layout.weaves or target.layout.weaves:
+        for dim, size in enumerate(target.shape):
+            numbers = (
+                source.layout.cutting[dim].index_of(np.maximum(places, 0)),
+                target.layout.cutting[dim].index_of(target.mesh.positions),
+            )
+            shared *= block_overlaps(source.layout, target.layout, dim, size).shared(*numbers)
+        return shared
     for (low, high), (start, stop) in zip(source.all_bounds, target.all_bounds, strict=True):
         if not same_order:
             low, high = low[places], high[places]
         shared *= np.maximum(np.minimum(stop, high) - np.maximum(start, low), 0)
     return shared
+
+
+class Overlaps(NamedTuple):
+    """The intervals of a dim in which a run that a source shard owns meets one that a target shard holds, in order."""
+
+    source: Positions
+    """The number of the source shard."""
+    target: Positions
+    """The number of the target shard."""
+    start: Positions
+    stop: Positions
+    is_sorted: bool = True
+    """Whether both numbers only grow along it."""
+
+    def part(self, source: slice, target: slice) -> Overlaps:
+        """Those of a run of source shards and a run of target shards; a slice without ends is all."""
+        if not self.is_sorted:
+            inside = np.ones(len(self.start), dtype=np.bool_)
+            for numbers, run in ((self.source, source), (self.target, target)):
+                if run.start is not None:
+                    inside &= (run.start <= numbers) & (numbers < run.stop)
+            return self._at(inside)
+        low, high = 0, len(self.start)
+        for numbers, run in ((self.source, source), (self.target, target)):
+            if run.start is not None:
+                low = max(low, int(np.searchsorted(numbers, run.start, "left")))
+                high = min(high, int(np.searchsorted(numbers, run.stop, "left")))
+        return self._at(slice(low, max(low, high)))
+
+    def _at(self, rows: slice | NDArray[Any]) -> Overlaps:
+        return Overlaps(self.source[rows], self.target[rows], self.start[rows], self.stop[rows], self.is_sorted)
+
+    def shared(self, source: Positions, target: Positions) -> Positions:
+        """For many pairs of shards, how many elements both have."""
+        if not len(self.start):
+            return np.zeros_like(source)
+        count = max(int(self.target.max()), int(target.max(initial=0))) + 1
+        keys, row = np.unique(self.source * count + self.target, return_inverse=True)
+        elements = np.zeros(len(keys), dtype=np.int64)
+        np.add.at(elements, row.reshape(-1), self.stop - self.start)
+        asked = source * count + target
+        place = np.minimum(np.searchsorted(keys, asked), len(keys) - 1)
+        return np.where(keys[place] == asked, elements[place], 0)
+
+
+def block_overlaps(source: Layout, target: Layout, dim: int, size: int) -> Overlaps:
+    """Where what source shards own meets what target shards hold in a dim.
+
+    Raises:
+        ReshardError: `too-large`.
+    """
+    if source.weave(dim) is None and target.weave(dim) is None:
+        edges = [layout.blocks(dim, size) for layout in (source, target)]
+        cuts = np.unique(np.concatenate([[0, size], *edges[0], *edges[1]]))
+        start, stop = cuts[:-1], cuts[1:]
+        first, second = (np.searchsorted(stops, start, "right") for _, stops in edges)
+        return Overlaps(first, second, start, stop)
+    owned, held = source.runs(dim, size, held=False), target.runs(dim, size, held=True)
+    order = np.argsort(owned.start, kind="stable")
+    owned = Runs(*(column[order] for column in owned))
+    first = np.searchsorted(owned.stop, held.start, "right")
+    count = np.maximum(np.searchsorted(owned.start, held.stop, "left") - first, 0)
+    if int(count.sum()) > ENUMERABLE:
+        raise ReshardError("too-large", f"{int(count.sum())} overlaps in dim {dim} are too many to list one by one")
+    row = np.repeat(np.arange(len(count)), count)
+    number = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    start, stop = np.maximum(owned.start[number], held.start[row]), np.minimum(owned.stop[number], held.stop[row])
+    order = np.lexsort((held.shard[row], start))
+    return Overlaps(owned.shard[number], held.shard[row], start, stop, is_sorted=False)._at(order)
 
 
 class Exchange(ABC):

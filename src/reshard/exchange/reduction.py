@@ -33,11 +33,12 @@ from math import prod
 
 import numpy as np
 
-from reshard.digits import NO_DIGITS, Digit, Digits, Layout
+from reshard.digits import NO_DIGITS, Digit, Layout
 from reshard.errors import ReshardError
 from reshard.exchange.by_boxes import by_boxes
 from reshard.exchange.by_digits import by_digits
-from reshard.exchange.pieces import ClassDigits, Exchange, Tiling
+from reshard.exchange.overlap_add import overlap_add
+from reshard.exchange.pieces import ClassDigits, Exchange, Tiling, block_overlaps
 
 
 def find_exchange(source: Tiling, target: Tiling, near: int = 0) -> Exchange:
@@ -51,8 +52,13 @@ def find_exchange(source: Tiling, target: Tiling, near: int = 0) -> Exchange:
         near: where given, a stride of the device number: replicas within the receiver's run of so many send first.
 
     Raises:
-        ReshardError: `no-plan` where the target is unreduced along what the source is not, `too-large`.
+        ReshardError: `no-plan` where the target is unreduced along what the source is not, or has windows where the
+            source sums them; `too-large`.
     """
+    if source.layout.is_summed:
+        if target.layout.has_windows:
+            raise ReshardError("no-plan", "an exchange cannot sum windows into windows at once")
+        return overlap_add(source, target, find_exchange)
     staying = target.layout.unreduced
     same_order = source.same_order_as(target) or not staying
     combined = source.layout.unreduced.without(staying) if same_order else NO_DIGITS
@@ -77,8 +83,10 @@ def combine_then_gather(source: Tiling, target: Tiling, near: int = 0) -> tuple[
 
     Where the target has one copy of each tile, or keeps all classes apart, one exchange does it.
     """
-    if target.layout.copies() == 1 or source.classes == target.classes:
+    if target.layout.copies() == 1 or source.classes == target.classes or source.layout.is_summed:
         return (find_exchange(source, target, near),)
+    if target.layout.has_windows:
+        raise ReshardError("no-plan", "an exchange cannot combine partial values and fill windows at once")
     if not target.shape:  # a scalar is a vector of one element
         source, target = (
             replace(tiling, shape=(1,), layout=replace(tiling.layout, dims=((),))) for tiling in (source, target)
@@ -107,17 +115,13 @@ def _homes(source: Tiling, target: Tiling) -> Iterator[Tiling]:
     for favourite in [None, *range(len(target.shape))]:
         layout = target.layout
         for digit in placed:
-            layout = _cut(layout, roles[digit][0], digit)
+            layout = layout.cut_further(roles[digit][0], digit)
         for digit in rest:
-            layout = _cut(layout, _roomiest(layout, target.shape, digit) if favourite is None else favourite, digit)
+            dim = _roomiest(layout, target.shape, digit) if favourite is None else favourite
+            layout = layout.cut_further(dim, digit)
         if layout not in seen:
             seen.add(layout)
             yield replace(target, layout=layout)
-
-
-def _cut(layout: Layout, dim: int, digit: Digit) -> Layout:
-    before, stages, after = layout.dims[:dim], layout.dims[dim], layout.dims[dim + 1 :]
-    return replace(layout, dims=(*before, (*stages, Digits((digit,))), *after))
 
 
 def _roomiest(layout: Layout, shape: Sequence[int], digit: Digit) -> int:
@@ -148,10 +152,9 @@ def _held_elements(source: Tiling, target: Tiling) -> int:
     volume = np.ones(len(both), dtype=np.int64)
     keys = [digit.value(both) for digit in target.layout.unreduced]
     for dim, size in enumerate(target.shape):
-        bounds = [*source.layout.intervals(dim, size, places[both]), *target.layout.intervals(dim, size, both)]
-        start, stop = np.maximum(bounds[0], bounds[2]), np.minimum(bounds[1], bounds[3])
-        volume *= np.maximum(stop - start, 0)
-        keys += [start, stop]
+        numbers = [tiling.layout.cutting[dim].index_of(at) for tiling, at in ((source, places[both]), (target, both))]
+        volume *= block_overlaps(source.layout, target.layout, dim, size).shared(*numbers)
+        keys += numbers
     if not keys:
         return 1 if len(both) else 0
     _, first = np.unique(np.stack(keys, axis=1)[volume > 0], axis=0, return_index=True)

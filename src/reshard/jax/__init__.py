@@ -1,14 +1,17 @@
 """The engine for JAX.
 
-exchange/        `reshard`, and plans as what one device does
+exchange/        `reshard`, `run`, and plans as what one device does
 contraction/     `einsum`
 tracing/         `trace`: a program from a function
 stablehlo/       `rs.Program.from_stablehlo`: a program from a module in text
+halo.py          `halo`: tiles with borders
 programs.py      `to_jax`: a placed program as a function
 verbs.py         what JAX does with arrays, for the interpreter of operations
 conversions.py   meshes and shardings, to and from JAX's
 calibration.py   a network fitted to the devices at hand
 inspection.py    `inspect`: what a compiled function moves
+patching.py      `patched`: plans under JAX's own calls
+code.py          `code_of`: a plan as a function of JAX alone
 
 Whatever moves does so by a plan that was made before the program runs, from shardings alone: for an array that is
 there by itself, for a traced one by its type, by what is said, or by XLA once it has propagated.
@@ -29,22 +32,28 @@ from reshard.jax.calibration import calibrate
 from reshard.jax.contraction.einsum import einsum
 from reshard.jax.conversions import hlo_sharding_of, mesh_of, named_sharding_of, partition_spec_of, sharding_of
 from reshard.jax.exchange.resharding import reshard
+from reshard.jax.exchange.whole_plans import run
+from reshard.jax.halo import halo
 
 __all__ = [
     "calibrate",
     "einsum",
+    "halo",
     "hlo_sharding_of",
     "mesh_of",
     "named_sharding_of",
     "partition_spec_of",
     "reshard",
+    "run",
     "sharding_of",
 ]
 
 source_info_util.register_exclusion(str(Path(__file__).parent))  # an operation's line in a dump is its caller's
 
 LATER = {
+    "code_of": "reshard.jax.code",
     "inspect": "reshard.jax.inspection",
+    "patched": "reshard.jax.patching",
     "program_of": "reshard.jax.stablehlo.reading",
     "to_jax": "reshard.jax.programs",
     "trace": "reshard.jax.tracing.functions",

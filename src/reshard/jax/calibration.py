@@ -23,7 +23,8 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.checks import expect
-from reshard.jax.conversions import mesh_of
+from reshard.jax.conversions import jax_mesh_like, mesh_of
+from reshard.mesh import Mesh
 from reshard.network import Calibration, Network
 from reshard.network.calibration import Pairs
 
@@ -58,6 +59,15 @@ def calibrate(mesh: JaxMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 3) 
         return min(repeat(run, repeat=RUNS, number=1))
 
     return guess.calibrate(time_exchange, sizes=sizes, repeats=repeats)
+
+
+def calibrate_like(mesh: Mesh, *, repeats: int = 3) -> tuple[Network, Calibration]:
+    """`calibrate` for a mesh of ours, over `jax.devices()`.
+
+    Raises:
+        ReshardError: as `calibrate`; `unknown-device` where JAX has too few devices.
+    """
+    return calibrate(jax_mesh_like(mesh), repeats=repeats)
 
 
 def _exchange(mesh: JaxMesh, n_bytes: int, pairs: Pairs) -> Callable[[], Any]:

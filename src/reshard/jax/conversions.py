@@ -25,7 +25,7 @@ P(('y', 'x'), None)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -34,15 +34,18 @@ import jax
 import numpy as np
 from jax._src.layout import Format
 from jax._src.lib import xla_client  # type: ignore[attr-defined]  # the one place where HloSharding is found
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 
 from reshard.axis import Axis, refined_mesh
 from reshard.checks import expect, shown
 from reshard.errors import ReshardError
+from reshard.foreign import names_in as names_in  # noqa: PLC0414  # whoever converts specs takes them apart too
+from reshard.foreign import sharding_record
 from reshard.mesh import Mesh
 from reshard.notation import parse_sharding, to_xla
-from reshard.sharding import DimSharding, Sharding
+from reshard.notation.records import sharding_of_record
+from reshard.sharding import Sharding
 
 AnyMesh = JaxMesh | AbstractMesh
 Target = PartitionSpec | NamedSharding | Sharding
@@ -64,17 +67,7 @@ def mesh_of(mesh: AnyMesh) -> Mesh:
 
 @lru_cache(256)
 def _mesh_of(mesh: AnyMesh) -> Mesh:
-    axes = tuple(mesh.shape.items())
-    if isinstance(mesh, AbstractMesh) or not mesh.devices.size:
-        return Mesh(axes)
-    return Mesh(axes, device_numbers(mesh.devices.flat))
-
-
-def device_numbers(devices: Iterable[Any]) -> tuple[int, ...]:
-    """The places of devices in `jax.devices()`, or in the list of their own backend."""
-    listed = list(devices)
-    places = {device: place for place, device in enumerate(listed[0].client.devices())} if listed else {}
-    return tuple(places[device] for device in listed)
+    return Mesh.of(mesh)
 
 
 def sharding_of(sharding: Any, mesh: AnyMesh | Mesh | None = None, ndim: int | None = None) -> Sharding:
@@ -96,54 +89,16 @@ def sharding_of(sharding: Any, mesh: AnyMesh | Mesh | None = None, ndim: int | N
     """
     ours = mesh_of(mesh) if isinstance(mesh, JaxMesh | AbstractMesh) else mesh
     if isinstance(sharding, Sharding):
+        sharding.check_plain("an array of JAX")
         return sharding
-    if isinstance(sharding, NamedSharding):
-        return _of_spec(sharding.spec, mesh_of(sharding.mesh), ndim)
-    if isinstance(sharding, PartitionSpec):
-        if ours is None:
-            raise ReshardError("unknown-mesh", f"{sharding} does not say on which mesh; a mesh must be given or set")
-        return _of_spec(sharding, ours, ndim)
-    if isinstance(sharding, HloSharding):
-        return _of_hlo(sharding, ours, ndim)
-    if isinstance(sharding, SingleDeviceSharding):
-        return Sharding(Mesh((), device_numbers(sharding.device_set)), ())
-    if isinstance(sharding, jax.sharding.Sharding) and ndim is not None:
-        devices = Mesh.of(devices=len(sharding.device_set), device_ids=device_numbers(sharding._device_assignment))
-        return _of_hlo(sharding._to_xla_hlo_sharding(ndim), devices, ndim)
-    raise ReshardError("bad-argument", f"a sharding must be a PartitionSpec, a NamedSharding or ours, got: {sharding}")
-
-
-def _of_spec(spec: PartitionSpec, mesh: Mesh, ndim: int | None) -> Sharding:
-    rank = len(spec.partitions) if ndim is None else ndim
-    if len(spec.partitions) > rank:
-        raise ReshardError("rank-mismatch", f"{spec} names {len(spec.partitions)} dims, the tensor has {rank}")
-    dims = []
-    for entry in [*spec.partitions, *[None] * (rank - len(spec.partitions))]:
-        is_open = entry is PartitionSpec.UNCONSTRAINED
-        names = () if is_open else names_in(entry)
-        dims.append(DimSharding(tuple(map(Axis, names)), is_open))
-    if mesh.is_maximal:
-        return Sharding(mesh, ())
-    return Sharding.of(mesh, *dims, replicated=map(Axis, spec.reduced), unreduced=map(Axis, spec.unreduced))
-
-
-def names_in(entry: Any) -> tuple[Any, ...]:
-    """The names of the axes of one entry of a spec."""
-    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
-
-
-def _of_hlo(sharding: Any, mesh: Mesh | None, ndim: int | None) -> Sharding:
-    """XLA counts positions in the mesh; once the text is read on them, the devices come back."""
-    rank = ndim if not sharding.is_tiled() else None
-    if mesh is None or mesh.is_empty:
-        return parse_sharding(str(sharding), None, rank)
-    of_positions = parse_sharding(str(sharding), Mesh(mesh.axes) if mesh.axes else None, rank)
-    if ndim is not None and of_positions.ndim not in (None, ndim):
-        raise ReshardError("rank-mismatch", f"{sharding} has {of_positions.ndim} dims, the tensor has {ndim}")
-    if of_positions.mesh.is_empty:  # the text was read without a mesh, and names no device
-        return Sharding(mesh, ())
-    ids = tuple(mesh.device_at(position) for position in of_positions.mesh.devices)
-    return replace(of_positions, mesh=Mesh(of_positions.mesh.axes, ids))
+    record = sharding_record(sharding, ndim) if isinstance(sharding, AnySharding | HloSharding) else None
+    if record is None:
+        raise ReshardError(
+            "bad-argument", f"a sharding must be a PartitionSpec, a NamedSharding or ours, got: {shown(sharding)}"
+        )
+    if ours is None and isinstance(sharding, PartitionSpec):
+        raise ReshardError("unknown-mesh", f"{sharding} does not say on which mesh; a mesh must be given or set")
+    return sharding_of_record(record, ours, ndim)
 
 
 def partition_spec_of(sharding: Sharding) -> PartitionSpec:
@@ -156,7 +111,7 @@ def partition_spec_of(sharding: Sharding) -> PartitionSpec:
         ReshardError: `cannot-express` where the sharding has sub-axes, or unreduced values under another
             reduction than a sum.
     """
-    expect(sharding, Sharding, "what a spec is made of")
+    expect(sharding, Sharding, "what a spec is made of").check_plain("a sharding of JAX")
     if sharding.reduction != "sum":
         raise ReshardError(
             "cannot-express", f"JAX has sums alone, but {sharding.text()} is unreduced under {sharding.reduction}"
@@ -194,7 +149,7 @@ def named_sharding_of(sharding: Sharding, mesh: AnyMesh | None = None, *, refine
         raise ReshardError("cannot-express", "a sharding of JAX with names must have axes; this is on one device")
     renamed = on_mesh(sharding, mesh, refine=refine)
     if refine:
-        mesh, renamed = _refined(renamed, mesh)
+        mesh, (renamed,) = refined([renamed], mesh)
     return NamedSharding(mesh, partition_spec_of(renamed))
 
 
@@ -223,32 +178,40 @@ def on_mesh(sharding: Sharding, mesh: AnyMesh, *, refine: bool = False) -> Shard
     raise ReshardError("cannot-express", f"the axes of mesh {ours} cannot express {sharding}")
 
 
-def _refined(sharding: Sharding, mesh: AnyMesh) -> tuple[AnyMesh, Sharding]:
-    """A mesh over the same devices whose whole axes the sharding has, and the sharding on it."""
-    ours = sharding.mesh
+def refined(shardings: Sequence[Sharding], mesh: AnyMesh) -> tuple[AnyMesh, list[Sharding]]:
+    """A mesh over the same devices whose whole axes the shardings have, and the shardings on it.
+
+    Args:
+        shardings: on one mesh, the one that is given or another of the same order.
+        mesh: of JAX; what is refined, where the shardings have its axes.
+    """
+    ours, used = shardings[0].mesh, [axis for sharding in shardings for axis in sharding.axes()]
     if ours.axes != tuple(mesh.shape.items()):
-        return _with_axes(mesh, ours.axes, None), sharding
-    if all(axis.is_whole for axis in sharding.axes()):
-        return mesh, sharding
-    pieces = refined_mesh(sharding.axes(), ours.sizes)
+        mesh = _with_axes(mesh, ours.axes, None)
+    if all(axis.is_whole for axis in used):
+        return mesh, list(shardings)
+    pieces = refined_mesh(used, ours.sizes)
     single = {piece: piece.name for piece in pieces if ours.sizes[piece.name] == 1}
     cut = [piece for piece in pieces if piece not in single]
     fine = Mesh.of_digits(ours.digits_of(cut), ours.device_ids, like=ours)
     names = single | dict(zip(cut, fine.sizes, strict=True))
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     axes = tuple((name, piece.size_in(ours.sizes[piece.name])) for piece, name in names.items())
-    refined = _with_axes(mesh, axes, tuple(kinds[piece.name] for piece in names))
+    fine_mesh = _with_axes(mesh, axes, tuple(kinds[piece.name] for piece in names))
 
     def renamed(axes: Iterable[Axis]) -> tuple[Axis, ...]:
         return tuple(Axis(name) for axis in axes for piece, name in names.items() if axis.contains(piece))
 
-    return refined, replace(
-        sharding,
-        mesh=mesh_of(refined),
-        dims=tuple(replace(dim, axes=renamed(dim.axes)) for dim in sharding.dims),
-        replicated=renamed(sharding.replicated),
-        unreduced=renamed(sharding.unreduced),
-    )
+    return fine_mesh, [
+        replace(
+            sharding,
+            mesh=mesh_of(fine_mesh),
+            dims=tuple(replace(dim, axes=renamed(dim.axes)) for dim in sharding.dims),
+            replicated=renamed(sharding.replicated),
+            unreduced=renamed(sharding.unreduced),
+        )
+        for sharding in shardings
+    ]
 
 
 def _with_axes(mesh: AnyMesh, axes: tuple[tuple[str, int], ...], types: tuple[Any, ...] | None) -> AnyMesh:

@@ -17,13 +17,20 @@ gradient.
 identity of a reduction before one, and is dropped elsewhere.
 
 **Loops and choices** are those of JAX over tiles.
+
+**Barriers** are one for all values that meet there: what is made anew for a gradient begins when the gradient has come
+so far, and takes nothing from the first time, though it is the same.
+
+**Small reshards** of one kind along the same axes go together, as far as none waits for what it does not need: a
+collective costs its start however little it moves, and a model has as many small tensors as large ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import jax
@@ -40,7 +47,8 @@ from reshard.digits import Digits, nest
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
 from reshard.jax.conversions import jax_mesh_like, partition_spec_of
-from reshard.jax.exchange.lowering import run_on_device
+from reshard.jax.exchange.joint import run_together
+from reshard.jax.exchange.lowering import on_device, run_on_device
 from reshard.jax.exchange.rounds import Device
 from reshard.jax.tracing.emitter import Signature, is_key
 from reshard.jax.verbs import VERBS
@@ -54,6 +62,10 @@ from reshard.plans import Plan
 from reshard.propagation import Operation, Placement, Value
 from reshard.propagation.running import Engine, Turn, Turned, run
 from reshard.sharding import DimSharding, Sharding, stays_unreduced
+
+SMALL_BYTES = 1 << 14
+"""Up to tiles of this size reshards go together: larger ones take longer to be put into a row than a collective does
+to start, on 8 devices of a CPU; where it is otherwise XLA joins them itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +173,7 @@ class _Device(Engine):
 
     def __init__(self, placed: Placement, names: tuple[str, ...]) -> None:
         self.placed, self.device = placed, Device.here(names)
+        self.barriers = _barriers(placed.operations)
 
     def loop(
         self, loop: Loop, turn: Turn, carried: list[Any], elements: list[Any], stacks: Sequence[Operation]
@@ -177,6 +190,26 @@ class _Device(Engine):
         """A choice of JAX."""
         return lax.switch(lax.convert_element_type(number, np.int32), branches)
 
+    def joins(self, operation: Operation) -> Hashable | None:
+        """Barriers, and reshards of small tiles by what they do."""
+        if operation.name == "copy":
+            return self.barriers.get(operation.result)
+        plan = self.placed.plans.get(operation.result)
+        if plan is None or not plan.received_bytes or operation.result.dtype.kind == "b" or _is_extreme(plan):
+            return None
+        tiles = (prod(self.placed.sharding(value).local_shape(value.shape)) for value in operation.values)
+        if max(tiles) * operation.result.dtype.itemsize > SMALL_BYTES:
+            return None
+        return plan.dtype.name, *((step.kind, step.before.mesh, step.axes) for step in plan.steps)
+
+    def compute_together(self, operations: Sequence[Operation], tiles: Sequence[Sequence[Any]]) -> list[Any]:
+        """The tiles of barriers, or of reshards."""
+        firsts = [operands[0] for operands in tiles]
+        if operations[0].name == "copy":
+            return list(lax.optimization_barrier(firsts))
+        plans = [self.placed.plans[operation.result] for operation in operations]
+        return moved_together(plans, self.device.names, firsts)
+
     def compute(self, operation: Operation, tiles: Sequence[Any]) -> Any:
         """The tile that an operation makes."""
         if operation.result in self.placed.plans:
@@ -191,6 +224,21 @@ class _Device(Engine):
         if operation.payload is not None:
             return operation.payload(extents, tiles)
         return compute(VERBS, operation, extents, tiles)
+
+
+def _barriers(operations: Sequence[Operation]) -> dict[Value, int]:
+    """Per value that is held at a barrier the number of that; copies that follow each other meet at one.
+
+    Between them reshards may stand, which bring them where they are copied.
+    """
+    numbers: dict[Value, int] = {}
+    number = 0
+    for operation in operations:
+        if operation.name == "copy" and operation.attribute("barrier"):
+            numbers[operation.result] = number
+        elif operation.name != "reshard":
+            number += 1
+    return numbers
 
 
 class ArrayExtents:
@@ -258,14 +306,32 @@ def moved(plan: Plan, names: tuple[str, ...], tile: Any) -> Any:
         return lax.reshape(tile, plan.target.local_shape(plan.shape))
     if tile.dtype == np.bool_:  # which JAX has no maximum over devices for
         return run_on_device(plan, names, tile.astype(np.uint8)).astype(np.bool_)
-    if not jnp.issubdtype(tile.dtype, np.inexact):
-        return run_on_device(plan, names, tile)
-    if plan.source.unreduced and plan.source.reduction != "sum":
+    if jnp.issubdtype(tile.dtype, np.inexact) and _is_extreme(plan):
         return _extreme(plan, names)(tile)
-    back = plan.transpose()
-    return linear_call(
-        lambda _, x: run_on_device(plan, names, x), lambda _, ct: run_on_device(back, names, ct), (), tile
+    return moved_together([plan], names, [tile])[0]
+
+
+def moved_together(plans: Sequence[Plan], names: tuple[str, ...], tiles: Sequence[Any]) -> list[Any]:
+    """The target tiles of plans of one kind that have steps, none of truth values or of an extreme; with derivatives.
+
+    Their collectives go as one where they are alike.
+    """
+
+    def run(plans: Sequence[Plan], tiles: Sequence[Any]) -> list[Any]:
+        return run_together([on_device(plan, names, tile) for plan, tile in zip(plans, tiles, strict=True)], names)
+
+    if not jnp.issubdtype(tiles[0].dtype, np.inexact):
+        return run(plans, tiles)
+    back = [plan.transpose() for plan in plans]
+    results: list[Any] = linear_call(
+        lambda _, tiles: run(plans, tiles), lambda _, cotangents: run(back, cotangents), (), list(tiles)
     )
+    return results
+
+
+def _is_extreme(plan: Plan) -> bool:
+    """Whether values are combined otherwise than by their sum."""
+    return bool(plan.source.unreduced) and plan.source.reduction != "sum"
 
 
 def _extreme(plan: Plan, names: tuple[str, ...]) -> Any:

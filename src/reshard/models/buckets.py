@@ -11,7 +11,7 @@ have 12; a fourth of 30 and 0 is cut into 3 parts.
 
 >>> loads = [Load("a", "s", 4, "b", "t", 2)] * 3 + [Load("a", "s", 30, "b", "t", 0)]
 >>> buckets_of(loads, range(4), 10, lambda number, parts: -(-30 // parts))
-Buckets(first=[0, 1, 2, 3], parts=[1, 1, 1, 3], count=6)
+Buckets(first=[0, 1, 2, 3], parts=[1, 1, 1, 3], total=6)
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Buckets(NamedTuple):
     first: list[int]
     """-1 where nothing of the tensor travels."""
     parts: list[int]
-    count: int
+    total: int
+    """Of buckets."""
 
 
 class _Filling:

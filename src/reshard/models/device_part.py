@@ -113,8 +113,8 @@ class DevicePart(NamedTuple):
         boxes: PieceBoxes,
     ) -> DevicePart:
         """The part of a device from what it found in the tables."""
-        ends = (Traffic.of(found, first, parts, boxes) for found in (sends, receives))
-        return cls(device, *ends, keeps)
+        outgoing, incoming = (Traffic.of(found, first, parts, boxes) for found in (sends, receives))
+        return cls(device, outgoing, incoming, keeps)
 
     def kept(self) -> list[tuple[int, Box]]:
         """The tensors and boxes that the device copies from its own tiles."""

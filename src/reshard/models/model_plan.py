@@ -5,6 +5,7 @@ products of a group's by its count, and a device's schedule is looked up in the 
 One description serves whoever moves the bytes: `part_of(device)` lists a device's messages in the global order, with
 the boxes that they consist of, and `slots` say where the boxes lie in its buffers.
 
+>>> from reshard.mesh import Mesh
 >>> mesh = Mesh.of(x=4)
 >>> tensors = {f"layers.{layer}.w": ((8, 8), "f32") for layer in range(3)}
 >>> plan = plan_model(tensors, Rules.of(mesh, {}, "[{'x'}, {}]".replace("'", '"')), Rules.of(mesh, {}, (None, "x")))
@@ -24,9 +25,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -53,9 +54,11 @@ from reshard.tables import Passage, Table, plain
 VERSION = 1
 """Of what a digest and the JSON say."""
 IN_FLIGHT = 256 << 20
+NO_ROWS: Positions = np.zeros(0, dtype=np.int64)
 
 
-class Template(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Template:
     """Tensors that are called alike and go the same way."""
 
     name: str
@@ -326,8 +329,8 @@ class ModelPlan:
             if place is not None:
                 for turn, chosen in _by_turn(group, members):
                     holder = moves.base[place] + moves.offsets[(moves.number[place] - turn) % moves.replicas]
-                    rows = moves.rows_from.get(int(holder))
-                    if rows is not None:
+                    rows = moves.rows_from.get(int(holder), NO_ROWS)
+                    if len(rows):
                         peers = np.broadcast_to(
                             group.target.devices[moves.table.receivers[rows]], (len(chosen), len(rows))
                         )
@@ -407,7 +410,7 @@ class ModelPlan:
             against = "the lower bound"
         else:
             against = f"the lower bound is {bytes_text(self.lower_bound_bytes)}"
-        count = self.buckets.count
+        count = self.buckets.total
         return (
             f"received {bytes_text(received)} on the busiest device, {busiest}, {against}; "
             f"{bytes_text(int(self.all_received_bytes.sum()))} in all; {count} bucket{'s' if count != 1 else ''}, "
@@ -430,14 +433,14 @@ class ModelPlan:
             "digest": self.digest,
             "tensors": len(self.names),
             "in_flight": self.in_flight,
-            "buckets": self.buckets.count,
+            "buckets": self.buckets.total,
             "network": None if self.network is None else self.network.name,
             "seconds": self.seconds,
             "host_bytes": self.host_bytes,
             "received_bytes": self.received_bytes,
             "lower_bound_bytes": self.lower_bound_bytes,
             "total_received_bytes": int(self.all_received_bytes.sum()),
-            "templates": [template._asdict() for template in self.templates],
+            "templates": [asdict(template) for template in self.templates],
             "devices": [
                 {
                     "device": device,
@@ -474,7 +477,7 @@ def _pieces(moves: Moves, rows: Positions, members: Positions, peers: Positions,
 def plan_model(
     tensors: Mapping[str, Any],
     source: Rules,
-    target: Rules,
+    target: Rules | None = None,
     *,
     network: Network | str | None = None,
     in_flight: int = IN_FLIGHT,
@@ -484,7 +487,7 @@ def plan_model(
 
     Args:
         tensors: by name its shape and dtype, as a pair or as what has both.
-        source: where the tensors are.
+        source: where the tensors are; left out where they are live and say it themselves, as DTensors do.
         target: where they go.
         network: the devices' network, or a preset's name, to tell what it takes.
         in_flight: bytes that a device may have under way, sent and received together.
@@ -495,15 +498,18 @@ def plan_model(
         ReshardError: `bad-argument` where a name has no rule, `bad-shape`, `unknown-dtype`, `bad-network`, `too-large`,
             and what a rule that does not fit its tensor raises.
 
+    >>> from reshard.mesh import Mesh
     >>> rules = Rules.of(Mesh.of(x=2), {}, "replicated")
     >>> plan_model({"w": ((4, 4), "f32")}, Rules.of(Mesh.of(x=2), {}, ("x",)), rules, cast={"w": "bf16"}).received_bytes
     16
     """
+    if target is None:
+        source, target = Rules.held_by(expect(tensors, Mapping, "tensors")), source  # type: ignore[type-abstract]
     ends = (expect(source, Rules, "the source of a model"), expect(target, Rules, "the target of a model"))
     in_flight = integer(in_flight, "in_flight")
     if in_flight < 2:
         raise ReshardError("bad-argument", f"in_flight is {in_flight}; it must be at least 2")
-    if not isinstance(tensors, Mapping) or not all(isinstance(name, str) for name in tensors):
+    if not all(isinstance(name, str) for name in expect(tensors, Mapping, "tensors")):  # type: ignore[type-abstract]
         raise ReshardError("bad-argument", f"tensors must be shapes and dtypes by name, got: {shown(tensors)}")
     types = tuple(_tensor_type(name, value) for name, value in tensors.items())
     if isinstance(network, str):

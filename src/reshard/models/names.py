@@ -1,7 +1,8 @@
 """Names of tensors: patterns for them, and the known ones near to one that is not known.
 
-A pattern is a regular expression that must match a whole name; one that begins with `*` or with `glob:` is a glob, whose
-`*` stands for any text, dots too, and whose `?` stands for one letter.
+A pattern is a regular expression that must match a whole name.
+One that begins with `*` or with `glob:` is a glob, whose `*` stands for any text, dots too, and whose `?` stands for
+one letter.
 
 >>> bool(pattern_of("*.down_proj.weight").fullmatch("model.layers.3.mlp.down_proj.weight"))
 True

@@ -1,4 +1,4 @@
-"""Rules: which sharding a tensor has by its name, on which part of the mesh, and how devices keep it.
+r"""Rules: which sharding a tensor has by its name, on which part of the mesh, and how devices keep it.
 
 The first rule whose pattern matches a name decides; a name that none matches takes the default, or is refused.
 A rule's spec is of the tensor as it is called and shaped by itself, whatever it is fused or stacked with in memory.
@@ -12,13 +12,13 @@ A rule's spec is of the tensor as it is called and shaped by itself, whatever it
     store     the buffer, stacking, fusing and order of dims (see `stores`)
 
 >>> mesh = Mesh.of(data=2, model=4)
->>> rules = Rules.of(mesh, {r".*\\.(q|k|v)_proj\\.weight": '[{"model"}, {}]', "*norm*": "replicated"})
+>>> rules = Rules.of(mesh, {r".*\.(q|k|v)_proj\.weight": '[{"model"}, {}]', "*norm*": "replicated"})
 >>> print(rules.sharding("layers.3.q_proj.weight", (8, 4)).text(), rules.sharding("norm.weight", (4,)).text())
 [{"model"}, {}] [{}]
 >>> rules.sharding("layers.3.o_proj.weight", (8, 4))
 Traceback (most recent call last):
     ...
-reshard.errors.ReshardError: no rule matches 'layers.3.o_proj.weight'; patterns are '.*\\\\.(q|k|v)_proj\\\\.weight', '*norm*'
+reshard.errors.ReshardError: no rule matches 'layers.3.o_proj.weight'; patterns are '.*\\.(q|k|v)_proj\\.weight', …
 """
 
 from __future__ import annotations
@@ -42,7 +42,12 @@ from reshard.models.sites import Site
 from reshard.models.specs import cuts_of
 from reshard.models.stores import Store
 from reshard.models.systems import system_rules
+from reshard.notation.described import described
+from reshard.notation.grammar import mentioning
 from reshard.sharding import Sharding, checked_shape
+
+LITERAL = re.compile(r"(?:\w|\\\W)+")
+"""A pattern that matches one name alone."""
 
 
 class Ruled(NamedTuple):
@@ -76,7 +81,7 @@ class Rules:
         devices = set(self.mesh.devices)
         for rule in self.rules:
             mesh = rule.mesh or self.mesh
-            if mesh is not self.mesh and set(mesh.devices) != devices:
+            if mesh is not self.mesh and not devices.issuperset(mesh.devices):
                 raise ReshardError(
                     "different-meshes", f"rule {rule.match!r} is on mesh {mesh}, not on the devices of all"
                 )
@@ -147,6 +152,30 @@ class Rules:
         """
         return cls(*system_rules(system, model, first_device))
 
+    @classmethod
+    def held_by(cls, tensors: Mapping[str, Any]) -> Rules:
+        """The rules that live tensors follow: each by its name, where it lies.
+
+        Args:
+            tensors: by name DTensors, arrays of JAX, or whatever else says its sharding, shape and dtype.
+
+        Raises:
+            ReshardError: `unknown-mesh` where one does not say where it lies; `bad-argument`.
+        """
+        rules = []
+        for name, tensor in tensors.items():
+            with mentioning(f"tensor {name!r}"):
+                sharding = described([tensor], [None])[0].sharding
+            rules.append(Rule(re.escape(name), sharding, sharding.mesh))
+        devices = sorted({device for rule in rules if rule.mesh for device in rule.mesh.devices})
+        return cls(Mesh.of(devices=len(devices), device_ids=devices), tuple(rules))
+
+    @cached_property
+    def _by_name(self) -> dict[str, Rule]:
+        """Rules by the one name that each matches, where all are so."""
+        literals = {re.sub(r"\\(\W)", r"\1", rule.match): rule for rule in self.rules if LITERAL.fullmatch(rule.match)}
+        return literals if len(literals) == len(self.rules) else {}
+
     @cached_property
     def _matchers(self) -> list[tuple[Rule, Callable[[str], re.Match[str] | None]]]:
         return [(rule, rule.pattern.fullmatch) for rule in self.rules]
@@ -157,13 +186,14 @@ class Rules:
         Raises:
             ReshardError: `bad-argument` where no rule matches; `rank-mismatch` and others where a rule does not fit.
         """
-        for rule, fullmatch in self._matchers:
+        literal = self._by_name.get(name)
+        for rule, fullmatch in self._matchers if literal is None else [(literal, literal.pattern.fullmatch)]:
             match = fullmatch(name)
             if match is not None:
                 return Ruled(self._site(rule, match, tuple(shape)), rule, match)
         if self.default is None:
-            patterns = ", ".join(repr(rule.match) for rule in self.rules[:5]) or "none"
-            raise ReshardError("bad-argument", f"no rule matches {name!r}; patterns are {patterns}")
+            shown_first = ", ".join([*(repr(rule.match) for rule in self.rules[:1]), *["…"][: len(self.rules) - 1]])
+            raise ReshardError("bad-argument", f"no rule matches {name!r}; patterns are {shown_first or 'none'}")
         match = self.default.pattern.fullmatch(name)
         if match is None:
             raise ReshardError("bad-argument", f"no rule matches {shown(name)}")

@@ -5,9 +5,10 @@ pipeline, and only the devices differ.
 So what goes from one site to another is found once for all pairs of sites that are cut alike, and a table of positions
 becomes one of devices by looking them up.
 
-A dim may be cut as if it were longer: a vocabulary of 10 words that is padded to 16 and cut over 4 devices has blocks of
-4, 4, 2 and 0 words, where one of 10 has blocks of 3.
+A dim may be cut as if it were longer: a vocabulary of 10 words that is padded to 16 and cut over 4 devices has blocks
+of 4, 4, 2 and 0 words, where one of 10 has blocks of 3.
 
+>>> from reshard.digits import Digits
 >>> layout = PaddedLayout(((Digits.of_sizes([4]),),), Digits(), 4, padded=(16,))
 >>> [layout.box(position, (10,)) for position in range(4)]
 [Box([(0, 4)]), Box([(4, 8)]), Box([(8, 10)]), Box([(10, 10)])]
@@ -59,7 +60,7 @@ class PaddedLayout(Layout):
     def transposed(self, order: Transposition) -> Layout | None:
         """The layout by the other number of the devices."""
         plain = Layout(self.dims, self.unreduced, self.positions).transposed(order)
-        return plain and PaddedLayout(plain.dims, plain.unreduced, plain.positions, self.padded)
+        return plain and PaddedLayout(plain.dims, plain.unreduced, plain.positions, padded=self.padded)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +83,7 @@ class Site:
         plain = self.cuts.layout_for(self.shape)
         if self.padded is None or self.padded == self.shape:
             return plain
-        return PaddedLayout(plain.dims, plain.unreduced, plain.positions, self.padded)
+        return PaddedLayout(plain.dims, plain.unreduced, plain.positions, padded=self.padded)
 
     @cached_property
     def sharding(self) -> Sharding:

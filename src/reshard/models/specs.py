@@ -9,12 +9,10 @@ By hand, 4 heads of 2 rows on 8 devices: neighbours hold the same head, so the m
 
 from __future__ import annotations
 
-import ast
 from dataclasses import replace
 from math import prod
 
 from reshard.axis import Axis
-from reshard.checks import shown
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.models.rule import Rule
@@ -22,25 +20,24 @@ from reshard.notation import parse_sharding
 from reshard.sharding import DimSharding, Sharding
 
 CUT_DIMS: dict[str, int | None] = {
-    "colwise": 0,
-    "colwise_rep": 0,
-    "colwise_gather_output": 0,
-    "packed_colwise": 0,
-    "local_colwise": 0,
-    "rowwise": 1,
-    "rowwise_rep": 1,
-    "rowwise_split_input": 1,
-    "packed_rowwise": 1,
-    "local_rowwise": 1,
+    "colwise": -2,
+    "colwise_rep": -2,
+    "colwise_gather_output": -2,
+    "local_colwise": -2,
+    "rowwise": -1,
+    "rowwise_rep": -1,
+    "rowwise_split_input": -1,
+    "local_rowwise": -1,
     "embedding_rowwise": 0,
     "grouped_gemm": 0,
     "replicated": None,
     "rep": None,
     "replicated_with_grad_allreduce": None,
     "sequence_parallel": None,
-    "mla_kv_a_proj": None,
 }
-"""By style, the dim of a weight (out, in) that it cuts, of tensors that are not packed; a vector is cut by colwise."""
+"""By style, the dim of a weight (…, out, in) that it cuts; a vector goes with the rows of colwise."""
+PACKED = ("packed_colwise", "packed_rowwise")
+"""Styles of tensors of several parts, each of which is cut by itself."""
 STYLE_AXES = ("tp", "model", "tensor")
 """The axes that a style cuts by: the first that the mesh has, or its last axis."""
 
@@ -115,30 +112,15 @@ def _spec(rule: Rule, mesh: Mesh, ndim: int) -> Sharding:
     style = spec.strip()
     if style in CUT_DIMS:
         dim = CUT_DIMS[style]
-        if dim is not None and ndim < 2:  # a bias: of a matrix whose rows are cut it goes with them
-            dim = 0 if dim == 0 and ndim else None
+        if dim is not None:
+            dim = max(dim, -ndim) % ndim if ndim > 1 or (ndim and dim != -1) else None
         axis = next((name for name in STYLE_AXES if name in mesh.sizes), list(mesh.sizes)[-1])
         return Sharding.of(mesh, *(axis if number == dim else None for number in range(ndim)))
+    if style in PACKED:
+        raise ReshardError(
+            "cannot-express",
+            f"style {style!r} of rule {rule.match!r} cuts each part of a tensor; give the parts as tensors",
+        )
     if style.isidentifier():
         raise ReshardError("bad-argument", f"style {style!r} is none of {', '.join(CUT_DIMS)}")
-    if style.startswith(("P(", "PartitionSpec(")):
-        return _partition_spec(style, mesh, ndim)
     return parse_sharding(style, mesh, ndim)
-
-
-def _partition_spec(text: str, mesh: Mesh, ndim: int) -> Sharding:
-    """A sharding from the text of a PartitionSpec, as `P('model', None)` or `P(('a', 'b'))`."""
-    try:
-        call = ast.parse(text, mode="eval").body
-        entries = [ast.literal_eval(argument) for argument in call.args] if isinstance(call, ast.Call) else None
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        entries = None
-    if entries is None or len(entries) > ndim or not all(_is_entry(entry) for entry in entries):
-        raise ReshardError("syntax", f"{shown(text)} is no PartitionSpec of a tensor of {ndim} dims")
-    return Sharding.of(mesh, *entries, *[None] * (ndim - len(entries)))
-
-
-def _is_entry(entry: object) -> bool:
-    return (
-        entry is None or isinstance(entry, str) or (isinstance(entry, tuple) and all(isinstance(a, str) for a in entry))
-    )

@@ -119,10 +119,10 @@ def _tp_plan(options: Mapping[str, str], system: str, first_device: int) -> Rule
 
 
 def tp_plan_rules(plan: Mapping[str, str]) -> Iterator[Rule]:
-    """The rules of a plan of transformers: globs over the names of modules to styles; `*` stands for a number.
+    r"""The rules of a plan of transformers: globs over the names of modules to styles; `*` stands for a number.
 
     >>> [rule.match for rule in tp_plan_rules({"layers.*.mlp.up_proj": "colwise"})]
-    ['(?:model\\\\.)?layers\\\\.\\\\d+\\\\.mlp\\\\.up_proj(?:\\\\.\\\\w+)?']
+    ['(?:model\\.)?layers\\.\\d+\\.mlp\\.up_proj(?:\\.\\w+)?']
     """
     for glob, style in plan.items():
         pattern = r"\d+".join(part.replace(".", r"\.") for part in glob.split("*"))
@@ -143,7 +143,7 @@ def _transformers(options: Mapping[str, str], system: str, model: ModelShape, fi
     gate_up = [
         Rule(
             EXPERT + words + r"\.weight",
-            "packed_colwise",
+            "colwise",
             store=_fused(r"model.layers.\1.mlp.experts.gate_up_proj", r"\3", order, stack=r"\2"),
         )
         for words, order in (("(gate_proj|up_proj)", ("gate_proj", "up_proj")), ("(w1|w3)", ("w1", "w3")))

@@ -76,6 +76,8 @@ def host_bound(reshard: Reshard, network: Network, level: int) -> Positions:
         ReshardError: `bad-argument` where the target is partial along what the source is not, `bad-network`,
             `too-large` where hosts have too many tiles to compare them.
     """
+    for end in (reshard.source, reshard.target):
+        end.check_plain("a host's bound")
     sides = Tiling.of(reshard.source, reshard.shape), Tiling.of(reshard.target, reshard.shape)
     classes = class_digits(*sides)
     combined = sides[0].layout.unreduced.without(classes.source)

@@ -84,7 +84,8 @@ class Network:
             if value is not None and (not is_number(value) or value <= 0):
                 raise ReshardError("bad-network", f"a network has {name} {value!r}; it must be above 0")
         for name, value in self.flops_by_dtype:
-            if not isinstance(name, str) or not is_number(value) or value <= 0:
+            expect(name, str, "a dtype of flops_by_dtype", "bad-network")
+            if not is_number(value) or value <= 0:
                 raise ReshardError("bad-network", f"a network has {value!r} flops for {name!r}; they must be above 0")
         if not is_number(self.launch_s) or self.launch_s < 0:
             raise ReshardError("bad-network", f"a network has launch_s {self.launch_s!r}; it must be at least 0")
@@ -95,7 +96,8 @@ class Network:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.levels, self.memory_bandwidth, self.flops, self.name, self.source, self.launch_s, self.flops_by_dtype))
+        figures = self.memory_bandwidth, self.flops, self.flops_by_dtype, self.launch_s
+        return hash((self.levels, self.name, self.source, *figures))
 
     def __hash__(self) -> int:
         return self._hash
@@ -195,7 +197,7 @@ class Network:
         return cls(*describe(name))
 
     @classmethod
-    def named(cls, network: Network | str | None, what: str = "a network") -> Network | None:
+    def named(cls, network: Network | str | PathLike[str] | None, what: str = "a network") -> Network | None:
         """The network itself, the preset of that name, or that of a JSON file; None where there is none.
 
         A name with a slash in it, or that ends in `.json`, is that of a file.
@@ -233,14 +235,15 @@ class Network:
         return asdict(self) | {"levels": list(map(asdict, self.levels)), "flops_by_dtype": dict(self.flops_by_dtype)}
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Network:
+    def from_dict(cls, fields: Any) -> Network:
         """The network whose `as_dict` this is.
 
         Raises:
             ReshardError: `bad-network`.
         """
         if not isinstance(fields, dict) or not isinstance(fields.get("levels"), list):
-            raise ReshardError("bad-network", f"a network must be an object with a list of levels, got: {shown(fields)}")
+            problem = f"a network must be an object with a list of levels, got: {shown(fields)}"
+            raise ReshardError("bad-network", problem)
         try:
             levels = tuple(Level(**level) for level in fields["levels"])
             by_dtype = tuple(fields.get("flops_by_dtype", {}).items())

@@ -83,6 +83,7 @@ class Tpu(NamedTuple):
 ACHIEVED_OUTSIDE = 0.22 * 87.7 / 25
 """The part of its printed bandwidth that DTensor's model gives a link between A100 hosts: 19.3 of 25 GB/s."""
 
+
 def _hopper(memory_bandwidth: float, source: str) -> Gpu:
     """H100 and H200, which differ in their memory."""
     speeds = {"float64": 67e12, "float32": 67e12, "float8": 1979e12, "int8": 1979e12, "uint8": 1979e12}
@@ -103,9 +104,7 @@ GPUS: dict[str, Gpu] = {
         by_dtype={"float64": 19.5e12, "float32": 19.5e12, "int8": 624e12, "uint8": 624e12},
         source="DGX A100: NVLink 600 GB/s both ways, InfiniBand HDR 25 GB/s per device",
     ),
-    "h100": _hopper(
-        3.35e12, f"DGX H100: NVLink 900 GB/s both ways, InfiniBand NDR 50 GB/s per device; {BOOK}, GPUs"
-    ),
+    "h100": _hopper(3.35e12, f"DGX H100: NVLink 900 GB/s both ways, InfiniBand NDR 50 GB/s per device; {BOOK}, GPUs"),
     "h200": _hopper(
         4.8e12, "DGX H200: the links and the arithmetic of DGX H100, memory of 4.8 TB/s (NVIDIA's data sheet)"
     ),
@@ -117,10 +116,10 @@ GPUS: dict[str, Gpu] = {
     ),
     "mi300x": Gpu(
         *(8, (448e9, None), (50e9, ACHIEVED_OUTSIDE * 50e9), 5.3e12, 1307.4e12),
-        by_dtype={"float64": 163.4e12, "float32": 163.4e12, "float8": 2614.9e12, "int8": 2614.9e12, "uint8": 2614.9e12},
-        source="AMD's data sheet of the MI300X: 7 links of 64 GB/s each way, one to every other device of the host, taken"
-        " as one port of 448 GB/s, so what goes to one device alone takes up to 7 times as long; 400 Gb/s per device"
-        " between hosts",
+        by_dtype={"float64": 163.4e12, "float32": 163.4e12} | dict.fromkeys(("float8", "int8", "uint8"), 2614.9e12),
+        source="AMD's data sheet of the MI300X: 7 links of 64 GB/s each way, one to every other device of the host,"
+        " taken as one port of 448 GB/s, so what goes to one device alone takes up to 7 times as long; 400 Gb/s per"
+        " device between hosts",
     ),
 }
 CLOUD = "Google Cloud's documentation of TPUs"
@@ -210,7 +209,9 @@ def _gpus(name: str, family: str, sizes: list[int], achieved: bool) -> Preset:
             " printed bandwidth that DTensor's model gives A100 (0.22 x 87.7 of 25 GB/s)"
         )
     source += "; latencies of NCCL's low-latency rings, as in DTensor's model"
-    return Preset(_stacked(levels), kind.memory_bandwidth, kind.flops, name, source, LAUNCH_S, tuple(kind.by_dtype.items()))
+    return Preset(
+        _stacked(levels), kind.memory_bandwidth, kind.flops, name, source, LAUNCH_S, tuple(kind.by_dtype.items())
+    )
 
 
 def _tpus(name: str, family: str, sizes: list[int], achieved: bool) -> Preset:

@@ -7,10 +7,11 @@
 | MLIR's list | `[[0], [1, 2]]` | `parse_sharding` | `to_mlir_list` |
 | XLA's | `{devices=[2,1,4]<=[8] last_tile_dim_replicate}` | `parse_sharding` | `to_xla` |
 | named axes | `A[I_X, J_YZ] {U_W}` | `parse_sharding` | `to_named` |
-| JAX's reprs | `P('x', None)`, `NamedSharding(mesh=Mesh('x': 2), spec=P('x',))` | `parse_sharding` | `to_partition_spec` |
+| JAX's reprs | `P('x', None)`, `NamedSharding(…)`, `f32[8@x]` | `parse_sharding` | `to_partition_spec` |
 | torch's reprs | `(Shard(dim=0), Replicate())`, `[S(0), R]`, `S(0)R` | `parse_sharding` | `to_placements` |
 | a mesh | `<["x"=2, "y"=4]>`, `x=2,y=4` | `parse_mesh` | `str` of the mesh |
-| JAX's and torch's meshes | `Mesh('x': 2)`, `DeviceMesh((dp=2), 'cpu', stride=(1,))` | `parse_mesh` | `to_jax_mesh`, `to_device_mesh` |
+| JAX's mesh | `Mesh('x': 2)`, `make_mesh((2,), ('x',))` | `parse_mesh` | `to_jax_mesh` |
+| torch's mesh | `DeviceMesh((dp=2), 'cpu', stride=(1,))` | `parse_mesh` | `to_device_mesh` |
 
 A form is known by its look: what its first characters are.
 Shardy's text holds every sharding, `parse_sharding(str(x)) == x`; the others lose names, open dims and priorities,
@@ -89,18 +90,18 @@ _MESH_LOOKS = {
 }
 
 
-def parse_sharding(text: str, mesh: Mesh | Mapping[str, Mesh] | None = None, ndim: int | None = None) -> Sharding:
+def parse_sharding(text: str, mesh: Any = None, ndim: int | None = None) -> Sharding:
     r"""A sharding from any of the text forms, told apart by how they begin.
 
     Args:
         text: Shardy's, with a mesh's name, with an inlined mesh, or bare; MLIR's list; XLA's; named axes; or a repr
             of JAX's or torch's: a PartitionSpec, a NamedSharding, a type, placements, the spec of a DTensor.
-        mesh: a mesh, whatever the text calls it, or meshes by name. An inlined mesh must equal a given one;
-            a printed one, which does not say its devices, must have its axes.
+        mesh: a mesh, whatever the text calls it, ours or of JAX or torch; or meshes by name. An inlined mesh must equal
+            a given one; a printed one, which does not say its devices, must have its axes.
             XLA's text needs none; given one of the same devices, the result is on it where its axes can express
             the text, and otherwise on a fresh mesh with axes a, b, c, …
         ndim: the number of dims of the tensor: what XLA's `{replicated}` does not say, what MLIR's list
-            and specs are filled up to with whole dims, what placements need, and what the other forms must agree with.
+            and specs are filled up to with whole dims, what placements need, and what other forms must agree with.
 
     Raises:
         ReshardError: `syntax` where the text follows no form, with the place; `unknown-mesh`, `different-meshes`,
@@ -191,7 +192,8 @@ def as_mesh(value: Any) -> Mesh:
         return parse_mesh(value)
     record = mesh_record(value)
     if record is None:
-        raise ReshardError("bad-argument", f"a mesh must be a Mesh, a text, or one of JAX or torch, got: {shown(value)}")
+        kinds = "a Mesh, a text, or a mesh of JAX or torch"
+        raise ReshardError("bad-argument", f"a mesh must be {kinds}, got: {shown(value)}")
     return Mesh.of_record(record)
 
 
@@ -217,11 +219,10 @@ def as_sharding(value: Any, mesh: Any = None, ndim: int | None = None) -> Shardi
     ours = None if mesh is None else mesh if isinstance(mesh, Mapping) else as_mesh(mesh)
     if isinstance(value, str):
         return parse_sharding(value, ours, ndim)
-    record = sharding_record(value, ndim)
-    if record is None:
-        array = array_record(value)
-        record = None if array is None else array.sharding
-        ndim = ndim if array is None else len(array.shape)
+    rank = getattr(value, "ndim", None)  # of an array, of a DTensor and its spec
+    ndim = rank if isinstance(rank, int) and ndim is None else ndim
+    array = array_record(value)
+    record = sharding_record(value, ndim) if array is None else array.sharding
     if record is None:
         kinds = "a Sharding, a text, or a sharding, a spec or placements of JAX or torch"
         raise ReshardError("bad-argument", f"a sharding must be {kinds}, got: {shown(value)}")
@@ -259,6 +260,8 @@ def _of_repr(record: ShardingRecord, meshes: Meshes, ndim: int | None, text: str
 def _checked_meshes(mesh: object) -> Meshes:
     if mesh is None or isinstance(mesh, Mesh):
         return mesh
+    if (record := mesh_record(mesh)) is not None:
+        return Mesh.of_record(record)
     if not isinstance(mesh, Mapping) or not all(isinstance(value, Mesh) for value in mesh.values()):
         raise ReshardError("bad-argument", f"mesh must be a Mesh, meshes by name, or None, got: {mesh!r}")
     return mesh

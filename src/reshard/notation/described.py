@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from reshard.checks import shown
 from reshard.errors import ReshardError
-from reshard.foreign import PlacedRecord, SpecRecord, array_record, sharding_record
+from reshard.foreign import ArrayRecord, PlacedRecord, SpecRecord, array_record, sharding_record
 from reshard.mesh import Mesh
 from reshard.notation import as_sharding
 from reshard.notation.records import sharding_of_record
@@ -47,7 +47,7 @@ def described(tensors: Sequence[Any], ndims: Sequence[int | None]) -> list[Descr
     arrays = [None if isinstance(tensor, Sharding | str) else array_record(tensor) for tensor in tensors]
     ranks = [
         ndim if array is None or array.shape is None else len(array.shape)
-        for array, ndim in zip(arrays, ndims, strict=True)
+        for array, ndim in zip(arrays, ndims, strict=False)
     ]
     shardings = [_alone(tensor, ndim) for tensor, ndim in zip(tensors, ranks, strict=True)]
     meshes = [sharding.mesh for sharding in shardings if sharding is not None]
@@ -55,8 +55,10 @@ def described(tensors: Sequence[Any], ndims: Sequence[int | None]) -> list[Descr
         if shardings[place] is None:
             mesh = next((mesh for mesh in meshes if mesh.axes), meshes[0] if meshes else None)
             array, ndim = arrays[place], ranks[place]
-            whole = array is not None and array.sharding is None
-            shardings[place] = _whole(mesh, ndim or 0) if whole else as_sharding(tensor, mesh, ndim)
+            if array is not None and array.sharding is None:
+                shardings[place] = _whole(array, mesh)
+            else:
+                shardings[place] = as_sharding(tensor, mesh, ndim)
     return [
         Described(sharding, None if array is None else array.shape, None if array is None else array.dtype)
         for sharding, array in zip(shardings, arrays, strict=True)
@@ -82,11 +84,14 @@ def _alone(tensor: Any, ndim: int | None) -> Sharding | None:
     return sharding_of_record(record, None, ndim) if isinstance(record, PlacedRecord) else None
 
 
-def _whole(mesh: Mesh | None, ndim: int) -> Sharding:
-    """Whole on every device."""
+def _whole(array: ArrayRecord, mesh: Mesh | None) -> Sharding:
+    """Where an array lies that does not say it: whole on every device, if whoever has it has all of it."""
+    if not array.is_whole:
+        what = f"an array of shape {array.shape} that is traced, or only a type,"
+        raise ReshardError("bad-argument", f"{what} does not say where it lies; its sharding must be given")
     if mesh is None:
         raise ReshardError("unknown-mesh", "an array does not say on which mesh it is; another side must")
-    return Sharding(mesh, ()) if mesh.is_maximal else Sharding.of(mesh, *[None] * ndim)
+    return Sharding(mesh, ()) if mesh.is_maximal else Sharding.of(mesh, *[None] * len(array.shape))
 
 
 def check_settled(target: Any) -> None:

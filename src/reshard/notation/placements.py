@@ -102,7 +102,7 @@ class _PlacementRules:
         return PlacementsRecord(tuple(parts))
 
     @rule
-    def list(self, parts: list[PlacementRecord]) -> PlacementsRecord:
+    def listing(self, parts: list[PlacementRecord]) -> PlacementsRecord:
         return PlacementsRecord(tuple(parts))
 
     @rule
@@ -299,8 +299,14 @@ def shards_of(cuts: Sequence[Sequence[int]], sizes: Sequence[int]) -> Mapping[in
     }
 
 
-def sharding_of(record: PlacementsRecord, mesh: Mesh, ndim: int) -> Sharding:
+def sharding_of(record: PlacementsRecord, mesh: Mesh, ndim: int, on: Mesh | None = None) -> Sharding:
     """What placements mean on a mesh.
+
+    Args:
+        record: one placement per axis of the mesh.
+        mesh: what they are on.
+        ndim: the number of dims of the tensor.
+        on: the mesh of the sharding, where it is to have further axes, along which all is replicated.
 
     Raises:
         ReshardError: `bad-argument` where there is not one per mesh dim, `rank-mismatch` where one names a dim that
@@ -319,11 +325,11 @@ def sharding_of(record: PlacementsRecord, mesh: Mesh, ndim: int) -> Sharding:
     if len(reductions) > 1:
         problem = f"partial values under {' and '.join(reductions)} at once are not supported"
         raise ReshardError("cannot-express", problem)
-    if mesh.is_maximal:
+    if mesh.is_maximal and on is None:
         return Sharding(mesh, ())
     dims = [[names[mesh_dim] for mesh_dim in cut] for cut in cuts_of(counted, sizes, ndim)]
     unreduced = [names[place] for place in partial]
-    return Sharding.of(mesh, *dims, unreduced=unreduced, reduction=(reductions or ["sum"])[0], uneven="chunk")
+    return Sharding.of(on or mesh, *dims, unreduced=unreduced, reduction=(reductions or ["sum"])[0], uneven="chunk")
 
 
 def _counted(placement: PlacementRecord, ndim: int) -> PlacementRecord:

@@ -9,7 +9,7 @@ from reshard.sharding import Sharding
 
 
 def check_blocks(sharding: Sharding, form: str) -> None:
-    """Refuse a sharding whose uneven dims a form would cut at other places.
+    """Refuse a sharding whose tiles are not one box each, or whose uneven dims a form would cut at other places.
 
     Args:
         sharding: to be written.
@@ -25,6 +25,7 @@ def check_blocks(sharding: Sharding, form: str) -> None:
         ...
     reshard.errors.ReshardError: the form has no chunks of chunks, as [{"x", "y"}], uneven=chunk cuts a dim
     """
+    sharding.check_plain(form)
     if replace(sharding, uneven="ceil").layout != sharding.layout:
         raise ReshardError("cannot-express", f"{form} has no chunks of chunks, as {sharding.text()} cuts a dim")
 

@@ -10,6 +10,9 @@ Beyond Shardy these are read, and written where a value needs them:
                           permutation of 0 to D - 1
     unreduced=avg{"x"}    a reduction that is no sum
     uneven=chunk          another rule for dims that their shards do not divide
+    {parts(2), "x"}       a deal of blocks among the axes of a dim: parts, cycles, blocks, zigzag or offsets
+    {"x", halo(1, 1)}     what is held around what is owned: a halo, or window(0:5, 3:8) for every shard, and after
+                          them wrap or pad, and summed
 Short of Shardy these are refused: sub-axes that no split of their axis holds together, numbers of devices from
 2**62 on, and names that are no UTF-8.
 
@@ -22,9 +25,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshard.axis import Axis
+from reshard.deal import Deal, Window
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.notation.grammar import STRING_START, Form, Misread, mentioning, number, parse, placed, rule, shown
@@ -103,10 +108,46 @@ class _ShardyRules:
         return Axis(_decoded(parts[0], 1), *parts[1:])
 
     @rule
+    def deal(self, parts: list[Any]) -> Deal:
+        return Deal(str(parts[0]), tuple(parts[1:]))
+
+    @rule
+    def span(self, parts: list[int]) -> tuple[int, ...]:
+        return tuple(parts)
+
+    @rule
+    def window(self, parts: list[Any]) -> Window:
+        spans = [part for part in parts[1:] if isinstance(part, tuple)]
+        widths = [part for part in parts[1:] if isinstance(part, int)]
+        words = parts[1 + len(spans) + len(widths) :]
+        if bool(spans) == (parts[0] == "halo"):
+            raise Misread(
+                parts[0], f"{parts[0]} must have {'two widths' if parts[0] == 'halo' else 'spans start:stop'}"
+            )
+        options: dict[str, Any] = {}
+        for word in words:
+            options |= {"summed": True} if word == "summed" else {"edge": str(word)}
+        if len(options) < len(words) or options.get("edge") == "clip":
+            raise Misread(words[-1], "the words of a window must be one edge, `wrap` or `pad`, and `summed`")
+        low, high = widths or (0, 0)
+        return Window(low, high, spans=tuple(spans), **options)
+
+    @rule
     def dim(self, parts: list[Any]) -> DimSharding:
-        axes = tuple(part for part in parts if isinstance(part, Axis))
-        is_open = any(part.type == "OPEN" for part in parts[len(axes) :])
-        return DimSharding(axes, is_open, _priority(parts[-1]) if len(parts) > len(axes) + is_open else None)
+        axes, deals = [], []
+        end: dict[str, Any] = {}
+        for part in parts:
+            if isinstance(part, Axis):
+                axes.append(part)
+            elif isinstance(part, Deal):
+                deals.append(replace(part, place=len(axes)))
+            elif isinstance(part, Window):
+                end["window"] = part
+            elif part.type == "OPEN":
+                end["is_open"] = True
+            else:
+                end["priority"] = _priority(part)
+        return DimSharding(tuple(axes), deals=tuple(deals), **end)
 
     @rule
     def dims(self, parts: list[DimSharding]) -> tuple[DimSharding, ...]:
@@ -150,6 +191,9 @@ FORM = Form(
     starts=("sharding", "mesh"),
     words={
         "STRING": "a name in double quotes",
+        "DEAL": "a name in double quotes",
+        "WINDOW": "a name in double quotes",
+        "WORD": "`wrap`, `pad` or `summed`",
         "SYMBOL": "a mesh's name after `@`",
         "INTEGER": "a whole number",
         "BOOLEAN": "a whole number",

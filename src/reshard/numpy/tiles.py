@@ -32,6 +32,7 @@ from reshard.exchange import Tiling
 from reshard.plans import Plan
 from reshard.sharding import Sharding
 from reshard.steps import Move, Step
+from reshard.tile import Tile
 
 Array = NDArray[Any]
 Tiles = dict[int, Array]
@@ -45,6 +46,7 @@ def scatter(array: Array, sharding: Sharding) -> Tiles:
 
     Along unreduced axes the first device holds the value and the others the identity of the reduction (under
     avg all hold the value), so that `gather` gives the array back.
+    Where windows are summed the owners hold the value and the borders are zero, as is what windows are padded with.
 
     Raises:
         ReshardError: `rank-mismatch`, `reduction-dtype`, `too-large`.
@@ -56,10 +58,17 @@ def scatter(array: Array, sharding: Sharding) -> Tiles:
         dtype_named(array.dtype).check_reduction(sharding.reduction)
     tiles = {}
     for position, device in enumerate(sharding.mesh.device_array.tolist()):
-        part = _view(array, tiling.layout.box(position, array.shape))
+        tile = tiling.layout.tile(position, array.shape)
         is_held_elsewhere = tiling.layout.unreduced.index_of(position) and sharding.reduction != "avg"
-        tiles[device] = empty(part.shape, array.dtype)
-        tiles[device][...] = identity(sharding.reduction, array.dtype) if is_held_elsewhere else part
+        tiles[device] = empty(tile.shape, array.dtype)
+        if is_held_elsewhere:
+            tiles[device][...] = identity(sharding.reduction, array.dtype)
+        elif isinstance(tile, Box):
+            tiles[device][...] = _view(array, tile)
+        else:
+            boxes = tile.owned_boxes() if sharding.is_summed else tile.boxes()
+            tiles[device][...] = 0
+            combined(tiles[device], tile, ((box, _view(array, box)) for box in boxes), None, 1)
     return tiles
 
 
@@ -72,19 +81,33 @@ def gather(tiles: Mapping[int, Array], sharding: Sharding, shape: Sequence[int])
     tiling = Tiling.of(expect(sharding, Sharding, "what tiles are gathered by"), shape)
     dtype = _check_tiles(tiles, tiling, None)
     whole = empty(tiling.shape, dtype)
+    if sharding.is_summed:
+        whole[...] = 0
     free = tiling.layout.free
     partial = tiling.layout.unreduced
     positions = [p for p in range(sharding.mesh.size) if free.index_of(p) == 0]
     for position in sorted(positions, key=partial.index_of):
-        tile = tiles[sharding.mesh.device_at(position)]
-        part = _view(whole, tiling.layout.box(position, tiling.shape))
-        if partial.index_of(position) == 0:
-            part[...] = tile
-        else:
-            COMBINE[sharding.reduction](part, tile, out=part)
+        array = tiles[sharding.mesh.device_at(position)]
+        tile = tiling.layout.tile(position, tiling.shape)
+        boxes = (tile,) if isinstance(tile, Box) else tile.owned_boxes()
+        for box in boxes if not sharding.is_summed else ():
+            part, owned = _view(whole, box), _part(array, tile.owned_place(box))
+            if partial.index_of(position) == 0:
+                part[...] = owned
+            else:
+                COMBINE[sharding.reduction](part, owned, out=part)
+        if isinstance(tile, Tile) and sharding.is_summed:
+            _add_windows(whole, array, tile)
     if partial and sharding.reduction == "avg":
         whole /= tiling.classes
     return whole
+
+
+def _add_windows(whole: Array, array: Array, tile: Tile) -> None:
+    """Add what a summed window holds to the whole tensor; what is padded is left out."""
+    indices = [np.array(span.indices(), dtype=np.int64) for span in tile.spans]
+    inside = np.ix_(*(np.flatnonzero(index >= 0) for index in indices))
+    np.add.at(whole, np.ix_(*(index[index >= 0] for index in indices)), array[inside])
 
 
 def run(plan: Plan, tiles: Mapping[int, Array], *, received_bytes: dict[int, int] | None = None) -> Tiles:
@@ -111,7 +134,7 @@ def run(plan: Plan, tiles: Mapping[int, Array], *, received_bytes: dict[int, int
     if plan.steps:
         return current
     target = Tiling.of(plan.target, plan.shape)  # empty tiles may be empty in another dim
-    return {device: np.array(tile, order="C").reshape(target.box(device).shape) for device, tile in current.items()}
+    return {device: np.array(tile, order="C").reshape(target.tile(device).shape) for device, tile in current.items()}
 
 
 def _moved(step: Step, tiles: Tiles, counts: dict[int, int]) -> Tiles:
@@ -127,31 +150,57 @@ def _moved(step: Step, tiles: Tiles, counts: dict[int, int]) -> Tiles:
 def _received(move: Move, device: int, sources: Tiles, counts: dict[int, int]) -> Array:
     """One device's tile, made of the pieces that come into it."""
     exchange = move.exchange
-    box = exchange.target.box(device)
-    tile = empty(box.shape, next(iter(sources.values())).dtype)
+    tile = exchange.target.tile(device)
+    array = empty(tile.shape, next(iter(sources.values())).dtype)
     if move.fill is not None:
-        tile[...] = identity(move.fill, tile.dtype)
+        array[...] = identity(move.fill, array.dtype)
+    elif exchange.target.layout.has_windows:
+        array[...] = 0
     arriving = []
     for piece in exchange.incoming(device):
-        sent = _view(sources[piece.sender], piece.box, exchange.source.box(piece.sender))
+        sent = _sent(sources[piece.sender], piece.box, exchange.source, piece.sender)
         arriving.append((piece.box, sent))
         counts[device] += sent.nbytes if piece.sender != device else 0
-    return combined(tile, box, arriving, move.reduction, move.classes)
+    return combined(array, tile, arriving, move.reduction, move.classes, overlap=move.fill is not None)
 
 
-def combined(tile: Array, box: Box, pieces: Iterable[tuple[Box, Array]], reduction: str | None, classes: int) -> Array:
-    """The tile of a box, with pieces put in their places; those of one box are combined, in their order."""
+def _sent(array: Array, box: Box, tiling: Tiling, sender: int) -> Array:
+    """What a device sends of a box: what it owns, or the sum of what its summed window holds of it."""
+    tile = tiling.tile(sender)
+    if not tiling.layout.is_summed:
+        owned: Array = _part(array, tile.owned_place(box))
+        return owned
+    total = np.zeros(box.shape, array.dtype)
+    for place, part in tile.places(box):
+        _part(total, part)[...] += _part(array, place)
+    return total
+
+
+def combined(
+    array: Array,
+    tile: Box | Tile,
+    pieces: Iterable[tuple[Box, Array]],
+    reduction: str | None,
+    classes: int,
+    *,
+    overlap: bool = False,
+) -> Array:
+    """The array of a tile, with pieces put in their places.
+
+    Pieces of one box are combined, in their order; where they overlap, each is combined with what stands there.
+    """
     written = set()
-    for place, piece in pieces:
-        part = _view(tile, place, box)
-        if place in written and reduction is not None:
-            COMBINE[reduction](part, piece, out=part)
-        else:
-            part[...] = piece
-            written.add(place)
+    for box, piece in pieces:
+        for place, part in tile.places(box):
+            there, values = _part(array, place), _part(piece, part)
+            if reduction is not None and (overlap or box in written):
+                COMBINE[reduction](there, values, out=there)
+            else:
+                there[...] = values
+        written.add(box)
     if reduction == "avg":
-        tile /= classes
-    return tile
+        array /= classes
+    return array
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -168,7 +217,12 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 def _view(array: Array, box: Box, within: Box | None = None) -> Array:
     """The part of an array that a box is; of a scalar too a view, not its value."""
-    index: tuple[Any, ...] = (..., *box.slices(within))
+    return _part(array, box.slices(within))
+
+
+def _part(array: Array, slices: tuple[slice, ...]) -> Array:
+    """What stands at an index; of a scalar too a view, not its value."""
+    index: tuple[Any, ...] = (..., *slices)
     part: Array = array[index]
     return part
 
@@ -187,7 +241,7 @@ def _plain(array: Any, what: str) -> Array:
 def _holds(dtype: np.dtype[Any], planned: DType, is_combined: bool) -> bool:
     """Whether an array of NumPy's dtype is one of the planned values.
 
-    What NumPy knows by no name of its own may come as unsigned integers or bytes of the same size, unless it is combined.
+    What NumPy knows by no name of its own may come as unsigned integers or bytes of its size, unless it is combined.
     """
     if dtype.itemsize != planned.itemsize:
         return False
@@ -207,11 +261,9 @@ def _check_tiles(tiles: Mapping[int, Array], tiling: Tiling, plan: Plan | None) 
     for device in tiling.mesh.device_array.tolist():
         if device not in tiles:
             raise ReshardError("bad-tiles", f"the tile of device {device} is missing")
-        tile, box = _plain(tiles[device], f"the tile of device {device}"), tiling.box(device)
-        if tile.shape != box.shape:
-            raise ReshardError(
-                "bad-tiles", f"the tile of device {device} has shape {tile.shape}; it must be {box.shape}"
-            )
+        tile, shape = _plain(tiles[device], f"the tile of device {device}"), tiling.tile(device).shape
+        if tile.shape != shape:
+            raise ReshardError("bad-tiles", f"the tile of device {device} has shape {tile.shape}; it must be {shape}")
         dtypes.add(tile.dtype)
     planned = None if plan is None else plan.dtype
     is_combined = plan is not None and bool(plan.source.unreduced or plan.target.unreduced)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from reshard.box import Box
 from reshard.checks import expect
-from reshard.dtypes import DType
+from reshard.dtypes import DType, value_dtype
 from reshard.errors import ReshardError
 from reshard.models import ModelPlan
 from reshard.models.stores import Buffer, Slot, views
@@ -101,25 +101,6 @@ def _kinds(plan: ModelPlan, held: Mapping[int, Buffers], sources: Mapping[int, t
     return kind
 
 
-def value_dtype(dtype: DType) -> np.dtype[Any]:
-    """NumPy's dtype of that name, of the package `ml_dtypes` where NumPy has none.
-
-    Raises:
-        ReshardError: `missing-extra`.
-    """
-    try:
-        return np.dtype(dtype.name)
-    except TypeError:
-        try:
-            import ml_dtypes  # noqa: PLC0415  # needed for these values alone
-        except ImportError:
-            raise ReshardError(
-                "missing-extra", f"for {dtype} values the package ml_dtypes is needed: reshard[safetensors]"
-            ) from None
-        values: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype.name))
-        return values
-
-
 def _checked(buffers: Mapping[str, NDArray[Any]] | None, wanted: Mapping[str, Buffer], device: int) -> Buffers:
     """The buffers of a device, if they are those of the plan.
 
@@ -148,7 +129,7 @@ def _packed(plan: ModelPlan, tensor: int, box: Box, slots: Slots, buffers: Buffe
     group = plan.group_of[tensor]
     piece = np.empty(box.shape, buffers[slots[plan.names[tensor]][0].buffer].dtype)
     for part, view in views(slots[plan.names[tensor]], buffers, box):
-        piece[(..., *part.slices(box))] = view
+        _part(piece, part, box)[...] = view
     if group.wire != group.dtypes[0]:
         piece = piece.view(value_dtype(group.dtypes[0])).astype(value_dtype(group.wire))
     return np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
@@ -164,4 +145,11 @@ def _unpack(
     else:
         piece = data.view(value_dtype(group.wire)).astype(value_dtype(group.dtypes[1])).reshape(box.shape)
     for part, view in views(slots[plan.names[tensor]], buffers, box):
-        view[...] = piece[(..., *part.slices(box))].view(view.dtype)
+        view[...] = _part(piece, part, box).view(view.dtype)
+
+
+def _part(piece: NDArray[Any], part: Box, box: Box) -> NDArray[Any]:
+    """The part of a piece that is in a smaller box."""
+    index: tuple[Any, ...] = (..., *part.slices(box))
+    view: NDArray[Any] = piece[index]
+    return view

@@ -112,7 +112,8 @@ KINDS: dict[str, Kind] = {
     "last": Kind(KindForm.LEAVING, 2),
     "stack": Kind(KindForm.LEAVING),
     "chosen": Kind(KindForm.LEAVING, None),
-    **_each("transpose reshape broadcast copy", KindForm.MOVED, waiting_for=ALL_REDUCTIONS),
+    **_each("transpose reshape broadcast", KindForm.MOVED, waiting_for=ALL_REDUCTIONS),
+    "copy": Kind(KindForm.MOVED, 1, (), ("barrier",), waiting_for=ALL_REDUCTIONS),
     "convert": Kind(KindForm.MOVED, waiting_for=SUM),  # from float to float, so that sums of it are sums
     "cast": Kind(KindForm.MOVED),
     "slice": Kind(KindForm.SHIFTED, 1, ("start", "stop", "step"), waiting_for=ALL_REDUCTIONS),

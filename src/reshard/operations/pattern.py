@@ -26,6 +26,7 @@ By hand, `(a b) c -> a (b c)` on shape (6, 5) with a = 2: the group of size 6 le
 from __future__ import annotations
 
 import re
+import string
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,6 +104,24 @@ class Pattern:
         if isinstance(text, Pattern):
             return text
         return _parsed(expect(text, str, "a pattern", "syntax"))
+
+    @classmethod
+    def of_operands(cls, text: str | Pattern, ranks: Sequence[int]) -> Pattern:
+        """A pattern for operands of so many dims, in single letters also with `...` for dims and without a result.
+
+        As in NumPy: what `...` stands for is counted from the right, and where no result is given it has these dims,
+        then in the order of the alphabet what stands once.
+        A dim of size 1 is not stretched.
+
+        Raises:
+            ReshardError: `syntax` where the text is no pattern, `rank-mismatch` where an operand has too few dims.
+
+        >>> str(Pattern.of_operands("...ij,jk", [4, 2])), str(Pattern.of_operands("ba", [2]))
+        ('ABij,jk->ABik', 'ba->ab')
+        """
+        if not isinstance(text, str) or ("..." not in text and "->" in text):
+            return cls.of(text)
+        return cls.of(_spelled_out(text.replace(" ", ""), tuple(ranks)))
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -284,6 +303,34 @@ def _flat(term: Term) -> list[Any]:
 
 def _dim_text(group: Group) -> str:
     return "1" if not group else group[0] if len(group) == 1 else f"({' '.join(group)})"
+
+
+@lru_cache(1024)
+def _spelled_out(text: str, ranks: tuple[int, ...]) -> str:
+    """A pattern of letters with a letter for each dim that `...` stands for, and with its result."""
+    before, arrow, after = text.partition("->")
+    terms = before.split(",")
+    free = [letter for letter in string.ascii_uppercase + string.ascii_lowercase if letter not in text]
+    counts = [0]
+    for number, (term, rank) in enumerate(zip(terms, ranks, strict=False)):
+        if term.count("...") > 1:
+            raise ReshardError("syntax", f"... stands twice in one operand of {shown(text)}")
+        if "..." in term:
+            counts.append(rank - len(term) + 3)
+            if counts[-1] < 0:
+                raise ReshardError(
+                    "rank-mismatch", f"operand {number} of {shown(text)} has {rank} dims; {shown(term)} names more"
+                )
+    if max(counts) > len(free):
+        raise ReshardError("syntax", f"{shown(text)} needs more letters than there are")
+    dims = "".join(free[: max(counts)])
+    spelled = []
+    for term, rank in zip(terms, [*ranks, *[0] * len(terms)], strict=False):
+        count = rank - len(term) + 3 if "..." in term else 0
+        spelled.append(term.replace("...", dims[len(dims) - count :]))
+    letters = Counter(letter for term in terms for letter in term if letter not in ".1")
+    once = "".join(sorted(letter for letter, count in letters.items() if count == 1))
+    return f"{','.join(spelled)}->{after.replace('...', dims) if arrow else dims + once}"
 
 
 @lru_cache(1024)

@@ -81,6 +81,8 @@ def _detours(
 ) -> Iterator[tuple[tuple[Sharding, ...], int]]:
     """Shardings to pass, and from which stride on near replicas send."""
     source, target, shape = reshard.source, reshard.target, reshard.shape
+    if source.is_woven or target.is_woven:
+        return
     combined = becomes_unreduced(target, source)  # unreduced before and no longer
     if combined:
         scattered = refinements(source, [*combined, *source.unused_axes()], target, shape)

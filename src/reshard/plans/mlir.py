@@ -109,6 +109,7 @@ def write_sdy(reshard: Reshard, steps: Sequence[Step]) -> str:
     source, target, shape = reshard.source, reshard.target, reshard.shape
     ends = [source, target, *(sharding for step in steps for sharding in (step.before, step.after))]
     for sharding in ends:
+        sharding.check_plain("a module of MLIR")
         _check_sdy(sharding, shape)
     meshes = list(dict.fromkeys(sharding.mesh for sharding in ends))
     names = {mesh: "mesh" + (f"_{number}" if number else "") for number, mesh in enumerate(meshes)}
@@ -151,6 +152,7 @@ def write_shard(reshard: Reshard, steps: Sequence[Step]) -> str:
     source, target, shape, dtype = reshard.source, reshard.target, reshard.shape, reshard.dtype
     mesh = source.mesh
     for sharding in (source, target, *(step.after for step in steps)):
+        sharding.check_plain("a module of MLIR")
         _check_shard(sharding, mesh)
         sharding.check_divisible(shape)
     number = {name: place for place, (name, _) in enumerate(mesh.axes)}

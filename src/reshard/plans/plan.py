@@ -25,6 +25,7 @@ received 32 B on the busiest device, 192 B in all; lower bound 32 B: exact
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -36,7 +37,7 @@ import numpy as np
 from reshard.checks import all_of, expect, shown
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
-from reshard.exchange import DigitExchange, Exchange, class_digits, find_exchange, total_bound
+from reshard.exchange import DigitExchange, Exchange, OverlapAdd, class_digits, find_exchange, total_bound
 from reshard.network import Network, seconds_of
 from reshard.notation import parse_sharding
 from reshard.plans.chrome_trace import chrome_trace
@@ -49,6 +50,9 @@ from reshard.tables import plain
 
 SCHEMA = "reshard.plan/2"
 """Names the form of the JSON text; it changes when a reader of the old form would be wrong."""
+
+CODE_ENGINES = ("jax", "torch")
+"""The engines that write plans as code."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,8 @@ class Plan(ReshardWork):
         reordered = bool(after.layout.unreduced) and not before.same_order_as(after)
         if reordered or becomes_unreduced(self.source, self.target):
             return "unreduced"
+        if self.source.is_summed and self.source != self.target:
+            return "reduction"
         return "exact" if before.classes == after.classes else "reduction"
 
     def lower_bound_bytes_on(self, device: int) -> int:
@@ -201,9 +207,15 @@ class Plan(ReshardWork):
         """
         self._check_device(device)
         before, after = self._tilings
-        if self.bound_kind == "unreduced" or device not in after.mesh:
+        if not self.steps or self.bound_kind == "unreduced" or device not in after.mesh:
             return 0
+        if self.source.is_summed and self.source != self.target:
+            return self._summed_elements.get(device, 0) * self.dtype.itemsize
         elements = after.elements(device)
+        if self.source.is_woven or self.target.is_woven:
+            if self.bound_kind == "exact":
+                elements -= int(self._direct.all_held[after.mesh.position_of(device)])
+            return elements * self.dtype.itemsize
         if self.bound_kind == "exact" and device in before.mesh:
             classes = class_digits(before, after)
             places = before.mesh.position_of(device), after.mesh.position_of(device)
@@ -215,8 +227,10 @@ class Plan(ReshardWork):
     def lower_bound_bytes(self) -> int:
         """The largest bound of a device; with partial values also at least the even share of the total bound."""
         after = self._tilings[1]
-        if self.bound_kind == "unreduced":
+        if not self.steps or self.bound_kind == "unreduced":
             return 0
+        if self.source.is_summed and self.source != self.target:
+            return max(self._summed_elements.values(), default=0) * self.dtype.itemsize
         if self.bound_kind == "reduction":
             tile = prod(after.layout.local_shape(self.shape)) * self.dtype.itemsize
             return max(tile, -(-self.total_lower_bound_bytes // len(self.devices)))
@@ -225,11 +239,26 @@ class Plan(ReshardWork):
     @cached_property
     def total_lower_bound_bytes(self) -> int:
         """Bytes that all devices together must receive whatever the plan."""
-        if self.bound_kind == "unreduced":
+        if not self.steps or self.bound_kind == "unreduced":
             return 0
+        if self.source.is_summed and self.source != self.target:
+            return sum(self._summed_elements.values()) * self.dtype.itemsize
         if self.bound_kind == "reduction":
-            return total_bound(*self._tilings) * self.dtype.itemsize
+            before, after = self._tilings
+            return total_bound(before, after.owned()) * self.dtype.itemsize
         return self._direct.total_missing * self.dtype.itemsize
+
+    @cached_property
+    def _summed_elements(self) -> dict[int, int]:
+        """Per device of the target, how many elements of its tile other windows hold contributions to."""
+        before, after = self._tilings
+        try:
+            exchange = find_exchange(before, after.owned())
+        except ReshardError:  # values are combined or become partial besides
+            return {}
+        if not isinstance(exchange, OverlapAdd):
+            return {}
+        return {device: exchange.received_elements_on(device) for device in after.mesh.device_array.tolist()}
 
     @cached_property
     def _direct(self) -> Exchange:
@@ -277,6 +306,21 @@ class Plan(ReshardWork):
         if dialect not in writers:
             raise ReshardError("bad-argument", f"dialect must be sdy or shard, got: {shown(dialect)}")
         return writers[dialect](self.reshard, self.steps)
+
+    def to_code(self, engine: str) -> str:
+        """The source of a function that does the plan with an engine's own library, and needs nothing of this one.
+
+        Args:
+            engine: jax or torch.
+
+        Raises:
+            ReshardError: `bad-argument`; `missing-extra` where the engine is not installed; what `code_of` of the
+                engine raises for a plan that it does not run.
+        """
+        if engine not in CODE_ENGINES:
+            raise ReshardError("bad-argument", f"code is written for {' or '.join(CODE_ENGINES)}, got: {shown(engine)}")
+        text: str = getattr(importlib.import_module("reshard"), engine).code_of(self)  # an engine is the root's to load
+        return text
 
     def to_trace(self) -> str:
         """The priced plan as a Chrome trace in JSON, which Perfetto opens: a row of steps and one per busy device.

@@ -181,7 +181,7 @@ class Builder(Graph):
             ReshardError: `bad-program` where that contradicts what was said before; `rank-mismatch`.
         """
         self.check_own(value)
-        expect(sharding, Sharding, f"the sharding of value {value.name}")
+        expect(sharding, Sharding, f"the sharding of value {value.name}").check_plain("a value of a program")
         sharding.layout_for(value.shape)
         if sharding.mesh not in self.meshes.values():
             number = len(self.meshes)

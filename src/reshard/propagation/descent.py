@@ -174,6 +174,11 @@ class Descent:
                 there.append(edge.picks.listed[layout])
         return self.try_change({id(variable): option}, layouts, [edge.node for edge, _ in around])
 
+    def keep(self, variable: Variable, option: int) -> None:
+        """Keep a value in an option, whatever that costs."""
+        self._set([], {id(variable): option}, {})
+        self.cost = self.total()
+
     def try_change(self, options: dict[int, int], layouts: dict[int, int], nodes: Iterable[Node]) -> bool:
         """Take other options and layouts if that is cheaper; whether it is.
 

@@ -67,6 +67,7 @@ class Link:
         second.links.append(self)
 
     def other(self, end: End) -> End:
+        """The end across."""
         return self.second if end is self.first else self.first
 
     def message_to(self, end: End) -> Costs:
@@ -117,9 +118,7 @@ class Eliminated(NamedTuple):
 
 
 def eliminate(ends: Iterable[End]) -> list[Eliminated]:
-    """Take out what has two neighbours at the most, until nothing more has; all that went, in that order.
-
-    """
+    """Take out what has two neighbours at the most, until nothing more has; all that went, in that order."""
     waiting = deque(ends)
     gone: dict[int, Eliminated] = {}
     while waiting:

@@ -395,18 +395,22 @@ def wishes(rule: Rule, states: Sequence[State | None], sizes: Sizes) -> Wishes:
 
 
 def value_meshes(graph: Builder) -> list[Mesh]:
-    """Per value its mesh: that of its sharding, else that of the first operand, else the program's first."""
+    """Per value its mesh: that of its sharding, else of its first operand that has one, else of who reads it first.
+
+    The program's first mesh is that of values of which nothing else tells.
+    """
     own = {mesh: mesh for mesh in graph.meshes.values()}
-    meshes: list[Mesh] = []
+    meshes: list[Mesh | None] = []
     for operation in graph.operations:
         sharding = graph.annotations.get(operation.result)
-        if sharding is not None:
-            meshes.append(own[sharding.mesh])
-        elif operation.operands:
-            meshes.append(meshes[operation.operands[0].number])
-        else:
-            meshes.append(graph.mesh)
-    return meshes
+        around = (meshes[operand.number] for operand in operation.operands)
+        meshes.append(own[sharding.mesh] if sharding is not None else next(filter(None, around), None))
+    undecided = {number for number, mesh in enumerate(meshes) if mesh is None}
+    for operation in reversed(graph.operations):
+        for operand in operation.operands:
+            if operand.number in undecided:
+                meshes[operand.number] = meshes[operation.result.number] or meshes[operand.number]
+    return [graph.mesh if mesh is None else mesh for mesh in meshes]
 
 
 def sharding_of(net: Net, flow: Flow, value: Value) -> Sharding:

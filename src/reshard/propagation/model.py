@@ -473,9 +473,9 @@ class Model:
                 return self._tables[id(free), is_one]
             if (id(free), rent, is_result) not in self._tables:
                 held = wanted.tiles * (rent * self.net.values[number].dtype.itemsize)
-                own = np.broadcast_to(held[:, None] if is_result else held[None, :], free.bound.shape)
+                besides = np.broadcast_to(held[:, None] if is_result else held[None, :], free.bound.shape)
                 is_there = np.eye(*free.bound.shape, dtype=np.bool_) & free.is_own
-                self._tables[id(free), rent, is_result] = free.rented(np.where(is_there, 0.0, own))
+                self._tables[id(free), rent, is_result] = free.rented(np.where(is_there, 0.0, besides))
             return self._tables[id(free), rent, is_result]
         value = self.net.values[number]
         own = self._options[self.net.meshes[number], value.shape]

@@ -347,7 +347,7 @@ def _explained(model: Model, best: Descent, bound: float) -> Optimum:
         if operation.name == "output" and len(variable.uses) == 1 and variable.makers:
             wanted = best.options[id(node.makes[0].variable)]
             if wanted in variable.domain:  # what only an output reads is made where that wants it
-                best.options[id(variable)] = wanted
+                best.keep(variable, wanted)
     shardings = [model.sharding(number, best.options[id(variable)]) for number, variable in enumerate(model.variables)]
     layouts: dict[int, ComputeLayout] = {}
     origins: dict[tuple[int, Sharding], Sharding] = {}

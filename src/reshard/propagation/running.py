@@ -2,6 +2,8 @@
 
 An engine says what becomes of the tiles of an operation, and how it runs a loop and a choice; what stands inside is
 handed to it as functions of tiles.
+Operations that an engine does better together, such as moves between the same devices, wait for each other as long as
+none of them is read: then those go together that have what they need, so that nothing waits for more than it would.
 A tile is whatever the engine takes for the value of a program: the tiles of all devices, that of one, or what stands
 for it while a function is traced.
 
@@ -27,7 +29,7 @@ By hand, an engine whose tiles are numbers runs x -> 2x + 1 three times from 1: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -59,6 +61,14 @@ class Engine:
     def compute(self, operation: Operation, tiles: Sequence[Tile]) -> Tile:
         """The tile of a result from those of the operands; also of a constant, a reshard and an output."""
         raise NotImplementedError
+
+    def joins(self, operation: Operation) -> Hashable | None:
+        """What operations have alike that are done together where they can be; None of one that is done by itself."""
+        return None
+
+    def compute_together(self, operations: Sequence[Operation], tiles: Sequence[Sequence[Tile]]) -> list[Tile]:
+        """The tiles of the results of operations that join."""
+        return [self.compute(*pair) for pair in zip(operations, tiles, strict=True)]
 
     def number(self, tile: Tile) -> int:
         """The one number of a tile."""
@@ -119,16 +129,24 @@ class _Run:
         self.bodies = bodies(placed.operations)
 
     def block(self, block: Block | None, tiles: dict[Value, Tile]) -> None:
-        """All that stands in a block, but its ends; what is made joins the tiles."""
-        for item in self.bodies.get(block, ()):
-            if isinstance(item, Loop):
-                self.loop(item, tiles)
-            elif isinstance(item, Choice):
-                self.choice(item, tiles)
-            elif isinstance(item, Operation) and item.name not in ENTERING | LEAVING | {"input"}:
-                tiles[item.result] = self.engine.compute(item, [tiles[operand] for operand in item.operands])
+        """All that stands in a block, but its ends, and outputs last of all; what is made joins the tiles."""
+        body = self.bodies.get(block, ())
+        waiting = _Waiting(self.engine, tiles, [item for item in body if isinstance(item, Operation)])
+        for item in body:
+            if isinstance(item, Loop | Choice):
+                waiting.end(item)
+                self.loop(item, tiles) if isinstance(item, Loop) else self.choice(item, tiles)
+            elif isinstance(item, Operation) and item.name not in ENTERING | LEAVING | {"input", "output"}:
+                if item.result in waiting.operations or item.result in tiles:
+                    continue
+                for operand in item.operands:
+                    waiting.make(operand)
+                tiles[item.result] = self.engine.compute(item, _tiles_of(item, tiles))
+        waiting.end()
+        for output in self.ends(block, "output") if block is None else ():
+            tiles[output.result] = self.engine.compute(output, _tiles_of(output, tiles))
 
-    def ends(self, block: Block, name: str) -> list[Operation]:
+    def ends(self, block: Block | None, name: str) -> list[Operation]:
         """The ends of a block that have a name."""
         return [item for item in self.bodies.get(block, ()) if isinstance(item, Operation) and item.name == name]
 
@@ -161,6 +179,54 @@ class _Run:
         if places:
             chosen = self.engine.choice(tiles[ends[0].operands[0]], [partial(branch, place) for place in places])
             tiles.update((end.result, tile) for end, tile in zip(ends, chosen, strict=True))
+
+
+class _Waiting:
+    """The operations of a block that join others: they are done when the first of them is read, or the block ends.
+
+    A reshard is done with those that have their operands by then, wherever they stand; anything else with all that
+    join it, for which reshards that wait are done.
+    """
+
+    def __init__(self, engine: Engine, tiles: dict[Value, Tile], operations: Sequence[Operation]) -> None:
+        self.engine, self.tiles = engine, tiles
+        keys = ((operation, engine.joins(operation)) for operation in operations)
+        self.operations = {operation.result: (operation, key) for operation, key in keys if key is not None}
+
+    def make(self, value: Value) -> None:
+        """Do the operation that makes a value, if it waits, with those that join it."""
+        if value not in self.operations:
+            return
+        operation, key = self.operations[value]
+        for operand in operation.operands:
+            self.make(operand)
+        others = [other for other, its_key in self.operations.values() if its_key == key]
+        if operation.name != "reshard":
+            for operand in [other.operands[0] for other in others if not self._lacks(other, value)]:
+                self.make(operand)
+        together = [other for other in others if all(operand in self.tiles for operand in other.operands)]
+        operands = [_tiles_of(other, self.tiles) for other in together]
+        for other, tile in zip(together, self.engine.compute_together(together, operands), strict=True):
+            self.tiles[other.result] = tile
+            del self.operations[other.result]
+
+    def _lacks(self, operation: Operation, value: Value) -> bool:
+        """Whether an operation is of what is not there yet, or of what a value leads to that is not."""
+        (operand,) = operation.operands
+        while operand in self.operations and operand != value:
+            (operand,) = self.operations[operand][0].operands
+        return operand not in self.tiles
+
+    def end(self, before: Block | None = None) -> None:
+        """Do all that wait; those of which there is nothing yet only at the end of the block."""
+        for value in [*self.operations]:
+            if value in self.operations and (before is None or not self._lacks(self.operations[value][0], value)):
+                self.make(value)
+
+
+def _tiles_of(operation: Operation, tiles: dict[Value, Tile]) -> list[Tile]:
+    """The tiles of the operands of an operation."""
+    return [tiles[operand] for operand in operation.operands]
 
 
 def _operands(ends: Sequence[Operation], tiles: dict[Value, Tile], place: int = 0) -> list[Tile]:

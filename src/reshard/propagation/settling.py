@@ -12,11 +12,13 @@ from reshard.contraction.pairwise import Contracted, best_way
 from reshard.contraction.prices import Effort, Price
 from reshard.errors import ReshardError
 from reshard.propagation.fixpoint import Net
-from reshard.propagation.model import SAME
+from reshard.propagation.model import TIE_BREAK
 from reshard.propagation.optimum import Optimum
 
 MOST_OPERATIONS = 48
 """Up to how many operations that compute are looked at."""
+ALIKE = 1e-6
+"""By how much, as a part of them, costs may differ that count as equal."""
 EFFORT = 400
 """After how much effort no further one is."""
 
@@ -36,9 +38,9 @@ def settled(net: Net, chooser: Chooser, best: Optimum) -> Optimum:
         except ReshardError:
             continue
         spent += effort.spent
-        cost = _cost(way.price(chooser), chooser)
-        if cost <= paid * (1 + SAME):  # of equals, what an einsum alone would have
-            saved += max(paid - cost, 0.0)
+        cost = _cost(way.price(chooser), chooser, is_alone=len(best.paid) == 1)
+        if cost <= paid * (1 + ALIKE):  # of equals, what an einsum alone would have
+            saved += paid - cost
             if len(list(way.parts())) > 1:
                 chains[number] = way
             else:
@@ -46,6 +48,8 @@ def settled(net: Net, chooser: Chooser, best: Optimum) -> Optimum:
     return best._replace(layouts=layouts, chains=chains, cost=best.cost - saved)
 
 
-def _cost(price: Price, chooser: Chooser) -> float:
-    """What the goal compares, and all that is left to an einsum where that is equal."""
-    return price.cost if chooser.goal.is_sum else float(price.received_bytes)
+def _cost(price: Price, chooser: Chooser, *, is_alone: bool) -> float:
+    """What the goal adds up; of equal bytes the work, but for one operation alone, which goes as an einsum does."""
+    if chooser.goal.is_sum:
+        return price.cost
+    return price.received_bytes + (0.0 if is_alone else TIE_BREAK * price.flops)

@@ -34,6 +34,12 @@ def shortest_chain(reshard: Reshard, near: int = 0) -> Chain:
     """
     before, after = reshard.source, reshard.target
     staying, becoming = stays_unreduced(before, after), becomes_unreduced(before, after)
+    middle = _without_windows(reshard, moves_classes=staying != before.unreduced or bool(becoming))
+    if middle is not None:
+        legs = replace(reshard, target=middle), replace(reshard, source=middle)
+        return tuple(
+            step for leg in legs if leg.source != leg.target for step in shortest_chain(leg, near) or (Step(leg),)
+        )
     if not becoming:
         return _single(reshard, near)
     whole = replace(after, unreduced=staying)
@@ -69,6 +75,17 @@ def chain_through(reshard: Reshard, *middles: Sharding, near: int = 0) -> Chain:
     return tuple(steps)
 
 
+def _without_windows(reshard: Reshard, *, moves_classes: bool) -> Sharding | None:
+    """What windows must be summed into, or filled from, before anything else; None where one step does it all."""
+    before, after = reshard.source, reshard.target
+    if before == after or not (before.has_windows or after.has_windows):
+        return None
+    if before.is_summed:
+        same_copies = before.layout.free == after.layout.free and before.mesh.same_order_as(after.mesh)
+        return before.owned() if after.has_windows or moves_classes or not same_copies else None
+    return after.owned() if after.has_windows and moves_classes else None
+
+
 def _by_way_of(middle: Sharding, reshard: Reshard, near: int) -> Chain:
     before = reshard.source
     to_middle = replace(reshard, target=middle)
@@ -81,7 +98,7 @@ def _by_way_of(middle: Sharding, reshard: Reshard, near: int) -> Chain:
 
 def _cut_as_before(before: Sharding, whole: Sharding, becoming: tuple[Axis, ...]) -> Sharding | None:
     """`whole`, its dims cut further by the parts of `becoming` that cut them in `before`; None without such."""
-    if before.mesh != whole.mesh:
+    if before.mesh != whole.mesh or before.is_woven or whole.is_woven:
         return None
     sizes = whole.mesh.sizes
     cutting = [axis for dim in before.dims for axis in dim.axes]

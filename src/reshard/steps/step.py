@@ -33,9 +33,18 @@ from reshard.checks import expect, shown
 from reshard.digits import Digit, Positions, Role, Unreduced
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
-from reshard.exchange import DigitExchange, Exchange, Piece, Tiling, combine_then_gather
+from reshard.exchange import (
+    DigitExchange,
+    Exchange,
+    OverlapAdd,
+    Piece,
+    Tiling,
+    combine_then_gather,
+    overlap_elements,
+)
 from reshard.mesh import LIMIT
 from reshard.sharding import Reshard, Sharding, becomes_unreduced
+from reshard.tile import Tile
 
 KINDS = ("Slice", "Permute", "AllGather", "AllToAll", "ReduceScatter", "AllReduce", "Exchange", "ToUnreduced")
 """Every kind of step."""
@@ -51,7 +60,10 @@ class Move(NamedTuple):
     classes: int
     """The number of unreduced values that are combined into one."""
     fill: str | None = None
-    """The reduction whose identity stands where no piece comes; None where pieces cover every tile."""
+    """The reduction whose identity stands where no piece comes; None where pieces cover every tile.
+
+    Where pieces are combined too, each is combined with what stands there, for they overlap.
+    """
 
 
 @dataclass(frozen=True)
@@ -67,9 +79,10 @@ class Contributions(Exchange):
 
     def incoming(self, device: int) -> list[Piece]:
         """What the device has itself, where it keeps it."""
-        position, box = self.source.mesh.position_of(device), self.source.box(device)
+        position, tile = self.source.mesh.position_of(device), self.source.tile(device)
         is_first = all(digit.value(position) == 0 for digit in _newly_unreduced(self.source, self.target))
-        return [Piece(device, device, box, 0)] if (is_first or self.keeps_all) and not box.is_empty else []
+        boxes = tile.owned_boxes() if isinstance(tile, Tile) else (tile,)
+        return [Piece(device, device, box, 0) for box in boxes if (is_first or self.keeps_all) and not box.is_empty]
 
     outgoing = incoming
 
@@ -174,6 +187,10 @@ class Step(ReshardWork):
             return ()
         classes = self._tilings[0].classes // self._tilings[1].classes
         first, *rest = self._exchanges
+        if isinstance(first, OverlapAdd):
+            return (Move(first, "sum", 1, fill="sum"),)
+        if self.after.is_summed:
+            return (Move(first, None, 1, fill="sum"),)
         reduction = self.before.reduction if classes > 1 else None
         return (Move(first, reduction, classes), *(Move(exchange, None, 1) for exchange in rest))
 
@@ -255,6 +272,9 @@ class Step(ReshardWork):
 def _kind_of(exchanges: tuple[Exchange, ...]) -> str:
     """The collective that the exchanges are; Exchange where they are no other."""
     first, last = exchanges[0], exchanges[-1]
+    if first.source.layout.weaves or last.target.layout.weaves:
+        adds = isinstance(first, OverlapAdd) or first.source.classes != last.target.classes
+        return "Exchange" if adds or first.total_received else "Slice"
     if isinstance(first, DigitExchange) and first.stays and first.gathered_values == 1:
         return "Slice"
     if first.source.classes == last.target.classes and first.total_received == 0:
@@ -306,12 +326,8 @@ def _check_to_unreduced(before: Sharding, after: Sharding, *tilings: Tiling) -> 
         raise ReshardError("bad-step", f"{text} combines values while others become partial")
     if after.reduction == "avg" and tilings[0].layout.dims != tilings[1].layout.dims:
         raise ReshardError("no-plan", f"{text} would make parts partial under avg; only whole values can be")
-    contributed, whole = np.ones_like(before.mesh.positions), np.ones_like(before.mesh.positions)
-    inside = np.ones(len(contributed), dtype=np.bool_)
-    for (start, stop), (low, high) in zip(tilings[0].all_bounds, tilings[1].all_bounds, strict=True):
-        contributed *= stop - start
-        whole *= high - low
-        inside &= (low <= start) & (stop <= high)
+    contributed, whole = tilings[0].all_elements.copy(), tilings[1].all_elements
+    inside = overlap_elements(tilings[0], tilings[1]) == contributed
     for digit in _newly_unreduced(*tilings):
         contributed[digit.value(before.mesh.positions) > 0] = 0
     becoming = tilings[1].layout.unreduced.without(tilings[0].layout.unreduced)
@@ -345,5 +361,11 @@ def _changed_axes(before: Sharding, after: Sharding) -> tuple[Axis, ...]:
                 places[piece] = (number, parts if number < len(sharding.dims) else 0)
                 parts *= piece.size_in(sizes[piece.name])
         roles.append(places)
-    changed = [axis for axis in dict.fromkeys([*roles[0], *roles[1]]) if roles[0].get(axis) != roles[1].get(axis)]
+    pairs = zip(before.dims, after.dims, strict=False)
+    woven = {n for n, (one, other) in enumerate(pairs) if (one.deals, one.window) != (other.deals, other.window)}
+    changed = [
+        axis
+        for axis in dict.fromkeys([*roles[0], *roles[1]])
+        if roles[0].get(axis) != roles[1].get(axis) or roles[1][axis][0] in woven
+    ]
     return sorted_and_merged(changed, sizes)

@@ -25,6 +25,8 @@ On top of it:
 
 einsum.py          the einsum of DTensors, and its gradients
 contraction.py     one rank's part of an einsum, and of its overlap with what it needs
+halo.py            `halo`: windows around tiles, and their gradients
+sliding.py         operations that reach over the edge of a tile: rolls, convolutions, pooling, running sums
 programs.py        a placed program as a function of DTensors
 verbs.py           what torch does with tensors, for the interpreter of operations
 """
@@ -38,22 +40,34 @@ from reshard.torch.code import code_of
 from reshard.torch.comparison import explain
 from reshard.torch.conversions import mesh_of, placements_of, sharding_of
 from reshard.torch.einsum import einsum
+from reshard.torch.halo import halo
 from reshard.torch.installing import Installation, install, uninstall
 from reshard.torch.planned import run
 from reshard.torch.programs import to_torch
 from reshard.torch.redistribute import redistribute, workspace_size
+from reshard.torch.sliding import avg_pool, conv1d, conv2d, conv3d, cumsum, flip, max_pool, pad, roll
 from reshard.torch.transfer import transfer, version_of
 
 __all__ = [
     "Installation",
+    "avg_pool",
     "calibrate",
     "code_of",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "cumsum",
     "einsum",
     "explain",
+    "flip",
+    "halo",
     "install",
+    "max_pool",
     "mesh_of",
+    "pad",
     "placements_of",
     "redistribute",
+    "roll",
     "run",
     "sharding_of",
     "to_torch",

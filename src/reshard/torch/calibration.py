@@ -12,9 +12,11 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from reshard.checks import expect
+from reshard.errors import ReshardError
+from reshard.mesh import Mesh
 from reshard.network import Calibration, Network
 from reshard.network.calibration import Pairs
 from reshard.torch.conversions import mesh_of
@@ -54,6 +56,23 @@ def calibrate(mesh: DeviceMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 
         return float(slowest)
 
     return guess.calibrate(time_exchange, sizes=sizes, repeats=repeats)
+
+
+def calibrate_like(mesh: Mesh, *, repeats: int = 3) -> tuple[Network, Calibration] | None:
+    """`calibrate` for a mesh of ours, in a process that `torchrun` started; None on all ranks but the first.
+
+    Raises:
+        ReshardError: as `calibrate`; `exchange-failed` where `torchrun` has not started the process.
+    """
+    if not dist.is_torchelastic_launched():
+        raise ReshardError("exchange-failed", "torchrun must start the processes: torchrun … -m reshard calibrate …")
+    accelerator = torch.accelerator.current_accelerator()
+    device_type = "cpu" if accelerator is None else accelerator.type
+    names = tuple(mesh.sizes)
+    found = calibrate(init_device_mesh(device_type, tuple(mesh.sizes.values()), mesh_dim_names=names), repeats=repeats)
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    return found if rank == 0 else None
 
 
 def _timed(operations: list[dist.P2POp], device_type: str) -> float:

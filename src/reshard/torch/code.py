@@ -19,6 +19,8 @@ it receives what goes to [2, 4).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from reshard.checks import expect
 from reshard.errors import ReshardError
 from reshard.plans import Plan
@@ -29,13 +31,33 @@ from reshard.torch.turns import turnwise
 MOST = 100_000
 """Messages and copies of all ranks together that are written out."""
 
-Interval = tuple[int, int]
-Place = list[Interval]
+Place = list[tuple[int, int]]
 """Where something lies in a tile, an interval per dim."""
 Side = list[tuple[int, Place]]
 """Peers, with what goes to them or comes from them."""
-Row = tuple[tuple[int, ...], tuple[int, ...], list[tuple[Place, Place]], list[tuple[Side, Side]]]
-"""What a rank does: its tile before and after, what it copies, and in turns what it sends and receives."""
+
+
+class Row(NamedTuple):
+    """What a rank does in an exchange."""
+
+    before: tuple[int, ...]
+    """The shape of its tile."""
+    after: tuple[int, ...]
+    copies: list[tuple[Place, Place]]
+    """To where, and from where."""
+    turns: list[tuple[Side, Side]]
+    """What it sends and what it receives, one turn after the other."""
+
+    @property
+    def text(self) -> str:
+        """As it stands in the table."""
+        return repr(tuple(self))
+
+    @property
+    def size(self) -> int:
+        """The number of copies and messages."""
+        return len(self.copies) + sum(len(side) for turn in self.turns for side in turn)
+
 
 HEAD = '''"""{what}, as a function of torch alone.
 
@@ -97,7 +119,7 @@ def as_bytes(part):
 
 
 def code_of(plan: Plan) -> str:
-    """The text of a module with a function `reshard(tile)`: what a plan does on every rank, with torch and nothing else.
+    """The text of a module with a function `reshard(tile)`: what a plan does on every rank, with torch alone.
 
     It sends and receives in the default process group, eagerly, and checks nothing.
 
@@ -112,15 +134,15 @@ def code_of(plan: Plan) -> str:
     for step in plan.steps:
         for move in step.transfers:
             rows = _rows(move, step, is_limited=is_limited)
-            count += sum(len(row[2]) + sum(len(side) for turn in row[3] for side in turn) for row in rows.values())
+            count += sum(row.size for row in rows.values())
             if count > MOST:
                 raise ReshardError("too-large", f"{plan.reshard} has more than {MOST} messages and copies to write out")
             combine = f"torch.{COMBINE[move.reduction].__name__}" if move.reduction else None
             divisor = move.classes if move.reduction == "avg" else 1
             fill = None if move.fill is None else step.dtype.identity(move.fill)
             literal = f"float({str(fill)!r})" if isinstance(fill, float) else repr(fill)
-            lines += ["    ({", *(f"    {rank}: {row}," for rank, row in rows.items()), f"    }}, {combine}, {divisor}, "
-                      f"{literal}),"]  # fmt: skip
+            table = "\n".join(f"    {rank}: {row.text}," for rank, row in rows.items())
+            lines.append(f"    ({{\n{table}\n    }}, {combine}, {divisor}, {literal}),")
     shapes = {rank: plan.target.box(rank, plan.shape).shape for rank in plan.target.mesh.devices}
     size = "x".join(map(str, plan.shape)) or "a scalar"
     head = HEAD.format(what=f"{size} of {plan.dtype} from {plan.source.text()} to {plan.target.text()}")
@@ -134,20 +156,25 @@ def _rows(move: Move, step: Step, *, is_limited: bool) -> dict[int, Row]:
     for rank in ranks:
         exchange = local_exchange(move, rank, step.dtype)
         if is_limited:
-            turns = [
-                tuple([] if end is None else [(end[0], _place(end[1]))] for end in (turn.send, turn.receive))
-                for turn in turnwise(exchange, move, rank, step.chunks).turns
-            ]
+            ends = [(turn.send, turn.receive) for turn in turnwise(exchange, move, rank, step.chunks).turns]
+            turns = [(_side([send] if send else []), _side([receive] if receive else [])) for send, receive in ends]
         else:
-            sides = (exchange.sends, exchange.receives)
-            turns = [tuple([(m.peer, _place(part)) for m in side for part in m.parts] for side in sides)]
-        rows[rank] = (
-            exchange.source_shape or (0,),
+            sends, receives = (
+                [(message.peer, part) for message in messages for part in message.parts]
+                for messages in (exchange.sends, exchange.receives)
+            )
+            turns = [(_side(sends), _side(receives))]
+        rows[rank] = Row(
+            (0,) if exchange.source_shape is None else exchange.source_shape,
             (0,) if exchange.target_shape is None else exchange.target_shape,
             [(_place(target), _place(source)) for target, source in exchange.copies],
             turns,
         )
     return rows
+
+
+def _side(parts: list[tuple[int, TilePart]]) -> Side:
+    return [(peer, _place(part)) for peer, part in parts]
 
 
 def _place(part: TilePart) -> Place:

@@ -20,12 +20,9 @@ By hand, 8 rows on a mesh of 2 x 2: `[Shard(0), Shard(0)]` gives the ranks rows 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
-from operator import mul
 from typing import Any
 
 import torch
@@ -36,11 +33,13 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrder, Tens
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _disable_current_modes
 
-from reshard.axis import Axis
 from reshard.checks import expect, listed, shown
 from reshard.dtypes import REDUCTIONS, DType, dtype_named
 from reshard.errors import ReshardError
+from reshard.foreign import PlacementsRecord, placements_record
 from reshard.mesh import Mesh
+from reshard.notation.placements import cuts_of, shards_of
+from reshard.notation.placements import sharding_of as sharding_of_placements
 from reshard.sharding import Sharding, checked_shape
 
 AnyPlacements = Sharding | Placement | Sequence[Placement]
@@ -60,10 +59,8 @@ def mesh_of(mesh: DeviceMesh) -> Mesh:
 
 @lru_cache(CACHED)
 def _mesh_of(mesh: DeviceMesh) -> Mesh:
-    names = mesh.mesh_dim_names or tuple(f"dim_{mesh_dim}" for mesh_dim in range(mesh.ndim))
     with _disable_current_modes():  # of a trace, for which the ranks would be values that are not there yet
-        ranks = mesh.mesh.flatten().tolist()
-    return Mesh(tuple(zip(names, mesh.shape, strict=True)), tuple(ranks))
+        return Mesh.of(mesh)
 
 
 def dtype_of(dtype: torch.dtype) -> DType:
@@ -72,7 +69,7 @@ def dtype_of(dtype: torch.dtype) -> DType:
     Raises:
         ReshardError: `unknown-dtype`.
     """
-    return dtype_named(str(dtype).removeprefix("torch."))
+    return dtype_named(dtype)
 
 
 def spec_of(
@@ -135,19 +132,8 @@ def sharding_of(
 def _sharding_of(
     placements: tuple[Placement, ...], mesh: DeviceMesh, ndim: int, order: ShardOrder | None, on: Mesh | None = None
 ) -> Sharding:
-    ours = _mesh_of(mesh)
-    placements = normalized(placements, mesh, ndim)
-    reductions = {placement.reduce_op for placement in placements if isinstance(placement, Partial)}
-    if len(reductions) > 1:
-        raise ReshardError(
-            "cannot-express", f"partial values under {' and '.join(sorted(reductions))} at once are not supported"
-        )
-    cuts = _cuts_of(placements, mesh, ndim, order)
-    axes = [Axis(name) for name, _ in ours.axes]
-    partial = [axis for axis, placement in zip(axes, placements, strict=True) if isinstance(placement, Partial)]
-    dims = [] if ours.is_maximal else [[axes[mesh_dim] for mesh_dim in cut] for cut in cuts]
-    reduction = reductions.pop() if reductions else "sum"
-    return Sharding.of(on or ours, *dims, unreduced=partial, reduction=reduction, uneven="chunk")
+    record = _record(normalized(placements, mesh, ndim), order)
+    return sharding_of_placements(record, _mesh_of(mesh), ndim, on)
 
 
 def normalized(
@@ -207,30 +193,11 @@ def _order_of(spec: DTensorSpec) -> ShardOrder | None:
     return None if spec.use_strided_shard_as_shard_order else spec.shard_order
 
 
-def _cuts_of(
-    placements: Sequence[Placement], mesh: DeviceMesh, ndim: int, order: ShardOrder | None
-) -> list[tuple[int, ...]]:
-    """Per dim the mesh dims that cut it, major to minor, in the order given or out of the split factors.
-
-    Read from the right, each mesh dim goes where those already placed before it make up its split factor.
-    """
-    if order is not None:
-        if any(isinstance(placement, _StridedShard) for placement in placements):
-            raise ReshardError("cannot-express", f"strided shards of {text_of(placements)} are no order of mesh dims")
-        return [dict(order).get(dim, ()) for dim in range(ndim)]
-    cuts: list[list[int]] = [[] for _ in range(ndim)]
-    for mesh_dim, placement in reversed(list(enumerate(placements))):
-        if not isinstance(placement, Shard | _StridedShard):
-            continue
-        cut, factor = cuts[placement.dim], _split_factor(placement)
-        products = list(itertools.accumulate(map(mesh.size, cut), mul, initial=1))
-        if factor not in products:
-            raise ReshardError(
-                "cannot-express",
-                f"placement {placement!r} in {text_of(placements)} interleaves rows as no order of mesh dims does",
-            )
-        cut.insert(products.index(factor), mesh_dim)
-    return [tuple(cut) for cut in cuts]
+def _record(placements: Sequence[Placement], order: ShardOrder | None = None) -> PlacementsRecord:
+    """Placements as plain records, with the order in which mesh dims cut each dim where it is said."""
+    record = placements_record(tuple(placements))
+    cuts = None if order is None else tuple((entry.tensor_dim, tuple(entry.mesh_dims)) for entry in order)
+    return PlacementsRecord(() if record is None else record.placements, cuts)
 
 
 def placements_of(sharding: Sharding, mesh: DeviceMesh, shape: Sequence[int] | None = None) -> tuple[Placement, ...]:
@@ -248,7 +215,7 @@ def placements_of(sharding: Sharding, mesh: DeviceMesh, shape: Sequence[int] | N
         ReshardError: `cannot-express` where torch has no placements for it, or cuts the shape at other places;
             `different-meshes` where the sharding is over other ranks; `rank-mismatch`.
     """
-    expect(sharding, Sharding, "what placements are made of")
+    expect(sharding, Sharding, "what placements are made of").check_plain("a placement of torch")
     expect(mesh, DeviceMesh, "a mesh of torch")
     return _placements_of(sharding, mesh, None if shape is None else checked_shape(shape))
 
@@ -332,9 +299,8 @@ def _placements_of(sharding: Sharding, mesh: DeviceMesh, shape: tuple[int, ...] 
 def _shards(cuts: Sequence[Sequence[int]], mesh: DeviceMesh) -> dict[int, Placement]:
     """By mesh dim the shard, strided where mesh dims to its right cut its dim before it."""
     return {
-        mesh_dim: _shard(dim, prod(mesh.size(major) for major in cut[:place] if major > mesh_dim))
-        for dim, cut in enumerate(cuts)
-        for place, mesh_dim in enumerate(cut)
+        mesh_dim: _shard(shard.dim, shard.split_factor)
+        for mesh_dim, shard in shards_of(cuts, tuple(mesh.shape)).items()
     }
 
 
@@ -344,7 +310,8 @@ def spelled_out(spec: DTensorSpec) -> tuple[Placement, ...]:
     Raises:
         ReshardError: `cannot-express` where a shard is strided as no order of axes is.
     """
-    shards = _shards(_cuts_of(spec.placements, spec.mesh, spec.ndim, _order_of(spec)), spec.mesh)
+    record = _record(spec.placements, _order_of(spec))
+    shards = _shards(cuts_of(record, tuple(spec.mesh.shape), spec.ndim), spec.mesh)
     return tuple(shards.get(mesh_dim, placement) for mesh_dim, placement in enumerate(spec.placements))
 
 

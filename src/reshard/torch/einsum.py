@@ -7,70 +7,25 @@ where the gradient and the other operands are to where the operand was; it is pl
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor import DTensor
 
 from reshard.checks import expect, shown
-from reshard.contraction import EinsumPlan
-from reshard.contraction import einsum as make_plan
 from reshard.errors import ReshardError
 from reshard.network import Network
-from reshard.operations.gradient import backward_of
 from reshard.operations.pattern import Pattern
-from reshard.sharding import Sharding
-from reshard.torch.agreement import Statement, check_mode, digest_of
-from reshard.torch.contraction import LocalContraction, local_contraction
-from reshard.torch.conversions import (
-    AnyPlacements,
-    as_key,
-    dtype_of,
-    gradient_placements,
-    mesh_of,
-    meta_of,
-    placements_of,
-    sharding_of,
-    spec_of,
-    target_placements,
-    text_of,
-)
-from reshard.torch.graph_operator import refuse_traced
+from reshard.torch.agreement import check_mode, digest_of
+from reshard.torch.conversions import AnyPlacements, as_key, mesh_of
+from reshard.torch.einsum_operator import einsum_traced, specs_in_graph
+from reshard.torch.graph_operator import keep_named, named, refuse_traced
+from reshard.torch.local_einsum import EinsumRequest, LocalEinsum, flowing_to, local_einsum
 from reshard.torch.local_plan import tile_of
-from reshard.torch.world import World, current_world
-
-
-@dataclass(frozen=True)
-class EinsumRequest:
-    """Everything that a call depends on, but for the tiles: the key under which a call is kept."""
-
-    pattern: Pattern
-    specs: tuple[DTensorSpec, ...]
-    target: Sharding | tuple[Placement, ...] | None
-    mesh: DeviceMesh
-    """That the result is on."""
-    network: Network | None
-    sizes: tuple[tuple[str, int], ...]
-    """Of the labels that were given."""
-    leave_partial: bool
-    overlap: bool | None
-
-
-@dataclass(frozen=True)
-class LocalEinsum:
-    """A request as one rank answers it."""
-
-    request: EinsumRequest
-    plan: EinsumPlan
-    result: DTensorSpec
-    contraction: LocalContraction
-    statement: Statement
-    """What all ranks that take part must agree on."""
+from reshard.torch.world import CAPACITY, World, current_world
 
 
 def einsum(
@@ -92,10 +47,11 @@ def einsum(
     Where it only moves elements within the rank, the result may share the memory of the operand, as `torch.einsum`'s.
     All ranks must call it with equal arguments, as `redistribute`.
     The gradient of an operand comes where the operand is, replicated where that is partial.
-    Inside `torch.compile` it runs eagerly, which breaks the graph; whatever else traces it is refused.
+    Inside `torch.compile` it is one operator of the graph; whatever else traces it is refused.
 
     Args:
-        expression: a pattern as of `reshard.operations.pattern`, such as `ij,jk->ik` or `(a b) c -> a (b c)`.
+        expression: a pattern as of `reshard.operations.pattern`, such as `ij,jk->ik` or `(a b) c -> a (b c)`; of single
+            letters also as `torch.einsum` has it, with `...` and without a result.
         operands: of one dtype.
         target: where the result is wanted, as placements or a `Sharding`; without it where it is cheapest, among
             all that placements can say.
@@ -112,7 +68,38 @@ def einsum(
             raises; `bad-argument`, `bad-tiles`, `cannot-express`, `ranks-disagree` as `redistribute`; and
             `exchange-failed` where a rank is gone or does not come in time.
     """
-    pattern = Pattern.of(expression)
+    if torch.compiler.is_dynamo_compiling():
+        mesh = operands[0].device_mesh if device_mesh is None else device_mesh
+        labels = None if sizes is None else tuple(sizes.items())
+        name = _asked_as(expression, as_key(target), network, overlap, labels, leave_partial, check)
+        traced: DTensor = _traced(name, mesh, *operands)
+        return traced
+    asked = Asked(expression, target, network, overlap, sizes, leave_partial, check)
+    request = _request(asked, operands, device_mesh, tuple(getattr(x, "_spec", None) for x in operands))
+    return _called(request, operands, check)
+
+
+class Asked(NamedTuple):
+    """What is asked of any operands, as `einsum` takes it."""
+
+    expression: str | Pattern
+    target: Any
+    network: Network | str | None
+    overlap: bool | None
+    sizes: Mapping[str, int] | None
+    leave_partial: bool
+    check: str
+
+
+def _request(
+    asked: Asked, operands: Sequence[DTensor], device_mesh: DeviceMesh | None, specs: tuple[Any, ...]
+) -> EinsumRequest:
+    """What is asked of operands of these specs.
+
+    Raises:
+        ReshardError: as `einsum`, of what needs no plan.
+    """
+    pattern = Pattern.of_operands(asked.expression, [getattr(x, "ndim", 0) for x in operands])
     pattern.check_count(len(operands))
     for number, x in enumerate(operands):
         if not isinstance(x, DTensor):
@@ -121,31 +108,48 @@ def einsum(
             raise ReshardError(
                 "bad-argument", f"operand {number} of {pattern} is of {x.dtype}, the first of {operands[0].dtype}"
             )
-    check_mode(check)
-    if overlap not in (None, True, False):
-        raise ReshardError("bad-argument", f"overlap must be True, False or None, got: {shown(overlap)}")
-    network = Network.named(network, "the network of an einsum")
-    request = EinsumRequest(
+    check_mode(asked.check)
+    if asked.overlap not in (None, True, False):
+        raise ReshardError("bad-argument", f"overlap must be True, False or None, got: {shown(asked.overlap)}")
+    shapes = [tuple(spec.shape) for spec in specs]
+    return EinsumRequest(
         pattern,
-        tuple(x._spec for x in operands),
-        as_key(target),
+        specs,
+        as_key(asked.target),
         operands[0].device_mesh if device_mesh is None else expect(device_mesh, DeviceMesh, "device_mesh"),
-        network,
-        tuple(pattern.solve_sizes([x.shape for x in operands], sizes).items()) if sizes is not None else (),
-        bool(leave_partial),
-        overlap,
+        Network.named(asked.network, "the network of an einsum"),
+        tuple(pattern.solve_sizes(shapes, asked.sizes).items()) if asked.sizes is not None else (),
+        bool(asked.leave_partial),
+        asked.overlap,
     )
-    result: DTensor = _called(request, operands, check)
-    return result
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+_ASKED: dict[str, Asked] = {}
+"""By the names that the compiler sees."""
+
+
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+def _asked_as(*asked: Any) -> str:
+    """The name of what is asked of any operands, kept."""
+    expression, target, network, overlap, labels, leave_partial, check = asked
+    sizes = None if labels is None else dict(labels)
+    name = digest_of(*map(repr, asked))
+    keep_named(_ASKED, {name: Asked(expression, target, network, overlap, sizes, leave_partial, check)}, CAPACITY)
+    return name
+
+
+@torch._dynamo.allow_in_graph  # type: ignore[untyped-decorator]  # with DTensors whose specs say all
+def _traced(name: str, mesh: DeviceMesh, *operands: DTensor) -> DTensor:
+    asked = named(_ASKED, name)
+    return einsum_traced(_request(asked, operands, mesh, specs_in_graph(operands)), operands, asked.check)
+
+
 def _called(request: EinsumRequest, operands: Sequence[DTensor], check: str) -> DTensor:
     refuse_traced("an einsum of DTensors", *(x._local_tensor for x in operands))
     world = current_world()
     meshes = (request.mesh, *(x.device_mesh for x in operands))
     with world.telling(sorted({rank for mesh in meshes for rank in mesh_of(mesh).devices}), check):
-        local = world.once(request, lambda: _made(request, world.rank))
+        local = local_einsum(world, request)
         local.contraction.check_tiles([x._local_tensor for x in operands])
     if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
         result: DTensor = _Einsum.apply(local, world, check, *operands)  # type: ignore[no-untyped-call]
@@ -173,25 +177,15 @@ class _Einsum(torch.autograd.Function):
 
 def _gradient(ctx: Any, gradient: DTensor, number: int) -> DTensor:
     """What flows back to an operand."""
-    operands, plan = ctx.saved_tensors, ctx.local.plan
+    operands = ctx.saved_tensors
     x = operands[number]
-    backward = backward_of(plan.expression, number, plan.expression_sizes)
+    request = flowing_to(ctx.local, number, gradient._spec)
     opposite = [factor for place, factor in enumerate(operands) if place != number]
     factors = [gradient, *(factor.conj() if factor.dtype.is_complex else factor for factor in opposite)]
-    for size in backward.identity_sizes:  # on every rank of the mesh
-        eye = torch.eye(size, dtype=x.dtype, device=x._local_tensor.device)
-        factors.append(DTensor.from_local(eye, x.device_mesh, [Replicate()] * x.device_mesh.ndim, run_check=False))
-    flowing = replace(
-        ctx.local.request,
-        pattern=backward.pattern,
-        specs=tuple(factor._spec for factor in factors),
-        target=gradient_placements(x.placements),
-        mesh=x.device_mesh,
-        sizes=tuple(backward.sizes.items()),
-        leave_partial=False,
-    )
-    flowed: DTensor = _called(flowing, factors, ctx.check)
-    return flowed
+    for spec in request.specs[len(factors) :]:  # identities, on every rank of the mesh
+        eye = torch.eye(spec.shape[0], dtype=x.dtype, device=x._local_tensor.device)
+        factors.append(DTensor.from_local(eye, x.device_mesh, spec.placements, run_check=False))
+    return _called(replace(request, specs=tuple(factor._spec for factor in factors)), factors, ctx.check)
 
 
 def _run(
@@ -201,72 +195,3 @@ def _run(
     world.check(local.statement, check)
     result = local.contraction.run(tiles)
     return DTensor(result, local.result, requires_grad=wants_gradient)  # type: ignore[no-untyped-call]
-
-
-def _made(request: EinsumRequest, rank: int) -> LocalEinsum:
-    """Plan a call, and make this rank's part.
-
-    Raises:
-        ReshardError: as `einsum` where it cannot be.
-    """
-    specs, mesh = request.specs, request.mesh
-    dtype = meta_of(specs[0]).dtype
-    types = {spec.mesh.device_type for spec in specs} | {mesh.device_type}
-    if len(types) > 1:
-        raise ReshardError("bad-argument", f"tensors on {' and '.join(sorted(types))} cannot meet; move them first")
-    plan, placements = _planned(request, [tuple(spec.shape) for spec in specs], dtype_of(dtype).name)
-    ends = f"from {','.join(text_of(spec.placements) for spec in specs)} to {text_of(placements)}"
-    words = f"einsum {plan.expression} of {dtype_of(dtype)} {ends}"
-    meshes = {mesh_of(end): end for end in (mesh, *(spec.mesh for spec in reversed(specs)))}
-    plans = [reshard for part in plan.parts() for reshard in part.plans]
-    ranks = tuple(sorted({device for reshard in plans for device in reshard.devices}))
-    sides = [str(side) for reshard in plans for side in (reshard.source, reshard.target)]
-    digest = digest_of(str(plan.expression), plan.expression_sizes, sides, dtype_of(dtype).name)
-    return LocalEinsum(
-        request,
-        plan,
-        spec_of(mesh, placements, plan.output.shape, dtype),
-        local_contraction(plan, rank, meshes, dtype, request.overlap, words),
-        Statement(ranks, digest, words),
-    )
-
-
-def _planned(
-    request: EinsumRequest, shapes: Sequence[tuple[int, ...]], dtype: str
-) -> tuple[EinsumPlan, tuple[Placement, ...]]:
-    """The plan, and the placements of its result.
-
-    What is cheapest may cut a dim by a part of a mesh dim, which no placement says, and where it is open, sums are
-    scattered over dims that divide; so where either counts all placements are compared.
-    """
-    mesh, ndim, sizes = request.mesh, len(request.pattern.output), dict(request.sizes)
-    shape = request.pattern.output_shape(request.pattern.solve_sizes(shapes, sizes))
-    sources = [sharding_of(spec) for spec in request.specs]
-
-    def planned(placements: tuple[Placement, ...] | None) -> EinsumPlan:
-        return make_plan(
-            request.pattern,
-            *sources,
-            shapes=shapes,
-            dtype=dtype,
-            target=None if placements is None else sharding_of(placements, mesh, ndim),
-            network=request.network,
-            sizes=sizes,
-            leave_partial=request.leave_partial,
-        )
-
-    if request.target is not None:
-        placements = target_placements(request.target, mesh, ndim, shape)
-        return planned(placements), placements
-    candidates: list[tuple[EinsumPlan, tuple[Placement, ...]]] = []
-    cheapest = planned(None)
-    try:
-        candidates.append((cheapest, placements_of(cheapest.target, mesh, shape)))
-    except ReshardError as error:
-        if error.code not in ("cannot-express", "different-meshes"):
-            raise
-    if not candidates or any(size % mesh.size() for size in shape):
-        choices = [*map(Shard, range(ndim)), Replicate(), *([Partial()] if request.leave_partial else [])]
-        every = itertools.product(choices, repeat=mesh.ndim)
-        candidates += [(planned(placements), placements) for placements in every]
-    return min(candidates, key=lambda candidate: candidate[0].price)

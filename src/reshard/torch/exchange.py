@@ -28,6 +28,7 @@ import torch
 from reshard.box import Box
 from reshard.dtypes import DType, combining
 from reshard.steps import Move
+from reshard.tile import Tile
 from reshard.torch.carriers import Carrier, JointCarrier, Parcel
 
 Finish = Callable[[], torch.Tensor]
@@ -75,9 +76,9 @@ class TilePart:
     """The number of elements."""
 
     @classmethod
-    def of(cls, box: Box, tile: Box) -> TilePart:
+    def of(cls, box: Box, tile: Box | Tile) -> TilePart:
         """The part of a tile that lies in a box of the tensor."""
-        return cls(box, () if box == tile else box.slices(tile), box.shape, box.size)
+        return cls(box, () if box == tile else tile.places(box)[0][0], box.shape, box.size)
 
     def is_contiguous_in(self, shape: tuple[int, ...]) -> bool:
         """Whether it lies in one run of a contiguous tile: at most one dim is cut inside, none to its right."""
@@ -230,7 +231,7 @@ class LocalExchange:
                 receiving[number].wait()  # once and no more: gloo would wait for a second message
             for begin, part in message.packed():
                 room, value = out[part.index], _inside(received[number], begin, part)
-                if combine is None or part.box not in placed:
+                if combine is None or (self.fill is None and part.box not in placed):
                     room.copy_(value)
                     placed.add(part.box)
                 else:
@@ -248,10 +249,13 @@ def is_plain(out: torch.Tensor, tile: torch.Tensor) -> bool:
 
 
 def local_exchange(move: Move, rank: int, dtype: DType) -> LocalExchange:
-    """The part of a rank in a move of a plan, without what carries it; of elements of a dtype."""
+    """The part of a rank in a move of a plan, without what carries it; of elements of a dtype.
+
+    What stands for a window holds each of its elements once.
+    """
     exchange = move.exchange
-    source = exchange.source.box(rank) if rank in exchange.source.mesh else None
-    target = exchange.target.box(rank) if rank in exchange.target.mesh else None
+    source = exchange.source.tile(rank, once=True) if rank in exchange.source.mesh else None
+    target = exchange.target.tile(rank, once=True) if rank in exchange.target.mesh else None
     outgoing: dict[int, list[TilePart]] = {}
     if source is not None:
         for piece in exchange.outgoing(rank):

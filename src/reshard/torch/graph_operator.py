@@ -9,15 +9,13 @@ the whole tensor: a graph is for one shape, and is traced again for another loca
 What torch 2.13 does not guard is the shape of a DTensor whose local shape stays: 5 rows after 6, both 3 on the first
 of two ranks, run the graph of 6 there.
 Give uneven shapes that change to functions of their own.
-Nor does it show a function that it compiles in which order mesh dims cut a dim, where that stands in the spec alone.
-Give such a tensor as `_StridedShard`, which `redistribute` itself does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -72,8 +70,11 @@ class GraphCall(NamedTuple):
         return redistribution_for(current_world(), source, self.target, self.mesh, options=self.options)
 
 
+T = TypeVar("T")
 _CALLS: dict[str, GraphCall] = {}
 """By the names in graphs; beyond `CAPACITY`, the one that was traced longest ago goes."""
+_REQUESTS: dict[str, Request] = {}
+"""By the names that the compiler sees."""
 
 
 def is_traced(*tiles: torch.Tensor) -> bool:
@@ -93,26 +94,47 @@ def refuse_traced(what: str, *tiles: torch.Tensor) -> None:
         raise ReshardError("bad-argument", f"{what} cannot be traced: call it outside of the graph")
 
 
+class Request(NamedTuple):
+    """What a call asks for, whatever the DTensor."""
+
+    target: tuple[Placement, ...]
+    check: str
+    plan: Plan | None
+    """What is run, where it was made before."""
+
+
 def redistribute_traced(x: DTensor, target: AnyPlacements, mesh: DeviceMesh | None, check: str) -> DTensor:
     """What is traced in place of an eager redistribute."""
     on = x.device_mesh if mesh is None else mesh
-    source = x.placements if torch.compiler.is_dynamo_compiling() else spelled_out(x._spec)
-    name = _name_of(x.device_mesh, source, on, as_key(target), x.dtype, check, x.dim())
-    return _through_graph(x, source, name, on)
-
-
-def _through_graph(x: DTensor, source: tuple[Placement, ...], name: str, mesh: DeviceMesh) -> DTensor:
-    """What the operator of a name makes of a DTensor."""
-    tile = torch.ops.reshard.exchange(x.to_local(grad_placements=gradient_placements(source)), name, x.shape)
-    return DTensor.from_local(tile, mesh, _target_of(name), run_check=False, shape=x.shape, stride=x.stride())
+    result: DTensor = _traced(x, on, _request_of(as_key(target), on, check, x.dim()))
+    return result
 
 
 def run_traced(plan: Plan, x: DTensor, mesh: DeviceMesh | None, check: str) -> DTensor:
     """What is traced in place of a plan that is run eagerly."""
     on = x.device_mesh if mesh is None else mesh
-    source = x.placements if torch.compiler.is_dynamo_compiling() else spelled_out(x._spec)
-    name = _name_of_plan(plan, x.device_mesh, source, on, x.dtype, check)
-    return _through_graph(x, source, name, on)
+    result: DTensor = _traced(x, on, _request_of(None, on, check, x.dim(), plan))
+    return result
+
+
+@torch._dynamo.allow_in_graph  # type: ignore[untyped-decorator]  # with a DTensor whose spec says all; dynamo's does not
+def _traced(x: DTensor, mesh: DeviceMesh, request: str) -> DTensor:
+    target, check, plan = named(_REQUESTS, request)
+    source = spelled_out(x._spec)
+    name = _name_of(GraphCall(x.device_mesh, source, mesh, target, x.dtype, check, plan))
+    tile = torch.ops.reshard.exchange(x.to_local(grad_placements=gradient_placements(source)), name, x.shape)
+    return DTensor.from_local(tile, mesh, target, run_check=False, shape=x.shape, stride=x.stride())
+
+
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+def _request_of(*asked: Any) -> str:
+    """The name of a request, kept."""
+    target, mesh, check, ndim, *plans = asked
+    plan = plans[0] if plans else None
+    goal = target_placements(target, mesh, ndim) if plan is None else placements_of(plan.target, mesh, plan.shape)
+    name = digest_of(str(goal), str(mesh_of(mesh)), check, plan)
+    keep_named(_REQUESTS, {name: Request(goal, check, plan)}, CAPACITY // 2)
+    return name
 
 
 def exchanged_in_graph(planned: StandIns, tile: torch.Tensor, check: str) -> Callable[[], torch.Tensor]:
@@ -122,8 +144,9 @@ def exchanged_in_graph(planned: StandIns, tile: torch.Tensor, check: str) -> Cal
         ReshardError: as `redistribute` where the target cannot be.
     """
     source, meta = planned.source, meta_of(planned.source)
-    name = _name_of(source.mesh, spelled_out(source), source.mesh, planned.target, meta.dtype, check, len(meta.shape))
-    _named(name).on_shape(meta.shape).local.check_tile(tile)
+    target = target_placements(planned.target, source.mesh, len(meta.shape))
+    name = _name_of(GraphCall(source.mesh, spelled_out(source), source.mesh, target, meta.dtype, check))
+    named(_CALLS, name).on_shape(meta.shape).local.check_tile(tile)
 
     def run() -> torch.Tensor:
         moving = tile if planned.before is None else planned.before(tile)
@@ -133,54 +156,38 @@ def exchanged_in_graph(planned: StandIns, tile: torch.Tensor, check: str) -> Cal
     return run
 
 
-@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
-def _name_of(*asked: Any) -> str:
+def _name_of(call: GraphCall) -> str:
     """The name of a call, kept with that of its gradient."""
-    source_mesh, source, mesh, target, dtype, check, ndim = asked
-    call = GraphCall(source_mesh, tuple(source), mesh, target_placements(target, mesh, ndim), dtype, check)
-    return _named_call(call)
-
-
-@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
-def _name_of_plan(*asked: Any) -> str:
-    """The name of a plan that is run."""
-    plan, source_mesh, source, mesh, dtype, check = asked
-    target = placements_of(plan.target, mesh, plan.shape)
-    return _named_call(GraphCall(source_mesh, tuple(source), mesh, target, dtype, check, plan))
-
-
-def _named_call(call: GraphCall) -> str:
     ends = str(mesh_of(call.source_mesh)), str(call.source), str(mesh_of(call.mesh)), str(call.target)
     name = digest_of(*ends, str(call.dtype), call.check, call.plan)
-    for key, value in ((name, call), (f"{name}/back", call.back())):
-        _CALLS.pop(key, None)
-        _CALLS[key] = value
-    while len(_CALLS) > CAPACITY:
-        del _CALLS[next(iter(_CALLS))]
+    keep_named(_CALLS, {name: call, f"{name}/back": call.back()}, CAPACITY)
     return name
 
 
-@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
-def _target_of(name: str) -> tuple[Placement, ...]:
-    """The placements that a call leads to."""
-    return _CALLS[name].target
+def keep_named(kept: dict[str, Any], values: dict[str, Any], capacity: int) -> None:
+    """Keep what is named; beyond a capacity, what was named longest ago goes."""
+    for name, value in values.items():
+        kept.pop(name, None)
+        kept[name] = value
+    while len(kept) > capacity:
+        del kept[next(iter(kept))]
 
 
-def _named(name: str) -> GraphCall:
+def named(kept: Mapping[str, T], name: str) -> T:
     """What a graph means by a name."""
-    if name not in _CALLS:
+    if name not in kept:
         raise ReshardError(
             "bad-argument",
             f"this process has not traced {name}, or {CAPACITY // 2} other ways since; trace it again, after "
             "torch.compiler.reset() where it was compiled",
         )
-    return _CALLS[name]
+    return kept[name]
 
 
 @torch.library.custom_op("reshard::exchange", mutates_args=())
 def exchange(tile: torch.Tensor, name: str, sizes: Sequence[int]) -> torch.Tensor:
     """The named redistribute of a local tensor, whose whole has these sizes."""
-    call = _named(name)
+    call = named(_CALLS, name)
     redistribution = call.on_shape(sizes)
     local = redistribution.local
     local.check_tile(tile)
@@ -191,7 +198,7 @@ def exchange(tile: torch.Tensor, name: str, sizes: Sequence[int]) -> torch.Tenso
 
 @exchange.register_fake
 def _exchange_shape(tile: torch.Tensor, name: str, sizes: Sequence[int]) -> torch.Tensor:
-    local = _named(name).on_shape(sizes).local
+    local = named(_CALLS, name).on_shape(sizes).local
     local.check_tile(tile)  # the graph must depend on the local shape too, which torch guards no further
     return tile.new_empty(local.target_shape)
 

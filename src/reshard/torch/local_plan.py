@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from reshard.errors import ReshardError
+from reshard.exchange import Tiling
 from reshard.mesh import Mesh
 from reshard.plans import Plan
 from reshard.steps import Step
@@ -162,7 +163,8 @@ def local_plan(
             if plan.options.memory_limit is not None:
                 exchange = turnwise(exchange, move, rank, step.chunks)
             exchanges.append(exchange)
-    shapes = [side.box(rank, plan.shape).shape if rank in side.mesh else None for side in (before, after)]
+    sides = (Tiling.of(side, plan.shape) for side in (before, after))
+    shapes = [side.tile(rank, once=True).shape if rank in side.mesh else None for side in sides]
     return LocalPlan(plan, shapes[0], (0,) if shapes[1] is None else shapes[1], tuple(exchanges), words)
 
 

@@ -19,8 +19,8 @@ from reshard.checks import expect, shown
 from reshard.errors import ReshardError
 from reshard.plans import Plan
 from reshard.torch.agreement import check_mode
-from reshard.torch.graph_operator import is_traced, run_traced
-from reshard.torch.redistribute import EagerCall, Memory, wants_gradient
+from reshard.torch.graph_operator import is_traced, refuse_traced, run_traced
+from reshard.torch.redistribute import NEVER_TRACED, EagerCall, Memory, wants_gradient
 from reshard.torch.redistribution import redistribution_of_plan
 from reshard.torch.world import current_world
 
@@ -44,7 +44,7 @@ def run(
         x: of the plan's shape and dtype.
         device_mesh: what the result is on, where not on the mesh of `x`.
         check: when ranks compare what they are about to do, as `redistribute` has it.
-        out: memory for the tile of the result, as `redistribute` has it; refused in a graph that is traced.
+        out: memory for the tile of the result, as `redistribute` has it; it breaks graphs as there.
 
     Raises:
         ReshardError: `bad-argument` where the plan is for another shape, dtype or source; `cannot-express` and
@@ -54,10 +54,28 @@ def run(
     if not isinstance(x, DTensor):
         raise ReshardError("bad-argument", f"a plan is run on a DTensor, got: {shown(x)}")
     check_mode(check)
+    if out is not None:
+        result: DTensor = _run_outside(plan, x, device_mesh, check, out)
+        return result
     if is_traced(x._local_tensor):
-        if out is not None:
-            raise ReshardError("bad-argument", "out cannot be given to what is traced")
         return run_traced(plan, x, device_mesh, check)
+    return _run(plan, x, device_mesh, check)
+
+
+@torch.compiler.disable(reason=NEVER_TRACED)  # type: ignore[no-untyped-call, untyped-decorator]
+def _run_outside(plan: Plan, x: DTensor, device_mesh: DeviceMesh | None, check: str, out: torch.Tensor) -> DTensor:
+    """Into memory.
+
+    Raises:
+        ReshardError: `bad-argument` where something traces.
+    """
+    refuse_traced("a plan into memory", x._local_tensor)
+    return _run(plan, x, device_mesh, check, out)
+
+
+def _run(
+    plan: Plan, x: DTensor, device_mesh: DeviceMesh | None, check: str, out: torch.Tensor | None = None
+) -> DTensor:
     world = current_world()
     with world.telling(tuple(sorted({*plan.source.mesh.devices, *plan.target.mesh.devices})), check):
         if device_mesh is not None:

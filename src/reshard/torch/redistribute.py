@@ -29,6 +29,8 @@ from reshard.torch.local_plan import tile_of
 from reshard.torch.redistribution import PLAIN, Redistribution, redistribution_for
 from reshard.torch.world import World, current_world
 
+NEVER_TRACED = "async_op, out and workspace, as backward_dtype, cannot be given to what is traced"
+
 
 def redistribute(
     x: DTensor,
@@ -80,9 +82,11 @@ def redistribute(
         placements: the target by the name that `DTensor.redistribute` has for it.
         forward_dtype: what values become before they move; the result has it.
         backward_dtype: what a gradient becomes before it moves back; without it the dtype of `x`, to which it is
-            brought in the end. In a graph that is traced it is refused, and gradients move as `forward_dtype`.
+            brought in the end. It breaks graphs as `async_op` does; in a graph, gradients
+            move as `forward_dtype`.
         async_op: whether to return at once; the first use of the result waits. It, `out` and `workspace` are for
-            eager calls: what is traced, by `torch.compile`, `make_fx` or for export, is refused with any of them.
+            eager calls: under `torch.compile` they break the graph, which `fullgraph` refuses, and what is traced by
+            `make_fx` or for export is refused.
         check: when ranks compare what they are about to do: `first`, `always` or `never`.
         out: memory for the tile of the result, of its shape, any strides and any dtype that torch casts to; the
             result has the dtype of `out`. Where values are combined and `out` is of another dtype or not contiguous,
@@ -99,15 +103,25 @@ def redistribute(
     if not isinstance(x, DTensor):
         raise ReshardError("bad-argument", f"a DTensor is redistributed, got: {shown(x)}")
     check_mode(check)
-    if is_traced(x._local_tensor):
-        if async_op or out is not None or workspace is not None or backward_dtype is not None:
-            raise ReshardError(
-                "bad-argument", "async_op, out and workspace, as backward_dtype, cannot be given to what is traced"
-            )
+    asks_more = async_op or out is not None or workspace is not None or backward_dtype is not None
+    if is_traced(x._local_tensor) and not asks_more:
         moving: Any = x if forward_dtype is None else x.to(forward_dtype)
         return redistribute_traced(moving, _one_of(target, placements), device_mesh, check)
+    move = _moved if not asks_more else _moved_outside
     memory = Memory(async_op, out, workspace)
-    return _moved(x, (target, placements), device_mesh, (forward_dtype, backward_dtype), check, memory)
+    return move(x, (target, placements), device_mesh, (forward_dtype, backward_dtype), check, memory)
+
+
+@torch.compiler.disable(reason=NEVER_TRACED)  # type: ignore[no-untyped-call, untyped-decorator]
+def _moved_outside(x: DTensor, *asked: Any) -> DTensor:
+    """What no graph can do: where the compiler asks, between two graphs.
+
+    Raises:
+        ReshardError: `bad-argument` where something else traces.
+    """
+    if is_traced(x._local_tensor):
+        raise ReshardError("bad-argument", NEVER_TRACED)
+    return _moved(x, *asked)
 
 
 def _moved(

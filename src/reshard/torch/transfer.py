@@ -1,4 +1,4 @@
-"""A whole model between ranks: into memory that stays where it is, in buckets, with nothing allocated after the first call.
+"""A whole model between ranks: in buckets, into memory that stays where it is, nothing allocated after the first call.
 
 A call begins with an agreement of all ranks of the plan on the plan's digest and the version of the weights; until all
 have said the same nothing moves.

@@ -41,7 +41,7 @@ import numpy as np
 from reshard.box import Box
 from reshard.digits import Digits, Layout
 from reshard.errors import ReshardError
-from reshard.exchange.by_boxes import block_overlaps
+from reshard.exchange.pieces import block_overlaps
 from reshard.sharding import Sharding, checked_shape, with_mesh
 from reshard.view.limits import MAX_LINES, MAX_WIDTH, checked_limits, checked_sharding, partial_note
 from reshard.view.overlay import draw_overlay
@@ -309,7 +309,7 @@ def _both_cuts(source: Sharding, target: Sharding, shape: Sequence[int], dim: in
 def _meet(source: _Cuts, target: _Cuts) -> list[Overlap]:
     """Where the blocks of two sides meet."""
     columns = block_overlaps(source.layout, target.layout, source.dim, source.size)
-    return list(map(Overlap, *(column.tolist() for column in columns)))
+    return list(map(Overlap, *(column.tolist() for column in columns[:4])))
 
 
 def _period(source: _Cuts, target: _Cuts) -> int | None:

@@ -1,9 +1,7 @@
 """Tensors on disk: read in pieces, resharded from files to files, checked, and never whole in memory.
 
     encoding.py      how elements lie in files
-    files.py         parts of files, by plain calls
     npy.py           headers of `.npy` files
-    safetensors.py   headers of `.safetensors` files
     pieces_by_region.py  a tensor in regions that fit memory, and what lies in each
     streaming.py     one exchange, from files to files, and its check
     index.py         the index of a folder of tiles

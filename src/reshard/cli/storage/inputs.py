@@ -10,14 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from reshard.box import Box
-from reshard.cli.storage import npy, safetensors
+from reshard.cli.storage import npy
 from reshard.cli.storage.encoding import Encoding, encoding_of
-from reshard.cli.storage.files import FileReader, TileFile
 from reshard.cli.storage.index import NAME, FolderIndex, TileEntry, read_index, tile_files
 from reshard.cli.storage.streaming import Advance, TensorFiles
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.exchange import Tiling
+from reshard.models.checkpoints import safetensors
+from reshard.models.checkpoints.files import FileReader, TileFile
 from reshard.sharding import Sharding
 
 CHUNK_BYTES = 2**24

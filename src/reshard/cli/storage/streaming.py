@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from reshard.box import Box
 from reshard.cli.storage import pieces_by_region
 from reshard.cli.storage.encoding import Encoding
-from reshard.cli.storage.files import FileReader, FileWriter, TileFile, bytes_of, run_count
 from reshard.cli.storage.index import TileEntry
 from reshard.cli.storage.npy import header_bytes
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
 from reshard.exchange import Piece, Tiling
+from reshard.models.checkpoints.files import FileReader, FileWriter, TileFile, bytes_of, run_count
 from reshard.numpy.tiles import combined
 from reshard.plans import Plan
 

@@ -1,9 +1,12 @@
 """Arrays of JAX moved by plans, eager and traced.
 
-resharding.py   `reshard`: what is asked for, and on which mesh
+resharding.py   `reshard`: what is asked for; arrays that are there
+traced.py       arrays of programs: on which mesh, from where, to where
+whole_plans.py  `run`: a plan that was made before
 primitive.py    the reshard as a linear operation: derivatives, batches, asking XLA for the source
 lowering.py     a plan as what one device does: collectives of groups
 rounds.py       any other exchange: rounds of permutations
+chunked.py      any exchange under a memory limit: loops of chunks
 across.py       to other devices, and other orders of devices
 
 Why three ways: a collective of groups is one message for a compiler to schedule, but every device must be its own

@@ -53,6 +53,7 @@ from reshard.jax.exchange.rounds import Device, Starts, starts_from
 from reshard.mesh import Mesh
 from reshard.notation import parse_sharding, to_xla
 from reshard.planner import plan as make_plan
+from reshard.plans import Plan
 from reshard.sharding import Sharding
 
 STACKED = PartitionSpec("devices")
@@ -96,7 +97,7 @@ def reshard_across(x: jax.Array, target: NamedSharding) -> jax.Array:
         return _assembled(x.shape, target, [jax.device_put(empty, d) for d in orders[1] if d in addressable])
     if in_one_process and not _is_easy(source, goal, devices):
         tiles = {numbers[shard.device]: shard.data for shard in x.addressable_shards}
-        for transfer in _transfers(source, goal, x.shape, x.dtype.name):
+        for transfer in _transfers(make_plan(source, goal, x.shape, x.dtype.name)):
             tiles = _transferred(transfer, tiles, devices)
         return _assembled(x.shape, target, [tiles[numbers[device]] for device in orders[1]])
     if source.unreduced or goal.unreduced:
@@ -104,6 +105,22 @@ def reshard_across(x: jax.Array, target: NamedSharding) -> jax.Array:
             "cannot-express", f"JAX cannot send unreduced values to devices in this order: {target.mesh}"
         )
     return jax.device_put(x, target)
+
+
+def run_across(plan: Plan, x: jax.Array, target: NamedSharding) -> jax.Array:
+    """The array after a plan between meshes of JAX's devices by their places, which hold it as the plan's source says.
+
+    Raises:
+        ReshardError: `different-meshes` where not all devices are of this process.
+    """
+    if not (x.is_fully_addressable and target.is_fully_addressable):
+        raise ReshardError("different-meshes", "a plan between two meshes runs where one process has all their devices")
+    devices = tuple(jax.devices())
+    numbers = {device: number for number, device in enumerate(devices)}
+    tiles = {numbers[shard.device]: shard.data for shard in x.addressable_shards}
+    for transfer in _transfers(plan):
+        tiles = _transferred(transfer, tiles, devices)
+    return _assembled(x.shape, target, [tiles[numbers[device]] for device in target._device_assignment])
 
 
 def _is_easy(source: Sharding, target: Sharding, devices: tuple[Any, ...]) -> bool:
@@ -204,12 +221,9 @@ class MeshTransfer(NamedTuple):
 
 
 @lru_cache(256)
-def _transfers(source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: str) -> tuple[MeshTransfer, ...]:
-    """Those of the plan from source to target."""
-    transfers = []
-    for step in make_plan(source, target, shape, dtype).steps:
-        transfers += [MeshTransfer.of(move.exchange) for move in step.transfers]
-    return tuple(transfers)
+def _transfers(plan: Plan) -> tuple[MeshTransfer, ...]:
+    """Those of the plan."""
+    return tuple(MeshTransfer.of(move.exchange) for step in plan.steps for move in step.transfers)
 
 
 # How it gets there
@@ -281,7 +295,9 @@ def _run(program: StackedProgram, arrays: dict[Any, list[Any]], devices: tuple[A
         )
         for alike in zip(*(arrays[device] for device in devices if device in arrays), strict=True)
     ]
-    results = [{shard.device: shard.data for shard in result.addressable_shards} for result in program(*stacked)]
+    with jax.set_mesh(_flat(devices)):  # another that is set would be taken for that of the program
+        made = program(*stacked)
+    results = [{shard.device: shard.data for shard in result.addressable_shards} for result in made]
     return {device: [of_devices[device] for of_devices in results] for device in arrays}
 
 

@@ -7,6 +7,7 @@ Every move of a plan is lowered by what its exchange is:
 | an AllReduce by sum, max or min | `psum`, `pmax` or `pmin` of a share, then `all_gather` where there are shares |
 | in digits, every device its own sender in round 0 | `all_gather`, `all_to_all` or `psum_scatter` of groups |
 | any other | rounds of `ppermute`: `rounds.py` |
+| any, of a plan with a memory limit | loops of chunks: `chunked.py` |
 
 **Groups.** Where every sender digit is determined by the receiver's own, the k devices that differ in the gathered
 digits alone send each other one piece each: a collective of that group, whatever the axes are called, so sub-axes
@@ -33,7 +34,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -43,11 +44,13 @@ from jax import lax
 
 from reshard.digits import Cuts, Digit, Digits, Role
 from reshard.exchange import DigitExchange
+from reshard.jax.exchange.chunked import chunk_elements, moved_in_chunks
+from reshard.jax.exchange.joint import DeviceRun, GroupCall, Kind, run_alone
 from reshard.jax.exchange.rounds import COMBINE, Device, bits_of, in_rounds, of_device
 from reshard.plans import Plan
 from reshard.steps import Move, Step
 
-GROUP_REDUCTIONS: dict[str, Callable[..., jax.Array]] = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
+GROUP_REDUCTIONS: dict[str, Kind] = {"sum": "psum", "max": "pmax", "min": "pmin"}
 """Reductions that are one collective."""
 LARGE_BYTES = 1 << 20
 """From tiles of this size on digits go in turn.
@@ -64,30 +67,52 @@ def run_on_device(plan: Plan, names: tuple[str, ...], tile: jax.Array) -> jax.Ar
         names: the axes of the target's mesh, in its order.
         tile: the source tile.
     """
+    return run_alone(on_device(plan, names, tile), names)
+
+
+def on_device(plan: Plan, names: tuple[str, ...], tile: jax.Array) -> DeviceRun:
+    """The same, call by call: what `run_together` takes of several plans."""
     local_shape = plan.target.local_shape(plan.shape)
     if 0 in plan.shape:
         return lax.full(local_shape, 0, tile.dtype)
+    if plan.options.memory_limit is not None:
+        return lax.reshape((yield from _in_bounded_memory(plan, Device.here(names), tile)), local_shape)
     transfers = [move for step in plan.steps for move in step.transfers]
     combines = any(move.reduction or move.fill not in (None, "sum") for move in transfers)  # zero is so in bits too
     dtype, bits = tile.dtype, None if combines else bits_of(tile.dtype)
     tile = lax.bitcast_convert_type(tile, bits) if bits else tile
     device = Device.here(names)
     for step in plan.steps:
-        tile = _after(step, device, tile)
+        tile = yield from _after(step, device, tile)
     return lax.reshape(lax.bitcast_convert_type(tile, dtype) if bits else tile, local_shape)
 
 
-def _after(step: Step, device: Device, tile: jax.Array) -> jax.Array:
+def _in_bounded_memory(plan: Plan, device: Device, tile: jax.Array) -> DeviceRun:
+    """The target tile, each move in a loop of chunks, so that the peak is what the plan says."""
+    for step in plan.steps:
+        room = chunk_elements(step)
+        for move in step.transfers:
+            if len(move.exchange.target.shape) != tile.ndim:  # of a scalar, seen as a vector
+                tile = lax.reshape(tile, (1,))
+            if step.moves:
+                tile = moved_in_chunks(move, room, device, tile)
+            else:
+                tile = yield from _moved(move, device, tile)
+        tile = tile if step.shape else lax.reshape(tile, ())
+    return tile
+
+
+def _after(step: Step, device: Device, tile: jax.Array) -> DeviceRun:
     if step.kind == "AllReduce" and step.before.reduction in GROUP_REDUCTIONS:
-        return _all_reduced(step, device, tile)
+        return (yield from _all_reduced(step, device, tile))
     for move in step.transfers:
         if len(move.exchange.target.shape) != tile.ndim:  # of a scalar, seen as a vector
             tile = lax.reshape(tile, (1,))
-        tile = _moved(move, device, tile)
+        tile = yield from _moved(move, device, tile)
     return tile if step.shape else lax.reshape(tile, ())
 
 
-def _moved(move: Move, device: Device, tile: jax.Array) -> jax.Array:
+def _moved(move: Move, device: Device, tile: jax.Array) -> DeviceRun:
     exchange = move.exchange
     if (
         isinstance(exchange, DigitExchange)
@@ -96,13 +121,13 @@ def _moved(move: Move, device: Device, tile: jax.Array) -> jax.Array:
         and exchange.source.same_order_as(exchange.target)
         and exchange.is_even
     ):
-        tile = _in_groups(exchange, device, tile, move.reduction or "sum")
+        tile = yield from _in_groups(exchange, device, tile, move.reduction or "sum")
     else:
-        tile = in_rounds(exchange, device, tile, reduction=move.reduction or move.fill)
+        tile = yield from in_rounds(exchange, device, tile, reduction=move.reduction or move.fill)
     return lax.div(tile, lax.full_like(tile, move.classes)) if move.reduction == "avg" else tile
 
 
-def _all_reduced(step: Step, device: Device, tile: jax.Array) -> jax.Array:
+def _all_reduced(step: Step, device: Device, tile: jax.Array) -> DeviceRun:
     """What the members of each group hold, combined.
 
     Of more than two parts each is sent less often where the c devices that hold the same one combine a share of the
@@ -118,13 +143,12 @@ def _all_reduced(step: Step, device: Device, tile: jax.Array) -> jax.Array:
                 shared = Digits((*shared, digit))
     combine, groups = GROUP_REDUCTIONS[step.before.reduction], groups_of(parts, before.positions)
     if not shared:
-        return combine(tile, device.names, axis_index_groups=groups)
+        return (yield GroupCall(combine, groups, tile))
     number = device.row_of(shared.index_of(np.arange(before.positions)).astype(np.int32))
     share = of_device(lax.reshape(tile, (shared.size, tile.size // shared.size)), number)
-    share = combine(share, device.names, axis_index_groups=groups)
-    return lax.reshape(
-        lax.all_gather(share, device.names, axis_index_groups=groups_of(shared, before.positions)), tile.shape
-    )
+    share = yield GroupCall(combine, groups, share)
+    shares = yield GroupCall("all_gather", groups_of(shared, before.positions), share)
+    return lax.reshape(shares, tile.shape)
 
 
 def groups_of(digits: Digits, positions: int) -> list[list[int]] | None:
@@ -150,7 +174,7 @@ class _Parts(NamedTuple):
         return _Parts(lax.transpose(self.array, [self.dims.index(i) for i in order]), order)
 
 
-def _in_groups(exchange: DigitExchange, device: Device, tile: jax.Array, reduction: str) -> jax.Array:
+def _in_groups(exchange: DigitExchange, device: Device, tile: jax.Array, reduction: str) -> DeviceRun:
     """The target tile, where every device keeps its place: collectives between a packing and an unpacking."""
     digits, before, after = exchange.common.digits, exchange.common.source_roles, exchange.common.target_roles
     cut = [i for i, role in enumerate(after) if role != before[i] and isinstance(role, Cuts)]
@@ -166,11 +190,11 @@ def _in_groups(exchange: DigitExchange, device: Device, tile: jax.Array, reducti
     for stage in filter(None, stages):
         groups = groups_of(Digits(digits[i] for i in stage), exchange.source.mesh.size)
         if packed and stage is stages[0]:
-            parts = _exchanged(exchange, stage, device, groups, parts, reduction)
+            parts = yield from _exchanged(exchange, stage, groups, parts, reduction)
         else:
             if order == [*stage, *(i for i in order if i in parts.dims)]:
                 parts = parts.seen_by(order)
-            array = lax.all_gather(parts.array, device.names, axis_index_groups=groups)
+            array = yield GroupCall("all_gather", groups, parts.array)
             array = lax.reshape(array, (*(digits[i].size for i in stage), *parts.array.shape))
             parts = _Parts(array, [*stage, *parts.dims])
     return lax.reshape(parts.seen_by(order).array, exchange.target.layout.local_shape(exchange.target.shape))
@@ -192,11 +216,10 @@ def _own_values(exchange: DigitExchange, cut: Sequence[int], device: Device, til
 def _exchanged(
     exchange: DigitExchange,
     stage: Sequence[int],
-    device: Device,
     groups: list[list[int]] | None,
     parts: _Parts,
     reduction: str,
-) -> _Parts:
+) -> Generator[GroupCall, jax.Array, _Parts]:
     """Parts by the digits of the members of a group, each sent to its member, and unreduced values combined."""
     digits, piece, after = exchange.common.digits, exchange.piece_shape, exchange.common.target_roles
     sizes = [digits[i].size for i in stage]
@@ -211,27 +234,14 @@ def _exchanged(
     dims = list(parts.dims)
     if len(unreduced) == len(stage) and reduction == "sum":
         array = lax.transpose(array, [first, *(dim for dim in range(array.ndim) if dim != first)])
-        array = lax.psum_scatter(array, device.names, axis_index_groups=groups, tiled=True)  # in one run: faster
+        array = yield GroupCall("psum_scatter", groups, array)
         return _Parts(lax.reshape(array, piece), [i for i in dims if i not in stage])
-    array = lax.reshape(_all_to_all(array, device, first, groups), (*low, *sizes, *high))
+    array = lax.reshape((yield GroupCall("all_to_all", groups, array, first)), (*low, *sizes, *high))
     for i in unreduced:  # pair by pair: what some backends do much faster than a reduction along a dim
         values = (lax.index_in_dim(array, n, dims.index(i), keepdims=False) for n in range(digits[i].size))
         array = functools.reduce(COMBINE[reduction], values)
         dims.remove(i)
     return _Parts(array, dims)
-
-
-def _all_to_all(parts: jax.Array, device: Device, dim: int, groups: list[list[int]] | None) -> jax.Array:
-    """Part number j along a dim, sent to member number j of the group; what comes in stands in the same order.
-
-    Of an array whose first dim is split XLA may lay out each part in another way and then refuse them, so there
-    the parts are seen as lists, which lie in one way alone.
-    """
-    if dim:
-        return lax.all_to_all(parts, device.names, dim, dim, axis_index_groups=groups, tiled=True)
-    shape = parts.shape
-    listed = lax.reshape(parts, (prod(shape),))
-    return lax.reshape(lax.all_to_all(listed, device.names, 0, 0, axis_index_groups=groups, tiled=True), shape)
 
 
 def _dim(role: Role) -> int | None:

@@ -82,7 +82,9 @@ class MeshReshard:
     """Likewise; None where XLA may choose it."""
     network: Network | None = None
     kept: tuple[int, ...] = ()
-    """Dims that a batch has added and that stay as they come; of a reshard with an open end."""
+    """Dims that a batch has added, or that are left open, and that stay as they come; of a reshard with an open end."""
+    plan: Plan | None = None
+    """The plan to be run, where one was made before; a derivative and a batch have plans of their own."""
 
     @property
     def asked(self) -> NamedSharding | None:
@@ -149,6 +151,8 @@ def plan_of(reshard: MeshReshard, shape: tuple[int, ...], dtype: Any) -> Plan:
     source, target = (sharding_of(spec, mesh, len(shape)) for spec in (reshard.source, reshard.target))
     source.check_divisible(shape)
     target.check_divisible(shape)
+    if reshard.plan is not None:
+        return reshard.plan
     return make_plan(source, target, shape, dtype, network=reshard.network)
 
 
@@ -218,6 +222,8 @@ def _on_devices(x: Any, *, reshard: MeshReshard, **_: Any) -> Any:
             "different-meshes", "derivatives and vmap cannot lead to other devices or another order; reshard outside"
         )
     known = reshard.from_spec(source)
+    if source != reshard.source:
+        known = replace(known, plan=None)
     if sharding.mesh.axis_types != mesh.axis_types:  # the types of the axes are switched inside the program
         known = replace(known, mesh=JaxMesh(sharding.mesh.devices, mesh.axis_names, axis_types=mesh.axis_types))
         x = jax.device_put(x, NamedSharding(known.mesh, source))
@@ -267,6 +273,8 @@ def _program(reshards: tuple[MeshReshard, ...], donated: tuple[int, ...]) -> Cal
 def _lowered(ctx: Any, x: Any, *, reshard: MeshReshard, **_: Any) -> Any:
     (aval,) = ctx.avals_in
     source = lies(aval, reshard.mesh, reshard.source)
+    if source != reshard.source:
+        reshard = replace(reshard, plan=None)
     plan = plan_of(replace(reshard, source=source), aval.shape, aval.dtype)
     return lowered_on_devices(ctx, [x], reshard.mesh, source, reshard.target, partial(run_on_device, plan))
 
@@ -282,7 +290,7 @@ def over_devices(mesh: AnyMesh) -> AnyMesh:
 def _transposed(cotangent: Any, x: Any, *, reshard: MeshReshard, devices: Any) -> Any:
     source, target = reshard.source.to_ct_spec(), reshard.target.to_ct_spec()
     start, stop = lies(jax.typeof(cotangent), reshard.mesh, target), lies(x.aval, reshard.mesh, source)
-    return [bind(cotangent, replace(reshard, source=start, target=stop), devices)]
+    return [bind(cotangent, replace(reshard, source=start, target=stop, plan=None), devices)]
 
 
 def _batched(axis: Any, values: Any, dims: Any, *, reshard: MeshReshard, devices: Any) -> Any:
@@ -293,7 +301,7 @@ def _batched(axis: Any, values: Any, dims: Any, *, reshard: MeshReshard, devices
     mapped = axis.explicit_mesh_axis or axis.spmd_name
     kept = tuple(earlier + (dim <= earlier) for earlier in reshard.kept)
     ends = [with_dim(end, dim, mapped) for end in (reshard.source, reshard.target)]
-    batched = replace(reshard, source=ends[0], target=ends[1], kept=kept)
+    batched = replace(reshard, source=ends[0], target=ends[1], kept=kept, plan=None)
     if mapped is None and AxisType.Explicit not in reshard.mesh.axis_types:
         if reshard.source is not None and isinstance(x, core.Tracer):
             x = jax.lax.with_sharding_constraint(x, replace(batched, target=batched.source, kept=(dim,)).asked)

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import groupby, product
 from math import gcd, prod
 from typing import Any, NamedTuple
@@ -42,6 +41,7 @@ from reshard.digits import Positions
 from reshard.dtypes import combining, identity
 from reshard.exchange import DigitExchange, Exchange, Piece, schedule
 from reshard.exchange.by_digits import senders_by_round
+from reshard.jax.exchange.joint import DeviceRun, GroupCall, run_alone
 
 COMBINE: dict[str, Callable[..., jax.Array]] = combining(jax.numpy)
 """What combines two unreduced values, by reduction; avg divides once all are added."""
@@ -61,6 +61,10 @@ class Device(NamedTuple):
     def here(cls, names: tuple[str, ...]) -> Device:
         """The one that a program of all runs on."""
         return cls(names, lax.axis_index(names) if names else np.int32(0))
+
+    def mesh_size(self) -> int:
+        """The number of devices of its mesh."""
+        return prod(lax.axis_size(name) for name in self.names)
 
     def row_of(self, table: NDArray[Any] | jax.Array) -> jax.Array:
         """Its row of a table with one per device."""
@@ -107,11 +111,12 @@ class Round(NamedTuple):
         """Whether nothing is sent."""
         return bool((self.senders == self.receivers).all())
 
-    def sent(self, device: Device, box: jax.Array) -> jax.Array:
+    def sent(self, box: jax.Array) -> DeviceRun:
         """The box that a device receives, from the one that it sends."""
         if self.is_local:
             return box
-        return lax.ppermute(box, device.names, list(zip(self.senders.tolist(), self.receivers.tolist(), strict=True)))
+        pairs = zip(self.senders.tolist(), self.receivers.tolist(), strict=True)
+        return (yield GroupCall("ppermute", tuple(pairs), box))
 
     def receives(self, devices: int) -> NDArray[np.bool_]:
         """Per position, of so many, whether its device receives a box."""
@@ -182,7 +187,7 @@ def _round(exchange: Exchange, pieces: Sequence[Piece]) -> Round:
     )
 
 
-def in_rounds(exchange: Exchange, device: Device, tile: jax.Array, *, reduction: str | None) -> jax.Array:
+def in_rounds(exchange: Exchange, device: Device, tile: jax.Array, *, reduction: str | None) -> DeviceRun:
     """The target tile of a device, round by round.
 
     Args:
@@ -199,13 +204,12 @@ def in_rounds(exchange: Exchange, device: Device, tile: jax.Array, *, reduction:
     cuts = [Starts.of(devices, round_.senders, round_.cut) for round_ in rounds]
     if len(rounds) == 1 and rounds[0].shape == shape and len(rounds[0].receivers) == devices:
         (at,) = starts_from(cuts, device)
-        return rounds[0].sent(device, _cut(tile, at, shape))
+        return (yield from rounds[0].sent(_cut(tile, at, shape)))
     slots = None if combine or len(rounds) > MANY_ROUNDS else _slots(rounds, devices, shape)
     if slots is not None:
-        boxes = [
-            round_.sent(device, _cut(tile, at, round_.shape))
-            for round_, at in zip(rounds, starts_from(cuts, device), strict=True)
-        ]
+        boxes = []
+        for round_, at in zip(rounds, starts_from(cuts, device), strict=True):
+            boxes.append((yield from round_.sent(_cut(tile, at, round_.shape))))
         return _joined(boxes, *slots, device)
     puts, must_keep = _places(rounds, devices, shape, combine=combine)
     where = starts_from([*cuts, *puts], device)
@@ -219,7 +223,7 @@ def in_rounds(exchange: Exchange, device: Device, tile: jax.Array, *, reduction:
             continue
         for number in numbers:
             round_, at = rounds[number], where[len(rounds) + number]
-            box = round_.sent(device, _cut(tile, where[number], round_.shape))
+            box = yield from round_.sent(_cut(tile, where[number], round_.shape))
             if combine or must_keep[number]:
                 before = _cut(whole, at, round_.shape)
                 if len(round_.receivers) < devices:
@@ -273,7 +277,7 @@ class _RoundLoop(NamedTuple):
         )
         devices = len(self.cuts[0].table)
         receives = device.row_of(np.stack([round_.receives(devices) for round_ in self.rounds], 1))
-        sends = [partial(round_.sent, device) for round_ in self.rounds]
+        sends = [lambda box, sent=round_.sent: run_alone(sent(box), device.names) for round_ in self.rounds]
 
         def after(number: Any, whole: jax.Array) -> jax.Array:
             box = lax.dynamic_slice(tile, of_device(cut, number), self.rounds[0].shape, allow_negative_indices=False)

@@ -134,6 +134,17 @@ def dot_general(op: ir.Operation) -> ArrayFunction:
     )
 
 
+def dot(op: ir.Operation) -> ArrayFunction:
+    """A product of matrices or vectors: over the last dim of the first, and the first of the second."""
+    last = len(type_of(op.operands[0]).shape) - 1
+    return partial(
+        lax.dot_general,
+        dimension_numbers=(([last], [0]), ([], [])),
+        precision=_precision(op),
+        preferred_element_type=type_of(op.results[0]).dtype,
+    )
+
+
 def _precision(op: ir.Operation) -> Any:
     names = [str(entry) for entry in said(op, "precision_config") or ()]
     words = [name.rpartition(" ")[2].rstrip(">") for name in names]
@@ -363,6 +374,7 @@ FUNCTIONS: dict[str, Callable[[ir.Operation], ArrayFunction]] = {
     "stablehlo.constant": constant,
     "stablehlo.convert": lambda op: partial(lax.convert_element_type, new_dtype=type_of(op.results[0]).dtype),
     "stablehlo.convolution": convolution,
+    "stablehlo.dot": dot,
     "stablehlo.dot_general": dot_general,
     "stablehlo.dynamic_slice": lambda op: (
         lambda array, *starts: lax.dynamic_slice(

@@ -32,7 +32,7 @@ import numpy as np
 from jax._src.interpreters import mlir
 from jax._src.interpreters.partial_eval import dce_jaxpr
 from jax.extend.core import ClosedJaxpr
-from jaxlib.mlir import ir
+from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy
 
 from reshard.checks import expect
@@ -54,10 +54,12 @@ CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition", "sdy.nam
 """Operations that stand for a function, and the attribute that names it; without a name it is their region."""
 BLOCKS = {"stablehlo.while": while_loop, "stablehlo.case": choice, "stablehlo.if": choice}
 REGIONS = {"stablehlo.custom_call": custom_call, "sdy.manual_computation": manual_computation}
-COPIES = ("stablehlo.optimization_barrier", "sdy.propagation_barrier", "sdy.data_flow_edge")
+COPIES = ("stablehlo.optimization_barrier", "sdy.propagation_barrier", "sdy.data_flow_edge", "sdy.func_data_flow_edge")
 """Operations whose results are their operands, under names of their own."""
 MARKS = ("Sharding", "annotate_device_placement")
 """Custom calls that only say something of their operand."""
+RULES = "builtin.module(func.func(sdy-populate-op-sharding-rules))"
+"""The pass that writes its sharding rule on every operation."""
 PLACED = ("stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice")
 """Operations that a loop may know better."""
 
@@ -78,10 +80,12 @@ def program_of(text: str) -> Program:
     expect(text, str, "a module of StableHLO")
     with mlir.make_ir_context(), jax.enable_x64(True):
         try:
-            module = ir.Module.parse(text)
+            module = ir.Module.parse(text.encode("utf-8", "replace"))
         except ir.MLIRError as error:
             reasons = [f"{line_of(each.location)}: {each.message}" for each in error.error_diagnostics]
             raise ReshardError("syntax", "; ".join(reasons) or "the text is no module of MLIR") from None
+        if "custom_call" in text:  # Shardy knows the rules of those that XLA knows
+            passmanager.PassManager.parse(RULES).run(module.operation)
         reading = Reading(module)
         reading.main()
         return reading.program
@@ -92,7 +96,11 @@ class Reading(Tracing):
 
     def __init__(self, module: ir.Module) -> None:
         tops = [op.operation for op in module.body.operations]
-        found = {word(op, "sym_name"): read_mesh(str(op.attributes["mesh"]))[1] for op in tops if op.name == "sdy.mesh"}
+        found: dict[str, Mesh] = {}
+        for op in tops:
+            if op.name == "sdy.mesh":
+                with located(op):
+                    found[word(op, "sym_name")] = read_mesh(str(op.attributes["mesh"]))[1]
         named = {name: mesh for name, mesh in found.items() if mesh.axes}
         if not named:
             raise ReshardError("unknown-mesh", "the module defines no mesh with axes: sdy.mesh @mesh = <[...]>")
@@ -183,7 +191,10 @@ class Reading(Tracing):
                 self.program.tie(operands[0], first)
             return []
         if op.name in COPIES:
-            return [self.barrier(value) for value in operands]
+            copies = [self.barrier(value) for value in operands]
+            if "sharding" in op.attributes:  # what an edge says of itself
+                copies = [self.program.constrain(copy, self.sharding(op.attributes["sharding"])) for copy in copies]
+            return copies
         if op.name.startswith("sdy.") and op.name not in REGIONS:
             for name in ("sharding", "out_sharding"):  # a constraint, or a collective, which says where it leads
                 if name in op.attributes:

@@ -1,6 +1,7 @@
 """What is not looked into: custom calls, and computations in which devices move data themselves.
 
-Shardings go through a custom call as its `sdy.sharding_rule` says; without one every device has all of it.
+Shardings go through a custom call as its `sdy.sharding_rule` says, its own or that which Shardy knows for its target;
+without one every device has all of it.
 
 A manual computation is a region with the shardings that it states, as in `reshard.jax.tracing.regions`.
 A result that an axis does not cut while it cuts an operand was brought together inside; that is counted as a sum of
@@ -50,34 +51,46 @@ def _opaque(
 def _by_rule(
     reading: Reading, op: ir.Operation, operands: Sequence[Value], name: str, rule: sdy.OpShardingRuleAttr
 ) -> list[Value]:
-    """The results of an operation with a rule of Shardy's: its factors are labels."""
-    sizes = {f"f{number}": size for number, size in enumerate(rule.factor_sizes)}
-    terms = [_term(mapping) for mapping in rule.operand_mappings]
-    whole = {f"f{factor}" for factor in (*rule.need_replication_factors, *rule.permutation_factors)}
+    """The results of an operation with a rule of Shardy's: its factors are labels.
+
+    What must be whole has a label for each tensor, as its dims there may differ in size.
+    """
+    sizes: dict[str, int] = {}
+    needed = {*rule.need_replication_factors, *rule.permutation_factors}
     summed = {f"f{factor}" for factor in rule.reduction_factors}
+
+    def term(mapping: ir.Attribute, shape: Sequence[int], number: int) -> Term:
+        groups: list[tuple[str, ...]] = []
+        for dim, size in zip(sdy.TensorMappingAttr(mapping).dim_mappings, shape, strict=True):
+            factors = [*sdy.DimMappingAttr(dim).factor_indices]
+            if needed.isdisjoint(factors):
+                group = [f"f{factor}" for factor in factors]
+                sizes.update(zip(group, (rule.factor_sizes[factor] for factor in factors), strict=True))
+            else:
+                group = [f"w{number}_{len(groups)}"]
+                sizes[group[0]] = size
+            groups.append(tuple(group))
+        return tuple(groups)
+
+    shapes = enumerate(value.shape for value in operands)
+    terms = [term(mapping, shape, n) for mapping, (n, shape) in zip(rule.operand_mappings, shapes, strict=True)]
     results = []
     for result, mapping in zip(op.results, rule.result_mappings, strict=True):
-        term = _term(mapping)
-        used = {label for each in (*terms, term) for group in each for label in group}
-        lacking = used - {label for group in term for label in group} - summed
+        last = term(mapping, result.type.shape, len(terms))
+        used = {label for each in (*terms, last) for group in each for label in group}
+        lacking = used - {label for group in last for label in group} - summed
         results.append(
             reading.emit(
                 name,
                 operands,
-                [*terms, term],
+                [*terms, last],
                 type_of(result),
                 sizes=tuple((label, size) for label, size in sizes.items() if label in used),
-                replicated=tuple(sorted((whole | lacking) & used)),
+                replicated=tuple(sorted(label for label in used if label in lacking or label[0] == "w")),
                 reduction="sum" if summed else None,
             )
         )
     return results
-
-
-def _term(mapping: ir.Attribute) -> Term:
-    """The dims of a tensor, each by the labels of its factors."""
-    dims = sdy.TensorMappingAttr(mapping).dim_mappings
-    return tuple(tuple(f"f{factor}" for factor in sdy.DimMappingAttr(dim).factor_indices) for dim in dims)
 
 
 def manual_computation(reading: Reading, op: ir.Operation, operands: Sequence[Value]) -> list[Value]:

@@ -33,7 +33,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
 from jax._src.interpreters.partial_eval import dce_jaxpr
 from jax._src.state.discharge import discharge_state
 from jax.extend.core import Literal
@@ -44,7 +43,7 @@ from reshard.checks import shown
 from reshard.errors import ReshardError
 from reshard.jax.conversions import for_leaves, mesh_of, sharding_of
 from reshard.jax.tracing.control_flow import cond, scan, while_loop
-from reshard.jax.tracing.emitter import CALLS, Emitter, Signature, TileFunction, labels, plain_dtype
+from reshard.jax.tracing.emitter import CALLS, Emitter, Signature, labels, plain_dtype
 from reshard.jax.tracing.equations import MADE_OF_OTHERS, equation_values
 from reshard.jax.tracing.regions import shard_map
 from reshard.mesh import Mesh
@@ -171,12 +170,12 @@ class Tracing(Emitter):
         return self.program.constrain(self.copy(value), sharding_of(sharding, None, len(value.shape)))
 
     def barrier(self, value: Value, held: bool = True) -> Value:
-        """The value again, which a compiler takes for another."""
-        return self.copy(value, lambda _, tiles: lax.optimization_barrier(tiles[0])) if held else value
+        """The value again, which a compiler takes for another, and makes when all others of its barrier are there."""
+        return self.copy(value, attributes=(("barrier", 1),)) if held else value
 
-    def copy(self, value: Value, run: TileFunction | None = None) -> Value:
+    def copy(self, value: Value, **fields: Any) -> Value:
         """The value again, under a name of its own."""
-        return self.emit("copy", [value], [labels(len(value.shape))] * 2, self.aval(value), run)
+        return self.emit("copy", [value], [labels(len(value.shape))] * 2, self.aval(value), **fields)
 
 
 def _asked(equation: Any) -> Any:

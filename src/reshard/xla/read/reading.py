@@ -28,6 +28,8 @@ _MLIR = re.compile(
 )
 _MODULE = re.compile(r"\s*(?:builtin\.)?module\b")
 _Reader = HloReader | StableReader | None
+FOREIGN = "the line belongs to nothing that is known"
+"""What is noted of a line of a program's own."""
 _MOST_NOTES = 1000
 """How many lines of one module that are not understood are told apart."""
 
@@ -78,7 +80,7 @@ def read_text(text: str, name: str = "text") -> Text:
         if reader is not None:
             reader.read(line, number)
         elif line.strip():
-            result.note(number, "the line belongs to nothing that is known", line)
+            result.note(number, FOREIGN, line)
     _close(result, reader, len(lines) + 1)
     return result
 

@@ -3,6 +3,7 @@
 placing.py      where the values of a text before partitioning lie
 reshards.py     which of them are wanted elsewhere: what such a text asks for
 flows.py        what a partitioned module sends, from where to where
+sums.py         its all-reduces, and what is made of them
 figures.py      a reshard with the plan's figures
 joining.py      what is asked for, what is sent, and what the log warns about, brought together
 report.py       all that is found in texts that belong together
@@ -26,8 +27,8 @@ every device receives the 3 x 2 x 8 x 4 = 192 bytes that it lacks.
 
 from __future__ import annotations
 
-from reshard.xla.report.dumps import inspect_paths
+from reshard.xla.report.dumps import inspect_dump, inspect_paths
 from reshard.xla.report.joining import ProgramEnd, ProgramEnds
 from reshard.xla.report.report import Report, inspect_texts
 
-__all__ = ["ProgramEnd", "ProgramEnds", "Report", "inspect_paths", "inspect_texts"]
+__all__ = ["ProgramEnd", "ProgramEnds", "Report", "inspect_dump", "inspect_paths", "inspect_texts"]

@@ -18,6 +18,12 @@ COUNTED, WARNED, PREDICTED = "collectives", "warning", "branch"
 its partitioner's rules say so."""
 
 
+WORTH = 1.05
+"""More than so many times its bound a reshard must receive to be told of."""
+BACKWARD = "transpose("
+"""What the names of operations hold that a derivative has made."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """Where a text tells of something that moves data, and what is seen of it there."""
@@ -105,6 +111,28 @@ class ReportedReshard(Site):
         return self.received_bytes / bound if bound and self.received_bytes is not None else None
 
     @property
+    def is_finding(self) -> bool:
+        """Whether something is to be saved: more than a twentieth of what must be received."""
+        return self.ratio is not None and self.ratio > WORTH
+
+    @property
+    def saved_bytes(self) -> int:
+        """What the call saves on the busiest device in all executions; 0 where that is not known."""
+        bound = self.lower_bound_bytes
+        if bound is None or self.received_bytes is None or not self.is_finding:
+            return 0
+        return (self.received_bytes - bound) * self.executions
+
+    @property
+    def stands(self) -> str:
+        """Where the call can stand, or why it cannot."""
+        if BACKWARD in self.op_name:
+            return "nowhere: it is made by the derivative; reshard what it is the derivative of, or place the program"
+        if self.origin == "operand":
+            return f"{self.place}, on the operand" if self.place else "on the operand; its line is not told"
+        return self.place or "its line is not told"
+
+    @property
     def full_gather_bytes(self) -> int | None:
         """What a device receives that gathers the whole tensor: all but its own tile; None where that is not told."""
         if self.shape is None or self.dtype is None:
@@ -137,6 +165,8 @@ class ReportedReshard(Site):
             "received_bytes_known_by": self.known_by,
             "lower_bound_bytes": self.lower_bound_bytes,
             "ratio": self.ratio,
+            "saved_bytes": self.saved_bytes,
+            "stands": self.stands,
             "xla_branch": self.branch(),
             "warned": self.warned,
             "warnings": self.times if self.origin == "warning" else 0,

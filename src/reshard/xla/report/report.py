@@ -24,10 +24,11 @@ from reshard.mesh import Mesh
 from reshard.xla.read.collectives import Collective, Total, find_collectives, totals
 from reshard.xla.read.ir import Module, Note
 from reshard.xla.read.reading import Text, read_text
-from reshard.xla.report.figures import PREDICTED, ReportedReshard, Site, checked
+from reshard.xla.report.figures import PREDICTED, WORTH, ReportedReshard, Site, checked
 from reshard.xla.report.joining import ProgramEnds, ends_of, find_warned, follow
 from reshard.xla.report.reshards import FREE, UNCHANGED, ReshardSearch, is_before_partitioning
 from reshard.xla.report.sections import table
+from reshard.xla.report.sums import JudgedSum, judged
 
 SCHEMA = 1
 """The version of the JSON form."""
@@ -60,6 +61,8 @@ class Report:
     """Ways from a parameter to a result."""
     reshards: list[ReportedReshard] = field(default_factory=list)
     """What a text before partitioning asks for."""
+    sums: list[JudgedSum] = field(default_factory=list)
+    """The all-reduces of partitioned modules, and the least that what is made of them needs."""
     unrecognised: list[Site] = field(default_factory=list)
     remarks: list[Note] = field(default_factory=list)
     """What was not understood, line by line."""
@@ -67,6 +70,71 @@ class Report:
     """Constraints that a value meets as it lies."""
     free: int = 0
     """Constraints on constants, which lie wherever they are wanted."""
+    known_axes: set[tuple[tuple[str, int], ...]] = field(default_factory=set)
+    """The axes of meshes that a text or the caller names; all others have names that were invented."""
+    placed_bytes: int | None = None
+    """What the busiest device would receive if the program were placed by `propagate`; None where that is not known."""
+    placed_why: str = ""
+    """Why it is not known."""
+
+    @property
+    def findings(self) -> list[ReportedReshard]:
+        """Where something is to be saved, each once, the most bytes first; unknown bytes last."""
+        found: list[ReportedReshard] = []
+        counted: set[tuple[str, str]] = set()
+        moves: set[tuple[Any, ...]] = set()
+        for reshard in (*self.reshards, *self.chains, *self.warnings):
+            names = {(reshard.module, name) for name in reshard.collectives}
+            move = str(reshard.source), str(reshard.target), reshard.shape
+            is_told = bool(names & counted) if names else reshard.origin == "warning" and move in moves
+            if reshard.is_finding and not is_told:
+                found.append(reshard)
+            counted |= names
+            moves.add(move)
+        return sorted(found, key=lambda reshard: (-reshard.saved_bytes, -(reshard.ratio or 0)))
+
+    @property
+    def uncounted(self) -> list[ReportedReshard]:
+        """What a text before partitioning asks for, where no partitioned one is there to count what is sent for it."""
+        if any(part.form == "partitioned" for part in self.parts):
+            return []
+        return [one for one in self.reshards if one.received_bytes is None and one.lower_bound_bytes]
+
+    @property
+    def sum_findings(self) -> list[JudgedSum]:
+        """The all-reduces of which a device uses a part alone, the most bytes first."""
+        found = [judged_sum for judged_sum in self.sums if judged_sum.ratio > WORTH]
+        return sorted(found, key=lambda judged_sum: -judged_sum.saved_bytes)
+
+    @property
+    def worst_ratio(self) -> float:
+        """The largest ratio of a reshard; 1 where none is above its bound."""
+        return max([1.0, *(reshard.ratio or 1.0 for reshard in self.findings)])
+
+    @property
+    def received_bytes(self) -> int:
+        """What a device receives at the most, in all executions of all collectives."""
+        return sum(total.received_bytes for total in self.totals)
+
+    @property
+    def is_recognised(self) -> bool:
+        """Whether the texts held anything of XLA's."""
+        return bool(self.warnings or self.unrecognised or any(part.form != "log" for part in self.parts))
+
+    @property
+    def is_compiled_alone(self) -> bool:
+        """Whether collectives are seen and nothing that says what they are for."""
+        forms = {part.form for part in self.parts}
+        return bool(self.collectives) and forms <= {"partitioned", "log"} and not self.reshards and not self.chains
+
+    @property
+    def invented(self) -> tuple[tuple[str, int], ...] | None:
+        """Axes in calls whose names no text has, if there are any."""
+        known = {name for axes in self.known_axes for name, _ in axes}
+        for reshard in self.findings:
+            if not known.issuperset(reshard.source.mesh.sizes):
+                return reshard.source.mesh.axes
+        return None
 
     def as_dict(self) -> dict[str, Any]:
         """It for programs."""
@@ -78,6 +146,12 @@ class Report:
             "warnings": [row.as_dict() for row in self.warnings],
             "chains": [row.as_dict() for row in self.chains],
             "reshards": [row.as_dict() for row in self.reshards],
+            "findings": [row.as_dict() for row in self.findings],
+            "sums": [row.as_dict() for row in self.sums],
+            "placed_bytes": self.placed_bytes,
+            "placed_why": self.placed_why,
+            "compiled_alone": self.is_compiled_alone,
+            "axes_invented": self.invented is not None,
             "unrecognised": [row.as_dict() for row in self.unrecognised],
             "not_understood": [note._asdict() for note in self.remarks],
             "constraints_met": self.unchanged,
@@ -123,6 +197,7 @@ def inspect_texts(
         meshes |= {f"{len(meshes)}": module_mesh for module_mesh in module.meshes.values()}
     for text in read:
         _add_warnings(report, text, meshes)
+    report.known_axes = {known.axes for known in meshes.values()}
     report.totals = totals(report.collectives)
     for module in modules:
         report.remarks += module.notes
@@ -157,6 +232,8 @@ def _inspect_program(
     meshes = named or next((module.meshes for module in program if module.meshes), {})
     collectives = {module: find_collectives(module) for module in program}
     after = [module for module in program if module not in before]
+    for module in after:
+        report.sums += judged(module, collectives[module])
     for module in after or program:  # what one before asks for is counted in the partitioned module
         report.collectives += collectives[module]
     reshards: list[ReportedReshard] = []

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshard.plans import bytes_text
 from reshard.tables import Passage, Table
-from reshard.xla.report.figures import COUNTED, PREDICTED, WARNED, ReportedReshard, Site
+from reshard.xla.read.reading import FOREIGN
+from reshard.xla.report.figures import COUNTED, PREDICTED, WARNED, ReportedReshard
 
 if TYPE_CHECKING:
     from reshard.xla.read.collectives import Collective
@@ -47,10 +48,10 @@ def sections(report: Report) -> list[Section]:
         _parts(report),
         *_collectives(report),
         _totals(report),
-        _reshards("warnings of involuntary full rematerialization", report.warnings),
-        _reshards("chains from a parameter to a result", report.chains),
-        _reshards("reshards before partitioning", report.reshards, met),
-        _unrecognised(report.unrecognised),
+        _findings(report, met),
+        _uncounted(report.uncounted),
+        _sums(report),
+        _unrecognised(report),
         _remarks(report),
     ]
     return [section for section in listed if section.table.rows or section.lines]
@@ -139,9 +140,58 @@ def _count(number: int, singular: str, plural: str) -> str:
     return f"{number} {singular if number == 1 else plural}"
 
 
-def _reshards(title: str, reshards: list[ReportedReshard], more: Sequence[str] = ()) -> Section:
+def _findings(report: Report, more: Sequence[str]) -> Section:
+    """What could be saved, and in a line each what else there is."""
+    findings = report.findings
+    lines = [line for reshard in findings[:MOST_ROWS] for line in _reshard_lines(reshard)]
+    lines += _further(findings)
+    if report.invented is not None:
+        sizes = ",".join(f"NAME={size}" for _, size in report.invented)
+        axes = ", ".join(name for name, _ in report.invented)
+        lines.append(f"the names {axes} are invented, since no text has those of the mesh: give --mesh {sizes}")
+    others = [one for one in (*report.reshards, *report.chains, *report.warnings) if not one.is_finding]
+    told = sum(one.received_bytes is not None for one in others)
+    if told:
+        lines.append(f"{_count(told, 'more reshard receives', 'more reshards receive')} what must be received")
+    if unknown := len(others) - told - len(report.uncounted):
+        lines.append(f"{_count(unknown, 'more reshard is', 'more reshards are')} of unknown bytes; --json has them all")
+    if report.is_compiled_alone:
+        lines.append(
+            "this is compiled text alone, which does not tell what its collectives are for; that nothing is found in "
+            "it does not mean that nothing is to be saved: give the lowered text beside it, a dump made with "
+            "--xla_dump_hlo_pass_re=spmd.*, or the command itself, as reshard inspect -- python train.py"
+        )
+    if report.placed_bytes is not None:
+        lines.append(
+            f"placed by propagate the busiest device would receive {bytes_text(report.placed_bytes)}, "
+            f"against {bytes_text(report.received_bytes)} now"
+        )
+    elif report.placed_why:
+        lines.append(f"what propagate would receive is not known: {report.placed_why}")
+    return Section("what could be saved, the most bytes first", [*lines, *more])
+
+
+def _uncounted(reshards: list[ReportedReshard]) -> Section:
     lines = [line for reshard in reshards[:MOST_ROWS] for line in _reshard_lines(reshard)]
-    return Section(title, [*lines, *_further(reshards), *more])
+    return Section("reshards that are asked for; only compiled text tells what is sent", [*lines, *_further(reshards)])
+
+
+def _sums(report: Report) -> Section:
+    """All-reduces of which a device uses a part alone."""
+    lines = []
+    for one in report.sum_findings[:MOST_ROWS]:
+        what = f"{one.text}:{one.line} {one.name}{f', {one.place}' if one.place else ''}"
+        times = f", {one.executions} times" if one.executions > 1 else ""
+        lines.append(
+            f"{what}: {one.group} devices sum{times}, and each uses a part: {bytes_text(one.received_bytes)} received, "
+            f"{bytes_text(one.lower_bound_bytes)} by a reduce-scatter"
+        )
+    lines += _further(report.sum_findings)
+    if lines:
+        lines.append("compilers for GPUs and TPUs make reduce-scatters of these by themselves, XLA on a CPU does not")
+    if whole := len(report.sums) - len(report.sum_findings):
+        lines.append(f"{_count(whole, 'more all-reduce receives', 'more all-reduces receive')} what must be received")
+    return Section("all-reduces", lines)
 
 
 def _reshard_lines(reshard: ReportedReshard) -> list[str]:
@@ -152,7 +202,7 @@ def _reshard_lines(reshard: ReportedReshard) -> list[str]:
     if reshard.executions > 1 or reshard.unknown:
         what += f", {reshard.executions}{' or more' if reshard.unknown else ''} times"
     what += f", warned {reshard.times} times" if reshard.times > 1 else ""
-    what += ", warned about" if reshard.warned and reshard.origin != "warning" else ""
+    what += ", warned about" if reshard.warned and reshard.times == 1 else ""
     where = [f"{reshard.text}:{reshard.line}{reshard.name and f' {reshard.name}'}", reshard.place]
     on_one = source.mesh == target.mesh
     return [
@@ -162,6 +212,7 @@ def _reshard_lines(reshard: ReportedReshard) -> list[str]:
         f"  to        {target.text() if on_one else target}",
         f"  {_cost(reshard)}",
         f"  instead   {reshard.call}",
+        f"  where     {reshard.stands}",
         "",
     ]
 
@@ -182,21 +233,28 @@ def _cost(reshard: ReportedReshard) -> str:
     return f"received  {bytes_text(reshard.received_bytes)} on the busiest device{by}; {least}{times}"
 
 
-def _unrecognised(unrecognised: list[Site]) -> Section:
+def _unrecognised(report: Report) -> Section:
+    """Where it cannot be said what is moved; where compiled text counts that, what moves nothing is no line."""
+    is_counted = any(part.form == "partitioned" for part in report.parts)
+    sites = [site for site in report.unrecognised if site.received_bytes or site.origin == "warning" or not is_counted]
     lines = []
-    for site in unrecognised[:MOST_ROWS]:
+    for site in sites[:MOST_ROWS]:
         size = "" if site.received_bytes is None else f", {bytes_text(site.received_bytes)} received"
         names = f" ({', '.join(site.collectives)}{size})" if site.collectives else ""
         place = f", {site.place}" if site.place else ""
         lines.append(f"{site.text}:{site.line} {site.origin} {site.name}{place}{names}: {site.why}")
-    title = "unrecognised: the text does not tell the ends"
-    return Section(title, [*lines, *_further(unrecognised)])
+    lines += _further(sites)
+    if further := len(report.unrecognised) - len(sites):
+        lines.append(f"{_count(further, 'more operand or result is', 'more operands and results are')} of unknown ends")
+    return Section("unrecognised: the text does not tell the ends", lines)
 
 
 def _remarks(report: Report) -> Section:
+    """What of XLA's was not understood; a program's own lines are passed over."""
+    remarks = [remark for remark in report.remarks if remark.problem != FOREIGN]
     lines = [
         f"{remark.text}{f':{remark.line}' if remark.line else ''} {remark.problem}"
         + (f": {remark.excerpt}" if remark.excerpt else "")
-        for remark in report.remarks[:MOST_ROWS]
+        for remark in remarks[:MOST_ROWS]
     ]
-    return Section("not read or not understood", [*lines, *_further(report.remarks)])
+    return Section("not read or not understood", [*lines, *_further(remarks)])

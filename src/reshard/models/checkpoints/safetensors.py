@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -25,6 +26,8 @@ _FLOAT8 = {"E4M3": "e4m3fn", "E5M2": "e5m2", "E8M0": "e8m0fnu", "E4M3FNUZ": "e4m
 DTYPES = {name: dtype_named(name.lower()) for name in _SHORT.split()}
 DTYPES |= {f"F8_{name}": dtype_named(f"float8_{form}") for name, form in _FLOAT8.items()}
 """By the format's names."""
+NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
+"""The format's names, by ours."""
 
 
 class TensorEntry(NamedTuple):
@@ -44,8 +47,52 @@ def read_entry(path: Path, name: str | None) -> TensorEntry:
             needed.
     """
     header, data_start, data_size = _read_json(path)
-    tensors = {key: value for key, value in header.items() if key != "__metadata__"}
-    spans = {key: _span(path, key, value) for key, value in tensors.items()}
+    spans = _spans(path, header, data_size)
+    if name is None:
+        if len(spans) != 1:
+            raise ReshardError("bad-argument", f"{path} holds {_named(spans)}; --tensor must name one")
+        (name,) = spans
+    if name not in spans:
+        raise ReshardError("bad-file", f"{path} holds no tensor {name!r}, but {_named(spans)}")
+    return _entry(path, name, header[name], spans[name], data_start)
+
+
+def read_entries(path: Path) -> dict[str, TensorEntry]:
+    """All tensors of a file, by name.
+
+    Raises:
+        ReshardError: `bad-file` where the file is malformed.
+    """
+    header, data_start, data_size = _read_json(path)
+    spans = _spans(path, header, data_size)
+    return {name: _entry(path, name, header[name], span, data_start) for name, span in spans.items()}
+
+
+def header_of(tensors: Mapping[str, tuple[DType, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+    """The header of a file that holds tensors one after another, in their order.
+
+    Raises:
+        ReshardError: `cannot-express` where the format has no such dtype.
+
+    >>> header_of({"w": (dtype_named("f32"), (2, 3))}, {})[8:]
+    b'{"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}       '
+    """
+    record: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    place = 0
+    for name, (dtype, shape) in tensors.items():
+        if dtype.name not in NAMES:
+            raise ReshardError("cannot-express", f"safetensors has no dtype for {dtype}, of tensor {name!r}")
+        size = prod(shape) * dtype.itemsize
+        record[name] = {"dtype": NAMES[dtype.name], "shape": list(shape), "data_offsets": [place, place + size]}
+        place += size
+    text = json.dumps(record, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _spans(path: Path, header: Mapping[str, Any], data_size: int) -> dict[str, tuple[int, int]]:
+    """Where each tensor lies in the data, which they fill without a gap."""
+    spans = {key: _span(path, key, value) for key, value in header.items() if key != "__metadata__"}
     ordered = [(0, 0), *sorted(spans.values()), (data_size, data_size)]
     for (_, stop), (start, _) in pairwise(ordered):
         if start != stop:
@@ -53,17 +100,15 @@ def read_entry(path: Path, name: str | None) -> TensorEntry:
                 "bad-file",
                 f"tensors in {path} overlap or leave a gap: one ends at byte {stop}, the next begins at {start}",
             )
-    if name is None:
-        if len(tensors) != 1:
-            raise ReshardError("bad-argument", f"{path} holds {_named(tensors)}; --tensor must name one")
-        (name,) = tensors
-    if name not in tensors:
-        raise ReshardError("bad-file", f"{path} holds no tensor {name!r}, but {_named(tensors)}")
-    record, (start, stop) = tensors[name], spans[name]
+    return spans
+
+
+def _entry(path: Path, name: str, record: dict[str, Any], span: tuple[int, int], data_start: int) -> TensorEntry:
     said = record.get("dtype")
     dtype = DTYPES.get(said) if isinstance(said, str) else None
     if dtype is None:
         raise ReshardError("bad-file", f"tensor {name!r} of {path} is of dtype {said!r}, which is not known")
+    start, stop = span
     entry = TensorEntry(dtype, _shape(path, name, record), data_start + start)
     needed = prod(entry.shape) * entry.dtype.itemsize
     if stop - start != needed:
@@ -116,7 +161,7 @@ def _shape(path: Path, name: str, record: dict[str, Any]) -> tuple[int, ...]:
     return checked_shape(shape)
 
 
-def _named(tensors: dict[str, Any]) -> str:
+def _named(tensors: Mapping[str, Any]) -> str:
     """The names of a file's tensors, of the first few."""
     names = [repr(name) for name in list(tensors)[:5]]
     return f"{len(tensors)} tensors: {', '.join(names)}{', ...' if len(tensors) > 5 else ''}" if names else "no tensor"

@@ -1,0 +1,296 @@
+"""Whole models of a package with its own shardings: plain `jit` with the model's constraints, and the placed program.
+
+`python -m bench.models [model ...]` prints what it finds of models in a process of 8 devices of a CPU.
+The models are those of google-tunix, whose modules are loaded by themselves: the package as a whole starts much more.
+Where it is not installed, nothing is measured.
+
+| way | what is compiled |
+|---|---|
+| jax | the step, with the model's `shard` as `with_sharding_constraint` |
+| reshard | `to_jax(trace(step).propagate())`, of the step with its inputs' and its outputs' shardings alone |
+
+Bytes of plain `jit` are read most favourably: an all-reduce of which a device then takes only its part would be a
+reduce-scatter on other devices than CPUs, so every all-reduce counts as one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import random
+import re
+import statistics
+import sys
+import time
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.resharding_jax import measured
+from bench.timing import Row, seconds
+
+PACKAGE = "tunix"
+DEVICES = 8
+BLOCKS, CALLS = 15, 2
+"""Blocks of each way, shuffled in pairs, and timed calls in each; one call before all is not counted."""
+SIZES: dict[str, Any] = {
+    "num_layers": 2, "vocab_size": 1024, "embed_dim": 256, "hidden_dim": 512, "num_heads": 8, "head_dim": 32,
+    "num_kv_heads": 4, "rope_theta": 10000, "norm_eps": 1e-6,
+}  # fmt: skip
+SEQUENCE = 64
+
+
+class Case(NamedTuple):
+    """A model on a mesh."""
+
+    module: str
+    """Of the package's models."""
+    name: str
+    """Of its class."""
+    axes: dict[str, int]
+    sizes: tuple[tuple[str, int], ...] = ()
+    """Where they differ from those of the others."""
+    remat: str = "NONE"
+    decodes: bool = False
+    """Whether one token is made with a cache, in place of a training step."""
+
+
+CASES = {
+    "Qwen3": Case("qwen3", "Qwen3", {"fsdp": 4, "tp": 2}),
+    "Llama3": Case("llama3", "Llama3", {"fsdp": 2, "tp": 4}),
+    "mixture of experts": Case(
+        "qwen3", "Qwen3", {"fsdp": 4, "tp": 2}, (("num_experts", 8), ("num_experts_per_tok", 2))
+    ),
+    "rematerialised": Case("llama3", "Llama3", {"fsdp": 2, "tp": 4}, remat="BLOCK"),
+    "decode": Case("qwen3", "Qwen3", {"fsdp": 2, "tp": 4}, decodes=True),
+}
+WAYS = ("jax", "reshard")
+LIMITS = {"time": 1.1, "temporaries": 1.1, "bytes": 1.0, "compile": 1.5}
+"""By figure, at most how many times plain `jit`'s."""
+
+
+def rows() -> Iterator[Row]:
+    """Every model's figures as parts of plain `jit`'s, and the median of their times."""
+    if not (importlib.util.find_spec("jax") and importlib.util.find_spec(PACKAGE)):
+        return
+    times = []
+    for name in CASES:
+        figures = measured(name, DEVICES, "bench.models")
+        ours, theirs = figures["reshard"], figures["jax"]
+        for figure, limit in LIMITS.items():
+            ratio = ours[figure] / theirs[figure]
+            yield Row(
+                f"{name}: {figure}",
+                f"{ratio:.2f} times plain jit's: {ours[figure]:.6g}, {theirs[figure]:.6g}",
+                f"at most {limit:g} times",
+                ratio <= limit,
+            )
+        yield Row(f"{name}: collectives", f"{ours['collectives']}, plain jit {theirs['collectives']}", "", None)
+        yield Row(
+            f"{name}: trace and propagate, per operation",
+            f"{figures['per operation']:.2f} ms, {figures['operations']} operations",
+            "at most 2 ms",
+            figures["per operation"] <= 2,
+        )
+        times.append(ours["time"] / theirs["time"])
+    yield Row("all: time in the median", f"{statistics.median(times):.2f}", "at most 1", statistics.median(times) <= 1)
+
+
+# In the process with many devices
+
+
+def module_of_package(name: str) -> Any:
+    """A module of the package, without running what its packages say of themselves."""
+    full = f"{PACKAGE}.models.{name}.model"
+    if full in sys.modules:
+        return sys.modules[full]
+    root = Path(sys.modules[PACKAGE].__path__[0]) if PACKAGE in sys.modules else package_folder()
+    for package in (PACKAGE, *(f"{PACKAGE}.{part}" for part in ("models", "models." + name, "generate", "utils"))):
+        sys.modules[package] = types.ModuleType(package)
+        sys.modules[package].__path__ = [str(root.joinpath(*package.split(".")[1:]))]
+    return importlib.import_module(full)
+
+
+def package_folder() -> Path:
+    """Where the package is installed."""
+    spec = importlib.util.find_spec(PACKAGE)
+    return Path(next(iter((spec and spec.submodule_search_locations) or ("",))))
+
+
+class Problem(NamedTuple):
+    """A step to be compiled in both ways."""
+
+    step: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    """Of shapes alone."""
+    shardings: tuple[Any, ...]
+    asked: Any
+    """Of the results."""
+    donated: tuple[int, ...]
+
+
+def problem(case: Case, mesh: Any) -> tuple[Any, Problem]:
+    """The model's module, and its step."""
+    import jax  # noqa: PLC0415  # starts with the number of devices of this process
+    import optax  # noqa: PLC0415
+    from flax import nnx  # noqa: PLC0415
+    from jax import numpy as jnp  # noqa: PLC0415
+
+    module = module_of_package(case.module)
+    model_class, config_class = getattr(module, case.name), module.ModelConfig
+    config = config_class(
+        **SIZES | dict(case.sizes),
+        remat_config=module.RematConfig[case.remat],
+        shd_config=module.ShardingConfig.get_default_sharding(is_sampling=case.decodes),
+    )
+    made = nnx.eval_shape(lambda: model_class(config, rngs=nnx.Rngs(0)))
+    graph, state = nnx.split(made)
+    weights = nnx.to_pure_dict(state)
+    specs = nnx.to_pure_dict(nnx.get_partition_spec(state))
+    on = lambda *dims: jax.NamedSharding(mesh, jax.P(*dims))  # noqa: E731
+    weights_in = jax.tree.map(lambda _, spec: on(*spec), weights, specs)
+
+    def apply(weights: Any, *arguments: Any) -> Any:
+        filled = nnx.clone(state) if hasattr(nnx, "clone") else state
+        nnx.replace_by_pure_dict(filled, weights)
+        return nnx.merge(graph, filled)(*arguments)
+
+    batch = 4 * case.axes["fsdp"]
+    if case.decodes:
+        shape = (batch, SEQUENCE, SIZES["num_kv_heads"], SIZES["head_dim"])
+        layer = {"k": jax.ShapeDtypeStruct(shape, jnp.float32), "v": jax.ShapeDtypeStruct(shape, jnp.float32)}
+        layer["end_index"] = jax.ShapeDtypeStruct((batch,), jnp.int32)
+        of_layer = {"k": on("fsdp", None, "tp"), "v": on("fsdp", None, "tp"), "end_index": on(None)}
+        cache, cache_in = ({f"layer_{n}": each for n in range(SIZES["num_layers"])} for each in (layer, of_layer))
+
+        def decode(weights: Any, cache: Any, tokens: Any, at: Any) -> Any:
+            mask = jnp.broadcast_to(jnp.arange(SEQUENCE) <= at[:, None, None], (batch, 1, SEQUENCE))
+            logits, cache = apply(weights, tokens, at[:, None], cache, mask)
+            return logits[:, -1].argmax(-1), cache
+
+        tokens, at = (jax.ShapeDtypeStruct(sizes, jnp.int32) for sizes in ((batch, 1), (batch,)))
+        ins = weights_in, cache_in, on("fsdp", None), on("fsdp")
+        return module, Problem(decode, (weights, cache, tokens, at), ins, (on("fsdp"), cache_in), (1,))
+    adam = optax.adamw(1e-3)
+
+    def loss(weights: Any, tokens: Any) -> Any:
+        positions = jnp.broadcast_to(jnp.arange(SEQUENCE), tokens.shape)
+        mask = jnp.broadcast_to(jnp.tril(jnp.ones((SEQUENCE, SEQUENCE), bool)), (batch, SEQUENCE, SEQUENCE))
+        logits, _ = apply(weights, tokens, positions, None, mask)
+        chosen = jax.nn.one_hot(tokens[:, 1:], logits.shape[-1])
+        return -(jax.nn.log_softmax(logits[:, :-1]) * chosen).sum(-1).mean()
+
+    def step(weights: Any, moments: Any, tokens: Any) -> Any:
+        value, slopes = jax.value_and_grad(loss)(weights, tokens)
+        changes, moments = adam.update(slopes, moments, weights)
+        return value, optax.apply_updates(weights, changes), moments
+
+    moments = jax.eval_shape(adam.init, weights)
+    moments_in = optax.tree.map_params(
+        adam, lambda _, spec: spec, moments, weights_in, transform_non_params=lambda _: on()
+    )
+    tokens = jax.ShapeDtypeStruct((batch, SEQUENCE), jnp.int32)
+    ins = weights_in, moments_in, on("fsdp", None)
+    return module, Problem(step, (weights, moments, tokens), ins, (on(), weights_in, moments_in), (0, 1))
+
+
+def compiled(case: Case, way: str, mesh: Any) -> tuple[Any, Problem, dict[str, float]]:
+    """The program of a way, and what its making took and showed."""
+    import jax  # noqa: PLC0415
+
+    import reshard as rs  # noqa: PLC0415
+
+    module, given = problem(case, mesh)
+    constrain = lambda x, spec: jax.lax.with_sharding_constraint(x, jax.NamedSharding(mesh, jax.P(*spec)))  # noqa: E731
+    module.shard = constrain if way == "jax" else lambda x, _: x
+    figures: dict[str, float] = {}
+    start = time.perf_counter()
+    function = given.step
+    if way == "reshard":
+        traced = rs.jax.trace(given.step, *given.arguments, in_shardings=given.shardings, out_shardings=given.asked)
+        placed = traced.propagate()
+        figures["operations"] = len(traced.operations)
+        figures["per operation"] = 1e3 * (time.perf_counter() - start) / len(traced.operations)
+        function = rs.jax.to_jax(placed)
+    jitted = jax.jit(function, in_shardings=given.shardings, out_shardings=given.asked, donate_argnums=given.donated)
+    lowered = jitted.lower(*given.arguments)
+    figures["lowered"] = time.perf_counter() - start
+    program = lowered.compile()
+    figures["compile"] = time.perf_counter() - start
+    return program, given, figures
+
+
+KIND = re.compile(r" (all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter)(?:-start)?\(")
+
+
+def moved(text: str, scattered: bool) -> tuple[int, dict[str, int]]:
+    """What the busiest device receives, and how many collectives there are, by kind."""
+    from reshard.xla.read.collectives import find_collectives  # noqa: PLC0415
+    from reshard.xla.read.reading import read_text  # noqa: PLC0415
+
+    (module,) = read_text(text).modules
+    total = 0
+    for one in find_collectives(module):
+        received = one.received_bytes or (one.result_bytes if one.kind == "collective-permute" else 0)
+        total += received // 2 if scattered and one.kind == "all-reduce" else received
+    return total, dict(Counter(KIND.findall(text)))
+
+
+def drawn(given: Problem) -> Callable[[], tuple[Any, ...]]:
+    """What gives new arguments for a call; values are small, and numbers of tokens are in the vocabulary."""
+    import jax  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415
+
+    rng = np.random.default_rng(0)
+
+    def array(aval: Any) -> Any:
+        if np.issubdtype(aval.dtype, np.integer):
+            return rng.integers(0, SEQUENCE, aval.shape).astype(aval.dtype)
+        return (rng.random(aval.shape) / 16).astype(aval.dtype)
+
+    whole = jax.tree.map(array, given.arguments)
+    return lambda: jax.block_until_ready(jax.device_put(whole, given.shardings))
+
+
+def figures_of(name: str) -> dict[str, Any]:
+    """Bytes, collectives, temporaries, times to compile and to run, of both ways; their results are compared."""
+    import jax  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415
+
+    case = CASES[name]
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(tuple(case.axes.values())), tuple(case.axes))
+    programs, result, arguments = {}, {}, None
+    for way in WAYS:
+        programs[way], given, result[way] = compiled(case, way, mesh)
+        arguments = drawn(given)
+        memory = programs[way].memory_analysis()
+        received, counts = moved(programs[way].as_text(), scattered=way == "jax")
+        result[way] |= {"bytes": received, "collectives": sum(counts.values()), "kinds": counts}
+        result[way]["temporaries"] = memory.temp_size_in_bytes
+    assert arguments is not None
+    ends = [jax.tree.map(np.asarray, programs[way](*arguments())) for way in WAYS]
+    for ours, theirs in zip(*map(jax.tree.leaves, reversed(ends)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=2e-3)
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    work: dict[str, list[float]] = {way: [] for way in WAYS}
+    rng = random.Random(0)
+    for _ in range(BLOCKS):
+        for way in rng.sample(WAYS, len(WAYS)):
+            for _ in range(CALLS):
+                values, before = arguments(), time.process_time()
+                times[way].append(seconds(lambda way=way, values=values: jax.block_until_ready(programs[way](*values))))
+                work[way].append(time.process_time() - before)
+    for way in WAYS:
+        result[way] |= {"processor time": 1e3 * statistics.median(work[way])}
+        result[way] |= {"time": 1e3 * statistics.median(times[way]), "least time": 1e3 * min(times[way])}
+    for figure in ("operations", "per operation"):
+        result[figure] = result["reshard"].pop(figure)
+    return result
+
+
+if __name__ == "__main__":
+    found = {name: figures_of(name) for name in sys.argv[1:]}
+    print(json.dumps(next(iter(found.values())) if len(found) == 1 else found))

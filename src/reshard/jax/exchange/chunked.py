@@ -1,0 +1,177 @@
+"""A move of a plan that has to keep a memory limit: piece by piece in a loop, so that two small buffers do for all.
+
+In a program that is one operation after the other a compiler may make room for every piece at once, and does; the turn
+of a loop has one buffer for what is sent and one for what arrives.
+All rounds of one shape are one loop, its turns the chunks of each: in a turn a device cuts a chunk out of its source
+tile, sends it, and puts what arrives into the tile that the loop hands on.
+A plan counts one buffer of a chunk beside the tiles; so a piece is cut finer here than the plan says, until both
+buffers, or four where what arrives is combined with what is there, fit into that one.
+
+By hand: a plan whose pieces are 64 x 8 in 4 chunks counts 16 x 8 elements beside its tiles; here a chunk is 8 x 8, and
+a round has 8 turns.
+
+>>> Grid.of((64, 8), 16 * 8 // 2).parts
+(((0, 8, 8),), ((0, 8, 1),))
+>>> Grid.of((7, 2), 6).parts
+(((0, 2, 3), (6, 1, 1)), ((0, 2, 1),))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby, product
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from reshard.dtypes import identity
+from reshard.jax.exchange.joint import run_alone
+from reshard.jax.exchange.rounds import COMBINE, Device, Round, bits_of, of_device, rounds_of
+from reshard.steps import Move, Step
+
+Part = tuple[int, int, int]
+"""Of a dim of a piece: where it begins, the length of its chunks, and how many there are."""
+
+
+SCALARS = 512
+"""Bytes for the numbers that a loop counts and looks up."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A piece cut into chunks of no more elements than there is room for."""
+
+    parts: tuple[tuple[Part, ...], ...]
+    """Per dim: chunks of one length, and what is left, if anything is."""
+
+    @classmethod
+    def of(cls, shape: Sequence[int], room: int) -> Grid:
+        """Cut along the longest dim, and along the next where that is not enough."""
+        chunk = list(shape)
+        for dim in sorted(range(len(shape)), key=lambda dim: -shape[dim]):
+            if prod(chunk) > room:
+                chunk[dim] = _length(shape[dim], max(1, room * chunk[dim] // prod(chunk)))
+        parts = []
+        for size, length in zip(shape, chunk, strict=True):
+            count, rest = divmod(size, length)
+            parts.append(((0, length, count), *([(count * length, rest, 1)] if rest else [])))
+        return cls(tuple(parts))
+
+    def loops(self) -> list[Sequence[Part]]:
+        """One per shape of a chunk: per dim its part."""
+        return list(product(*self.parts))
+
+
+def _length(size: int, room: int) -> int:
+    """The longest chunk that has room beside what is left over, for a loop of that shape has buffers of its own.
+
+    >>> _length(240, 29), _length(7, 3)
+    (24, 2)
+    """
+    return next(length for length in range(room, 0, -1) if size % length == 0 or length + size % length <= room)
+
+
+def chunk_elements(step: Step) -> int:
+    """The elements of the one chunk that the peak of a step counts beside its tiles."""
+    rooms = []
+    for move in step.moves:
+        longest = max(move.exchange.piece_shape, default=1) or 1
+        rooms.append(-(-longest // step.chunks) * (move.exchange.largest_piece // longest))
+    return max(rooms, default=1) or 1
+
+
+def moved_in_chunks(move: Move, room: int, device: Device, tile: jax.Array) -> jax.Array:
+    """The target tile of a device.
+
+    Args:
+        move: over the same devices, in any order.
+        room: the elements for which buffers beside the tiles have room.
+        device: of the target's mesh.
+        tile: its source tile.
+    """
+    exchange = move.exchange
+    shape = exchange.target.layout.local_shape(exchange.target.shape)
+    rounds, devices = rounds_of(exchange), exchange.source.mesh.size
+    first = rounds[0] if rounds else None
+    if first is not None and len(rounds) == 1 and first.is_local and first.shape == shape:  # a slice is its result
+        start = of_device(device.row_of(_table(devices, rounds, "cut")), np.int32(0))
+        return lax.dynamic_slice(tile, start, shape, allow_negative_indices=False)
+    blank = 0 if move.reduction is None else identity(move.reduction, tile.dtype)
+    bits = None if move.reduction else bits_of(tile.dtype)
+    whole = lax.full(shape, blank, bits or tile.dtype)
+    groups = [list(alike) for _, alike in groupby(rounds, key=lambda one: one.shape)]
+    looked_up = sum(len(one.shape) * 4 + 1 for one in rounds) * devices * 2
+    room = max(room - (SCALARS * len(groups) + looked_up) // tile.dtype.itemsize, room // 2)
+    for alike in groups:
+        whole = _after(alike, move.reduction, room, device, tile, whole)
+    whole = lax.bitcast_convert_type(whole, tile.dtype)
+    return lax.div(whole, lax.full_like(whole, move.classes)) if move.reduction == "avg" else whole
+
+
+def _table(devices: int, rounds: Sequence[Round], end: str) -> Any:
+    """Per device and round where its box starts, in the tile that it is cut from or put into."""
+    table = np.zeros((devices, len(rounds), len(rounds[0].shape)), np.int32)
+    for number, one in enumerate(rounds):
+        places = one.senders if end == "cut" else one.receivers
+        table[places, number] = getattr(one, end)
+    return table
+
+
+def _after(
+    rounds: Sequence[Round], reduction: str | None, room: int, device: Device, tile: jax.Array, whole: jax.Array
+) -> jax.Array:
+    """The target tile after rounds of one shape."""
+    devices, shape = device.mesh_size(), rounds[0].shape
+    tables = [_table(devices, rounds, end) for end in ("cut", "put")]
+    receives = np.stack([one.receives(devices) for one in rounds], 1)
+    keeps = reduction is not None or not receives.all()
+    cuts, puts, receiving = (device.row_of(table) for table in (*tables, receives))
+    grid = Grid.of(shape, max(room // (4 if keeps else 2), 1))
+    sends = [partial(_sent, one, device) for one in rounds]
+    for parts in grid.loops():
+        turns = len(rounds) * prod(chunks for *_, chunks in parts)
+        turn = partial(_turn, parts, cuts, puts, receiving if keeps else None, sends, reduction, tile)
+        whole = lax.fori_loop(np.int32(0), np.int32(turns), turn, whole)
+    return whole
+
+
+def _sent(alike: Round, device: Device, box: jax.Array) -> jax.Array:
+    return run_alone(alike.sent(box), device.names)
+
+
+def _turn(
+    parts: Sequence[Part],
+    cuts: jax.Array,
+    puts: jax.Array,
+    receiving: jax.Array | None,
+    sends: Sequence[Callable[[jax.Array], jax.Array]],
+    reduction: str | None,
+    tile: jax.Array,
+    number: jax.Array,
+    whole: jax.Array,
+) -> jax.Array:
+    """The target tile after one chunk of one round; `receiving` says in which rounds, where not in all."""
+    lengths, chunks = [length for _, length, _ in parts], np.int32(prod(count for *_, count in parts))
+    which, place = lax.div(number, chunks), lax.rem(number, chunks)
+    offsets = []
+    for dim, (start, length, count) in enumerate(parts):
+        later = prod(count for *_, count in parts[dim + 1 :])  # the last dim is the fastest
+        offsets.append(np.int32(start) + lax.rem(lax.div(place, np.int32(later)), np.int32(count)) * np.int32(length))
+    cut, put = (
+        [lax.index_in_dim(row, dim, keepdims=False) + offset for dim, offset in enumerate(offsets)]
+        for row in (of_device(cuts, which), of_device(puts, which))
+    )
+    source, _ = lax.optimization_barrier((tile, number))  # or its bits are made once, as a tile beside it
+    box = lax.bitcast_convert_type(source, whole.dtype)
+    box = lax.dynamic_slice(box, cut, lengths, allow_negative_indices=False)
+    box = sends[0](box) if len(sends) == 1 else lax.switch(which, sends, box)
+    if receiving is not None:
+        before = lax.dynamic_slice(whole, put, lengths, allow_negative_indices=False)
+        joined = box if reduction is None else COMBINE[reduction](before, box)
+        box = lax.select(lax.broadcast(of_device(receiving, which), box.shape), joined, before)
+    return lax.dynamic_update_slice(whole, box, put, allow_negative_indices=False)

@@ -1,0 +1,296 @@
+"""Operations that reach over the edge of a tile: roll, flip, pad, convolutions, pooling, running sums.
+
+Each rank makes its tile of the result out of a window of the operand: what the tile reaches is arithmetic
+(`reshard.reach`), filling the window is one exchange of what the rank lacks (`halo`), and the rest is torch's own
+function on the window.
+The result is cut as the operand is; dims that an operation sums over, as the channels of a convolution, are made whole
+first.
+A running sum needs no window: each rank adds up its own, and then the sums of the ranks before it, which are small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # as all of torch's users call it
+from torch._prims_common import make_contiguous_strides_for
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from reshard.checks import integer, listed, shown
+from reshard.errors import ReshardError
+from reshard.reach import Reach, window_for
+from reshard.torch.conversions import sharding_of
+from reshard.torch.halo import check_tensor, window
+from reshard.torch.redistribute import redistribute
+
+Numbers = int | Sequence[int]
+
+
+def roll(x: DTensor, shifts: Numbers, dims: Numbers) -> DTensor:
+    """`torch.roll` along dims: only what crosses an edge travels.
+
+    Raises:
+        ReshardError: `bad-argument`, `rank-mismatch`, and as `halo`.
+    """
+    check_tensor(x)
+    by, along = _several(shifts, "shifts"), [_dim(x, dim) for dim in _several(dims, "dims")]
+    if len(by) != len(along) or len(set(along)) < len(along):
+        raise ReshardError("bad-argument", f"shifts and dims must be as many, of different dims, got: {by} and {along}")
+    reaches = {
+        dim: Reach(low=shift % x.shape[dim], edge="wrap")
+        for shift, dim in zip(by, along, strict=True)
+        if x.shape[dim] and shift % x.shape[dim]
+    }
+    return _slid(x, reaches, tuple(x.shape), lambda part: part)
+
+
+def flip(x: DTensor, dims: Numbers) -> DTensor:
+    """`torch.flip`: every rank takes the mirror image of its tile.
+
+    Raises:
+        ReshardError: `bad-argument`, `rank-mismatch`, and as `halo`.
+    """
+    check_tensor(x)
+    along = [_dim(x, dim) for dim in _several(dims, "dims")]
+    reaches = {dim: Reach(stride=-1, low=1 - x.shape[dim], edge="clip") for dim in along}
+    return _slid(x, reaches, tuple(x.shape), lambda part: part.flip(along))
+
+
+def pad(x: DTensor, widths: Sequence[int], mode: str = "constant", value: float = 0) -> DTensor:
+    """`torch.nn.functional.pad` with a constant, or `circular`: what lies beyond the last dim's ends comes first.
+
+    The result is cut as torch cuts a tensor of its size, so rows move to where they belong then.
+
+    Raises:
+        ReshardError: `bad-argument`, `rank-mismatch`, and as `halo`.
+    """
+    check_tensor(x)
+    numbers = _several(widths, "widths")
+    if mode not in ("constant", "circular") or len(numbers) % 2 or len(numbers) > 2 * x.ndim:
+        raise ReshardError("bad-argument", f"a pad must be constant or circular, of pairs, got: {mode} {numbers}")
+    edge = "wrap" if mode == "circular" else "pad"
+    shape, reaches = list(x.shape), {}
+    for number in range(len(numbers) // 2):
+        low, high = numbers[2 * number : 2 * number + 2]
+        dim = x.ndim - 1 - number
+        shape[dim] += low + high
+        if edge == "wrap" and not (0 <= low <= x.shape[dim] and 0 <= high <= x.shape[dim]):
+            raise ReshardError("bad-argument", f"a circular pad must be within size {x.shape[dim]}, got: {low}, {high}")
+        if shape[dim] < 0:
+            raise ReshardError("bad-argument", f"a pad of {low}, {high} leaves nothing of size {x.shape[dim]}")
+        reaches[dim] = Reach(low=low, edge=edge)
+    return _slid(x, reaches, tuple(shape), lambda part: part, value)
+
+
+def conv1d(x: DTensor, weight: Any, bias: Any = None, **options: Any) -> DTensor:
+    """`torch.nn.functional.conv1d` of a batch, cut in any dim; as `conv2d`."""
+    return _convolved(1, x, weight, bias, **options)
+
+
+def conv2d(x: DTensor, weight: Any, bias: Any = None, **options: Any) -> DTensor:
+    """`torch.nn.functional.conv2d` of a batch, cut in any dim: only the borders of images travel.
+
+    Args:
+        x: batch, channels, rows, columns; channels are made whole.
+        weight: replicated; as a DTensor if a gradient of it is wanted, which is partial then.
+        bias: likewise, or None.
+        options: `stride`, `padding`, `dilation` and `groups`, as of torch.
+
+    Raises:
+        ReshardError: `bad-argument`, `rank-mismatch`, and as `halo`.
+    """
+    return _convolved(2, x, weight, bias, **options)
+
+
+def conv3d(x: DTensor, weight: Any, bias: Any = None, **options: Any) -> DTensor:
+    """`torch.nn.functional.conv3d` of a batch, cut in any dim; as `conv2d`."""
+    return _convolved(3, x, weight, bias, **options)
+
+
+def _convolved(
+    count: int,
+    x: DTensor,
+    weight: Any,
+    bias: Any = None,
+    stride: Numbers = 1,
+    padding: Numbers = 0,
+    dilation: Numbers = 1,
+    groups: int = 1,
+) -> DTensor:
+    x = _whole(_reduced(x), {1})
+    if x.ndim != count + 2 or weight.ndim != count + 2:
+        raise ReshardError("rank-mismatch", f"a convolution over {count} dims has operands of {count + 2}")
+    kernel = tuple(weight.shape[2:])
+    steps, pads, spread = (_each(numbers, count) for numbers in (stride, padding, dilation))
+    reaches = _reaches(kernel, steps, pads, spread)
+    shape = (x.shape[0], weight.shape[0], *_sizes(x.shape[2:], kernel, steps, pads, spread))
+    weight, bias = (_local_weight(one, x) for one in (weight, bias))
+    function: Callable[..., torch.Tensor] = (F.conv1d, F.conv2d, F.conv3d)[count - 1]
+    options = {"stride": steps, "dilation": spread, "groups": groups}
+    weights = [one for one in (weight, bias) if one is not None]
+    return _slid(x, reaches, shape, lambda part: function(part, weight, bias, **options), weights=weights)
+
+
+def max_pool(
+    x: DTensor, kernel: Numbers, stride: Numbers | None = None, padding: Numbers = 0, dilation: Numbers = 1
+) -> DTensor:
+    """`max_pool1d`, `2d` or `3d` by the number of dims after batch and channels: only borders travel.
+
+    Raises:
+        ReshardError: `bad-argument`, `rank-mismatch`, and as `halo`.
+    """
+    functions = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
+    return _pooled(x, functions, kernel, stride, padding, dilation, fill=float("-inf"))
+
+
+def avg_pool(x: DTensor, kernel: Numbers, stride: Numbers | None = None, padding: Numbers = 0) -> DTensor:
+    """`avg_pool1d`, `2d` or `3d` by the number of dims after batch and channels; what is padded counts as zero.
+
+    Raises:
+        ReshardError: `bad-argument`, `rank-mismatch`, and as `halo`.
+    """
+    return _pooled(x, (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d), kernel, stride, padding, 1, fill=0)
+
+
+def _pooled(
+    x: DTensor,
+    functions: Sequence[Callable[..., torch.Tensor]],
+    kernel: Numbers,
+    stride: Numbers | None,
+    padding: Numbers,
+    dilation: Numbers,
+    *,
+    fill: float,
+) -> DTensor:
+    x = _reduced(x)
+    count = x.ndim - 2
+    if not 1 <= count <= 3:
+        raise ReshardError("rank-mismatch", f"a pooling is of batch, channels and 1 to 3 dims, got: {tuple(x.shape)}")
+    lengths = _each(kernel, count)
+    steps = lengths if stride is None else _each(stride, count)
+    pads, spread = _each(padding, count), _each(dilation, count)
+    if any(2 * low > length for low, length in zip(pads, lengths, strict=True)):
+        raise ReshardError("bad-argument", f"a pooling is padded by half its kernel {lengths} at most, got: {pads}")
+    reaches = _reaches(lengths, steps, pads, spread)
+    shape = (*x.shape[:2], *_sizes(x.shape[2:], lengths, steps, pads, spread))
+    options = {"stride": steps, **({"dilation": spread} if fill else {})}
+    if fill and not x.dtype.is_floating_point:
+        raise ReshardError("bad-argument", f"a pooling by maximum is of floating point numbers, got: {x.dtype}")
+    return _slid(x, reaches, shape, lambda part: functions[count - 1](part, lengths, **options), fill)
+
+
+def cumsum(x: DTensor, dim: int) -> DTensor:
+    """`torch.cumsum`: each rank adds up its own, then the sums of the ranks before it travel, one element a line each.
+
+    Raises:
+        ReshardError: `bad-argument`, `rank-mismatch`, and as `redistribute`.
+    """
+    check_tensor(x)
+    dim = _dim(x, dim)
+    sharding = sharding_of(x)
+    digits = sharding.layout.cutting[dim]
+    local = x.to_local()
+    own = local.cumsum(dim)
+    if digits.size > 1:
+        shape = list(x.shape)
+        shape[dim] = digits.size
+        cutting = {n for n, placement in enumerate(x.placements) if placement.is_shard(dim)}
+        totals = redistribute(
+            _tensor_of(local.sum(dim, keepdim=True), x, shape),
+            [Replicate() if n in cutting else placement for n, placement in enumerate(x.placements)],
+        )
+        gradients = [Partial() if n in cutting else placement for n, placement in enumerate(x.placements)]
+        before = digits.index_of(sharding.mesh.position_of(torch.distributed.get_rank()))
+        own = own + totals.to_local(grad_placements=gradients).narrow(dim, 0, before).sum(dim, keepdim=True)
+    return _tensor_of(own, x, list(x.shape))
+
+
+def _slid(
+    x: DTensor,
+    reaches: dict[int, Reach],
+    shape: tuple[int, ...],
+    function: Callable[[torch.Tensor], torch.Tensor],
+    fill: float = 0,
+    weights: Sequence[torch.Tensor] = (),
+) -> DTensor:
+    """The result of a shape, cut as the operand is, of a function of windows and weights."""
+    source = sharding_of(x)
+    part = window(x, window_for(reaches, source, source, shape), fill)
+    local_shape = source.box(torch.distributed.get_rank(), shape).shape
+    if 0 in local_shape:  # nothing to make, and yet the gradients take part in their exchanges
+        local = part.new_zeros(local_shape) + sum(one.sum() * 0 for one in (part, *weights))
+    else:
+        local = function(part)
+    return _tensor_of(local, x, shape)
+
+
+def _tensor_of(local: torch.Tensor, like: DTensor, shape: Sequence[int]) -> DTensor:
+    """A tile as the tensor of a shape, cut as another."""
+    stride = make_contiguous_strides_for(tuple(shape))
+    return DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride)
+    )
+
+
+def _reduced(x: DTensor) -> DTensor:
+    """The same without partial values."""
+    if any(placement.is_partial() for placement in getattr(x, "placements", ())):
+        return redistribute(x, [Replicate() if placement.is_partial() else placement for placement in x.placements])
+    check_tensor(x)
+    return x
+
+
+def _whole(x: DTensor, dims: set[int]) -> DTensor:
+    """The same with some dims not cut."""
+    placements = [Replicate() if any(p.is_shard(dim) for dim in dims) else p for p in x.placements]
+    return x if tuple(placements) == tuple(x.placements) else redistribute(x, placements)
+
+
+def _local_weight(weight: Any, x: DTensor) -> Any:
+    """A replicated weight on a rank; its gradient is partial along what cuts the operand."""
+    if weight is None:
+        return None
+    if not isinstance(weight, DTensor):
+        if not isinstance(weight, torch.Tensor) or weight.requires_grad:
+            raise ReshardError("bad-argument", f"a weight must be a DTensor, or need no gradient, got: {shown(weight)}")
+        return weight
+    if weight.device_mesh != x.device_mesh:
+        raise ReshardError("different-meshes", "a weight must be on the mesh of what it is applied to")
+    weight = redistribute(weight, [Replicate()] * x.device_mesh.ndim)
+    gradients = [Partial() if placement.is_shard() else Replicate() for placement in x.placements]
+    return weight.to_local(grad_placements=gradients)
+
+
+def _reaches(kernel: Any, steps: Any, pads: Any, spread: Any) -> dict[int, Reach]:
+    numbers = enumerate(zip(kernel, steps, pads, spread, strict=True), 2)
+    return {dim: Reach(length, step, apart, low) for dim, (length, step, low, apart) in numbers}
+
+
+def _sizes(sizes: Any, kernel: Any, steps: Any, pads: Any, spread: Any) -> list[int]:
+    """Of the result: one per place where the whole kernel fits into what is padded."""
+    numbers = zip(sizes, kernel, steps, pads, spread, strict=True)
+    result = [(size + 2 * low - apart * (length - 1) - 1) // step + 1 for size, length, step, low, apart in numbers]
+    if min(result) < 0 or any(step < 1 for step in steps):
+        raise ReshardError("bad-argument", f"a kernel of {tuple(kernel)} does not fit into sizes {tuple(sizes)}")
+    return result
+
+
+def _several(numbers: Numbers, what: str) -> list[int]:
+    listing = [numbers] if isinstance(numbers, int) else listed(numbers, what)
+    return [integer(number, f"each of {what}") for number in listing]
+
+
+def _each(numbers: Numbers, count: int) -> tuple[int, ...]:
+    listing = _several(numbers, "numbers")
+    listing = listing * count if len(listing) == 1 else listing
+    if len(listing) != count:
+        raise ReshardError("bad-argument", f"{count} numbers or one are needed, got: {listing}")
+    return tuple(listing)
+
+
+def _dim(x: DTensor, dim: int) -> int:
+    if not -x.ndim <= integer(dim, "a dim") < x.ndim:
+        raise ReshardError("rank-mismatch", f"dim {dim} is none of {x.ndim} dims")
+    return dim % x.ndim

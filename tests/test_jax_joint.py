@@ -1,0 +1,155 @@
+"""Small reshards of one kind go as one collective where none has to wait for another, and nothing else changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+from jax_hlo import collectives, received_bytes  # noqa: E402
+
+import reshard as rs  # noqa: E402
+from reshard.jax import programs, to_jax, trace  # noqa: E402
+
+pytestmark = pytest.mark.engine
+MESH = rs.Mesh.of(x=2, y=4)
+SHAPES = ((8, 16), (16, 8), (24, 8))
+
+
+def on(*dims: Any, **fields: Any) -> rs.Sharding:
+    return rs.Sharding.of(MESH, *dims, **fields)
+
+
+def moving(source: rs.Sharding, target: rs.Sharding, shapes: Any = SHAPES) -> Any:
+    """The placed program that brings tensors from one sharding to another, each by itself."""
+    program = rs.Program(MESH)
+    for number, shape in enumerate(shapes):
+        value = program.input(f"a{number}", shape, "float32", source)
+        program.output(program.op("ij->ij", value, name="copy"), target)
+    return program.propagate()
+
+
+def summing(target: rs.Sharding) -> Any:
+    """Products of which every device along y has a part of the sum."""
+    program = rs.Program(MESH)
+    for number, (rows, columns) in enumerate(SHAPES):
+        left = program.input(f"a{number}", (rows, 64), "float32", on(None, "y"))
+        right = program.input(f"b{number}", (64, columns), "float32", on("y", None))
+        program.output(program.op("ik,kj->ij", left, right), target)
+    return program.propagate()
+
+
+def compiled(placed: Any, arrays: Any) -> tuple[Any, Any, Counter[str], int]:
+    """The results, the function, the collectives by kind, and what the busiest device receives."""
+    made = to_jax(placed)
+    program = jax.jit(made, in_shardings=made.in_shardings, out_shardings=made.out_shardings).lower(*arrays).compile()
+    calls = collectives(program.as_text(), MESH.size)
+    results = program(*jax.device_put(tuple(arrays), made.in_shardings))
+    return results, made, Counter(call.kind for call in calls), max(received_bytes(calls, MESH.size))
+
+
+def drawn(placed: Any) -> list[Any]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(-4, 5, value.shape).astype(value.dtype.name) for value in placed.inputs]
+
+
+@pytest.mark.parametrize(
+    ("placed", "kinds"),
+    [
+        (lambda: moving(on("y", None), on(None, None)), {"all-gather": 1}),
+        (lambda: moving(on(("y", "x"), None), on("y", None)), {"all-gather": 1}),
+        (lambda: moving(on("y", None), on(None, "y")), {"all-to-all": 1}),
+        (lambda: moving(on("y", None), on("x", "y")), {"collective-permute": 2}),
+        (lambda: summing(on(None, None)), {"reduce-scatter": 1, "all-gather": 1}),
+        (lambda: summing(on("x", "y")), {"reduce-scatter": 1}),
+    ],
+    ids=["gather", "gather along a minor axis", "all to all", "exchange", "sum", "scattered sum"],
+)
+def test_three_go_as_one(placed: Any, kinds: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    placed = placed()
+    arrays = drawn(placed)
+    results, made, counts, received = compiled(placed, arrays)
+    assert counts == kinds
+    assert received == placed.received_bytes
+    expected = [a @ b for a, b in zip(arrays[::2], arrays[1::2], strict=True)] if "reduce" in str(kinds) else arrays
+    devices = jax.devices()
+    for result, array, value in zip(results, expected, placed.outputs, strict=True):
+        tiles = oracle.tiles(array, placed.sharding(value))
+        for shard in result.addressable_shards:
+            np.testing.assert_array_equal(shard.data, tiles[devices.index(shard.device)])
+    monkeypatch.setattr(programs, "SMALL_BYTES", 0)
+    apart, _, more, still = compiled(placed, arrays)
+    assert still == received
+    assert more == {kind: 3 * count for kind, count in counts.items()}
+    for one, other in zip(results, apart, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+    def total(function: Any) -> Any:
+        return jax.jit(jax.grad(lambda *given: sum((a**2).sum() for a in function(*given)), range(len(arrays))))
+
+    slopes = total(lambda *given: jax.tree.leaves(made(*given)))(*arrays)
+    wanted = [2 * array for array in arrays]
+    if "reduce" in str(kinds):
+        wanted = total(lambda *given: [a @ b for a, b in zip(given[::2], given[1::2], strict=True)])(*arrays)
+    for one, other in zip(slopes, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_large_tiles_go_by_themselves() -> None:
+    placed = moving(on("y", None), on(None, None), [(8, 16), (256, 256), (512, 128)])
+    _, _, counts, received = compiled(placed, drawn(placed))
+    assert counts == {"all-gather": 3}
+    assert received == placed.received_bytes
+
+
+def test_none_waits_for_what_comes_later() -> None:
+    """Of two gathers the second is of what the first leads to; a third, which is ready, goes with the first."""
+    program = rs.Program(MESH)
+    a, b = (program.input(name, (8, 8), "float32", on("y", None)) for name in "ab")
+    whole = program.reshard(a, on(None, None))
+    cut = program.reshard(program.op("ij->ij", whole, name="tanh"), on("y", None))
+    again = program.reshard(program.op("ij->ij", cut, name="neg"), on(None, None))
+    program.output(again, on(None, None))
+    program.output(program.reshard(b, on(None, None)), on(None, None))
+    placed = program.propagate()
+    gathers = [plan for plan in placed.plans.values() if plan.received_bytes]
+    (ours, other), _, counts, _ = compiled(placed, drawn(placed))
+    assert counts == {"all-gather": len(gathers) - 1}
+    np.testing.assert_allclose(ours, -np.tanh(drawn(placed)[0]), rtol=1e-5)
+    np.testing.assert_array_equal(other, drawn(placed)[1])
+
+
+def test_a_block_that_is_made_again_has_one_barrier() -> None:
+    """All that goes into it meets there, the gradient too, so that it is not made before that has come so far."""
+    mesh = MESH
+
+    def loss(w: Any, x: Any) -> Any:
+        for each in w:
+            x = jax.checkpoint(lambda x, each=each: jnp.tanh(jnp.sin(x @ each)))(x)
+        return (x**2).sum()
+
+    rng = np.random.default_rng(0)
+    arguments = [rng.normal(size=(8, 8)).astype(np.float32) for _ in range(3)], rng.normal(size=(4, 8)).astype("f4")
+    given = on(None, "y"), on("x", None)
+    placed = trace(jax.grad(loss), *arguments, in_shardings=given, out_shardings=given[0], mesh=mesh).propagate()
+    made = to_jax(placed)
+    text = jax.jit(made).lower(*arguments).as_text()
+    barriers = [line for line in text.splitlines() if "optimization_barrier" in line]
+    assert len(barriers) == 3
+    assert all(line.count("tensor<") >= 3 for line in barriers)  # a weight, the block's argument, and the gradient
+    found = jax.jit(made)(*arguments)
+    wanted = jax.grad(loss)(*arguments)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    program = rs.Program.parse(placed.text())
+    leaves = dict(zip((value.name for value in placed.inputs), jax.tree.leaves(arguments), strict=True))
+    results = rs.numpy.run_program(program.propagate(), leaves)
+    for one, other in zip(results.values(), wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    assert sum(operation.attribute("barrier") == 1 for operation in program.operations) >= 9

@@ -1,0 +1,254 @@
+"""A plan in hand on JAX: run as it is, within its memory limit, and written as code."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+from jax.sharding import AxisType, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
+from jax_hlo import collectives  # noqa: E402
+from oracle import tiles as tiles_of  # noqa: E402
+
+import reshard as rs  # noqa: E402
+from reshard.jax import code_of, named_sharding_of, run  # noqa: E402
+
+pytestmark = pytest.mark.engine
+
+GRID, ODD, CUBE = rs.Mesh.of(x=2, y=4), rs.Mesh.of(x=2, y=3), rs.Mesh.of(a=2, b=2, c=2)
+EXPLICIT = {
+    mesh: jax.make_mesh(
+        tuple(mesh.sizes.values()),
+        tuple(mesh.sizes),
+        axis_types=(AxisType.Explicit,) * len(mesh.sizes),
+        devices=jax.devices()[: mesh.size],
+    )
+    for mesh in (GRID, ODD, CUBE)
+}
+
+
+def sharding(mesh: rs.Mesh, *dims: Any, **more: Any) -> rs.Sharding:
+    return rs.Sharding.of(mesh, *dims, **more)
+
+
+ENDS = {
+    "exchange": (sharding(GRID, "y", None), sharding(GRID, "x", "y")),
+    "all-to-all": (sharding(GRID, ("x", "y"), None), sharding(GRID, None, ("x", "y"))),
+    "turned": (sharding(GRID, "x", "y"), sharding(GRID, "y", "x")),
+    "gathered": (sharding(GRID, "x", "y"), sharding(GRID, None, None)),
+    "sliced": (sharding(GRID, None, None), sharding(GRID, "y", "x")),
+    "axes in part": (sharding(GRID, "y:(1)2", "x"), sharding(GRID, "x", "y:(2)2")),
+    "other names": (sharding(GRID, "y", None), sharding(CUBE, "a", ("b", "c"))),
+    "by boxes": (sharding(ODD, "x", "y"), sharding(ODD, "y", "x")),
+    "three axes": (sharding(CUBE, ("a", "c"), "b"), sharding(CUBE, "b", ("c", "a"))),
+}
+SHAPE = (24, 48)
+ARRAY = np.arange(24 * 48).reshape(SHAPE)
+
+
+def assert_holds(result: Any, target: rs.Sharding, array: Any = ARRAY) -> None:
+    """Device by device, against index arithmetic."""
+    wanted = tiles_of(array, target)
+    places = {device: place for place, device in enumerate(jax.devices())}
+    assert len(result.addressable_shards) == len(wanted)
+    for shard in result.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), wanted[places[shard.device]])
+
+
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("more", [{}, {"basis": "collectives"}, {"memory_limit": 1 << 30}], ids=str)
+def test_a_plan_is_run_as_it_is_and_as_code(name: str, more: dict[str, Any]) -> None:
+    source, target = ENDS[name]
+    plan = rs.plan(source, target, SHAPE, "float32", **more)
+    array = ARRAY.astype(np.float32)
+    for result in (run(plan, array), jax.jit(lambda x: run(plan, x))(array)):
+        assert_holds(result, target, array)
+    namespace: dict[str, Any] = {}
+    text = plan.to_code("jax")
+    assert "reshard." not in text.replace("jax.sharding", "")
+    exec(text, namespace)
+    mesh = run(plan, array).sharding.mesh
+    assert_holds(jax.jit(lambda x: namespace["reshard"](x, mesh))(array), target, array)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "bool", "complex64", "float16"])
+def test_code_and_loops_for_other_dtypes(dtype: str) -> None:
+    source, target = ENDS["exchange"]
+    array = (ARRAY % 2).astype(jax.numpy.dtype(dtype))
+    plan = rs.plan(source, target, SHAPE, dtype, memory_limit=1 << 30)
+    assert_holds(jax.jit(lambda x: run(plan, x))(array), target, array)
+    namespace: dict[str, Any] = {}
+    exec(code_of(plan), namespace)
+    x = jax.device_put(array, NamedSharding(EXPLICIT[GRID], P("y", None)))
+    assert_holds(namespace["reshard"](x, EXPLICIT[GRID]), target, array)
+
+
+@pytest.mark.parametrize("limit", [None, 1 << 30])
+@pytest.mark.parametrize("target", [("x", "y"), (None, "x"), (None, None), ("y", None)])
+@pytest.mark.parametrize("axes", ["y", ("x", "y")])
+def test_sums(axes: Any, target: tuple[Any, ...], limit: int | None) -> None:
+    source, goal = sharding(GRID, None, None, unreduced=axes), sharding(GRID, *target)
+    plan = rs.plan(source, goal, SHAPE, "float32", memory_limit=limit)
+    named = NamedSharding(EXPLICIT[GRID], P(None, None, unreduced={axes} if axes == "y" else set(axes)))
+    parts = 4 if axes == "y" else 8
+    tile = ARRAY.astype(np.float32)
+    x = jax.make_array_from_single_device_arrays(
+        SHAPE, named, [jax.device_put(tile, device) for device in EXPLICIT[GRID].devices.flat]
+    )
+    assert_holds(run(plan, x), goal, parts * tile)
+    namespace: dict[str, Any] = {}
+    exec(code_of(plan), namespace)
+    assert_holds(jax.jit(lambda x: namespace["reshard"](x, EXPLICIT[GRID]))(x), goal, parts * tile)
+
+
+def test_alternatives_and_a_plan_from_json() -> None:
+    from reshard.planner import alternatives
+
+    plan = rs.plan(*ENDS["exchange"], SHAPE, "float32")
+    ways = alternatives(plan)
+    assert ways
+    kinds = set()
+    for way in (*ways, rs.Plan.from_json(plan.to_json())):
+        array = ARRAY.astype(np.float32)
+        assert_holds(run(way, array), way.target, array)
+        x = jax.ShapeDtypeStruct(SHAPE, np.float32, sharding=named_sharding_of(way.source))
+        compiled = jax.jit(lambda x, way=way: run(way, x)).lower(x).compile().as_text()
+        kinds.add(tuple(one.kind for one in collectives(compiled, 8)))
+    assert len(kinds) > 1, "each way has collectives of its own"
+
+
+def test_between_two_meshes() -> None:
+    devices = (9, 3, 12, 1)
+    source = sharding(GRID, "x", "y")
+    for mesh in (rs.Mesh.of(p=2, q=2, device_ids=devices), rs.Mesh.of(x=2, y=4, device_ids=(7, 6, 5, 4, 3, 2, 1, 0))):
+        target = sharding(mesh, mesh.axes[1][0], mesh.axes[0][0])
+        plan = rs.plan(source, target, SHAPE, "float32")
+        assert_holds(run(plan, ARRAY.astype(np.float32)), target, ARRAY.astype(np.float32))
+        with pytest.raises(rs.ReshardError, match="run the plan outside"):
+            jax.jit(lambda x, plan=plan: run(plan, x))(ARRAY.astype(np.float32))
+        limited = rs.plan(source, target, SHAPE, "float32", memory_limit=1 << 20)
+        with pytest.raises(rs.ReshardError, match="on one mesh alone"):
+            run(limited, ARRAY.astype(np.float32))
+
+
+def test_its_gradient_and_a_batch() -> None:
+    plan = rs.plan(*ENDS["exchange"], SHAPE, "float32")
+    array = ARRAY.astype(np.float32)
+    np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: (run(plan, x) ** 2).sum()))(array), 2 * array)
+    many = np.stack([array, array + 1])
+    np.testing.assert_array_equal(jax.jit(jax.vmap(lambda x: run(plan, x)))(many), many)
+
+
+REFUSED = {
+    "another shape": (lambda plan: run(plan, ARRAY.astype(np.float32)[:8]), "bad-argument", "the plan is for"),
+    "another dtype": (lambda plan: run(plan, ARRAY.astype(np.int8)), "bad-argument", "the plan is for"),
+    "no array": (lambda plan: run(plan, "x"), "bad-argument", "an array is resharded"),
+    "no plan": (lambda plan: run(3, ARRAY), "bad-argument", "what is run"),
+    "an array that lies elsewhere": (
+        lambda plan: run(plan, run(plan, ARRAY.astype(np.float32))),
+        "bad-argument",
+        "but the array lies as",
+    ),
+    "a type that says otherwise": (
+        lambda plan: jax.jit(lambda x: run(plan, x))(
+            jax.device_put(ARRAY.astype(np.float32), NamedSharding(EXPLICIT[GRID], P("x", "y")))
+        ),
+        "bad-argument",
+        "but the type says",
+    ),
+    "dims that do not divide": (
+        lambda _: run(rs.plan(*ENDS["exchange"], (7, 48), "float32"), np.ones((7, 48), np.float32)),
+        "not-divisible",
+        "is not divisible",
+    ),
+    "an engine of no name": (lambda plan: plan.to_code("mpi"), "bad-argument", "code is written for jax or torch"),
+    "small floats within little memory": (
+        lambda _: run(
+            rs.plan(
+                *ENDS["exchange"], SHAPE, "bfloat16", memory_limit=rs.plan(*ENDS["exchange"], SHAPE, "bf16").peak_bytes
+            ),
+            ARRAY.astype(jax.numpy.bfloat16),
+        ),
+        "no-plan",
+        "XLA copies tiles of bfloat16",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_run_is_refused(case: str) -> None:
+    call, code, words = REFUSED[case]
+    with pytest.raises(rs.ReshardError) as caught:
+        call(rs.plan(*ENDS["exchange"], SHAPE, "float32"))
+    assert caught.value.code == code
+    assert words in str(caught.value)
+
+
+# The peak
+
+
+def drawn(seed: int, number: int) -> Iterator[rs.Plan]:
+    """Plans with limits between the least that would do and what is free."""
+    source = random.Random(seed)
+    while number:
+        mesh = source.choice([GRID, CUBE, ODD])
+        names = list(mesh.sizes)
+
+        def end(names: list[str] = names, mesh: rs.Mesh = mesh) -> rs.Sharding:
+            source.shuffle(names)
+            dims: list[list[str]] = [[], []]
+            for name in names:
+                place = source.randrange(3)
+                if place < 2:
+                    dims[place].append(name)
+            return sharding(mesh, *(tuple(dim) or None for dim in dims))
+
+        ends = end(), end()
+        shape, dtype = (
+            source.choice([(192, 384), (96, 960), (480, 96)]),
+            source.choice(["float32", "int32", "complex64"]),
+        )
+        free = rs.plan(*ends, shape, dtype)
+        if not free.steps:
+            continue
+        try:
+            rs.plan(*ends, shape, dtype, memory_limit=1)
+        except rs.ReshardError as error:
+            least = int(str(error).split("needs ")[1].split()[0])
+        room = (free.peak_bytes - least) // source.choice([1, 2, 4])
+        plan = rs.plan(*ends, shape, dtype, memory_limit=max(least + room, least + (1 << 12)))
+        number -= 1
+        yield plan
+
+
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 1 else pytest.mark.slow) for n in range(10)])
+def test_the_peak_is_no_more_than_is_stated(seed: int) -> None:
+    """Of 10 plans each, by XLA's own account: a lone slice has the number of its device beside it."""
+    for plan in drawn(seed, 10):
+        x = jax.ShapeDtypeStruct(plan.shape, plan.dtype.name, sharding=named_sharding_of(plan.source))
+        compiled = jax.jit(lambda x, plan=plan: run(plan, x)).lower(x).compile()
+        told = compiled.memory_analysis()
+        peak = told.argument_size_in_bytes + told.output_size_in_bytes + told.temp_size_in_bytes
+        peak -= told.alias_size_in_bytes
+        number_of_device = 4 if [step.kind for step in plan.steps] == ["Slice"] else 0
+        assert peak <= plan.peak_bytes + number_of_device, (plan, peak)
+        assert plan.peak_bytes <= plan.options.memory_limit
+
+
+def test_chunks_are_what_keeps_the_peak() -> None:
+    """The checker of the peak tells a plan in chunks from the same plan in one go."""
+    source, target = ENDS["all-to-all"]
+    free = rs.plan(source, target, (512, 512), "float32")
+    x = jax.ShapeDtypeStruct(free.shape, np.float32, sharding=named_sharding_of(source))
+    tight = rs.plan(source, target, (512, 512), "float32", memory_limit=2 * 512 * 64 * 4 + (1 << 12))
+
+    def temporaries(plan: rs.Plan) -> int:
+        return jax.jit(lambda x: run(plan, x)).lower(x).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporaries(tight) < 1 << 12 < 512 * 64 * 4 < temporaries(free)

@@ -1,0 +1,190 @@
+"""What ranks do for `test_torch_windows`: each function gives what is wrong on its rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import dealt
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch_ranks import counted_traffic, unless
+
+import reshard as rs
+
+RS: Any = rs.torch
+
+
+def _numbers(shape: tuple[int, ...]) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(-9, 9, shape, generator=generator).double()
+
+
+def _mesh(*shape: int) -> Any:
+    return init_device_mesh("cpu", shape, mesh_dim_names=tuple("xyz"[: len(shape)]))
+
+
+def halos(rank: int) -> Iterator[str]:
+    """Windows of fixed widths hold what index arithmetic says, bring only what lacks, and their gradients add up."""
+    line, square = _mesh(4), _mesh(2, 2)
+    cases: list[tuple[Any, list[Any], tuple[int, ...], dict[int, tuple[int, int]]]] = [
+        (line, [Shard(0)], (13, 2), {0: (1, 2)}),
+        (line, [Shard(0)], (6,), {0: (3, 4)}),
+        (line, [Shard(1)], (2, 9), {1: (0, 1), 0: (1, 1)}),
+        (square, [Shard(0), Shard(1)], (7, 5), {0: (1, 1), 1: (2, 1)}),
+        (square, [Shard(0), Shard(0)], (11,), {0: (2, 2)}),
+        (square, [Replicate(), Shard(0)], (8,), {0: (1, 1)}),
+    ]
+    for mesh, placements, shape, widths in cases:
+        for edge in ("clip", "wrap", "pad"):
+            whole = _numbers(shape)
+            x = distribute_tensor(whole, mesh, placements).requires_grad_()
+            sharding = RS.sharding_of(x).with_halo(widths, edge)
+            expected = dealt.cut(whole.numpy(), sharding)
+            with counted_traffic() as traffic:
+                found = RS.halo(x, widths, edge, check="never")
+            text = f"{placements} {shape} {widths} {edge}"
+            yield unless(np.array_equal(found.detach().numpy(), expected[rank]), f"{text}: {found} {expected[rank]}")
+            lacks = dealt.missing(RS.sharding_of(x), sharding, shape)[rank] * 8
+            yield unless(traffic.received == lacks, f"{text}: {traffic.received} bytes received, {lacks} lack")
+            weights = {device: _numbers(tile.shape).numpy() for device, tile in expected.items()}
+            found.backward(torch.from_numpy(weights[rank]))
+            replicas = 2 if isinstance(placements[0], Replicate) else 1
+            total = torch.from_numpy(dealt.whole_sum(sharding, shape, weights)) / replicas
+            gradient = distribute_tensor(total, mesh, placements).to_local()
+            yield unless(torch.equal(x.grad.to_local(), gradient), f"{text}: gradient {x.grad.to_local()} {gradient}")
+
+
+def _compared(
+    text: str, ours: Callable[..., DTensor], theirs: Callable[..., torch.Tensor], x: DTensor, *weights: DTensor
+) -> Iterator[str]:
+    """Values, and gradients of operand and weights, are those of the whole."""
+    operands = [x.requires_grad_(), *(weight.requires_grad_() for weight in weights)]
+    wholes = [operand.full_tensor().detach().requires_grad_() for operand in operands]
+    with counted_traffic():  # no collective, and so nothing gathered by torch
+        found = ours(*operands)
+    expected = theirs(*wholes)
+    yield unless(tuple(found.shape) == tuple(expected.shape), f"{text}: shape {found.shape}, not {expected.shape}")
+    yield unless(tuple(found.placements) == tuple(x.placements), f"{text}: {found.placements}")
+    yield unless(torch.equal(found.full_tensor(), expected), f"{text}: values")
+    cotangent = _numbers(tuple(expected.shape))
+    expected.backward(cotangent)
+    found.backward(distribute_tensor(cotangent, found.device_mesh, found.placements))
+    for number, (operand, whole) in enumerate(zip(operands, wholes, strict=True)):
+        assert operand.grad is not None
+        yield unless(torch.equal(operand.grad.full_tensor(), whole.grad), f"{text}: gradient of operand {number}")
+
+
+def moves(rank: int) -> Iterator[str]:
+    """Rolls, flips, pads and running sums are those of the whole."""
+    line, square = _mesh(4), _mesh(2, 2)
+    for mesh, placements, shape in (
+        (line, [Shard(0)], (13, 2)),
+        (line, [Shard(0)], (3,)),
+        (square, [Shard(1), Shard(0)], (5, 6)),
+        (square, [Shard(0), Shard(0)], (11,)),
+        (square, [Replicate(), Shard(0)], (6, 2)),
+    ):
+
+        def check(text: str, ours: Any, theirs: Any) -> Iterator[str]:
+            x = distribute_tensor(_numbers(shape), mesh, placements)  # noqa: B023
+            yield from _compared(f"{text} {placements} {shape}", ours, theirs, x)  # noqa: B023
+
+        for shift in (1, -2, 7, 0):
+            yield from check(
+                f"roll {shift}", partial(RS.roll, shifts=shift, dims=0), partial(torch.roll, shifts=shift, dims=0)
+            )
+        yield from check("flip", partial(RS.flip, dims=0), partial(torch.flip, dims=[0]))
+        yield from check("cumsum", partial(RS.cumsum, dim=0), partial(torch.cumsum, dim=0))
+        for widths in ((2, 1), (-1, 4)):
+            each = [*(0, 0) * (len(shape) - 1), *widths]
+            yield from check(f"pad {each}", partial(RS.pad, widths=each), partial(F.pad, pad=each))
+    x = distribute_tensor(_numbers((2, 3, 10)), line, [Shard(2)])
+    yield from _compared(
+        "circular", partial(RS.pad, widths=[3, 2], mode="circular"), partial(F.pad, pad=[3, 2], mode="circular"), x
+    )
+
+
+def convolutions(rank: int) -> Iterator[str]:
+    """Convolutions and poolings, and their gradients, are those of the whole."""
+    line, square = _mesh(4), _mesh(2, 2)
+    for kernel, stride, dilation, padding, size in CONVOLUTIONS:
+        x = distribute_tensor(_numbers((2, 2, size)), line, [Shard(2)])
+        weight = distribute_tensor(_numbers((4, 1, kernel)), line, [Replicate()])
+        options = {"stride": stride, "dilation": dilation, "padding": padding, "groups": 2}
+        yield from _compared(
+            f"conv1d {kernel} {options}", partial(RS.conv1d, **options), partial(F.conv1d, **options), x, weight
+        )
+    replicated = [Replicate(), Replicate()]
+    for placements in ([Shard(2), Shard(3)], [Shard(0), Shard(2)], [Shard(2), Shard(2)]):
+        x = distribute_tensor(_numbers((2, 3, 9, 7)), square, placements)
+        weight = distribute_tensor(_numbers((2, 3, 3, 2)), square, replicated)
+        bias = distribute_tensor(_numbers((2,)), square, replicated)
+        options = {"stride": (2, 1), "padding": (1, 1)}
+        ours = lambda x, w, b: RS.conv2d(x, w, b, **options)  # noqa: B023, E731
+        theirs = lambda x, w, b: F.conv2d(x, w, b, **options)  # noqa: B023, E731
+        yield from _compared(f"conv2d {placements}", ours, theirs, x, weight, bias)
+        yield from _compared(
+            f"max_pool {placements}",
+            partial(RS.max_pool, kernel=3, stride=2, padding=1),
+            partial(F.max_pool2d, kernel_size=3, stride=2, padding=1),
+            distribute_tensor(
+                torch.randperm(2 * 3 * 9 * 7, generator=torch.Generator().manual_seed(0)).double().view(2, 3, 9, 7),
+                square,
+                placements,
+            ),
+        )
+        yield from _compared(
+            f"avg_pool {placements}", partial(RS.avg_pool, kernel=2), partial(F.avg_pool2d, kernel_size=2), x.detach()
+        )
+    x = distribute_tensor(_numbers((1, 2, 5, 4, 4)), line, [Shard(2)])
+    weight = distribute_tensor(_numbers((2, 2, 3, 3, 3)), line, [Replicate()])
+    yield from _compared("conv3d", partial(RS.conv3d, padding=1), partial(F.conv3d, padding=1), x, weight)
+
+
+CONVOLUTIONS = [
+    (3, 1, 1, 1, 12),
+    (4, 2, 1, 0, 13),
+    (3, 3, 2, 2, 17),
+    (9, 1, 1, 4, 9),
+    (2, 1, 3, 0, 11),
+    (1, 2, 1, 0, 7),
+]
+"""Kernel, stride, dilation, padding, size."""
+
+
+def many_convolutions(rank: int) -> Iterator[str]:
+    """All kernels up to 9, strides and dilations up to 3, over uneven tiles."""
+    line = _mesh(4)
+    for kernel in range(1, 10):
+        for stride in range(1, 4):
+            for dilation in range(1, 4):
+                for padding in {0, kernel // 2}:
+                    size = 26 + kernel % 4 + stride
+                    x = distribute_tensor(_numbers((1, 2, size)), line, [Shard(2)])
+                    weight = distribute_tensor(_numbers((2, 2, kernel)), line, [Replicate()])
+                    options = {"stride": stride, "dilation": dilation, "padding": padding}
+                    text = f"{kernel} {options} {size}"
+                    yield from _compared(text, partial(RS.conv1d, **options), partial(F.conv1d, **options), x, weight)
+
+
+def refusals(rank: int) -> Iterator[str]:
+    """What has no windows is refused in words."""
+    line = _mesh(4)
+    x = distribute_tensor(_numbers((8,)), line, [Shard(0)])
+    for make, code in (
+        (lambda: RS.halo(torch.ones(3), {0: (1, 1)}), "bad-argument"),
+        (lambda: RS.halo(x, {0: (1, 1)}, "bounce"), "bad-window"),
+        (lambda: RS.halo(x, {1: (1, 1)}), "rank-mismatch"),
+        (lambda: RS.roll(x, [1, 2], 0), "bad-argument"),
+        (lambda: RS.conv1d(x, x), "rank-mismatch"),
+    ):
+        try:
+            make()
+            yield f"{code} was not refused"
+        except rs.ReshardError as error:
+            yield unless(error.code == code, f"{error.code} {error}, not {code}")
