@@ -3,8 +3,8 @@
 `python -m bench.search [case ...]`; no devices are needed, and a case takes minutes.
 Of each case the search has the shapes, the mesh, the network and the memory of a device; nothing is annotated.
 The recipe is that of "How to Scale Your Model" (Austin et al. 2025): weights and moments fully sharded, and where there
-is an axis for it tensor parallel; its inputs are sharded so, and the rest is placed by the same optimisation on the
-same network.
+is an axis for it tensor parallel; its inputs are sharded so, and the rest is placed by the same optimisation, on the
+same network and in the same memory.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def report(name: str) -> str:
     except rs.ReshardError as error:
         return "\n".join([*lines, f"refused: {error}"])
     lines += [str(found), ""]
-    recipe = search.traced(is_annotated=True).propagate(search.network)
+    recipe = search.traced(is_annotated=True).propagate(search.network, memory_limit=search.memory)
     figures = f"{bytes_text(recipe.received_bytes)}, peak {bytes_text(recipe.peak_bytes)}, {recipe.seconds:.4g} s"
     ratio = (found.best.seconds or 0.0) / (recipe.seconds or 1.0)
     return "\n".join([*lines, f"the recipe: {figures}; the layout above takes {ratio:.3f} x as long"])

@@ -10,7 +10,7 @@ Where two choices differ, every part in which they do is taken over from the oth
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -244,8 +244,16 @@ class Descent:
                             queued.add(id(edge.variable))
                             waiting.append(edge.variable)
 
-    def cross(self, options: dict[int, int], layouts: dict[int, int]) -> bool:
-        """Take over parts in which another choice differs, where that is cheaper; whether any is."""
+    def cross(
+        self, options: dict[int, int], layouts: dict[int, int], may: Callable[[Descent], bool] = lambda _: True
+    ) -> bool:
+        """Take over parts in which another choice differs, where that is cheaper; whether any is.
+
+        Args:
+            options: of the other, per variable, by identity.
+            layouts: of the other, per operation.
+            may: whether what comes of a part may be, else it is given back.
+        """
         nodes = {node.number: node for node in self.model.nodes}
         left = {number for number in nodes if layouts[number] != self.layouts[number]}
         apart = {id(v): v for v in self.variables if options[id(v)] != self.options[id(v)]}
@@ -266,5 +274,13 @@ class Descent:
                             edge_of.append(other.variable)
             around = [edge.node for variable in part for edge in (*variable.makers, *variable.uses)]
             own = {node.number: layouts[node.number] for node in around if node.number in left}
-            changed |= self.try_change({id(v): options[id(v)] for v in part}, own, around)
+            before = {id(v): self.options[id(v)] for v in part}, {number: self.layouts[number] for number in own}
+            cost = self.cost
+            if not self.try_change({id(v): options[id(v)] for v in part}, own, around):
+                continue
+            if may(self):
+                changed = True
+            else:
+                self._set({node.number: node for node in around}.values(), *before)
+                self.cost = cost
         return changed

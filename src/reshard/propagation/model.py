@@ -428,7 +428,8 @@ class Model:
             for variable in dict.fromkeys(self.variables[each.values[place].number] for each in alike):
                 values = {value.number for value in (each.values[place] for each in alike)}
                 own = [self.rents[n] for n in values if n in self.rents and self.variables[n] is variable]
-                rent = sum(rent.made if is_result else rent.wanted for rent in own) / (max(often, 1) * variable.count)
+                rent = sum(rent.made if is_result else rent.wanted for rent in own)
+                rent /= max(often * variable.count, 1.0)  # a loop may have no turns
                 is_one = is_result and operation.name in IDENTICAL  # what is wanted and what is kept are one
                 table = self._table(variable.number, options, rent, is_result=is_result, is_one=is_one)
                 edge = Edge(node, place, variable, options, table, layouts.picks[place], often, is_result=is_result)

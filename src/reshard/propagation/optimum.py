@@ -54,7 +54,7 @@ FEWEST_LESSONS, LESSONS = 8, 1600
 """How often the planner is asked about all that is chosen, at most: the first, or the second by all operations."""
 
 
-class Chosen(NamedTuple):
+class Numbered(NamedTuple):
     """A choice in numbers."""
 
     options: list[int]
@@ -78,7 +78,7 @@ class Optimum(NamedTuple):
     """Of what the goal adds up, reshard by reshard."""
     bound: float
     """What no choice costs less than."""
-    picked: Chosen
+    picked: Numbered
     """The choice in numbers of the model."""
     chains: Mapping[int, Contracted] = MappingProxyType({})
     """Per operation that is contracted two operands at a time, by its number."""
@@ -160,6 +160,21 @@ def changed(
     free = {id(own): known.options[id(kept)] for own, kept in zip(model.variables, small.variables, strict=True)}
     picked = {node.number: known.layouts[classes[node.number] if is_tied else node.number] for node in model.nodes}
     return _explained(model, Descent(model, free, picked), best.bound)
+
+
+def crossed(model: Model, best: Optimum, other: Optimum, may: Callable[[Optimum], bool]) -> Optimum:
+    """A choice with those parts of another that make it cheaper, one after the other, where it may be so then."""
+    chosen, theirs = (
+        ({id(v): option for v, option in zip(model.variables, each.picked.options, strict=True)}, each.picked.layouts)
+        for each in (best, other)
+    )
+    descent = Descent(model, chosen[0], dict(chosen[1]))
+
+    def explained(now: Descent) -> Optimum:
+        return _explained(model, Descent(model, now.options, now.layouts), best.bound)
+
+    descent.cross(theirs[0], dict(theirs[1]), lambda now: may(explained(now)))
+    return explained(descent)
 
 
 def _searched(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], bool]) -> Descent:
@@ -356,5 +371,5 @@ def _explained(model: Model, best: Descent, bound: float) -> Optimum:
                     pair = [model.sharding(variable.number, option) for option in (after, before)]
                     origins[variable.number, pair[0]] = pair[1]
     paid = {node.number: best.paid(node) for node in model.nodes if node.number in layouts}
-    picked = Chosen([best.options[id(variable)] for variable in model.variables], dict(best.layouts))
+    picked = Numbered([best.options[id(variable)] for variable in model.variables], dict(best.layouts))
     return Optimum(shardings, layouts, origins, paid, best.cost, bound, picked)

@@ -27,6 +27,7 @@ that it has, and of the other whole.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -42,7 +43,7 @@ from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.memory import lives
 from reshard.propagation.model import Model, Rent
-from reshard.propagation.optimum import Optimum, changed, optimum
+from reshard.propagation.optimum import Optimum, changed, crossed, optimum
 from reshard.propagation.placement import Placement, explicit, reason
 from reshard.propagation.recipes import recipes, taking_over
 from reshard.propagation.rents import raised, rents
@@ -53,6 +54,8 @@ MOST_DEVICES = 2**20
 """On up to how many devices programs are placed."""
 MOST_RAISES = 12
 """How often holding is made to cost more, at most."""
+MOST_TAKEN_BACK = 40
+"""How many parts of a choice are tried that had to be given up, at most."""
 LESS = 0.5
 """Of the peak of a placement, what the next of a shortlist may take."""
 TIE = 1e-6
@@ -63,7 +66,7 @@ NAMED = 4
 """How many of the values that make a peak a refusal names."""
 
 
-class Search:
+class LayoutSearch:
     """A program and a goal.
 
     Args:
@@ -108,11 +111,15 @@ class Search:
         return explicit(self.program, self.net, self.chooser, best, reasons)
 
     def smaller(self, best: Optimum, placed: Placement, limit: int) -> Iterator[tuple[Optimum, Placement]]:
-        """Choices where holding costs more and more, as long as too much is held, and the first where it is not."""
-        costs: dict[int, float] = {}
+        """Choices where holding costs more and more, as long as too much is held, and the first where it is not.
+
+        Where all that is held costs alike, much is given up at once; so parts of the choice to begin with come last,
+        taken back one by one as far as there is memory for them.
+        """
+        first, costs = best, dict[int, float]()
+        if placed.peak_bytes <= limit:
+            return
         for _ in range(MOST_RAISES):
-            if placed.peak_bytes <= limit or (self.deadline is not None and time.monotonic() > self.deadline):
-                return
             values = self.net.values
             spans = lives(self.program.operations, dict(zip(values, best.shardings, strict=True)))
             large = {
@@ -124,6 +131,20 @@ class Search:
             best = changed(self.model, best, rents(spans, costs), self.deadline)
             placed = self.placed(best)
             yield best, placed
+            if placed.peak_bytes <= limit or self._is_late():
+                break
+        if placed.peak_bytes <= limit:
+            left = itertools.count(MOST_TAKEN_BACK, -1)
+            best = crossed(
+                self.model,
+                best,
+                first,
+                lambda each: next(left) > 0 and not self._is_late() and self.placed(each).peak_bytes <= limit,
+            )
+            yield best, self.placed(best)
+
+    def _is_late(self) -> bool:
+        return self.deadline is not None and time.monotonic() > self.deadline
 
     def _during(self, placed: Placement) -> dict[int, int]:
         """Per operation of the program the bytes that a device holds while it runs, or what is moved for it."""
@@ -162,9 +183,9 @@ def place(
     """Carry the shardings of a program through and place it.
 
     Raises:
-        ReshardError: as `Search`; `no-plan` where no placement is found that keeps the limit.
+        ReshardError: as `LayoutSearch`; `no-plan` where no placement is found that keeps the limit.
     """
-    search = Search(program, goal, until_priority, deadline=deadline)
+    search = LayoutSearch(program, goal, until_priority, deadline=deadline)
     best = search.best()
     placed = search.placed(best)
     if memory_limit is None:
@@ -237,7 +258,7 @@ def shortlist(
     """
     tied, state = copy(program), taking_over(program)
     tied.ties = [*program.ties, *state]
-    search = Search(tied, goal, is_free=True, deadline=deadline)
+    search = LayoutSearch(tied, goal, is_free=True, deadline=deadline)
     inputs = {value.number: Rent(kept=TIE * search.model.goal.per_byte) for value in program.inputs}
     *flows, tensor = [Net(recipe).runs(None)[0] for recipe in recipes(program, [value for value, _ in state])]
     best = search.best(tensor)
