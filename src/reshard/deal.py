@@ -195,7 +195,7 @@ class Window:
         return cls(edge=edge, spans=tuple((0, 0) if len({*pair}) == 1 else pair for pair in pairs))  # type: ignore[misc]
 
 
-class Stage(NamedTuple):
+class DealStage(NamedTuple):
     """A stage of the cut of a dim."""
 
     shards: int
@@ -208,13 +208,13 @@ class Stage(NamedTuple):
 class Weave:
     """What the shards of a dim own and hold, by their numbers."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[DealStage, ...]
     """Major to minor; those of one shard that deal nothing are left out."""
     window: Window | None = None
 
     def then(self, shards: int) -> Weave:
         """The weave with every run cut once more."""
-        return Weave((*self.stages, Stage(shards)), self.window)
+        return Weave((*self.stages, DealStage(shards)), self.window)
 
     def owned(self) -> Weave | None:
         """The weave without its window; None where nothing is left to say."""
@@ -301,7 +301,7 @@ def _blocks(weave: Weave, size: int) -> Runs:
     return Runs(shard[order], start[order], stop[order])
 
 
-def _dealt(stage: Stage, start: Indices, stop: Indices) -> tuple[Indices, Indices, Indices]:
+def _dealt(stage: DealStage, start: Indices, stop: Indices) -> tuple[Indices, Indices, Indices]:
     """Per block in a row of every run: the shard that owns it, where it begins and where it ends."""
     shards, deal = stage
     kind, numbers = (deal.kind, deal.numbers) if deal else ("cycles", (1,))
@@ -320,7 +320,7 @@ def _dealt(stage: Stage, start: Indices, stop: Indices) -> tuple[Indices, Indice
     return np.broadcast_to(owner, low.shape), low, high
 
 
-def _placed(stage: Stage, start: Indices, stop: Indices) -> tuple[Indices, Indices, Indices]:
+def _placed(stage: DealStage, start: Indices, stop: Indices) -> tuple[Indices, Indices, Indices]:
     """The same for parts and blocks whose places are given."""
     shards, deal = stage
     assert deal is not None  # only deals have numbers

@@ -57,7 +57,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.box import Box
-from reshard.deal import Runs, Stage, Weave, held_runs, owned_runs, stored_runs
+from reshard.deal import DealStage, Runs, Weave, held_runs, owned_runs, stored_runs
 from reshard.errors import ReshardError
 from reshard.tile import Span, Tile
 
@@ -520,7 +520,7 @@ class Layout:
         """The same with the digits of dims that no device has, which a tie says of no digit of the position."""
         ties: list[Tie] = []
         for dim, length in enumerate(shape):
-            weave = self.weave(dim) or Weave(tuple(Stage(stage.size) for stage in self.dims[dim]))
+            weave = self.weave(dim) or Weave(tuple(DealStage(stage.size) for stage in self.dims[dim]))
             counts = weave.local_counts(length)
             if counts is None:
                 return None

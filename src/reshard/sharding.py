@@ -29,7 +29,7 @@ import numpy as np
 from reshard.axis import Axis, difference, merged, mesh_order, quote, refined_mesh, sorted_and_merged
 from reshard.box import Box
 from reshard.checks import all_of, expect, integer, listed, shown, suggested
-from reshard.deal import Deal, Stage, Weave, Window
+from reshard.deal import Deal, DealStage, Weave, Window
 from reshard.digits import NO_DIGITS, Layout, Positions, refine
 from reshard.dtypes import REDUCTIONS, DType, dtype_named
 from reshard.errors import ReshardError
@@ -389,7 +389,7 @@ class Sharding:
         for dim in self.dims:
             stages = [(digits_of(axes).joined(), deal) for axes, deal in dim.stages(self.uneven)]
             dims.append(tuple(digits for digits, _ in stages if digits))
-            woven = tuple(Stage(digits.size, deal) for digits, deal in stages if digits or deal)
+            woven = tuple(DealStage(digits.size, deal) for digits, deal in stages if digits or deal)
             weaves.append(Weave(woven, dim.window) if dim.is_woven else None)
         unreduced = digits_of(self.unreduced).joined()
         return Layout(tuple(dims), unreduced, self.mesh.size, tuple(weaves) if any(weaves) else ())

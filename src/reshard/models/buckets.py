@@ -43,7 +43,7 @@ class Buckets(NamedTuple):
     """Of buckets."""
 
 
-class _Filling:
+class _OpenBucket:
     """What a bucket has so far: per family the busiest site, and the sum of these."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ def buckets_of(
         ReshardError: `no-plan` where no part of a tensor is small enough.
     """
     first, parts = [-1] * len(loads), [1] * len(loads)
-    bucket, filling = 0, _Filling()
+    bucket, filling = 0, _OpenBucket()
     for number in order:
         load = loads[number]
         amount = load.received_bytes + load.sent_bytes
@@ -90,7 +90,7 @@ def buckets_of(
         )
         if amount <= cap:
             if filling.total + sum(filling.grown(*end) for end in ends) > cap:
-                bucket, filling = bucket + 1, _Filling()
+                bucket, filling = bucket + 1, _OpenBucket()
             for end in ends:
                 filling.add(*end)
             first[number] = bucket
@@ -98,7 +98,7 @@ def buckets_of(
         count = _parts(number, amount, cap, largest_part)
         bucket += bool(filling.total)
         first[number], parts[number] = bucket, count
-        bucket, filling = bucket + count, _Filling()
+        bucket, filling = bucket + count, _OpenBucket()
     return Buckets(first, parts, bucket + bool(filling.total))
 
 

@@ -36,7 +36,7 @@ class PieceBoxes(Protocol):
         ...
 
 
-class Message(NamedTuple):
+class PeerMessage(NamedTuple):
     """What goes to one peer in one bucket, or comes from it."""
 
     bucket: int
@@ -73,7 +73,7 @@ class Traffic(NamedTuple):
         order = np.lexsort((row, part, tensor, peer, bucket))
         return cls(bucket[order], peer[order], tensor[order], row[order], part[order], boxes)
 
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[PeerMessage]:
         """One per bucket and peer; those of a bucket by the number of the peer."""
         if not len(self.bucket):
             return []
@@ -81,11 +81,11 @@ class Traffic(NamedTuple):
         starts = [0, *(np.flatnonzero(changes) + 1).tolist()]
         stops = [*starts[1:], len(self.bucket)]
         return [
-            Message(int(self.bucket[start]), int(self.peer[start]), start, stop)
+            PeerMessage(int(self.bucket[start]), int(self.peer[start]), start, stop)
             for start, stop in zip(starts, stops, strict=True)
         ]
 
-    def pieces(self, message: Message) -> list[tuple[int, Box]]:
+    def pieces(self, message: PeerMessage) -> list[tuple[int, Box]]:
         """The tensors and boxes of a message, in order; empty parts are left out."""
         columns = (column[message.start : message.stop].tolist() for column in (self.tensor, self.row, self.part))
         pieces = ((tensor, self.boxes.piece_box(tensor, row, part)) for tensor, row, part in zip(*columns, strict=True))

@@ -42,8 +42,8 @@ from reshard.models.catalogue import TensorType
 from reshard.models.device_part import DevicePart, Pieces
 from reshard.models.names import nearest, pattern_of, skeleton
 from reshard.models.rules import Ruled, Rules
-from reshard.models.stores import Buffer, Held, Slot, slots_of
-from reshard.models.templates import Group, Moves, moves_between
+from reshard.models.stores import Buffer, HeldTensor, Slot, slots_of
+from reshard.models.templates import Moves, TensorGroup, moves_between
 from reshard.network import Network
 from reshard.network.traffic import loads
 from reshard.plans import bytes_text
@@ -89,7 +89,7 @@ class ModelPlan:
     """Of the source, and of the target."""
     ruled: tuple[tuple[Ruled, ...], tuple[Ruled, ...]]
     """Per tensor what the rules say of it: of the source, and of the target."""
-    groups: tuple[Group, ...]
+    groups: tuple[TensorGroup, ...]
     in_flight: int
     """Bytes that a device may have under way, sent and received together."""
     network: Network | None = None
@@ -105,9 +105,9 @@ class ModelPlan:
         return tuple(sorted({device for rules in self.rules for device in rules.mesh.devices}))
 
     @cached_property
-    def group_of(self) -> list[Group]:
+    def group_of(self) -> list[TensorGroup]:
         """The group of each tensor."""
-        result: list[Group] = [self.groups[0]] * len(self.names) if self.groups else []
+        result: list[TensorGroup] = [self.groups[0]] * len(self.names) if self.groups else []
         for group in self.groups:
             for member in group.members:
                 result[member] = group
@@ -267,7 +267,7 @@ class ModelPlan:
     @cached_property
     def templates(self) -> tuple[Template, ...]:
         """The tensors by name without numbers, largest first."""
-        kinds: dict[Any, list[tuple[Group, int]]] = {}
+        kinds: dict[Any, list[tuple[TensorGroup, int]]] = {}
         for group in self.groups:
             types = "/".join(dict.fromkeys(map(str, group.dtypes)))
             texts = group.source.cuts.text(), group.target.cuts.text()
@@ -342,12 +342,12 @@ class ModelPlan:
         moves = self.group_of[tensor].moves
         return moves.box(row) if part is None else moves.box(row, part, self.buckets.parts[tensor])
 
-    def _held(self, device: int, end: int) -> Iterator[tuple[str, Held]]:
+    def _held(self, device: int, end: int) -> Iterator[tuple[str, HeldTensor]]:
         for number, (name, ruled) in enumerate(zip(self.names, self.ruled[end], strict=True)):
             site = ruled.site
             if device in site.position_of:
                 dtype = self.types[number].dtype if end == 0 else self.dtypes[number]
-                yield name, Held(ruled.store(), site.box(device), site.memory_shape(device), site.shape, dtype)
+                yield name, HeldTensor(ruled.store(), site.box(device), site.memory_shape(device), site.shape, dtype)
 
     @cached_property
     def _known_slots(self) -> dict[tuple[int, int], tuple[dict[str, tuple[Slot, ...]], dict[str, Buffer]]]:
@@ -471,7 +471,7 @@ class ModelPlan:
         return json.dumps(self.as_dict(), indent=1)
 
 
-def _by_turn(group: Group, members: Positions) -> list[tuple[int, Positions]]:
+def _by_turn(group: TensorGroup, members: Positions) -> list[tuple[int, Positions]]:
     """The members by the turn that they have."""
     turns = group.turns()
     return [(int(turn), members[turns == turn]) for turn in np.unique(turns)]
@@ -575,9 +575,9 @@ def _grouped(
     dtypes: tuple[DType, ...],
     sources: tuple[Ruled, ...],
     targets: tuple[Ruled, ...],
-) -> tuple[Group, ...]:
+) -> tuple[TensorGroup, ...]:
     """The groups, with the holders that their repetitions take balanced over all of them."""
-    groups: dict[Any, Group] = {}
+    groups: dict[Any, TensorGroup] = {}
     known: dict[Any, Moves] = {}
     places: dict[tuple[bytes, bytes], Positions | None] = {}
     for number, (tensor, dtype, source, target) in enumerate(zip(types, dtypes, sources, targets, strict=True)):
@@ -593,13 +593,13 @@ def _grouped(
             cut = tensor.shape, ends[0].layout, ends[1].layout, None if shared is None else shared.tobytes()
             if cut not in known:
                 known[cut] = moves_between(*ends, shared)
-            group = groups[key] = Group(*ends, (tensor.dtype, dtype), known[cut])
+            group = groups[key] = TensorGroup(*ends, (tensor.dtype, dtype), known[cut])
         group.members.append(number)
     _balance(list(groups.values()), 1 + max((int(group.source.devices.max()) for group in groups.values()), default=0))
     return tuple(groups.values())
 
 
-def _balance(groups: list[Group], world: int) -> None:
+def _balance(groups: list[TensorGroup], world: int) -> None:
     """Let each group begin with the holders that have the least to send so far; large tensors go first."""
     sent = np.zeros(world, dtype=np.int64)
     for group in sorted(groups, key=lambda group: -group.moves.most[1] * group.wire.itemsize):

@@ -54,7 +54,7 @@ class Store:
     """The tensor's dims in the order in which the buffer has them; () for as they are."""
 
 
-class Held(NamedTuple):
+class HeldTensor(NamedTuple):
     """One tensor's tile on a device, with what places it."""
 
     store: Store
@@ -117,7 +117,7 @@ class Buffer(NamedTuple):
     dtype: DType
 
 
-def slots_of(held: Mapping[str, Held]) -> tuple[dict[str, tuple[Slot, ...]], dict[str, Buffer]]:
+def slots_of(held: Mapping[str, HeldTensor]) -> tuple[dict[str, tuple[Slot, ...]], dict[str, Buffer]]:
     """Per tensor the slots of its tile, and the buffers, of one device.
 
     Args:
@@ -142,7 +142,7 @@ def slots_of(held: Mapping[str, Held]) -> tuple[dict[str, tuple[Slot, ...]], dic
     return slots, buffers
 
 
-def _joined(buffer: str, held: dict[str, Held], slots: dict[str, tuple[Slot, ...]]) -> Buffer:
+def _joined(buffer: str, held: dict[str, HeldTensor], slots: dict[str, tuple[Slot, ...]]) -> Buffer:
     """The slots of tiles that share a buffer, and the buffer."""
     first = next(iter(held.values()))
     dims, order = _checked_dims(first), first.store.order
@@ -176,7 +176,7 @@ def _joined(buffer: str, held: dict[str, Held], slots: dict[str, tuple[Slot, ...
 
 
 def _laid(
-    buffer: str, tiles: list[tuple[str, Held]], stack: int | None, slots: dict[str, tuple[Slot, ...]]
+    buffer: str, tiles: list[tuple[str, HeldTensor]], stack: int | None, slots: dict[str, tuple[Slot, ...]]
 ) -> tuple[int, ...]:
     """Lay tiles one after another; the shape of them all."""
     store = tiles[0][1].store
@@ -206,7 +206,7 @@ def _laid(
     return (*shape[:dim], place, *shape[dim + 1 :]) if shape else shape
 
 
-def _chunks(name: str, tile: Held) -> list[tuple[Box, int]]:
+def _chunks(name: str, tile: HeldTensor) -> list[tuple[Box, int]]:
     """The boxes of a tile's groups, each with the length of its room along the dim of the groups."""
     store, dim = tile.store, tile.store.dim
     if store.groups == 1:
@@ -223,7 +223,7 @@ def _chunks(name: str, tile: Held) -> list[tuple[Box, int]]:
     ]
 
 
-def _checked_dims(tile: Held) -> tuple[int, ...]:
+def _checked_dims(tile: HeldTensor) -> tuple[int, ...]:
     dims = tile.store.dims
     if dims and sorted(dims) != list(range(len(tile.box))):
         raise ReshardError(

@@ -164,7 +164,7 @@ def moves_between(source: Site, target: Site, places: Positions | None) -> Moves
 
 
 @dataclass(eq=False)
-class Group:
+class TensorGroup:
     """Tensors that agree in shape, dtypes, source and target."""
 
     source: Site

@@ -69,7 +69,7 @@ class _Stride(NamedTuple):
     numbers: tuple[int, ...]
 
 
-class _Names(NamedTuple):
+class _AxisNames(NamedTuple):
     names: tuple[str, ...]
 
 
@@ -164,8 +164,8 @@ class _PlacementRules:
         return _Stride(parts[0] if parts else None, tuple(map(_signed, parts)))
 
     @rule
-    def names(self, parts: list[Token]) -> _Names:
-        return _Names(tuple(map(unquoted, parts)))
+    def names(self, parts: list[Token]) -> _AxisNames:
+        return _AxisNames(tuple(map(unquoted, parts)))
 
     @rule
     def nested(self, parts: list[Any]) -> Nested:
@@ -176,7 +176,7 @@ class _PlacementRules:
 
     @rule
     def mesh(self, parts: list[Any]) -> MeshRecord:
-        dims, arrays, names = _of_kind(parts, _MeshDims), _of_kind(parts, Nested), _of_kind(parts, _Names)
+        dims, arrays, names = _of_kind(parts, _MeshDims), _of_kind(parts, Nested), _of_kind(parts, _AxisNames)
         sizes = tuple(size for dim in dims for size in dim.sizes) if dims else arrays[0].shape if arrays else None
         titles = names[0].names if names else tuple(name for dim in dims for name in dim.names)
         if sizes is None or (titles and len(titles) != len(sizes)):

@@ -39,26 +39,26 @@ from reshard.operations.operation import Operation, Value
 from reshard.propagation.graph import bodies
 from reshard.propagation.placement import Placement
 
-Tile = Any
+EngineTile = Any
 
 
 class Turned(NamedTuple):
     """What a turn of a loop makes."""
 
-    carried: list[Tile]
+    carried: list[EngineTile]
     """What the next turn begins with."""
-    stacked: list[Tile]
+    stacked: list[EngineTile]
     """What is put together with what the other turns make."""
 
 
-Turn = Callable[[list[Tile], list[Tile]], Turned]
+Turn = Callable[[list[EngineTile], list[EngineTile]], Turned]
 """A turn of a loop, of what is carried into it and of the parts that it takes of the elements."""
 
 
 class Engine:
     """What runs programs: operations, and loops and choices in Python, for which it must be able to look at tiles."""
 
-    def compute(self, operation: Operation, tiles: Sequence[Tile]) -> Tile:
+    def compute(self, operation: Operation, tiles: Sequence[EngineTile]) -> EngineTile:
         """The tile of a result from those of the operands; also of a constant, a reshard and an output."""
         raise NotImplementedError
 
@@ -66,24 +66,26 @@ class Engine:
         """What operations have alike that are done together where they can be; None of one that is done by itself."""
         return None
 
-    def compute_together(self, operations: Sequence[Operation], tiles: Sequence[Sequence[Tile]]) -> list[Tile]:
+    def compute_together(
+        self, operations: Sequence[Operation], tiles: Sequence[Sequence[EngineTile]]
+    ) -> list[EngineTile]:
         """The tiles of the results of operations that join."""
         return [self.compute(*pair) for pair in zip(operations, tiles, strict=True)]
 
-    def number(self, tile: Tile) -> int:
+    def number(self, tile: EngineTile) -> int:
         """The one number of a tile."""
         raise NotImplementedError
 
-    def part(self, tile: Tile, turn: int) -> Tile:
+    def part(self, tile: EngineTile, turn: int) -> EngineTile:
         """A part of dim 0."""
         raise NotImplementedError
 
-    def stacked(self, stack: Operation, tiles: list[Tile]) -> Tile:
+    def stacked(self, stack: Operation, tiles: list[EngineTile]) -> EngineTile:
         """Tiles one after another in a new dim 0; there may be none."""
         raise NotImplementedError
 
     def loop(
-        self, loop: Loop, turn: Turn, carried: list[Tile], elements: list[Tile], stacks: Sequence[Operation]
+        self, loop: Loop, turn: Turn, carried: list[EngineTile], elements: list[EngineTile], stacks: Sequence[Operation]
     ) -> Turned:
         """What a loop makes.
 
@@ -98,25 +100,25 @@ class Engine:
             while self.number(carried[0]):
                 carried = turn(carried, []).carried
             return Turned(carried, [])
-        rows: dict[int, list[Tile]] = {}
+        rows: dict[int, list[EngineTile]] = {}
         for number in sorted(range(loop.trip_count), reverse=loop.reverse):
             carried, rows[number] = turn(carried, [self.part(tile, number) for tile in elements])
         in_order = [rows[number] for number in range(loop.trip_count)]
         columns = [[row[place] for row in in_order] for place in range(len(stacks))]
         return Turned(carried, [self.stacked(*pair) for pair in zip(stacks, columns, strict=True)])
 
-    def choice(self, number: Tile, branches: Sequence[Callable[[], list[Tile]]]) -> list[Tile]:
+    def choice(self, number: EngineTile, branches: Sequence[Callable[[], list[EngineTile]]]) -> list[EngineTile]:
         """What the branch of a number makes."""
         return branches[min(max(self.number(number), 0), len(branches) - 1)]()
 
 
-def run(placed: Placement, engine: Engine, inputs: Sequence[Tile]) -> dict[str, Tile]:
+def run(placed: Placement, engine: Engine, inputs: Sequence[EngineTile]) -> dict[str, EngineTile]:
     """What a placed program makes of the tiles of its inputs, by name.
 
     Raises:
         ReshardError: as the engine.
     """
-    tiles: dict[Value, Tile] = dict(zip(placed.inputs, inputs, strict=True))
+    tiles: dict[Value, EngineTile] = dict(zip(placed.inputs, inputs, strict=True))
     _Run(placed, engine).block(None, tiles)
     return {value.name: tiles[value] for value in placed.outputs}
 
@@ -128,7 +130,7 @@ class _Run:
         self.engine = engine
         self.bodies = bodies(placed.operations)
 
-    def block(self, block: Block | None, tiles: dict[Value, Tile]) -> None:
+    def block(self, block: Block | None, tiles: dict[Value, EngineTile]) -> None:
         """All that stands in a block, but its ends, and outputs last of all; what is made joins the tiles."""
         body = self.bodies.get(block, ())
         waiting = _Waiting(self.engine, tiles, [item for item in body if isinstance(item, Operation)])
@@ -150,12 +152,12 @@ class _Run:
         """The ends of a block that have a name."""
         return [item for item in self.bodies.get(block, ()) if isinstance(item, Operation) and item.name == name]
 
-    def loop(self, loop: Loop, tiles: dict[Value, Tile]) -> None:
+    def loop(self, loop: Loop, tiles: dict[Value, EngineTile]) -> None:
         """A loop; what it gives back joins the tiles."""
         carries, elements, lasts, stacks = (self.ends(loop, name) for name in ("carry", "element", "last", "stack"))
         lasts.sort(key=lambda last: last.operands[1].number)
 
-        def turn(carried: list[Tile], parts: list[Tile]) -> Turned:
+        def turn(carried: list[EngineTile], parts: list[EngineTile]) -> Turned:
             inside = dict(tiles)
             entering = zip([*carries, *elements], [*carried, *parts], strict=True)
             inside.update((end.result, tile) for end, tile in entering)
@@ -166,11 +168,11 @@ class _Run:
         leaving = zip([*lasts, *stacks], [*turned.carried, *turned.stacked], strict=True)
         tiles.update((end.result, tile) for end, tile in leaving)
 
-    def choice(self, choice: Choice, tiles: dict[Value, Tile]) -> None:
+    def choice(self, choice: Choice, tiles: dict[Value, EngineTile]) -> None:
         """A choice; what it gives back joins the tiles."""
         ends = self.ends(choice, "chosen")
 
-        def branch(place: int) -> list[Tile]:
+        def branch(place: int) -> list[EngineTile]:
             inside = dict(tiles)
             self.block(Branch(choice, place), inside)
             return _operands(ends, inside, 1 + place)
@@ -188,7 +190,7 @@ class _Waiting:
     join it, for which reshards that wait are done.
     """
 
-    def __init__(self, engine: Engine, tiles: dict[Value, Tile], operations: Sequence[Operation]) -> None:
+    def __init__(self, engine: Engine, tiles: dict[Value, EngineTile], operations: Sequence[Operation]) -> None:
         self.engine, self.tiles = engine, tiles
         keys = ((operation, engine.joins(operation)) for operation in operations)
         self.operations = {operation.result: (operation, key) for operation, key in keys if key is not None}
@@ -224,11 +226,11 @@ class _Waiting:
                 self.make(value)
 
 
-def _tiles_of(operation: Operation, tiles: dict[Value, Tile]) -> list[Tile]:
+def _tiles_of(operation: Operation, tiles: dict[Value, EngineTile]) -> list[EngineTile]:
     """The tiles of the operands of an operation."""
     return [tiles[operand] for operand in operation.operands]
 
 
-def _operands(ends: Sequence[Operation], tiles: dict[Value, Tile], place: int = 0) -> list[Tile]:
+def _operands(ends: Sequence[Operation], tiles: dict[Value, EngineTile], place: int = 0) -> list[EngineTile]:
     """The tiles of one of the operands of every end."""
     return [tiles[end.operands[place]] for end in ends]

@@ -31,9 +31,9 @@ from reshard.torch.turns import turnwise
 MOST = 100_000
 """Messages and copies of all ranks together that are written out."""
 
-Place = list[tuple[int, int]]
+Corner = list[tuple[int, int]]
 """Where something lies in a tile, an interval per dim."""
-Side = list[tuple[int, Place]]
+PeerParts = list[tuple[int, Corner]]
 """Peers, with what goes to them or comes from them."""
 
 
@@ -43,9 +43,9 @@ class Row(NamedTuple):
     before: tuple[int, ...]
     """The shape of its tile."""
     after: tuple[int, ...]
-    copies: list[tuple[Place, Place]]
+    copies: list[tuple[Corner, Corner]]
     """To where, and from where."""
-    turns: list[tuple[Side, Side]]
+    turns: list[tuple[PeerParts, PeerParts]]
     """What it sends and what it receives, one turn after the other."""
 
     @property
@@ -173,11 +173,11 @@ def _rows(move: Move, step: Step, *, is_limited: bool) -> dict[int, Row]:
     return rows
 
 
-def _side(parts: list[tuple[int, TilePart]]) -> Side:
+def _side(parts: list[tuple[int, TilePart]]) -> PeerParts:
     return [(peer, _place(part)) for peer, part in parts]
 
 
-def _place(part: TilePart) -> Place:
+def _place(part: TilePart) -> Corner:
     """Where a part lies in its tile; of the whole of it, all."""
     if not part.index:
         return [(0, length) for length in part.shape]

@@ -74,12 +74,12 @@ def einsum(
         name = _asked_as(expression, as_key(target), network, overlap, labels, leave_partial, check)
         traced: DTensor = _traced(name, mesh, *operands)
         return traced
-    asked = Asked(expression, target, network, overlap, sizes, leave_partial, check)
+    asked = AskedEinsum(expression, target, network, overlap, sizes, leave_partial, check)
     request = _request(asked, operands, device_mesh, tuple(getattr(x, "_spec", None) for x in operands))
     return _called(request, operands, check)
 
 
-class Asked(NamedTuple):
+class AskedEinsum(NamedTuple):
     """What is asked of any operands, as `einsum` takes it."""
 
     expression: str | Pattern
@@ -92,7 +92,7 @@ class Asked(NamedTuple):
 
 
 def _request(
-    asked: Asked, operands: Sequence[DTensor], device_mesh: DeviceMesh | None, specs: tuple[Any, ...]
+    asked: AskedEinsum, operands: Sequence[DTensor], device_mesh: DeviceMesh | None, specs: tuple[Any, ...]
 ) -> EinsumRequest:
     """What is asked of operands of these specs.
 
@@ -124,7 +124,7 @@ def _request(
     )
 
 
-_ASKED: dict[str, Asked] = {}
+_ASKED: dict[str, AskedEinsum] = {}
 """By the names that the compiler sees."""
 
 
@@ -134,7 +134,7 @@ def _asked_as(*asked: Any) -> str:
     expression, target, network, overlap, labels, leave_partial, check = asked
     sizes = None if labels is None else dict(labels)
     name = digest_of(*map(repr, asked))
-    keep_named(_ASKED, {name: Asked(expression, target, network, overlap, sizes, leave_partial, check)}, CAPACITY)
+    keep_named(_ASKED, {name: AskedEinsum(expression, target, network, overlap, sizes, leave_partial, check)}, CAPACITY)
     return name
 
 

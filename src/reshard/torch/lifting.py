@@ -22,7 +22,7 @@ from reshard.mesh import Mesh
 from reshard.torch.conversions import CACHED, mesh_of
 
 
-class Ends(NamedTuple):
+class LiftedEnds(NamedTuple):
     """The meshes that a tensor is on and goes to, as all ranks see them."""
 
     source: Mesh
@@ -36,17 +36,17 @@ class Ends(NamedTuple):
         return tuple(sorted({*self.source.devices, *self.target.devices}))
 
 
-def ends_of(source: DeviceMesh, target: DeviceMesh, rank: int) -> Ends:
+def ends_of(source: DeviceMesh, target: DeviceMesh, rank: int) -> LiftedEnds:
     """What a tensor is on and goes to; parts of a mesh are lifted to it, unless both are over the same ranks."""
     before, after = mesh_of(source), mesh_of(target)
     if {*before.devices} == {*after.devices}:
-        return Ends(before, after)
+        return LiftedEnds(before, after)
     lifted = _lifted(source), _lifted(target)
     replicas: tuple[int, ...] = ()
     if lifted[0] is not before and rank in before:
         line = len(before.devices)
         replicas = tuple(lifted[0].devices[lifted[0].position_of(rank) % line :: line])
-    return Ends(*lifted, replicas)
+    return LiftedEnds(*lifted, replicas)
 
 
 @lru_cache(CACHED)

@@ -30,7 +30,7 @@ from reshard.torch.exchange import COMBINE, UNWATCHED, LocalExchange, Post, Tile
 
 
 @dataclass(frozen=True)
-class Turn:
+class CallTurn:
     """What a rank sends and receives at a time, at most one message each."""
 
     send: tuple[int, TilePart] | None
@@ -43,7 +43,7 @@ class Turn:
 class TurnwiseExchange(LocalExchange):
     """One exchange, as one rank takes part in it under a limit on memory; of `sends` and `receives` it has none."""
 
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[CallTurn, ...] = ()
 
     def pack(
         self,
@@ -76,7 +76,13 @@ class TurnwiseExchange(LocalExchange):
         return out
 
     def _take(
-        self, turn: Turn, tile: torch.Tensor, out: torch.Tensor, sent: torch.Tensor, received: torch.Tensor, placed: Any
+        self,
+        turn: CallTurn,
+        tile: torch.Tensor,
+        out: torch.Tensor,
+        sent: torch.Tensor,
+        received: torch.Tensor,
+        placed: Any,
     ) -> None:
         carrier: Any = self.carrier
         incoming, outgoing = [], []
@@ -137,7 +143,7 @@ def turnwise(exchange: LocalExchange, move: Move, rank: int, chunks: int) -> Tur
             ]
             for tile, ours in zip(tiles, (leaving, arriving), strict=True)
         ]
-        turns += [Turn(send, receive) for send, receive in zip_longest(*ends)]
+        turns += [CallTurn(send, receive) for send, receive in zip_longest(*ends)]
     sent = [turn.send[1].size for turn in turns if turn.send is not None]
     received = [turn.receive[1].size for turn in turns if turn.receive is not None]
     least = 1 if move.reduction is None else 0  # a single element is packed nowhere, and unpacked where it is combined

@@ -25,7 +25,7 @@ from reshard.errors import ReshardError
 from reshard.models.checkpoints.files import FileReader
 from reshard.models.checkpoints.stored import Checkpoint, StoredTensor, raw_dtype
 from reshard.models.rules import Rules
-from reshard.models.stores import Held, Slot, Store, slots_of
+from reshard.models.stores import HeldTensor, Slot, Store, slots_of
 
 SHARD_BYTES = 5 * 10**9
 """Of a file that holds tensors, about: what published checkpoints have."""
@@ -167,7 +167,7 @@ def device_files(checkpoint: Checkpoint, rules: Rules, dtype: DType | None) -> F
             if device in entry.site.position_of:
                 tensor, site = checkpoint.tensors[name], entry.site
                 target = _target_dtype(tensor.dtype, dtype)
-                held[name] = Held(stores[name], site.box(device), site.memory_shape(device), tensor.shape, target)
+                held[name] = HeldTensor(stores[name], site.box(device), site.memory_shape(device), tensor.shape, target)
         slots, buffers = slots_of(held)
         parts: dict[str, list[BufferPart]] = {name: [] for name in buffers}
         for name, listing in slots.items():

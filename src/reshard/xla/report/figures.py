@@ -26,7 +26,7 @@ BACKWARD = "transpose("
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class OpSite:
     """Where a text tells of something that moves data, and what is seen of it there."""
 
     origin: str
@@ -61,15 +61,15 @@ class Site:
     ) -> ReportedReshard:
         """A reshard that is there."""
         more |= {"source": source, "target": target, "shape": shape, "dtype": dtype}
-        return ReportedReshard(**{field.name: getattr(self, field.name) for field in fields(Site)}, **more)
+        return ReportedReshard(**{field.name: getattr(self, field.name) for field in fields(OpSite)}, **more)
 
-    def unrecognised(self, why: str) -> Site:
+    def unrecognised(self, why: str) -> OpSite:
         """That it cannot be said what is there."""
-        return Site(**{field.name: getattr(self, field.name) for field in fields(Site)} | {"why": why})
+        return OpSite(**{field.name: getattr(self, field.name) for field in fields(OpSite)} | {"why": why})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedReshard(Site):
+class ReportedReshard(OpSite):
     """One reshard, as a warning, a chain of collectives or a text before partitioning tells it."""
 
     source: Sharding
@@ -155,7 +155,7 @@ class ReportedReshard(Site):
 
     def as_dict(self) -> dict[str, Any]:
         """It for programs."""
-        return Site.as_dict(self) | {
+        return OpSite.as_dict(self) | {
             "source": str(self.source),
             "target": str(self.target),
             "shape": None if self.shape is None else list(self.shape),
@@ -188,7 +188,7 @@ def dtype_of(name: str) -> DType | None:
         return None
 
 
-def checked(reshard: ReportedReshard) -> Site:
+def checked(reshard: ReportedReshard) -> OpSite:
     """The reshard itself, or why no plan is to be had for it."""
     try:
         reshard.planned()

@@ -24,7 +24,7 @@ from reshard.xla.report.figures import (
     PREDICTED,
     WARNED,
     ReportedReshard,
-    Site,
+    OpSite,
     checked,
     dtype_of,
     first_line,
@@ -81,17 +81,17 @@ def follow(
     reshards: list[ReportedReshard],
     meshes: dict[str, Mesh],
     ends: ProgramEnds,
-) -> list[Site]:
+) -> list[OpSite]:
     """Join a partitioned module's collectives with the reshards they are for, in place; its chains and other runs."""
     entry, executed = module.entry, executions(module)
     received = {(collective.computation, collective.name): collective.received_bytes for collective in collectives}
 
-    def sent(moved: CollectiveRun | ParameterChain, computation: str, **seen: Any) -> Site:
+    def sent(moved: CollectiveRun | ParameterChain, computation: str, **seen: Any) -> OpSite:
         """The site of the first of them; with the names of all, and what they bring the busiest device at a time."""
         names = tuple(collective.name for collective in moved.collectives)
         sizes = [received.get((computation, name)) for name in names]
         first = moved.collectives[0]
-        return Site(
+        return OpSite(
             text=module.text,
             module=module.name,
             place=module.source_of(first),
@@ -105,7 +105,7 @@ def follow(
         for run in find_runs(module)
     }
     used_runs = _join(reshards, runs, module)
-    result: list[Site] = []
+    result: list[OpSite] = []
     in_chains: set[str] = set()
     for chain in find_chains(module):
         label = f"{chain.parameter.name} to {chain.result}"
@@ -122,7 +122,7 @@ def follow(
     return result
 
 
-def _join(reshards: list[ReportedReshard], runs: dict[CollectiveRun, Site], module: Module) -> set[CollectiveRun]:
+def _join(reshards: list[ReportedReshard], runs: dict[CollectiveRun, OpSite], module: Module) -> set[CollectiveRun]:
     """Give each reshard the bytes of its run, where there is no doubt which it is; the runs that were given."""
     used_runs: set[CollectiveRun] = set()
     alike: dict[tuple[Any, ...], list[int]] = {}
@@ -156,7 +156,7 @@ def _join(reshards: list[ReportedReshard], runs: dict[CollectiveRun, Site], modu
     return used_runs
 
 
-def _reshard_of(chain: ParameterChain, site: Site, meshes: Mapping[str, Mesh], ends: ProgramEnds) -> Site:
+def _reshard_of(chain: ParameterChain, site: OpSite, meshes: Mapping[str, Mesh], ends: ProgramEnds) -> OpSite:
     """A chain with its ends, or why they are not known."""
     parameter, index = chain.parameter, chain.parameter.index or 0
     start = ends.parameters[index] if index < len(ends.parameters) else None
@@ -200,9 +200,9 @@ def whole_shape(sharding: Sharding, tile: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size * sharding.layout.shards(dim) for dim, size in enumerate(tile))
 
 
-def find_warned(text: str, warned: Warned, meshes: Mapping[str, Mesh], reshards: list[ReportedReshard]) -> Site:
+def find_warned(text: str, warned: Warned, meshes: Mapping[str, Mesh], reshards: list[ReportedReshard]) -> OpSite:
     """What a warning is about, found again among the reshards of the modules where they have it."""
-    site = Site(origin="warning", text=text, line=warned.line, name=warned.operation, place=warned.origin)
+    site = OpSite(origin="warning", text=text, line=warned.line, name=warned.operation, place=warned.origin)
     if warned.problem:
         return site.unrecognised(f"{warned.problem}: {warned.excerpt}")
     tile, ends = warned.tile, f"from {warned.source} to {warned.target}"

@@ -24,7 +24,7 @@ from reshard.mesh import Mesh
 from reshard.xla.read.collectives import Collective, Total, find_collectives, totals
 from reshard.xla.read.ir import Module, Note
 from reshard.xla.read.reading import Text, read_text
-from reshard.xla.report.figures import PREDICTED, WORTH, ReportedReshard, Site, checked
+from reshard.xla.report.figures import PREDICTED, WORTH, OpSite, ReportedReshard, checked
 from reshard.xla.report.joining import ProgramEnds, ends_of, find_warned, follow
 from reshard.xla.report.reshards import FREE, UNCHANGED, ReshardSearch, is_before_partitioning
 from reshard.xla.report.sections import table
@@ -63,7 +63,7 @@ class Report:
     """What a text before partitioning asks for."""
     sums: list[JudgedSum] = field(default_factory=list)
     """The all-reduces of partitioned modules, and the least that what is made of them needs."""
-    unrecognised: list[Site] = field(default_factory=list)
+    unrecognised: list[OpSite] = field(default_factory=list)
     remarks: list[Note] = field(default_factory=list)
     """What was not understood, line by line."""
     unchanged: int = 0
@@ -248,7 +248,7 @@ def _inspect_program(
         for finding in findings:
             if isinstance(finding, ReportedReshard):
                 _file(checked(finding), reshards, report)
-        report.unrecognised += [finding for finding in findings if isinstance(finding, Site) and finding.why]
+        report.unrecognised += [finding for finding in findings if isinstance(finding, OpSite) and finding.why]
         report.unchanged += findings.count(UNCHANGED)
         report.free += findings.count(FREE)
     for module in after:
@@ -258,7 +258,7 @@ def _inspect_program(
     report.reshards += reshards
 
 
-def _file(finding: Site, among: list[ReportedReshard], report: Report) -> None:
+def _file(finding: OpSite, among: list[ReportedReshard], report: Report) -> None:
     if isinstance(finding, ReportedReshard):
         among.append(finding)
     else:

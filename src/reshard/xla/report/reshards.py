@@ -20,7 +20,7 @@ from reshard.mesh import Mesh
 from reshard.xla.read.ir import ArrayShape, Computation, Definition, Instruction, Module
 from reshard.xla.read.loops import executions
 from reshard.xla.read.shardings import read_pair
-from reshard.xla.report.figures import Site, dtype_of, first_line
+from reshard.xla.report.figures import OpSite, dtype_of, first_line
 from reshard.xla.report.placing import ELEMENTWISE, Placing, Whereabouts, manual_shardings, target_of
 
 _BEFORE = frozenset(("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"))
@@ -29,7 +29,7 @@ _BEFORE = frozenset(("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 UNCHANGED, FREE = "unchanged", "free"
 """What else is found: a constraint that a value meets as it lies, and one on a constant, made wherever it is wanted."""
-Finding = Site | str
+Finding = OpSite | str
 
 
 def is_constraint(instruction: Instruction) -> bool:
@@ -104,9 +104,9 @@ class ReshardSearch:
             site = self._site(computation, instruction, origin)
             yield self._compared(site, self.placing.of(computation, name), target, shape)
 
-    def _site(self, computation: Computation, instruction: Instruction, origin: str) -> Site:
+    def _site(self, computation: Computation, instruction: Instruction, origin: str) -> OpSite:
         times, unknown = self.executed[computation.name]
-        return Site(
+        return OpSite(
             origin=origin,
             text=self.module.text,
             module=self.module.name,
@@ -126,7 +126,7 @@ class ReshardSearch:
             operand.instruction.shardings not in ((), instruction.shardings) for operand in operands
         )
 
-    def _compared(self, site: Site, lies: Whereabouts, wanted: str, shape: ArrayShape | None) -> Finding:
+    def _compared(self, site: OpSite, lies: Whereabouts, wanted: str, shape: ArrayShape | None) -> Finding:
         """The reshard from where a value lies to where it is wanted, if it is one."""
         if lies.is_free:
             return FREE
