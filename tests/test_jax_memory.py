@@ -1,7 +1,8 @@
 """What a device holds at most, held against what XLA allots to compiled programs, on 8 devices.
 
 On CPUs, XLA computes no operand of a reduction as it reads it, and divides by what is repeated in a tensor of its own:
-alone, a softmax is told a third too low and a normalisation at half, which in a layer is not seen.
+alone, a softmax is told a third too low and a normalisation at half.
+In a layer that is seen where its scores, with all heads on a device, are nearly all that is held; elsewhere it is not.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ SIZES = Sizes(batch=8, sequence=256, features=256, heads=8, groups=4, head=32, h
 LAYERS = 4
 NEAR = 0.25
 """How far from XLA's the peak may be, as a part of it."""
+NEAR_SCORES = 1 / 3
+"""The same where the scores of an attention are nearly all that is held: XLA has three of them at once, for two."""
 
 
 def floats(*sizes: int) -> jax.ShapeDtypeStruct:
@@ -117,4 +120,5 @@ def test_the_peak_is_near_what_xla_allots(name: str) -> None:
     told = jitted.lower(*arguments).compile().memory_analysis()
     allotted = told.temp_size_in_bytes + told.argument_size_in_bytes
     allotted += told.output_size_in_bytes - told.alias_size_in_bytes
-    assert abs(placed.peak_bytes / allotted - 1) < NEAR, (placed.peak_bytes, allotted, placed.peak_values[:8])
+    near = NEAR_SCORES if name == "layer" else NEAR
+    assert abs(placed.peak_bytes / allotted - 1) < near, (placed.peak_bytes, allotted, placed.peak_values[:8])
