@@ -43,7 +43,7 @@ from reshard.jax.tiles import reshard_tiles
 if TYPE_CHECKING:  # what `__getattr__` gives, said to type checkers
     from reshard.jax.inspection import inspect as inspect
     from reshard.jax.programs import to_jax as to_jax
-    from reshard.jax.stablehlo.reading import program_of as program_of
+    from reshard.jax.stablehlo.modules import program_of as program_of
     from reshard.jax.tracing.functions import trace as trace
 
 __all__ = [
@@ -66,7 +66,7 @@ LATER = {
     "code_of": "reshard.jax.code",
     "inspect": "reshard.jax.inspection",
     "patched": "reshard.jax.patching",
-    "program_of": "reshard.jax.stablehlo.reading",
+    "program_of": "reshard.jax.stablehlo.modules",
     "to_jax": "reshard.jax.programs",
     "trace": "reshard.jax.tracing.functions",
 }

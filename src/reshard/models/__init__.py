@@ -5,7 +5,7 @@ sites.py        where tensors of one shape lie: cuts, and devices
 stores.py       how a device keeps its tiles: buffers, stacked, fused, transposed
 rule.py, specs.py, documents.py, systems.py, catalogue.py
                 one rule; from its spec to a sharding; rules as YAML; systems and models that many people have
-rules.py        rules, and what they say of a name
+ruleset.py      rules, and what they say of a name
 templates.py    tensors that agree, and what goes from site to site, found once for them
 buckets.py      what travels together
 device_part.py  one device's messages
@@ -17,6 +17,6 @@ from __future__ import annotations
 from reshard.models.catalogue import MODELS, ModelShape, TensorType, model_named
 from reshard.models.model_plan import ModelPlan, plan_model
 from reshard.models.rule import Rule
-from reshard.models.rules import Rules
+from reshard.models.ruleset import Rules
 
 __all__ = ["MODELS", "ModelPlan", "ModelShape", "Rule", "Rules", "TensorType", "model_named", "plan_model"]

@@ -41,7 +41,7 @@ from reshard.models.buckets import Buckets, Load, buckets_of
 from reshard.models.catalogue import TensorType
 from reshard.models.device_part import DevicePart, Pieces
 from reshard.models.names import nearest, pattern_of, skeleton
-from reshard.models.rules import Ruled, Rules
+from reshard.models.ruleset import Ruled, Rules
 from reshard.models.stores import Buffer, HeldTensor, Slot, slots_of
 from reshard.models.templates import Moves, TensorGroup, moves_between
 from reshard.network import Network

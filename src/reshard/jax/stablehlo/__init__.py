@@ -1,10 +1,10 @@
 """Programs from elsewhere: StableHLO text with the annotations of the sdy dialect.
 
-reading.py       `program_of`: a module, its functions and what it says about shardings
-blocks.py        loops and branches
-regions.py       what is not looked into: custom calls, manual computations
-functions.py     an operation of StableHLO as a function of JAX
-attributes.py    what operations say beside their operands
+modules.py            `program_of`: a module, its functions and what it says about shardings
+loops_and_choices.py  loops and branches
+opaque_calls.py       what is not looked into: custom calls, manual computations
+lowered_functions.py  an operation of StableHLO as a function of JAX
+mlir_attributes.py    what operations say beside their operands
 
 MLIR's own parser reads and verifies the text.
 An operation becomes the function of JAX that lowers to it, and that function's jaxpr goes by the rules of

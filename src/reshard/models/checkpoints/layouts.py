@@ -24,7 +24,7 @@ from reshard.dtypes import DType, value_dtype
 from reshard.errors import ReshardError
 from reshard.models.checkpoints.files import FileReader
 from reshard.models.checkpoints.stored import Checkpoint, StoredTensor, raw_dtype
-from reshard.models.rules import Rules
+from reshard.models.ruleset import Rules
 from reshard.models.stores import HeldTensor, Slot, Store, slots_of
 
 SHARD_BYTES = 5 * 10**9

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from reshard.jax.stablehlo.attributes import type_of, word
+from reshard.jax.stablehlo.mlir_attributes import type_of, word
 from reshard.jax.tracing.emitter import labels
 from reshard.jax.tracing.regions import Terms, is_manual
 from reshard.operations.pattern import Term
 from reshard.propagation import Value
 
 if TYPE_CHECKING:
-    from reshard.jax.stablehlo.reading import Reading
+    from reshard.jax.stablehlo.modules import Reading
 
 
 def custom_call(reading: Reading, op: ir.Operation, operands: Sequence[Value]) -> list[Value]:

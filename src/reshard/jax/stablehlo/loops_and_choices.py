@@ -20,14 +20,14 @@ import numpy as np
 from jax import lax
 from jaxlib.mlir import ir
 
-from reshard.jax.stablehlo.attributes import constant_array, integers, maker, type_of, word
+from reshard.jax.stablehlo.mlir_attributes import constant_array, integers, maker, type_of, word
 from reshard.jax.tracing.emitter import known_number
 from reshard.operations.blocks import Block, around
 from reshard.propagation import Program, Value
 from reshard.propagation.open_blocks import OpenLoop
 
 if TYPE_CHECKING:
-    from reshard.jax.stablehlo.reading import Known, Reading
+    from reshard.jax.stablehlo.modules import Known, Reading
 
 FORWARD, BACKWARD = False, True
 

@@ -37,10 +37,10 @@ from jaxlib.mlir.dialects import sdy
 
 from reshard.checks import expect
 from reshard.errors import ReshardError
-from reshard.jax.stablehlo.attributes import integer, line_of, said, type_of, word
-from reshard.jax.stablehlo.blocks import CountedLoop, choice, sliced, while_loop
-from reshard.jax.stablehlo.functions import jaxpr_of
-from reshard.jax.stablehlo.regions import custom_call, manual_computation
+from reshard.jax.stablehlo.loops_and_choices import CountedLoop, choice, sliced, while_loop
+from reshard.jax.stablehlo.lowered_functions import jaxpr_of
+from reshard.jax.stablehlo.mlir_attributes import integer, line_of, said, type_of, word
+from reshard.jax.stablehlo.opaque_calls import custom_call, manual_computation
 from reshard.jax.tracing.emitter import known_number
 from reshard.jax.tracing.functions import Tracing, free_name
 from reshard.mesh import Mesh

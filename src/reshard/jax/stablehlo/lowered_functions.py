@@ -20,7 +20,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
-from reshard.jax.stablehlo.attributes import constant_array, integer, integers, maker, padding, said, type_of, word
+from reshard.jax.stablehlo.mlir_attributes import constant_array, integer, integers, maker, padding, said, type_of, word
 
 ArrayFunction = Callable[..., Any]
 """From arrays to an array, or to one per result."""
