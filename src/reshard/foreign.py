@@ -27,11 +27,11 @@ MeshRecord(axes=(('dp', 2), ('tp', 2)), devices=(0, 1, 2, 3))
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from reshard.checks import expect, integer, shown
+from reshard.checks import integer, shown
 from reshard.errors import ReshardError
 
 ENGINE_MODULES = {"jax": "jax", "jaxlib": "jax", "torch": "torch"}
@@ -285,12 +285,3 @@ def _lies_by(array: Any, ndim: int) -> ShardingRecord | None:
 def _is_chosen_later(mesh: Any) -> bool:
     """Whether the mesh is only a type, some of whose axes the compiler gives out."""
     return "AbstractMesh" in owned_names(mesh) and not all("Explicit" in str(kind) for kind in mesh.axis_types)
-
-
-def expected_names(names: Sequence[Any]) -> tuple[str, ...]:
-    """The names of axes, each a text.
-
-    Raises:
-        ReshardError: `axis-name`.
-    """
-    return tuple(expect(name, str, "an axis name", "axis-name") for name in names)

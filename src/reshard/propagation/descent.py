@@ -17,8 +17,6 @@ import numpy as np
 from reshard.propagation.model import Edge, Model, Node, Table, Variable, tree_cost
 from reshard.propagation.space import Costs
 
-SharedTable = tuple[Table, float]
-"""The reshards that something comes by, and how often."""
 NEAR = 3
 """How many options of a value are priced exactly at a time."""
 SLACK = 1e-9
@@ -38,7 +36,7 @@ class Descent:
         self.options, self.layouts = dict(options), dict(layouts)
         in_order = (model.variables[number] for number in model.net.order)
         self.variables = list({id(variable): variable for variable in in_order}.values())
-        self.wanted: dict[int, dict[SharedTable, Counter[int]]] = {id(v): {} for v in self.variables}
+        self.wanted: dict[int, dict[tuple[Table, float], Counter[int]]] = {id(v): {} for v in self.variables}
         """Per variable, and reshards of one kind that happen so many times, how many uses want it in an option."""
         for node in model.nodes:
             for edge in node.uses:
@@ -88,7 +86,7 @@ class Descent:
             cost += table.trees[key] * times
         return cost
 
-    def wants(self, variable: Variable) -> dict[SharedTable, frozenset[int]]:
+    def wants(self, variable: Variable) -> dict[tuple[Table, float], frozenset[int]]:
         """What is wanted of a value, so many times."""
         return {group: frozenset(counts) for group, counts in self.wanted[id(variable)].items() if counts}
 

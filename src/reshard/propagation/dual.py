@@ -20,6 +20,15 @@ from reshard.propagation.model import Model, Node, Variable
 from reshard.propagation.space import Costs, Numbers, Picks
 
 
+class Picked(NamedTuple):
+    """A choice for all values and operations."""
+
+    options: dict[int, int]
+    """Per variable, by identity."""
+    layouts: dict[int, int]
+    """Per operation, by its number."""
+
+
 class Dual:
     """Messages of a model.
 
@@ -76,7 +85,7 @@ class Dual:
                 if like is not None and handed is not None and len(handed) == len(end.choices):
                     link.take(end, handed * (link.times / like.times))
 
-    def choice(self) -> tuple[dict[int, int], dict[int, int]]:
+    def choice(self) -> Picked:
         """Per variable its option, per operation its layout: the cheapest, one after the other."""
         picked: dict[int, int] = {}
         for end, before, after in zip(self.ends, self.before, self.after, strict=True):
@@ -95,7 +104,7 @@ class Dual:
                 layouts[end.what.number] = chosen
             else:
                 options[id(end.what)] = chosen
-        return options, layouts
+        return Picked(options, layouts)
 
 
 Shares = dict[tuple[int, int, int], float]

@@ -257,7 +257,7 @@ class Model:
             pieces, said = self.pieces[net.meshes[number]], net.graph.annotations.get(operation.result)
             if not operation.operands or operation.name in IDENTICAL:
                 own = frozenset(pieces.of(said.unreduced) or ()) if said is not None else frozenset[int]()
-                waiting.append((own, said.reduction if said is not None else "sum"))
+                waiting.append(Along(own, said.reduction if said is not None else "sum"))
                 continue
             calculation, rule = net.calculations[number], net.rules[number]
             combined = [size for size, role in zip(rule.sizes, rule.roles, strict=True) if role in COMBINED]
@@ -270,17 +270,21 @@ class Model:
                 along = frozenset(
                     piece
                     for n in operands
-                    if waiting[n][1] == wait.reduction and net.meshes[n] == net.meshes[number]
-                    for piece in waiting[n][0]
+                    if waiting[n].reduction == wait.reduction and net.meshes[n] == net.meshes[number]
+                    for piece in waiting[n].pieces
                 )
                 if along and reduction in ("", wait.reduction):
                     own, reduction = own | along, wait.reduction
-            waiting.append((own, reduction or "sum"))
+            waiting.append(Along(own, reduction or "sum"))
         for number, operation in enumerate(net.graph.operations):
-            if operation.name in IDENTICAL and waiting[number][0]:  # what is wanted unreduced may be kept so
+            if operation.name in IDENTICAL and waiting[number].pieces:  # what is wanted unreduced may be kept so
                 own, reduction = waiting[operation.operands[0].number]
-                if operation.operands[0] not in net.graph.annotations and (not own or reduction == waiting[number][1]):
-                    waiting[operation.operands[0].number] = own | waiting[number][0], waiting[number][1]
+                if operation.operands[0] not in net.graph.annotations and (
+                    not own or reduction == waiting[number].reduction
+                ):
+                    waiting[operation.operands[0].number] = Along(
+                        own | waiting[number].pieces, waiting[number].reduction
+                    )
         return waiting
 
     def _options_of(self, number: int, flows: Sequence[Flow]) -> list[Option]:
@@ -458,7 +462,7 @@ class Model:
         """Per tensor of an operation the pieces along which it may be unreduced, where that is on the same mesh."""
         meshes, mesh = self.net.meshes, self.net.meshes[operation.result.number]
         return tuple(
-            self.waiting[value.number] if meshes[value.number] == mesh else (frozenset[int](), "sum")
+            self.waiting[value.number] if meshes[value.number] == mesh else Along(frozenset(), "sum")
             for value in operation.values
         )
 
@@ -508,13 +512,6 @@ class Model:
         if network is None:
             return options.received() * itemsize
         return _seconds(options, network, mesh, itemsize)
-
-    def option_of(self, number: int, sharding: Sharding) -> int | None:
-        """The number of the option that a sharding is, where its value may have it."""
-        variable = self.variables[number]
-        option = variable.options.pieces.option(sharding, len(variable.options.shape))
-        place = variable.options.numbers.get(option)
-        return place if place is not None and place in variable.domain else None
 
     def sharding(self, number: int, option: int, wanted: Options | None = None) -> Sharding:
         """An option as the sharding of a value, as it was given where it was."""

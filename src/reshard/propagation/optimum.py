@@ -22,10 +22,10 @@ from reshard.contraction.compute_layout import ComputeLayout
 from reshard.contraction.pairwise import Contracted
 from reshard.mesh import Mesh
 from reshard.propagation.descent import Descent
-from reshard.propagation.dual import Dual, Within
+from reshard.propagation.dual import Dual, Picked, Within
 from reshard.propagation.fixpoint import Flow
 from reshard.propagation.model import IDENTICAL, SAME, Model, Rent, tree
-from reshard.propagation.shares import Bounded, Picked, even_shares, untied
+from reshard.propagation.shares import Bounded, even_shares, untied
 from reshard.propagation.space import Option, compute_layout
 from reshard.propagation.ties import classes_of
 from reshard.sharding import Sharding
@@ -143,7 +143,7 @@ def changed(
     if flow is None:
         dual = Dual(small, even_shares(small), exact=True)
         dual.run(AXIS_TURNS, is_late)
-        starts = [(options, layouts), dual.choice()]
+        starts = [Picked(options, layouts), dual.choice()]
     else:
         starts = [_flowing(small, flow)]
     found = min((_descended(small, start) for start in starts), key=lambda each: each.cost)
@@ -156,7 +156,7 @@ def changed(
             known = found
         if not was_wrong or is_late():
             break
-        found = _descended(small, (found.options, found.layouts))
+        found = _descended(small, Picked(found.options, found.layouts))
     free = {id(own): known.options[id(kept)] for own, kept in zip(model.variables, small.variables, strict=True)}
     picked = {node.number: known.layouts[classes[node.number] if is_tied else node.number] for node in model.nodes}
     return _explained(model, Descent(model, free, picked), best.bound)
@@ -247,7 +247,7 @@ def _is_proved(descent: Descent, bound: float, enough: float = 0.0) -> bool:
     return bound >= descent.cost * (1 - 100 * SAME - enough)
 
 
-def _flowing(model: Model, flow: Flow) -> tuple[dict[int, int], dict[int, int]]:
+def _flowing(model: Model, flow: Flow) -> Picked:
     """What propagation has, each operation in the layout that is cheapest for it."""
     options: dict[int, int] = {}
     for number, variable in enumerate(model.variables):
@@ -269,7 +269,7 @@ def _flowing(model: Model, flow: Flow) -> tuple[dict[int, int], dict[int, int]]:
             )
             cost += prices[edge.picks.places] * edge.times
         layouts[node.number] = int(cost.argmin())
-    return options, layouts
+    return Picked(options, layouts)
 
 
 def _axis_by_axis(model: Model, bounded: Bounded, best: Descent, is_late: Callable[[], bool]) -> Descent:

@@ -17,16 +17,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from reshard.propagation.dual import Dual, Shares
+from reshard.propagation.dual import Dual, Picked, Shares
 from reshard.propagation.model import Model
 
 TURNS, FEW_TURNS = 20, 8
 """How often messages go forth and back at first, and after each step, at most."""
 STEP = 0.5
 """Which part of what is paid the first step moves; the later ones less, by the root of their number."""
-
-Picked = tuple[dict[int, int], dict[int, int]]
-"""Per variable its option, by identity; per operation its layout, by its number."""
 
 
 class Bounded:

@@ -376,8 +376,11 @@ class Layouts:
         return tuple(map(Picks, (*self.used, self.made)))
 
 
-Along = tuple[frozenset[int], str]
-"""Pieces along which a value may be unreduced, and the reduction."""
+class Along(NamedTuple):
+    """Along what a value may be unreduced."""
+
+    pieces: frozenset[int]
+    reduction: str
 
 
 def _waits(calculation: Calculation, waiting: Sequence[Along]) -> list[Wait]:

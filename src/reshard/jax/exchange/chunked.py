@@ -10,10 +10,10 @@ buffers, or four where what arrives is combined with what is there, fit into tha
 By hand: a plan whose pieces are 64 x 8 in 4 chunks counts 16 x 8 elements beside its tiles; here a chunk is 8 x 8, and
 a round has 8 turns.
 
->>> Grid.of((64, 8), 16 * 8 // 2).parts
-(((0, 8, 8),), ((0, 8, 1),))
->>> Grid.of((7, 2), 6).parts
-(((0, 2, 3), (6, 1, 1)), ((0, 2, 1),))
+>>> Grid.of((64, 8), 16 * 8 // 2).parts == (((0, 8, 8),), ((0, 8, 1),))
+True
+>>> Grid.of((7, 2), 6).parts == (((0, 2, 3), (6, 1, 1)), ((0, 2, 1),))
+True
 """
 
 from __future__ import annotations
@@ -34,8 +34,13 @@ from reshard.jax.exchange.joint import run_alone
 from reshard.jax.exchange.rounds import COMBINE, Device, Round, bits_of, of_device, rounds_of
 from reshard.steps import Move, Step
 
-DimChunks = tuple[int, int, int]
-"""Of a dim of a piece: where it begins, the length of its chunks, and how many there are."""
+
+class DimChunks(NamedTuple):
+    """Chunks of one length along a dim of a piece."""
+
+    start: int
+    length: int
+    times: int
 
 
 SCALARS = 512
@@ -59,7 +64,8 @@ class Grid:
         parts = []
         for size, length in zip(shape, chunk, strict=True):
             count, rest = divmod(size, length)
-            parts.append(((0, length, count), *([(count * length, rest, 1)] if rest else [])))
+            left = [DimChunks(count * length, rest, 1)] if rest else []
+            parts.append((DimChunks(0, length, count), *left))
         return cls(tuple(parts))
 
     def loops(self) -> list[Sequence[DimChunks]]:

@@ -34,7 +34,7 @@ DEVICES = "devices.json"
 CAP = 4 << 20
 """Bytes of a slab, where no memory cap is given."""
 
-Progress = Callable[[int], None]
+ReportBytes = Callable[[int], None]
 
 
 class Converting(NamedTuple):
@@ -68,7 +68,7 @@ class Converting(NamedTuple):
         return state.hexdigest()
 
 
-def convert(work: Converting, advance: Progress) -> None:
+def convert(work: Converting, advance: ReportBytes) -> None:
     """Write all files.
 
     Args:
@@ -123,7 +123,7 @@ def _begin(work: Converting, partial: Path, request: str) -> None:
         (partial / REQUEST).write_text(request, encoding="utf-8")
 
 
-def _write_file(path: Path, buffers: dict[str, WrittenBuffer], cap: int, check: bool, advance: Progress) -> None:
+def _write_file(path: Path, buffers: dict[str, WrittenBuffer], cap: int, check: bool, advance: ReportBytes) -> None:
     """Write a file, and read it back where that is asked for; one that is whole already is left."""
     size = sum(buffer.nbytes for buffer in buffers.values())
     if path.exists():
