@@ -24,12 +24,13 @@ device: axes may be reordered, devices renumbered, and a `Weave` stays as it is.
 By hand, 20 elements in 2 parts over 3 shards: the parts are cut at 4 and 8, so shard 1 owns 4-7 and 14-17.
 Dealt in 2 cycles the blocks are of 4: shard 1 owns 4-7 and 16-19, shard 2 only 8-11.
 
->>> parts, cycles = (Weave((Stage(1, Deal.parts(2)), Stage(3))), Weave((Stage(3, Deal.cycles(2)),)))
+>>> parts = Weave((DealStage(1, Deal.parts(2)), DealStage(3)))
+>>> cycles = Weave((DealStage(3, Deal.cycles(2)),))
 >>> owned_runs(parts, 20).of(1), owned_runs(cycles, 20).of(1), owned_runs(cycles, 20).of(2)
 ([(4, 8), (14, 18)], [(4, 8), (16, 20)], [(8, 12)])
->>> stored_runs(Weave((Stage(2),), Window(1, 2, "wrap")), 8).of(0)
+>>> stored_runs(Weave((DealStage(2),), Window(1, 2, "wrap")), 8).of(0)
 [(-1, 6)]
->>> held_runs(Weave((Stage(2),), Window(1, 2, "wrap")), 8).of(0)
+>>> held_runs(Weave((DealStage(2),), Window(1, 2, "wrap")), 8).of(0)
 [(0, 6), (7, 8)]
 """
 

@@ -11,7 +11,7 @@ By hand: gate and up of 3 rows each, fused, transposed: up lies behind gate, and
 >>> from reshard.dtypes import dtype_named
 >>> whole = Box([(0, 3), (0, 2)])
 >>> stores = {word: Store("w13", key=word, order=("gate", "up"), dims=(1, 0)) for word in ("gate", "up")}
->>> held = {word: Held(store, whole, (3, 2), (3, 2), dtype_named("i64")) for word, store in stores.items()}
+>>> held = {word: HeldTensor(store, whole, (3, 2), (3, 2), dtype_named("i64")) for word, store in stores.items()}
 >>> slots, buffers = slots_of(held)
 >>> slots["up"][0].start, buffers["w13"].shape
 ((3, 0), (2, 6))
