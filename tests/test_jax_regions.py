@@ -189,6 +189,30 @@ def test_rows_and_groups_of_products_stay_where_they_are(ins: Any) -> None:
     placed_as(jax.value_and_grad(loss, (0, 1)), arguments, ins)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_sizes_of_few_bits_are_added_up(dtype: str) -> None:
+    """Which JAX itself does not: it adds them up in as few bits."""
+    rows, weights, sizes = floats(304, 8), floats(6, 8, 4), np.array([100, 60, 40, 50, 20, 34], dtype)
+    program = rs.jax.trace(lax.ragged_dot, rows, weights, sizes, in_shardings=(P("x", None), P("y"), None), mesh=MESH)
+    groups = np.split(rows, np.cumsum(sizes.astype(int))[:-1])
+    expected = np.concatenate([group @ weight for group, weight in zip(groups, weights, strict=True)])
+    ours = jax.jit(rs.jax.to_jax(program.propagate()))(rows, weights, sizes)
+    np.testing.assert_allclose(ours, expected, 1e-4, 1e-4)
+
+
+def test_what_is_no_number_stays_with_its_group() -> None:
+    rows = floats(24, 8)
+    rows[0] = np.inf
+    placed_as(lax.ragged_dot, (rows, np.abs(floats(6, 8, 5)), SIZES), (None, P("y"), None))
+
+
+def test_references_from_outside_are_refused() -> None:
+    outside = jax.new_ref(jnp.ones((8, 8)))
+    with pytest.raises(rs.ReshardError, match="a reference from outside") as refusal:
+        rs.jax.trace(lambda a: a * outside[...], floats(8, 8), mesh=MESH)
+    assert refusal.value.code == "cannot-express"
+
+
 def test_experts_that_are_cut_are_not_gathered() -> None:
     arguments = floats(32, 64), floats(8, 64, 64), np.array([3, 5, 2, 6, 4, 4, 5, 3], "int32")
     placed = placed_as(lax.ragged_dot, arguments, (None, P("x"), None), P("x"))

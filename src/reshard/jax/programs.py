@@ -108,6 +108,9 @@ class PlacedFunction:
 def to_jax(placed: Placement) -> PlacedFunction:
     """The function of a placed program: the values of the original, moved by its plans, with gradients.
 
+    Its gradients are those of its operations: a function with derivatives of its own (`custom_jvp`, `custom_vjp`) is
+    taken apart when it is traced, so trace the gradient where they count.
+
     Raises:
         ReshardError: `not-divisible` where an input or an output has a dim that its shards do not divide, which JAX
             cannot hold; `cannot-express` where one is unreduced, where meshes have other devices or another order, or

@@ -35,6 +35,7 @@ import jax
 import numpy as np
 from jax._src.interpreters.partial_eval import dce_jaxpr
 from jax._src.state.discharge import discharge_state
+from jax._src.state.types import AbstractRef
 from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import Mesh as JaxMesh
@@ -77,9 +78,13 @@ def trace(
 
     Raises:
         ReshardError: `unknown-mesh` where nothing tells the mesh, `bad-argument` where a tree of shardings does not
-            fit, `unknown-dtype`; and as `Program.constrain`.
+            fit, `unknown-dtype`; `cannot-express` where it takes a reference; and as `Program.constrain`.
     """
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*avals)
+    if any(isinstance(var.aval, AbstractRef) for var in (*closed.jaxpr.invars, *closed.jaxpr.constvars)):
+        raise ReshardError(
+            "cannot-express", "a reference from outside cannot be traced; hand in and give back its value"
+        )
     if closed.effects:  # references that are made inside become values
         closed = discharge_state(closed)
     jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)

@@ -40,7 +40,7 @@ class _Groups(NamedTuple):
     @classmethod
     def of(cls, sizes: Any, first: Any, count: int, start: Any, rows: int) -> _Groups:
         """So many groups from a first, of a device that has so many rows from one on."""
-        beyond = jnp.pad(sizes, (0, count))  # of a tile that is cut short, groups without rows
+        beyond = jnp.pad(sizes.astype(np.int32), (0, count))  # of a tile that is cut short, groups without rows
         stops = lax.dynamic_slice(jnp.cumsum(beyond), [first], [count])
         starts = stops - lax.dynamic_slice(beyond, [first], [count])
         inside, after = (jnp.clip(places - start, 0, rows) for places in (starts, stops))
@@ -96,7 +96,9 @@ def ragged_dot(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> li
             return run(extents, (left, right, groups.sizes))
         nothing = [(0, 0, 0)] * right.ndim
         nothing[dim] = (1, 0, 0)
-        return run(extents, (left, lax.pad(right, np.zeros((), right.dtype), nothing), groups.with_others))
+        row = lax.broadcasted_iota(np.int32, left.shape, rows) - groups.before
+        own = jnp.where((row >= 0) & (row < groups.sizes.sum()), left, 0)  # what is no number stays with its group
+        return run(extents, (own, lax.pad(right, np.zeros((), right.dtype), nothing), groups.with_others))
 
     return [
         emitter.emit(
