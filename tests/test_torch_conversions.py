@@ -163,16 +163,16 @@ def test_a_rank_receives_its_bound_on_256_ranks() -> None:
 
 
 def test_figures_of_time() -> None:
-    """Loose bounds, so that a slow machine passes: a cold transfer, and what a warm call costs beside torch's."""
+    """Loose bounds of processor time, which a busy machine keeps: a cold transfer, and a warm call beside torch's."""
     sizes = (2, 8, 4, 4)
     mesh, rng = init_device_mesh("cpu", sizes), random.Random(2)
     cold = []
     for _ in range(60):
         source, target = spec_of(mesh, random_placements(rng, sizes, 3), (256, 256, 256)), None
         target = random_placements(rng, sizes, 3)
-        start = time.perf_counter()
+        start = time.process_time()
         redistribution_for(current_world(), source, target, None)
-        cold.append(time.perf_counter() - start)
+        cold.append(time.process_time() - start)
     assert statistics.median(cold) < 10e-3
     line = mesh_over((8,))
     x = distribute_tensor(torch.zeros(64, 64), line, [Shard(0)])
@@ -180,9 +180,9 @@ def test_figures_of_time() -> None:
     def microseconds(call: Any) -> float:
         times = []
         for _ in range(200):
-            start = time.perf_counter()
+            start = time.process_time()
             call()
-            times.append(time.perf_counter() - start)
+            times.append(time.process_time() - start)
         return statistics.median(times) * 1e6
 
     ours = microseconds(lambda: rs.torch.redistribute(x, [Replicate()]))
