@@ -148,6 +148,17 @@ def labels(ndim: int, stem: str = "d") -> Term:
     return tuple((f"{stem}{dim}",) for dim in range(ndim))
 
 
+def product_labels(operands: Sequence[Value], numbers: Any) -> list[list[str]]:
+    """Per dim of two operands its label in their product: `b` of batches, `c` of what is contracted, `l` and `r`."""
+    (contracted, batch) = numbers
+    pair = zip("lr", operands, strict=True)
+    named = [[f"{side}{dim}" for dim in range(len(operand.shape))] for side, operand in pair]
+    for kind, dims in (("b", batch), ("c", contracted)):
+        for number, (left, right) in enumerate(zip(*dims, strict=True)):
+            named[0][left] = named[1][right] = f"{kind}{number}"
+    return named
+
+
 def within(shape: Shape, result: Shape) -> Term:
     """The term of an operand that is as the result, or repeated where it is a scalar or has size 1."""
     return tuple(

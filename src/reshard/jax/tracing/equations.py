@@ -27,7 +27,7 @@ import numpy as np
 from jax import lax
 
 from reshard.jax.contraction.einsum_primitive import as_contraction
-from reshard.jax.tracing.emitter import Emitter, TileFunction, evaluated, labels, within
+from reshard.jax.tracing.emitter import Emitter, TileFunction, evaluated, labels, product_labels, within
 from reshard.jax.tracing.indexed import COMBINED, combining_scatter, gather, scatter
 from reshard.jax.tracing.ragged import ragged_dot, takes
 from reshard.jax.tracing.rearranging import broadcast, concatenate, pad, reshape, slices, tile, transpose
@@ -80,13 +80,8 @@ def elementwise(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> l
 
 def dot_general(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """A contraction: batch dims first in the result, then what is left of both operands."""
-    (contracted, batch) = equation.params["dimension_numbers"]
-    terms: list[list[str]] = [
-        [f"{side}{dim}" for dim in range(len(operand.shape))] for side, operand in zip("lr", operands, strict=True)
-    ]
-    for kind, pairs in (("b", batch), ("c", contracted)):
-        for number, (left, right) in enumerate(zip(*pairs, strict=True)):
-            terms[0][left] = terms[1][right] = f"{kind}{number}"
+    (_, batch) = equation.params["dimension_numbers"]
+    terms = product_labels(operands, equation.params["dimension_numbers"])
     free = [label for term in terms for label in term if label[0] in "lr"]
     result = [f"b{number}" for number in range(len(batch[0]))] + free
     named = [tuple((label,) for label in term) for term in (*terms, result)]

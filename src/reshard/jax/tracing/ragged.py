@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from reshard.jax.tracing.emitter import Emitter, evaluated
+from reshard.jax.tracing.emitter import Emitter, evaluated, product_labels
 from reshard.operations.interpreter import Extents
 from reshard.operations.pattern import Term
 from reshard.propagation import Value
@@ -65,12 +65,7 @@ def ragged_dot(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> li
     numbers = equation.params["ragged_dot_dimension_numbers"]
     contracted, batch = numbers.dot_dimension_numbers
     (rows,) = numbers.lhs_ragged_dimensions
-    terms = [
-        [f"{side}{dim}" for dim in range(len(operand.shape))] for side, operand in zip("lr", operands, strict=False)
-    ]
-    for kind, pairs in (("b", batch), ("c", contracted)):
-        for number, (left, right) in enumerate(zip(*pairs, strict=True)):
-            terms[0][left] = terms[1][right] = f"{kind}{number}"
+    terms = product_labels(operands[:2], numbers.dot_dimension_numbers)
     is_summed = rows in contracted[0]
     for dim in numbers.rhs_group_dimensions:
         terms[1][dim] = GROUPS
