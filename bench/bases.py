@@ -20,7 +20,7 @@ from bench.timing import Row, seconds, within
 from reshard.collectives.fewest_bytes import fewest_bytes_chain, total_bytes
 from reshard.collectives.one_axis import one_axis_chain
 from reshard.collectives.weak import weak_graph
-from reshard.sharding import Reshard
+from reshard.problem import Reshard
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # the reader of Shardy's answers lies with the tests
 

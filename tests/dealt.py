@@ -17,8 +17,9 @@ import oracle
 from numpy.typing import NDArray
 
 from reshard.deal import Deal, Window
+from reshard.dim_sharding import DimSharding
 from reshard.mesh import Mesh
-from reshard.sharding import DimSharding, Sharding
+from reshard.sharding import Sharding
 
 Array = NDArray[Any]
 PAD = -1

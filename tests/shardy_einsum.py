@@ -15,7 +15,8 @@ from shardy import _loaded
 
 from reshard.axis import sorted_and_merged
 from reshard.notation import parse_sharding
-from reshard.sharding import Reshard, Sharding
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
 from reshard.steps import Step
 
 PIPELINE = (

@@ -13,7 +13,8 @@ from itertools import pairwise
 from shardy import _loaded
 
 from reshard.notation import parse_sharding
-from reshard.sharding import Reshard, Sharding
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
 from reshard.steps import Step
 
 PIPELINE = "builtin.module(func.func(sdy-reshard-to-collectives))"

@@ -11,8 +11,9 @@ from math import prod
 from hypothesis import strategies as st
 
 from reshard.axis import Axis, pieces
+from reshard.dim_sharding import DimSharding
 from reshard.mesh import Mesh
-from reshard.sharding import UNEVEN, DimSharding, Sharding
+from reshard.sharding import UNEVEN, Sharding
 
 PLAIN_NAMES = ("x", "y", "z", "w")
 REDUCTIONS = ("sum", "avg", "product", "max", "min", "band", "bor", "bxor")

@@ -28,7 +28,8 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.planner import plan
 from reshard.plans import Plan
-from reshard.sharding import Reshard, Sharding
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
 from reshard.steps import Step
 
 FAMILIES = {

@@ -7,7 +7,7 @@ from itertools import permutations, product
 
 import reshard as rs
 from reshard.plans.free_order import order_that_is_free
-from reshard.sharding import Reshard
+from reshard.problem import Reshard
 
 MESH = rs.Mesh.of(x=2, y=3, z=2)
 

@@ -31,14 +31,18 @@ import reshard
 from reshard import numpy as engine
 from reshard.axis import Axis, refined_mesh
 from reshard.box import Box
-from reshard.digits import Cuts, Digit, Digits, Layout, Refinement, Transposition, Unreduced
+from reshard.digits import Digit, Digits, Transposition
+from reshard.dim_sharding import DimSharding
 from reshard.dtypes import DTYPES, DType
 from reshard.errors import CODES, ReshardError
 from reshard.exchange import Piece, Tiling
+from reshard.layout import Layout
 from reshard.mesh import Mesh
 from reshard.planner import CACHED_PLANS, cache_clear, plan
 from reshard.plans import Options, Plan
-from reshard.sharding import DimSharding, Reshard, Sharding
+from reshard.problem import Reshard
+from reshard.refinement import Cuts, Refinement, Unreduced
+from reshard.sharding import Sharding
 from reshard.steps import Step
 
 Array = NDArray[Any]

@@ -16,7 +16,8 @@ from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.plans.mlir import write_sdy, write_shard
-from reshard.sharding import Reshard, Sharding
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
 from reshard.steps import KINDS, Step, shortest_chain
 
 MESH = Mesh.of(x=2, y=4, z=2)

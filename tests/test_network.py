@@ -33,7 +33,8 @@ from reshard.network import (
     seconds_of,
 )
 from reshard.network.traffic import loads
-from reshard.sharding import Reshard, Sharding
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
 from reshard.steps import Step
 
 CUBE = Mesh.of(X=4, Y=4, Z=4)

@@ -11,7 +11,8 @@ from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network import FAMILIES, Level, Network, seconds_of
-from reshard.sharding import Reshard, Sharding
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
 from reshard.steps import Step
 
 # calibration

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from reshard.axis import Axis
+from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.notation import parse_mesh, parse_module, parse_sharding
-from reshard.sharding import DimSharding, Sharding
+from reshard.sharding import Sharding
 
 XY = Mesh.of(x=2, y=4)
 

@@ -17,7 +17,8 @@ from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.plans import Plan
-from reshard.sharding import Reshard, Sharding
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
 from reshard.steps import Step
 
 KINDS = {"Slice", "AllGather", "AllToAll", "Permute"}

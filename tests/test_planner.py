@@ -38,7 +38,8 @@ from reshard.network.traffic import loads
 from reshard.planner import alternatives, plan
 from reshard.planner.candidates import candidates, chains_by_detours
 from reshard.plans import Options, Plan
-from reshard.sharding import Reshard, Sharding
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
 from reshard.steps import Chain, Step, chain_through
 
 INT64 = dtype_named("int64")

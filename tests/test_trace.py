@@ -11,7 +11,8 @@ import pytest
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.plans.chrome_trace import SHOWN_DEVICES, chrome_trace
-from reshard.sharding import Reshard, Sharding
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
 from reshard.steps import chain_through
 
 MESH = Mesh.of(x=2, y=4)

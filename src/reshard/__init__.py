@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # what `__getattr__` gives, said to type checkers
     from reshard.box import Box
     from reshard.contraction import EinsumPlan, alternatives, einsum
     from reshard.deal import Deal, Window
+    from reshard.dim_sharding import DimSharding
     from reshard.errors import ReshardError
     from reshard.mesh import Mesh
     from reshard.models import Rules, plan_model
@@ -37,7 +38,7 @@ if TYPE_CHECKING:  # what `__getattr__` gives, said to type checkers
     from reshard.plans import Plan
     from reshard.propagation import Program
     from reshard.reach import Reach, window_for
-    from reshard.sharding import DimSharding, Sharding
+    from reshard.sharding import Sharding
     from reshard.steps import Step
 
 __version__ = "0.2.0"

@@ -18,117 +18,29 @@ By hand, 4 x 8 on x=2, y=4, z=2 with `[{"x"}, {"z", "y"}]`: dim 0 is cut into 2 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain, pairwise
 from typing import Any
 
-import numpy as np
-
-from reshard.axis import Axis, difference, merged, mesh_order, quote, refined_mesh, sorted_and_merged
+from reshard.axis import Axis, difference, mesh_order, quote, refined_mesh, sorted_and_merged
 from reshard.box import Box
 from reshard.checks import all_of, expect, integer, listed, shown, suggested
-from reshard.deal import Deal, DealStage, Weave, Window
-from reshard.digits import NO_DIGITS, Layout, Positions, refine
-from reshard.dtypes import REDUCTIONS, DType, dtype_named
+from reshard.deal import DealStage, Weave, Window
+from reshard.digits import NO_DIGITS
+from reshard.dim_sharding import AxesLike, DimSharding, axes_listed, braced
+from reshard.dtypes import REDUCTIONS
+from reshard.equivalence import same_placement
 from reshard.errors import ReshardError
 from reshard.foreign import SpecRecord, mesh_record, sharding_record
+from reshard.layout import Layout
 from reshard.mesh import LIMIT, Mesh
+from reshard.refinement import refine
 from reshard.tile import Tile
 
 UNEVEN = ("ceil", "chunk")
 """How a dim that its shard count does not divide is cut: in blocks of the ceiling over the product of its axes
 (Shardy, XLA), or in chunks of chunks, axis by axis (torch)."""
-
-AxesLike = str | Axis | Deal | Iterable[str | Axis | Deal] | None
-
-
-@dataclass(frozen=True, slots=True)
-class DimSharding:
-    """The axes that cut one dim, how its blocks are dealt to them, and what is held around what is owned.
-
-    >>> print(DimSharding.of("x", "?", priority=2), DimSharding.of("x", Deal.parts(2), "y", window=Window(1, 1)))
-    {"x", ?}p2 {"x", parts(2), "y", halo(1, 1)}
-    """
-
-    axes: tuple[Axis, ...] = ()
-    """Major to minor."""
-    is_open: bool = False
-    """Whether propagation may append axes."""
-    priority: int | None = None
-    """When propagation looks at it: 0 first; None counts as 0."""
-    deals: tuple[Deal, ...] = ()
-    """Where it is not one block for each shard: how blocks are dealt, by their places among the axes."""
-    window: Window | None = None
-    """What a device holds of the dim, where that is not what it owns."""
-
-    def __post_init__(self) -> None:
-        all_of(self.axes, Axis, "the axes of a dim")
-        expect(self.is_open, bool, "is_open")
-        if self.priority is not None:
-            expect(self.priority, int, "a priority")
-        if self.window is not None:
-            expect(self.window, Window, "the window of a dim", "bad-window")
-        last = -1
-        for deal in all_of(self.deals, Deal, "the deals of a dim", "bad-deal"):
-            if not last < deal.place < len(self.axes):
-                raise ReshardError(
-                    "bad-deal", f"{deal} at the place {deal.place} must have an axis behind it, before any other deal"
-                )
-            last = deal.place
-
-    def __repr__(self) -> str:
-        woven = f", deals={self.deals!r}, window={self.window!r}" if self.is_woven else ""
-        return f"DimSharding(axes={self.axes!r}, is_open={self.is_open!r}, priority={self.priority!r}{woven})"
-
-    @property
-    def is_woven(self) -> bool:
-        """Whether shards are anything but one block each, which they own and hold."""
-        return bool(self.deals) or self.window is not None
-
-    def __str__(self) -> str:
-        behind = {deal.place: str(deal) for deal in self.deals}
-        parts = [
-            text
-            for place, axis in enumerate(self.axes)
-            for text in (*([behind[place]] if place in behind else []), str(axis))
-        ]
-        parts += [*([str(self.window)] if self.window else []), *(["?"] if self.is_open else [])]
-        return "{" + ", ".join(parts) + "}" + ("" if self.priority is None else f"p{self.priority}")
-
-    @classmethod
-    def of(cls, *axes: str | Axis | Deal, priority: int | None = None, window: Window | None = None) -> DimSharding:
-        """A dim sharding from names and deals; a last `?` opens it."""
-        is_open = bool(axes) and isinstance(axes[-1], str) and axes[-1] == "?"
-        listing = axes[:-1] if is_open else axes
-        deals: list[Deal] = []
-        for place, deal in enumerate(listing):
-            if isinstance(deal, Deal):
-                deals.append(replace(deal, place=place - len(deals)))
-        names = tuple(Axis.of(axis) for axis in listing if not isinstance(axis, Deal))
-        return cls(names, is_open, priority, tuple(deals), window)
-
-    def merged(self, sizes: Mapping[str, int]) -> DimSharding:
-        """The one spelling on axes of these sizes: sub-axes side by side that no deal parts are one."""
-        if not self.deals:
-            return replace(self, axes=merged(self.axes, sizes))
-        ends = [0, *(deal.place for deal in self.deals), len(self.axes)]
-        runs = [merged(self.axes[start:stop], sizes) for start, stop in pairwise(ends)]
-        places = accumulate(map(len, runs))
-        deals = tuple(replace(deal, place=place) for deal, place in zip(self.deals, places, strict=False))
-        return replace(self, axes=tuple(chain(*runs)), deals=deals)
-
-    def stages(self, rule: str) -> Iterator[tuple[tuple[Axis, ...], Deal | None]]:
-        """The stages in which the dim is cut, major to minor, under a rule for uneven dims."""
-        dealt = {deal.place: deal for deal in self.deals}
-        ends = sorted({0, *dealt, len(self.axes)}) if rule == "ceil" else range(len(self.axes) + 1)
-        for start, stop in pairwise(ends):
-            deal = dealt.get(start)
-            if deal is not None and deal.kind == "parts":
-                yield (), deal
-                deal = None
-            yield self.axes[start:stop], deal
 
 
 @dataclass(frozen=True)
@@ -214,7 +126,7 @@ class Sharding:
         for title, axes in (("replicated", self.replicated), ("unreduced", self.unreduced)):
             self._check_list(axes, seen)
             if mesh_order(axes, self.mesh.sizes) != list(axes):
-                raise ReshardError("unsorted-axes", f"{title} axes {_braced(axes)} are not in the order of the mesh")
+                raise ReshardError("unsorted-axes", f"{title} axes {braced(axes)} are not in the order of the mesh")
 
     def _check_list(self, axes: tuple[Axis, ...], seen: set[Axis], apart: Container[int] = ()) -> None:
         previous: Axis | None = None
@@ -298,11 +210,11 @@ class Sharding:
         sizes = mesh.sizes
         built = []
         for dim in dims:
-            dim = dim if isinstance(dim, DimSharding) else DimSharding.of(*_listed(dim))
+            dim = dim if isinstance(dim, DimSharding) else DimSharding.of(*axes_listed(dim))
             built.append(dim.merged(sizes))
         sets = []
         for listing in (replicated, unreduced):
-            axes = [Axis.of(axis) for axis in _listed(listing)]
+            axes = [Axis.of(axis) for axis in axes_listed(listing)]
             known = all(axis.name in sizes for axis in axes)
             sets.append(sorted_and_merged(axes, sizes) if known else tuple(axes))
         return cls(mesh, tuple(built), sets[0], sets[1], reduction, uneven)
@@ -354,8 +266,8 @@ class Sharding:
         word = "" if self.reduction == "sum" else self.reduction
         return (
             f"[{', '.join(map(str, self.dims))}]"
-            + (f", replicated={_braced(self.replicated)}" if self.replicated else "")
-            + (f", unreduced={word}{_braced(self.unreduced)}" if self.unreduced else "")
+            + (f", replicated={braced(self.replicated)}" if self.replicated else "")
+            + (f", unreduced={word}{braced(self.unreduced)}" if self.unreduced else "")
             + ("" if self.uneven == "ceil" else f", uneven={self.uneven}")
         )
 
@@ -558,7 +470,7 @@ class Sharding:
             even = all(size and size % (ours.shards(d) * theirs.shards(d)) == 0 for d, size in enumerate(shape))
             if common is not None and even and not ours.weaves and not theirs.weaves:
                 return False
-        return _same_placement(first, second, shape)
+        return same_placement((ours, theirs), (first.mesh.device_array, second.mesh.device_array), shape)
 
     def unused_axes(self) -> tuple[Axis, ...]:
         """The parts of the mesh that neither cut a dim nor are unreduced: on these the tensor is replicated.
@@ -585,129 +497,6 @@ class Sharding:
         return replace(self.with_windows(windows), replicated=(), unreduced=self.unused_axes())
 
 
-@dataclass(frozen=True)
-class Reshard:
-    """What is to be moved: a tensor, from where it is to where it is wanted.
-
-    Rules, in the order checked:
-        bad-argument: every field is of its kind
-        bad-shape, too-large, rank-mismatch: both shardings fit the shape
-        reduction-dtype: the reductions are defined for the dtype
-    """
-
-    source: Sharding
-    target: Sharding
-    shape: tuple[int, ...]
-    """Of the whole tensor."""
-    dtype: DType
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", checked_shape(self.shape))
-        expect(self.dtype, DType, "the dtype of a reshard")
-        for end, sharding in (("source", self.source), ("target", self.target)):
-            expect(sharding, Sharding, f"the {end} of a reshard").layout_for(self.shape)
-            if sharding.unreduced:
-                self.dtype.check_reduction(sharding.reduction)
-            if sharding.is_summed:
-                self.dtype.check_reduction("sum")
-
-    @classmethod
-    def of(cls, source: Sharding, target: Sharding, shape: Sequence[int], dtype: Any = "float32") -> Reshard:
-        """A reshard from loose input: an end on the empty mesh is replicated on the mesh of the other.
-
-        Raises:
-            ReshardError: `bad-argument`, `unknown-dtype`, and with the code of the first rule that is broken.
-
-        >>> mesh = Mesh.of(x=2, y=4)
-        >>> print(Reshard.of(Sharding.of(mesh, "y", None), Sharding.of(mesh, "x", "y"), (8, 8), "f32"))
-        [{"y"}, {}] -> [{"x"}, {"y"}]
-        """
-        for sharding in (source, target):
-            expect(sharding, Sharding, "an end of a plan")
-        source = with_mesh(source, target.mesh)
-        return cls(source, with_mesh(target, source.mesh), checked_shape(shape), dtype_named(dtype))
-
-    def __str__(self) -> str:
-        return f"{self.source.text()} -> {self.target.text()}"
-
-
-def stays_unreduced(before: Sharding, after: Sharding) -> tuple[Axis, ...]:
-    """The unreduced axes of `after` along which the values are unreduced already, by the same reduction.
-
-    Where the devices stand in another order there is no telling which they are: then all, if there are as many
-    classes before as after, or none.
-
-    >>> mesh = Mesh.of(x=2, y=4)
-    >>> before, after = Sharding.of(mesh, unreduced=("x", "y:(1)2")), Sharding.of(mesh, unreduced="y")
-    >>> print(*stays_unreduced(before, after), *becomes_unreduced(before, after))
-    "y":(1)2 "y":(2)2
-    """
-    if not before.unreduced or not after.unreduced or before.reduction != after.reduction:
-        return ()
-    if not before.mesh.same_order_as(after.mesh):
-        return after.unreduced if before.layout.unreduced.size == after.layout.unreduced.size else ()
-    mesh = after.mesh
-    parts = [part for digit in before.layout.unreduced for part in mesh.parts_within(after.unreduced, digit)]
-    return sorted_and_merged(parts, mesh.sizes)
-
-
-def becomes_unreduced(before: Sharding, after: Sharding) -> tuple[Axis, ...]:
-    """The unreduced axes of `after`, of more than one device, along which the values are not unreduced yet."""
-    if not after.unreduced:
-        return ()
-    sizes = after.mesh.sizes
-    axes = difference(after.unreduced, stays_unreduced(before, after), sizes)
-    return tuple(axis for axis in axes if axis.size_in(sizes[axis.name]) > 1)
-
-
-def with_mesh(sharding: Sharding, mesh: Mesh) -> Sharding:
-    """The sharding itself, or, where its mesh is the empty placeholder, the same on `mesh`: replicated."""
-    if not sharding.mesh.is_empty or mesh.is_empty:
-        return sharding
-    return Sharding(mesh, ()) if mesh.is_maximal else replace(sharding, mesh=mesh)
-
-
-def _same_placement(first: Sharding, second: Sharding, shape: Sequence[int]) -> bool:
-    devices = [sharding.mesh.device_array for sharding in (first, second)]
-    orders = [np.argsort(ids) for ids in devices]
-    if not np.array_equal(devices[0][orders[0]], devices[1][orders[1]]):
-        return False
-    layouts = [sharding.layout_for(shape) for sharding in (first, second)]
-    if layouts[0].is_summed != layouts[1].is_summed:
-        return False
-    boxes = _numbered_tiles(layouts, orders, shape) if any(layout.weaves for layout in layouts) else []
-    for layout, positions in zip(layouts, orders, strict=True) if not boxes else ():
-        bounds = layout.bounds(shape, positions)
-        box = np.stack([edge for pair in bounds for edge in pair] or [np.zeros_like(positions)], axis=1)
-        box[np.logical_or.reduce([start >= stop for start, stop in bounds], axis=0) if bounds else slice(0)] = -1
-        boxes.append(box)
-    if not np.array_equal(boxes[0], boxes[1]):
-        return False
-    classes = [
-        _labels(np.stack([*boxes[0].T, *(digit.value(positions) for digit in layout.unreduced)], axis=1))
-        for layout, positions in zip(layouts, orders, strict=True)
-    ]
-    both = _labels(np.stack(classes, axis=1))
-    return int(both.max()) == int(classes[0].max()) == int(classes[1].max())
-
-
-def _numbered_tiles(layouts: Sequence[Layout], orders: Sequence[Positions], shape: Sequence[int]) -> list[Positions]:
-    """Per layout the tiles at some positions by numbers that are equal where what they store and own is equal."""
-    numbers: dict[object, int] = {}
-    columns = []
-    for layout, positions in zip(layouts, orders, strict=True):
-        keys: list[object] = []
-        for tile in (layout.tile(position, shape) for position in positions.tolist()):
-            spans = tile.spans if isinstance(tile, Tile) else tuple(((run,), (run,)) for run in tile)
-            keys.append(None if tile.is_empty else tuple((span[0], span[1]) for span in spans))
-        columns.append(np.array([[numbers.setdefault(key, len(numbers))] for key in keys], dtype=np.int64))
-    return columns
-
-
-def _labels(rows: Positions) -> Positions:
-    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
-
-
 def _word(axis: Axis) -> str:
     """An axis as `Axis.of` takes it."""
     return axis.name if axis.is_whole else f"{axis.name}:({axis.pre_size}){axis.size}"
@@ -721,14 +510,11 @@ def _spec_record(dim: object) -> SpecRecord | None:
     return record if isinstance(record, SpecRecord) else None
 
 
-def _listed(axes: AxesLike) -> list[str | Axis]:
-    if axes is None:
-        return []
-    return [axes] if isinstance(axes, str | Axis) else listed(axes, "axes")
-
-
-def _braced(axes: Iterable[Axis]) -> str:
-    return "{" + ", ".join(map(str, axes)) + "}"
+def with_mesh(sharding: Sharding, mesh: Mesh) -> Sharding:
+    """The sharding itself, or, where its mesh is the empty placeholder, the same on `mesh`: replicated."""
+    if not sharding.mesh.is_empty or mesh.is_empty:
+        return sharding
+    return Sharding(mesh, ()) if mesh.is_maximal else replace(sharding, mesh=mesh)
 
 
 def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:

@@ -29,7 +29,8 @@ One axis at a time y goes first, and x, which then comes after it, has to change
 >>> from reshard.collectives.fewest_bytes import fewest_bytes_chain
 >>> from reshard.collectives.one_axis import one_axis_chain
 >>> from reshard.mesh import Mesh
->>> from reshard.sharding import Reshard, Sharding
+>>> from reshard.problem import Reshard
+>>> from reshard.sharding import Sharding
 >>> mesh = Mesh.of(x=2, y=2)
 >>> reshard = Reshard.of(Sharding.of(mesh, ("x", "y"), None), Sharding.of(mesh, None, ("x", "y")), (4, 4), "int8")
 >>> for chain in (fewest_bytes_chain(reshard)[0], one_axis_chain(reshard)):

@@ -44,9 +44,11 @@ from reshard.collectives.labelled import search
 from reshard.collectives.states import DigitLists, SearchTask
 from reshard.collectives.weak import NODES, node_count
 from reshard.digits import Digit, nest
+from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.sharding import DimSharding, Reshard, Sharding, becomes_unreduced
+from reshard.problem import Reshard, becomes_unreduced
+from reshard.sharding import Sharding
 from reshard.steps import Chain, Step, shortest_chain
 
 COLLECTIVES = ("AllGather", "Slice", "AllToAll", "Permute", "ReduceScatter", "AllReduce", "ToUnreduced")

@@ -26,8 +26,9 @@ from typing import NamedTuple
 from reshard.axis import Axis, merged, sorted_and_merged
 from reshard.collectives.states import DigitLists
 from reshard.digits import Digits, nest
+from reshard.dim_sharding import DimSharding
 from reshard.mesh import Mesh
-from reshard.sharding import DimSharding, Sharding
+from reshard.sharding import Sharding
 
 
 class FrameState(NamedTuple):

@@ -44,8 +44,10 @@ from reshard.axis import Axis, aligned, merged
 from reshard.collectives.cheapest_way import cheapest_way
 from reshard.collectives.states import DigitLists, SearchTask, Tables
 from reshard.collectives.weak import NODES, STEP_LIMIT, node_count
+from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
-from reshard.sharding import DimSharding, Reshard, Sharding, becomes_unreduced
+from reshard.problem import Reshard, becomes_unreduced
+from reshard.sharding import Sharding
 from reshard.steps import Chain, Step, shortest_chain
 
 ORDERS = ("cheapest", "document")

@@ -24,10 +24,11 @@ from functools import cached_property, lru_cache
 from math import prod
 
 from reshard.axis import Axes, merged, sorted_and_merged
+from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.pattern import SUMMED, Pattern
-from reshard.sharding import DimSharding, Sharding
+from reshard.sharding import Sharding
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,8 @@ from reshard.network import Network
 from reshard.operations.projection import shards
 from reshard.planner import plan
 from reshard.plans import Plan
-from reshard.sharding import Sharding, becomes_unreduced
+from reshard.problem import becomes_unreduced
+from reshard.sharding import Sharding
 
 ROUNDING = 1e-9
 """More than sums of one and the same seconds in two orders differ by, as a part of them."""

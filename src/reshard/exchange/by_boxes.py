@@ -39,7 +39,7 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.box import Box
-from reshard.digits import NO_DIGITS, Digits, Layout, Positions
+from reshard.digits import NO_DIGITS, Digits, Positions
 from reshard.errors import ReshardError
 from reshard.exchange.pieces import (
     ONE_CLASS,
@@ -51,6 +51,7 @@ from reshard.exchange.pieces import (
     Tiling,
     block_overlaps,
 )
+from reshard.layout import Layout
 from reshard.mesh import ENUMERABLE
 
 EVERY = slice(None)

@@ -60,10 +60,11 @@ from math import prod
 import numpy as np
 
 from reshard.box import Box
-from reshard.digits import Cuts, Digits, P, Positions, Refinement, Unreduced, refine
+from reshard.digits import Digits, P, Positions
 from reshard.errors import ReshardError
 from reshard.exchange.pieces import Exchange, Piece, PieceTable, Tiling
 from reshard.mesh import ENUMERABLE, Mesh
+from reshard.refinement import Cuts, Refinement, Unreduced, refine
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from reshard.box import Box
 from reshard.deal import Runs
-from reshard.digits import NO_DIGITS, Digits, Layout, Positions
+from reshard.digits import NO_DIGITS, Digits, Positions
 from reshard.errors import ReshardError
+from reshard.layout import Layout
 from reshard.mesh import ENUMERABLE, Mesh
 from reshard.sharding import Sharding, checked_shape
 from reshard.tile import Tile

@@ -34,12 +34,13 @@ from math import prod
 import numpy as np
 
 from reshard.deal import check_held
-from reshard.digits import NO_DIGITS, Digit, Layout
+from reshard.digits import NO_DIGITS, Digit
 from reshard.errors import ReshardError
 from reshard.exchange.by_boxes import by_boxes
 from reshard.exchange.by_digits import by_digits
 from reshard.exchange.overlap_add import overlap_add
 from reshard.exchange.pieces import ClassDigits, Exchange, Tiling, block_overlaps
+from reshard.layout import Layout
 
 
 def find_exchange(source: Tiling, target: Tiling, near: int = 0) -> Exchange:

@@ -44,6 +44,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reshard.axis import Axes, difference
 from reshard.checks import expect
 from reshard.digits import Digits, nest
+from reshard.dim_sharding import DimSharding
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
 from reshard.jax.conversions import jax_mesh_like, partition_spec_of
@@ -59,9 +60,10 @@ from reshard.operations.projection import shards
 from reshard.operations.rules import LabelRole, operation_rule, reduction_of
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan
+from reshard.problem import stays_unreduced
 from reshard.propagation import Operation, Placement, Value
 from reshard.propagation.running import Engine, Turn, Turned, run
-from reshard.sharding import DimSharding, Sharding, stays_unreduced
+from reshard.sharding import Sharding
 
 SMALL_BYTES = 1 << 14
 """Up to tiles of this size reshards go together: larger ones take longer to be put into a row than a collective does

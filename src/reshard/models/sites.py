@@ -23,8 +23,9 @@ from functools import cached_property
 import numpy as np
 
 from reshard.box import Box
-from reshard.digits import Layout, Positions, Tie, Transposition
+from reshard.digits import Positions, Transposition
 from reshard.exchange import Tiling
+from reshard.layout import Layout, Tie
 from reshard.mesh import Mesh
 from reshard.sharding import Sharding
 

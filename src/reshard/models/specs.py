@@ -13,11 +13,12 @@ from dataclasses import replace
 from math import prod
 
 from reshard.axis import Axis
+from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.models.rule import Rule
 from reshard.notation import parse_sharding
-from reshard.sharding import DimSharding, Sharding
+from reshard.sharding import Sharding
 
 CUT_DIMS: dict[str, int | None] = {
     "colwise": -2,

@@ -29,7 +29,7 @@ from reshard.errors import ReshardError
 from reshard.exchange import Exchange, Tiling, class_digits
 from reshard.mesh import ENUMERABLE
 from reshard.network.networks import Network
-from reshard.sharding import Reshard
+from reshard.problem import Reshard
 from reshard.steps import Step
 
 

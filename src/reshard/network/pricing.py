@@ -8,7 +8,8 @@ Rounds are not waited for, so bytes count in total and not round by round; chunk
 A slice, and what only becomes partial, costs nothing but copies in memory, where these are asked for.
 
 >>> from reshard.mesh import Mesh
->>> from reshard.sharding import Reshard, Sharding
+>>> from reshard.problem import Reshard
+>>> from reshard.sharding import Sharding
 >>> mesh = Mesh.of(X=4, Y=4, Z=4)
 >>> network = Network.preset("tpu-v4p-4x4x4")
 >>> before, after = Sharding.of(mesh, "X", "Y"), Sharding.of(mesh, None, "Y")
@@ -24,7 +25,7 @@ from math import prod
 
 import numpy as np
 
-from reshard.digits import Cuts, Digit, Digits, Positions
+from reshard.digits import Digit, Digits, Positions
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange
 from reshard.exchange.by_digits import Cycle, cycles, senders_by_round
@@ -34,6 +35,7 @@ from reshard.network.level import Level
 from reshard.network.networks import Network
 from reshard.network.numbers import device_digits
 from reshard.network.traffic import Loads, loads, runs
+from reshard.refinement import Cuts
 from reshard.steps import Step
 
 CACHED = 4096

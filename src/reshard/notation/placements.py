@@ -37,13 +37,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshard.checks import shown
 from reshard.deal import Deal
+from reshard.dim_sharding import DimSharding
 from reshard.dtypes import REDUCTIONS
 from reshard.errors import ReshardError
 from reshard.foreign import PARTIAL, REPLICATE, SHARD, MeshRecord, PlacedRecord, PlacementRecord, PlacementsRecord
 from reshard.mesh import Mesh
 from reshard.notation.grammar import Form, Misread, number, parse, rule
 from reshard.notation.literals import Nested, Skipped, nested_of, unquoted
-from reshard.sharding import DimSharding, Sharding
+from reshard.sharding import Sharding
 
 if TYPE_CHECKING:
     from lark import Token

@@ -30,10 +30,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshard.axis import Axis
 from reshard.deal import Deal, Window
+from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.notation.grammar import STRING_START, Form, Misread, mentioning, number, parse, placed, rule, shown
-from reshard.sharding import DimSharding, Sharding
+from reshard.sharding import Sharding
 
 if TYPE_CHECKING:
     from lark import Token

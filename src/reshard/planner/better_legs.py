@@ -16,7 +16,8 @@ from reshard.network import Network
 from reshard.planner.candidates import candidates, level_strides
 from reshard.planner.policy import best_first, shrinks_first
 from reshard.plans import Options, Plan
-from reshard.sharding import Reshard, Sharding
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
 from reshard.steps import shortest_chain
 
 SETTLED = ("Slice", "AllGather", "AllToAll")

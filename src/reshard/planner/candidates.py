@@ -25,7 +25,8 @@ from reshard.digits import Digit
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.planner.spread import collides, spread
-from reshard.sharding import Reshard, Sharding, becomes_unreduced
+from reshard.problem import Reshard, becomes_unreduced
+from reshard.sharding import Sharding
 from reshard.steps import Chain, chain_through, shortest_chain
 
 TRIED = 16

@@ -2,7 +2,8 @@
 
 >>> from reshard.mesh import Mesh
 >>> from reshard.plans import Options
->>> from reshard.sharding import Reshard, Sharding
+>>> from reshard.problem import Reshard
+>>> from reshard.sharding import Sharding
 >>> mesh = Mesh.of(x=2)
 >>> reshard = Reshard.of(Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "x"), (8, 8))
 >>> plan = Plan(reshard, (Step(reshard),), Options(memory_limit=300))

@@ -30,7 +30,8 @@ from reshard.planner.candidates import all_gathered, candidates
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.policy import best_first, shrinks_first
 from reshard.plans import Options, Plan
-from reshard.sharding import Reshard, Sharding, checked_shape
+from reshard.problem import Reshard
+from reshard.sharding import Sharding, checked_shape
 from reshard.steps import Chain
 
 LOGGER = logging.getLogger("reshard")

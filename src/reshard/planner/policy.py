@@ -1,7 +1,8 @@
 """Which of several plans for one reshard is best: without a network by bytes, on one by time.
 
 >>> from reshard.mesh import Mesh
->>> from reshard.sharding import Reshard, Sharding
+>>> from reshard.problem import Reshard
+>>> from reshard.sharding import Sharding
 >>> from reshard.steps import Step
 >>> mesh = Mesh.of(x=2, y=2)
 >>> reshard = Reshard.of(Sharding.of(mesh, ("x", "y")), Sharding.of(mesh, "x"), (8,), "int8")

@@ -6,7 +6,8 @@ Of many devices only the busiest are shown.
 Times are microseconds from the start of the first step.
 
 >>> from reshard.mesh import Mesh
->>> from reshard.sharding import Reshard, Sharding
+>>> from reshard.problem import Reshard
+>>> from reshard.sharding import Sharding
 >>> mesh = Mesh.of(x=2)
 >>> step = Step(Reshard.of(Sharding.of(mesh, "x"), Sharding.of(mesh, None), (8,)))
 >>> events = json.loads(chrome_trace([step], [0.002], mesh.devices))["traceEvents"]

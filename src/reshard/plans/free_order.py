@@ -21,8 +21,10 @@ from itertools import combinations
 from math import prod
 
 from reshard.axis import Axis
+from reshard.dim_sharding import DimSharding
 from reshard.exchange import Tiling, find_exchange
-from reshard.sharding import DimSharding, Reshard, Sharding
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
 
 MOST_AXES = 10
 """On meshes of more axes nothing is looked for."""

@@ -56,7 +56,8 @@ from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.notation import to_mlir_list
-from reshard.sharding import Reshard, Sharding
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
 from reshard.steps import Step
 
 

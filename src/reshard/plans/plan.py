@@ -44,7 +44,8 @@ from reshard.plans.chrome_trace import chrome_trace
 from reshard.plans.mlir import write_sdy, write_shard
 from reshard.plans.options import Options
 from reshard.plans.table import blocks, counted
-from reshard.sharding import Reshard, Sharding, becomes_unreduced, checked_shape
+from reshard.problem import Reshard, becomes_unreduced
+from reshard.sharding import Sharding, checked_shape
 from reshard.steps import ReshardWork, Step, chain_through
 from reshard.tables import plain
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from reshard.axis import is_prefix, sorted_and_merged
 from reshard.checks import expect, listed, shown
+from reshard.dim_sharding import DimSharding
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
@@ -29,7 +30,7 @@ from reshard.operations.kinds import ENTERING, LEAVING
 from reshard.operations.operation import Operation, Value
 from reshard.operations.pattern import Pattern
 from reshard.propagation.graph import Graph
-from reshard.sharding import DimSharding, Sharding, checked_shape
+from reshard.sharding import Sharding, checked_shape
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 """What a value or an operation may be called."""

@@ -28,10 +28,11 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from math import prod
 
+from reshard.dim_sharding import DimSharding
 from reshard.operations.kinds import KindForm
 from reshard.operations.operation import Operation, Value
 from reshard.propagation.builder import Builder
-from reshard.sharding import DimSharding, Sharding
+from reshard.sharding import Sharding
 
 
 def recipes(program: Builder, state: Sequence[Value]) -> Iterator[Builder]:

@@ -7,7 +7,8 @@ Eight names and one machine: every step that communicates is the exchange of `re
 it happens to be, so none of them needs a cost or an engine of its own.
 
 >>> from reshard.mesh import Mesh
->>> from reshard.sharding import Reshard, Sharding
+>>> from reshard.problem import Reshard
+>>> from reshard.sharding import Sharding
 >>> mesh = Mesh.of(x=2)
 >>> for source, target in ((("x",), ()), ((), ("x",))):
 ...     ends = (Sharding.of(mesh, axes) for axes in (source, target))

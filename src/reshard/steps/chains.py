@@ -18,7 +18,8 @@ from dataclasses import replace
 
 from reshard.axis import Axis, aligned, merged
 from reshard.errors import ReshardError
-from reshard.sharding import Reshard, Sharding, becomes_unreduced, stays_unreduced
+from reshard.problem import Reshard, becomes_unreduced, stays_unreduced
+from reshard.sharding import Sharding
 from reshard.steps.step import Step
 
 Chain = tuple[Step, ...]

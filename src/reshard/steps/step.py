@@ -30,7 +30,7 @@ import numpy as np
 
 from reshard.axis import Axis, aligned, sorted_and_merged
 from reshard.checks import expect, shown
-from reshard.digits import Digit, Positions, Role, Unreduced
+from reshard.digits import Digit, Positions
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.exchange import (
@@ -43,7 +43,9 @@ from reshard.exchange import (
     overlap_elements,
 )
 from reshard.mesh import LIMIT
-from reshard.sharding import Reshard, Sharding, becomes_unreduced
+from reshard.problem import Reshard, becomes_unreduced
+from reshard.refinement import Role, Unreduced
+from reshard.sharding import Sharding
 from reshard.tile import Tile
 
 KINDS = ("Slice", "Permute", "AllGather", "AllToAll", "ReduceScatter", "AllReduce", "Exchange", "ToUnreduced")

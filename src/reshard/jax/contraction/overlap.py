@@ -28,12 +28,13 @@ import numpy as np
 from jax import lax
 
 from reshard.contraction import EinsumPlan
-from reshard.digits import Cuts, Digits, Positions
+from reshard.digits import Digits, Positions
 from reshard.exchange import DigitExchange
 from reshard.jax.exchange.rounds import Device, bits_of
 from reshard.network import Network
 from reshard.network.traffic import loads
 from reshard.plans import Plan
+from reshard.refinement import Cuts
 from reshard.steps import Step
 
 

@@ -42,12 +42,13 @@ import jax
 import numpy as np
 from jax import lax
 
-from reshard.digits import Cuts, Digit, Digits, Role
+from reshard.digits import Digit, Digits
 from reshard.exchange import DigitExchange
 from reshard.jax.exchange.chunked import chunk_elements, moved_in_chunks
 from reshard.jax.exchange.joint import CallKind, DeviceRun, GroupCall, run_alone
 from reshard.jax.exchange.rounds import COMBINE, Device, bits_of, in_rounds, of_device
 from reshard.plans import Plan
+from reshard.refinement import Cuts, Role
 from reshard.steps import Move, Step
 
 GROUP_REDUCTIONS: dict[str, CallKind] = {"sum": "psum", "max": "pmax", "min": "pmin"}

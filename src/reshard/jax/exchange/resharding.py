@@ -28,6 +28,7 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.checks import expect, shown
+from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
 from reshard.jax.conversions import (
     AnyMesh,
@@ -42,7 +43,7 @@ from reshard.jax.exchange.across import reshard_across
 from reshard.jax.exchange.primitive import MeshReshard, filled, run_program
 from reshard.jax.exchange.traced import checked_spec, is_in_program, left_open, mesh_that_is_set, reshard_traced
 from reshard.network import Network
-from reshard.sharding import DimSharding, Sharding
+from reshard.sharding import Sharding
 
 AnyTarget = AnySharding | Format
 """What an array may be asked to be by."""

@@ -1,0 +1,128 @@
+"""Where two layouts meet: the coarsest digits that both respect.
+
+Two layouts over the same positions meet in their *refinement*: the coarsest digits, of the positions and of
+every dim, that both respect.
+Its cuts are block lengths in a dim and strides in the positions.
+A cut inside a digit of one side splits it, and so cuts whatever that digit is tied to; this repeats until
+nothing is cut.
+Cuts are only added and all divide one another, so it ends, and in the same place whatever the order.
+Where two cuts do not divide each other there is no refinement, and boxes must be compared one by one.
+
+By hand, on positions x=2, y=4 (x has stride 4, y stride 1), for an 8 x 8 tensor that goes from `[{"y"}, {}]`
+to `[{"x"}, {"y"}]`:
+dim 0 has the blocks 2 (source) and 4 (target); the cut at 4 lies inside y and splits it into (2, 2) and (1, 2),
+and that split cuts dim 1, whose blocks of 2 by y are pairs of 4.
+
+>>> x, y = Digits([Digit(4, 2)]), Digits([Digit(1, 4)])
+>>> source = Layout(dims=((y,), ()), unreduced=Digits(), positions=8)
+>>> target = Layout(dims=((x,), (y,)), unreduced=Digits(), positions=8)
+>>> common = refine(source, target, (8, 8))
+>>> common.digits
+Digits([Digit(stride=4, size=2), Digit(stride=2, size=2), Digit(stride=1, size=2)])
+>>> common.source_roles
+(None, Cuts(dim=0, stride=4), Cuts(dim=0, stride=2))
+>>> common.target_roles
+(Cuts(dim=0, stride=4), Cuts(dim=1, stride=4), Cuts(dim=1, stride=2))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from reshard.digits import Digits, nest
+from reshard.layout import NOWHERE, Layout, Tie
+
+
+class Cuts(NamedTuple):
+    """The role of a digit that cuts a dim."""
+
+    dim: int
+    stride: int
+    """The element stride in the dim."""
+
+
+class Unreduced(NamedTuple):
+    """The role of a digit along which values are unreduced."""
+
+    stride: int
+    """Its stride in the position: unreduced on both sides it is the same digit."""
+
+
+Role = Cuts | Unreduced | None
+"""What a position digit does in a layout; None where it replicates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refinement:
+    """The coarsest digits that two layouts over the same positions both respect."""
+
+    digits: Digits
+    """The digits of the position, major to minor; their product is the number of positions."""
+    source_roles: tuple[Role, ...]
+    """What each digit does in the source."""
+    target_roles: tuple[Role, ...]
+    """What each digit does in the target."""
+    lengths: tuple[int, ...]
+    """Per dim, the length of the shortest block: pieces are boxes of these lengths, cut at the end of the dim."""
+    loose: tuple[Cuts, ...] = ()
+    """Digits of dims above these lengths that no device has on either side, major to minor per dim."""
+    loose_sizes: tuple[int, ...] = ()
+    """Their sizes."""
+
+
+def refine(source: Layout, target: Layout, shape: Sequence[int], bounds: Iterable[int] = ()) -> Refinement | None:
+    """The refinement of two layouts; None where two cuts do not divide each other.
+
+    Args:
+        source: one layout.
+        target: the other, over the same positions.
+        shape: the sizes of the tensor.
+        bounds: strides of the position at which its digits are cut besides.
+    """
+    source_ties, target_ties = source.ties(shape), target.ties(shape)
+    if source_ties is None or target_ties is None:
+        return None
+    ties = source_ties + target_ties
+    cuts: list[set[int]] = [set() for _ in shape]
+    strides = {1, source.positions, *(bound for bound in bounds if bound < source.positions)}
+    for stride, size in (*source.unreduced, *target.unreduced):
+        strides.update((stride, stride * size))
+    for dim, (stride, size), element in ties:
+        cuts[dim].update((element, element * size))
+        if stride != NOWHERE:
+            strides.update((stride, stride * size))
+    ties = [tie for tie in ties if tie.digit.stride != NOWHERE]
+    count = -1
+    while count != (count := len(strides) + sum(map(len, cuts))):
+        if not (nest(strides) and all(map(nest, cuts))):
+            return None
+        for dim, (stride, size), element in ties:
+            inside = [cut // stride for cut in strides if stride < cut < stride * size]
+            cuts[dim].update([element * ratio for ratio in inside])
+            inside = [cut // element for cut in cuts[dim] if element < cut < element * size]
+            strides.update([stride * ratio for ratio in inside])
+    digits = Digits.between(strides)
+    source_roles = _roles(digits, source_ties, source.unreduced)
+    target_roles = _roles(digits, target_ties, target.unreduced)
+    lengths = tuple(min(ends, default=size) for ends, size in zip(cuts, shape, strict=True))
+    if not source.weaves and not target.weaves:
+        return Refinement(digits, source_roles, target_roles, lengths)
+    loose = {Cuts(dim, stride): size for dim, ends in enumerate(cuts) for stride, size in Digits.between(ends)}
+    loose = {cut: size for cut, size in loose.items() if cut not in {*source_roles, *target_roles}}
+    return Refinement(digits, source_roles, target_roles, lengths, tuple(loose), tuple(loose.values()))
+
+
+def _roles(digits: Digits, ties: Sequence[Tie], unreduced: Digits) -> tuple[Role, ...]:
+    strides = [stride for stride, _ in digits]
+    roles: dict[int, Role] = {}
+    for dim, (low, size), element in ties:
+        if low == NOWHERE:
+            continue
+        for stride in strides:
+            if low <= stride < low * size:
+                roles[stride] = Cuts(dim, element * (stride // low))
+    for low, size in unreduced:
+        roles.update({stride: Unreduced(stride) for stride in strides if low <= stride < low * size})
+    return tuple([roles.get(stride) for stride in strides])
