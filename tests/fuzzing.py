@@ -23,6 +23,9 @@ import reshard as rs
 from reshard.cli.arguments import shape_of
 from reshard.cli.storage.inputs import open_input
 from reshard.dtypes import dtype_named
+from reshard.models.catalogue import model_named
+from reshard.models.checkpoints.opening import open_checkpoint
+from reshard.models.documents import parse_rules
 from reshard.network import Network
 from reshard.notation import parse_module
 from reshard.operations.pattern import Pattern
@@ -102,6 +105,10 @@ def readers(folder: Path) -> dict[str, Reader]:
         (folder / "network.json").write_text(text, encoding="utf-8", errors="replace")
         return Network.read(folder / "network.json")
 
+    def checkpoint(text: str) -> Any:
+        (folder / "model.safetensors").write_bytes(text.encode("latin-1", "replace"))
+        return open_checkpoint(folder / "model.safetensors")
+
     npy = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (8, 8), }"
     header = b'{"a":{"dtype":"F32","shape":[8,8],"data_offsets":[0,256]}}'
     safetensors = len(header).to_bytes(8, "little") + header + bytes(256)
@@ -120,6 +127,10 @@ def readers(folder: Path) -> dict[str, Reader]:
         "dtype": Reader(dtype_named, ["float32", "<f4", "torch.bfloat16", "f8E4M3FN"]),
         "npy": Reader(file_reader("a.npy"), [(npy + b" " * 55 + b"\n" + bytes(256)).decode("latin-1")]),
         "safetensors": Reader(file_reader("a.safetensors"), [safetensors.decode("latin-1")]),
+        "rules": Reader(lambda text: parse_rules(text, "rules.yaml"), SEEDS["rules"]),
+        "system": Reader(lambda text: rs.Rules.preset(text, model_named("qwen3-235b-a22b")), SEEDS["system"]),
+        "checkpoint": Reader(checkpoint, [safetensors.decode("latin-1")]),
+        "graph": Reader(rs.Program.from_stablehlo, SEEDS["stablehlo"]),
     }
 
 

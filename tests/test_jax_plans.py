@@ -158,7 +158,7 @@ def test_its_gradient_and_a_batch() -> None:
 REFUSED = {
     "another shape": (lambda plan: run(plan, ARRAY.astype(np.float32)[:8]), "bad-argument", "the plan is for"),
     "another dtype": (lambda plan: run(plan, ARRAY.astype(np.int8)), "bad-argument", "the plan is for"),
-    "no array": (lambda plan: run(plan, "x"), "bad-argument", "an array is resharded"),
+    "no array": (lambda plan: run(plan, "x"), "bad-argument", "an array or a number is resharded"),
     "no plan": (lambda plan: run(3, ARRAY), "bad-argument", "what is run"),
     "an array that lies elsewhere": (
         lambda plan: run(plan, run(plan, ARRAY.astype(np.float32))),

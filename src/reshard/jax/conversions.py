@@ -70,7 +70,7 @@ def _mesh_of(mesh: AnyMesh) -> Mesh:
     return Mesh.of(mesh)
 
 
-def sharding_of(sharding: Any, mesh: AnyMesh | Mesh | None = None, ndim: int | None = None) -> Sharding:
+def sharding_of(sharding: object, mesh: AnyMesh | Mesh | None = None, ndim: int | None = None) -> Sharding:
     """A sharding of JAX or XLA as ours.
 
     Dims that a spec does not name are whole; `UNCONSTRAINED` is an open dim that nothing cuts; `reduced` axes
@@ -246,6 +246,20 @@ def hlo_sharding_of(sharding: Sharding, ndim: int | None = None) -> Any:
     mesh = sharding.mesh
     positions = Mesh((), (0,)) if mesh.is_maximal else Mesh(mesh.axes)
     return HloSharding.from_string(to_xla(replace(sharding, mesh=positions), ndim))
+
+
+def as_array(x: object) -> jax.Array:
+    """What is resharded as an array of JAX.
+
+    Raises:
+        ReshardError: `bad-argument` where it is none and nothing that one is made of.
+    """
+    if isinstance(x, jax.Array):
+        return x
+    try:
+        return jax.numpy.asarray(x)
+    except (TypeError, ValueError):
+        raise ReshardError("bad-argument", f"an array or a number is resharded, got: {shown(x)}") from None
 
 
 def for_leaves(shardings: Any, tree: Any, what: str, of: str = "", kinds: Any = AnySharding | None) -> list[Any]:

@@ -27,6 +27,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 from jax.sharding import NamedSharding
+from jax.typing import ArrayLike
 
 from reshard.checks import shown
 from reshard.deal import Window
@@ -34,7 +35,9 @@ from reshard.errors import ReshardError
 from reshard.jax.conversions import names_in, sharding_of
 
 
-def halo(x: Any, widths: Mapping[int, tuple[int, int]], edge: str = "pad", sharding: Any = None) -> jax.Array:
+def halo(
+    x: ArrayLike, widths: Mapping[int, tuple[int, int]], edge: str = "pad", sharding: NamedSharding | None = None
+) -> jax.Array:
     """The tiles of an array with borders, side by side: of size parts * (low + tile + high) in each dim.
 
     In and out of `jit`, under `grad`, `vmap` and `scan`.

@@ -35,7 +35,7 @@ DUMPED = {"xla_dump_hlo_pass_re": "spmd.*", "xla_dump_hlo_as_text": True}
 """What XLA is asked to dump: the module before partitioning, with all shardings, and the one after."""
 
 
-def inspect(program: Any, *arguments: Any, mesh: AnyMesh | Mesh | None = None, **named: Any) -> Report:
+def inspect(program: object, *arguments: object, mesh: AnyMesh | Mesh | None = None, **named: object) -> Report:
     """Every collective and every reshard of a program, with what the plan needs for it.
 
     Given a function and its arguments it is lowered and compiled for them, not run; arguments may be

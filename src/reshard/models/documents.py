@@ -224,6 +224,8 @@ def _load(text: str, path: str) -> Any:
     }
     try:
         return yaml.load(text, StrictLoader)  # a SafeLoader, made stricter
+    except ReshardError:
+        raise
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" in line {mark.line + 1}" if mark is not None else ""
@@ -231,3 +233,5 @@ def _load(text: str, path: str) -> Any:
         raise ReshardError("syntax", f"{path} is no YAML{place}: {problem}") from None
     except RecursionError:
         raise ReshardError("syntax", f"{path} is nested too deep") from None
+    except (ValueError, LookupError, AttributeError, TypeError) as error:  # a scalar that is not what its tag says
+        raise ReshardError("syntax", f"{path} has a value that YAML cannot read: {shown(str(error))}") from None

@@ -98,7 +98,7 @@ def of_dtype(spec: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
 
 
 def sharding_of(
-    value: Any, mesh: DeviceMesh | None = None, ndim: int | None = None, on: Mesh | None = None
+    value: object, mesh: DeviceMesh | None = None, ndim: int | None = None, on: Mesh | None = None
 ) -> Sharding:
     """What a DTensor, its spec, or a list of placements says, as a sharding.
 
@@ -117,7 +117,7 @@ def sharding_of(
         return value
     if isinstance(value, DTensor):
         value = value._spec
-    if hasattr(value, "placements") and hasattr(value, "mesh"):
+    if isinstance(value, DTensorSpec):
         rank = ndim if value.tensor_meta is None else len(value.tensor_meta.shape)
         return _sharding_of(
             tuple(value.placements), value.mesh, expect(rank, int, "the number of dims"), _order_of(value), on

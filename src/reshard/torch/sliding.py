@@ -84,12 +84,12 @@ def pad(x: DTensor, widths: Sequence[int], mode: str = "constant", value: float 
     return _slid(x, reaches, tuple(shape), lambda part: part, value)
 
 
-def conv1d(x: DTensor, weight: Any, bias: Any = None, **options: Any) -> DTensor:
+def conv1d(x: DTensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **options: Any) -> DTensor:
     """`torch.nn.functional.conv1d` of a batch, cut in any dim; as `conv2d`."""
     return _convolved(1, x, weight, bias, **options)
 
 
-def conv2d(x: DTensor, weight: Any, bias: Any = None, **options: Any) -> DTensor:
+def conv2d(x: DTensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **options: Any) -> DTensor:
     """`torch.nn.functional.conv2d` of a batch, cut in any dim: only the borders of images travel.
 
     Args:
@@ -104,7 +104,7 @@ def conv2d(x: DTensor, weight: Any, bias: Any = None, **options: Any) -> DTensor
     return _convolved(2, x, weight, bias, **options)
 
 
-def conv3d(x: DTensor, weight: Any, bias: Any = None, **options: Any) -> DTensor:
+def conv3d(x: DTensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **options: Any) -> DTensor:
     """`torch.nn.functional.conv3d` of a batch, cut in any dim; as `conv2d`."""
     return _convolved(3, x, weight, bias, **options)
 

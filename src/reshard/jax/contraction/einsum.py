@@ -19,17 +19,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax._src import core
+from jax._src.lax.lax import PrecisionLike
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import Mesh as JaxMesh
+from jax.typing import ArrayLike, DTypeLike
 
 from reshard.checks import listed
 from reshard.errors import ReshardError
 from reshard.jax.contraction.einsum_primitive import MeshEinsum, bind, on_every_device, placed
 from reshard.jax.contraction.local import LocalProduct
-from reshard.jax.conversions import AnyMesh, check_form, mesh_of
+from reshard.jax.conversions import AnyMesh, Target, as_array, check_form, mesh_of
 from reshard.jax.exchange.traced import target_in
 from reshard.network import Network
 from reshard.operations.pattern import Pattern
@@ -37,13 +38,13 @@ from reshard.operations.pattern import Pattern
 
 def einsum(
     expression: str | Pattern,
-    *operands: Any,
-    target: Any = None,
-    sources: Sequence[Any] | None = None,
+    *operands: ArrayLike,
+    target: Target | None = None,
+    sources: Sequence[Target | None] | None = None,
     network: Network | str | None = None,
     sizes: Mapping[str, int] | None = None,
-    precision: Any = None,
-    preferred_element_type: Any = None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
     overlap: bool | None = None,
 ) -> jax.Array:
     """The einsum of sharded arrays, computed and laid out as the cheapest plan of `reshard.einsum` says.
@@ -78,17 +79,16 @@ def einsum(
     for end in (target, *said):
         check_form(end, "where an array of an einsum is")
     network = Network.named(network, "the network of an einsum")
-    is_fresh = [not isinstance(x, jax.Array) for x in operands]
-    arrays = [jnp.asarray(x) if fresh else x for x, fresh in zip(operands, is_fresh, strict=True)]
+    arrays = [as_array(x) for x in operands]
     for x in arrays:
         if not all(isinstance(size, int) for size in x.shape):
             raise ReshardError("bad-shape", f"an einsum needs static shapes, got: {x.shape}")
     solved, rank = pattern.solve_sizes([x.shape for x in arrays], sizes), len(pattern.output)
     mesh = _mesh_of(arrays, [target, *said])
-    operands, specs = zip(
+    sharded, specs = zip(
         *(
-            on_every_device(x, mesh) if fresh else placed(x, mesh, source)
-            for x, fresh, source in zip(arrays, is_fresh, said, strict=True)
+            placed(x, mesh, source) if isinstance(operand, jax.Array) else on_every_device(x, mesh)
+            for operand, x, source in zip(operands, arrays, said, strict=True)
         ),
         strict=True,
     )
@@ -97,7 +97,7 @@ def einsum(
         precision, None if preferred_element_type is None else np.dtype(preferred_element_type), overlap
     )
     label_sizes = tuple(solved[label] for label in pattern.labels)
-    return bind(operands, MeshEinsum(pattern, label_sizes, mesh, specs, goal, network, local))
+    return bind(sharded, MeshEinsum(pattern, label_sizes, mesh, specs, goal, network, local))
 
 
 def _mesh_of(arrays: Sequence[jax.Array], said: Sequence[Any]) -> AnyMesh:

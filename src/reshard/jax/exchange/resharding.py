@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import jax
 import numpy as np
@@ -34,6 +34,7 @@ from reshard.jax.conversions import (
     AnyMesh,
     AnySharding,
     Target,
+    as_array,
     for_leaves,
     mesh_of,
     named_sharding_of,
@@ -50,16 +51,39 @@ AnyTarget = AnySharding | Format
 SMALL_INTEGERS = tuple(np.dtype(getattr(jax.numpy, name)) for name in ("int2", "uint2", "int4", "uint4"))
 """Parts of bytes: they travel as bytes, which is what a device of a CPU holds them in."""
 
+ArrayTree = TypeVar("ArrayTree")
+"""An array of JAX or a pytree of them: what goes in comes out."""
 
+
+@overload
 def reshard(
-    x: Any,
-    target: Any,
-    source: Any = None,
+    x: np.ndarray[tuple[int, ...], np.dtype[np.generic]] | np.generic | complex,
+    target: object,
+    source: object = None,
     *,
     network: Network | str | None = None,
     refine: bool = False,
     donate: bool = False,
-) -> Any:
+) -> jax.Array: ...
+@overload
+def reshard(
+    x: ArrayTree,
+    target: object,
+    source: object = None,
+    *,
+    network: Network | str | None = None,
+    refine: bool = False,
+    donate: bool = False,
+) -> ArrayTree: ...
+def reshard(
+    x: object,
+    target: object,
+    source: object = None,
+    *,
+    network: Network | str | None = None,
+    refine: bool = False,
+    donate: bool = False,
+) -> object:
     """The same values, laid out as `target` says; every device receives the bytes that it lacks.
 
     In place of `jax.sharding.reshard` and `jax.lax.with_sharding_constraint`, in and out of `jit`, under
@@ -129,11 +153,7 @@ def _as_numbers(x: Any, target: Any, source: Any) -> tuple[Any, Any, Any, Callab
     Raises:
         ReshardError: `bad-argument`, `bad-shape`.
     """
-    if not isinstance(x, jax.Array):
-        try:
-            x = jax.numpy.asarray(x)
-        except (TypeError, ValueError):
-            raise ReshardError("bad-argument", f"an array or a number is resharded, got: {shown(x)}") from None
+    x = as_array(x)
     for size in x.shape:
         if not isinstance(size, int):
             raise ReshardError("bad-shape", f"a reshard needs a static shape, got: {x.shape}")

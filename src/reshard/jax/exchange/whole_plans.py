@@ -23,11 +23,13 @@ from typing import Any
 import jax
 from jax._src import core
 from jax.sharding import AxisType, NamedSharding
+from jax.typing import ArrayLike
 
-from reshard.checks import expect, shown
+from reshard.checks import expect
 from reshard.errors import ReshardError
 from reshard.jax.conversions import (
     AnyMesh,
+    as_array,
     jax_mesh_like,
     mesh_of,
     named_sharding_of,
@@ -45,7 +47,7 @@ from reshard.plans import Plan
 from reshard.sharding import Sharding
 
 
-def run(plan: Plan, x: Any) -> jax.Array:
+def run(plan: Plan, x: ArrayLike) -> jax.Array:
     """The array after the plan: its steps, in its basis, in its chunks; in and out of `jit`.
 
     With a memory limit every move is a loop over chunks, and the compiled program keeps the peak that the plan states:
@@ -66,32 +68,30 @@ def run(plan: Plan, x: Any) -> jax.Array:
             meshes; `unknown-device`.
     """
     expect(plan, Plan, "what is run")
-    if not isinstance(x, jax.Array):
-        try:
-            x = jax.numpy.asarray(x)
-        except (TypeError, ValueError):
-            raise ReshardError("bad-argument", f"an array is resharded, got: {shown(x)}") from None
-    if x.shape != plan.shape or x.dtype.name != plan.dtype.name:
-        raise ReshardError("bad-argument", f"the plan is for {plan.shape} {plan.dtype}, got: {x.shape} {x.dtype}")
-    in_program = isinstance(x, core.Tracer) or is_in_program()
+    array = as_array(x)
+    if array.shape != plan.shape or array.dtype.name != plan.dtype.name:
+        raise ReshardError(
+            "bad-argument", f"the plan is for {plan.shape} {plan.dtype}, got: {array.shape} {array.dtype}"
+        )
+    in_program = isinstance(array, core.Tracer) or is_in_program()
     source, target = plan.source, plan.target
     for end in (source, target):
         end.check_divisible(plan.shape)
-    _check_limit(plan, x.dtype)
+    _check_limit(plan, array.dtype)
     if not source.mesh.same_order_as(target.mesh):
-        return _run_across(plan, x, in_program)
-    of_array = jax.typeof(x).sharding.mesh if in_program else getattr(x.sharding, "mesh", None)
+        return _run_across(plan, array, in_program)
+    of_array = jax.typeof(array).sharding.mesh if in_program else getattr(array.sharding, "mesh", None)
     mesh, (start, stop) = _mesh_for(plan, of_array)
     wanted = MeshReshard(mesh, start, stop, plan=plan)
     if in_program:
-        return _traced(x, wanted, plan)
+        return _traced(array, wanted, plan)
     goal = NamedSharding(mesh, start)
-    _check_source(plan, x)
-    if x.sharding != goal:
-        x = jax.device_put(x, goal)
-    if not x.size or start == stop:
-        return jax.device_put(x, NamedSharding(mesh, stop))
-    return run_program([wanted], [x])[0]
+    _check_source(plan, array)
+    if array.sharding != goal:
+        array = jax.device_put(array, goal)
+    if not array.size or start == stop:
+        return jax.device_put(array, NamedSharding(mesh, stop))
+    return run_program([wanted], [array])[0]
 
 
 def _check_limit(plan: Plan, dtype: Any) -> None:

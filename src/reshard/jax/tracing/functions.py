@@ -42,7 +42,7 @@ from jax.sharding import Mesh as JaxMesh
 
 from reshard.checks import shown
 from reshard.errors import ReshardError
-from reshard.jax.conversions import for_leaves, mesh_of, sharding_of
+from reshard.jax.conversions import AnyMesh, for_leaves, mesh_of, sharding_of
 from reshard.jax.tracing.control_flow import cond, scan, while_loop
 from reshard.jax.tracing.emitter import CALLS, Emitter, Signature, labels, plain_dtype
 from reshard.jax.tracing.equations import MADE_OF_OTHERS, equation_values
@@ -62,7 +62,11 @@ logger = logging.getLogger("reshard")
 
 
 def trace(
-    fn: Callable[..., Any], *avals: Any, in_shardings: Any = None, out_shardings: Any = None, mesh: Any = None
+    fn: Callable[..., object],
+    *avals: object,
+    in_shardings: object = None,
+    out_shardings: object = None,
+    mesh: AnyMesh | Mesh | None = None,
 ) -> Program:
     """The program of a function of JAX.
 
