@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from tilefiles import command, refused, run
 
 import reshard as rs
+from reshard.cli import COMMANDS
 from reshard.cli.arguments import shape_of
 from reshard.cli.interrupts import Terminated
 from reshard.plans import blocks
@@ -280,11 +282,17 @@ def test_help_of_every_command_has_examples_that_run(tmp_path: Path, monkeypatch
     seen = set()
     for name in ((), ("plan",), ("run",), ("show",)):
         text = printed(*name, "--help")
-        for line in text.splitlines():
+        for line in re.sub(r" \\\n\s+", " ", text).splitlines():
             if line.startswith("  reshard ") and line not in seen:
                 seen.add(line)
                 printed(*shlex.split(line)[1:])
     assert len(seen) >= 9
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, printed(name, "--help").splitlines())) <= 80
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Terminated(15), MemoryError(), RuntimeError("oops")])

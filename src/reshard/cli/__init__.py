@@ -34,6 +34,7 @@ from difflib import get_close_matches
 
 import reshard
 from reshard.cli import output
+from reshard.cli.help_format import HelpFormatter
 from reshard.cli.interrupts import Terminated, raised
 from reshard.errors import ReshardError
 
@@ -64,7 +65,7 @@ def build_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
         prog="reshard",
         description="Moves a tensor from any layout over a set of devices to any other, and says what that costs.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"reshard {reshard.__version__}")

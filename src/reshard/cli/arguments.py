@@ -14,6 +14,7 @@ import re
 from typing import Any, Protocol
 
 from reshard.cli import output
+from reshard.cli.help_format import HelpFormatter
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.notation import is_printed_mesh, parse_mesh, parse_sharding
@@ -25,8 +26,8 @@ a sharding may be written as
   [[0], [1, 2]]                             mesh axes by number, per dim
   {devices=[2,4]<=[8]}                      XLA's text
   A[I_x, J_yz]                              named dims, axes of one letter
-  P('x', ('y', 'z'))                        JAX's specs, and the reprs of its shardings
-  [Shard(0), Replicate()], S(0)R            torch's placements, one per axis of the mesh
+  P('x', ('y', 'z'))                        JAX's specs, and its reprs
+  [Shard(0), Replicate()], S(0)R            torch's placements, one per axis
 and a mesh as x=2,y=4, in Shardy's text, or as JAX's Mesh or torch's DeviceMesh print
 """
 
@@ -46,7 +47,7 @@ def add_command(commands: Commands, name: str, function: Any, summary: str, epil
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
         epilog=epilog + "\n" + FORMS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     parser.set_defaults(command_function=function, command_parser=parser)

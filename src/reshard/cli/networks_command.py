@@ -15,7 +15,7 @@ EXAMPLES = """\
 examples:
   reshard networks
   reshard networks h200-4x8
-  reshard networks h100-2x8 --json > mine.json      to change a figure, and use the file as --network mine.json
+  reshard networks h100-2x8 --json > mine.json
 
 A network is a family and how much of it: hosts x devices, or the sizes of a torus, with the number of slices before
 them where there are several. Where a name goes a file goes too, which ends in .json or has a slash in its name.

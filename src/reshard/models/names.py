@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Iterable
 
 from reshard.checks import expect, shown
@@ -34,7 +35,9 @@ def pattern_of(text: str) -> re.Pattern[str]:
         glob = text.removeprefix(GLOB)
         return re.compile("".join({"*": "(.*)", "?": "(.)"}.get(letter, re.escape(letter)) for letter in glob))
     try:
-        return re.compile(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of sets that a later Python may read otherwise
+            return re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
         raise ReshardError("syntax", f"the pattern {shown(text)} is no regular expression: {error}") from None
 
