@@ -538,7 +538,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
     two, four = np.int64(2), np.int32(4)
     mesh = Mesh.of({"x": two}, device_ids=np.array([1, 0]))
     assert mesh == Mesh.of(x=2, device_ids=(1, 0))
-    assert repr(mesh) == "Mesh(axes=(('x', 2),), device_ids=(1, 0))"
+    assert repr(mesh) == "Mesh.of(x=2, device_ids=[1, 0])"
     assert mesh.position_of(np.int64(1)) == 0
     assert np.uint8(1) in mesh
     rows = Sharding.of(mesh, "x", None)

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from keyword import iskeyword
 from math import prod
 from typing import Any
 
@@ -97,6 +98,16 @@ class Mesh:
                 raise ReshardError("duplicate-device-id", f"device id {twice} is listed twice")
         if self.axes and ids == tuple(range(total)):
             object.__setattr__(self, "device_ids", None)
+
+    def __repr__(self) -> str:
+        """The call of `Mesh.of` that makes it; of many devices in an order of their own the first few."""
+        words = [name.isidentifier() and not iskeyword(name) for name, _ in self.axes]
+        axes = [f"{name}={size}" for name, size in self.axes] if all(words) else [repr(dict(self.axes))]
+        ids = self.device_ids
+        if ids is not None:
+            shown_ids = [*map(str, ids)] if len(ids) <= 16 else [*map(str, ids[:8]), "..."]
+            axes.append(f"device_ids=[{', '.join(shown_ids)}]")
+        return f"Mesh.of({', '.join(axes)})"
 
     def __str__(self) -> str:
         return f"<{self.fields()}>"
@@ -254,6 +265,13 @@ class Mesh:
         True
         """
         return self.size == other.size and self.device_ids == other.device_ids
+
+    def is_part_of(self, other: Mesh) -> bool:
+        """Whether another mesh has all its devices."""
+        ids, others = self.devices, other.devices
+        if isinstance(ids, range) and isinstance(others, range):
+            return len(ids) <= len(others)
+        return all(device in other for device in ids)
 
     def __contains__(self, device: object) -> bool:
         if isinstance(device, bool) or not isinstance(device, int | np.integer):

@@ -60,6 +60,9 @@ class Reshard:
         source = with_mesh(source, target.mesh)
         return cls(source, with_mesh(target, source.mesh), checked_shape(shape), dtype_named(dtype))
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self} of {self.dtype.name}{list(self.shape)} on {self.source.mesh}>"
+
     def __str__(self) -> str:
         return f"{self.source.text()} -> {self.target.text()}"
 

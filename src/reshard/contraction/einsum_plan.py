@@ -36,6 +36,7 @@ from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.operations.pattern import Pattern, Term
 from reshard.plans import Plan
+from reshard.plans.table import bytes_text
 from reshard.sharding import Sharding
 
 SCHEMA = "reshard.einsum/1"
@@ -293,6 +294,10 @@ class EinsumPlan:
             "goal": self.goal.name,
             "is_proved": self.is_proved,
         }
+
+    def __repr__(self) -> str:
+        moved = f"{bytes_text(self.received_bytes)} received, {self.flops} operations on a device"
+        return f"<EinsumPlan {self.expression} on {self.layout.mesh}: {moved}>"
 
     def __str__(self) -> str:
         return table(self)

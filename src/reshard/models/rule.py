@@ -141,7 +141,7 @@ class Rule:
         store = self.store or StoreRule("")
         for template in (store.name, store.stack, store.key, *(part.by for part in self.on)):
             for number, name in re.findall(r"\\(\d+)|\\g<(\w+)>", template) if isinstance(template, str) else ():
-                if (number and int(number) > groups) or (name and not name.isdigit() and name not in names):
+                if (number and int(number[:9]) > groups) or (name and not name.isdigit() and name not in names):
                     raise ReshardError(
                         "bad-argument", f"{template!r} asks for a group that {self.match!r} does not capture"
                     )

@@ -78,10 +78,9 @@ class Rules:
     )
 
     def __post_init__(self) -> None:
-        devices = set(self.mesh.devices)
         for rule in self.rules:
             mesh = rule.mesh or self.mesh
-            if mesh is not self.mesh and not devices.issuperset(mesh.devices):
+            if mesh is not self.mesh and not mesh.is_part_of(self.mesh):
                 raise ReshardError(
                     "different-meshes", f"rule {rule.match!r} is on mesh {mesh}, not on the devices of all"
                 )

@@ -90,6 +90,10 @@ class Network:
         if not is_number(self.launch_s) or self.launch_s < 0:
             raise ReshardError("bad-network", f"a network has launch_s {self.launch_s!r}; it must be at least 0")
 
+    def __repr__(self) -> str:
+        sizes = " x ".join(str(level.size) for level in reversed(self.levels)) or "1"
+        return f"<Network {self.name + ' ' if self.name else ''}of {sizes} devices>"
+
     def __str__(self) -> str:
         title = f"{self.name}: {self.size} devices" if self.name else f"{self.size} devices"
         return "\n".join([title, *(f"level {number}  {level}" for number, level in enumerate(self.levels))])

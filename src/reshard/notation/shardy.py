@@ -238,7 +238,7 @@ def read_mesh(text: str, *, whole: str | None = None, offset: int = 0) -> tuple[
     """A mesh from Shardy's text, after its name, which is None where the text has none.
 
     >>> read_mesh('sdy.mesh @m = <["x"=2]>')
-    ('m', Mesh(axes=(('x', 2),), device_ids=None))
+    ('m', Mesh.of(x=2))
     """
     name, mesh = parse(FORM, "mesh", text, whole=whole, offset=offset)
     _check_brackets(text, whole=whole, offset=offset)

@@ -1,7 +1,7 @@
 """The short text of a mesh, as a command line takes it: `x=2,y=4`.
 
 >>> read_mesh("D=2, Y=8")
-Mesh(axes=(('D', 2), ('Y', 8)), device_ids=None)
+Mesh.of(D=2, Y=8)
 """
 
 from __future__ import annotations

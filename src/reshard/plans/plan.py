@@ -43,7 +43,7 @@ from reshard.notation import parse_sharding
 from reshard.plans.chrome_trace import chrome_trace
 from reshard.plans.mlir import write_sdy, write_shard
 from reshard.plans.options import Options
-from reshard.plans.table import blocks, counted
+from reshard.plans.table import blocks, bytes_text, counted
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding, checked_shape
 from reshard.steps import ReshardWork, Step, chain_through
@@ -415,6 +415,11 @@ class Plan(ReshardWork):
         if wrong:
             raise ReshardError("bad-plan-text", f"{wrong[0]} in the text is not what the plan gives")
         return plan
+
+    def __repr__(self) -> str:
+        of = f"{self.dtype.name}{list(self.shape)} on {self.source.mesh}"
+        steps = ", ".join(step.kind for step in self.steps) or "no step"
+        return f"<Plan {self.reshard} of {of}: {steps}, {bytes_text(self.received_bytes)} received>"
 
     def __str__(self) -> str:
         return plain(blocks(self))

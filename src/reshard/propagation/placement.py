@@ -238,6 +238,11 @@ class Placement(Graph):
         """The program as text that `Program.parse` reads."""
         return write(self, self.shardings)
 
+    def __repr__(self) -> str:
+        meshes = ", ".join(map(str, self.meshes.values()))
+        counts = f"{len(self.operations)} operations, {len(self.plans)} reshards"
+        return f"<Placement on {meshes}: {counts}, {bytes_text(self.received_bytes)} received>"
+
     def __str__(self) -> str:
         return self.table()
 

@@ -341,6 +341,10 @@ class Program(Builder):
         program: Program = read_stablehlo(text)
         return program
 
+    def __repr__(self) -> str:
+        meshes = ", ".join(map(str, self.meshes.values()))
+        return f"<Program of {len(self.operations)} operations on {meshes}>"
+
     def __str__(self) -> str:
         return write(self, self.annotations)
 
