@@ -24,6 +24,7 @@ from reshard.dim_sharding import DimSharding
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
+from reshard.notation import as_sharding
 from reshard.operations.attributes import check_attributes
 from reshard.operations.blocks import Block, Branch, Choice, Loop, around
 from reshard.operations.kinds import ENTERING, LEAVING
@@ -175,14 +176,22 @@ class Builder(Graph):
         del self.operations[count:]
         self.ties = [pair for pair in self.ties if all(self._named.get(value.name) is value for value in pair)]
 
-    def annotate(self, value: Value, sharding: Sharding) -> None:
+    def annotate(self, value: Value, sharding: object) -> None:
         """Say how a value is sharded, besides what was said before.
 
+        Args:
+            value: of this program.
+            sharding: in any form that `as_sharding` takes; a text may name a mesh of the program, and what has no mesh
+                is on the first.
+
         Raises:
-            ReshardError: `bad-program` where that contradicts what was said before; `rank-mismatch`.
+            ReshardError: `bad-program` where that contradicts what was said before; `rank-mismatch`; and as
+                `as_sharding`.
         """
         self.check_own(value)
-        expect(sharding, Sharding, f"the sharding of value {value.name}").check_plain("a value of a program")
+        known = self.meshes if isinstance(sharding, str) else next(iter(self.meshes.values()), None)
+        sharding = as_sharding(sharding, known, len(value.shape))
+        sharding.check_plain("a value of a program")
         sharding.layout_for(value.shape)
         if sharding.mesh not in self.meshes.values():
             number = len(self.meshes)

@@ -36,7 +36,7 @@ from reshard.propagation.open_blocks import OpenChoice, OpenLoop, open_choice, o
 from reshard.propagation.placement import Placement
 from reshard.propagation.search import Shortlist, place, shortlist
 from reshard.propagation.text import OWN, read, read_meshes, write
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import checked_shape
 
 
 class Program(Builder):
@@ -48,8 +48,10 @@ class Program(Builder):
         even_ends: whether dims of inputs and outputs that were left open take only axes that divide them.
     """
 
-    def input(self, name: str, shape: Sequence[int], dtype: Any = "float32", sharding: Sharding | None = None) -> Value:
+    def input(self, name: str, shape: Sequence[int], dtype: Any = "float32", sharding: object = None) -> Value:
         """A value that is given to the program; without a sharding all its dims are open.
+
+        A sharding is said in any form, an engine's too; without a mesh of its own it is on that of the program.
 
         Raises:
             ReshardError: `bad-program` where the name is taken; `bad-shape`, `unknown-dtype`, `rank-mismatch`.
@@ -217,10 +219,11 @@ class Program(Builder):
         pattern = Pattern(((("v",), *features), places), (*places, *features))
         return self.op(pattern, table, rows, name="take", result=result, selected=("v",))
 
-    def reshard(self, value: Value, sharding: Sharding, result: str | None = None) -> Value:
+    def reshard(self, value: Value, sharding: object, result: str | None = None) -> Value:
         """A value in another sharding, which may be on another mesh."""
         self.check_own(value)
-        expect(sharding, Sharding, "the sharding of a reshard")
+        if sharding is None:
+            raise ReshardError("bad-argument", "a reshard needs the sharding that it leads to, got: None")
         return self._annotated(self.add("reshard", (value,), NewValue(result, value.shape)), sharding)
 
     def loop(
@@ -242,7 +245,7 @@ class Program(Builder):
         """A choice: `with program.choice() as choice`, in which stand its branches; see `OpenChoice`."""
         return open_choice(self)
 
-    def constrain(self, value: Value, sharding: Sharding) -> Value:
+    def constrain(self, value: Value, sharding: object) -> Value:
         """Say how a value is sharded, wherever it stands in the program; the value.
 
         Raises:
@@ -251,7 +254,7 @@ class Program(Builder):
         self.annotate(value, sharding)
         return value
 
-    def output(self, value: Value, sharding: Sharding | None = None, result: str | None = None) -> Value:
+    def output(self, value: Value, sharding: object = None, result: str | None = None) -> Value:
         """A value that the program gives back; without a sharding, in that which propagation finds."""
         self.check_own(value)
         return self._annotated(self.add("output", (value,), NewValue(result, value.shape)), sharding)
@@ -365,7 +368,7 @@ class Program(Builder):
         aim = Goal.of(goal, Network.named(network, "the network of a program"), "balanced")
         return aim, None if seconds is None else time.monotonic() + seconds
 
-    def _annotated(self, value: Value, sharding: Sharding | None) -> Value:
+    def _annotated(self, value: Value, sharding: object) -> Value:
         """A value just made, with what is said about it; where that is refused, nothing is made."""
         try:
             return value if sharding is None else self.constrain(value, sharding)
