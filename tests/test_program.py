@@ -410,7 +410,9 @@ def test_bad_texts_are_refused(text: str, code: str, sentence: str) -> None:
 def test_shardings_of_values_are_said_in_any_form() -> None:
     program = Program(Mesh.of(x=2, y=4))
     a = program.input("a", (8, 8), "f32", "P('x', None)")
-    b = program.output(program.reshard(program.constrain(a, '[{"x"}, {?}]'), "S(0)R"), Sharding.of(Mesh.of(z=8), "z"))
+    b = program.output(
+        program.reshard(program.constrain(a, '[{"x"}, {?}]'), "S(0)R"), Sharding.of(Mesh.of(z=8), "z", None)
+    )
     assert [program.annotations[value].text() for value in (a, b)] == ['[{"x"}, {}]', '[{"z"}, {}]']
     for said, code in (
         (3, "bad-argument"),
