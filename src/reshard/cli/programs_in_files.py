@@ -18,6 +18,7 @@ from pathlib import Path
 from reshard.errors import ReshardError, refusing
 from reshard.propagation import Program
 from reshard.xla.read.scan import closing
+from reshard.xla.report.dumps import decoded
 
 _MODULE = re.compile(
     r"^[ \t]*(?:module\b[^\n]*\{|func\.func\b[^\n]*\{|\"(?:builtin\.module|func\.func)\"[^\n]*[({])[ \t]*$",
@@ -56,19 +57,12 @@ def read_program(path: str) -> Program:
 def _texts_at(path: str) -> list[tuple[str, str]]:
     """The texts of a file, a folder or standard input, each with its name; what is no text is left out of a folder."""
     if path == "-":
-        return [("standard input", _decoded(sys.stdin.buffer.read(), "standard input"))]
+        return [("standard input", decoded(sys.stdin.buffer.read(), "standard input"))]
     with refusing("bad-file", f"{path} cannot be read"):
         if not Path(path).is_dir():
-            return [(path, _decoded(Path(path).read_bytes(), path))]
+            return [(path, decoded(Path(path).read_bytes(), path))]
         files = sorted(file for file in Path(path).iterdir() if file.suffix in SUFFIXES and file.is_file())
         return [(str(file), file.read_text(encoding="utf-8", errors="replace")) for file in files]
-
-
-def _decoded(data: bytes, name: str) -> str:
-    text = data.decode("utf-8", errors="replace")
-    if "\0" in text[:4096]:
-        raise ReshardError("bad-file", f"{name} is no text; what is compressed must be unpacked first")
-    return text
 
 
 def module_in(text: str) -> str | None:

@@ -41,7 +41,7 @@ def inspect_paths(paths: Iterable[str], *, mesh: Mesh | None = None) -> Report:
     unread: list[Note] = []
     for path in paths:
         if path == "-":
-            texts.append(("standard input", _decoded(sys.stdin.buffer.read(), "standard input")))
+            texts.append(("standard input", decoded(sys.stdin.buffer.read(), "standard input")))
         elif Path(path).is_dir():
             dump = read_dump(Path(path))
             texts += dump.texts
@@ -126,10 +126,15 @@ def _read(path: Path) -> str:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would wait for a writer
         os.set_blocking(number, True)
         with os.fdopen(number, "rb") as file:
-            return _decoded(file.read(), str(path))
+            return decoded(file.read(), str(path))
 
 
-def _decoded(data: bytes, name: str) -> str:
+def decoded(data: bytes, name: str) -> str:
+    """A text as far as it is one.
+
+    Raises:
+        ReshardError: `bad-file` where it is none.
+    """
     text = data.decode("utf-8", errors="replace")
     start = text[:4096]
     if 10 * (start.count("\ufffd") + start.count("\0")) > len(start):
