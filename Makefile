@@ -77,7 +77,7 @@ $(RUN_READY): pyproject.toml constraints.txt
 
 # What the tests need includes what a user runs, so this touches both stamps.
 $(TEST_READY): pyproject.toml constraints.txt
-	@echo "set-up: installing reshard, its test tools, jax and torch into $(VENV)"
+	@echo "set-up: installing reshard, its test tools, jax, torch and mpi4py into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP_INSTALL) -e '.[test,jax,torch]'
 	@touch $(RUN_READY) $@

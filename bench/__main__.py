@@ -1,7 +1,7 @@
 """Run the benchmarks and write them into bench/RESULTS.md.
 
 python -m bench [planning] [networks] [bases] [engine] [disk] [contraction] [programs] [redistribute]
-    [contraction_jax] [contraction_torch] [resharding_jax] [models]
+    [contraction_jax] [contraction_torch] [resharding_jax] [models] [mpi]
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from bench import (
     disk,
     engine,
     models,
+    mpi,
     networks,
     planning,
     programs,
@@ -45,6 +46,7 @@ GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "contraction_torch": contraction_torch.rows,
     "resharding_jax": resharding_jax.rows,
     "models": models.rows,
+    "mpi": mpi.rows,
 }
 RESULTS = Path(__file__).parent / "RESULTS.md"
 

@@ -26,8 +26,8 @@ XLA_FLAGS = (
 flags = os.environ.get("XLA_FLAGS", "").split()  # a worker of xdist has them from the process that started it
 os.environ["XLA_FLAGS"] = " ".join([*flags, *(flag for flag in XLA_FLAGS if flag not in flags)])
 
-ENGINES = ("jax", "torch")
-"""The engines that are installed apart; NumPy is always there."""
+ENGINES = {"jax": "jax", "mpi": "mpi4py", "torch": "torch"}
+"""The engines that are installed apart, and the package of each; NumPy is always there."""
 
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("dev", deadline=None)
@@ -35,7 +35,7 @@ hypothesis.settings.load_profile(os.environ.get("RESHARD_HYPOTHESIS_PROFILE", "c
 
 
 def absent_engines() -> tuple[str, ...]:
-    return tuple(name for name in ENGINES if importlib.util.find_spec(name) is None)
+    return tuple(name for name, package in ENGINES.items() if importlib.util.find_spec(package) is None)
 
 
 def complaint_about_required(required: str, absent: tuple[str, ...]) -> str | None:
@@ -56,5 +56,5 @@ def pytest_configure() -> None:
 def pytest_report_header() -> str:
     absent = absent_engines()
     present = ["numpy", *(name for name in ENGINES if name not in absent)]
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in present)
+    versions = ", ".join(f"{name} {importlib.metadata.version(ENGINES.get(name, name))}" for name in present)
     return f"engines: {versions}; absent: {', '.join(absent) or 'none'}"

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import ENGINES
 
 import reshard as rs
 
 WITHOUT_ENGINE = """
 import sys
-sys.modules["{name}"] = None  # what the import system takes for a package that is not there
+sys.modules["{package}"] = None  # what the import system takes for a package that is not there
 import reshard
 try:
     reshard.{name}
@@ -22,10 +23,10 @@ except reshard.ReshardError as refusal:
 """
 
 
-@pytest.mark.parametrize("name", ["jax", "torch"])
-def test_an_absent_engine_names_its_extra(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "package"), ENGINES.items())
+def test_an_absent_engine_names_its_extra(name: str, package: str, tmp_path: Path) -> None:
     process = subprocess.run(
-        [sys.executable, "-c", WITHOUT_ENGINE.format(name=name)],
+        [sys.executable, "-c", WITHOUT_ENGINE.format(name=name, package=package)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -37,7 +38,9 @@ def test_an_absent_engine_names_its_extra(name: str, tmp_path: Path) -> None:
 
 
 def test_a_module_of_stablehlo_asks_for_jax(tmp_path: Path) -> None:
-    statement = WITHOUT_ENGINE.format(name="jax").replace("reshard.jax", "reshard.Program.from_stablehlo('module {}')")
+    statement = WITHOUT_ENGINE.format(name="jax", package="jax").replace(
+        "reshard.jax", "reshard.Program.from_stablehlo('module {}')"
+    )
     process = subprocess.run(
         [sys.executable, "-c", statement], cwd=tmp_path, capture_output=True, text=True, check=False
     )
@@ -50,11 +53,11 @@ def test_a_name_that_is_no_engine_is_an_attribute_error() -> None:
         rs.tensorflow  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["jax", "torch"])
-def test_an_absent_engine_is_not_there_to_imports(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "package"), ENGINES.items())
+def test_an_absent_engine_is_not_there_to_imports(name: str, package: str, tmp_path: Path) -> None:
     statement = f"""
 import sys
-sys.modules["{name}"] = None
+sys.modules["{package}"] = None
 import reshard
 assert not hasattr(reshard, "{name}")
 try:
@@ -65,7 +68,7 @@ except ImportError as error:
     process = subprocess.run(
         [sys.executable, "-c", statement], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert process.stdout == f"{name} is not installed: pip install 'reshard[{name}]'\n", process.stderr
+    assert process.stdout == f"{package} is not installed: pip install 'reshard[{name}]'\n", process.stderr
 
 
 TYPED = """

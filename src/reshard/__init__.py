@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what `__getattr__` gives, said to type checkers
     from reshard import jax as jax  # the alias makes it public, where `import *` must not load it
+    from reshard import mpi as mpi
     from reshard import numpy
     from reshard import torch as torch
     from reshard.axis import Axis
@@ -94,8 +95,8 @@ ROOMS = {
     "window_for": "reach",
 }
 """Where each name is from; its room loads with its first use, and so does a room that is asked for by its own name."""
-ENGINES = ("jax", "torch")
-"""The engines that need a package of their own, each the name of its module here, its package and its extra."""
+ENGINES = {"jax": "jax", "mpi": "mpi4py", "torch": "torch"}
+"""The engines that need a package of their own: the module's name here, which is that of its extra, and the package."""
 
 
 def __getattr__(name: str) -> Any:
@@ -108,10 +109,10 @@ def __getattr__(name: str) -> Any:
     try:
         return importlib.import_module(f"reshard.{name}")
     except ModuleNotFoundError as error:
-        if name in ENGINES and error.name is not None and error.name.partition(".")[0] == name:
+        if name in ENGINES and error.name is not None and error.name.partition(".")[0] == ENGINES[name]:
             from reshard.errors import MissingExtraError  # noqa: PLC0415  # loads with the first use, as all rooms do
 
-            raise MissingExtraError(f"{name} is not installed: pip install 'reshard[{name}]'") from None
+            raise MissingExtraError(f"{ENGINES[name]} is not installed: pip install 'reshard[{name}]'") from None
         if error.name != f"reshard.{name}":
             raise
         raise AttributeError(f"module 'reshard' has no attribute {name!r}") from None

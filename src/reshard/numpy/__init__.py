@@ -10,11 +10,12 @@ transfer.py      `transfer`: a whole model, by its plan
 
 from __future__ import annotations
 
+from reshard.array_tiles import COMBINE
 from reshard.dtypes import identity
 from reshard.numpy.contraction import einsum
 from reshard.numpy.halo import halo
 from reshard.numpy.programs import run_program
-from reshard.numpy.tiles import COMBINE, gather, run, scatter
+from reshard.numpy.tiles import gather, run, scatter
 from reshard.numpy.transfer import transfer
 
 __all__ = ["COMBINE", "einsum", "gather", "halo", "identity", "run", "run_program", "scatter", "transfer"]

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from reshard.array_tiles import Array, empty
 from reshard.checks import expect
 from reshard.contraction import EinsumPlan
 from reshard.errors import ReshardError
-from reshard.numpy.tiles import Array, Tiles, empty, run
+from reshard.numpy.tiles import Tiles, run
 
 
 def einsum(plan: EinsumPlan, *operands: Mapping[int, Array], received_bytes: dict[int, int] | None = None) -> Tiles:

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from reshard.array_tiles import Array
 from reshard.checks import expect
 from reshard.errors import ReshardError
-from reshard.numpy.tiles import Array, Tiles, run
+from reshard.numpy.tiles import Tiles, run
 from reshard.planner import plan
 from reshard.sharding import Sharding
 

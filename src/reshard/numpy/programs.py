@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from reshard.array_tiles import Array
 from reshard.checks import expect, shown
 from reshard.errors import ReshardError
-from reshard.numpy.tiles import Array, Tiles, gather, scatter
+from reshard.numpy.tiles import Tiles, gather, scatter
 from reshard.numpy.tiles import run as run_plan
 from reshard.numpy.verbs import VERBS
 from reshard.operations.interpreter import BoxExtents, compute

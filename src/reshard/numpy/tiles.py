@@ -18,15 +18,15 @@ count what every device received.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from reshard.array_tiles import COMBINE, Array, assembled, combined, empty, holds, part_of, plain, sent_part, view_of
 from reshard.box import Box
 from reshard.checks import expect
-from reshard.dtypes import DType, combining, dtype_named, identity
+from reshard.dtypes import dtype_named, identity
 from reshard.errors import ReshardError
 from reshard.exchange import Tiling
 from reshard.plans import Plan
@@ -34,11 +34,7 @@ from reshard.sharding import Sharding
 from reshard.steps import Move, Step
 from reshard.tile import Tile
 
-Array = NDArray[Any]
 Tiles = dict[int, Array]
-
-COMBINE: dict[str, np.ufunc] = combining(np)
-"""What combines two partial values, by reduction; avg divides once all are added."""
 
 
 def scatter(array: Array, sharding: Sharding) -> Tiles:
@@ -51,7 +47,7 @@ def scatter(array: Array, sharding: Sharding) -> Tiles:
     Raises:
         ReshardError: `rank-mismatch`, `reduction-dtype`, `too-large`.
     """
-    array = _plain(array, "what is scattered")
+    array = plain(array, "what is scattered")
     expect(sharding, Sharding, "what an array is scattered by")
     tiling = Tiling.of(sharding, array.shape)
     if sharding.unreduced:
@@ -64,11 +60,11 @@ def scatter(array: Array, sharding: Sharding) -> Tiles:
         if is_held_elsewhere:
             tiles[device][...] = identity(sharding.reduction, array.dtype)
         elif isinstance(tile, Box):
-            tiles[device][...] = _view(array, tile)
+            tiles[device][...] = view_of(array, tile)
         else:
             boxes = tile.owned_boxes() if sharding.is_summed else tile.boxes()
             tiles[device][...] = 0
-            combined(tiles[device], tile, ((box, _view(array, box)) for box in boxes), None, 1)
+            combined(tiles[device], tile, ((box, view_of(array, box)) for box in boxes), None, 1)
     return tiles
 
 
@@ -91,7 +87,7 @@ def gather(tiles: Mapping[int, Array], sharding: Sharding, shape: Sequence[int])
         tile = tiling.layout.tile(position, tiling.shape)
         boxes = (tile,) if isinstance(tile, Box) else tile.owned_boxes()
         for box in boxes if not sharding.is_summed else ():
-            part, owned = _view(whole, box), _part(array, tile.owned_place(box))
+            part, owned = view_of(whole, box), part_of(array, tile.owned_place(box))
             if partial.index_of(position) == 0:
                 part[...] = owned
             else:
@@ -149,104 +145,12 @@ def _moved(step: Step, tiles: Tiles, counts: dict[int, int]) -> Tiles:
 
 def _received(move: Move, device: int, sources: Tiles, counts: dict[int, int]) -> Array:
     """One device's tile, made of the pieces that come into it."""
-    exchange = move.exchange
-    tile = exchange.target.tile(device)
-    array = empty(tile.shape, next(iter(sources.values())).dtype)
-    if move.fill is not None:
-        array[...] = identity(move.fill, array.dtype)
-    elif exchange.target.layout.has_windows:
-        array[...] = 0
     arriving = []
-    for piece in exchange.incoming(device):
-        sent = _sent(sources[piece.sender], piece.box, exchange.source, piece.sender)
+    for piece in move.exchange.incoming(device):
+        sent = sent_part(sources[piece.sender], piece.box, move.exchange.source, piece.sender)
         arriving.append((piece.box, sent))
         counts[device] += sent.nbytes if piece.sender != device else 0
-    return combined(array, tile, arriving, move.reduction, move.classes, overlap=move.fill is not None)
-
-
-def _sent(array: Array, box: Box, tiling: Tiling, sender: int) -> Array:
-    """What a device sends of a box: what it owns, or the sum of what its summed window holds of it."""
-    tile = tiling.tile(sender)
-    if not tiling.layout.is_summed:
-        owned: Array = _part(array, tile.owned_place(box))
-        return owned
-    total = np.zeros(box.shape, array.dtype)
-    for place, part in tile.places(box):
-        _part(total, part)[...] += _part(array, place)
-    return total
-
-
-def combined(
-    array: Array,
-    tile: Box | Tile,
-    pieces: Iterable[tuple[Box, Array]],
-    reduction: str | None,
-    classes: int,
-    *,
-    overlap: bool = False,
-) -> Array:
-    """The array of a tile, with pieces put in their places.
-
-    Pieces of one box are combined, in their order; where they overlap, each is combined with what stands there.
-    """
-    written = set()
-    for box, piece in pieces:
-        for place, part in tile.places(box):
-            there, values = _part(array, place), _part(piece, part)
-            if reduction is not None and (overlap or box in written):
-                COMBINE[reduction](there, values, out=there)
-            else:
-                there[...] = values
-        written.add(box)
-    if reduction == "avg":
-        array /= classes
-    return array
-
-
-def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """A fresh array, not filled.
-
-    Raises:
-        ReshardError: `too-large` where there is no memory for it.
-    """
-    try:
-        return np.empty(shape, dtype)
-    except (MemoryError, ValueError):
-        raise ReshardError("too-large", f"there is no memory for a tile of shape {shape} of {dtype}") from None
-
-
-def _view(array: Array, box: Box, within: Box | None = None) -> Array:
-    """The part of an array that a box is; of a scalar too a view, not its value."""
-    return _part(array, box.slices(within))
-
-
-def _part(array: Array, slices: tuple[slice, ...]) -> Array:
-    """What stands at an index; of a scalar too a view, not its value."""
-    index: tuple[Any, ...] = (..., *slices)
-    part: Array = array[index]
-    return part
-
-
-def _plain(array: Any, what: str) -> Array:
-    """The array itself, if it is all values.
-
-    Raises:
-        ReshardError: `bad-tiles` where some of it is masked away.
-    """
-    if isinstance(array, np.ma.MaskedArray):
-        raise ReshardError("bad-tiles", f"{what} must not be a masked array; give filled(…) or data")
-    return np.asanyarray(array)
-
-
-def _holds(dtype: np.dtype[Any], planned: DType, is_combined: bool) -> bool:
-    """Whether an array of NumPy's dtype is one of the planned values.
-
-    What NumPy knows by no name of its own may come as unsigned integers or bytes of its size, unless it is combined.
-    """
-    if dtype.itemsize != planned.itemsize:
-        return False
-    is_raw = dtype.kind in "uV" and planned.name not in np.sctypeDict and not is_combined
-    return dtype.name == planned.name or is_raw
+    return assembled(move, device, arriving, next(iter(sources.values())).dtype)
 
 
 def _check_tiles(tiles: Mapping[int, Array], tiling: Tiling, plan: Plan | None) -> np.dtype[Any]:
@@ -261,13 +165,13 @@ def _check_tiles(tiles: Mapping[int, Array], tiling: Tiling, plan: Plan | None) 
     for device in tiling.mesh.device_array.tolist():
         if device not in tiles:
             raise ReshardError("bad-tiles", f"the tile of device {device} is missing")
-        tile, shape = _plain(tiles[device], f"the tile of device {device}"), tiling.tile(device).shape
+        tile, shape = plain(tiles[device], f"the tile of device {device}"), tiling.tile(device).shape
         if tile.shape != shape:
             raise ReshardError("bad-tiles", f"the tile of device {device} has shape {tile.shape}; it must be {shape}")
         dtypes.add(tile.dtype)
     planned = None if plan is None else plan.dtype
     is_combined = plan is not None and bool(plan.source.unreduced or plan.target.unreduced)
-    if len(dtypes) > 1 or (planned and not all(_holds(dtype, planned, is_combined) for dtype in dtypes)):
+    if len(dtypes) > 1 or (planned and not all(holds(dtype, planned, is_combined) for dtype in dtypes)):
         names = ", ".join(sorted(map(str, dtypes)))
         raise ReshardError("bad-tiles", f"tiles must all be of dtype {planned or 'one kind'}, got: {names}")
     return dtypes.pop()

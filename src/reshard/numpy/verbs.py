@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from reshard.array_tiles import COMBINE, Array
 from reshard.dtypes import identity
-from reshard.numpy.tiles import COMBINE, Array
 from reshard.operations.interpreter import Verbs, functions
 from reshard.operations.kinds import KindForm
 from reshard.operations.pattern import Shape

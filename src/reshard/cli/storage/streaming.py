@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reshard.array_tiles import combined
 from reshard.box import Box
 from reshard.cli.storage import pieces_by_region
 from reshard.cli.storage.encoding import Encoding
@@ -29,7 +30,6 @@ from reshard.dtypes import identity
 from reshard.errors import ReshardError
 from reshard.exchange import Piece, Tiling
 from reshard.models.checkpoints.files import FileReader, FileWriter, TileFile, bytes_of, run_count
-from reshard.numpy.tiles import combined
 from reshard.plans import Plan
 
 CALL_BYTES = 2**13

@@ -1,0 +1,284 @@
+"""One rank's part of a plan: what it sends, receives and puts together, made once from its own coordinates.
+
+Where every piece lies at one place of the tile before and of the tile after, messages go from tile to tile by
+datatypes, and nothing is packed: by one Alltoallw where most ranks talk with most, else by sends and receives, which
+cost nothing for those that have nothing to say to each other.
+What is summed before it is sent, or combined once it is there, has a buffer of its own size; so has what comes twice
+into a window.
+Ranks whose tiles are shared with this one send it nothing: it reads these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from reshard.array_tiles import Array, assembled, combined, sent_part
+from reshard.box import Box
+from reshard.dtypes import DType
+from reshard.errors import ReshardError
+from reshard.exchange import Piece, Tiling
+from reshard.mpi.participants import Participants
+from reshard.mpi.subarrays import Index, memory_of, run_of, subarrays
+from reshard.plans import Plan
+from reshard.steps import Move
+from reshard.tile import Tile
+
+TAG = 0
+
+
+@dataclass(frozen=True)
+class MessageEnd:
+    """All that one rank sends in a move, or receives."""
+
+    pieces: dict[int, list[Piece]]
+    """By the other rank, in an order that both know."""
+    types: dict[int, MPI.Datatype]
+    room_bytes: int | None
+    """Of the buffer that messages are packed into, one after the other; None where they lie in the tile."""
+    starts: dict[Piece, int]
+    """Where each piece begins in the buffer, in bytes."""
+
+    @classmethod
+    def of(
+        cls,
+        pieces: Iterable[tuple[int, Piece]],
+        shape: tuple[int, ...],
+        place_of: Callable[[Box], Index] | None,
+        itemsize: int,
+    ) -> MessageEnd:
+        """The messages of some pieces.
+
+        Args:
+            pieces: each with the other rank.
+            shape: of the tile.
+            place_of: where a box lies in it; None where messages have a buffer.
+            itemsize: bytes per element.
+        """
+        by_peer: dict[int, list[Piece]] = {}
+        for peer, piece in pieces:
+            by_peer.setdefault(peer, []).append(piece)
+        types, starts, end = {}, {}, 0
+        for peer, parts in by_peer.items():
+            parts.sort(key=lambda piece: (piece.box, piece.round))
+            if place_of is not None:
+                types[peer] = subarrays(shape, [place_of(piece.box) for piece in parts], itemsize)
+                continue
+            first = end
+            for piece in parts:
+                starts[piece] = end
+                end += piece.box.size * itemsize
+            types[peer] = run_of(first, end - first)
+        return cls(by_peer, types, None if place_of is not None else end, starts)
+
+    def free(self) -> None:
+        """Give the datatypes back."""
+        for datatype in self.types.values():
+            datatype.Free()
+
+
+class LocalMove:
+    """One rank's part of a move."""
+
+    def __init__(self, move: Move, participants: Participants, dtype: DType) -> None:
+        exchange, device = move.exchange, participants.device
+        self.move, self.participants = move, participants
+        source = _tile_of(exchange.source, device)
+        self.target = _tile_of(exchange.target, device)
+        outgoing = [] if source is None else exchange.outgoing(device)
+        self.incoming = [] if self.target is None else exchange.incoming(device)
+        is_summed = exchange.source.layout.is_summed
+        sent = ((piece.receiver, piece) for piece in outgoing if piece.receiver != device)
+        self.sends = MessageEnd.of(
+            sent,
+            () if source is None else source.shape,
+            None if source is None or is_summed else source.owned_place,
+            dtype.itemsize,
+        )
+        received = ((piece.sender, piece) for piece in self.incoming if piece.sender != device)
+        self.receives = MessageEnd.of(
+            received,
+            () if self.target is None else self.target.shape,
+            self._place if self.is_straight else None,
+            dtype.itemsize,
+        )
+
+    @cached_property
+    def is_straight(self) -> bool:
+        """Whether what arrives lies at one place of the tile, and stands there as it came."""
+        target = self.target
+        if target is None or self.move.reduction is not None or self.move.fill is not None:
+            return False
+        return all(len(target.places(piece.box)) == 1 for piece in self.incoming)
+
+    def _place(self, box: Box) -> Index:
+        target: Any = self.target
+        place: Index = target.places(box)[0][0]
+        return place
+
+    @cached_property
+    def is_dense(self) -> bool:
+        """Whether most ranks talk with most."""
+        try:
+            return 2 * self.move.exchange.rounds >= len(self.participants.devices)
+        except ReshardError:  # too many pieces to count
+            return False
+
+    @property
+    def room_bytes(self) -> int:
+        """Of both buffers."""
+        return (self.sends.room_bytes or 0) + (self.receives.room_bytes or 0)
+
+    def run(
+        self, tile: Array | None, dtype: np.dtype[Any], out: Array | None = None, near: Mapping[int, Any] | None = None
+    ) -> Array | None:
+        """The tile after the move.
+
+        Args:
+            tile: before it, contiguous; None on a rank that has none.
+            dtype: of both.
+            out: memory for it.
+            near: by device, the memory of tiles that this rank can read, whose ranks read its tile too; None where no
+                rank reads another's.
+        """
+        device, exchange = self.participants.device, self.move.exchange
+        sent = tile if self.sends.room_bytes is None else self._packed(tile, dtype)
+        array: Array | None = None
+        received: Array | None
+        if self.is_straight:
+            received = array = assembled(self.move, device, (), dtype, out)
+        else:
+            received = None if self.target is None else np.empty(self.receives.room_bytes or 0, np.uint8)
+        requests = self._posted(sent, received, near)
+        tiles: Mapping[int, Any] = near or {}
+
+        def arriving(pieces: Iterable[Piece]) -> Iterable[tuple[Box, Array]]:
+            for piece in pieces:
+                if piece.sender == device or piece.sender in tiles:
+                    values = tile if piece.sender == device else self._neighbour(tiles, piece.sender, dtype)
+                    yield piece.box, sent_part(values, piece.box, exchange.source, piece.sender)  # type: ignore[arg-type]
+                elif received is not None and not self.is_straight:
+                    start = self.receives.starts[piece]
+                    room = received[start : start + piece.box.size * dtype.itemsize]
+                    yield piece.box, room.view(dtype).reshape(piece.box.shape)
+
+        if array is not None and self.target is not None:
+            seen = [piece for piece in self.incoming if piece.sender == device or piece.sender in tiles]
+            combined(array, self.target, arriving(seen), None, 1)
+            MPI.Request.Waitall(requests)
+            return array
+        MPI.Request.Waitall(requests)
+        if self.target is None:
+            return None
+        return assembled(self.move, device, arriving(self.incoming), dtype, out)
+
+    def _neighbour(self, near: Mapping[int, Any], device: int, dtype: np.dtype[Any]) -> Array:
+        tile: Array = near[device].view(dtype).reshape(self.move.exchange.source.tile(device).shape)
+        return tile
+
+    def _packed(self, tile: Array | None, dtype: np.dtype[Any]) -> Array:
+        """What is sent, in its buffer."""
+        room = np.empty(self.sends.room_bytes or 0, np.uint8)
+        for piece, start in self.sends.starts.items() if tile is not None else ():
+            place = room[start : start + piece.box.size * dtype.itemsize].view(dtype).reshape(piece.box.shape)
+            place[...] = sent_part(tile, piece.box, self.move.exchange.source, piece.sender)  # type: ignore[arg-type]
+        return room
+
+    def _posted(self, sent: Array | None, received: Array | None, near: Mapping[int, Any] | None) -> list[MPI.Request]:
+        """What to wait for."""
+        comm, places = self.participants.comm, self.participants.place_of
+        nothing = np.zeros(1, np.uint8)
+        memories = [nothing if array is None or not array.size else memory_of(array) for array in (sent, received)]
+        if self.is_dense and near is None:
+            ends = []
+            for memory, end in zip(memories, (self.sends, self.receives), strict=True):
+                types = [end.types.get(device, MPI.BYTE) for device in self.participants.devices]
+                counts = [int(device in end.types) for device in self.participants.devices]
+                ends.append([memory, counts, [0] * len(types), types])
+            return [comm.Ialltoallw(*ends)]
+        requests = [
+            comm.Irecv([memories[1], 1, datatype], places[peer], TAG)
+            for peer, datatype in self.receives.types.items()
+            if near is None or peer not in near
+        ]
+        requests += [
+            comm.Isend([memories[0], 1, datatype], places[peer], TAG)
+            for peer, datatype in self.sends.types.items()
+            if near is None or peer not in near
+        ]
+        return requests
+
+
+def _tile_of(tiling: Tiling, device: int) -> Box | Tile | None:
+    return tiling.tile(device) if device in tiling.mesh else None
+
+
+class LocalPlan:
+    """One rank's part of a plan."""
+
+    def __init__(self, plan: Plan, participants: Participants) -> None:
+        """Without a message.
+
+        Raises:
+            ReshardError: `no-plan` where the plan has a limit on memory that buffers would break; `too-large`.
+        """
+        self.plan, self.device = plan, participants.device
+        self.digest = hashlib.blake2b(plan.to_json().encode(), digest_size=16).hexdigest()
+        """The same on all ranks that run the same plan."""
+        self.moves: list[LocalMove] = []
+        try:
+            for step in plan.steps:
+                self.moves += [LocalMove(move, participants, plan.dtype) for move in step.transfers]
+            self.source_shape, self.target_shape = (
+                None if tile is None else tile.shape
+                for tile in (_tile_of(Tiling.of(end, plan.shape), self.device) for end in (plan.source, plan.target))
+            )
+            self._check_limit()
+        except ReshardError:
+            self.free()
+            raise
+
+    def _check_limit(self) -> None:
+        """Refuse buffers beyond the plan's limit."""
+        limit = self.plan.options.memory_limit
+        shapes = [self.source_shape, *(None if move.target is None else move.target.shape for move in self.moves)]
+        sizes = [0 if shape is None else prod(shape) * self.plan.dtype.itemsize for shape in shapes]
+        held = zip(sizes, sizes[1:], self.moves, strict=False)
+        need = max((before + after + move.room_bytes for before, after, move in held), default=0)
+        if limit is not None and need > limit:
+            raise ReshardError(
+                "no-plan", f"MPI combines values as they come: rank {self.device} needs {need} bytes, not {limit}"
+            )
+
+    def run(
+        self, tile: Array | None, dtype: np.dtype[Any], out: Array | None = None, near: Mapping[int, Any] | None = None
+    ) -> Array | None:
+        """The tile of the target, in fresh memory or in `out`; see `LocalMove.run`."""
+        for number, move in enumerate(self.moves):
+            target = move.target
+            if tile is not None and number == 0 and move.move.exchange.source.shape != self.plan.shape:
+                tile = tile.reshape(1)  # a scalar moved as a vector
+            is_last = number + 1 == len(self.moves)
+            memory = out.reshape(target.shape) if out is not None and target is not None and is_last else None
+            tile = move.run(tile, dtype, memory, near if number == 0 else None)
+        if self.target_shape is None:
+            return None
+        if out is not None:
+            if not self.moves:
+                out[...] = np.reshape(tile, out.shape)  # type: ignore[arg-type]
+            return out
+        copied = tile if self.moves else np.array(tile, order="C")
+        return np.reshape(copied, self.target_shape)  # type: ignore[arg-type]
+
+    def free(self) -> None:
+        """Give the datatypes back."""
+        for move in self.moves:
+            move.sends.free()
+            move.receives.free()

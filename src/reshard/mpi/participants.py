@@ -1,0 +1,207 @@
+"""The ranks that make a call together: whether they ask for the same, and what is kept for them.
+
+They have a communicator of their own, so that their messages meet no others; it is made with their first call, by
+themselves alone, and kept with the communicator that they are ranks of.
+
+Before anything moves all of them compare a digest of what they are about to do, by one all-reduce: the largest digest
+and the largest complement of one are complements of each other only where all are equal.
+Where they are not, or a rank refuses its own call, the ranks tell each other in words, and all raise.
+The same all-reduce finds whether all tiles are shared, see `shared_tiles`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from reshard.checks import shown
+from reshard.errors import ReshardError
+
+CHECKS = ("first", "always", "never")
+"""When ranks compare what they are about to do: at the first call of each kind, at every call, or not at all."""
+CAPACITY = 256
+"""How many kinds of call are kept for a set of ranks."""
+ANY_TILE = 0
+"""The number of a shared tile that a rank gives that has none to give."""
+NO_TILE = 2**64 - 1
+"""The number that one gives whose tile is not shared."""
+
+
+class Freed(Protocol):
+    """What is kept, and freed when it goes."""
+
+    def free(self) -> None:
+        """Give back what MPI holds for it."""
+
+
+T = TypeVar("T", bound=Freed)
+
+
+class Participants:
+    """A set of ranks of a communicator, this one among them."""
+
+    def __init__(self, comm: MPI.Intracomm, devices: tuple[int, ...]) -> None:
+        """To be made by all of them at once.
+
+        Args:
+            comm: what they are ranks of.
+            devices: their numbers there, ascending.
+        """
+        group = comm.Get_group()
+        chosen = group.Incl(devices)
+        self.comm: MPI.Intracomm = comm.Create_group(chosen)
+        chosen.Free()
+        group.Free()
+        self.devices = devices
+        self.place_of = {device: place for place, device in enumerate(devices)}
+        self.device = comm.rank
+        self.agreed: set[str] = set()
+        self.shared: dict[int, Any] = {}
+        """By their number, tiles that are shared."""
+        self._made: OrderedDict[Any, Any] = OrderedDict()
+
+    def is_due(self, digest: str, mode: str) -> bool:
+        """Whether what has this digest is to be compared in one of the modes `CHECKS`.
+
+        Where there are shared tiles it is at every call, for any of them may be what is read from.
+        """
+        return mode == "always" or (mode == "first" and (digest not in self.agreed or bool(self.shared)))
+
+    def agree(self, digest: str, words: str, shared_tile: int = ANY_TILE) -> int:
+        """Wait until all ranks have said what they do.
+
+        Args:
+            digest: of what this one does.
+            words: the same for a sentence.
+            shared_tile: the number of the shared tile that it reads from.
+
+        Returns:
+            The number of the shared tile, where all that have a tile name that one; else `ANY_TILE` or `NO_TILE`.
+
+        Raises:
+            ReshardError: `ranks-disagree` on all of them.
+        """
+        numbers = np.frombuffer(hashlib.blake2b(digest.encode(), digest_size=16).digest(), np.uint64)
+        tile = np.array([shared_tile], np.uint64)
+        complement = tile if shared_tile in (ANY_TILE, NO_TILE) else ~tile
+        largest = self._largest([*numbers, *~numbers, *tile, *complement])
+        if not np.array_equal(largest[:2], ~largest[2:4]):
+            raise self._disagreement(words, is_refusal=False)
+        self.agreed.add(digest)
+        is_one = largest[4] == ~largest[5] and largest[4] not in (ANY_TILE, NO_TILE)
+        return int(largest[4]) if is_one else NO_TILE
+
+    @contextmanager
+    def telling(self, is_due: bool) -> Iterator[None]:
+        """Tell the others of what is refused meanwhile, if they come to agree."""
+        try:
+            yield
+        except Exception as error:
+            if not is_due:
+                raise
+            what = error.code if isinstance(error, ReshardError) else type(error).__name__
+            self._largest([NO_TILE] * 6)
+            self._disagreement(f"{what}: {error}", is_refusal=True)
+            raise
+
+    def _largest(self, numbers: list[Any]) -> NDArray[np.uint64]:
+        result = np.zeros(6, np.uint64)
+        self.comm.Allreduce(np.array(numbers, np.uint64), result, MPI.MAX)
+        return result
+
+    def _disagreement(self, words: str, *, is_refusal: bool) -> ReshardError:
+        """What all ranks say, as a sentence."""
+        said = self.comm.allgather((is_refusal, words))
+        for device, (refuses, reason) in zip(self.devices, said, strict=True):
+            if refuses:
+                return ReshardError("ranks-disagree", f"rank {device} refuses its own call: {reason}")
+        place, other = next((place, text) for place, (_, text) in enumerate(said) if text != said[0][1])
+        return ReshardError(
+            "ranks-disagree", f"rank {self.devices[place]} asks for {other}, rank {self.devices[0]} for {said[0][1]}"
+        )
+
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """What was made for a key before, or is made now; the oldest goes where there are too many."""
+        value: T | None = self._made.get(key)
+        if value is None:
+            value = make()
+            if len(self._made) >= CAPACITY:
+                self._made.popitem(last=False)[1].free()
+            self._made[key] = value
+        return value
+
+    def free(self) -> None:
+        """Let go of all that is kept; all of the ranks do so in the same order, or none."""
+        for made in (*self._made.values(), *self.shared.values()):
+            made.free()
+        self._made.clear()
+        self.shared.clear()
+        self.comm.Free()
+
+
+def _forget(_comm: MPI.Comm, _key: int, known: dict[tuple[int, ...], Participants]) -> None:
+    for participants in known.values():
+        participants.free()
+    known.clear()
+
+
+_KEY = MPI.Comm.Create_keyval(delete_fn=_forget)
+_WORLDS: list[MPI.Intracomm] = []
+"""Communicators that outlive the program, those of the whole world."""
+
+
+def participants_of(comm: MPI.Intracomm | None, devices: tuple[int, ...]) -> Participants | None:
+    """What is kept for some ranks of a communicator; None on a rank that is none of them.
+
+    Args:
+        comm: None for the world.
+        devices: ascending.
+
+    Raises:
+        ReshardError: `bad-argument` where it is no communicator, or has no such ranks.
+    """
+    if comm is None:
+        comm = MPI.COMM_WORLD
+    if not isinstance(comm, MPI.Intracomm):
+        raise ReshardError("bad-argument", f"comm must be a communicator of mpi4py, got: {shown(comm)}")
+    if devices and devices[-1] >= comm.size:
+        raise ReshardError("bad-argument", f"device {devices[-1]} is none of the {comm.size} ranks of the communicator")
+    if comm.rank not in devices:
+        return None
+    known: Any = comm.Get_attr(_KEY)
+    if known is None:
+        known = {}
+        comm.Set_attr(_KEY, known)
+        if comm == MPI.COMM_WORLD:
+            _WORLDS.append(comm)
+    if devices not in known:
+        known[devices] = Participants(comm, devices)
+    participants: Participants = known[devices]
+    return participants
+
+
+@atexit.register
+def forget() -> None:
+    """Let go of what is kept for the world, while MPI is there: shared memory that is not freed holds up its end."""
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        for comm in _WORLDS:
+            comm.Delete_attr(_KEY)
+    _WORLDS.clear()
+
+
+def check_mode(mode: str) -> None:
+    """Refuse what is none of `CHECKS`.
+
+    Raises:
+        ReshardError: `bad-argument`.
+    """
+    if mode not in CHECKS:
+        raise ReshardError("bad-argument", f"check must be one of {', '.join(CHECKS)}, got: {shown(mode)}")

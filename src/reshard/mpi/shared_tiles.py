@@ -1,0 +1,124 @@
+"""Tiles in memory that the ranks of a host share: what one of them has, the others read by themselves.
+
+Nothing is sent then, and every element is copied once instead of twice.
+That needs a tile that was made for it, by all ranks at once, and a wait of all ranks before the reading and of those of
+a host after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from reshard.array_tiles import Array
+from reshard.checks import expect
+from reshard.dtypes import dtype_named, value_dtype
+from reshard.exchange import Tiling
+from reshard.mpi.participants import ANY_TILE, NO_TILE, Participants, participants_of
+from reshard.sharding import Sharding, checked_shape
+
+
+class SharedTile:
+    """One rank's tile, and what it sees of those of the ranks on its host."""
+
+    def __init__(self, participants: Participants, nbytes: int) -> None:
+        """To be made by all of them at once."""
+        comm = participants.comm
+        host: Any = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.host: MPI.Intracomm = host
+        self.window: MPI.Win = MPI.Win.Allocate_shared(nbytes, 1, comm=self.host)
+        places = self._places_on(comm)
+        self.memories: dict[int, Any] = {}
+        for rank, place in enumerate(places):
+            room: Any = self.window.Shared_query(rank)[0]
+            self.memories[participants.devices[place]] = np.frombuffer(room, np.uint8)
+        self.own = self.memories[participants.device]
+        self.window.Lock_all()
+
+    def _places_on(self, comm: MPI.Intracomm) -> list[int]:
+        """The ranks of a communicator that are on this host."""
+        groups = self.host.Get_group(), comm.Get_group()
+        places = MPI.Group.Translate_ranks(groups[0], list(range(self.host.size)), groups[1])
+        for group in groups:
+            group.Free()
+        return list(places)
+
+    def holds(self, tile: Array) -> bool:
+        """Whether an array is all of this memory."""
+        return tile.nbytes == self.own.nbytes and tile.ctypes.data == self.own.ctypes.data and tile.flags.c_contiguous
+
+    def wait(self) -> None:
+        """Until all ranks of the host are here."""
+        self.window.Sync()
+        self.host.Barrier()
+
+    def see(self) -> None:
+        """Take notice of what others have written."""
+        self.window.Sync()
+
+    def free(self) -> None:
+        """Give the memory back, with all ranks of the host."""
+        self.memories.clear()
+        self.window.Unlock_all()
+        self.window.Free()
+        self.host.Free()
+
+
+def empty(sharding: Sharding, shape: Sequence[int], dtype: Any, comm: MPI.Intracomm | None = None) -> Array | None:
+    """An array for the tile of this rank, not filled, in memory that the ranks of a host share.
+
+    All ranks of the mesh must call it. A plan that is run from such tiles, by the same ranks, sends nothing between
+    ranks of one host. The memory is held until the communicator is freed, that of the world to the end.
+
+    Args:
+        sharding: whose tile it is.
+        shape: of the whole tensor.
+        dtype: of its elements.
+        comm: whose ranks are the devices of the mesh; the world where it is not given.
+
+    Returns:
+        The array; None on a rank that the mesh does not have.
+
+    Raises:
+        ReshardError: `bad-argument`, `bad-shape`, `rank-mismatch`, `unknown-dtype`, `missing-extra`, `ranks-disagree`.
+    """
+    tiling = Tiling.of(expect(sharding, Sharding, "what a tile is of"), checked_shape(shape))
+    kind = value_dtype(dtype_named(dtype))
+    participants = participants_of(comm, tuple(sorted(sharding.mesh.devices)))
+    if participants is None:
+        return None
+    words = f"a shared tile of {sharding.text()} of {tuple(tiling.shape)} {kind}"
+    participants.agree(f"{sharding} {words}", words)
+    local_shape = tiling.tile(participants.device).shape
+    number = 1 + max(participants.shared, default=0)
+    tile = participants.shared[number] = SharedTile(participants, prod(local_shape) * kind.itemsize)
+    array: Array = tile.own.view(kind).reshape(local_shape)
+    return array
+
+
+@contextmanager
+def reading(participants: Participants, number: int) -> Iterator[dict[int, Any] | None]:
+    """The memories of the other ranks of this host, by device, which stay as they are meanwhile; None without them."""
+    shared = participants.shared.get(number)
+    if shared is None:
+        yield None
+        return
+    shared.see()
+    yield {device: memory for device, memory in shared.memories.items() if device != participants.device}
+    shared.wait()
+
+
+def number_of(tile: Array | None, participants: Participants) -> int:
+    """The number of the shared tile that an array is."""
+    if tile is None:
+        return ANY_TILE
+    for number, shared in participants.shared.items():
+        if shared.holds(tile):
+            shared.see()  # what this rank has written goes before what it says next
+            return number
+    return NO_TILE if tile.size else ANY_TILE

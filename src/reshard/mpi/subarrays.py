@@ -1,0 +1,52 @@
+"""Parts of arrays as datatypes of MPI: a message is read where it lies and written where it belongs.
+
+Elements travel as bytes, whatever they mean, so that the last dim of an array counts them.
+Parts of one message are in the order that both its ends derive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from mpi4py import MPI
+
+Index = tuple[slice, ...]
+
+
+def subarrays(shape: tuple[int, ...], parts: Sequence[Index], itemsize: int) -> MPI.Datatype:
+    """The parts of a contiguous array, none of them empty, one after the other.
+
+    Args:
+        shape: of the array.
+        parts: an index each, of slices with both ends or of all of a dim.
+        itemsize: bytes per element.
+    """
+    types = [_subarray(shape, part, itemsize) for part in parts]
+    if len(types) == 1:
+        return types[0].Commit()
+    joined = MPI.Datatype.Create_struct([1] * len(types), [0] * len(types), types).Commit()
+    for datatype in types:
+        datatype.Free()
+    return joined
+
+
+def run_of(start: int, nbytes: int) -> MPI.Datatype:
+    """Bytes of a buffer in one run."""
+    return MPI.Datatype.Create_struct([nbytes], [start], [MPI.BYTE]).Commit()
+
+
+def _subarray(shape: tuple[int, ...], part: Index, itemsize: int) -> MPI.Datatype:
+    ends = [index.indices(size) for index, size in zip(part, shape, strict=True)]
+    *sizes, last = shape or (1,)
+    *starts, first = [start for start, _, _ in ends] or [0]
+    *lengths, length = [stop - start for start, stop, _ in ends] or [1]
+    return MPI.BYTE.Create_subarray(
+        [*sizes, last * itemsize], [*lengths, length * itemsize], [*starts, first * itemsize]
+    )
+
+
+def memory_of(array: Any) -> Any:
+    """A contiguous array as bytes, for MPI knows not all types of elements."""
+    return array.reshape(prod(array.shape)).view("u1")

@@ -1,0 +1,178 @@
+"""`reshard` and `run`: a rank hands in its tile and gets that of the target.
+
+Datatypes are made at the first call of a kind and kept with the communicator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from reshard.array_tiles import Array, holds, plain
+from reshard.checks import expect
+from reshard.dtypes import dtype_named, value_dtype
+from reshard.errors import ReshardError
+from reshard.mpi.local_moves import LocalPlan
+from reshard.mpi.participants import NO_TILE, check_mode, participants_of
+from reshard.mpi.shared_tiles import number_of, reading
+from reshard.planner import plan as make_plan
+from reshard.plans import Plan
+from reshard.sharding import Sharding
+
+
+def reshard(
+    tile: Array | None,
+    source: Sharding,
+    target: Sharding,
+    shape: Sequence[int],
+    comm: MPI.Intracomm | None = None,
+    *,
+    dtype: Any = None,
+    out: Array | None = None,
+    check: str = "first",
+) -> Array | None:
+    """The tile of this rank under another sharding; it receives what it lacks.
+
+    All ranks of both meshes must call it alike; one that is in neither may.
+
+    Args:
+        tile: of this rank under the source; None on a rank that the source has not.
+        source: where the tensor is.
+        target: where it is wanted.
+        shape: of the whole tensor.
+        comm: whose ranks are the devices; the world where it is not given.
+        dtype: of the elements; that of the tile where it is not given.
+        out: memory for the result, contiguous.
+        check: when ranks compare what they are about to do before anything moves: at the "first" call of a kind, and
+            wherever they have shared tiles; "always"; or "never", and then nothing is read from shared tiles.
+
+    Returns:
+        The tile, `out` where it is given; None on a rank that the target has not.
+
+    Raises:
+        ReshardError: `bad-argument`, `bad-tiles`, `rank-mismatch`, `bad-shape`, `no-plan`, `ranks-disagree`,
+            `exchange-failed`.
+    """
+    given = dtype if dtype is not None else getattr(tile if tile is not None else out, "dtype", None)
+    if given is None:
+        raise ReshardError("bad-argument", "a rank without a tile must say the dtype")
+    return run(make_plan(source, target, shape, dtype_named(given)), tile, comm, out=out, check=check)
+
+
+def run(
+    plan: Plan,
+    tile: Array | None,
+    comm: MPI.Intracomm | None = None,
+    *,
+    out: Array | None = None,
+    check: str = "first",
+) -> Array | None:
+    """The tile of this rank that a plan leads to.
+
+    All ranks of the plan must call it alike; one that is none of its devices may.
+    Of a plan under a limit on memory the ranks hold the two tiles and no buffers, unless values are combined.
+
+    Args:
+        plan: what to do.
+        tile: of this rank under the plan's source; None on a rank that the source has not.
+        comm: whose ranks are the devices; the world where it is not given.
+        out: memory for the result, contiguous.
+        check: as of `reshard`.
+
+    Returns:
+        The tile, `out` where it is given; None on a rank that the target has not.
+
+    Raises:
+        ReshardError: as `reshard`.
+    """
+    check_mode(check)
+    expect(plan, Plan, "what is run")
+    participants = participants_of(comm, plan.devices)
+    if participants is None:
+        return None
+    with participants.telling(check != "never"):
+        local = participants.once(plan, lambda: LocalPlan(plan, participants))
+    is_due = participants.is_due(local.digest, check)
+    with participants.telling(is_due):
+        tile = _checked_tile(tile, local)
+        dtype = _kind(tile if tile is not None else out, plan)
+        _check_out(out, local, dtype)
+        is_own = out is not None and tile is not None and np.may_share_memory(out, tile)
+        tile = tile.copy() if is_own and tile is not None else tile
+        number = number_of(tile, participants) if local.moves else NO_TILE
+    if is_due:
+        words = f"{plan.source.text()} to {plan.target.text()} of {plan.shape} {plan.dtype}"
+        number = participants.agree(local.digest, words, number)
+    else:
+        number = NO_TILE
+    try:
+        with reading(participants, number) as near:
+            return local.run(tile, dtype, out, near)
+    except MPI.Exception as error:
+        words, reason = f"{plan.source.text()} to {plan.target.text()}", error.Get_error_string()
+        raise ReshardError("exchange-failed", f"{words} broke off: {reason}") from None
+
+
+def _checked_tile(tile: Any, local: LocalPlan) -> Array | None:
+    """The tile, contiguous, if it is the rank's; None where the rank has none.
+
+    Raises:
+        ReshardError: `bad-tiles`.
+    """
+    if local.source_shape is None:
+        return None
+    if tile is None:
+        raise ReshardError("bad-tiles", f"the tile of rank {local.device} is missing")
+    array, plan = plain(tile, f"the tile of rank {local.device}"), local.plan
+    if array.shape != local.source_shape:
+        raise ReshardError(
+            "bad-tiles", f"the tile of rank {local.device} has shape {array.shape}; it must be {local.source_shape}"
+        )
+    _check_kind(array, plan, f"the tile of rank {local.device}")
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _check_out(out: Any, local: LocalPlan, dtype: np.dtype[Any]) -> None:
+    """Refuse memory that the result does not fit.
+
+    Raises:
+        ReshardError: `bad-tiles`, `bad-argument`.
+    """
+    if out is None or local.target_shape is None:
+        return
+    if not isinstance(out, np.ndarray) or not out.flags.c_contiguous or not out.flags.writeable:
+        raise ReshardError("bad-argument", "out must be a contiguous array that can be written")
+    if out.shape != local.target_shape or out.dtype != dtype:
+        raise ReshardError(
+            "bad-tiles", f"out is {out.dtype} of shape {out.shape}; it must be {dtype} of shape {local.target_shape}"
+        )
+
+
+def _check_kind(array: Array, plan: Plan, what: str) -> None:
+    if not holds(array.dtype, plan.dtype, _combines(plan)):
+        raise ReshardError("bad-tiles", f"{what} is of dtype {array.dtype}; it must be {plan.dtype}")
+
+
+def _combines(plan: Plan) -> bool:
+    return bool(plan.source.unreduced or plan.target.unreduced)
+
+
+def _kind(array: Any, plan: Plan) -> np.dtype[Any]:
+    """NumPy's dtype of the elements: that of an array at hand, else its own, else bytes, which may travel unknown.
+
+    Raises:
+        ReshardError: `bad-tiles`; `missing-extra` where values are combined that NumPy does not know.
+    """
+    if isinstance(array, np.ndarray):
+        _check_kind(array, plan, "out")
+        dtype: np.dtype[Any] = array.dtype
+        return dtype
+    try:
+        return value_dtype(plan.dtype)
+    except ReshardError:
+        if _combines(plan):
+            raise
+        return np.dtype(f"u{plan.dtype.itemsize}")

@@ -1,0 +1,247 @@
+"""What each rank of MPI does to show one feature of the engine; what is wrong goes to a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import dealt
+import numpy as np
+import problems
+from mpi4py import MPI
+
+import reshard as rs
+from reshard.dtypes import dtype_named, value_dtype
+from reshard.errors import ReshardError
+from reshard.mpi.local_moves import LocalPlan
+from reshard.mpi.participants import participants_of
+
+COMM = MPI.COMM_WORLD
+RANK, SIZE = COMM.rank, COMM.size
+
+
+def unless(holds: bool, what: object) -> Iterator[str]:
+    if not holds:
+        yield f"rank {RANK}: {what}"
+
+
+def same_bits(found: Any, expected: Any) -> bool:
+    if expected is None or found is None:
+        return found is expected
+    return found.shape == expected.shape and found.dtype == expected.dtype and found.tobytes() == expected.tobytes()
+
+
+def numbers(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray[Any, Any]:
+    """Small integers, that stay exact however they are combined."""
+    values = np.random.default_rng(seed).integers(0, 3, shape)
+    return values.astype(value_dtype(dtype_named(dtype)))
+
+
+def drawn_plans(count: int, draw: Callable[[Random], problems.Problem]) -> Iterator[rs.Plan]:
+    """So many plans on the devices at hand that are not refused."""
+    rng = Random(5)
+    while count:
+        source, target, shape, dtype = draw(rng)
+        if max(*source.mesh.devices, *target.mesh.devices) < SIZE:
+            try:
+                yield rs.plan(source, target, shape, dtype)
+                count -= 1
+            except ReshardError:
+                continue
+
+
+def agrees(plan: rs.Plan, seed: int, *, shared: bool = False) -> Iterator[str]:
+    """The rank's tile is that of the NumPy engine, and what it is sent is what the plan says."""
+    tiles = rs.numpy.scatter(numbers(plan.shape, plan.dtype.name, seed), plan.source)
+    expected = rs.numpy.run(plan, tiles)
+    tile = tiles.get(RANK)
+    if shared:
+        memory = rs.mpi.empty(plan.source, plan.shape, tiles[min(tiles)].dtype)
+        if memory is not None:
+            memory[...] = tile
+            tile = memory
+    found = rs.mpi.run(plan, tile)
+    yield from unless(same_bits(found, expected.get(RANK)), f"{plan.reshard} {plan.shape}: {found}")
+    if tile is not None and found is not None:
+        yield from unless(not np.may_share_memory(tile, found), f"{plan.reshard} gives its own tile")
+    participants = participants_of(None, plan.devices)
+    if participants is not None:
+        local = LocalPlan(plan, participants)
+        sizes = [datatype.Get_size() for move in local.moves for datatype in move.receives.types.values()]
+        received = plan.received_bytes_on(RANK)
+        yield from unless(sum(sizes) == received, f"{plan.reshard} receives {sum(sizes)}, not {received}")
+        local.free()
+
+
+def moves() -> Iterator[str]:
+    for number, plan in enumerate(drawn_plans(60, problems.draw_problem)):
+        yield from agrees(plan, number)
+
+
+def reductions() -> Iterator[str]:
+    for number, plan in enumerate(drawn_plans(50, problems.draw_reduction)):
+        yield from agrees(plan, number)
+
+
+def windows_and_deals() -> Iterator[str]:
+    """Tiles of several boxes, windows that overlap, wrap and are padded, and sums of windows."""
+    rng = Random(3)
+    mesh, count = rs.Mesh.of(x=2, y=2), 0
+    while count < 25:
+        shape = (rng.randint(4, 12), rng.randint(4, 9))
+        try:
+            source, target = dealt.drawn(rng, mesh, shape, False), dealt.drawn(rng, mesh, shape, True)
+            plan = rs.plan(source, target, shape, "int64")
+        except ReshardError:
+            continue
+        count += 1
+        yield from agrees(plan, count)
+        try:
+            back = plan.transpose()
+        except ReshardError:
+            continue
+        yield from agrees(back, count)
+
+
+def shared_tiles() -> Iterator[str]:
+    """Read by the ranks of a host; where hosts are several, by messages between them."""
+    mesh = rs.Mesh.of(x=2, y=2)
+    ends = [("x", "y"), ("y", "x"), (None, ("x", "y")), (("y", "x"), None), (None, None)]
+    for number, (before, after) in enumerate((before, after) for before in ends for after in ends):
+        plan = rs.plan(rs.Sharding.of(mesh, *before), rs.Sharding.of(mesh, *after), (9, 8), "int64")
+        yield from agrees(plan, number, shared=True)
+    partial = rs.Sharding.of(mesh, "x", None, unreduced="y")
+    plan = rs.plan(partial, rs.Sharding.of(mesh, None, "x"), (8, 6), "float32")
+    yield from agrees(plan, 7, shared=True)
+
+
+def elements_of_few_bits() -> Iterator[str]:
+    """Values of ml_dtypes, which MPI has no types for."""
+    import ml_dtypes
+
+    mesh = rs.Mesh.of(x=4)
+    ends = rs.Sharding.of(mesh, "x", None), rs.Sharding.of(mesh, None, "x")
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        plan = rs.plan(*ends, (12, 7), name)
+        kind = np.dtype(getattr(ml_dtypes, name))
+        whole = np.arange(84).reshape(12, 7).astype(f"u{kind.itemsize}")
+        tiles = rs.numpy.scatter(whole.view(kind), plan.source)
+        found = rs.mpi.run(plan, tiles[RANK])
+        yield from unless(same_bits(found, rs.numpy.run(plan, tiles)[RANK]), f"{name}: {found}")
+
+
+def memory() -> Iterator[str]:
+    """The result goes where it is asked for, also over the tile that it is made of; no order of memory is refused."""
+    mesh = rs.Mesh.of(x=4)
+    ends = rs.Sharding.of(mesh, "x", None), rs.Sharding.of(mesh, None, "x")
+    whole = np.arange(64.0).reshape(8, 8)
+    tile, expected = rs.numpy.scatter(whole, ends[0])[RANK], rs.numpy.scatter(whole, ends[1])[RANK]
+    out = np.empty((8, 2))
+    yield from unless(rs.mpi.reshard(np.asfortranarray(tile), *ends, (8, 8), out=out) is out, "another array")
+    yield from unless(same_bits(out, expected), out)
+    flat = tile.reshape(-1).copy()
+    rs.mpi.reshard(flat.reshape(2, 8), *ends, (8, 8), out=flat.reshape(8, 2))
+    yield from unless(same_bits(flat.reshape(8, 2), expected), flat)
+    shared: Any = rs.mpi.empty(ends[0], (8, 8), "f64")
+    shared[...] = tile
+    rs.mpi.reshard(shared, *ends, (8, 8), out=shared.reshape(8, 2))
+    yield from unless(same_bits(shared.reshape(8, 2), expected), shared)
+
+
+def other_communicators() -> Iterator[str]:
+    """Ranks of a part of the world, in another order; those that have no part may call or not."""
+    mesh = rs.Mesh.of(x=2)
+    ends = rs.Sharding.of(mesh, "x"), rs.Sharding.of(mesh, None)
+    half: Any = COMM.Split(RANK % 2, -RANK)
+    tile = np.full(3, 10 * (RANK % 2) + half.rank)
+    found = rs.mpi.reshard(tile, *ends, (6,), half)
+    yield from unless(found.tolist() == [10 * (RANK % 2)] * 3 + [10 * (RANK % 2) + 1] * 3, found)
+    half.Free()
+    if RANK < 3:
+        found = rs.mpi.reshard(tile if RANK < 2 else None, *ends, (6,), dtype=tile.dtype)
+        yield from unless((found is None) == (RANK == 2), found)
+    moved = rs.Sharding.of(rs.Mesh.of({"x": 2}, device_ids=(3, 2)), "x")
+    found = rs.mpi.reshard(np.arange(3) + 3 * RANK if RANK < 2 else None, ends[0], moved, (6,), dtype="i64")
+    expected = {3: [0, 1, 2], 2: [3, 4, 5]}.get(RANK)
+    yield from unless((found is None and expected is None) or found.tolist() == expected, found)
+
+
+def refused(call: Callable[[], object], code: str, text: str) -> Iterator[str]:
+    try:
+        call()
+    except ReshardError as error:
+        yield from unless(error.code == code and text in str(error), f"{error.code}: {error}")
+    else:
+        yield f"rank {RANK}: not refused, {text}"
+
+
+def refusals() -> Iterator[str]:
+    """An error on all ranks before anything moves, and the next call works."""
+    mesh = rs.Mesh.of(x=4)
+    rows, columns = rs.Sharding.of(mesh, "x", None), rs.Sharding.of(mesh, None, "x")
+    tile = np.arange(16.0).reshape(2, 8) + 16 * RANK
+    other = rows if RANK == 1 else columns
+    yield from refused(lambda: rs.mpi.reshard(tile, rows, other, (8, 8)), "ranks-disagree", "rank 1 asks for")
+    rs.mpi.reshard(tile, rows, columns, (8, 8))
+    code = "bad-tiles" if RANK == 2 else "ranks-disagree"
+    short = tile[:, :5] if RANK == 2 else tile
+    yield from refused(lambda: rs.mpi.reshard(short, rows, columns, (8, 8), check="always"), code, "shape (2, 5)")
+    options: Any = {"out": np.zeros((3, 3)) if RANK == 3 else np.zeros((8, 2)), "check": "always"}
+    code = "bad-tiles" if RANK == 3 else "ranks-disagree"
+    yield from refused(lambda: rs.mpi.reshard(tile, rows, columns, (8, 8), **options), code, "shape (3, 3)")
+    yield from unless(not options["out"].any(), "written")
+    if RANK == 0:  # once they have agreed, nobody waits for a rank that refuses
+        yield from refused(lambda: rs.mpi.reshard(tile[:1], rows, columns, (8, 8)), "bad-tiles", "shape (1, 8)")
+    many = rs.Sharding.of(rs.Mesh.of(x=SIZE + 1), "x", None)
+    yield from refused(lambda: rs.mpi.reshard(tile, many, many, (8, 8)), "bad-argument", f"none of the {SIZE} ranks")
+    yield from refused(lambda: rs.mpi.reshard(tile, rows, columns, (8, 8), check="often"), "bad-argument", "check")
+    yield from refused(lambda: rs.mpi.reshard(tile, rows, columns, (8, 8), 3), "bad-argument", "communicator")  # type: ignore[arg-type]
+    partial = rs.Sharding.of(mesh, None, None, unreduced="x")
+    least = rs.plan(partial, rows, (8, 8), "f64", memory_limit=700)
+    yield from refused(lambda: rs.mpi.run(least, np.ones((8, 8))), "no-plan", "combines values as they come")
+    for mode in ("first", "first", "never"):
+        found = rs.mpi.reshard(tile, rows, columns, (8, 8), check=mode)
+        yield from unless(found is not None and found[:, 0].tolist() == [8.0 * n + 2 * RANK for n in range(8)], found)
+
+
+def one_rank_fails() -> Iterator[str]:
+    """Run by `python -m mpi4py` this ends all."""
+    if RANK == 1:
+        raise RuntimeError("a rank fails")
+    mesh = rs.Mesh.of(x=SIZE)
+    rs.mpi.reshard(np.zeros(1), rs.Sharding.of(mesh, "x"), rs.Sharding.of(mesh, None), (SIZE,))
+    yield "did not end"
+
+
+def many_elements() -> Iterator[str]:
+    """More than 2^31 in a message."""
+    count = 2**31 + 24
+    mesh = rs.Mesh.of({"x": 2}, device_ids=(0, 1))
+    ends = (
+        rs.Sharding.of(rs.Mesh.of({"x": 1}, device_ids=(0,)), None),
+        rs.Sharding.of(rs.Mesh.of({"x": 1}, device_ids=(1,)), None),
+    )
+    del mesh
+    tile = np.zeros(count, np.uint8) if RANK == 0 else None
+    if tile is not None:
+        tile[[0, 2**31 - 1, 2**31, -1]] = 1, 2, 3, 4
+    found = rs.mpi.reshard(tile, *ends, (count,), dtype="u8")
+    if found is not None:
+        yield from unless(found[[0, 2**31 - 1, 2**31, -1]].tolist() == [1, 2, 3, 4], "wrong")
+        yield from unless(np.count_nonzero(found) == 4, "more than was sent")
+
+
+def main(out: str, names: list[str]) -> None:
+    wrong = {name: list(globals()[name]()) for name in names}
+    everything = COMM.gather(wrong)
+    if RANK == 0:
+        joined = {name: [text for each in everything or () for text in each[name]] for name in names}
+        Path(out).write_text(json.dumps(joined))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

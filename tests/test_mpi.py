@@ -1,0 +1,85 @@
+"""Ranks of MPI hold what the NumPy engine says, bit for bit, and end together where one of them fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mpi4py")
+
+pytestmark = [pytest.mark.engine, pytest.mark.heavy]
+
+TESTS = Path(__file__).parent
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+ON_FOUR = [
+    "moves",
+    "reductions",
+    "windows_and_deals",
+    "shared_tiles",
+    "elements_of_few_bits",
+    "memory",
+    "other_communicators",
+    "refusals",
+]
+
+
+def run_ranks(
+    names: list[str], size: int, folder: Path, variables: dict[str, str] | None = None, program: str = "mpi_features.py"
+) -> subprocess.CompletedProcess[str]:
+    """Start so many ranks, whose program writes what is wrong to `wrong.json` in a folder."""
+    command = [str(MPIEXEC), "-n", str(size), sys.executable, "-m", "mpi4py", str(TESTS / program)]
+    paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(TESTS)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | (variables or {})
+    return subprocess.run(
+        [*command, str(folder / "wrong.json"), *names],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+
+
+def wrong_features(
+    names: list[str], size: int, folder: Path, variables: dict[str, str] | None = None, program: str = "mpi_features.py"
+) -> dict[str, list[str]]:
+    """What the ranks find wrong, by feature."""
+    process = run_ranks(names, size, folder, variables, program)
+    assert process.returncode == 0, process.stdout + process.stderr
+    wrong: dict[str, list[str]] = json.loads((folder / "wrong.json").read_text())
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What four ranks find wrong with each feature."""
+    return wrong_features(ON_FOUR, 4, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("name", ON_FOUR)
+def test_feature(name: str, wrong: dict[str, list[str]]) -> None:
+    assert not wrong[name], "\n".join(wrong[name][:5])
+
+
+def test_tiles_are_shared_within_a_host_and_sent_between_hosts(tmp_path: Path) -> None:
+    """MPICH takes the ranks of one machine for those of two hosts."""
+    found = wrong_features(["shared_tiles"], 4, tmp_path, {"MPIR_CVAR_NUM_CLIQUES": "2"})
+    assert not found["shared_tiles"], found["shared_tiles"][:5]
+
+
+def test_a_rank_that_fails_ends_all(tmp_path: Path) -> None:
+    process = run_ranks(["one_rank_fails"], 3, tmp_path)
+    assert process.returncode != 0
+    assert "RuntimeError: a rank fails" in process.stderr
+    assert not (tmp_path / "wrong.json").exists()
+
+
+@pytest.mark.slow
+def test_more_elements_than_an_int_counts(tmp_path: Path) -> None:
+    found = wrong_features(["many_elements"], 2, tmp_path)
+    assert not found["many_elements"], found["many_elements"]
