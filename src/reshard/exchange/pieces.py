@@ -49,6 +49,8 @@ class PieceTable(NamedTuple):
     starts: Positions
     """Per dim and piece, where its box starts."""
     stops: Positions
+    rounds: Positions
+    """Which round moves it, as of `Piece`."""
 
     @property
     def elements(self) -> Positions:
@@ -312,6 +314,7 @@ class Exchange(ABC):
             self.source.mesh.positions_of(np.array([piece.sender for piece in pieces], dtype=np.int64)),
             self.target.mesh.positions_of(np.array([piece.receiver for piece in pieces], dtype=np.int64)),
             *ends.transpose(2, 1, 0),
+            np.array([piece.round for piece in pieces], dtype=np.int64),
         )
 
     @cached_property
