@@ -2,7 +2,7 @@
 
 Environment:
 
-- `RESHARD_REQUIRE=jax,torch`: the engines that must be here.
+- `RESHARD_REQUIRE=jax,torch,chromium`: the engines and the browser that must be here.
   Without it a test whose engine is absent is skipped; with it the run fails before its first test.
 - `RESHARD_HYPOTHESIS_PROFILE=dev`: fresh random examples on every run.
   The default, `ci`, draws the same examples each time.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 
 import hypothesis
 import pytest
@@ -28,6 +29,9 @@ os.environ["XLA_FLAGS"] = " ".join([*flags, *(flag for flag in XLA_FLAGS if flag
 
 ENGINES = {"jax": "jax", "mpi": "mpi4py", "torch": "torch"}
 """The engines that are installed apart, and the package of each; NumPy is always there."""
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+"""The browser that opens pages; `test_pages.py` is skipped without one."""
+OPTIONAL = (*ENGINES, "chromium")
 
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("dev", deadline=None)
@@ -35,14 +39,15 @@ hypothesis.settings.load_profile(os.environ.get("RESHARD_HYPOTHESIS_PROFILE", "c
 
 
 def absent_engines() -> tuple[str, ...]:
-    return tuple(name for name, package in ENGINES.items() if importlib.util.find_spec(package) is None)
+    absent = [name for name, package in ENGINES.items() if importlib.util.find_spec(package) is None]
+    return (*absent, *(() if CHROMIUM and importlib.util.find_spec("playwright") else ("chromium",)))
 
 
 def complaint_about_required(required: str, absent: tuple[str, ...]) -> str | None:
     """Why the run must not start, given the value of `RESHARD_REQUIRE` and the engines that are absent."""
     names = [name.strip() for name in required.split(",") if name.strip()]
-    if unknown := [name for name in names if name not in ENGINES]:
-        return f"RESHARD_REQUIRE names {', '.join(unknown)}; the engines are {', '.join(ENGINES)}"
+    if unknown := [name for name in names if name not in OPTIONAL]:
+        return f"RESHARD_REQUIRE names {', '.join(unknown)}; it may name {', '.join(OPTIONAL)}"
     if missing := [name for name in names if name in absent]:
         return f"RESHARD_REQUIRE asks for {', '.join(missing)}, which is not installed"
     return None
@@ -57,4 +62,5 @@ def pytest_report_header() -> str:
     absent = absent_engines()
     present = ["numpy", *(name for name in ENGINES if name not in absent)]
     versions = ", ".join(f"{name} {importlib.metadata.version(ENGINES.get(name, name))}" for name in present)
-    return f"engines: {versions}; absent: {', '.join(absent) or 'none'}"
+    browser = f"browser: {CHROMIUM or 'none'}; "
+    return f"{browser}engines: {versions}; absent: {', '.join(absent) or 'none'}"

@@ -351,6 +351,20 @@ class Sharding:
         tile = self.layout_for(sizes).tile(self.mesh.position_of(device), sizes)
         return tile.boxes() if isinstance(tile, Tile) else () if tile.is_empty else (tile,)
 
+    def tiles(self, shape: Sequence[int]) -> dict[tuple[Box, ...], tuple[int, ...]]:
+        """The tiles that there are, by their boxes, each with the devices that hold it, in the order of the mesh.
+
+        Raises:
+            ReshardError: `rank-mismatch`, `bad-shape`, `too-large`.
+
+        >>> Sharding.of(Mesh.of(x=2, y=2), "y").tiles((4,))
+        {(Box([(0, 2)]),): (0, 2), (Box([(2, 4)]),): (1, 3)}
+        """
+        holders: dict[tuple[Box, ...], list[int]] = {}
+        for device in self.mesh.device_array.tolist():
+            holders.setdefault(self.boxes(device, shape), []).append(device)
+        return {boxes: tuple(devices) for boxes, devices in holders.items()}
+
     def with_halo(self, widths: Mapping[int, tuple[int, int]], edge: str = "clip", *, summed: bool = False) -> Sharding:
         """The sharding with a border around every run that a device owns.
 

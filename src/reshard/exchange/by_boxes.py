@@ -277,7 +277,7 @@ class BoxExchange(Exchange):
         ends = np.zeros((2, len(cells.parts), len(cell)), dtype=np.int64)
         for dim, (part, number) in enumerate(zip(cells.parts, cells.overlap[:, cell], strict=True)):
             ends[0, dim], ends[1, dim] = part.start[number], part.stop[number]
-        return PieceTable(self._senders(cells, cell, copy), receivers, ends[0], ends[1])
+        return PieceTable(self._senders(cells, cell, copy), receivers, ends[0], ends[1], np.zeros_like(receivers))
 
     @property
     def rounds(self) -> int:

@@ -172,7 +172,10 @@ class DigitExchange(Exchange):
         lows = np.minimum(lows, limits)
         highs = np.minimum(lows + lengths, limits)
         kept = (lows < highs).all(axis=0)
-        return PieceTable(senders[kept], receivers[kept], lows[:, kept], highs[:, kept])
+        rounds = np.arange(self.gathered_values)[:, None] * self.spread_values + self._at(self.spread).index_of(
+            positions
+        )
+        return PieceTable(senders[kept], receivers[kept], lows[:, kept], highs[:, kept], rounds[kept])
 
     @property
     def received(self) -> int:

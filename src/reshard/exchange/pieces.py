@@ -50,6 +50,8 @@ class PieceTable(NamedTuple):
     starts: Positions
     """Per dim and piece, where its box starts."""
     stops: Positions
+    rounds: Positions
+    """Which round moves it, as of `Piece`."""
 
     @property
     def elements(self) -> Positions:
@@ -309,10 +311,13 @@ class Exchange(ABC):
         """
         pieces = [piece for device in self.target.mesh.devices for piece in self.incoming(device)]
         ends = np.array([piece.box for piece in pieces], dtype=np.int64).reshape(-1, len(self.target.shape), 2)
+        starts, stops = ends.transpose(2, 1, 0)
         return PieceTable(
             self.source.mesh.positions_of(np.array([piece.sender for piece in pieces], dtype=np.int64)),
             self.target.mesh.positions_of(np.array([piece.receiver for piece in pieces], dtype=np.int64)),
-            *ends.transpose(2, 1, 0),
+            starts,
+            stops,
+            np.array([piece.round for piece in pieces], dtype=np.int64),
         )
 
     @cached_property

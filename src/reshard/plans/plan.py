@@ -43,6 +43,7 @@ from reshard.notation import parse_sharding
 from reshard.plans.chrome_trace import chrome_trace
 from reshard.plans.mlir import write_sdy, write_shard
 from reshard.plans.options import Options
+from reshard.plans.plan_page import plan_page
 from reshard.plans.table import blocks, bytes_text, counted
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding, checked_shape
@@ -332,6 +333,25 @@ class Plan(ReshardWork):
         if self.step_seconds is None:
             raise ReshardError("bad-argument", "a trace needs the prices of a plan made for a network")
         return chrome_trace(self.steps, self.step_seconds, self.devices)
+
+    def to_html(self) -> str:
+        """The plan as a page: one file that opens from disk, needs no network, and moves.
+
+        It shows the tensor before and after, the mesh frame by frame, who sends to whom, bytes and memory against
+        their bounds, the alternatives, the table, and text forms to copy.
+        The same plan gives the same bytes.
+
+        Raises:
+            ReshardError: `too-large` where devices or tiles are too many to list.
+
+        >>> from reshard.mesh import Mesh
+        >>> reshard = Reshard.of(Sharding.of(Mesh.of(x=2), "x"), Sharding.of(Mesh.of(x=2), None), (8,))
+        >>> page = Plan(reshard, (Step(reshard),)).to_html()
+        >>> page.startswith("<!doctype html>"), "default-src 'none'" in page
+        (True, True)
+        """
+        root = importlib.import_module("reshard")  # what else would do is found above this room
+        return plan_page(self, root.alternatives(self))
 
     def to_json(self) -> str:
         """The plan as JSON text, with its figures; `from_json` reads it back.

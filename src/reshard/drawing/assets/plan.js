@@ -1,0 +1,566 @@
+// @ts-check
+// A plan that moves: the mesh frame by frame, and one device with its tile, its pieces and its partners.
+"use strict";
+
+/** @typedef {{bytes: number, count: number, columns: number, data: string}} Packed */
+/** @typedef {{step: number, kind: string, reduction: string | null, classes: number, pieces: Int32Array[]}} Move */
+/** @typedef {{move: number, round: number, label: string, ends: boolean}} Turn */
+/** @typedef {[number, number][]} Box */
+
+/**
+ * The columns that packing.py packed.
+ * @param {Packed} packed
+ * @returns {Promise<Int32Array[]>}
+ */
+async function unpack(packed) {
+  const raw = Uint8Array.from(atob(packed.data), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([raw]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const bytes = await new Response(stream).arrayBuffer();
+  const numbers = packed.bytes === 2 ? new Int16Array(bytes) : new Int32Array(bytes);
+  const columns = [];
+  for (let column = 0; column < packed.columns; column++) {
+    columns.push(Int32Array.from(numbers.subarray(column * packed.count, (column + 1) * packed.count)));
+  }
+  return columns;
+}
+
+/** @param {Box} box */
+const boxText = (box) => box.map(([start, stop]) => `[${start}, ${stop})`).join(" x ") || "()";
+
+/** @param {number} count */
+function bytesText(count) {
+  for (const [unit, size] of /** @type {[string, number][]} */ ([["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20],
+    ["KiB", 1024]])) {
+    if (count >= 10 * size || (count >= size && count % size === 0)) return `${+(count / size).toPrecision(4)} ${unit}`;
+  }
+  return `${count} B`;
+}
+
+/** Where boxes lie in a drawing: `Frame` of tensor_frame.py, for the pieces. */
+class Frame {
+  /** @param {{shape: number[], across: number[], down: number[], layers: number[][], aspect: number}} fields */
+  constructor(fields) {
+    this.fields = fields;
+  }
+
+  /** @param {number[]} dims @param {Box} box @returns {[number, number][]} */
+  spans(dims, box) {
+    /** @type {[number, number][]} */
+    let spans = [[0, 1]];
+    dims.forEach((dim, place) => {
+      const [start, stop] = box[dim], size = Math.max(this.fields.shape[dim], 1);
+      /** @type {[number, number][]} */
+      let parts = [[start / size, stop / size]];
+      if (place < dims.length - 1) {
+        const layers = this.fields.layers[dim], count = layers.length - 1, gap = DATA.gap;
+        const step = 1 / (count + gap * (count - 1));
+        parts = [];
+        for (let number = 0; number < count; number++) {
+          if (start < layers[number + 1] && stop > layers[number]) {
+            parts.push([number * step * (1 + gap), number * step * (1 + gap) + step]);
+          }
+        }
+      }
+      spans = spans.flatMap(([low, high]) => parts.map(([first, last]) =>
+        /** @type {[number, number]} */ ([low + (high - low) * first, low + (high - low) * last])));
+    });
+    return spans;
+  }
+
+  /** @param {Box} box @returns {[number, number, number, number][]} */
+  rects(box) {
+    const across = this.spans(this.fields.across, box);
+    return this.spans(this.fields.down, box).flatMap(([top, bottom]) => across.map(([left, right]) =>
+      /** @type {[number, number, number, number]} */ ([left, top, right - left, bottom - top])));
+  }
+}
+
+/** The plan: its ends, its moves, and what each device holds in each frame. */
+class PlanModel {
+  /** @param {Int32Array[]} tileOf @param {Int32Array[]} received @param {Move[]} moves */
+  constructor(tileOf, received, moves) {
+    this.tileOf = tileOf;
+    this.received = received;
+    this.moves = moves;
+    /** @type {number[]} */
+    this.devices = DATA.devices || Array.from({ length: DATA.count }, (_, number) => number);
+    /** @type {Map<number, number>} */
+    this.place = new Map(this.devices.map((device, place) => [device, place]));
+    /** @type {Set<number> | null} */
+    this.sampled = DATA.sampled ? new Set(DATA.sampled) : null;
+    /** @type {Turn[]} */
+    this.turns = [{ move: -1, round: -1, label: "the source", ends: true }];
+    this.incoming = moves.map((move) => this.rows(move.pieces[2]));
+    this.outgoing = moves.map((move) => this.rows(move.pieces[1]));
+    DATA.steps.forEach((/** @type {string} */ kind, /** @type {number} */ step) => this.addTurns(kind, step));
+  }
+
+  /** @param {string} kind @param {number} step */
+  addTurns(kind, step) {
+    const numbers = this.moves.flatMap((move, number) => (move.step === step ? [number] : []));
+    const head = `step ${step + 1} of ${DATA.steps.length}, ${kind}`;
+    if (!numbers.length) this.turns.push({ move: -1, round: step, label: `${head}: nothing is sent`, ends: true });
+    numbers.forEach((number, place) => {
+      const [rounds, senders, receivers] = this.moves[number].pieces;
+      const last = place === numbers.length - 1;
+      const part = numbers.length > 1 ? `, exchange ${place + 1} of ${numbers.length}` : "";
+      const found = new Set(rounds.filter((_, row) => senders[row] !== receivers[row]));
+      const order = this.sampled || !found.size ? [-1] : [...found].sort((a, b) => a - b);
+      order.forEach((round, turn) => {
+        const label = round < 0 ? `${head}${part}` : `${head}${part}: round ${turn + 1} of ${order.length}`;
+        this.turns.push({ move: number, round, label, ends: last && turn === order.length - 1 });
+      });
+    });
+  }
+
+  /** Per device, the rows of its pieces. @param {Int32Array} column @returns {Map<number, number[]>} */
+  rows(column) {
+    /** @type {Map<number, number[]>} */
+    const rows = new Map();
+    column.forEach((place, row) => {
+      const list = rows.get(place);
+      if (list) list.push(row);
+      else rows.set(place, [row]);
+    });
+    return rows;
+  }
+
+  /** @param {Move} move @param {number} row @returns {Box} */
+  box(move, row) {
+    return DATA.intervals.map((/** @type {[number, number][]} */ list, /** @type {number} */ dim) =>
+      list[move.pieces[3 + dim][row]]);
+  }
+
+  /** The boxes of a device's tile at one end of a step. @param {number} end @param {number} place @returns {Box[]} */
+  tile(end, place) {
+    const number = this.tileOf[end][place];
+    return number < 0 ? [] : DATA.tiles[end][number].map((/** @type {number[]} */ ids) =>
+      ids.map((id, dim) => DATA.intervals[dim][id]));
+  }
+
+  /** The step that a turn belongs to, or -1 before the first. @param {number} frame */
+  stepOf(frame) {
+    const turn = this.turns[frame];
+    return frame === 0 ? -1 : turn.move < 0 ? turn.round : this.moves[turn.move].step;
+  }
+
+  /**
+   * What a device holds: what it had before the step, dim, and what has come, a part of it where more is added.
+   * @param {number} frame @param {number} place
+   * @returns {{box: Box, part: number, old: boolean, fresh: boolean}[]}
+   */
+  held(frame, place) {
+    const turn = this.turns[frame], step = this.stepOf(frame);
+    const whole = (/** @type {number} */ end, /** @type {boolean} */ old) =>
+      this.tile(end, place).map((box) => ({ box, part: 1, old, fresh: false }));
+    if (turn.move < 0 || (this.sampled && !this.sampled.has(place))) {
+      return whole(turn.ends || turn.move < 0 ? step + 1 : step, false);
+    }
+    const move = this.moves[turn.move], [rounds, senders, receivers] = move.pieces;
+    const rows = (this.incoming[turn.move].get(place) || []).filter((row) =>
+      turn.round < 0 || rounds[row] <= turn.round || senders[row] === receivers[row]);
+    /** @type {Map<string, {box: Box, part: number, old: boolean, fresh: boolean}>} */
+    const pieces = new Map();
+    for (const row of rows) {
+      const box = this.box(move, row), key = boxText(box);
+      const fresh = senders[row] !== receivers[row] && (turn.round < 0 || rounds[row] === turn.round);
+      const known = pieces.get(key);
+      if (known) {
+        known.part += 1 / move.classes;
+        known.fresh = known.fresh || fresh;
+      } else pieces.set(key, { box, part: 1 / move.classes, old: false, fresh });
+    }
+    return [...(turn.ends ? [] : whole(step, true)), ...pieces.values()];
+  }
+
+  /** Per device, the part of its bytes that it has received. @param {number} frame @returns {Float64Array} */
+  progress(frame) {
+    const step = this.stepOf(frame), frames = this.turns.map((_, number) => number)
+      .filter((number) => this.stepOf(number) === step);
+    const part = (frames.indexOf(frame) + 1) / frames.length;
+    return Float64Array.from(this.devices, (_, place) => {
+      let done = 0, all = 0;
+      this.received.forEach((column, number) => {
+        all += column[place];
+        done += column[place] * (number < step ? 1 : number === step ? part : 0);
+      });
+      return all ? done / all : 1;
+    });
+  }
+
+  /** The rows of the pieces that travel in a frame. @param {number} frame */
+  travelling(frame) {
+    const turn = this.turns[frame];
+    if (turn.move < 0) return [];
+    const [rounds, senders, receivers] = this.moves[turn.move].pieces;
+    /** @type {number[]} */
+    const rows = [];
+    rounds.forEach((round, row) => {
+      if (senders[row] !== receivers[row] && (turn.round < 0 || round === turn.round)) rows.push(row);
+    });
+    return rows;
+  }
+}
+
+/** The colour of what lies at the start of a box. @param {Box} box @returns {string} */
+function contentColour(box) {
+  let number = 0;
+  box.forEach(([start], dim) => {
+    const ends = DATA.contents[dim];
+    let cell = 0;
+    while (cell < ends.length - 2 && ends[cell + 1] <= start) cell++;
+    number = number * (ends.length - 1) + cell;
+  });
+  return DATA.colours[number];
+}
+
+/** A box cut where colours change, so that each part has one. @param {Box} box @returns {Box[]} */
+function coloured(box) {
+  /** @type {Box[]} */
+  let parts = [[]];
+  box.forEach(([start, stop], dim) => {
+    const inner = DATA.contents[dim].filter((/** @type {number} */ cut) => start < cut && cut < stop);
+    const ends = [start, ...inner, stop];
+    parts = parts.flatMap((part) => ends.slice(1).map((end, place) =>
+      [...part, /** @type {[number, number]} */ ([ends[place], end])]));
+  });
+  return parts;
+}
+
+// Up to so many devices are drawn with what they hold, up to so many pieces of a round fly.
+const MOST_MINIATURES = 64;
+const MOST_FLIGHTS = 160;
+const DELAY = 900;
+
+/** What is seen of the plan, and what keys and clicks do. */
+class Player {
+  /** @param {PlanModel} model */
+  constructor(model) {
+    this.model = model;
+    this.frame = 0;
+    /** @type {number | null} */
+    this.picked = null;
+    /** @type {ReturnType<typeof setTimeout> | null} */
+    this.timer = null;
+    this.drawing = new Frame(DATA.frame);
+    this.small = model.devices.length <= MOST_MINIATURES;
+    /** @type {Map<number, {group: SVGElement, held: SVGElement, x: number, y: number, wide: number, tall: number}>} */
+    this.cells = new Map();
+    this.calm = matchMedia("(prefers-reduced-motion: reduce)");
+    this.drawMesh();
+    this.listen();
+    const state = linked();
+    const device = state.get("device");
+    if (device !== null && model.place.has(+device)) this.pick(model.place.get(+device) ?? null, false);
+    this.show(Math.min(Math.max(Math.trunc(+(state.get("frame") || 0)) || 0, 0), model.turns.length - 1), false);
+    document.body.dataset.ready = "1";
+  }
+
+  drawMesh() {
+    const count = this.model.devices.length;
+    const room = Math.max(240, Math.min(at("mesh").clientWidth || 640, 700));
+    for (const block of DATA.blocks) {
+      const across = block.columns;
+      const gap = this.small ? 8 : 1;
+      const aspect = this.small ? DATA.frame.aspect : 1;
+      const least = this.small ? 44 : count > 4096 ? 4 : 9;
+      const wide = Math.max(least, Math.min(this.small ? 120 : 24, Math.floor((room - 8) / across) - gap));
+      const tall = Math.round(wide * aspect), head = this.small ? 16 : 0;
+      const lines = Math.ceil(block.places.length / across);
+      const width = across * (wide + gap) + gap, height = lines * (tall + head + gap) + gap;
+      const picture = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "grid",
+        "aria-label": block.title, class: "mesh" });
+      const cells = document.createDocumentFragment();
+      block.places.forEach((/** @type {number} */ place, /** @type {number} */ number) => {
+        if (place < 0) return;
+        const x = gap + (number % across) * (wide + gap);
+        const y = gap + Math.floor(number / across) * (tall + head + gap) + head;
+        const device = this.model.devices[place];
+        const fields = { "data-device": device, "data-place": place, tabindex: -1, role: "gridcell",
+          "aria-label": `device ${device}` };
+        const group = this.small ? shape("g", { class: "device", ...fields })
+          : shape("rect", { class: "device heat", x, y, width: wide, height: tall, ...fields });
+        const held = this.small ? shape("g", { class: "held" }) : group;
+        if (this.small) {
+          group.append(shape("text", { x, y: y - 4, class: "small" }, String(device)),
+            shape("rect", { x, y, width: wide, height: tall, class: "cell" }), held);
+        }
+        cells.append(group);
+        this.cells.set(place, { group, held, x, y, wide, tall });
+      });
+      picture.append(cells);
+      this.drawHosts(picture, block, wide + gap, tall + head + gap, gap / 2);
+      picture.append(shape("g", { class: "above" }));
+      const scroll = element("div", { class: "scroll" }, picture);
+      at("mesh").append(element("p", { class: "faint" }, block.title), scroll);
+    }
+    this.cells.values().next().value?.group.setAttribute("tabindex", "0");
+  }
+
+  /**
+   * A line between neighbours on different hosts.
+   * @param {SVGElement} picture @param {any} block @param {number} wide @param {number} tall @param {number} edge
+   */
+  drawHosts(picture, block, wide, tall, edge) {
+    if (!DATA.hosts) return;
+    const { places, columns } = block;
+    places.forEach((/** @type {number} */ place, /** @type {number} */ number) => {
+      const x = edge + (number % columns) * wide, y = edge + Math.floor(number / columns) * tall;
+      const right = (number + 1) % columns ? places[number + 1] : undefined, below = places[number + columns];
+      if (right !== undefined && DATA.hosts[place] !== DATA.hosts[right]) {
+        picture.append(shape("line", { x1: x + wide, x2: x + wide, y1: y, y2: y + tall, class: "host" }));
+      }
+      if (below !== undefined && DATA.hosts[place] !== DATA.hosts[below]) {
+        picture.append(shape("line", { x1: x, x2: x + wide, y1: y + tall, y2: y + tall, class: "host" }));
+      }
+    });
+  }
+
+  /** @param {number} frame @param {boolean} [moved] whether by a step forwards, which is animated */
+  show(frame, moved = true) {
+    const forwards = frame === this.frame + 1;
+    this.frame = frame;
+    const { model } = this, progress = this.small ? null : model.progress(frame);
+    for (const [place, cell] of this.cells) {
+      if (progress) cell.held.setAttribute("fill-opacity", progress[place].toFixed(2));
+      else {
+        cell.held.replaceChildren();
+        this.drawHeld(cell.held, place, cell);
+      }
+    }
+    const turn = model.turns[frame];
+    at("state").textContent = `${frame} of ${model.turns.length - 1}: ${turn.label}`;
+    const range = /** @type {HTMLInputElement} */ (at("scrub"));
+    range.value = String(frame);
+    range.setAttribute("aria-valuetext", turn.label);
+    document.body.dataset.frame = String(frame);
+    if (moved) link({ frame });
+    this.markPartners();
+    this.drawPanel();
+    if (moved && forwards && this.small && !this.calm.matches) this.fly();
+  }
+
+  /** @param {SVGElement} group @param {number} place @param {{x: number, y: number, wide: number, tall: number}} cell */
+  drawHeld(group, place, cell) {
+    for (const { box, part, old, fresh } of this.model.held(this.frame, place)) {
+      if (box.some(([start, stop]) => start >= stop)) continue;
+      const name = box.map((ends) => ends.join(":")).join(",");
+      const one = shape("g", { "data-box": name, "data-old": old ? 1 : 0, "data-part": +part.toFixed(6) });
+      for (const piece of coloured(box)) {
+        for (const [x, y, wide, tall] of this.drawing.rects(piece)) {
+          one.append(shape("rect", { x: cell.x + x * cell.wide, y: cell.y + y * cell.tall,
+            width: Math.max(wide * cell.wide, 0.6), height: Math.max(tall * cell.tall, 0.6),
+            fill: contentColour(piece), "fill-opacity": old ? 0.28 : 0.35 + 0.65 * Math.min(part, 1) }));
+        }
+      }
+      if (fresh) {
+        for (const [x, y, wide, tall] of this.drawing.rects(box)) {
+          one.append(shape("rect", { x: cell.x + x * cell.wide, y: cell.y + y * cell.tall, width: wide * cell.wide,
+            height: tall * cell.tall, class: "tile" }));
+        }
+      }
+      group.append(one);
+    }
+  }
+
+  /** Pieces fly from sender to receiver. */
+  fly() {
+    const turn = this.model.turns[this.frame], rows = this.model.travelling(this.frame);
+    if (rows.length > MOST_FLIGHTS || turn.move < 0) return;
+    const move = this.model.moves[turn.move];
+    for (const row of rows) {
+      const from = this.cells.get(move.pieces[1][row]), to = this.cells.get(move.pieces[2][row]);
+      if (!from || !to || from.group.parentNode !== to.group.parentNode) continue;
+      const above = /** @type {SVGElement} */ (/** @type {Element} */ (to.group.parentNode).querySelector(".above"));
+      const box = this.model.box(move, row);
+      const [x, y, wide, tall] = this.drawing.rects(box)[0];
+      const flight = shape("rect", { x: to.x + x * to.wide, y: to.y + y * to.tall, width: Math.max(wide * to.wide, 3),
+        height: Math.max(tall * to.tall, 3), fill: contentColour(box), class: "flight" });
+      above.append(flight);
+      const start = `translate(${from.x - to.x}px, ${from.y - to.y}px)`;
+      const flown = flight.animate([{ transform: start }, { transform: "none" }],
+        { duration: DELAY * 0.7, easing: "ease-in-out" });
+      flown.onfinish = flown.oncancel = () => flight.remove();
+    }
+  }
+
+  /** Which devices the picked one takes from and sends to in this frame. */
+  markPartners() {
+    const turn = this.model.turns[this.frame];
+    for (const { group } of this.cells.values()) group.classList.remove("sends", "takes");
+    if (this.picked === null || turn.move < 0) return;
+    const [rounds, senders, receivers] = this.model.moves[turn.move].pieces;
+    for (const row of this.model.incoming[turn.move].get(this.picked) || []) {
+      if (turn.round >= 0 && rounds[row] !== turn.round) continue;
+      if (senders[row] !== this.picked) this.cells.get(senders[row])?.group.classList.add("sends");
+    }
+    for (const row of this.model.outgoing[turn.move].get(this.picked) || []) {
+      if (turn.round >= 0 && rounds[row] !== turn.round) continue;
+      if (receivers[row] !== this.picked) this.cells.get(receivers[row])?.group.classList.add("takes");
+    }
+  }
+
+  /** @param {number | null} place @param {boolean} [kept] whether in the link too */
+  pick(place, kept = true) {
+    this.picked = place;
+    for (const [other, { group }] of this.cells) group.classList.toggle("picked", other === place);
+    for (const [end, number] of /** @type {[string, number][]} */ ([["before", 0], ["after", DATA.tiles.length - 1]])) {
+      const own = place === null ? -1 : this.model.tileOf[number][place];
+      for (const tile of document.querySelectorAll(`#${end} [data-tile]`)) {
+        tile.classList.toggle("picked", tile.getAttribute("data-tile") === String(own));
+      }
+    }
+    if (kept) link({ device: place === null ? null : this.model.devices[place] });
+    this.markPartners();
+    this.drawPanel();
+  }
+
+  drawPanel() {
+    const panel = at("panel"), place = this.picked, { model } = this;
+    if (place === null) {
+      panel.replaceChildren(element("p", { class: "faint" },
+        "Pick a device, by a click or with the arrow keys in the mesh, for its tile, its pieces and its partners."));
+      return;
+    }
+    const device = model.devices[place], tall = Math.round(220 * DATA.frame.aspect);
+    const picture = shape("svg", { width: 222, height: tall + 2, viewBox: `-1 -1 222 ${tall + 2}`, role: "img",
+      "aria-label": `what device ${device} holds` });
+    const held = shape("g", { class: "held" });
+    picture.append(shape("rect", { width: 220, height: tall, class: "cell" }), held);
+    this.drawHeld(held, place, { x: 0, y: 0, wide: 220, tall });
+    const ends = [0, DATA.tiles.length - 1].map((end) => model.tile(end, place).map(boxText).join(" and ") || "nothing");
+    const total = model.received.reduce((sum, column) => sum + column[place], 0);
+    panel.replaceChildren(element("h3", {}, `device ${device}`),
+      element("p", {}, `holds ${ends[0]}, needs ${ends[1]}; receives ${bytesText(total * DATA.unit)}`), picture,
+      ...model.moves.flatMap((move, number) => this.pieceList(move, number, place)));
+  }
+
+  /** @param {Move} move @param {number} number @param {number} place @returns {HTMLElement[]} */
+  pieceList(move, number, place) {
+    const { model } = this, turn = model.turns[this.frame];
+    const head = element("p", { class: "faint" }, `step ${move.step + 1} ${move.kind}` +
+      (move.reduction ? `: what arrives for one box is combined by ${move.reduction}` : ""));
+    if (model.sampled && !model.sampled.has(place)) {
+      return [head, element("p", {}, `pieces: reshard plan … --device ${model.devices[place]}`)];
+    }
+    const [rounds, senders, receivers] = move.pieces;
+    const list = element("ul");
+    const add = (/** @type {number} */ row, /** @type {string} */ verb, /** @type {string} */ rest) => {
+      const box = model.box(move, row);
+      const size = box.reduce((product, [start, stop]) => product * (stop - start), 1) * DATA.itemsize;
+      const text = `${verb} ${boxText(box)}${rest}${verb === "keeps" ? "" : `, ${bytesText(size)}`}`;
+      const now = turn.move === number && turn.round === rounds[row] && verb !== "keeps";
+      list.append(element("li", { "data-piece": text, "data-step": move.step }, now ? element("mark", {}, text) : text));
+    };
+    const incoming = model.incoming[number].get(place) || [], outgoing = model.outgoing[number].get(place) || [];
+    for (const row of incoming) if (senders[row] === place) add(row, "keeps", "");
+    for (const row of incoming) {
+      if (senders[row] !== place) add(row, "receives", ` from device ${model.devices[senders[row]]}`);
+    }
+    for (const row of outgoing) {
+      if (receivers[row] !== place) add(row, "sends", ` to device ${model.devices[receivers[row]]}`);
+    }
+    return [head, list];
+  }
+
+  /** @param {number} by */
+  step(by) {
+    this.stop();
+    this.show(Math.min(Math.max(this.frame + by, 0), this.model.turns.length - 1));
+  }
+
+  play() {
+    if (this.timer !== null) return this.stop();
+    if (this.frame === this.model.turns.length - 1) this.show(0);
+    at("play").textContent = "pause";
+    const delay = Math.max(40, Math.min(DELAY, 20000 / this.model.turns.length));
+    const next = () => {
+      if (this.frame >= this.model.turns.length - 1) return this.stop();
+      this.show(this.frame + 1);
+      this.timer = setTimeout(next, delay);
+    };
+    this.timer = setTimeout(next, delay / 3);
+  }
+
+  stop() {
+    if (this.timer !== null) clearTimeout(this.timer);
+    this.timer = null;
+    at("play").textContent = "play";
+  }
+
+  listen() {
+    const last = this.model.turns.length - 1;
+    const range = /** @type {HTMLInputElement} */ (at("scrub"));
+    range.max = String(last);
+    range.addEventListener("input", () => this.step(+range.value - this.frame));
+    at("play").addEventListener("click", () => this.play());
+    at("first").addEventListener("click", () => this.step(-last));
+    at("back").addEventListener("click", () => this.step(-1));
+    at("forward").addEventListener("click", () => this.step(1));
+    at("last").addEventListener("click", () => this.step(last));
+    at("mesh").addEventListener("click", (event) => this.pickFrom(event));
+    at("mesh").addEventListener("keydown", (event) => this.keyInMesh(event));
+    document.addEventListener("keydown", (event) => this.key(event));
+    addEventListener("hashchange", () => {
+      const frame = linked().get("frame");
+      if (frame !== null && +frame !== this.frame && +frame >= 0 && +frame <= last) this.show(+frame, false);
+    });
+  }
+
+  /** @param {Event} event */
+  pickFrom(event) {
+    const device = /** @type {Element} */ (event.target).closest("[data-place]");
+    if (!device) return;
+    const place = +(device.getAttribute("data-place") || 0);
+    this.focus(place);
+    this.pick(place === this.picked ? null : place);
+  }
+
+  /** @param {number} place */
+  focus(place) {
+    for (const { group } of this.cells.values()) {
+      if (group.getAttribute("tabindex") === "0") group.setAttribute("tabindex", "-1");
+    }
+    const group = this.cells.get(place)?.group;
+    group?.setAttribute("tabindex", "0");
+    group?.focus();
+  }
+
+  /** Arrows go from device to device, Enter picks. @param {KeyboardEvent} event */
+  keyInMesh(event) {
+    const group = /** @type {Element} */ (event.target).closest("[data-place]");
+    if (!group) return;
+    const place = +(group.getAttribute("data-place") || 0);
+    const block = DATA.blocks.find((/** @type {any} */ other) => other.places.includes(place));
+    const number = block.places.indexOf(place);
+    const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -block.columns, ArrowDown: block.columns }[event.key];
+    if (by !== undefined) {
+      const next = block.places[number + by];
+      if (next !== undefined && next >= 0) this.focus(next);
+    } else if (event.key === "Enter" || event.key === " ") this.pickFrom(event);
+    else if (event.key === "Escape") this.pick(null);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  /** @param {KeyboardEvent} event */
+  key(event) {
+    const target = /** @type {Element} */ (event.target);
+    if (event.ctrlKey || event.metaKey || event.altKey || target.closest("input, button, summary, pre, .scroll")) return;
+    const last = this.model.turns.length - 1;
+    const steps = { ArrowLeft: -1, ArrowRight: 1, Home: -last, End: last }[event.key];
+    if (steps !== undefined) this.step(steps);
+    else if (event.key === " ") this.play();
+    else return;
+    event.preventDefault();
+  }
+}
+
+(async () => {
+  const tileOf = await unpack(DATA.tileOf);
+  const received = await unpack(DATA.received);
+  const moves = await Promise.all(DATA.moves.map(async (/** @type {any} */ move) =>
+    ({ ...move, pieces: await unpack(move.pieces) })));
+  new Player(new PlanModel(tileOf, received, moves));
+})();

@@ -1,0 +1,53 @@
+"""What a notebook shows of a value: its text, and a drawing that needs no script.
+
+The drawing is SVG with its colours written in it, for a notebook on GitHub keeps no style and runs no script.
+
+>>> bundle = mimebundle("text", tag("svg", tag("rect", class_="tile")))
+>>> sorted(bundle), 'stroke="#555"' in bundle["text/html"]
+(['text/html', 'text/plain'], True)
+"""
+
+from __future__ import annotations
+
+import re
+
+from reshard.drawing.markup import Markup, tag
+
+LOOKS = {
+    "tile": {"fill": "none", "stroke": "#555", "stroke-width": "1.5"},
+    "plate": {"fill": "#fff", "fill-opacity": "0.85"},
+    "badge": {"fill": "#222"},
+    "badge-text": {"fill": "#fff"},
+    "axis": {"stroke": "#777"},
+    "limit": {"stroke": "#d55e00", "stroke-dasharray": "5 3"},
+    "host": {"stroke": "#000", "stroke-width": "2"},
+    "heat": {"fill": "#0072b2", "stroke": "#ccc", "stroke-width": "0.5"},
+    "on-heat": {"fill": "#fff"},
+    "chosen": {"fill": "#d55e00"},
+    "other": {"fill": "none", "stroke": "#777", "stroke-width": "2"},
+    "area": {"stroke": "#fff"},
+    "arc": {"fill": "none", "stroke": "#777"},
+    "cell": {"fill": "#fff", "stroke": "#777"},
+    "mono": {"font-family": "monospace", "font-size": "12"},
+    "small": {"font-family": "sans-serif", "font-size": "11"},
+    "middle": {"text-anchor": "middle"},
+    "end": {"text-anchor": "end"},
+}
+"""What `page.css` gives the classes of a drawing, as attributes."""
+
+
+def mimebundle(text: str, drawing: Markup) -> dict[str, str]:
+    """What `_repr_mimebundle_` gives: the text, and the drawing with its looks written in."""
+    return {"text/plain": text, "text/html": str(tag("div", standalone(drawing)))}
+
+
+def standalone(drawing: Markup) -> Markup:
+    """A drawing whose classes are replaced by what they look like; a white ground, for colours suit one ground only."""
+
+    def looks(match: re.Match[str]) -> str:
+        looks: dict[str, str] = {}
+        for name in match[1].split():
+            looks |= LOOKS.get(name, {})
+        return "".join(f' {key}="{value}"' for key, value in looks.items())
+
+    return Markup(re.sub(r' class="([^"]*)"', looks, drawing))

@@ -1,0 +1,242 @@
+"""The page of a plan: what moves, who sends to whom, what it costs, and what else would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from reshard.digits import Positions
+from reshard.drawing.charts import Line, Point, bars, matrix, points
+from reshard.drawing.held_tiles import frame_tiles, inner_cuts
+from reshard.drawing.markup import Markup, joined, tag
+from reshard.drawing.shell import Section, copyable, figure, page, passages
+from reshard.drawing.tensor_frame import DRAWN, Frame, content_cells, draw_frame
+from reshard.errors import ReshardError
+from reshard.notation import to_mlir_list, to_named, to_partition_spec, to_placements, to_xla
+from reshard.plans.player_data import host_level, hosts_of, player_data, received_by_step
+from reshard.plans.table import blocks, bytes_text, counted, seconds_text
+from reshard.sharding import Sharding
+from reshard.tables import Table, plain
+
+if TYPE_CHECKING:
+    from reshard.plans.plan import Plan
+
+DRAWN_DEVICES = 64
+"""Of more devices, charts show runs of neighbours as one."""
+COPIED_JSON = 60_000
+"""A plan whose JSON has more letters is not written out on its page."""
+
+WRITERS: dict[str, Callable[[Sharding], str]] = {
+    "Shardy": str,
+    "JAX": to_partition_spec,
+    "torch": to_placements,
+    "XLA": to_xla,
+    "named axes": to_named,
+    "MLIR's shard dialect": to_mlir_list,
+}
+
+
+def plan_page(plan: Plan, alternatives: Iterable[Plan] = ()) -> str:
+    """The text of the page.
+
+    Args:
+        plan: what is shown.
+        alternatives: what it is compared with.
+    """
+    title, source, target, *_, verdict = blocks(plan)
+    sections = [
+        Section("player", "The plan, frame by frame", [player(plan)]),
+        Section("frames", "The tensor before and after", _frames(plan)),
+        Section("traffic", "Who sends to whom", [_traffic(plan)]),
+        Section("bytes", "Bytes and memory", [_received(plan), _memory(plan)]),
+        Section("alternatives", "What else would do", [_alternatives(plan, list(alternatives))]),
+        Section("steps", "Steps", [passages(blocks(plan)[4:5])]),
+        Section("text", "As text", _texts(plan)),
+    ]
+    lead = [passages([source, target, verdict])]
+    return page(plain([title]), sections, lead=lead, data=player_data(plan), scripts=("plan.js",))
+
+
+def player(plan: Plan) -> Markup:
+    """The buttons, and where the script draws."""
+    buttons = [
+        tag("button", text, type="button", id=name, title=says)
+        for name, text, says in (
+            ("first", "|<", "to the source (Home)"),
+            ("back", "<", "back (←)"),
+            ("play", "play", "play or pause (space)"),
+            ("forward", ">", "forward (→)"),
+            ("last", ">|", "to the target (End)"),
+        )
+    ]
+    scrub = tag("input", type="range", id="scrub", min=0, max=0, value=0, aria_label="frame of the plan")
+    controls = tag("div", *buttons, scrub, tag("div", id="state", role="status", aria_live="polite"), class_="controls")
+    keys = tag("p", "Space plays, ← and → step, Home and End leap; in the mesh arrows go from device to device and "
+               "Enter picks one. ", _legend(plan), class_="faint")  # fmt: skip
+    views = tag("div", tag("div", id="mesh"), tag("div", id="panel", aria_live="polite"), class_="row")
+    return tag("div", controls, views, keys, class_="player")
+
+
+def _legend(plan: Plan) -> str:
+    if len(plan.devices) > DRAWN_DEVICES:
+        return "A cell is a device, filled by how much of its bytes has come."
+    colours = "A cell is a device, and in it the tensor: colours tell where in the source data lie"
+    hosts = "; lines part hosts" if host_level(plan.options.network) is not None else ""
+    return f"{colours}, pale is what it held before the step{hosts}."
+
+
+def _frames(plan: Plan) -> list[Markup]:
+    """Both ends in the tensor's frame."""
+    ends = [plan.source.tiles(plan.shape), plan.target.tiles(plan.shape)]
+    cuts = inner_cuts((box for tiles in ends for boxes in tiles for box in boxes), plan.shape)
+    frame = Frame.of(plan.shape, cuts)
+    contents = content_cells(plan.shape, inner_cuts((box for boxes in ends[0] for box in boxes), plan.shape))
+    drawings = []
+    for name, sharding, tiles in zip(("before", "after"), (plan.source, plan.target), ends, strict=True):
+        classes = sharding.layout_for(plan.shape).unreduced.size
+        drawn = draw_frame(frame, contents, frame_tiles(tiles, classes), f"the tensor {name}", width=440)
+        more = f"; {len(tiles)} tiles, outlines of the first {DRAWN}" if len(tiles) > DRAWN else ""
+        drawings.append(tag("div", figure(f"{name}: {sharding.text()}{more}", drawn), id=name))
+    return [tag("p", _says_frame(frame, plan), class_="faint"), tag("div", *drawings, class_="row")]
+
+
+def _says_frame(frame: Frame, plan: Plan) -> str:
+    """Which dims run where, in words."""
+    ways = [("to the right", frame.across), ("down", frame.down)]
+    parts = [f"dim {' and '.join(map(str, dims))} runs {way}" for way, dims in ways if dims]
+    if frame.left_out:
+        parts.append(f"dim {', '.join(map(str, frame.left_out))} is whole everywhere")
+    text = "; ".join(parts) or "a scalar"
+    return f"{text[0].upper()}{text[1:]}. Numbers are devices, ×2 is held twice, Σ2 is the sum of two parts."
+
+
+def _traffic(plan: Plan) -> Markup:
+    """The bytes from each device to each, or from host to host or run to run where devices are many."""
+    devices = np.array(plan.devices, dtype=np.int64)
+    hosts = hosts_of(plan.options.network, devices)
+    many = len(devices) > DRAWN_DEVICES
+    groups, names = _groups(devices, hosts, many=many)
+    try:
+        table = _sums(plan, devices, groups, len(names))
+    except ReshardError as error:
+        return tag("p", f"The messages are too many to add up: {error}.")
+    borders = []
+    if hosts is not None and not many:
+        borders = [n for n in range(1, len(devices)) if hosts[n] != hosts[n - 1]]
+    what = "from device to device" if not many else f"from {'host to host' if hosts else 'run to run of devices'}"
+    return figure(
+        f"bytes {what}: rows send, columns receive; all steps together",
+        matrix(names, names, table.tolist(), _bytes, title=f"bytes {what}", borders=borders),
+    )
+
+
+def _sums(plan: Plan, devices: Positions, groups: Positions, count: int) -> Positions:
+    sums = np.zeros((count, count), dtype=np.int64)
+    for step in plan.steps:
+        for move in step.moves:
+            senders, receivers, elements = move.exchange.traffic()
+            places = groups[np.searchsorted(devices, senders)], groups[np.searchsorted(devices, receivers)]
+            np.add.at(sums, places, elements * plan.dtype.itemsize)
+    return sums
+
+
+def _groups(devices: Positions, hosts: list[int] | None, *, many: bool) -> tuple[Positions, list[str]]:
+    """Per device the number of its row in a chart, and the names of the rows."""
+    if not many:
+        return np.arange(len(devices)), [str(device) for device in devices.tolist()]
+    if hosts is not None and max(hosts) < 2 * DRAWN_DEVICES:
+        return np.array(hosts, dtype=np.int64), [f"host {number}" for number in range(max(hosts) + 1)]
+    size = -(-len(devices) // DRAWN_DEVICES)
+    groups = np.arange(len(devices)) // size
+    return groups, [str(devices[number * size]) for number in range(int(groups.max()) + 1)]
+
+
+def _received(plan: Plan) -> Markup:
+    """What each device receives, step by step, with the bound."""
+    devices = np.array(plan.devices, dtype=np.int64)
+    many = len(devices) > DRAWN_DEVICES
+    groups, names = _groups(devices, None, many=many)
+    stacks = {}
+    for number, column in enumerate(received_by_step(plan.steps, devices), 1):
+        largest = np.zeros(len(names), dtype=np.int64)
+        np.maximum.at(largest, groups, column)
+        stacks[f"{number} {plan.steps[number - 1].kind}"] = largest.tolist()
+    lines = [] if plan.bound_kind == "unreduced" else [Line("bound", plan.lower_bound_bytes)]
+    each = "the most of a run of neighbours, named by the first" if many else "device by device"
+    drawn = bars(names, stacks or {"nothing": [0] * len(names)}, _bytes, lines=lines, title="bytes received")
+    return figure(f"bytes received, {each}; the bound is that of the device that lacks most", drawn)
+
+
+def _memory(plan: Plan) -> Markup:
+    """What a device holds at most in each step, with the limit."""
+    steps = [f"{number} {step.kind}" for number, step in enumerate(plan.steps, 1)]
+    peaks = [step.peak_bytes for step in plan.steps]
+    limit = plan.options.memory_limit
+    whole = prod(plan.shape) * plan.dtype.itemsize
+    lines = [Line("whole tensor", whole)] if whole <= 4 * max(peaks, default=1) else []
+    lines += [] if limit is None else [Line("limit", limit)]
+    drawn = bars(steps or ["nothing"], {"peak": peaks or [0]}, _bytes, lines=lines, title="memory of a device")
+    return figure("bytes that a device needs at most, step by step; the source tile besides where it is kept", drawn)
+
+
+def _alternatives(plan: Plan, others: Sequence[Plan]) -> Markup:
+    """Plans as points, and their figures."""
+    has_time = all(way.seconds is not None for way in (plan, *others))
+    ways = [plan, *(other for other in others if other.steps != plan.steps)]
+
+    def across(way: Plan) -> float:
+        return float(way.seconds or 0) if has_time else float(counted(way) or 0)
+
+    marks = [
+        Point(" + ".join(step.kind for step in way.steps) or "nothing", across(way), way.received_bytes, way is plan)
+        for way in ways
+    ]
+    x_text = seconds_text if has_time else _number
+    drawn = points(marks, x_text, _bytes, ("time" if has_time else "rounds", "received"), "plans compared")
+    titles = ["", "steps", "received", "peak", "time" if has_time else "rounds"]
+    rows = [
+        ["chosen" if way is plan else "", mark.name, bytes_text(way.received_bytes), bytes_text(way.peak_bytes),
+         x_text(mark.x)]
+        for way, mark in zip(ways, marks, strict=True)
+    ]  # fmt: skip
+    table = passages([Table([titles, *rows], ("received", "peak", "time", "rounds"))])
+    return joined(figure("the full point is this plan", drawn), table)
+
+
+def _texts(plan: Plan) -> list[Markup]:
+    """The ends in every form that has them, and the plan."""
+    parts = []
+    for name, writer in WRITERS.items():
+        try:
+            parts.append(copyable(name, f"{writer(plan.source)}\n{writer(plan.target)}"))
+        except ReshardError:  # this form cannot say it
+            continue
+    parts.append(copyable("Python", _code(plan)))
+    with suppress(ReshardError):  # where steps are no collectives
+        parts.append(copyable("MLIR, sdy", plan.to_mlir()))
+    text = plan.to_json()
+    if len(text) <= COPIED_JSON:
+        parts.append(copyable("JSON", text))
+    return parts
+
+
+def _code(plan: Plan) -> str:
+    ends = [
+        f"{name} = rs.parse_sharding({str(end)!r})" for name, end in (("source", plan.source), ("target", plan.target))
+    ]
+    network = plan.options.network
+    named = f", network={network.name!r}" if network is not None and network.name else ""
+    call = f"plan = rs.plan(source, target, shape={plan.shape}, dtype={plan.dtype.name!r}{named})"
+    return "\n".join(["import reshard as rs", *ends, call, "print(plan)"])
+
+
+def _bytes(value: float) -> str:
+    return bytes_text(int(value))
+
+
+def _number(value: float) -> str:
+    return f"{value:g}"

@@ -1,0 +1,228 @@
+"""Do pages open from disk, ask for nothing, and show what is so? Read back from the browser that drew them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chromium import Opened, chromium, opened
+from conftest import absent_engines
+
+import reshard as rs
+from reshard.cli.plan_command import device_traffic, traffic_text
+
+HOSTILE = "</script><script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\">'\"&lt;"
+"""A name that would run, were it ever markup."""
+
+needs_chromium = pytest.mark.skipif("chromium" in absent_engines(), reason="Chromium or playwright is absent")
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+def mesh(**axes: int) -> rs.Mesh:
+    return rs.Mesh.of(**axes)
+
+
+def plans() -> dict[str, rs.Plan]:
+    square, hosts, line = mesh(x=2, y=4), mesh(host=2, gpu=4), mesh(x=4)
+    sharding = rs.Sharding.of
+    return {
+        "exchange": rs.plan(sharding(square, "y", None), sharding(square, "x", "y"), (8, 8), "float32"),
+        "network": rs.plan(
+            sharding(hosts, None, "host"), sharding(hosts, "host", None), (512, 512), "bfloat16", network="h100-2x4"
+        ),
+        "reduction": rs.plan(sharding(line, None, None, unreduced="x"), sharding(line, None, None), (6, 10), "float32"),
+        "scattered": rs.plan(sharding(line, None, None, unreduced="x"), sharding(line, None, "x"), (6, 10), "float32"),
+        "uneven": rs.plan(sharding(mesh(x=2, y=3), "x", None), sharding(mesh(x=2, y=3), "y", "x"), (7, 5), "int32"),
+        "disjoint": rs.plan(
+            sharding(line, "x", None), sharding(rs.Mesh.of(y=3, device_ids=(9, 3, 7)), None, "y"), (5, 7), "float64"
+        ),
+        "slice": rs.plan(sharding(line, None, None), sharding(line, "x", None), (8, 2), "float32"),
+        "rank 4": rs.plan(
+            sharding(square, "x", None, "y", None), sharding(square, None, "y", None, "x"), (4, 8, 8, 6), "float16"
+        ),
+        "zigzag": rs.plan(
+            sharding(line, (rs.Deal.zigzag(), "x")), sharding(line, "x"), (10,), "float32"
+        ),
+        "nothing": rs.plan(sharding(line, "x"), sharding(line, "x"), (8,), "float32"),
+        "scalar": rs.plan(sharding(line, unreduced="x"), sharding(line), (), "float32"),
+        "partial": rs.plan(sharding(line, "x"), sharding(line, None, unreduced="x"), (8,), "float32"),
+    }  # fmt: skip
+
+
+PLANS = plans()
+
+
+def shown(page: Any) -> dict[int, list[tuple[list[tuple[int, int]], bool, float]]]:
+    """Per device what its cell draws: boxes, whether they are what was held before, and how much of them is there."""
+    drawn = page.evaluate(
+        """() => [...document.querySelectorAll("#mesh [data-device]")].map((cell) => [+cell.dataset.device,
+             [...cell.querySelectorAll("[data-box]")].map((box) =>
+               [box.dataset.box, box.dataset.old, box.dataset.part])])"""
+    )
+    return {
+        device: [
+            ([tuple(map(int, ends.split(":"))) for ends in box.split(",") if ends], old == "1", float(part))
+            for box, old, part in boxes
+        ]
+        for device, boxes in drawn
+    }
+
+
+def covered(boxes: list[list[tuple[int, int]]], shape: tuple[int, ...]) -> np.ndarray:
+    """How often boxes cover each element, by index arithmetic."""
+    counts = np.zeros(shape, dtype=int)
+    for box in boxes:
+        counts[tuple(slice(*ends) for ends in box)] += 1
+    return counts
+
+
+def check_end(page: Any, sharding: rs.Sharding, shape: tuple[int, ...], *, whole: bool = True) -> None:
+    """What all cells draw is the tile of their device, every element once."""
+    cells = shown(page)
+    for device in sharding.mesh.device_array.tolist():
+        now = [box for box, old, _ in cells[device] if not old]
+        assert all(part == pytest.approx(1, abs=1e-5) for _, _, part in cells[device]) or not whole
+        expected = covered([list(box) for box in sharding.boxes(device, shape)], shape)
+        np.testing.assert_array_equal(covered(now, shape), expected, err_msg=f"device {device}")
+
+
+@contextlib.contextmanager
+def loaded(browser: Any, text: str, folder: Path, **options: Any) -> Iterator[Opened]:
+    with opened(browser, text, folder / "page.html", **options) as opening:
+        opening.page.wait_for_selector("body[data-ready]")
+        yield opening
+
+
+@needs_chromium
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_plays_to_the_target_and_shows_what_each_device_does(name: str, browser: Any, tmp_path: Path) -> None:
+    plan = PLANS[name]
+    with loaded(browser, plan.to_html(), tmp_path) as opening:
+        page = opening.page
+        check_end(page, plan.source, plan.shape)
+        page.click("#play")
+        last = page.get_attribute("#scrub", "max")
+        assert int(last) >= len(plan.steps)
+        page.wait_for_selector(f'body[data-frame="{last}"]', timeout=30_000)
+        check_end(page, plan.target, plan.shape)
+        for device in plan.devices[:5]:
+            check_device(page, plan, device)
+        opening.check_quiet()
+
+
+def check_device(page: Any, plan: rs.Plan, device: int) -> None:
+    """A click on a device shows the pieces that `plan --device` lists."""
+    page.click(f'#mesh [data-device="{device}"]')
+    listed = page.eval_on_selector_all("#panel [data-piece]", "items => items.map((item) => item.textContent)")
+    text = traffic_text(device_traffic(plan, device))
+    if not plan.shape:  # which is combined as a vector of one element
+        text = text.replace("[0, 1)", "()")
+    assert sorted(listed) == sorted(line.strip() for line in text.splitlines() if line.startswith("  "))
+    received = text.partition("receives ")[2].partition(",")[0]
+    assert page.inner_text("#panel p >> nth=0").endswith(f"receives {received}")
+
+
+@needs_chromium
+def test_the_keyboard_alone_does_it(browser: Any, tmp_path: Path) -> None:
+    plan = PLANS["exchange"]
+    with loaded(browser, plan.to_html(), tmp_path) as opening:
+        page, keys = opening.page, opening.page.keyboard
+        keys.press("End")
+        check_end(page, plan.target, plan.shape)
+        keys.press("Home")
+        check_end(page, plan.source, plan.shape)
+        keys.press("ArrowRight")
+        assert page.input_value("#scrub") == "1"
+        for _ in range(40):
+            keys.press("Tab")
+            if page.evaluate("document.activeElement.hasAttribute('data-device')"):
+                break
+        keys.press("ArrowDown")
+        keys.press("ArrowRight")
+        keys.press("Enter")
+        assert page.inner_text("#panel h3") == "device 5"
+        assert page.url.endswith("#frame=1&device=5")
+        keys.press("Escape")
+        assert page.query_selector("#panel h3") is None
+        opening.check_quiet()
+
+
+@needs_chromium
+def test_a_link_keeps_the_state(browser: Any, tmp_path: Path) -> None:
+    with loaded(browser, PLANS["exchange"].to_html(), tmp_path, link="#frame=2&device=6") as opening:
+        opening.page.wait_for_selector("body[data-ready]")
+        assert opening.page.input_value("#scrub") == "2"
+        assert opening.page.inner_text("#panel h3") == "device 6"
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "dark"), [(400, True), (1280, False)])
+def test_nothing_is_wider_than_the_window(width: int, dark: bool, browser: Any, tmp_path: Path) -> None:
+    with loaded(browser, PLANS["network"].to_html(), tmp_path, width=width, dark=dark) as opening:
+        assert opening.page.evaluate("document.documentElement.scrollWidth") <= width
+        ground = opening.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert ground == ("rgb(22, 24, 27)" if dark else "rgb(255, 255, 255)")
+
+
+@needs_chromium
+def test_names_run_nowhere(browser: Any, tmp_path: Path) -> None:
+    named = rs.Mesh.of({HOSTILE: 2, "y": 2})
+    plan = rs.plan(rs.Sharding.of(named, HOSTILE, None), rs.Sharding.of(named, None, "y"), (4, 4), "float32")
+    text = plan.to_html()
+    assert "<img" not in text
+    assert "<script>document" not in text
+    with loaded(browser, text, tmp_path) as opening:
+        opening.page.click("#mesh [data-device]")
+        assert opening.page.title() == "4 x 4 float32 on 4 devices"
+        assert HOSTILE in opening.page.inner_text("body")
+        opening.check_quiet()
+
+
+def test_the_same_plan_gives_the_same_bytes_and_names_nothing_outside() -> None:
+    plan = PLANS["network"]
+    text = plan.to_html()
+    assert text == rs.Plan.from_json(plan.to_json()).to_html()
+    assert set(re.findall(r"\b(?:https?:)?//[\w.]+", text.replace("// ", ""))) <= {"http://www.w3.org"}
+    assert not re.findall(r"\s(?:src|href)=\"(?!#)", text)
+
+
+def test_a_thousand_devices_and_a_hundred_rounds_stay_small() -> None:
+    many = mesh(a=8, b=128)
+    plan = rs.plan(rs.Sharding.of(many, ("a", "b"), None), rs.Sharding.of(many, "a", "b"), (8192, 8192), "bfloat16")
+    assert plan.rounds == 127
+    text = plan.to_html()
+    assert len(text.encode()) <= 1_500_000
+    block = re.search(r'<script type="application/json" id="data">(.*?)</script>', text)
+    assert block
+    assert json.loads(block[1])["moves"][0]["pieces"]["count"] == 1024 * 128
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_sixteen_thousand_devices_open(browser: Any, tmp_path: Path) -> None:
+    many = mesh(a=128, b=128)
+    plan = rs.plan(rs.Sharding.of(many, "a", "b"), rs.Sharding.of(many, None, ("a", "b")), (16384, 16384), "bfloat16")
+    text = plan.to_html()
+    assert len(text.encode()) <= 3_000_000
+    with loaded(browser, text, tmp_path) as opening:
+        assert opening.page.evaluate("document.querySelectorAll('#mesh [data-device]').length") == 16384
+        opening.page.keyboard.press("End")
+        opacities = opening.page.eval_on_selector_all(
+            "#mesh [data-device]", "cells => [...new Set(cells.map((cell) => cell.getAttribute('fill-opacity')))]"
+        )
+        assert opacities == ["1.00"]
+        opening.page.click('#mesh [data-device="0"]')
+        assert "receives" in opening.page.inner_text("#panel ul")
+        opening.check_quiet()
