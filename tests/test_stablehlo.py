@@ -397,6 +397,11 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "cannot-express",
         "line 3: stablehlo.all_gather: ",
     ),
+    "an endless number": (
+        module(f"  %0 = stablehlo.slice %a [0:{'1' * 20_000}]"),
+        "syntax",
+        "line 3: a number of 20000",
+    ),
     "a size that only a run tells": (
         module("  return %a : tensor<?xf32>", "%a: tensor<?xf32>", "tensor<?xf32>"),
         "cannot-express",

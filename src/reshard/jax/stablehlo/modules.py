@@ -23,6 +23,7 @@ result = output (einsum_2) : float32[4, 4]
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -65,6 +66,9 @@ PLACED = ("stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice")
 
 logger = logging.getLogger("reshard")
 
+_ENDLESS = re.compile(r"(?<!\w)\d{1000,}")
+"""A number that MLIR would take its time to read; contents of constants are words that begin with 0x."""
+
 
 def program_of(text: str) -> Program:
     """The program of a module of StableHLO.
@@ -78,6 +82,10 @@ def program_of(text: str) -> Program:
             operation and its line.
     """
     expect(text, str, "a module of StableHLO")
+    endless = _ENDLESS.search(text)
+    if endless:
+        line = text.count("\n", 0, endless.start()) + 1
+        raise ReshardError("syntax", f"line {line}: a number of {len(endless.group())} digits")
     with mlir.make_ir_context(), jax.enable_x64(True):
         try:
             module = ir.Module.parse(text.encode("utf-8", "replace"))
