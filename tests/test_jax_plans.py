@@ -133,6 +133,29 @@ def test_alternatives_and_a_plan_from_json() -> None:
     assert len(kinds) > 1, "each way has collectives of its own"
 
 
+def test_parts_that_overlap() -> None:
+    """On hosts of 4: in parts, by way of middles in blocks, with a gradient, and as code; bytes as told."""
+    levels = rs.network.Level(1, 4, "switch", 9, 0), rs.network.Level(4, 2, "switch", 1, 0)
+    network, array = rs.Network(levels), ARRAY.astype(np.float32)
+    pairs = {
+        "gathered": (("x", "y"), None, None, None),
+        "in blocks": ("x", None, ("y", "x"), None),
+        "turned": (("x", "y"), None, ("y", "x"), None),
+    }
+    for before, beside, after, behind in pairs.values():
+        ends = sharding(GRID, before, beside), sharding(GRID, after, behind)
+        plan = rs.plan(*ends, SHAPE, "float32", network=network)
+        assert plan.parts > 1
+        x = jax.device_put(array, named_sharding_of(ends[0], EXPLICIT[GRID]))
+        assert_holds(jax.jit(lambda x, plan=plan: run(plan, x))(x), ends[1], array)
+    gradient = jax.jit(jax.grad(lambda x: (run(plan, x) ** 2).sum()))(x)
+    np.testing.assert_array_equal(gradient, 2 * array)
+    namespace: dict[str, Any] = {}
+    exec(plan.to_code("jax"), namespace)
+    mesh = run(plan, x).sharding.mesh
+    assert_holds(jax.jit(lambda x: namespace["reshard"](x, mesh))(x), ends[1], array)
+
+
 def test_between_two_meshes() -> None:
     devices = (9, 3, 12, 1)
     source = sharding(GRID, "x", "y")

@@ -14,6 +14,7 @@ ON_FOUR = [
     "storages_are_counted",
     "some_limits_are_kept",
     "plans_are_run_as_they_are",
+    "parts_overlap",
     "plans_of_something_else_are_refused",
     "plans_as_code",
     "networks_are_fitted",

@@ -231,3 +231,29 @@ def networks_are_fitted(rank: int) -> list[str]:
         unless(all(level.bandwidth > 0 for level in fit.levels), f"{fit}"),
         unless(plan.seconds is not None and plan.seconds > 0 and prod(plan.shape) == 4096, f"{plan}"),
     ]
+
+
+def parts_overlap(rank: int) -> list[str]:
+    """Plans for hosts of two, in parts, by way of middles in blocks too: the tiles, gradients, and memory given."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    levels = rs.network.Level(1, 2, "switch", 9, 0), rs.network.Level(2, 2, "switch", 1, 0)
+    here = rs.Mesh.of(a=2, b=2)
+    wrong = []
+    whole = torch.arange(16 * 24, dtype=torch.float64).reshape(16, 24)
+    place = coordinate(rank, (2, 2))
+    for before, after in (([S0, R], [R, R]), ([S0, S0], [R, R]), ([S0, R], [R, S0]), ([S1, R], [S0, R])):
+        source = distribute_tensor(whole, mesh, before)
+        ends = (rs.torch.sharding_of(side, mesh, 2) for side in (before, after))
+        plan = rs.plan(*ends, (16, 24), "float64", network=rs.Network(levels))
+        wanted = cut(whole, spans((16, 24), (2, 2), after, place))
+        x = source.detach().requires_grad_()
+        y = rs.torch.run(plan, x)
+        wrong.append(unless(plan.source.mesh.size == here.size and same(y.to_local().detach(), wanted), f"{plan}: {y}"))
+        y.sum().backward()
+        fine = x.grad is not None and same(x.grad.to_local(), torch.ones_like(x.to_local()).detach())
+        wrong.append(unless(fine, f"{plan}: gradient {x.grad}"))
+        out = torch.empty(wanted.shape, dtype=wanted.dtype)
+        rs.torch.run(plan, source, out=out)
+        wrong.append(unless(same(out, wanted), f"{plan} into memory: {out}"))
+        wrong.append(unless(plan.parts > 1 or after == [S0, R], f"{plan} is not in parts"))
+    return wrong

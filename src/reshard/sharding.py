@@ -484,6 +484,9 @@ class Sharding:
             even = all(size and size % (ours.shards(d) * theirs.shards(d)) == 0 for d, size in enumerate(shape))
             if common is not None and even and not ours.weaves and not theirs.weaves:
                 return False
+            plain = 0 not in shape and not (ours.has_windows or theirs.has_windows)
+            if plain and ours.local_shape(shape) != theirs.local_shape(shape):
+                return False  # the largest tiles are not alike
         return same_placement((ours, theirs), (first.mesh.device_array, second.mesh.device_array), shape)
 
     def unused_axes(self) -> tuple[Axis, ...]:

@@ -89,5 +89,6 @@ def record(placed: Placement) -> dict[str, Any]:
         "goal": placed.goal.name,
         "lower_bound_bytes": placed.lower_bound_bytes,
         "lower_bound_seconds": placed.lower_bound_seconds,
+        "schedule_bound_seconds": placed.schedule_bound_seconds,
         "is_proved": placed.is_proved,
     }

@@ -36,8 +36,8 @@ from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.operations.pattern import Pattern, Term
 from reshard.plans import Plan
-from reshard.plans.table import bytes_text
 from reshard.sharding import Sharding
+from reshard.tables import bytes_text
 
 SCHEMA = "reshard.einsum/1"
 """Names the form of the JSON text."""
@@ -221,6 +221,22 @@ class EinsumPlan:
         return (self.communication_seconds or 0.0) + (self.arithmetic_seconds or 0.0)
 
     @property
+    def lower_bound_seconds(self) -> float | None:
+        """What no schedule of these reshards and contractions goes below; None without a network.
+
+        The operands of a contraction may come at once, so the slowest counts; then its arithmetic, then the result.
+        """
+        if self.network is None:
+            return None
+        speed = self.network.flops_of(self.dtype)
+        before = [
+            (plan.lower_bound_seconds or 0.0) + (0.0 if isinstance(given, int) else given.lower_bound_seconds or 0.0)
+            for plan, given in zip(self.operands, self.inputs, strict=True)
+        ]
+        arithmetic = self.local_flops / speed if speed else 0.0
+        return max(before, default=0.0) + arithmetic + (self.output.lower_bound_seconds or 0.0)
+
+    @property
     def overlapped_seconds(self) -> float | None:
         """The larger of the two: what no overlap can go below; None without a network."""
         if self.network is None:
@@ -290,6 +306,7 @@ class EinsumPlan:
             "arithmetic_seconds": self.arithmetic_seconds,
             "seconds": self.seconds,
             "overlapped_seconds": self.overlapped_seconds,
+            "lower_bound_seconds": self.lower_bound_seconds,
             "bound": self.bound,
             "goal": self.goal.name,
             "is_proved": self.is_proved,

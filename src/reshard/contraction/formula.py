@@ -139,6 +139,7 @@ def _verdict(plan: EinsumPlan) -> list[str]:
         times = [plan.communication_seconds, plan.arithmetic_seconds, plan.overlapped_seconds, plan.seconds]
         moving, computing, least, most = (seconds_text(time or 0.0) for time in times)
         lines.append(f"communication {moving}, arithmetic {computing}: {least} overlapped, {most} one after the other")
+        lines.append(f"no schedule of these goes below {seconds_text(plan.lower_bound_seconds or 0.0)}")
         unknown = "" if plan.network.flops else "; the network does not say how fast a device computes"
         lines.append(f"bound by {plan.bound}{unknown}")
     return lines

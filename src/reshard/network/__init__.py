@@ -9,6 +9,8 @@ networks.py     `Network`
 traffic.py      what an exchange puts on every level
 pricing.py      seconds of steps
 inflow.py       how fast data come into groups of devices
+crossing.py     bytes that must come into some devices, or leave them
+cuts.py         the least time of any plan, and the cut that proves it
 hosts.py        bytes that come into hosts, and must
 
 >>> print(Network.preset("tpu-v5e-4x4"))
@@ -20,22 +22,27 @@ level 1  line of 4, 45 GB/s, 1 us
 from __future__ import annotations
 
 from reshard.network.calibration import Calibration, LevelFit
+from reshard.network.cuts import Cut, best_cut
 from reshard.network.hosts import host_bound, host_bytes
 from reshard.network.level import LINKS, Level
 from reshard.network.networks import Network
 from reshard.network.presets import FAMILIES
-from reshard.network.pricing import check_reach, exchange_seconds, seconds_of
+from reshard.network.pricing import busy_seconds, check_reach, exchange_seconds, overlapped_seconds, seconds_of
 
 __all__ = [
     "FAMILIES",
     "LINKS",
     "Calibration",
+    "Cut",
     "Level",
     "LevelFit",
     "Network",
+    "best_cut",
+    "busy_seconds",
     "check_reach",
     "exchange_seconds",
     "host_bound",
     "host_bytes",
+    "overlapped_seconds",
     "seconds_of",
 ]

@@ -6,6 +6,7 @@ Every other exchange is priced by the traffic of its pieces: the busiest link or
 the latencies of all messages that one device sends or receives, one after another.
 Rounds are not waited for, so bytes count in total and not round by round; chunks are, so latencies count in each.
 A slice, and what only becomes partial, costs nothing but copies in memory, where these are asked for.
+A chain may take a tensor in parts, one behind the other, so that steps on different levels overlap.
 
 >>> from reshard.mesh import Mesh
 >>> from reshard.problem import Reshard
@@ -20,8 +21,10 @@ AllGather 23.3 us
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,6 +43,8 @@ from reshard.steps import Step
 
 CACHED = 4096
 """Patterns of exchanges whose loads are kept."""
+Stages = tuple[tuple[Level, ...], ...]
+"""Parts of levels, one stage of a collective after another, innermost first."""
 
 
 def seconds_of(step: Step, network: Network, *, copies: bool = False) -> float:
@@ -57,12 +62,63 @@ def seconds_of(step: Step, network: Network, *, copies: bool = False) -> float:
     if copies and network.memory_bandwidth is not None:
         elements = sum(prod(sharding.local_shape(step.shape)) for sharding in (step.before, step.after))
         total = elements * step.dtype.itemsize / network.memory_bandwidth
-    share = step.dtype.itemsize / step.chunks  # each chunk is an exchange of its own, of so much of every element
-    if step.kind == "AllReduce":
-        seconds = _all_reduce_seconds(step, share, network)
-        if seconds is not None:
-            return total + step.chunks * seconds
-    return total + step.chunks * sum(exchange_seconds(move.exchange, share, network) for move in step.moves)
+    return total + _use_of_step(step, network, 1).seconds
+
+
+class Use(NamedTuple):
+    """How long something takes, and for how much of it each level is busy."""
+
+    seconds: float
+    busy: tuple[float, ...]
+    """Per level the seconds of its busiest link or port, with the latencies; last those in which steps start."""
+
+    def times(self, count: int) -> Use:
+        """So many of it, one after another."""
+        return Use(self.seconds * count, tuple(busy * count for busy in self.busy))
+
+    @classmethod
+    def together(cls, uses: Sequence[Use], levels: int) -> Use:
+        """One after another."""
+        busy = zip(*(use.busy for use in uses), strict=True) if uses else [()] * (levels + 1)
+        return cls(sum(use.seconds for use in uses), tuple(map(sum, busy)))
+
+
+def overlapped_seconds(steps: Sequence[Step], network: Network, parts: int) -> float:
+    """Seconds of a chain through which a tensor goes in equal parts, one behind the other, each in all its steps.
+
+    The first part takes what its steps take; each later one is done as much later as the busiest level needs for all
+    steps of a part, since steps that use the same links or ports wait for one another.
+    Every part pays its latencies.
+
+    By hand, two steps of 4 s each on different levels, in two parts: 2 + 2 s for the first, 2 s more for the second.
+
+    >>> from reshard.mesh import Mesh
+    >>> from reshard.problem import Reshard
+    >>> from reshard.sharding import Sharding
+    >>> from reshard.steps import chain_through
+    >>> mesh, network = Mesh.of(h=2, g=2), Network((Level(1, 2, "switch", 2, 0), Level(2, 2, "switch", 1, 0)))
+    >>> both, g, none = (Sharding.of(mesh, axes) for axes in (("g", "h"), "g", None))
+    >>> steps = chain_through(Reshard.of(both, none, (16,), "int8"), g)
+    >>> [overlapped_seconds(steps, network, parts) for parts in (1, 2, 4)]
+    [8.0, 6.0, 5.0]
+    """
+    uses = [_use_of_step(step, network, parts) for step in steps]
+    return sum(use.seconds for use in uses) + (parts - 1) * max(map(sum, zip(*(use.busy for use in uses), strict=True)))
+
+
+def busy_seconds(steps: Sequence[Step], network: Network) -> tuple[float, ...]:
+    """Per level how long its busiest link or port is busy in all steps, of the whole tensor; last starts of steps."""
+    return tuple(map(sum, zip(*(_use_of_step(step, network, 1).busy for step in steps), strict=True)))
+
+
+def _use_of_step(step: Step, network: Network, parts: int) -> Use:
+    """What one of so many equal parts of a tensor takes in a step."""
+    share = step.dtype.itemsize / (step.chunks * parts)  # each is an exchange of its own, of so much of every element
+    use = _all_reduce_use(step, share, network) if step.kind == "AllReduce" else None
+    if use is None:
+        uses = [_use_of_exchange(move.exchange, share, network) for move in step.moves]
+        use = Use.together(uses, len(network.levels))
+    return use if step.chunks == 1 else use.times(step.chunks)
 
 
 def exchange_seconds(exchange: Exchange, itemsize: float, network: Network) -> float:
@@ -76,23 +132,48 @@ def exchange_seconds(exchange: Exchange, itemsize: float, network: Network) -> f
     Raises:
         ReshardError: `bad-network`, `too-large`.
     """
+    return _use_of_exchange(exchange, itemsize, network).seconds
+
+
+def _use_of_exchange(exchange: Exchange, itemsize: float, network: Network) -> Use:
     for mesh in (exchange.source.mesh, exchange.target.mesh):
         check_reach(network, mesh)
+    levels = network.levels
+    nothing = Use(0.0, (0.0,) * (len(levels) + 1))
     if exchange.largest_piece == 0:
-        return 0.0
-    seconds = None
+        return nothing
     if isinstance(exchange, DigitExchange):
         if exchange.rounds == 0:
-            return 0.0
-        seconds = _collective_seconds(exchange, itemsize, network)
-        if seconds is None and exchange.is_even:
-            seconds = piece_loads(exchange, network).seconds(network.levels, exchange.largest_piece * itemsize)
-    if seconds is None:
-        senders, receivers, elements = exchange.traffic()
-        if not len(senders):
-            return 0.0
-        seconds = loads(network.levels, senders, receivers, elements).seconds(network.levels, itemsize)
-    return seconds + network.launch_s
+            return nothing
+        use = _collective_use(exchange, itemsize, network)
+        if use is not None:
+            return use
+        if exchange.is_even:
+            sent = exchange.largest_piece * exchange.loose_values  # of one round, from one device to one other
+            return _use_of_loads(piece_loads(exchange, network), sent * itemsize, network)
+    senders, receivers, elements = exchange.traffic()
+    if not len(senders):
+        return nothing
+    return _use_of_loads(loads(levels, senders, receivers, elements), itemsize, network)
+
+
+def _use_of_loads(carried: Loads, unit_bytes: float, network: Network) -> Use:
+    latency = carried.latency_s
+    busy = [
+        load * unit_bytes / level.bandwidth + latency if load else 0.0
+        for load, level in zip(carried.carried, network.levels, strict=True)
+    ]
+    return Use(carried.seconds(network.levels, unit_bytes) + network.launch_s, (*busy, network.launch_s))
+
+
+def _use_of_stages(seconds: float, stages: Stages, network: Network) -> Use:
+    """Of a collective, whose levels all are busy as long as it takes, by some stage of it."""
+    used = [part for stage in stages for part in stage]
+    busy = [
+        seconds if any(level.stride <= part.stride < level.stride * level.size for part in used) else 0.0
+        for level in network.levels
+    ]
+    return Use(seconds + network.launch_s, (*busy, network.launch_s))
 
 
 @lru_cache(256)
@@ -104,7 +185,7 @@ def check_reach(network: Network, mesh: Mesh) -> None:
         raise ReshardError("bad-network", f"device {last} is beyond the {network.size} devices of {name}")
 
 
-def _all_reduce_seconds(step: Step, itemsize: float, network: Network) -> float | None:
+def _all_reduce_use(step: Step, itemsize: float, network: Network) -> Use | None:
     """A reduce-scatter and an all-gather in each group; None where the groups do not lie on levels."""
     exchange = step.moves[0].exchange
     if not isinstance(exchange, DigitExchange):
@@ -114,10 +195,12 @@ def _all_reduce_seconds(step: Step, itemsize: float, network: Network) -> float 
     if stages is None:
         return None
     tile = prod(step.before.local_shape(step.shape)) * itemsize
-    return 2 * staged_all_gather(stages, tile) + (network.launch_s if tile else 0.0)
+    if not tile:
+        return Use(0.0, (0.0,) * (len(network.levels) + 1))
+    return _use_of_stages(2 * staged_all_gather(stages, tile), stages, network)
 
 
-def _collective_seconds(exchange: DigitExchange, itemsize: float, network: Network) -> float | None:
+def _collective_use(exchange: DigitExchange, itemsize: float, network: Network) -> Use | None:
     """The price by a formula; None where the exchange is none of the collectives, or does not lie on levels."""
     kinds = {_kind(exchange, i) for i in exchange.gathered}
     if len(kinds) != 1 or not exchange.stays:
@@ -126,13 +209,13 @@ def _collective_seconds(exchange: DigitExchange, itemsize: float, network: Netwo
     stages = _stages(network, exchange.source.mesh, Digits(exchange.common.digits[i] for i in exchange.gathered))
     if kind is None or stages is None:
         return None
-    piece = exchange.largest_piece * itemsize
+    piece = exchange.largest_piece * exchange.loose_values * itemsize
     gathered_bytes = piece * exchange.gathered_values
     if kind != "all-to-all":
-        return staged_all_gather(stages, gathered_bytes)
+        return _use_of_stages(staged_all_gather(stages, gathered_bytes), stages, network)
     if len(stages) > 1 or len(stages[0]) > 1 or not (stages[0][0].is_switch or stages[0][0] in network.levels):
         return None
-    return all_to_all(stages[0][0], gathered_bytes * exchange.gathered_values)
+    return _use_of_stages(all_to_all(stages[0][0], gathered_bytes * exchange.gathered_values), stages, network)
 
 
 def _kind(exchange: DigitExchange, number: int) -> str | None:
@@ -144,7 +227,7 @@ def _kind(exchange: DigitExchange, number: int) -> str | None:
 
 
 @lru_cache(CACHED)
-def _stages(network: Network, mesh: Mesh, positions: Digits) -> tuple[tuple[Level, ...], ...] | None:
+def _stages(network: Network, mesh: Mesh, positions: Digits) -> Stages | None:
     """The parts of levels that a group uses, innermost first; those of one torus together.
 
     None where the group is no product of parts of levels, or is no ring of its own where links lead one way.

@@ -123,7 +123,9 @@ def run(plan: Plan, tiles: Mapping[int, Array], *, received_bytes: dict[int, int
     _check_tiles(tiles, Tiling.of(plan.source, plan.shape), plan)
     counts = dict.fromkeys(plan.devices, 0)
     current = {device: np.asarray(tiles[device]) for device in plan.source.mesh.device_array.tolist()}
-    for step in plan.steps:
+    if plan.parts > 1:
+        current = _in_parts(plan, current, counts)
+    for step in plan.steps if plan.parts == 1 else ():
         current = _moved(step, current, counts)
     if received_bytes is not None:
         received_bytes.update(counts)
@@ -131,6 +133,17 @@ def run(plan: Plan, tiles: Mapping[int, Array], *, received_bytes: dict[int, int
         return current
     target = Tiling.of(plan.target, plan.shape)  # empty tiles may be empty in another dim
     return {device: np.array(tile, order="C").reshape(target.tile(device).shape) for device, tile in current.items()}
+
+
+def _in_parts(plan: Plan, tiles: Tiles, counts: dict[int, int]) -> Tiles:
+    """The target tiles, one equal part of the tensor after the other."""
+    moved: list[Tiles] = []
+    for number in range(plan.parts):
+        part = {device: plan.parting.cut(tile, plan.parts, number) for device, tile in tiles.items()}
+        for step in plan.plan_of_part.steps:
+            part = _moved(step, part, counts)
+        moved.append(part)
+    return {device: plan.parting.joined([part[device] for part in moved], np.concatenate) for device in moved[0]}
 
 
 def _moved(step: Step, tiles: Tiles, counts: dict[int, int]) -> Tiles:

@@ -4,6 +4,7 @@
     candidates.py    chains of steps that lead from source to target
     spread.py        middles in which all devices of a host share what crosses between hosts
     better_legs.py   a plan whose parts are planned anew
+    overlap.py       in how many parts the steps of a plan overlap best
     policy.py        which is best: fewest bytes, then steps, then rounds; or the least time on a network
     memory_limit.py  a limit on what a device holds at once
 

@@ -24,6 +24,7 @@ from reshard.collectives.fewest_bytes import fewest_bytes_chain
 from reshard.digits import Digit
 from reshard.errors import ReshardError
 from reshard.network import Network
+from reshard.planner.relay import relay
 from reshard.planner.spread import collides, spread
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding
@@ -99,6 +100,11 @@ def _detours(
         if boundary in hosts:
             for middles in _spread(source, target, late, shape, boundary):
                 yield middles, boundary
+            relayed = relay(reshard, boundary)
+            if relayed is not None:
+                yield relayed, boundary
+                if source not in relayed and target not in relayed:  # else an end falls out
+                    yield relayed[1:], boundary
 
 
 def _spread(

@@ -23,11 +23,12 @@ from reshard.collectives.fewest_bytes import fewest_bytes_chain
 from reshard.collectives.one_axis import one_axis_chain
 from reshard.errors import ReshardError
 from reshard.foreign import array_record
-from reshard.network import Network
+from reshard.network import Network, busy_seconds
 from reshard.notation.described import check_settled, described, dtype_said, shape_said
 from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, candidates
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
+from reshard.planner.overlap import overlapped
 from reshard.planner.policy import best_first, shrinks_first
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
@@ -119,10 +120,20 @@ def _planned(reshard: Reshard, options: Options) -> Plan:
                 plans.append(Plan(reshard, all_gathered(reshard), options))
     else:
         plans = [_in_basis(reshard, options)]
-    best = best_first(_within(plans))[0]
-    best = better_legs.with_better_legs(best)
+    best = best_first(_faster(_within(plans)))[0]
+    if best.parts == 1:
+        best = overlapped(better_legs.with_better_legs(best))
     LOGGER.debug("%s: %s", reshard, ", ".join(step.kind for step in best.steps) or "nothing to do")
     return best
+
+
+def _faster(plans: list[Plan]) -> list[Plan]:
+    """The plans in parts that overlap, but for those that cannot be faster than the best whole one."""
+    network = plans[0].options.network
+    if network is None:
+        return plans
+    least = min(plan.seconds or 0.0 for plan in plans)
+    return [overlapped(plan) if max(busy_seconds(plan.steps, network), default=0.0) < least else plan for plan in plans]
 
 
 def _in_basis(reshard: Reshard, options: Options) -> Plan:
@@ -173,7 +184,7 @@ def alternatives(plan: Plan) -> tuple[Plan, ...]:
     for steps in _all_ways(plan.reshard, plan.options.network):
         with suppress(ReshardError):  # pieces too many to be priced
             way = within_limit(Plan(plan.reshard, steps, plan.options))
-            plans += [] if way is None else [way]
+            plans += [] if way is None else [overlapped(way)]
     distinct = {_outline(plan): plan}
     for way in best_first(plans):
         distinct.setdefault(_outline(way), way)

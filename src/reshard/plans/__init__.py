@@ -2,6 +2,7 @@
 
 plan.py          `Plan`, its figures, JSON
 options.py       what a plan has to keep to: network, basis, memory limit
+parts.py         equal parts of a tensor, whose steps overlap
 mlir.py          as MLIR text
 table.py         the table that `print` shows
 chrome_trace.py  as a trace for Perfetto
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 from reshard.plans.options import BASES, Options
 from reshard.plans.plan import SCHEMA, Plan
-from reshard.plans.table import blocks, bytes_text, counted, rounds_text, seconds_text, short
+from reshard.plans.table import blocks, counted, rounds_text, seconds_text, short
+from reshard.tables import bytes_text
 
 __all__ = [
     "BASES",

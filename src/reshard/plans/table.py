@@ -8,7 +8,7 @@ from reshard.errors import ReshardError
 from reshard.plans.free_order import order_that_is_free
 from reshard.sharding import Sharding
 from reshard.steps import Step
-from reshard.tables import Passage, Table
+from reshard.tables import Passage, Table, bytes_text
 
 if TYPE_CHECKING:
     from reshard.plans.plan import Plan
@@ -68,7 +68,8 @@ def seconds_text(seconds: float) -> str:
 
 def _verdict(plan: Plan) -> str:
     """What the plan receives, against the bound; what it takes, where it has prices, and why; what may be better."""
-    time = "" if plan.seconds is None else f"takes {seconds_text(plan.seconds)}"
+    parts = f" in {plan.parts} parts, whose steps overlap" if plan.parts > 1 else ""
+    time = "" if plan.seconds is None else f"takes {seconds_text(plan.seconds)}{parts}{_against_cut(plan)}"
     second = "; ".join(part for part in (time, plan.reason) if part)
     lines = [_against_bound(plan), second]
     sent = plan.sent_bytes
@@ -77,6 +78,13 @@ def _verdict(plan: Plan) -> str:
     if plan.received_bytes and (free := order_that_is_free(plan.reshard)) is not None:
         lines.append(f"{free.text()} has tiles of the same size and would move nothing")
     return "\n".join(filter(None, lines))
+
+
+def _against_cut(plan: Plan) -> str:
+    """How many times the least time it is that a cut proves, and the cut."""
+    if plan.time_cut is None or not plan.seconds:
+        return ""
+    return f", {plan.seconds / plan.time_cut.seconds:.2f} times the least: {plan.time_cut}"
 
 
 def _against_bound(plan: Plan) -> str:
@@ -96,19 +104,6 @@ def _against_bound(plan: Plan) -> str:
 def short(sharding: Sharding, beside: Sharding) -> str:
     """A sharding's text, with its mesh only where another stands beside it."""
     return sharding.text() if sharding.mesh == beside.mesh else f"mesh{sharding.mesh} {sharding.text()}"
-
-
-def bytes_text(count: int) -> str:
-    """A number of bytes to read: exact below 10 KiB and wherever a unit divides it, else to 4 digits.
-
-    >>> bytes_text(96), bytes_text(65536), bytes_text(10**9)
-    ('96 B', '64 KiB', '953.7 MiB')
-    """
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        size = 1024**power
-        if count >= 10 * size or (count >= size and count % size == 0):
-            return f"{count // size} {unit}" if count % size == 0 else f"{count / size:.4g} {unit}"
-    return f"{count} B"
 
 
 def _devices(source: Sharding, target: Sharding) -> str:

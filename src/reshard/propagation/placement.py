@@ -31,7 +31,6 @@ from reshard.operations.kinds import LEAVING
 from reshard.operations.operation import Operation, Value
 from reshard.plans import Plan
 from reshard.plans.chrome_trace import chrome_trace
-from reshard.plans.table import bytes_text
 from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Flow, Net, Origin
 from reshard.propagation.graph import Graph
@@ -39,7 +38,7 @@ from reshard.propagation.memory import Held, held, tile_bytes
 from reshard.propagation.optimum import Optimum
 from reshard.propagation.text import write
 from reshard.sharding import Sharding
-from reshard.tables import Table, plain
+from reshard.tables import Table, bytes_text, plain
 
 PROVED = 1e-7
 """As a part of the cost, by how much a bound may miss what it proves: sums of large numbers round."""
@@ -158,6 +157,26 @@ class Placement(Graph):
         moved = sum((plan.seconds or 0.0) * self.trip_count(value) for value, plan in self.plans.items())
         speeds = {operation.result: self.network.flops_of(operation.arithmetic) for operation in self.operations}
         return moved + sum(work / speed for value, work in self.work.items() if (speed := speeds[value]))
+
+    @cached_property
+    def schedule_bound_seconds(self) -> float | None:
+        """What no schedule of these reshards and operations goes below, each once for all its turns; None without one.
+
+        It is the longest way from operand to result, of the work and of the cuts of reshards, latencies left out.
+        Of what a loop repeats all turns of one reshard or operation count, or one turn of all that follow one another.
+        """
+        if self.network is None:
+            return None
+        longest: dict[Value, float] = {}
+        alone = 0.0
+        for operation in self.operations:
+            value, speed = operation.result, self.network.flops_of(operation.arithmetic)
+            moved = self.plans[value].lower_bound_seconds or 0.0 if value in self.plans else 0.0
+            every = moved * operation.trip_count + (self.work.get(value, 0) / speed if speed else 0.0)
+            before = max((longest.get(operand, 0.0) for operand in operation.operands), default=0.0)
+            longest[value] = before + every / operation.trip_count
+            alone = max(alone, every)
+        return max(alone, *longest.values()) if longest else 0.0
 
     @cached_property
     def held(self) -> Held:

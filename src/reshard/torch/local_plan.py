@@ -37,6 +37,8 @@ class LocalPlan:
     exchanges: tuple[LocalExchange, ...]
     words: str
     """What is done, for a sentence."""
+    part: LocalPlan | None = None
+    """What is done with each part of the tensor, where it goes in parts that overlap."""
 
     @property
     def workspace_size(self) -> int:
@@ -80,6 +82,9 @@ class LocalPlan:
         Raises:
             ReshardError: `exchange-failed`, here or later.
         """
+        if self.part is not None and watch == UNWATCHED:
+            result = self._in_parts(self.part, tile)
+            return lambda: lambda: result if out is None else out.copy_(result)
         shares = out is not None and out.untyped_storage().data_ptr() == tile.untyped_storage().data_ptr()
         if not self.exchanges:  # an empty tile may be empty in another dim
             result = tile if tile.numel() or tile.shape == self.target_shape else tile.reshape(self.target_shape)
@@ -111,6 +116,20 @@ class LocalPlan:
             return result if result.shape == self.target_shape else result.view(self.target_shape)
 
         return begin
+
+    def _in_parts(self, part: LocalPlan, tile: torch.Tensor) -> torch.Tensor:
+        """The target tile, its parts one behind the other: while one is in an exchange, the next is in that before."""
+        parting, parts, stages = self.plan.parting, self.plan.parts, len(part.exchanges)
+        tiles = [parting.cut(tile.resolve_conj().resolve_neg(), parts, number) for number in range(parts)]
+        with self._told():
+            for wave in range(parts + stages - 1):
+                under_way = [number for number in range(parts) if 0 <= wave - number < stages]
+                posts = [part.exchanges[wave - number].pack(tiles[number].contiguous()) for number in under_way]
+                finishes = [post() for post in posts]
+                for number, finish in zip(under_way, finishes, strict=True):
+                    tiles[number] = finish()
+        whole: torch.Tensor = parting.joined([tile.view(part.target_shape) for tile in tiles], torch.cat)
+        return whole.view(self.target_shape)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -165,7 +184,10 @@ def local_plan(
             exchanges.append(exchange)
     sides = (Tiling.of(side, plan.shape) for side in (before, after))
     shapes = [side.tile(rank, once=True).shape if rank in side.mesh else None for side in sides]
-    return LocalPlan(plan, shapes[0], (0,) if shapes[1] is None else shapes[1], tuple(exchanges), words)
+    part = None
+    if plan.parts > 1 and before.mesh == after.mesh:
+        part = local_plan(plan.plan_of_part, rank, meshes, dtype, words, joint=joint)
+    return LocalPlan(plan, shapes[0], (0,) if shapes[1] is None else shapes[1], tuple(exchanges), words, part)
 
 
 def device_type_of(meshes: Mapping[Mesh, DeviceMesh]) -> str:

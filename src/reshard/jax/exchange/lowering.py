@@ -78,6 +78,8 @@ def on_device(plan: Plan, names: tuple[str, ...], tile: jax.Array) -> DeviceRun:
         return lax.full(local_shape, 0, tile.dtype)
     if plan.options.memory_limit is not None:
         return lax.reshape((yield from _in_bounded_memory(plan, Device.here(names), tile)), local_shape)
+    if plan.parts > 1:
+        return lax.reshape((yield from _in_parts(plan, names, tile)), local_shape)
     transfers = [move for step in plan.steps for move in step.transfers]
     combines = any(move.reduction or move.fill not in (None, "sum") for move in transfers)  # zero is so in bits too
     dtype, bits = tile.dtype, None if combines else bits_of(tile.dtype)
@@ -86,6 +88,15 @@ def on_device(plan: Plan, names: tuple[str, ...], tile: jax.Array) -> DeviceRun:
     for step in plan.steps:
         tile = yield from _after(step, device, tile)
     return lax.reshape(lax.bitcast_convert_type(tile, dtype) if bits else tile, local_shape)
+
+
+def _in_parts(plan: Plan, names: tuple[str, ...], tile: jax.Array) -> DeviceRun:
+    """The target tile, its parts moved by calls that do not wait for one another."""
+    parts = []
+    for number in range(plan.parts):
+        part = yield from on_device(plan.plan_of_part, names, plan.parting.cut(tile, plan.parts, number))
+        parts.append(part)
+    return plan.parting.joined(parts, lax.concatenate)
 
 
 def _in_bounded_memory(plan: Plan, device: Device, tile: jax.Array) -> DeviceRun:
@@ -121,6 +132,7 @@ def _moved(move: Move, device: Device, tile: jax.Array) -> DeviceRun:
         and exchange.gathered_values > 1
         and exchange.source.same_order_as(exchange.target)
         and exchange.is_even
+        and exchange.loose_values == 1
     ):
         tile = yield from _in_groups(exchange, device, tile, move.reduction or "sum")
     else:

@@ -1,0 +1,271 @@
+"""How many bytes must come into some devices, or leave them, whatever the plan.
+
+An element must come in where one of the devices needs it and none of them holds it.
+Of a value that is combined from several, the devices hold it where they hold all its parts; if not, at least one value
+of its size must come in.
+It must leave where a device outside needs it and those outside do not hold it.
+
+The devices are a product of parts, one of each level of a network.
+With digits that lie within levels each, every question is then a product over levels, of whether the values that an
+element has in a level are in the part of it: `any` of the devices that hold it, or `all`.
+Sums of products over the digits of the tensor are contractions, so no element and no device is looked at.
+Elsewhere the tensor is divided into cells along all cuts of both ends, and devices are compared with cells.
+
+By hand, 4 elements on a line of 4, cut by it, that are wanted everywhere: the first two devices hold two elements and
+lack two; as many must leave them.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.network.level import Level
+>>> from reshard.sharding import Sharding
+>>> mesh, network = Mesh.of(x=4), Network((Level(1, 4, "line", 1, 0),))
+>>> sides = Sides(Tiling.of(Sharding.of(mesh, "x"), (4,)), Tiling.of(Sharding.of(mesh, None), (4,)), 1)
+>>> parts = [np.array([[True] * 4, [True, True, False, False]])]
+>>> crossing_by_digits(sides, sides.placed_on(network), parts).tolist()
+[[0, 2], [0, 2]]
+>>> crossing_by_boxes(sides, network, parts).tolist()
+[[0, 2], [0, 2]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.digits import NO_DIGITS, Digits, Positions
+from reshard.exchange import Tiling, class_digits
+from reshard.exchange.pieces import ClassDigits
+from reshard.layout import Layout
+from reshard.network.networks import Network
+from reshard.network.numbers import device_digits, device_order
+from reshard.refinement import Refinement, Role, Unreduced, refine
+
+Members = Sequence[NDArray[np.bool_]]
+"""Per level, a row for each part of it: which values of its digit are in it."""
+Crossing = NDArray[Any]
+"""Bytes that come in (first row) and leave (second), by the number of the part of each level."""
+
+
+class PlacedDigit(NamedTuple):
+    """A digit of the position that lies within a level."""
+
+    number: int
+    """In the refinement."""
+    stride: int
+    """Of the level's values."""
+    size: int
+
+
+class Placed(NamedTuple):
+    """The common refinement of both ends and of the levels."""
+
+    common: Refinement
+    levels: tuple[tuple[PlacedDigit, ...], ...]
+    """Per level the digits that lie within it, major to minor."""
+    firsts: tuple[int, ...]
+    """Per level the value of its digit at the first device."""
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Where the elements of a tensor are, and where they are wanted."""
+
+    source: Tiling
+    target: Tiling
+    itemsize: int
+
+    @cached_property
+    def classes(self) -> ClassDigits:
+        """The digits along which values stay partial."""
+        return class_digits(self.source, self.target)
+
+    @cached_property
+    def combined(self) -> Digits:
+        """The digits of the source along which values are combined."""
+        return self.source.layout.unreduced.without(self.classes.source)
+
+    @cached_property
+    def intervals(self) -> list[Positions]:
+        """Per dim, where all tiles of both ends begin or stop."""
+        cuts = []
+        for dim, size in enumerate(self.source.shape):
+            runs = self.source.layout.runs(dim, size, held=False), self.target.layout.runs(dim, size, held=True)
+            edges = np.unique(np.concatenate([[0, size], *(edge for run in runs for edge in (run.start, run.stop))]))
+            cuts.append(edges[(edges >= 0) & (edges <= size)])
+        return cuts
+
+    @property
+    def incidences(self) -> int:
+        """The number of devices times that of cells."""
+        cells = prod(max(1, len(cuts) - 1) for cuts in self.intervals) * self.classes.source.size
+        return max(1, cells * (self.source.mesh.size + self.target.mesh.size))
+
+    def placed_on(self, network: Network) -> Placed | None:
+        """The digits of both ends within the levels of a network.
+
+        None where tiles differ in size, have windows, or ends and levels have no common digits.
+        """
+        source, target = self.source, self.target
+        layout, order = _in_order(source, target), device_order(source.mesh)
+        if layout is None or order is None or layout.has_windows or source.layout.has_windows:
+            return None
+        if not (source.is_even() and target.is_even()):
+            return None
+        levels = Digits(level.digit for level in network.levels)
+        levels = levels if source.mesh.device_ids is None else order.reversed().parts_of(levels)
+        bounds = {cut for cut in levels.cuts if 1 < cut < source.mesh.size}
+        common = refine(source.layout, layout, source.shape, sorted(bounds))
+        if common is None:
+            return None
+        inside: list[list[PlacedDigit]] = [[] for _ in network.levels]
+        for number, common_digit in enumerate(common.digits):
+            parts = device_digits(source.mesh, Digits((common_digit,)))
+            places = [n for n, level in enumerate(network.levels) if parts and parts.within(level.digit) == parts]
+            if parts is None or len(parts) != 1 or not places:
+                return None
+            stride = parts[0].stride // network.levels[places[0]].stride
+            inside[places[0]].append(PlacedDigit(number, stride, common_digit.size))
+        first = 0 if source.mesh.device_ids is None else source.mesh.device_ids[0]
+        return Placed(
+            common,
+            tuple(tuple(sorted(digits, key=lambda digit: -digit.stride)) for digits in inside),
+            tuple(level.digit.value(first) for level in network.levels),
+        )
+
+
+def _in_order(source: Tiling, target: Tiling) -> Layout | None:
+    """The layout of the target over the positions of the source; None where it is none."""
+    if source.mesh.device_ids == target.mesh.device_ids and source.mesh.size == target.mesh.size:
+        return target.layout
+    order = target.mesh.order_in(source.mesh)
+    return None if order is None else target.layout.transposed(order)
+
+
+def crossing_by_digits(sides: Sides, placed: Placed, members: Members) -> Crossing:
+    """The bytes that must cross, from the digits.
+
+    Args:
+        sides: the two ends.
+        placed: their digits on the network.
+        members: per level its parts.
+    """
+    roles = placed.common.source_roles, placed.common.target_roles
+    kept = {role for role in roles[1] if role is not None}
+    combined = {n for n, role in enumerate(roles[0]) if isinstance(role, Unreduced) and role not in kept}
+    sizes: dict[Role, int] = {}
+    for number, digit in enumerate(placed.common.digits):
+        homes = [roles[1][number], *([] if number in combined else [roles[0][number]])]
+        sizes |= {role: digit.size for role in homes if role is not None}
+    letters = {role: len(members) + place for place, role in enumerate(sizes)}
+    each = prod(sides.source.shape) * sides.classes.source.size // prod(sizes.values()) * sides.itemsize
+    crossing = []
+    for comes_in in (True, False):
+        has, wants = [], []
+        for place, (digits, first, rows) in enumerate(zip(placed.levels, placed.firsts, members, strict=True)):
+            values = np.full(1, first)
+            for _, stride, size in digits:
+                values = (values[:, None] + np.arange(size) * stride).ravel()
+            table = rows[:, values].reshape(len(rows), *(size for _, _, size in digits))
+            here, there = ([side[placed_digit.number] for placed_digit in digits] for side in roles)
+            parts = tuple(n for n, placed_digit in enumerate(digits, 1) if placed_digit.number in combined)
+            has.append(_projected(table, place, here, letters, parts=parts, comes_in=comes_in))
+            wants.append(_projected(table, place, there, letters, parts=(), comes_in=comes_in))
+        asked = wants if comes_in else has
+        count = len(members)
+        missing = _summed(asked, sizes, letters, count) - _summed([*has, *wants], sizes, letters, count)
+        crossing.append(missing * each)
+    return np.array(crossing)
+
+
+Factor = tuple[NDArray[np.float64], list[int]]
+"""Which values of a level's digits are in its parts, and the letters of its dims."""
+
+
+def _projected(
+    table: NDArray[np.bool_],
+    place: int,
+    roles: Sequence[Role],
+    letters: Mapping[Role, int],
+    *,
+    parts: tuple[int, ...],
+    comes_in: bool,
+) -> Factor:
+    """Whether any device of a part holds an element, of all the values that it is combined from; or only these do."""
+    free = tuple(n for n, role in enumerate(roles, 1) if role is None and n not in parts)
+    first, second = (np.any, np.all) if comes_in else (np.all, np.any)
+    held = second(first(table, axis=free, keepdims=True), axis=parts, keepdims=True)
+    left = [n for n in range(1, table.ndim) if n not in free + parts]
+    held = held.reshape(len(table), *(table.shape[n] for n in left))
+    return held.astype(np.float64), [place, *(letters[roles[n - 1]] for n in left)]
+
+
+def _summed(factors: Sequence[Factor], sizes: Mapping[Role, int], letters: Mapping[Role, int], levels: int) -> Any:
+    """The number of elements of which all factors hold, by the parts of levels."""
+    used = {letter for _, dims in factors for letter in dims}
+    unasked = prod(size for role, size in sizes.items() if letters[role] not in used)
+    operands: list[Any] = [item for factor in factors for item in factor]
+    counts = np.einsum(*operands, list(range(levels)), optimize="greedy")
+    return np.rint(counts).astype(np.int64).astype(object) * unasked  # integers of any size
+
+
+def crossing_by_boxes(sides: Sides, network: Network, members: Members) -> Crossing:
+    """The bytes that must cross, from what every device holds and needs of every cell.
+
+    Args:
+        sides: the two ends.
+        network: whose levels `members` divides.
+        members: per level its parts.
+    """
+    weights = np.array([sides.itemsize], dtype=np.int64)
+    for cuts in sides.intervals:
+        weights = (weights[:, None] * np.diff(cuts)).ravel()
+    weights = np.tile(weights, sides.classes.source.size)
+    chosen = np.indices([len(rows) for rows in members]).reshape(len(members), -1)
+    inside = []
+    for tiling in (sides.source, sides.target):
+        devices = tiling.mesh.device_array
+        rows: NDArray[np.bool_] = np.ones((chosen.shape[1], tiling.mesh.size), dtype=np.bool_)
+        for level, parts, numbers in zip(network.levels, members, chosen, strict=True):
+            rows &= parts[numbers][:, level.digit.value(devices)]
+        inside.append(rows)
+    combined = sides.combined.index_of(sides.source.mesh.positions)
+    crossing = []
+    for comes_in in (True, False):
+        asked = [rows if comes_in else ~rows for rows in inside]
+        lacking = _any(asked[1], _cells(sides.target, sides.classes.target, sides.intervals, held=True))
+        holding = _cells(sides.source, sides.classes.source, sides.intervals, held=False)
+        held = np.ones_like(lacking)
+        for part in range(sides.combined.size):
+            held &= _any(asked[0][:, combined == part], holding[combined == part])
+        crossing.append(((lacking & ~held) @ weights).reshape([len(rows) for rows in members]))
+    return np.array(crossing)
+
+
+def _any(rows: NDArray[np.bool_], columns: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Where a device of a cut has a cell: a product of matrices."""
+    has: NDArray[np.bool_] = rows.astype(np.float32) @ columns.astype(np.float32) > 0
+    return has
+
+
+def _cells(tiling: Tiling, classes: Digits, intervals: Sequence[Positions], *, held: bool) -> NDArray[np.bool_]:
+    """Which cells every device has: a row per device."""
+    positions = tiling.mesh.positions
+    cells = np.ones((len(positions), 1), dtype=np.bool_)
+    for dim, (size, cuts) in enumerate(zip(tiling.shape, intervals, strict=True)):
+        runs = tiling.layout.runs(dim, size, held=held)
+        has = np.zeros((tiling.layout.parts[dim], max(1, len(cuts) - 1)), dtype=np.bool_)
+        first, last = (np.searchsorted(cuts, edges).tolist() for edges in (runs.start, runs.stop))
+        for shard, low, high in zip(runs.shard.tolist(), first, last, strict=True):
+            has[shard, low:high] = True
+        cells = (cells[:, :, None] & has[tiling.layout.cutting[dim].index_of(positions)][:, None, :]).reshape(
+            len(positions), -1
+        )
+    if classes == NO_DIGITS:
+        return cells
+    own: NDArray[np.bool_] = classes.index_of(positions)[:, None] == np.arange(classes.size)
+    return (own[:, :, None] & cells[:, None, :]).reshape(len(positions), -1)

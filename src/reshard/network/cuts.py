@@ -1,0 +1,228 @@
+"""The least time that any plan takes on a network, with a cut that proves it.
+
+Take some devices. The bytes that one of them needs and none of them holds must come in, each at least once, however
+they are routed, copied or combined; so they take at least their number over the capacity of what leads in.
+The same holds outwards, of what is needed outside and held only inside.
+A `Cut` names the devices, the bytes and the capacity, and whoever has the boxes of the two shardings can count both
+anew: `docs/time.md` has the twenty lines that do.
+
+The devices of a cut are products of parts of levels: single devices, unions of hosts, arcs of a torus.
+The capacity of what leads into them is that of
+
+    rings, lines   every link that enters
+    a switch       in each group that it joins the ports of the devices inside, or those of the devices outside,
+                   whichever are fewer
+
+Where a program that routes everything at once as well as can be (no latency, bytes that divide without end) is solved
+beside it, the best cut of this kind is nearly always its value.
+
+By hand, `[{"h"}, {}] -> [{}, {"h"}]` on 2 hosts of 4, 16 x 16 bytes, ports of 9 bytes/s inside and of 1 outside: a host
+holds half of the rows, needs half of the columns, and lacks half of these, 64 bytes, for which it has four ports.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.network.level import Level
+>>> from reshard.problem import Reshard
+>>> from reshard.sharding import Sharding
+>>> mesh, network = Mesh.of(h=2, g=4), Network((Level(1, 4, "switch", 9, 0), Level(4, 2, "switch", 1, 0)))
+>>> reshard = Reshard.of(Sharding.of(mesh, "h", None), Sharding.of(mesh, None, "h"), (16, 16), "int8")
+>>> cut = best_cut(reshard, network)
+>>> print(cut)
+64 B into 4 devices at 4 bytes/s
+>>> cut.seconds, cut.devices(network).tolist()
+(16.0, [0, 1, 2, 3])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.digits import Digits, Positions
+from reshard.errors import ReshardError
+from reshard.exchange import Tiling
+from reshard.network.crossing import Sides, crossing_by_boxes, crossing_by_digits
+from reshard.network.level import Level
+from reshard.network.networks import Network
+from reshard.network.pricing import check_reach
+from reshard.problem import Reshard, becomes_unreduced
+from reshard.tables import bytes_text
+
+CACHED = 1024
+"""Reshards whose cuts are kept."""
+FEW = 4
+"""Up to this size all parts of a level are tried that can count."""
+MOST_BY_DIGITS, MOST_BY_BOXES = 4096, 2**28
+"""Cuts that are compared in closed form; cuts times devices times cells that are, box by box."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Devices, the bytes that must come into them or leave them, and the capacity for these."""
+
+    members: tuple[tuple[int, ...], ...]
+    """Per level, innermost first, the values of its digit that the devices have: all products of them."""
+    comes_in: bool
+    """Whether the bytes come into the devices; else they leave them."""
+    crossing_bytes: int
+    """Bytes that must cross, each counted once."""
+    bandwidth: float
+    """Bytes/s of all links and ports together that lead across."""
+
+    @property
+    def seconds(self) -> float:
+        """What no plan goes below."""
+        return self.crossing_bytes / self.bandwidth
+
+    def devices(self, network: Network) -> Positions:
+        """The numbers of the devices, ascending."""
+        numbers: Positions = np.zeros(1, dtype=np.int64)
+        for level, values in zip(network.levels, self.members, strict=True):
+            numbers = (numbers[:, None] + np.array(values, dtype=np.int64) * level.stride).ravel()
+        return np.sort(numbers)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields and the seconds, as JSON keeps them."""
+        return {
+            "members": [list(values) for values in self.members],
+            "comes_in": self.comes_in,
+            "crossing_bytes": self.crossing_bytes,
+            "bandwidth": self.bandwidth,
+            "seconds": self.seconds,
+        }
+
+    def __str__(self) -> str:
+        count = prod(map(len, self.members))
+        devices = "one device" if count == 1 else f"{count} devices"
+        scale, unit = (1e9, "GB/s") if self.bandwidth >= 1e7 else (1, "bytes/s")
+        return (
+            f"{bytes_text(self.crossing_bytes)} {'into' if self.comes_in else 'out of'} {devices}"
+            f" at {self.bandwidth / scale:.4g} {unit}"
+        )
+
+
+@lru_cache(CACHED)
+def best_cut(reshard: Reshard, network: Network) -> Cut | None:
+    """The cut that takes longest, of those tried; None where nothing must cross, or no bound is known.
+
+    Args:
+        reshard: what is to be moved. Of values that become partial, and of windows that are summed, no bound is known.
+        network: must reach all devices.
+
+    Raises:
+        ReshardError: `bad-network`.
+    """
+    for end in (reshard.source, reshard.target):
+        check_reach(network, end.mesh)
+    source, target = (Tiling.of(end, reshard.shape) for end in (reshard.source, reshard.target))
+    if not network.levels or source.layout.is_summed or becomes_unreduced(reshard.source, reshard.target):
+        return None
+    if target.layout.unreduced and not source.same_order_as(target):
+        return None
+    sides = Sides(source, target, reshard.dtype.itemsize)
+    placed = sides.placed_on(network)
+    budget = MOST_BY_DIGITS if placed is not None else MOST_BY_BOXES // sides.incidences
+    if not budget:
+        return None
+    strides = [[1, level.size] for level in network.levels]
+    for inside, level in zip(placed.levels if placed is not None else (), strides, strict=False):
+        level += [digit.stride for digit in inside]
+    parts = _parts_of_levels(network, tuple(tuple(sorted(set(level))) for level in strides), budget)
+    if placed is not None:
+        crossing = crossing_by_digits(sides, placed, parts.members)
+    else:
+        try:
+            crossing = crossing_by_boxes(sides, network, parts.members)
+        except ReshardError:  # tiles that are too many to list
+            return None
+    seconds = crossing.astype(np.float64) / parts.bandwidth
+    if not seconds.max(initial=0.0):
+        return None
+    place = tuple(map(int, np.unravel_index(int(seconds.argmax()), seconds.shape)))
+    chosen = tuple(tuple(np.flatnonzero(rows[i]).tolist()) for rows, i in zip(parts.members, place[1:], strict=True))
+    return Cut(chosen, place[0] == 0, int(crossing[place]), float(parts.bandwidth[place[1:]]))
+
+
+class _Parts(NamedTuple):
+    """Parts of every level, whose products are the cuts that are tried."""
+
+    members: tuple[NDArray[np.bool_], ...]
+    """Per level, a row for each part: which values of its digit are in it; the first row has all."""
+    bandwidth: NDArray[np.float64]
+    """Bytes/s into every product of parts; without end for that of all devices."""
+
+
+@lru_cache(256)
+def _parts_of_levels(network: Network, strides: tuple[tuple[int, ...], ...], budget: int) -> _Parts:
+    """The parts of levels to try, at most so many products of them, and what leads into each product."""
+    for positions in (16, 8, 4, 3, 2, 1):
+        parts = [_parts(level, cuts, positions) for level, cuts in zip(network.levels, strides, strict=True)]
+        if prod(map(len, parts)) <= budget:
+            break
+    members = tuple(np.array(rows, dtype=np.bool_) for rows in parts)
+    return _Parts(members, _bandwidth(network, members))
+
+
+def _parts(level: Level, strides: tuple[int, ...], positions: int) -> list[tuple[bool, ...]]:
+    """The parts of a level, each as which values are in it; all of it first.
+
+    Of a small level, all runs along a ring or a line, and all parts of a switch; of a larger one those that agree in
+    some digits.
+
+    >>> [sum(part) for part in _parts(Level(1, 8, "line", 1, 0), (1, 4, 8), 2)]
+    [8, 1, 1, 2, 2, 4, 4]
+    """
+    size, values = level.size, np.arange(level.size)
+    rows = {(True,) * size: None}
+    if size <= FEW and positions > 2:
+        if level.is_switch:
+            chosen = [np.array(row) for row in product((True, False), repeat=size)]
+        else:
+            arcs = [(values - start) % size < count for count in range(1, size) for start in range(size)]
+            chosen = arcs if level.link != "line" else [row for row in arcs if np.ptp(np.flatnonzero(row)) < row.sum()]
+        rows |= {tuple(row.tolist()): None for row in chosen if row.any()}
+        return list(rows)
+    cuts = sorted({cut for digit in Digits.between(strides).primes() for cut in (digit.stride, digit.end)})
+    for low, high in ((low, high) for high in cuts for low in cuts if low < high):
+        if high != size and not level.is_switch:
+            continue
+        count = high // low
+        first = [0, count - 1, 1, *range(2, count - 1)][: max(positions, 1)]
+        rows |= {tuple((values // low % count == value).tolist()): None for value in first if value < count}
+    return list(rows)
+
+
+def _bandwidth(network: Network, members: Sequence[NDArray[np.bool_]]) -> NDArray[np.float64]:
+    """Bytes/s into every product of parts, or out of it."""
+
+    def along(number: int, figures: Any) -> NDArray[np.float64]:
+        return np.asarray(figures, dtype=np.float64).reshape([-1 if n == number else 1 for n in range(len(members))])
+
+    sizes = [along(number, rows.sum(axis=1)) for number, rows in enumerate(members)]
+    total = np.zeros([len(rows) for rows in members])
+    for number, level in enumerate(network.levels):
+        inner, outer = (prod(part, start=np.ones_like(total)) for part in (sizes[:number], sizes[number + 1 :]))
+        if level.is_switch:
+            inside = inner * sizes[number]
+            joined = prod(lower.size for lower in network.levels[: number + 1])
+            total += level.bandwidth * outer * np.minimum(inside, joined - inside)
+            continue
+        links = [_entering(level, row) for row in members[number]]
+        total += level.bandwidth * outer * inner * along(number, links)
+    total[(0,) * len(members)] = np.inf
+    return total
+
+
+def _entering(level: Level, row: NDArray[np.bool_]) -> int:
+    """How many links of a ring or a line lead into a part of it."""
+    forward = row & ~np.roll(row, 1)
+    backward = row & ~np.roll(row, -1)
+    if level.link == "line":
+        forward[0] = backward[-1] = False
+    return int(forward.sum()) + (0 if level.link == "one-way-ring" else int(backward.sum()))

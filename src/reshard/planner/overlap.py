@@ -1,0 +1,53 @@
+"""In how many parts a tensor goes through the steps of a plan, so that steps on different levels overlap.
+
+More parts overlap better, and each pays its latencies: with a seconds of bytes beside the busiest level and b seconds
+of latencies of a part on it, about √(a / b) parts take least.
+
+By hand, between hosts 4 s, inside 4 s, no latency: of 2 parts the first takes 2 + 2 s and the second 2 s more.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.network import Level, Network
+>>> from reshard.plans import Options
+>>> from reshard.problem import Reshard
+>>> from reshard.sharding import Sharding
+>>> from reshard.steps import chain_through
+>>> mesh, network = Mesh.of(h=2, g=2), Network((Level(1, 2, "switch", 2, 0), Level(2, 2, "switch", 1, 0)))
+>>> both, g, none = (Sharding.of(mesh, axes) for axes in (("g", "h"), "g", None))
+>>> reshard = Reshard.of(both, none, (16,), "int8")
+>>> plan = Plan(reshard, chain_through(reshard, g), Options(network))
+>>> [(way.parts, way.seconds) for way in (plan, overlapped(plan))]
+[(1, 8.0), (4, 5.0)]
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isqrt
+
+from reshard.network import busy_seconds, overlapped_seconds
+from reshard.plans import Plan
+from reshard.plans.parts import Parting
+
+MOST_PARTS = 64
+"""More parts gain less than 2 % where latencies do not count."""
+WORTH = 0.99
+"""In parts a plan must take less than so much of what it takes whole."""
+
+
+def overlapped(plan: Plan) -> Plan:
+    """The plan in as many parts as it takes least in; as it is where that is not worth it, or a limit must be kept."""
+    network, limit = plan.options.network, plan.options.memory_limit
+    moving = [step for step in plan.steps if step.moves and step.kind != "Slice"]
+    if network is None or limit is not None or len(moving) < 2 or plan.options.basis != "any":
+        return plan
+    alone, busiest = sum(plan.step_seconds or ()), max(busy_seconds(plan.steps, network))
+    if busiest >= alone * WORTH:
+        return plan
+    unit = Parting.of(plan.reshard, plan.steps).unit
+    waits = overlapped_seconds(plan.steps, network, 2**60) / 2**60  # of one part, on the busiest level
+    best = isqrt(int((alone - busiest) / waits)) if waits * MOST_PARTS**2 > alone - busiest else MOST_PARTS
+    counts = [count for count in range(2, min(unit, MOST_PARTS) + 1) if unit % count == 0]
+    near = [max((count for count in counts if count <= best), default=1), *[c for c in counts if c > best][:1]]
+    seconds = {count: overlapped_seconds(plan.steps, network, count) for count in near}
+    least = min(near, key=lambda count: seconds[count])
+    return replace(plan, parts=least) if seconds[least] < alone * WORTH else plan

@@ -1,0 +1,139 @@
+"""Whether plans whose steps overlap are right: in parts, by way of middles in blocks, never faster than the bound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp, log
+
+import numpy as np
+import oracle
+import pytest
+from checkers import check_chain, check_run
+from time_bounds import NETWORKS, pairs
+
+from reshard import Mesh, Network, Plan, ReshardError, Sharding, parse_sharding, plan
+from reshard.network import Level
+from reshard.planner.relay import relay
+from reshard.problem import Reshard
+
+LARGE = (1024, 1024)
+MEAN, WORST = {"hosts 2x4": 1.05, "hosts 4x2": 1.04}, 1.34
+
+
+@pytest.mark.parametrize("name", MEAN)
+def test_hosts_are_near_the_least_time(name: str) -> None:
+    """All pairs of shardings by whole axes of 1 MiB, no latency: against the cut, so against any plan."""
+    mesh, network = NETWORKS[name]
+    ratios = []
+    for source, target in pairs(mesh, 1000):
+        made = plan(source, target, LARGE, "int8", network=network)
+        assert made.seconds is not None
+        assert made.lower_bound_seconds
+        ratios.append(made.seconds / made.lower_bound_seconds)
+    assert min(ratios) >= 1 - 1e-9
+    assert max(ratios) <= WORST
+    assert exp(np.mean([log(ratio) for ratio in ratios])) <= MEAN[name]
+
+
+def test_plans_in_parts_bring_every_device_its_tile() -> None:
+    """Those on hosts, of numbered elements; what devices receive is what is counted."""
+    in_parts, woven = 0, 0
+    for name in MEAN:
+        mesh, network = NETWORKS[name]
+        for source, target in pairs(mesh, 1000)[::3]:
+            made = plan(source, target, (48, 32), "int64", network=network)
+            check_chain(made)
+            check_run(made)
+            in_parts += made.parts > 1
+            woven += any(step.after.is_woven for step in made.steps)
+    assert min(in_parts, woven) > 5, (in_parts, woven)
+
+
+def test_equals_cross_by_hand() -> None:
+    """Rows by h go to (g, h): half of the devices of a host lack 32 bytes, half nothing, but every port brings 16.
+
+    Then each device gives 16 bytes to one that has half of its rows; nobody receives more than it lacks.
+    """
+    mesh, network = NETWORKS["hosts 2x4"]
+    source, target = Sharding.of(mesh, "h", None), Sharding.of(mesh, ("g", "h"), None)
+    made = plan(source, target, (16, 16), "int8", network=network)
+    assert [step.kind for step in made.steps] == ["Exchange", "Exchange"]
+    first, second = made.step_seconds or ()
+    assert first == 16.0
+    assert second == 16 / 9
+    assert made.lower_bound_seconds == 16.0
+    assert made.relayed_bytes == 0
+    many = plan(source, target, LARGE, "int8", network=network)
+    assert many.parts == 64
+    assert many.seconds == pytest.approx(16.0 * 4096 * (1 + 1 / 9 / 64))
+    turned = plan(Sharding.of(mesh, ("h", "g"), None), target, LARGE, "int8", network=network)
+    assert turned.lower_bound_seconds == 16.0 * 4096
+    assert turned.seconds == pytest.approx(16.0 * 4096, rel=0.02)
+    assert turned.relayed_bytes == turned.received_bytes - turned.lower_bound_bytes > 0
+    assert plan(turned.source, target, LARGE, "int8").relayed_bytes == 0
+
+
+def test_middles_hold_what_hosts_hold() -> None:
+    """By index arithmetic: a host holds the same in the middles as at the ends, every device its equal part."""
+    for name in MEAN:
+        mesh, network = NETWORKS[name]
+        per_host = network.levels[0].size
+        for source, target in pairs(mesh, 1000)[::5]:
+            middles = relay(Reshard.of(source, target, (64, 64), "int8"), per_host)
+            assert middles is not None, (source, target)
+            for end, middle in zip((source, target), middles, strict=True):
+                held = [_held(mesh, sharding, per_host) for sharding in (end, middle)]
+                np.testing.assert_array_equal(*(side.any(axis=1) for side in held))
+                assert set(held[1].sum(axis=(2, 3)).ravel()) == {held[1].any(axis=1)[0].sum() // per_host}
+
+
+def _held(mesh: Mesh, sharding: Sharding, per_host: int) -> np.ndarray:
+    """Per host and device the elements that it holds."""
+    tiles = np.zeros((mesh.size, 64, 64), dtype=bool)
+    for device in mesh.devices:
+        for box in sharding.boxes(device, (64, 64)):
+            tiles[device][tuple(slice(*interval) for interval in box)] = True
+    return tiles.reshape(-1, per_host, 64, 64)
+
+
+def test_a_level_that_all_steps_use_is_not_overlapped() -> None:
+    """On one switch there is nothing to overlap, and one step of a part waits for that of the part before."""
+    mesh = Mesh.of(x=2, y=4)
+    flat = Network((Level(1, 8, "switch", 1e9, 0.0),))
+    for source, target in (("x", "y"), (("x", "y"), None), (None, "y")):
+        ends = Sharding.of(mesh, source, None), Sharding.of(mesh, None, target)
+        assert plan(*ends, (64, 64), network=flat).parts == 1
+
+
+def test_small_tensors_are_moved_whole() -> None:
+    """Every part pays its latencies: of 64 x 64 elements one part is best, of large ones many."""
+    mesh = Mesh.of(h=2, g=8)
+    ends = parse_sharding('[{}, {"h"}]', mesh), parse_sharding('[{"h"}, {}]', mesh)
+    parts = [plan(*ends, (size, size), "bf16", network="h100-2x8").parts for size in (64, 8192, 65536)]
+    assert parts[0] == 1 < parts[1] < parts[2]
+
+
+def test_parts_are_written_and_checked() -> None:
+    mesh, network = NETWORKS["hosts 2x4"]
+    made = plan(Sharding.of(mesh, "h", None), Sharding.of(mesh, None, "h"), LARGE, "int8", network=network)
+    assert made.parts > 1
+    assert Plan.from_json(made.to_json()) == made
+    assert f"in {made.parts} parts, whose steps overlap" in str(made)
+    assert made.peak_bytes > replace(made, parts=1).peak_bytes
+    assert made.rounds == made.parts * replace(made, parts=1).rounds
+    limited = plan(made.source, made.target, LARGE, "int8", network=network, memory_limit=made.peak_bytes)
+    assert limited.parts == 1
+    for parts in (0, -1, 3):
+        with pytest.raises(ReshardError, match="cannot be cut in"):
+            replace(made, parts=parts)
+    assert plan(made.source, made.target, LARGE, "int8").parts == 1
+
+
+def test_parts_where_some_dims_are_uneven() -> None:
+    """Parts are cut along a dim whose tiles are of one size; where there is none, the tensor goes whole."""
+    mesh, network = NETWORKS["hosts 2x4"]
+    for shape, least in (((30, 24), 1), ((1001, 64), 2), ((1001, 1003), 1)):
+        made = plan(Sharding.of(mesh, "h", None), Sharding.of(mesh, None, None), shape, "int64", network=network)
+        assert made.parts >= least
+        check_run(made)
+    assert oracle.missing(made.source, made.target, made.shape)
