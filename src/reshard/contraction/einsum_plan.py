@@ -17,6 +17,7 @@ received 384 B on the busiest device, 1536 B in all; 2048 operations on a device
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from typing import Any
 from reshard.checks import all_of, expect
 from reshard.contraction.cases import cases_of
 from reshard.contraction.compute_layout import ComputeLayout
+from reshard.contraction.einsum_page import einsum_page
 from reshard.contraction.formula import table
 from reshard.contraction.goal import Goal
 from reshard.contraction.paths import Path, paths_of
@@ -263,6 +265,15 @@ class EinsumPlan:
         if len(set(found.values())) <= 1:
             return next(iter(found.values()), "case 1")
         return ", ".join(f"{case} on {axis}" for axis, case in found.items())
+
+    def to_html(self) -> str:
+        """The plan as a page: one file that opens from disk and needs no network.
+
+        Raises:
+            ReshardError: `too-large` where devices or tiles are too many to list.
+        """
+        root = importlib.import_module("reshard")  # what else would do is found above this module
+        return einsum_page(self, root.alternatives(self))
 
     def to_json(self) -> str:
         """The plan as JSON text, with its figures."""

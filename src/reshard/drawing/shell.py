@@ -103,7 +103,8 @@ def passages(blocks: Iterable[Passage]) -> Markup:
             parts.append(listed(block))
         else:
             text, style = block if isinstance(block, tuple) else (block, "")
-            parts += [tag("p", line, class_=style or None) for line in text.splitlines()]
+            first, *more = text.splitlines() or [""]
+            parts += [tag("p", first, class_=style or None), *(tag("p", line) for line in more)]
     return joined(*parts)
 
 

@@ -40,6 +40,7 @@ from reshard.mesh import ENUMERABLE
 from reshard.models.buckets import Buckets, Load, buckets_of
 from reshard.models.catalogue import TensorType
 from reshard.models.device_part import DevicePart, Pieces
+from reshard.models.model_page import model_page
 from reshard.models.names import nearest, pattern_of, skeleton
 from reshard.models.ruleset import Ruled, Rules
 from reshard.models.stores import Buffer, HeldTensor, Slot, slots_of
@@ -439,6 +440,10 @@ class ModelPlan:
             received, lacking = map(bytes_text, self.host_bytes)
             lines.append(f"into the busiest host {received}; {lacking} if each byte came in once")
         return lines
+
+    def to_html(self) -> str:
+        """It as a page: tensors by bytes, templates, what devices and hosts receive."""
+        return model_page(self)
 
     def as_dict(self) -> dict[str, Any]:
         """The plan's figures, for JSON."""

@@ -37,6 +37,7 @@ from reshard.propagation.fixpoint import Flow, Net, Origin
 from reshard.propagation.graph import Graph
 from reshard.propagation.memory import Held, held, tile_bytes
 from reshard.propagation.optimum import Optimum
+from reshard.propagation.placement_page import placement_page
 from reshard.propagation.text import write
 from reshard.sharding import Sharding
 from reshard.tables import Table, plain
@@ -233,6 +234,10 @@ class Placement(Graph):
         steps = [step for plan, _ in moving for step in plan.steps]
         seconds = [second * times for plan, times in moving for second in plan.step_seconds or ()]
         return chrome_trace(steps, seconds, self.mesh.devices)
+
+    def to_html(self) -> str:
+        """The placement as a page: its graph, every reshard, bytes by operation, memory over time."""
+        return placement_page(self)
 
     def text(self) -> str:
         """The program as text that `Program.parse` reads."""

@@ -25,6 +25,7 @@ from reshard.xla.read.collectives import Collective, Total, find_collectives, to
 from reshard.xla.read.ir import Module, Note
 from reshard.xla.read.reading import Text, read_text
 from reshard.xla.report.figures import PREDICTED, WORTH, OpSite, ReportedReshard, checked
+from reshard.xla.report.findings_page import findings_page
 from reshard.xla.report.joining import ProgramEnds, ends_of, find_warned, follow
 from reshard.xla.report.reshards import FREE, UNCHANGED, ReshardSearch, is_before_partitioning
 from reshard.xla.report.sections import table
@@ -157,6 +158,10 @@ class Report:
             "constraints_met": self.unchanged,
             "constraints_on_constants": self.free,
         }
+
+    def to_html(self, beside: Report | None = None) -> str:
+        """It as a page: findings by bytes saved, all sections, another report beside it where one is given."""
+        return findings_page(self, beside)
 
     def to_json(self) -> str:
         """It as JSON."""
