@@ -33,11 +33,13 @@ from reshard.contraction.goal import Goal
 from reshard.contraction.paths import Path, paths_of
 from reshard.contraction.prices import BY_BYTES, Price, busiest, local_flops, moved_by
 from reshard.contraction.tasks import stages_of
+from reshard.drawing.notebooks import mimebundle
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.operations.pattern import Pattern, Term
 from reshard.plans import Plan
+from reshard.plans.plan_page import plan_drawing
 from reshard.plans.table import bytes_text
 from reshard.sharding import Sharding
 
@@ -309,6 +311,10 @@ class EinsumPlan:
     def __repr__(self) -> str:
         moved = f"{bytes_text(self.received_bytes)} received, {self.flops} operations on a device"
         return f"<EinsumPlan {self.expression} on {self.layout.mesh}: {moved}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows."""
+        return mimebundle(str(self), plan_drawing(self.output))
 
     def __str__(self) -> str:
         return table(self)

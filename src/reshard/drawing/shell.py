@@ -5,7 +5,7 @@ no handler in an attribute, no code made of text.
 Data stand in a block that no browser runs, with `<` written as an escape, so that nothing in them ends it.
 
 >>> text = page("a <title>", [Section("one", "One", [Markup("<p>…</p>")])], data={"name": "</script>"})
->>> "<title>a &lt;title&gt;</title>" in text, text.count("</script>"), "default-src 'none'" in text
+>>> "<title>a &lt;title&gt;</title>" in text, text.count("</script>"), "default-src &#x27;none&#x27;" in text
 (True, 2, True)
 """
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reshard.drawing.charts import Area, Line, treemap
-from reshard.drawing.markup import tag
+from reshard.drawing.markup import Markup, tag
 from reshard.drawing.shell import Section, figure, page, passages
 from reshard.models.names import skeleton
 from reshard.plans.plan_page import Traffic, bytes_of, received_figure, traffic_figure
@@ -28,15 +28,20 @@ def model_page(plan: ModelPlan) -> str:
     devices = np.array(plan.devices, dtype=np.int64)
     hosts = hosts_of(plan.network, devices)
     received = {"received": plan.all_received_bytes[devices]}
-    drawn = treemap(_areas(plan), bytes_of, title="tensors by bytes")
     sections = [
-        Section("tensors", "Tensors by bytes", [figure("colours tell how a tensor is cut at the source", drawn)]),
+        Section("tensors", "Tensors by bytes", [model_drawing(plan)]),
         Section("templates", "Templates", [_search(), tag("div", passages([templates]), id="templates-table")]),
         Section("traffic", "Who sends to whom", [traffic_figure(Traffic(*plan.traffic), devices, hosts)]),
         Section("bytes", "Bytes per device",
                 [received_figure(received, devices, [Line("bound", plan.lower_bound_bytes)])]),
     ]  # fmt: skip
     return page(plain([title]), sections, lead=[passages(verdict)])
+
+
+def model_drawing(plan: ModelPlan) -> Markup:
+    """The tensors as areas."""
+    drawn = treemap(_areas(plan), bytes_of, title="tensors by bytes")
+    return figure("tensors by bytes; colours tell how they are cut at the source", drawn)
 
 
 def _search() -> str:

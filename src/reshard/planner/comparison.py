@@ -5,10 +5,10 @@
 >>> print(compare([Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "x"), Sharding.of(mesh, None, None)], (8, 8)))
 8 x 8 float32: bytes that the busiest device receives, from a row to a column
 <BLANKLINE>
-                  1     2      3
-1  [{"x"}, {}]  0 B  48 B  192 B
-2  [{}, {"x"}]  48 B  0 B  192 B
-3  [{}, {}]     0 B   0 B    0 B
+                   1     2      3
+1  [{"x"}, {}]   0 B  48 B  192 B
+2  [{}, {"x"}]  48 B   0 B  192 B
+3  [{}, {}]      0 B   0 B    0 B
 """
 
 from __future__ import annotations

@@ -30,6 +30,9 @@ DRAWN_DEVICES = 64
 COPIED_JSON = 60_000
 """A plan whose JSON has more letters is not written out on its page."""
 
+NOTEBOOK_DEVICES = 256
+"""Of more devices a notebook shows text alone."""
+
 WRITERS: dict[str, Callable[[Sharding], str]] = {
     "Shardy": str,
     "JAX": to_partition_spec,
@@ -102,6 +105,11 @@ def before_and_after(plan: Plan) -> list[Markup]:
         more = f"; {len(tiles)} tiles, outlines of the first {DRAWN}" if len(tiles) > DRAWN else ""
         drawings.append(tag("div", figure(f"{name}: {sharding.text()}{more}", drawn), class_=name))
     return [tag("p", _says_frame(frame), class_="faint"), tag("div", *drawings, class_="row")]
+
+
+def plan_drawing(plan: Plan) -> Markup | None:
+    """Both ends in the tensor's frame, for a notebook; None where the devices are too many."""
+    return None if len(plan.devices) > NOTEBOOK_DEVICES else joined(*before_and_after(plan))
 
 
 def _says_frame(frame: Frame) -> str:

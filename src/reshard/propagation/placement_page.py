@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reshard.drawing.charts import Line, arcs, bars
-from reshard.drawing.markup import Markup, tag
+from reshard.drawing.markup import Markup, joined, tag
 from reshard.drawing.shell import Section, copyable, figure, page
 from reshard.plans.plan_page import bytes_of
 from reshard.plans.table import bytes_text
@@ -33,6 +33,11 @@ def placement_page(placed: Placement) -> str:
         Section("text", "As text", [copyable("the program, placed", placed.text()), copyable("table", placed.table())]),
     ]
     return page(title, sections, lead=[tag("p", figures), tag("p", proof)])
+
+
+def placement_drawing(placed: Placement) -> Markup:
+    """Bytes and memory, for a notebook."""
+    return joined(_bytes(placed), _memory(placed))
 
 
 def _graph(placed: Placement) -> list[Markup]:

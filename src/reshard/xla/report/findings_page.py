@@ -48,18 +48,26 @@ def findings_page(report: Report, beside: Report | None = None) -> str:
     return page(title, parts, lead=lead)
 
 
+def findings_drawing(report: Report) -> Markup | None:
+    """The findings as bars; None where there are none."""
+    shown = report.findings[:BARS]
+    if not shown:
+        return None
+    stacks = {
+        "needed": [finding.lower_bound_bytes or 0 for finding in shown],
+        "saved": [finding.saved_bytes // max(finding.executions, 1) for finding in shown],
+    }
+    names = [str(number) for number in range(1, len(shown) + 1)]
+    return figure("bytes received once by the busiest device", bars(names, stacks, bytes_of, title="findings"))
+
+
 def _findings(report: Report) -> list[Markup]:
     """Bars, and for each finding its ends, its figures and the call that saves them."""
     found = report.findings
     if not found:
         return [tag("p", "nothing: every reshard that is seen receives what it must")]
     shown = found[:BARS]
-    stacks = {
-        "needed": [finding.lower_bound_bytes or 0 for finding in shown],
-        "saved": [finding.saved_bytes // max(finding.executions, 1) for finding in shown],
-    }
-    names = [str(number) for number in range(1, len(shown) + 1)]
-    chart = figure("bytes received once by the busiest device", bars(names, stacks, bytes_of, title="findings"))
+    chart = findings_drawing(report)
     details = []
     for number, finding in enumerate(shown, 1):
         ratio = "" if finding.ratio is None else f", {finding.ratio:.2f} times the bound"
@@ -71,7 +79,7 @@ def _findings(report: Report) -> list[Markup]:
                 copyable("call", finding.call),
             )
         )
-    return [chart, *details]
+    return [*([] if chart is None else [chart]), *details]
 
 
 def _table(table: Table) -> Markup:
