@@ -1,6 +1,6 @@
 # Every command of the project, each written once.
 #
-#   make         set up, then plan and run the bundled demo
+#   make         set up, then plan and run the bundled demo and write its page
 #   make test    set up, then run the tests; ARGS="-m slow" and the like go to pytest
 #   make check   lint, types, arrows, tests
 #   make format  let ruff mend what it can
@@ -25,6 +25,7 @@ RUN_READY := $(VENV)/.run-ready
 TEST_READY := $(VENV)/.test-ready
 
 DEMO_OUT := build/demo
+DEMO_PAGE := build/demo.html
 DEMO_SOURCE := '[{"y"}, {}]'
 DEMO_TARGET := '[{"x"}, {"y"}]'
 
@@ -36,6 +37,7 @@ demo: $(RUN_READY)
 	$(BIN)/reshard plan --mesh x=2,y=4 --shape 8,8 --dtype float32 $(DEMO_SOURCE) $(DEMO_TARGET)
 	@rm -rf $(DEMO_OUT)
 	$(BIN)/reshard run examples/demo.npy --mesh x=2,y=4 --source $(DEMO_SOURCE) --target $(DEMO_TARGET) --out $(DEMO_OUT)
+	$(BIN)/reshard view plan --mesh x=2,y=4 --shape 8,8 --dtype float32 $(DEMO_SOURCE) $(DEMO_TARGET) --out $(DEMO_PAGE)
 
 test: $(TEST_READY)
 	$(PYTEST) -n auto --maxprocesses $(WORKERS) --dist loadfile $(ARGS)

@@ -183,6 +183,14 @@ def test_show_draws_what_each_device_holds() -> None:
         "+-------+-------+        |\n"
         "| 13 14 | 23 24 |        |\n"
         "+-------+-------+        ↓\n"
+        "\n"
+        "the tensor, and who holds its parts\n"
+        "  0   2   4\n"
+        "0 +---+---+\n"
+        "  | 0 | 2 |\n"
+        "1 +---+---+\n"
+        "  | 1 | 3 |\n"
+        "2 +---+---+\n"
     )
     narrow = printed("show", "--mesh", "x=2,y=2", "--shape", "64,64", '[{"y"}, {"x"}]', "--width", "60", "--lines", "9")
     assert "boxes stand for the elements" in narrow

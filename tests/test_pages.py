@@ -15,8 +15,12 @@ from chromium import Opened, chromium, opened
 from conftest import absent_engines
 
 import reshard as rs
+from reshard.cli import main
 from reshard.cli.plan_command import device_traffic, traffic_text
+from reshard.planner.comparison import compare
+from reshard.xla.report import inspect_texts
 
+ROOT = Path(__file__).parent.parent
 HOSTILE = "</script><script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\">'\"&lt;"
 """A name that would run, were it ever markup."""
 
@@ -226,3 +230,67 @@ def test_sixteen_thousand_devices_open(browser: Any, tmp_path: Path) -> None:
         opening.page.click('#mesh [data-device="0"]')
         assert "receives" in opening.page.inner_text("#panel ul")
         opening.check_quiet()
+
+
+def other_pages() -> dict[str, str]:
+    """A page of every other kind; names come from the user wherever they can."""
+    line = mesh(x=4)
+    program = rs.Program(line)
+    value = program.input("v", (16, 8), "f32", rs.Sharding.of(line, "x", None))
+    weight = program.input("w", (8, 8), "f32", rs.Sharding.of(line, None, "x"))
+    program.output(program.op("bd,df->bf", value, weight, name="einsum"))
+    rules = [rs.Rules.of(line, {}, rs.Sharding.of(line, *cut).text()) for cut in (("x", None), (None, "x"))]
+    warned = (ROOT / "examples" / "train.log").read_text(encoding="utf-8")
+    report = inspect_texts([(f"{HOSTILE}.log", warned.replace("%param", "%param" + "<img>"))])
+    shardings = [rs.Sharding.of(line, *cut) for cut in (("x", None), (None, "x"), (None, None))]
+    product = rs.einsum("ij,jk->ik", *shardings[:2], shapes=[(8, 8), (8, 8)], network="h100-8", target=shardings[0])
+    return {
+        "einsum": product.to_html(),
+        "placement": program.propagate().to_html(),
+        "model": rs.plan_model({f"{HOSTILE}.{n}": ((8, 8), "f32") for n in range(3)}, *rules).to_html(),
+        "report": report.to_html(),
+        "two reports": report.to_html(inspect_texts([("other", warned)])),
+        "comparison": compare(shardings, (8, 8)).to_html(),
+    }
+
+
+@needs_chromium
+def test_every_other_page_opens_asks_for_nothing_and_runs_no_name(browser: Any, tmp_path: Path) -> None:
+    for name, text in other_pages().items():
+        assert "<img" not in text, name
+        with opened(browser, text, tmp_path / "page.html", width=400) as opening:
+            page = opening.page
+            assert page.title() != "ran"
+            assert page.evaluate("document.documentElement.scrollWidth") <= 400, name
+            assert page.locator("svg[role=img]").count() >= 1, name
+            opening.check_quiet()
+
+
+@needs_chromium
+def test_the_rows_of_a_program_are_searched(browser: Any, tmp_path: Path) -> None:
+    with opened(browser, other_pages()["placement"], tmp_path / "page.html") as opening:
+        rows = opening.page.locator("#operations tbody tr:visible")
+        many = rows.count()
+        opening.page.fill("input[type=search]", "einsum")
+        assert 0 < rows.count() < many
+        assert opening.page.url.endswith("#search=einsum")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "--mesh", "x=2", "--shape", "4", '[{"x"}]', "[{}]"],
+        ["einsum", "ij,jk->ik", "--mesh", "x=2", "--shape", "4,4", "--shape", "4,4", "--operand", '[{"x"}, {}]',
+         "--operand", "[{}, {}]"],
+        ["propagate", str(ROOT / "examples" / "layer.txt")],
+        ["inspect", str(ROOT / "examples" / "train.log"), "--mesh", "x=4,y=2", "--beside",
+         str(ROOT / "examples" / "train.log")],
+        ["compare", "--mesh", "x=2", "--shape", "4", '[{"x"}]', "[{}]"],
+    ],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_view_writes_the_page_of_each_command(words: list[str], tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "page.html"
+    assert main(["view", *words, "--out", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}\n"
+    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")

@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # what `__getattr__` gives, said to type checkers
     from reshard.reach import Reach, window_for
     from reshard.sharding import Sharding
     from reshard.steps import Step
+    from reshard.view import show
 
 __version__ = "0.2.0"
 
@@ -67,6 +68,7 @@ __all__ = [
     "parse_sharding",
     "plan",
     "plan_model",
+    "show",
     "window_for",
 ]
 
@@ -92,6 +94,7 @@ ROOMS = {
     "parse_sharding": "notation",
     "plan": "planner",
     "plan_model": "models",
+    "show": "view",
     "window_for": "reach",
 }
 """Where each name is from; its room loads with its first use, and so does a room that is asked for by its own name."""

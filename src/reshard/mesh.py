@@ -32,6 +32,8 @@ from numpy.typing import NDArray
 from reshard.axis import Axis, quote
 from reshard.checks import all_of, expect, integer, listed, shown
 from reshard.digits import Digit, Digits, Transposition
+from reshard.drawing.held_tiles import draw_devices
+from reshard.drawing.notebooks import mimebundle
 from reshard.errors import ReshardError
 from reshard.foreign import MeshRecord, mesh_record
 
@@ -111,6 +113,10 @@ class Mesh:
 
     def __str__(self) -> str:
         return f"<{self.fields()}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows."""
+        return mimebundle(repr(self), draw_devices(self.axes, self.device_array.tolist(), str(self)))
 
     def fields(self) -> str:
         """The text between the angle brackets.

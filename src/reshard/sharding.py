@@ -29,6 +29,8 @@ from reshard.checks import all_of, expect, integer, listed, shown, suggested
 from reshard.deal import DealStage, Weave, Window
 from reshard.digits import NO_DIGITS
 from reshard.dim_sharding import AxesLike, DimSharding, axes_listed, braced
+from reshard.drawing.held_tiles import draw_held
+from reshard.drawing.notebooks import mimebundle
 from reshard.dtypes import REDUCTIONS
 from reshard.equivalence import same_placement
 from reshard.errors import ReshardError
@@ -41,6 +43,9 @@ from reshard.tile import Tile
 UNEVEN = ("ceil", "chunk")
 """How a dim that its shard count does not divide is cut: in blocks of the ceiling over the product of its axes
 (Shardy, XLA), or in chunks of chunks, axis by axis (torch)."""
+
+DRAWN_DEVICES = 256
+"""Of more devices a notebook shows text alone."""
 
 
 @dataclass(frozen=True)
@@ -305,6 +310,20 @@ class Sharding:
             weaves.append(Weave(woven, dim.window) if dim.is_woven else None)
         unreduced = digits_of(self.unreduced).joined()
         return Layout(tuple(dims), unreduced, self.mesh.size, tuple(weaves) if any(weaves) else ())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows: the smallest tensor that all shards divide, and the devices of its tiles."""
+        shape = tuple(self.layout.shards(dim) for dim in range(len(self.dims)))
+        longest = max(shape, default=1)
+        return self.drawn(tuple(longest if size == 1 else size for size in shape))
+
+    def drawn(self, shape: Sequence[int]) -> dict[str, str]:
+        """What a notebook shows of a tensor of this shape; text alone where devices are too many."""
+        drawing = None
+        if self.mesh.size <= DRAWN_DEVICES:
+            classes = self.layout_for(shape).unreduced.size
+            drawing = draw_held(shape, self.tiles(shape), classes, self.text())
+        return mimebundle(repr(self), drawing)
 
     def layout_for(self, shape: Sequence[int]) -> Layout:
         """The layout of a tensor of this shape, which on a maximal mesh has dims that nothing cuts.

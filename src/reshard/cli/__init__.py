@@ -2,8 +2,10 @@
 
     arguments.py         options that several commands take, and the shardings they name
     plan_command.py      `reshard plan`: what a reshard does and costs
+    compare_command.py   `reshard compare`: what it costs from each sharding to each
     run_command.py       `reshard run`: does it, from file to files
     show_command.py      `reshard show`: draws who holds what
+    view_command.py      `reshard view`: what another command is about, as a page
     einsum_command.py    `reshard einsum`: where a contraction is computed and what it costs
     inspect_command.py   `reshard inspect`: reads what XLA prints
     model_command.py     `reshard model`: what a whole model's switch of layouts costs
@@ -41,7 +43,7 @@ from reshard.errors import ReshardError
 __all__ = ["main"]
 
 COMMANDS = (
-    *("plan", "run", "show", "einsum", "propagate", "search", "inspect"),
+    *("plan", "compare", "run", "show", "view", "einsum", "propagate", "search", "inspect"),
     *("model", "checkpoint", "networks", "calibrate", "bench", "completion"),
 )
 """In the order in which `--help` lists them; the module of each loads when it is called, or listed."""

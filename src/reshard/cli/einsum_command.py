@@ -7,7 +7,7 @@ import argparse
 from reshard.cli import output
 from reshard.cli.arguments import Commands, add_command, mesh_of, shape_of
 from reshard.cli.programs_in_files import read_program
-from reshard.contraction import alternatives, einsum
+from reshard.contraction import EinsumPlan, alternatives, einsum
 from reshard.contraction.formula import comparison
 from reshard.errors import ReshardError
 from reshard.notation import parse_sharding
@@ -53,17 +53,12 @@ def add_to(commands: Commands) -> None:
     parser.set_defaults(misuse=parser.error)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Plan and print."""
-    if (args.file is None) == (args.expression is None):
-        args.misuse("either EXPRESSION or --file FILE must be given")
-    if args.file is not None:
-        _run_file(args)
-        return
+def subject(args: argparse.Namespace) -> EinsumPlan:
+    """What the command is about."""
     mesh = mesh_of(args.mesh)
-    if mesh is None:
+    if mesh is None or args.expression is None:
         args.misuse("--mesh must be given with an EXPRESSION")
-        return
+        raise SystemExit(2)  # not reached: argparse ends the program
     pattern = Pattern.of(args.expression)
     shapes = [shape_of(text) for text in args.shape]
     texts = args.operand or [None] * len(pattern.operands)
@@ -72,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
         for text, term in zip(texts, pattern.operands, strict=False)
     ]
     pattern.check_count(len(texts), " shardings")
-    plan = einsum(
+    return einsum(
         pattern,
         *operands,
         shapes=shapes,
@@ -84,6 +79,16 @@ def run(args: argparse.Namespace) -> None:
         leave_partial=args.leave_partial,
         prove=args.prove,
     )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Plan and print."""
+    if (args.file is None) == (args.expression is None):
+        args.misuse("either EXPRESSION or --file FILE must be given")
+    if args.file is not None:
+        _run_file(args)
+        return
+    plan = subject(args)
     other_plans = alternatives(plan) if args.alternatives else ()
     if args.json:
         extra = {"alternatives": [other.as_dict() for other in other_plans]} if args.alternatives else {}

@@ -61,21 +61,17 @@ def add_to(commands: Commands) -> None:
     parser.parse_known_args = parse_up_to_command  # type: ignore[method-assign]
 
 
+def subject(args: argparse.Namespace) -> Report:
+    """What the command is about."""
+    return _inspected(args)[0]
+
+
 def run(args: argparse.Namespace) -> None:
     """Read and print."""
     # The readers of XLA's texts take a fifth of the time in which any other command starts, and none needs them.
-    from reshard.xla.report import inspect_paths  # noqa: PLC0415
     from reshard.xla.report.sections import blocks  # noqa: PLC0415
 
-    mesh, status = mesh_of(args.mesh), 0
-    if args.program is None:
-        report = inspect_paths(args.paths or ["-"], mesh=mesh)
-    else:
-        if args.paths not in ([], ["-"]):
-            raise ReshardError("bad-argument", "files and folders, or a command behind --, but not both")
-        report, status = _program_inspected(args.program, mesh)
-    if not report.is_recognised:
-        raise ReshardError("bad-file", "nothing of XLA's was recognised: no module and no warning of its partitioner")
+    report, status = _inspected(args)
     if args.json:
         print(report.to_json())
     else:
@@ -87,6 +83,22 @@ def run(args: argparse.Namespace) -> None:
         raise ReshardError(
             "bad-argument", f"{report.worst_ratio:.2f} times its bound is received, more than {args.fail_above:g}"
         )
+
+
+def _inspected(args: argparse.Namespace) -> tuple[Report, int]:
+    """What is read, and the exit status of the program that was run, if one was."""
+    from reshard.xla.report import inspect_paths  # noqa: PLC0415  # as above
+
+    mesh, status = mesh_of(args.mesh), 0
+    if args.program is None:
+        report = inspect_paths(args.paths or ["-"], mesh=mesh)
+    else:
+        if args.paths not in ([], ["-"]):
+            raise ReshardError("bad-argument", "files and folders, or a command behind --, but not both")
+        report, status = _program_inspected(args.program, mesh)
+    if not report.is_recognised:
+        raise ReshardError("bad-file", "nothing of XLA's was recognised: no module and no warning of its partitioner")
+    return report, status
 
 
 def _program_inspected(program: Sequence[str], mesh: Mesh | None) -> tuple[Report, int]:

@@ -9,6 +9,7 @@ from reshard.cli import output
 from reshard.cli.arguments import Commands, add_command
 from reshard.errors import ReshardError
 from reshard.models import MODELS, Rules, model_named, plan_model
+from reshard.models.model_plan import ModelPlan
 
 EXAMPLES = """\
 examples:
@@ -35,6 +36,18 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--cast", metavar="DTYPE", help="the dtype at the target")
 
 
+def subject(args: argparse.Namespace) -> ModelPlan:
+    """What the command is about."""
+    if args.model is None or args.source is None or args.target is None:
+        raise ReshardError("bad-argument", "a model, --from and --to must be given; --list shows the models")
+    model = model_named(args.model)
+    source = rules_named(args.source, args.model, 0)
+    first = 0 if args.same_devices else 1 + max(source.mesh.devices)
+    target = rules_named(args.target, args.model, first)
+    cast = {".*": args.cast} if args.cast else None
+    return plan_model(model.tensors(), source, target, network=args.network, in_flight=args.in_flight, cast=cast)
+
+
 def run(args: argparse.Namespace) -> None:
     """Plan and print."""
     if args.list:
@@ -44,14 +57,7 @@ def run(args: argparse.Namespace) -> None:
         else:
             print("\n".join(f"{name}  {size / 1e9:.1f} GB" for name, size in models.items()))
         return
-    if args.model is None or args.source is None or args.target is None:
-        raise ReshardError("bad-argument", "a model, --from and --to must be given; --list shows the models")
-    model = model_named(args.model)
-    source = rules_named(args.source, args.model, 0)
-    first = 0 if args.same_devices else 1 + max(source.mesh.devices)
-    target = rules_named(args.target, args.model, first)
-    cast = {".*": args.cast} if args.cast else None
-    plan = plan_model(model.tensors(), source, target, network=args.network, in_flight=args.in_flight, cast=cast)
+    plan = subject(args)
     if args.json:
         print(plan.to_json())
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from reshard.box import Box
@@ -48,29 +47,33 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("target", metavar="TARGET", help="the sharding in which it is wanted")
 
 
-def run(args: argparse.Namespace) -> None:
-    """Plan and print."""
+def subject(args: argparse.Namespace, basis: str | None = None) -> Plan:
+    """What the command is about: the plan, in another basis where one is given."""
     shape = shape_of(args.shape)
     source, target = parse_pair(args.source, args.target, mesh_of(args.mesh), mesh_of(args.target_mesh), len(shape))
-    replan = partial(
-        make_plan,
+    return make_plan(
         source,
         target,
         shape,
         dtype_named(args.dtype),
         network=args.network,
+        basis=basis or args.basis,
         memory_limit=args.memory_limit,
     )
-    plan = replan(basis=args.basis)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Plan and print."""
+    plan = subject(args)
     if args.trace:
         output.write_file(args.trace, plan.to_trace())
     mlir = ""
     if args.mlir:
         if any(step.kind == "Exchange" for step in plan.steps):  # which MLIR does not have
-            plan = replan(basis="collectives")
+            plan = subject(args, "collectives")
         mlir = plan.to_mlir(args.mlir)
     ways = alternatives(plan) if args.alternatives else ()
-    branch = explain(plan.source, plan.target, shape) if args.explain_xla else None
+    branch = explain(plan.source, plan.target, plan.shape) if args.explain_xla else None
     traffic = None if args.device is None else device_traffic(plan, args.device)
     if args.json:
         extra: dict[str, Any] = {"mlir": mlir} if args.mlir else {}

@@ -36,11 +36,16 @@ def add_to(commands: Commands) -> None:
     add_program(parser)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Propagate and print."""
-    placed = read_program(args.file).propagate(
+def subject(args: argparse.Namespace) -> Placement:
+    """What the command is about."""
+    return read_program(args.file).propagate(
         args.network, args.until_priority, goal=args.goal, seconds=args.seconds, memory_limit=args.memory_limit
     )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Propagate and print."""
+    placed = subject(args)
     if args.trace:
         output.write_file(args.trace, placed.to_trace())
     if args.why is not None:

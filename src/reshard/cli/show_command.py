@@ -9,7 +9,7 @@ from reshard.cli import output
 from reshard.cli.arguments import Commands, add_command, add_meshes, add_shape, mesh_of, parse_pair, shape_of
 from reshard.errors import ReshardError
 from reshard.sharding import Sharding, with_mesh
-from reshard.view import cut_period, draw_contents, draw_cuts, overlaps
+from reshard.view import cut_period, draw_contents, draw_cuts, draw_holders, overlaps
 from reshard.view.limits import MAX_LINES
 
 EXAMPLES = """\
@@ -52,6 +52,8 @@ def run(args: argparse.Namespace) -> None:
             output.write_json(contents_record(sharding, shape))
         else:
             print(draw_contents(sharding, shape, max_width=width, max_lines=args.lines))
+            print("\nthe tensor, and who holds its parts")
+            print(draw_holders(sharding, shape, max_width=width, max_lines=args.lines))
         return
     source, target = parse_pair(args.cuts[0], args.cuts[1], mesh, target_mesh, len(shape))
     if source is None:

@@ -17,6 +17,7 @@ received 384 B on the busiest device, 1536 B in all; 2048 operations on a device
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,16 +27,19 @@ from typing import Any
 from reshard.checks import all_of, expect
 from reshard.contraction.cases import cases_of
 from reshard.contraction.compute_layout import ComputeLayout
+from reshard.contraction.einsum_page import einsum_page
 from reshard.contraction.formula import table
 from reshard.contraction.goal import Goal
 from reshard.contraction.paths import Path, paths_of
 from reshard.contraction.prices import BY_BYTES, Price, busiest, local_flops, moved_by
 from reshard.contraction.tasks import stages_of
+from reshard.drawing.notebooks import mimebundle
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.operations.pattern import Pattern, Term
 from reshard.plans import Plan
+from reshard.plans.plan_page import plan_drawing
 from reshard.sharding import Sharding
 from reshard.tables import bytes_text
 
@@ -280,6 +284,15 @@ class EinsumPlan:
             return next(iter(found.values()), "case 1")
         return ", ".join(f"{case} on {axis}" for axis, case in found.items())
 
+    def to_html(self) -> str:
+        """The plan as a page: one file that opens from disk and needs no network.
+
+        Raises:
+            ReshardError: `too-large` where devices or tiles are too many to list.
+        """
+        root = importlib.import_module("reshard")  # what else would do is found above this module
+        return einsum_page(self, root.alternatives(self))
+
     def to_json(self) -> str:
         """The plan as JSON text, with its figures."""
         return json.dumps(self.as_dict(), indent=1)
@@ -315,6 +328,10 @@ class EinsumPlan:
     def __repr__(self) -> str:
         moved = f"{bytes_text(self.received_bytes)} received, {self.flops} operations on a device"
         return f"<EinsumPlan {self.expression} on {self.layout.mesh}: {moved}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows."""
+        return mimebundle(str(self), plan_drawing(self.output))
 
     def __str__(self) -> str:
         return table(self)

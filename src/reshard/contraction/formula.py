@@ -64,6 +64,11 @@ def table(plan: EinsumPlan) -> str:
 
 def comparison(plans: Sequence[EinsumPlan]) -> str:
     """Plans of one contraction, a line each: what they cost, and where they compute."""
+    return plain([comparison_table(plans)])
+
+
+def comparison_table(plans: Sequence[EinsumPlan]) -> Table:
+    """The same as a table."""
     timed = plans[0].network is not None
     head = ["", "received", "in all", *(["communication", "arithmetic"] if timed else ["operations"]), "computed"]
     rows = []
@@ -72,7 +77,7 @@ def comparison(plans: Sequence[EinsumPlan]) -> str:
         chains = [" → ".join(_chain(part, names)[1:]) for part, names in _named_parts(plan)]
         figures = [bytes_text(plan.received_bytes), bytes_text(plan.total_received_bytes)]
         rows.append([str(number), *figures, *(times if timed else [str(plan.flops)]), "; ".join(chains)])
-    return plain([Table([head, *rows], FIGURES)])
+    return Table([head, *rows], FIGURES)
 
 
 def _named_parts(plan: EinsumPlan) -> list[tuple[EinsumPlan, list[str]]]:

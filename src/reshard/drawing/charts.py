@@ -85,7 +85,7 @@ def bars(
         for number, value in enumerate(values):
             tall = plot[1] * value / largest
             if tall > 0:
-                top, wide = floor - heights[number] - tall, max(step * 0.8, min(step, 1.0))
+                top, wide = floor - heights[number] - tall, min(max(step * 0.8, min(step, 1.0)), 90.0)
                 says = tag("title", f"{names[number]}: {part} {text(value)}")
                 fill = colour(kind, min(len(stacks), 8))
                 x = LEFT + number * step + (step - wide) / 2
@@ -200,7 +200,7 @@ def matrix(
     return _svg(title, left + wide + 4, top + high + 4, *marks)
 
 
-def treemap(areas: Sequence[Area], text: Text, *, title: str, width: int = 900, height: int = 340) -> Markup:
+def treemap(areas: Iterable[Area], text: Text, *, title: str, width: int = 900, height: int = 340) -> Markup:
     """Areas as large as what they stand for, the largest first; rows as square as can be.
 
     The rows are those of Bruls, Huizing and van Wijk, Squarified Treemaps, 2000.

@@ -36,9 +36,16 @@ LOOKS = {
 """What `page.css` gives the classes of a drawing, as attributes."""
 
 
-def mimebundle(text: str, drawing: Markup) -> dict[str, str]:
-    """What `_repr_mimebundle_` gives: the text, and the drawing with its looks written in."""
+def mimebundle(text: str, drawing: Markup | None) -> dict[str, str]:
+    """What `_repr_mimebundle_` gives: the text, and the drawing, if there is one, with its looks written in."""
+    if drawing is None:
+        return {"text/plain": text}
     return {"text/plain": text, "text/html": str(tag("div", standalone(drawing)))}
+
+
+def framed(page: str, height: int = 900) -> Markup:
+    """A whole page inside a notebook, in a frame that can reach nothing of the notebook's."""
+    return tag("iframe", srcdoc=page, sandbox="allow-scripts", width="100%", height=height)
 
 
 def standalone(drawing: Markup) -> Markup:

@@ -5,7 +5,7 @@ no handler in an attribute, no code made of text.
 Data stand in a block that no browser runs, with `<` written as an escape, so that nothing in them ends it.
 
 >>> text = page("a <title>", [Section("one", "One", [Markup("<p>…</p>")])], data={"name": "</script>"})
->>> "<title>a &lt;title&gt;</title>" in text, text.count("</script>"), "default-src 'none'" in text
+>>> "<title>a &lt;title&gt;</title>" in text, text.count("</script>"), "default-src &#x27;none&#x27;" in text
 (True, 2, True)
 """
 
@@ -103,7 +103,8 @@ def passages(blocks: Iterable[Passage]) -> Markup:
             parts.append(listed(block))
         else:
             text, style = block if isinstance(block, tuple) else (block, "")
-            parts += [tag("p", line, class_=style or None) for line in text.splitlines()]
+            first, *more = text.splitlines() or [""]
+            parts += [tag("p", first, class_=style or None), *(tag("p", line) for line in more)]
     return joined(*parts)
 
 

@@ -34,12 +34,14 @@ import numpy as np
 from reshard.box import Box
 from reshard.checks import expect, integer, listed, shown
 from reshard.digits import Positions
+from reshard.drawing.notebooks import mimebundle
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import ENUMERABLE
 from reshard.models.buckets import Buckets, Load, buckets_of
 from reshard.models.catalogue import TensorType
 from reshard.models.device_part import DevicePart, Pieces
+from reshard.models.model_page import model_drawing, model_page
 from reshard.models.names import nearest, pattern_of, skeleton
 from reshard.models.ruleset import Ruled, Rules
 from reshard.models.stores import Buffer, HeldTensor, Slot, slots_of
@@ -381,6 +383,10 @@ class ModelPlan:
     def __repr__(self) -> str:
         return f"<ModelPlan of {len(self.names)} tensors, {self.digest}>"  # what it is made of fills pages
 
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows."""
+        return mimebundle(str(self), model_drawing(self))
+
     def __str__(self) -> str:
         return plain(self.blocks())
 
@@ -439,6 +445,10 @@ class ModelPlan:
             received, lacking = map(bytes_text, self.host_bytes)
             lines.append(f"into the busiest host {received}; {lacking} if each byte came in once")
         return lines
+
+    def to_html(self) -> str:
+        """It as a page: tensors by bytes, templates, what devices and hosts receive."""
+        return model_page(self)
 
     def as_dict(self) -> dict[str, Any]:
         """The plan's figures, for JSON."""

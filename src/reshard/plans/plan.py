@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 
 from reshard.checks import all_of, expect, shown
+from reshard.drawing.notebooks import mimebundle
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange, OverlapAdd, class_digits, find_exchange, total_bound
@@ -44,7 +45,7 @@ from reshard.plans.chrome_trace import chrome_trace
 from reshard.plans.mlir import write_sdy, write_shard
 from reshard.plans.options import Options
 from reshard.plans.parts import Parting
-from reshard.plans.plan_page import plan_page
+from reshard.plans.plan_page import plan_drawing, plan_page
 from reshard.plans.table import blocks, counted
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding, checked_shape
@@ -413,7 +414,7 @@ class Plan(ReshardWork):
         >>> from reshard.mesh import Mesh
         >>> reshard = Reshard.of(Sharding.of(Mesh.of(x=2), "x"), Sharding.of(Mesh.of(x=2), None), (8,))
         >>> page = Plan(reshard, (Step(reshard),)).to_html()
-        >>> page.startswith("<!doctype html>"), "default-src 'none'" in page
+        >>> page.startswith("<!doctype html>"), "default-src &#x27;none&#x27;" in page
         (True, True)
         """
         root = importlib.import_module("reshard")  # what else would do is found above this room
@@ -510,6 +511,10 @@ class Plan(ReshardWork):
         of = f"{self.dtype.name}{list(self.shape)} on {self.source.mesh}"
         steps = ", ".join(step.kind for step in self.steps) or "no step"
         return f"<Plan {self.reshard} of {of}: {steps}, {bytes_text(self.received_bytes)} received>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows."""
+        return mimebundle(str(self), plan_drawing(self))
 
     def __str__(self) -> str:
         return plain(blocks(self))

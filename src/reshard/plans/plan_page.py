@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,9 @@ DRAWN_DEVICES = 64
 COPIED_JSON = 60_000
 """A plan whose JSON has more letters is not written out on its page."""
 
+NOTEBOOK_DEVICES = 256
+"""Of more devices a notebook shows text alone."""
+
 WRITERS: dict[str, Callable[[Sharding], str]] = {
     "Shardy": str,
     "JAX": to_partition_spec,
@@ -50,7 +53,7 @@ def plan_page(plan: Plan, alternatives: Iterable[Plan] = ()) -> str:
     title, source, target, *_, verdict = blocks(plan)
     sections = [
         Section("player", "The plan, frame by frame", [player(plan)]),
-        Section("frames", "The tensor before and after", _frames(plan)),
+        Section("frames", "The tensor before and after", before_and_after(plan)),
         Section("traffic", "Who sends to whom", [_traffic(plan)]),
         Section("bytes", "Bytes and memory", [_received(plan), _memory(plan)]),
         Section("alternatives", "What else would do", [_alternatives(plan, list(alternatives))]),
@@ -89,7 +92,7 @@ def _legend(plan: Plan) -> str:
     return f"{colours}, pale is what it held before the step{hosts}."
 
 
-def _frames(plan: Plan) -> list[Markup]:
+def before_and_after(plan: Plan) -> list[Markup]:
     """Both ends in the tensor's frame."""
     ends = [plan.source.tiles(plan.shape), plan.target.tiles(plan.shape)]
     cuts = inner_cuts((box for tiles in ends for boxes in tiles for box in boxes), plan.shape)
@@ -100,11 +103,16 @@ def _frames(plan: Plan) -> list[Markup]:
         classes = sharding.layout_for(plan.shape).unreduced.size
         drawn = draw_frame(frame, contents, frame_tiles(tiles, classes), f"the tensor {name}", width=440)
         more = f"; {len(tiles)} tiles, outlines of the first {DRAWN}" if len(tiles) > DRAWN else ""
-        drawings.append(tag("div", figure(f"{name}: {sharding.text()}{more}", drawn), id=name))
-    return [tag("p", _says_frame(frame, plan), class_="faint"), tag("div", *drawings, class_="row")]
+        drawings.append(tag("div", figure(f"{name}: {sharding.text()}{more}", drawn), class_=name))
+    return [tag("p", _says_frame(frame), class_="faint"), tag("div", *drawings, class_="row")]
 
 
-def _says_frame(frame: Frame, plan: Plan) -> str:
+def plan_drawing(plan: Plan) -> Markup | None:
+    """Both ends in the tensor's frame, for a notebook; None where the devices are too many."""
+    return None if len(plan.devices) > NOTEBOOK_DEVICES else joined(*before_and_after(plan))
+
+
+def _says_frame(frame: Frame) -> str:
     """Which dims run where, in words."""
     ways = [("to the right", frame.across), ("down", frame.down)]
     parts = [f"dim {' and '.join(map(str, dims))} runs {way}" for way, dims in ways if dims]
@@ -115,38 +123,52 @@ def _says_frame(frame: Frame, plan: Plan) -> str:
 
 
 def _traffic(plan: Plan) -> Markup:
-    """The bytes from each device to each, or from host to host or run to run where devices are many."""
-    devices = np.array(plan.devices, dtype=np.int64)
-    hosts = hosts_of(plan.options.network, devices)
-    many = len(devices) > DRAWN_DEVICES
-    groups, names = _groups(devices, hosts, many=many)
+    """The bytes of all steps from each device to each."""
     try:
-        table = _sums(plan, devices, groups, len(names))
+        parts = [move.exchange.traffic() for step in plan.steps for move in step.moves]
     except ReshardError as error:
         return tag("p", f"The messages are too many to add up: {error}.")
-    borders = []
-    if hosts is not None and not many:
-        borders = [n for n in range(1, len(devices)) if hosts[n] != hosts[n - 1]]
-    what = "from device to device" if not many else f"from {'host to host' if hosts else 'run to run of devices'}"
+    empty = np.zeros((3, 0), dtype=np.int64)
+    senders, receivers, elements = np.concatenate([empty, *map(np.array, parts)], axis=1)
+    devices = np.array(plan.devices, dtype=np.int64)
+    sums = Traffic(senders, receivers, elements * plan.dtype.itemsize)
+    return traffic_figure(sums, devices, hosts_of(plan.options.network, devices))
+
+
+class Traffic(NamedTuple):
+    """Bytes from device to device, in columns."""
+
+    senders: Positions
+    receivers: Positions
+    amounts: Positions
+
+
+def traffic_figure(traffic: Traffic, devices: Positions, hosts: list[int] | None) -> Markup:
+    """Bytes from each device to each; from host to host, or run to run, where devices are many.
+
+    Args:
+        traffic: all that is sent.
+        devices: that there are, in ascending order.
+        hosts: per device its host, where hosts are known.
+    """
+    groups, names = _groups(devices, hosts)
+    sums = np.zeros((len(names), len(names)), dtype=np.int64)
+    places = [groups[np.searchsorted(devices, ends)] for ends in (traffic.senders, traffic.receivers)]
+    np.add.at(sums, tuple(places), traffic.amounts)
+    many = len(devices) > DRAWN_DEVICES
+    borders = [n for n in range(1, len(devices)) if hosts[n] != hosts[n - 1]] if hosts and not many else []
+    ends = (
+        "device to device" if not many else "host to host" if names[0].startswith("host") else "run to run of devices"
+    )
     return figure(
-        f"bytes {what}: rows send, columns receive; all steps together",
-        matrix(names, names, table.tolist(), _bytes, title=f"bytes {what}", borders=borders),
+        f"bytes from {ends}: rows send, columns receive; all that is sent",
+        matrix(names, names, sums.tolist(), bytes_of, title=f"bytes from {ends}", borders=borders),
     )
 
 
-def _sums(plan: Plan, devices: Positions, groups: Positions, count: int) -> Positions:
-    sums = np.zeros((count, count), dtype=np.int64)
-    for step in plan.steps:
-        for move in step.moves:
-            senders, receivers, elements = move.exchange.traffic()
-            places = groups[np.searchsorted(devices, senders)], groups[np.searchsorted(devices, receivers)]
-            np.add.at(sums, places, elements * plan.dtype.itemsize)
-    return sums
-
-
-def _groups(devices: Positions, hosts: list[int] | None, *, many: bool) -> tuple[Positions, list[str]]:
+def _groups(devices: Positions, hosts: list[int] | None) -> tuple[Positions, list[str]]:
     """Per device the number of its row in a chart, and the names of the rows."""
-    if not many:
+    if len(devices) <= DRAWN_DEVICES:
         return np.arange(len(devices)), [str(device) for device in devices.tolist()]
     if hosts is not None and max(hosts) < 2 * DRAWN_DEVICES:
         return np.array(hosts, dtype=np.int64), [f"host {number}" for number in range(max(hosts) + 1)]
@@ -155,20 +177,33 @@ def _groups(devices: Positions, hosts: list[int] | None, *, many: bool) -> tuple
     return groups, [str(devices[number * size]) for number in range(int(groups.max()) + 1)]
 
 
+def received_figure(stacks: Mapping[str, Positions], devices: Positions, lines: Sequence[Line]) -> Markup:
+    """What each device receives, in parts, with bounds.
+
+    Args:
+        stacks: per part, the bytes of each device.
+        devices: in ascending order.
+        lines: across.
+    """
+    groups, names = _groups(devices, None)
+    columns = {}
+    for part, column in stacks.items():
+        largest = np.zeros(len(names), dtype=np.int64)
+        np.maximum.at(largest, groups, column)
+        columns[part] = largest.tolist()
+    many = len(devices) > DRAWN_DEVICES
+    each = "the most of a run of neighbours, named by the first" if many else "device by device"
+    drawn = bars(names, columns or {"nothing": [0] * len(names)}, bytes_of, lines=lines, title="bytes received")
+    return figure(f"bytes received, {each}; the bound is that of the device that lacks most", drawn)
+
+
 def _received(plan: Plan) -> Markup:
     """What each device receives, step by step, with the bound."""
     devices = np.array(plan.devices, dtype=np.int64)
-    many = len(devices) > DRAWN_DEVICES
-    groups, names = _groups(devices, None, many=many)
-    stacks = {}
-    for number, column in enumerate(received_by_step(plan.steps, devices), 1):
-        largest = np.zeros(len(names), dtype=np.int64)
-        np.maximum.at(largest, groups, column)
-        stacks[f"{number} {plan.steps[number - 1].kind}"] = largest.tolist()
+    columns = enumerate(received_by_step(plan.steps, devices), 1)
+    stacks = {f"{number} {plan.steps[number - 1].kind}": column for number, column in columns}
     lines = [] if plan.bound_kind == "unreduced" else [Line("bound", plan.lower_bound_bytes)]
-    each = "the most of a run of neighbours, named by the first" if many else "device by device"
-    drawn = bars(names, stacks or {"nothing": [0] * len(names)}, _bytes, lines=lines, title="bytes received")
-    return figure(f"bytes received, {each}; the bound is that of the device that lacks most", drawn)
+    return received_figure(stacks, devices, lines)
 
 
 def _memory(plan: Plan) -> Markup:
@@ -179,7 +214,7 @@ def _memory(plan: Plan) -> Markup:
     whole = prod(plan.shape) * plan.dtype.itemsize
     lines = [Line("whole tensor", whole)] if whole <= 4 * max(peaks, default=1) else []
     lines += [] if limit is None else [Line("limit", limit)]
-    drawn = bars(steps or ["nothing"], {"peak": peaks or [0]}, _bytes, lines=lines, title="memory of a device")
+    drawn = bars(steps or ["nothing"], {"peak": peaks or [0]}, bytes_of, lines=lines, title="memory of a device")
     return figure("bytes that a device needs at most, step by step; the source tile besides where it is kept", drawn)
 
 
@@ -196,7 +231,7 @@ def _alternatives(plan: Plan, others: Sequence[Plan]) -> Markup:
         for way in ways
     ]
     x_text = seconds_text if has_time else _number
-    drawn = points(marks, x_text, _bytes, ("time" if has_time else "rounds", "received"), "plans compared")
+    drawn = points(marks, x_text, bytes_of, ("time" if has_time else "rounds", "received"), "plans compared")
     titles = ["", "steps", "received", "peak", "time" if has_time else "rounds"]
     rows = [
         ["chosen" if way is plan else "", mark.name, bytes_text(way.received_bytes), bytes_text(way.peak_bytes),
@@ -234,7 +269,8 @@ def _code(plan: Plan) -> str:
     return "\n".join(["import reshard as rs", *ends, call, "print(plan)"])
 
 
-def _bytes(value: float) -> str:
+def bytes_of(value: float) -> str:
+    """Bytes as charts write them."""
     return bytes_text(int(value))
 
 

@@ -11,7 +11,7 @@ By hand, x=2, y=4, 8 x 8 from `[{"y"}, {}]` to `[{"x"}, {"y"}]`: 8 devices times
 >>> mesh = Mesh.of(x=2, y=4)
 >>> data = player_data(plan(Sharding.of(mesh, "y", None), Sharding.of(mesh, "x", "y"), (8, 8)))
 >>> data["count"], data["moves"][0]["pieces"]["count"], data["intervals"][0][:3]
-(8, 16, [[0, 2], [0, 4], [2, 4]])
+(8, 16, [(0, 2), (2, 4), (4, 6)])
 """
 
 from __future__ import annotations

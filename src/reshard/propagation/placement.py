@@ -23,6 +23,7 @@ from reshard.contraction.chooser import Chooser
 from reshard.contraction.goal import Goal
 from reshard.contraction.pairwise import Contracted
 from reshard.contraction.prices import BY_BYTES, busiest, local_flops, moved_by
+from reshard.drawing.notebooks import mimebundle
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network import Network
@@ -36,6 +37,7 @@ from reshard.propagation.fixpoint import Flow, Net, Origin
 from reshard.propagation.graph import Graph
 from reshard.propagation.memory import Held, held, tile_bytes
 from reshard.propagation.optimum import Optimum
+from reshard.propagation.placement_page import placement_drawing, placement_page
 from reshard.propagation.text import write
 from reshard.sharding import Sharding
 from reshard.tables import Table, bytes_text, plain
@@ -253,6 +255,10 @@ class Placement(Graph):
         seconds = [second * times for plan, times in moving for second in plan.step_seconds or ()]
         return chrome_trace(steps, seconds, self.mesh.devices)
 
+    def to_html(self) -> str:
+        """The placement as a page: its graph, every reshard, bytes by operation, memory over time."""
+        return placement_page(self)
+
     def text(self) -> str:
         """The program as text that `Program.parse` reads."""
         return write(self, self.shardings)
@@ -261,6 +267,10 @@ class Placement(Graph):
         meshes = ", ".join(map(str, self.meshes.values()))
         counts = f"{len(self.operations)} operations, {len(self.plans)} reshards"
         return f"<Placement on {meshes}: {counts}, {bytes_text(self.received_bytes)} received>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows."""
+        return mimebundle(str(self), placement_drawing(self))
 
     def __str__(self) -> str:
         return self.table()

@@ -264,6 +264,43 @@ def draw_cuts(
     return "\n".join(lines)
 
 
+def draw_holders(
+    sharding: Sharding, shape: Sequence[int], *, max_width: int = MAX_WIDTH, max_lines: int = MAX_LINES
+) -> str:
+    """The tensor with the devices that hold each part of it; those that hold the same are joined by `/`.
+
+    A tensor of one or two dims is drawn as a grid, with the indices at which it is cut; of others, and where a tile
+    is several boxes, the tiles are listed.
+
+    Raises:
+        ReshardError: as `draw_cuts`.
+
+    >>> from reshard.mesh import Mesh
+    >>> print(draw_holders(Sharding.of(Mesh.of(x=2, y=2), "x", None), (4, 4)))
+      0     4
+    0 +-----+
+      | 0/1 |
+    2 +-----+
+      | 2/3 |
+    4 +-----+
+    """
+    checked_limits(max_width, max_lines)
+    sizes = checked_shape(shape)
+    if checked_sharding(sharding).is_woven or len(sizes) > 2 or not all(sizes):
+        tiles = sharding.tiles(sizes)
+        lines = [f"{' and '.join(map(str, boxes)) or 'nothing'}: {'/'.join(map(str, devices))}"
+                 for boxes, devices in list(tiles.items())[:max_lines]]  # fmt: skip
+        return "\n".join([*lines, *([f"{len(tiles) - len(lines)} more tiles"] if len(lines) < len(tiles) else [])])
+    owners = _Owners.of(sharding, sizes, "devices")
+    cuts = [_Cuts.of(sharding, sizes, dim) for dim in range(len(sizes))]
+
+    def label(*numbers: int) -> str:
+        return owners.text([cut.blocks[number].number for cut, number in zip(cuts, numbers, strict=True)])
+
+    ends = [[0, *(block.stop for block in cut.blocks)] for cut in cuts]
+    return "\n".join(draw_overlay(ends, label, max_width, max_lines))
+
+
 @dataclass(frozen=True, slots=True)
 class _Owners:
     """Names the devices that hold a tile, given the number of its block in each dim."""

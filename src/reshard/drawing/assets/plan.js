@@ -406,7 +406,7 @@ class Player {
     for (const [other, { group }] of this.cells) group.classList.toggle("picked", other === place);
     for (const [end, number] of /** @type {[string, number][]} */ ([["before", 0], ["after", DATA.tiles.length - 1]])) {
       const own = place === null ? -1 : this.model.tileOf[number][place];
-      for (const tile of document.querySelectorAll(`#${end} [data-tile]`)) {
+      for (const tile of document.querySelectorAll(`.${end} [data-tile]`)) {
         tile.classList.toggle("picked", tile.getAttribute("data-tile") === String(own));
       }
     }

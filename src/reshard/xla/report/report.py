@@ -20,11 +20,13 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from reshard.drawing.notebooks import mimebundle
 from reshard.mesh import Mesh
 from reshard.xla.read.collectives import Collective, Total, find_collectives, totals
 from reshard.xla.read.ir import Module, Note
 from reshard.xla.read.reading import Text, read_text
 from reshard.xla.report.figures import PREDICTED, WORTH, OpSite, ReportedReshard, checked
+from reshard.xla.report.findings_page import findings_drawing, findings_page
 from reshard.xla.report.joining import ProgramEnds, ends_of, find_warned, follow
 from reshard.xla.report.reshards import FREE, UNCHANGED, ReshardSearch, is_before_partitioning
 from reshard.xla.report.sections import table
@@ -158,9 +160,17 @@ class Report:
             "constraints_on_constants": self.free,
         }
 
+    def to_html(self, beside: Report | None = None) -> str:
+        """It as a page: findings by bytes saved, all sections, another report beside it where one is given."""
+        return findings_page(self, beside)
+
     def to_json(self) -> str:
         """It as JSON."""
         return json.dumps(self.as_dict(), indent=1)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows."""
+        return mimebundle(str(self), findings_drawing(self))
 
     def __str__(self) -> str:
         return table(self)

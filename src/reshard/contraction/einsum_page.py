@@ -1,0 +1,65 @@
+"""The page of a contraction: where it is computed, every reshard that it needs, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from reshard.contraction.formula import comparison_table, tensor_text
+from reshard.drawing.charts import bars
+from reshard.drawing.markup import Markup, tag
+from reshard.drawing.shell import Section, copyable, figure, page, passages
+from reshard.plans.plan_page import before_and_after, received_figure
+from reshard.plans.player_data import received_by_step
+from reshard.plans.table import blocks, seconds_text
+
+if TYPE_CHECKING:
+    from reshard.contraction.einsum_plan import EinsumPlan
+
+
+def einsum_page(plan: EinsumPlan, others: Sequence[EinsumPlan]) -> str:
+    """The text of the page.
+
+    Args:
+        plan: what is shown.
+        others: other ways to compute it, best first.
+    """
+    head, *_, verdict = str(plan).split("\n\n")
+    title, *lines = head.splitlines()
+    sections = [Section("bytes", "What it costs", _costs(plan))]
+    for turn, part in enumerate(plan.parts(), 1):
+        step = f"{turn}. " if len(list(plan.parts())) > 1 else ""
+        for number, (term, moved) in enumerate(zip(part.pattern.terms, part.plans, strict=True)):
+            is_result = number == len(part.operands)
+            name = "result" if is_result else f"operand {number + 1}"
+            text = tensor_text("C" if is_result else chr(ord("A") + number), term, moved.target)
+            heading = f"{step}{name.capitalize()}, to {text}"
+            sections.append(
+                Section(f"t{turn}-{number}", heading, [*before_and_after(moved), passages(blocks(moved)[4:])])
+            )
+    table = passages([comparison_table([plan, *others])])
+    sections.append(Section("alternatives", "All layouts, best first", [table]))
+    json = plan.to_json()
+    sections.append(Section("text", "As text", [copyable("table", str(plan)), copyable("JSON", json)]))
+    return page(title, sections, lead=[tag("p", line) for line in (*lines, *verdict.splitlines())])
+
+
+def _costs(plan: EinsumPlan) -> list[Markup]:
+    """Bytes per tensor and device; on a network, seconds too."""
+    devices = np.array(plan.layout.mesh.device_array)
+    devices.sort()
+    stacks = {}
+    for turn, part in enumerate(plan.parts(), 1):
+        for number, moved in enumerate(part.plans):
+            name = "result" if number == len(part.operands) else f"operand {number + 1}"
+            columns = received_by_step(moved.steps, devices)
+            if columns:
+                stacks[f"{turn}. {name}"] = np.sum(columns, axis=0)
+    drawn = [received_figure(stacks, devices, [])]
+    if plan.network is not None:
+        times = {"time": [plan.communication_seconds or 0.0, plan.arithmetic_seconds or 0.0]}
+        chart = bars(["communication", "arithmetic"], times, seconds_text, title="seconds")
+        drawn.append(figure("seconds of a device, one after the other or overlapped", chart))
+    return drawn

@@ -1,0 +1,99 @@
+"""The page of a placed program: its graph with every sharding and reshard, bytes by operation, memory over time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reshard.drawing.charts import Line, arcs, bars
+from reshard.drawing.markup import Markup, joined, tag
+from reshard.drawing.shell import Section, copyable, figure, page
+from reshard.plans.plan_page import bytes_of
+from reshard.propagation.memory import tile_bytes
+from reshard.tables import bytes_text
+
+if TYPE_CHECKING:
+    from reshard.propagation.placement import Placement
+
+ROW = 27
+"""The height of a row of the graph, in pixels; its rows do not wrap."""
+MOST_ARCS = 600
+"""The most operations whose arcs are drawn."""
+BARS = 40
+
+
+def placement_page(placed: Placement) -> str:
+    """The text of the page."""
+    *_, figures, proof = placed.table().rstrip().splitlines()
+    inputs = sum(operation.name == "input" for operation in placed.operations)
+    title = f"a program of {len(placed.operations) - inputs} operations on {placed.mesh}"
+    sections = [
+        Section("graph", "Operations, shardings, reshards", _graph(placed)),
+        Section("bytes", "Bytes by operation", [_bytes(placed)]),
+        Section("memory", "Memory over time", [_memory(placed)]),
+        Section("text", "As text", [copyable("the program, placed", placed.text()), copyable("table", placed.table())]),
+    ]
+    return page(title, sections, lead=[tag("p", figures), tag("p", proof)])
+
+
+def placement_drawing(placed: Placement) -> Markup:
+    """Bytes and memory, for a notebook."""
+    return joined(_bytes(placed), _memory(placed))
+
+
+def _graph(placed: Placement) -> list[Markup]:
+    """A row for each operation, with arcs from who makes a value to who takes it."""
+    operations = placed.operations
+    search = tag("input", type="search", placeholder="search", aria_label="search", data_filters="operations")
+    titles = ("value", "made by", "shape", "sharding", "local shape", "received", "tile", "why")
+    head = tag("tr", *(tag("th", title, scope="col") for title in titles))
+    rows = []
+    for operation in operations:
+        value, sharding = operation.result, placed.shardings[operation.result]
+        plan = placed.plans.get(value)
+        kind = operation.name if plan is None or not plan.steps else " + ".join(step.kind for step in plan.steps)
+        operands = ", ".join(operand.name for operand in operation.operands)
+        times = f"{operation.trip_count} × " if operation.trip_count != 1 and plan is not None else ""
+        cells = [
+            value.name,
+            f"{kind}({operands})",
+            " x ".join(map(str, value.shape)) or "scalar",
+            sharding.text(),
+            " x ".join(map(str, sharding.local_shape(value.shape))) or "scalar",
+            "" if plan is None else times + bytes_text(plan.received_bytes),
+            bytes_text(tile_bytes(value, sharding)),
+            placed.reasons[value.name],
+        ]
+        rows.append(tag("tr", *(tag("td", cell) for cell in cells), class_=None if plan is None else "bold"))
+    table = tag("table", tag("thead", head), tag("tbody", *rows), id="operations")
+    drawing = tag("div", table, class_="scroll graph", tabindex="0")
+    places = {operation.result: number for number, operation in enumerate(operations)}
+    if len(operations) <= MOST_ARCS:
+        pairs = [
+            (places[operand], number)
+            for number, operation in enumerate(operations)
+            for operand in operation.operands
+            if operand in places
+        ]
+        drawn = tag("div", arcs(len(operations), pairs, ROW), class_="arcs", aria_hidden="true")
+        drawing = tag("div", drawn, table, class_="scroll graph", tabindex="0")
+    return [tag("p", search), drawing]
+
+
+def _bytes(placed: Placement) -> Markup:
+    """The reshards that receive most."""
+    moved = [(value, placed.received(value)) for value, plan in placed.plans.items() if plan.steps]
+    largest = sorted(moved, key=lambda pair: (-pair[1], pair[0].number))[:BARS]
+    names = [value.name for value, _ in largest]
+    drawn = bars(names or ["none"], {"received": [count for _, count in largest] or [0]}, bytes_of, title="received")
+    more = f"; the first {BARS} of {len(moved)}" if len(moved) > BARS else ""
+    return figure(f"bytes that the busiest device receives in each reshard, over all turns{more}", drawn)
+
+
+def _memory(placed: Placement) -> Markup:
+    """What a device holds while each operation runs."""
+    during = placed.held.during
+    lines = [] if placed.memory_limit is None else [Line("limit", placed.memory_limit)]
+    names = [operation.result.name for operation in placed.operations]
+    lines.append(Line("peak", placed.peak_bytes))
+    drawn = bars(names, {"held": list(during)}, bytes_of, lines=lines, title="memory of a device over time")
+    return figure("bytes that a device holds while each operation runs, in order", drawn)
