@@ -19,7 +19,7 @@ import numpy as np
 import bench.programs
 import reshard as rs
 from bench.programs import LLAMA_8B, LLAMA_70B, SEQUENCE, Case, Model, layer, train
-from reshard.plans.table import bytes_text
+from reshard.tables import bytes_text
 
 
 @dataclass(frozen=True)

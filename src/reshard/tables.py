@@ -93,3 +93,16 @@ def show(blocks: Iterable[Passage]) -> None:
     from rich.console import Console  # noqa: PLC0415  # loads with the first table, not with the package
 
     Console().print(group(blocks))
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes to read: exact below 10 KiB and wherever a unit divides it, else to 4 digits.
+
+    >>> bytes_text(96), bytes_text(65536), bytes_text(10**9)
+    ('96 B', '64 KiB', '953.7 MiB')
+    """
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        size = 1024**power
+        if count >= 10 * size or (count >= size and count % size == 0):
+            return f"{count // size} {unit}" if count % size == 0 else f"{count / size:.4g} {unit}"
+    return f"{count} B"

@@ -1,6 +1,8 @@
 """The command line: one module per command, and what they share.
 
+    commands.py          what every command has: name, summary, examples
     arguments.py         options that several commands take, and the shardings they name
+    rules_named.py       rules of a system, or of a file
     plan_command.py      `reshard plan`: what a reshard does and costs
     run_command.py       `reshard run`: does it, from file to files
     show_command.py      `reshard show`: draws who holds what

@@ -36,8 +36,8 @@ from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.operations.pattern import Pattern, Term
 from reshard.plans import Plan
-from reshard.plans.table import bytes_text
 from reshard.sharding import Sharding
+from reshard.tables import bytes_text
 
 SCHEMA = "reshard.einsum/1"
 """Names the form of the JSON text."""

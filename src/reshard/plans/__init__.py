@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from reshard.plans.options import BASES, Options
 from reshard.plans.plan import SCHEMA, Plan
-from reshard.plans.table import blocks, bytes_text, counted, rounds_text, seconds_text, short
+from reshard.plans.table import blocks, counted, rounds_text, seconds_text, short
+from reshard.tables import bytes_text
 
 __all__ = [
     "BASES",

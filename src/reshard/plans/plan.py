@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from reshard.checks import all_of, expect, shown
+from reshard.checks import all_of, checked_shape, expect, shown
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange, OverlapAdd, class_digits, find_exchange, total_bound
@@ -44,11 +44,11 @@ from reshard.plans.chrome_trace import chrome_trace
 from reshard.plans.mlir import write_sdy, write_shard
 from reshard.plans.options import Options
 from reshard.plans.plan_page import plan_page
-from reshard.plans.table import blocks, bytes_text, counted
+from reshard.plans.table import blocks, counted
 from reshard.problem import Reshard, becomes_unreduced
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Sharding
 from reshard.steps import ReshardWork, Step, chain_through
-from reshard.tables import plain
+from reshard.tables import bytes_text, plain
 
 SCHEMA = "reshard.plan/2"
 """Names the form of the JSON text; it changes when a reader of the old form would be wrong."""

@@ -18,9 +18,9 @@ from reshard.drawing.tensor_frame import DRAWN, Frame, content_cells, draw_frame
 from reshard.errors import ReshardError
 from reshard.notation import to_mlir_list, to_named, to_partition_spec, to_placements, to_xla
 from reshard.plans.player_data import host_level, hosts_of, player_data, received_by_step
-from reshard.plans.table import blocks, bytes_text, counted, seconds_text
+from reshard.plans.table import blocks, counted, seconds_text
 from reshard.sharding import Sharding
-from reshard.tables import Table, plain
+from reshard.tables import Table, bytes_text, plain
 
 if TYPE_CHECKING:
     from reshard.plans.plan import Plan

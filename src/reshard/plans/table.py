@@ -8,7 +8,7 @@ from reshard.errors import ReshardError
 from reshard.plans.free_order import order_that_is_free
 from reshard.sharding import Sharding
 from reshard.steps import Step
-from reshard.tables import Passage, Table
+from reshard.tables import Passage, Table, bytes_text
 
 if TYPE_CHECKING:
     from reshard.plans.plan import Plan
@@ -96,19 +96,6 @@ def _against_bound(plan: Plan) -> str:
 def short(sharding: Sharding, beside: Sharding) -> str:
     """A sharding's text, with its mesh only where another stands beside it."""
     return sharding.text() if sharding.mesh == beside.mesh else f"mesh{sharding.mesh} {sharding.text()}"
-
-
-def bytes_text(count: int) -> str:
-    """A number of bytes to read: exact below 10 KiB and wherever a unit divides it, else to 4 digits.
-
-    >>> bytes_text(96), bytes_text(65536), bytes_text(10**9)
-    ('96 B', '64 KiB', '953.7 MiB')
-    """
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        size = 1024**power
-        if count >= 10 * size or (count >= size and count % size == 0):
-            return f"{count // size} {unit}" if count % size == 0 else f"{count / size:.4g} {unit}"
-    return f"{count} B"
 
 
 def _devices(source: Sharding, target: Sharding) -> str:

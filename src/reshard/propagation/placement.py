@@ -31,7 +31,6 @@ from reshard.operations.kinds import LEAVING
 from reshard.operations.operation import Operation, Value
 from reshard.plans import Plan
 from reshard.plans.chrome_trace import chrome_trace
-from reshard.plans.table import bytes_text
 from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Flow, Net, Origin
 from reshard.propagation.graph import Graph
@@ -39,7 +38,7 @@ from reshard.propagation.memory import Held, held, tile_bytes
 from reshard.propagation.optimum import Optimum
 from reshard.propagation.text import write
 from reshard.sharding import Sharding
-from reshard.tables import Table, plain
+from reshard.tables import Table, bytes_text, plain
 
 PROVED = 1e-7
 """As a part of the cost, by how much a bound may miss what it proves: sums of large numbers round."""

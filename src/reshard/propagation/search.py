@@ -38,7 +38,6 @@ from reshard.contraction.chooser import Chooser
 from reshard.contraction.goal import Goal
 from reshard.errors import ReshardError
 from reshard.network import check_reach
-from reshard.plans.table import bytes_text
 from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.memory import lives
@@ -48,7 +47,7 @@ from reshard.propagation.placement import Placement, explicit, reason
 from reshard.propagation.recipes import recipes, taking_over
 from reshard.propagation.rents import raised, rents
 from reshard.propagation.settling import settled
-from reshard.tables import Table, plain
+from reshard.tables import Table, bytes_text, plain
 
 MOST_DEVICES = 2**20
 """On up to how many devices programs are placed."""
