@@ -13,11 +13,12 @@ from reshard.cli.progress import phase
 from reshard.cli.rules_named import rules_named
 from reshard.errors import ReshardError
 from reshard.models.checkpoints.comparing import differences
-from reshard.models.checkpoints.converting import MEMORY, Converting, convert
+from reshard.models.checkpoints.converting import ARRAY_MEMORY, MEMORY, Converting, convert, slab_of
 from reshard.models.checkpoints.costs import conversion_cost, device_costs
 from reshard.models.checkpoints.dcp_writing import dcp_files
-from reshard.models.checkpoints.layouts import Casts, WrittenFiles, casts_of, device_files, whole_files
+from reshard.models.checkpoints.layouts import WrittenFiles, casts_of, device_files, whole_files
 from reshard.models.checkpoints.opening import open_checkpoint
+from reshard.models.checkpoints.orbax_layout import orbax_arrays
 from reshard.models.checkpoints.stored import Checkpoint
 from reshard.models.names import skeleton
 from reshard.tables import Table, bytes_text
@@ -30,11 +31,12 @@ examples:
   reshard checkpoint convert llama-3-8b/ served --rules vllm:tp=8 --model llama-3-8b
   reshard checkpoint diff llama-3-8b/ llama-safetensors/
 
-a checkpoint is a folder of .safetensors files, one such file, a folder of torch's distributed checkpoint, or of tiles
+a checkpoint is a folder of .safetensors files, one such file, or a folder of torch's distributed checkpoint, of orbax's
+or of tiles
 what an optimizer keeps of a parameter, as optim.state.NAME.exp_avg, goes where the parameter's rule says
 diff ends with 1 where the two differ
 """
-FORMS = ("safetensors", "dcp", "tiles")
+FORMS = ("safetensors", "dcp", "orbax", "tiles")
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -69,14 +71,14 @@ def run(args: argparse.Namespace) -> None:
         raise ReshardError(
             "bad-argument", f"checkpoint {args.action} takes {'two paths' if args.other is None else 'one path'}"
         )
-    memory = MEMORY if args.memory is None else size_of(args.memory)
+    memory = None if args.memory is None else size_of(args.memory)
     if not 1 <= args.workers <= 256:
         raise ReshardError("bad-argument", f"there are {args.workers} workers; there must be 1 to 256")
     checkpoint = open_checkpoint(args.source)
     if args.action == "show":
         _show(checkpoint, args.json)
     elif args.action == "diff":
-        _diff(checkpoint, open_checkpoint(args.other), memory, args.json)
+        _diff(checkpoint, open_checkpoint(args.other), memory or MEMORY, args.json)
     else:
         work = _work(checkpoint, args, memory)
         if args.action == "cost":
@@ -97,18 +99,23 @@ def size_of(text: str) -> int:
     return max(1, int(float(match[1]) * UNITS[match[2]]))
 
 
-def _work(checkpoint: Checkpoint, args: argparse.Namespace, memory: int) -> Converting:
+def _work(checkpoint: Checkpoint, args: argparse.Namespace, memory: int | None) -> Converting:
     """What would be done."""
-    written = _written(checkpoint, args, casts_of(args.dtype))
+    if memory is None:
+        memory = ARRAY_MEMORY if "orbax" in (checkpoint.form, args.to) else MEMORY
+    written = _written(checkpoint, args, slab_of(memory, args.workers))
     out = Path(args.other or "")
     return Converting(checkpoint, written, out, memory, args.workers, args.resume, args.check, not args.no_sync)
 
 
-def _written(checkpoint: Checkpoint, args: argparse.Namespace, casts: Casts) -> WrittenFiles:
+def _written(checkpoint: Checkpoint, args: argparse.Namespace, cap: int) -> WrittenFiles:
     """What would be written."""
+    casts = casts_of(args.dtype)
     rules = None if args.rules is None else rules_named(args.rules, args.model, 0)
     if args.to == "dcp":
         return dcp_files(checkpoint, rules, casts)
+    if args.to == "orbax":
+        return orbax_arrays(checkpoint, rules, casts, cap)
     if rules is not None:
         return device_files(checkpoint, rules, casts)
     if args.to == "tiles":
@@ -170,14 +177,15 @@ def _convert(work: Converting, args: argparse.Namespace) -> None:
                 advance(count)
 
         reads = convert(work, told)
-    files = list(work.written.sizes)
+    files = [*work.written.sizes, *work.written.arrays]
     if args.json:
         read = {"read_bytes": reads.nbytes, "requests": reads.requests}
         output.write_json({"out": args.other, "files": files, "bytes": total, **read, "checked": args.check})
         return
     left = len(others) - len(work.written.others)
     beside = f"; {left} values that are no tensors are left out" if left else ""
-    print(f"{len(files)} files of {bytes_text(total)} in {args.other}{'; checked' if args.check else ''}{beside}")
+    what, checked = "arrays" if work.written.arrays else "files", "; checked" if args.check else ""
+    print(f"{len(files)} {what} of {bytes_text(total)} in {args.other}{checked}{beside}")
 
 
 def _diff(first: Checkpoint, second: Checkpoint, memory: int, as_json: bool) -> None:

@@ -24,13 +24,14 @@ from pathlib import Path
 from threading import Lock
 
 from reshard.errors import ReshardError, refusing
-from reshard.models.checkpoints.copying import ReportBytes, TensorCopy
+from reshard.models.checkpoints.copying import ReportBytes, TargetWriter, TensorCopy
 from reshard.models.checkpoints.files import FileReader, Reads, TileWriter
 from reshard.models.checkpoints.layouts import WrittenFiles
+from reshard.models.checkpoints.orbax import ArrayWriter
 from reshard.models.checkpoints.stored import Checkpoint
 
-MEMORY = 3 << 20
-"""Bytes that may be held of tensors, where nothing is said."""
+MEMORY, ARRAY_MEMORY = 3 << 20, 96 << 20
+"""Bytes that may be held of tensors, where nothing is said: as runs of files are moved, and whole chunks of arrays."""
 HELD_SLABS = 3
 """What a worker holds at a time: what it read, part of it in another order, part of it cast."""
 LARGEST_SLAB = 64 << 20
@@ -66,7 +67,11 @@ class Converting:
     @property
     def slab(self) -> int:
         """Bytes of a slab."""
-        return max(min(self.memory // (HELD_SLABS * self.workers), LARGEST_SLAB), 1)
+        return slab_of(self.memory, self.workers)
+
+    def writer(self) -> TileWriter | ArrayWriter:
+        """What writes to the files, or to the arrays."""
+        return ArrayWriter(self.files, self.sync) if self.written.arrays else TileWriter(self.files)
 
     def request(self) -> str:
         """A short text for the source as it is now and for what is written."""
@@ -81,10 +86,15 @@ class Converting:
             with refusing("bad-file", f"{path} could not be read"):
                 status = path.stat()
             yield repr((str(path), status.st_size, status.st_mtime_ns))
-        yield repr(sorted(self.written.sizes.items()))
+        yield repr((self.written.form, sorted(self.written.sizes.items()), sorted(self.written.arrays.items())))
         for copy in self.written.copies(self.source):
             for file, dtype, _ in copy.targets:
                 yield repr((copy.name, str(file.path), file.offset, file.box, file.strides, dtype.name))
+
+
+def slab_of(memory: int, workers: int) -> int:
+    """Bytes of a slab where workers may hold so many together."""
+    return max(min(memory // (HELD_SLABS * workers), LARGEST_SLAB), 1)
 
 
 @dataclass
@@ -109,7 +119,7 @@ class Journal:
         words = [line.split(" ") for line in text.split("\n")]
         return {int(line[0]) for line in words if line[1:] == ["done"] and line[0].isdigit()}
 
-    def add(self, number: int, copy: TensorCopy, writer: TileWriter) -> None:
+    def add(self, number: int, copy: TensorCopy, writer: TargetWriter) -> None:
         """A tensor was written."""
         with self.lock:
             self.waiting.append(number)
@@ -118,12 +128,12 @@ class Journal:
             if not self.work.sync or self.waiting_bytes >= SYNC_BYTES:
                 self._write(writer)
 
-    def close(self, writer: TileWriter) -> None:
+    def close(self, writer: TargetWriter) -> None:
         """All was written."""
         with self.lock:
             self._write(writer)
 
-    def _write(self, writer: TileWriter) -> None:
+    def _write(self, writer: TargetWriter) -> None:
         if self.work.sync:
             for path in sorted(self.touched):
                 writer.sync(path)
@@ -197,6 +207,10 @@ def _begin(work: Converting, request: str) -> None:
         for name, size in work.written.sizes.items():
             with (work.files / name).open("wb") as file:
                 file.truncate(size)
+    with work.writer() as arrays:
+        if isinstance(arrays, ArrayWriter):
+            for name, array in work.written.arrays.items():
+                arrays.create(name, array.shape, array.chunk, array.dtype)
     with TileWriter(work.files) as writer:
         for path, offset, data in work.written.fixed:
             writer.write_at(path, offset, data)
@@ -226,7 +240,7 @@ def _copy_tensors(work: Converting, advance: ReportBytes) -> Reads:
     lock = Lock()
 
     def copied() -> Reads:
-        with FileReader() as reader, TileWriter(work.files) as writer:
+        with FileReader() as reader, work.writer() as writer:
             while True:
                 with lock:
                     number = next(left, None)
@@ -236,7 +250,7 @@ def _copy_tensors(work: Converting, advance: ReportBytes) -> Reads:
                 copies[number].copy(work.slab, reader, writer, advance)
                 if work.check:
                     with FileReader() as back:
-                        copies[number].check(work.slab, back, work.files)
+                        copies[number].check(work.slab, back, writer)
                 journal.add(number, copies[number], writer)
 
     if work.workers == 1:

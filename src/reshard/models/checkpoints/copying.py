@@ -51,6 +51,14 @@ class TargetWriter(Protocol):
         """Write a part of a target."""
         ...
 
+    def read_box(self, file: TileFile, box: Box, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """A part of a target as it is now."""
+        ...
+
+    def sync(self, path: Path) -> None:
+        """Have what was written of a target on the disk itself."""
+        ...
+
     def write_at(self, path: Path, offset: int, data: memoryview | bytes) -> None:
         """Write bytes at a place."""
         ...
@@ -82,8 +90,14 @@ class TensorCopy(NamedTuple):
         itemsize = max([self.source.dtype.itemsize, *(target.dtype.itemsize for target in self.targets)])
         if self.grid is not None:
             return blocks(shape, self.grid)
+        ordered = any(target.crc_at for target in self.targets)
+        grid = self.source.grid
+        if grid is not None:
+            rows = (grid[:1] + shape[1:]) if prod(grid[:1] + shape[1:]) * itemsize <= cap else grid
+            if rows != grid or not ordered:
+                return blocks(shape, tuple(max(size, 1) for size in rows))
         orders = {target.file.inner_dim for target in self.targets} | self.source.inner_dims
-        inner = () if any(target.crc_at for target in self.targets) else tuple(sorted(orders - {len(shape) - 1}))
+        inner = () if ordered else tuple(sorted(orders - {len(shape) - 1}))
         if inner and prod(shape) * itemsize > cap:
             return blocks(shape, block_shape(shape, itemsize, cap, inner))
         return slabs(shape, itemsize, cap)
@@ -121,7 +135,7 @@ class TensorCopy(NamedTuple):
             for place in target.crc_at:
                 writer.write_at(target.file.path, place, total.to_bytes(4, "little"))
 
-    def check(self, cap: int, reader: FileReader, folder: Path) -> None:
+    def check(self, cap: int, reader: FileReader, writer: TargetWriter) -> None:
         """Read back what was written, and compare it with the source once more.
 
         Raises:
@@ -132,9 +146,8 @@ class TensorCopy(NamedTuple):
             for number, part in self.parts(slab):
                 target = self.targets[number]
                 wanted = self._wanted(values, slab, part, target)
-                there = TileFile(folder / target.file.path, *_fields(target.file))
-                if not np.array_equal(reader.read_box(there, part, raw_dtype(target.dtype)), wanted):
-                    raise ReshardError("verify-failed", f"{self.name!r} in {there.path} differs from its source")
+                if not np.array_equal(writer.read_box(target.file, part, raw_dtype(target.dtype)), wanted):
+                    raise ReshardError("verify-failed", f"{self.name!r} in {target.file.path} differs from its source")
 
     def _read(self, slab: Box, reader: FileReader) -> NDArray[Any]:
         values = np.empty(slab.shape, raw_dtype(self.source.dtype))
@@ -149,10 +162,6 @@ class TensorCopy(NamedTuple):
     def reads(self, cap: int) -> Reads:
         """What reading it takes."""
         return sum((self.source.reads(slab) for slab in self.slabs(cap)), Reads())
-
-
-def _fields(file: TileFile) -> tuple[int, Box, tuple[int, ...] | None]:
-    return file.offset, file.box, file.strides
 
 
 def cast(values: NDArray[Any], source: DType, target: DType) -> NDArray[Any]:

@@ -7,6 +7,7 @@ Tensors that lie alike and are wanted alike cost the same, and are counted once.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple
 
 from reshard.models.checkpoints.converting import Converting
@@ -38,8 +39,10 @@ class ConversionCost(NamedTuple):
 def device_costs(work: Converting) -> list[DeviceCost]:
     """Per file that is written, what a device that makes it alone reads."""
     known: dict[Any, Reads] = {}
-    reads = dict.fromkeys(work.written.sizes, Reads())
-    needed = dict.fromkeys(work.written.sizes, 0)
+    sizes = dict(work.written.sizes)
+    for name, array in work.written.arrays.items():
+        sizes[name] = prod(array.shape) * array.dtype.itemsize
+    reads, needed = dict.fromkeys(sizes, Reads()), dict.fromkeys(sizes, 0)
     for copy in work.written.copies(work.source):
         tensor_key = copy.source.key
         for target in copy.targets:
@@ -49,8 +52,7 @@ def device_costs(work: Converting) -> list[DeviceCost]:
             reads[file] += known[tensor_key, box]
             needed[file] += box.size * copy.source.dtype.itemsize
     return [
-        DeviceCost(file, size, needed[file], reads[file].nbytes, reads[file].requests)
-        for file, size in work.written.sizes.items()
+        DeviceCost(file, size, needed[file], reads[file].nbytes, reads[file].requests) for file, size in sizes.items()
     ]
 
 

@@ -85,6 +85,8 @@ def dcp_files(checkpoint: Checkpoint, rules: Rules | None, casts: Casts) -> Writ
             places[name, tuple(low for low, _ in part)] = ItemPlace(Path(file), start, item.length)
     first = min(written.sizes, default="__0_0.distcp")
     for name, place in checkpoint.others.items():
+        if place is None:
+            continue
         start = written.sizes.get(first, 0)
         raw = (TileFile(place.path, place.offset, Box([(0, place.length)])),)
         copied = TileFile(Path(first), start, Box([(0, place.length)]))
@@ -210,7 +212,7 @@ def _metadata(checkpoint: Checkpoint, written: WrittenFiles, dtypes: dict[str, D
         properties = Instance(Global(_DESCRIBING, "TensorProperties"), state)
         fields = {"properties": properties, "size": _size(tensor.shape), "chunks": chunks}
         described[name] = Instance(Global(_DESCRIBING, "TensorStorageMetadata"), fields)
-    for name in checkpoint.others:
+    for name, _ in (key for key in places if key[1] is None):
         described[name] = Instance(Global(_DESCRIBING, "BytesStorageMetadata"), {})
     storage = tuple(
         (

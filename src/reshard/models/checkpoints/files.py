@@ -191,14 +191,18 @@ class FileReader(_OpenFiles):
         """What was read."""
         return Reads(self.requests, self.nbytes)
 
+    def count(self, reads: Reads) -> None:
+        """Note what was read by other means."""
+        self.requests += reads.requests
+        self.nbytes += reads.nbytes
+
     def read_into(self, path: Path, offset: int, view: memoryview) -> None:
         """Fill a part of memory from a place in a file.
 
         Raises:
             ReshardError: `bad-file` where the file cannot be read or ends too soon.
         """
-        self.requests += 1
-        self.nbytes += len(view)
+        self.count(Reads(1, len(view)))
         try:
             file, done = self.file(path), 0
             file.seek(offset)
@@ -271,6 +275,16 @@ class TileWriter(_OpenFiles):
         size = runs.length * values.itemsize
         for number, start in enumerate(runs.starts()):
             self.write_at(file.path, file.offset + start * values.itemsize, memory[number * size : (number + 1) * size])
+
+    def read_box(self, file: TileFile, box: Box, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """A part of what a file holds now.
+
+        Raises:
+            ReshardError: `bad-file`.
+        """
+        with FileReader() as reader:
+            there = TileFile(self.folder / file.path, file.offset, file.box, file.strides)
+            return reader.read_box(there, box, dtype)
 
     def sync(self, path: Path) -> None:
         """Have what was written to a file on the disk itself.

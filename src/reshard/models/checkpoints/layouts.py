@@ -62,6 +62,15 @@ class FixedBytes(NamedTuple):
     data: bytes
 
 
+class CreatedArray(NamedTuple):
+    """An array that is made before anything is written to it."""
+
+    shape: tuple[int, ...]
+    chunk: tuple[int, ...]
+    """The shape of its parts."""
+    dtype: DType
+
+
 @dataclass
 class WrittenFiles:
     """What is written."""
@@ -72,6 +81,8 @@ class WrittenFiles:
     fixed: list[FixedBytes] = field(default_factory=list)
     targets: dict[str, list[Target]] = field(default_factory=dict)
     """By tensor."""
+    arrays: dict[str, CreatedArray] = field(default_factory=dict)
+    """By name what is no file of ours."""
     others: list[TensorCopy] = field(default_factory=list)
     """What is copied beside tensors."""
     indexes: dict[str, bytes] = field(default_factory=dict)
@@ -81,8 +92,9 @@ class WrittenFiles:
 
     @property
     def nbytes(self) -> int:
-        """Of all files."""
-        return sum(self.sizes.values())
+        """Of all files, and of arrays before they are packed."""
+        arrays = sum(prod(array.shape) * array.dtype.itemsize for array in self.arrays.values())
+        return sum(self.sizes.values()) + arrays
 
     def copies(self, checkpoint: Checkpoint) -> list[TensorCopy]:
         """What is to be done, tensor by tensor, in the order in which they lie."""

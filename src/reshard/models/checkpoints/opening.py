@@ -10,7 +10,7 @@ from pathlib import Path
 
 from reshard.box import Box
 from reshard.errors import ReshardError, refusing
-from reshard.models.checkpoints import dcp, safetensors, tiles
+from reshard.models.checkpoints import dcp, orbax, safetensors, tiles
 from reshard.models.checkpoints.files import TileFile
 from reshard.models.checkpoints.stored import INDEX, TILES, Checkpoint, StoredTensor, is_inside
 
@@ -26,6 +26,10 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         is_folder, is_file = path.is_dir(), path.is_file()
         if is_folder and (path / dcp.METADATA).is_file():
             return dcp.read(path)
+        if is_folder and (path / orbax.METADATA).is_file():
+            return orbax.read(path)
+        if is_folder and (path / "default" / orbax.METADATA).is_file():
+            return orbax.read(path / "default")
         if is_folder and (path / TILES).is_file():
             return tiles.read(path)
         if is_folder:

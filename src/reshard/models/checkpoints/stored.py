@@ -70,6 +70,11 @@ class ReadableTensor(Protocol):
         ...
 
     @property
+    def grid(self) -> tuple[int, ...] | None:
+        """The shape of parts that are best read whole; None where any part will do."""
+        ...
+
+    @property
     def key(self) -> Any:
         """Alike for tensors that are read alike."""
         ...
@@ -150,6 +155,11 @@ class StoredTensor:
         return {chunk.inner_dim for chunk in self.chunks}
 
     @property
+    def grid(self) -> None:
+        """Any part is as good to read as another."""
+        return
+
+    @property
     def key(self) -> Any:
         """Alike for tensors that are read alike."""
         return self.dtype, self.shape, tuple((chunk.box, chunk.strides) for chunk in self.chunks)
@@ -178,8 +188,8 @@ class Checkpoint:
     tensors: Mapping[str, ReadableTensor]
     files: tuple[Path, ...]
     """All that it lies in."""
-    others: Mapping[str, ItemPlace] = field(default_factory=dict)
-    """By name what is there beside tensors, as it lies there."""
+    others: Mapping[str, ItemPlace | None] = field(default_factory=dict)
+    """By name what is there beside tensors, and where it lies if it can be carried over as it is."""
     tree: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
     """By name the keys that lead to it, where names were made of such."""
 
