@@ -2,10 +2,63 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+import reshard as rs
+from reshard.box import Box
+from reshard.models.checkpoints.files import FileReader
+from reshard.models.checkpoints.opening import open_checkpoint
+from reshard.models.checkpoints.stored import raw_dtype
+
+
+def trained_state(seed: int) -> dict[str, Any]:
+    """The state of a small model under FSDP and TP on 2 x 2 ranks after a step of its optimizer, all of it sharded."""
+    import torch
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 10, bias=False), torch.nn.Linear(10, 5), torch.nn.LayerNorm(5))
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * seed)
+    loss = model(torch.ones(3, 6)).sum()
+    (loss.full_tensor() if isinstance(loss, DTensor) else loss).backward()
+    optimizer.step()
+    state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": state, "optim": optimizer_state}
+
+
+def load_into_trained(rank: int, *paths: str) -> list[str]:
+    """What differs once checkpoints are loaded into another model's state, against the state that the first has."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+    del rank
+    wanted, _ = flatten_state_dict(trained_state(1))
+    wrong = []
+    for path in paths:
+        state = trained_state(2)
+        dcp.load(state, checkpoint_id=path)
+        loaded, _ = flatten_state_dict(state)
+        for name, value in wanted.items():
+            got = loaded[name]
+            if hasattr(value, "to_local"):
+                got, value = got.to_local(), value.to_local()
+            same = torch.equal(got, value) if isinstance(value, torch.Tensor) else got == value
+            wrong += [] if same else [f"{name} of {path}"]
+        wrong += [] if len(loaded) == len(wanted) else [path]
+    return wrong
 
 
 def saved_by_torch(rank: int, path: str) -> None:
@@ -30,6 +83,7 @@ def saved_by_torch(rank: int, path: str) -> None:
         "rates": [0.1, 0.2],
     }
     dcp.save(state, checkpoint_id=path)
+    dcp.save(trained_state(1), checkpoint_id=f"{path}-trained")
 
 
 def loaded_by_torch(path: str) -> dict[str, Any]:
@@ -58,3 +112,34 @@ def load_safetensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     return {name: array for file in files for name, array in load_file(file).items()}
+
+
+def mutated(data: bytes, draw: random.Random) -> bytes:
+    """A few bytes changed, cut out, or doubled."""
+    changed = bytearray(data)
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(changed))
+        kind = draw.random()
+        if kind < 0.6:
+            changed[at] = draw.randrange(256)
+        elif kind < 0.8:
+            del changed[at : at + draw.randint(1, 9)]
+        else:
+            changed[at:at] = changed[at : at + draw.randint(1, 9)]
+    return bytes(changed)
+
+
+def check_mutations(source: Path, file: str, count: int, folder: Path) -> None:
+    """Whatever is changed in a file, it is read or refused."""
+    shutil.copytree(source, folder)
+    data, draw = (source / file).read_bytes(), random.Random(file)
+    for _ in range(count):
+        (folder / file).write_bytes(mutated(data, draw))
+        try:
+            checkpoint = open_checkpoint(folder)
+            for tensor in checkpoint.tensors.values():
+                assert tensor.nbytes < 10_000
+                with FileReader() as reader:
+                    tensor.read_into(np.empty(tensor.shape, raw_dtype(tensor.dtype)), Box.whole(tensor.shape), reader)
+        except rs.ReshardError:
+            continue

@@ -4,130 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import random
 import shutil
 import signal
-import subprocess
-import sys
-import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
-from checkpoints import load_safetensors, loaded_by_torch, save_safetensors, saved_by_torch
+from checkpoints import check_mutations, load_safetensors, save_safetensors
 from model_layouts import SMALL, megatron, vllm, whole_arrays
 
 import reshard as rs
 from reshard.cli import main
+from reshard.models.checkpoints.converting import Converting, convert
+from reshard.models.checkpoints.files import TileWriter
+from reshard.models.checkpoints.layouts import device_files, whole_files
 from reshard.models.checkpoints.opening import open_checkpoint
-
-
-@pytest.fixture(scope="module")
-def distributed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that four ranks of torch saved."""
-    pytest.importorskip("torch")
-    from torch_ranks import run_ranks
-
-    folder = tmp_path_factory.mktemp("saved") / "dcp"
-    run_ranks(saved_by_torch, 4, str(folder))
-    return folder
 
 
 def run(*arguments: object) -> int:
     return main(["checkpoint", *map(str, arguments)])
-
-
-@pytest.mark.engine
-@pytest.mark.heavy
-def test_a_distributed_checkpoint_is_what_torch_loads(distributed: Path, tmp_path: Path) -> None:
-    """Every tensor bit for bit, under a cap that holds two numbers as well."""
-    wanted = loaded_by_torch(str(distributed))
-    for memory in ("1GiB", "32B"):
-        out = tmp_path / memory
-        assert run("convert", distributed, out, "--memory", memory, "--check") == 0
-        got = open_checkpoint(out).tensors
-        assert set(got) == set(wanted)
-        data = (out / "model.safetensors").read_bytes()
-        for name, tensor in got.items():
-            (chunk,) = tensor.chunks
-            assert data[chunk.offset : chunk.offset + tensor.nbytes] == wanted[name], name
-        assert run("diff", distributed, out) == 0
-
-
-@pytest.mark.engine
-@pytest.mark.heavy
-def test_torch_is_not_loaded_to_read_its_checkpoints(distributed: Path) -> None:
-    code = (
-        "import sys; from reshard.models.checkpoints.opening import open_checkpoint;"
-        f"open_checkpoint({str(distributed)!r}); print('torch' in sys.modules)"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "False"
-
-
-class Evil:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, ("touch /tmp/reshard-was-here",)
-
-
-@pytest.mark.parametrize(
-    ("data", "sentence"),
-    [
-        (pickle.dumps(Evil()), "asks for posix.system, which no checkpoint needs"),
-        (pickle.dumps({"a": 1}), "has no state_dict_metadata"),
-        (pickle.dumps(open), "asks for io.open, which no checkpoint needs"),
-        (b"\x80\x04r\xff\xff\xff\x7f.", "is no pickle that can be read"),
-        (b"", "is no pickle that can be read"),
-        (b"\x80\x04B\xff\xff\xff\xff.", "is no pickle that can be read"),
-    ],
-)
-def test_a_pickle_that_asks_for_anything_else_is_refused(
-    data: bytes, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / ".metadata").write_bytes(data)
-    assert run("show", tmp_path) == 1
-    assert sentence in capsys.readouterr().err
-
-
-def mutated(data: bytes, draw: random.Random) -> bytes:
-    """A few bytes changed, cut out, or doubled."""
-    changed = bytearray(data)
-    for _ in range(draw.randint(1, 4)):
-        at = draw.randrange(len(changed))
-        kind = draw.random()
-        if kind < 0.6:
-            changed[at] = draw.randrange(256)
-        elif kind < 0.8:
-            del changed[at : at + draw.randint(1, 9)]
-        else:
-            changed[at:at] = changed[at : at + draw.randint(1, 9)]
-    return bytes(changed)
-
-
-def check_mutations(source: Path, file: str, count: int, folder: Path) -> None:
-    """Whatever is changed in a file, it is read or refused."""
-    shutil.copytree(source, folder)
-    data, draw = (source / file).read_bytes(), random.Random(file)
-    for _ in range(count):
-        (folder / file).write_bytes(mutated(data, draw))
-        try:
-            checkpoint = open_checkpoint(folder)
-        except rs.ReshardError:
-            continue
-        for tensor in checkpoint.tensors.values():
-            assert tensor.nbytes < 10_000
-
-
-@pytest.mark.engine
-@pytest.mark.heavy
-@pytest.mark.parametrize("count", [150, pytest.param(5000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("file", [".metadata", "__3_0.distcp"])
-def test_a_changed_distributed_checkpoint_is_read_or_refused(
-    distributed: Path, file: str, count: int, tmp_path: Path
-) -> None:
-    check_mutations(distributed, file, count, tmp_path / "changed")
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
@@ -160,11 +59,8 @@ def test_a_file_per_device_has_what_the_device_keeps(memory: str, tmp_path: Path
         ("vllm:tp=2,dp=2,ep=on", vllm(model, whole, 2, 2, True)),
         ("megatron:tp=2,pp=2+1,ep=4", megatron(model, whole, 2, [2, 1], 4, 2)),
     ):
-        from reshard.models.checkpoints.converting import Converting, convert
-        from reshard.models.checkpoints.layouts import device_files
-
         checkpoint = open_checkpoint(tmp_path / "whole")
-        files = device_files(checkpoint, rs.Rules.preset(system, model), None)
+        files = device_files(checkpoint, rs.Rules.preset(system, model), ())
         out = tmp_path / system.partition(":")[0]
         size = {"1GiB": 1 << 30, "200B": 200}[memory]
         convert(Converting(checkpoint, files, out, size, 2, False, True), lambda count: None)
@@ -202,34 +98,81 @@ def test_diff_tells_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_cost_tells_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Columns of 4 rows are 4 requests; rows are one."""
+    """Columns of 4 rows are 4 requests for a device alone, rows are one; together they are read once."""
     save_safetensors(tmp_path / "m.safetensors", {"w": np.zeros((4, 8), np.float32)})
-    for spec, requests in (("P(None, 'x')", 8), ("P('x')", 2)):
+    for spec, requests in (("P(None, 'x')", 4), ("P('x')", 1)):
         (tmp_path / "rules.yaml").write_text(f'mesh: {{x: 2}}\nrules:\n  - {{match: w, spec: "{spec}"}}\n')
         assert run("cost", tmp_path / "m.safetensors", "--rules", tmp_path / "rules.yaml", "--json") == 0
         answer = json.loads(capsys.readouterr().out)
-        assert (answer["read_bytes"], answer["requests"]) == (128, requests)
+        assert [(file["read_bytes"], file["requests"]) for file in answer["files"]] == [(64, requests)] * 2
+        assert (answer["read_bytes"], answer["requests"]) == (128, 1)
 
 
-@pytest.mark.heavy
-def test_a_conversion_that_is_killed_is_gone_on_with(tmp_path: Path) -> None:
-    """At whatever moment: nothing has the output's name, and what is resumed is whole."""
-    whole = small_checkpoint(tmp_path / "whole")
-    out = tmp_path / "out"
-    command = [sys.executable, "-m", "reshard", "checkpoint", "convert", tmp_path / "whole", out, "--memory", "2B"]
-    for delay in (0.8, 1.1, 1.4):
-        process = subprocess.Popen([*map(str, command), "--resume"])
-        time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
-        if process.wait() == 0:
-            break
-        assert not out.exists()
-    if not out.exists():
-        subprocess.run([*map(str, command[:-2]), "--resume"], check=True, capture_output=True)
-    got = load_safetensors(out)
-    assert sorted(got) == sorted(whole)
-    assert all(np.array_equal(got[name], array) for name, array in whole.items())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
+def killed_at(moment: int, arguments: list[str]) -> int:
+    """Run a command in a process that kills itself before its write of a number, or in the midst of it; its status."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    count, write_at = 0, TileWriter.write_at
+
+    def dying(function: Any) -> Any:
+        def called(*values: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == moment:
+                if function is write_at:
+                    writer, path, offset, data = values
+                    write_at(writer, path, offset, data[: len(data) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*values, **options)
+
+        return called
+
+    with ExitStack() as stack:
+        for owner, name in ((TileWriter, "write_at"), (os, "write"), (os, "fsync"), (Path, "rename")):
+            stack.enter_context(mock.patch.object(owner, name, dying(getattr(owner, name))))
+        stack.enter_context(mock.patch.object(shutil, "rmtree", dying(shutil.rmtree)))
+        os._exit(main(["checkpoint", *arguments]))
+    raise AssertionError
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_conversion_that_is_killed_is_gone_on_with(count: int, tmp_path: Path) -> None:
+    """At whatever moment, again and again: nothing has the output's name before it is whole, and it is right then."""
+    source, rules, out = tmp_path / "m.safetensors", tmp_path / "rules.yaml", tmp_path / "out"
+    arrays = {f"{size}.w": np.arange(40 * size, dtype=np.int16).reshape(size, 40) for size in range(8)}
+    save_safetensors(source, arrays | {"norm": np.arange(3)})
+    rules.write_text("mesh: {x: 2}\nrules:\n  - {match: '.*w', spec: \"P(None, 'x')\"}\ndefault: replicated\n")
+    draw, deaths = random.Random(count), 0
+    for _ in range(count):
+        options = draw.choice([[], ["--no-sync"]]) + draw.choice([["--to", "dcp"], ["--memory", "200B"]])
+        options += draw.choice([[], ["--rules", str(rules)]])
+        arguments = ["convert", str(source), str(out), "--resume", *options]
+        for moment in (*(draw.randint(1, 50) for _ in range(draw.randint(1, 3))), 10**9):
+            if not out.exists():
+                deaths += killed_at(moment, arguments) == -signal.SIGKILL
+        assert set(open_checkpoint(out).tensors) == {*arrays, "norm"}
+        assert run("diff", source, out) == 0
+        assert run(*arguments) in (0, 1)
+        assert not (tmp_path / ".out.partial").exists()
+        shutil.rmtree(out)
+    assert deaths > count / 2
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    """What is left of a stopped conversion is gone on with for the same source and request alone."""
+    small_checkpoint(tmp_path / "whole")
+    arguments = ["convert", str(tmp_path / "whole"), str(tmp_path / "out"), "--no-sync"]
+    assert killed_at(40, arguments) == -signal.SIGKILL
+    done = (tmp_path / ".out.partial" / "journal").read_text().splitlines()
+    assert 10 < len(done) < 40
+    assert run(*arguments, "--resume", "--to", "dcp") == 1
+    assert (tmp_path / ".out.partial" / "journal").read_text().splitlines() == done
+    checkpoint = open_checkpoint(tmp_path / "whole")
+    work = Converting(checkpoint, whole_files(checkpoint, ()), tmp_path / "out", resume=True)
+    reads = convert(work, lambda count: None)
+    assert 0 < reads.nbytes < checkpoint.nbytes
+    assert reads.requests == len(checkpoint.tensors) - len(done)
 
 
 @pytest.mark.parametrize(

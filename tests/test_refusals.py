@@ -18,6 +18,7 @@ import pytest
 
 import reshard as rs
 from reshard.axis import Axis, refined_mesh
+from reshard.checks import checked_shape
 from reshard.dim_sharding import DimSharding
 from reshard.dtypes import DTYPES, dtype_named
 from reshard.errors import CODES, ReshardError
@@ -27,7 +28,7 @@ from reshard.mesh import LIMIT, Mesh
 from reshard.notation import parse_module, to_mlir_list, to_xla
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Sharding
 from reshard.steps import Step
 
 FILE_CODES = {"bad-file", "file-exists", "write-failed", "verify-failed", "missing-extra"}

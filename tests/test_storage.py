@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import permutations
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from tilefiles import assert_same, read_tiles, refused, run, write_tiles
 import reshard as rs
 from reshard.box import Box
 from reshard.cli.storage import pieces_by_region, streaming
-from reshard.models.checkpoints.files import run_count, runs_of
+from reshard.models.checkpoints.files import TileFile
 
 MESH = rs.Mesh.of(x=2, y=4)
 ROWS, BLOCKS = '[{"y"}, {}]', '[{"x"}, {"y"}]'
@@ -342,10 +343,20 @@ def test_the_bits_of_a_type_that_numpy_lacks_need_a_word(tmp_path: Path) -> None
 def test_the_runs_of_a_box_are_its_elements(dims: list[tuple[int, int, int]]) -> None:
     box = Box((1 + before, 1 + before + size) for before, size, _ in dims)
     within = Box((1, 1 + before + size + after) for before, size, after in dims)
-    length, starts = runs_of(box, within)
-    numbers = np.arange(within.size).reshape(within.shape)[box.slices(within)].ravel()
-    assert (starts[:, None] + np.arange(length)).ravel().tolist() == numbers.tolist()
-    assert run_count(box, within) == len(starts)
+    numbers = np.arange(within.size).reshape(within.shape)
+    check_runs(TileFile(Path(), 0, within), box, numbers.ravel(), numbers)
+    for order in permutations(range(len(dims))):
+        memory = numbers.transpose(order)
+        strides = [np.empty(memory.shape, np.uint8).strides[order.index(dim)] for dim in range(len(dims))]
+        check_runs(TileFile(Path(), 0, within, tuple(strides)), box, memory.ravel(), numbers)
+
+
+def check_runs(file: TileFile, box: rs.Box, memory: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> None:
+    runs = file.runs(box)
+    starts = list(runs.starts())
+    elements = [memory[start + number] for start in starts for number in range(runs.length)]
+    assert elements == numbers[box.slices(file.box)].transpose(runs.order).ravel().tolist()
+    assert runs.run_count == len(starts)
 
 
 @given(shapes(3, most=6), st.integers(1, 60))

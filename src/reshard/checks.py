@@ -8,13 +8,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from reshard.errors import ReshardError
 
 T = TypeVar("T")
+LIMIT = 2**62
+"""Sizes, element counts and byte counts must stay below this: sums of two fit a signed 64-bit integer."""
 LISTABLE = 2**24
 """Longer lists are refused before they are made."""
 _NOUNS: dict[type, str] = {str: "string", int: "integer", bool: "truth value", dict: "dictionary"}
@@ -95,3 +97,21 @@ def listed(values: Any, what: str, code: str = "bad-argument") -> list[Any]:
         return list(values)
     except TypeError:  # an array without dims, or a list that cannot count itself
         raise ReshardError(code, f"{what} must be a list, got: {shown(values)}") from None
+
+
+def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape as a tuple of integers.
+
+    Raises:
+        ReshardError: `bad-shape`, `too-large`.
+    """
+    if type(shape) is tuple and all(type(size) is int and 0 <= size < LIMIT for size in shape):
+        return shape  # what nearly every call has: this function is asked more often than any other
+    listing = listed(shape, "a shape", "bad-shape")
+    sizes = tuple(integer(size, f"the size of dim {dim}", "bad-shape") for dim, size in enumerate(listing))
+    for dim, size in enumerate(sizes):
+        if size < 0:
+            raise ReshardError("bad-shape", f"dim {dim} has size {shown(size)}; it must be at least 0")
+        if size >= LIMIT:
+            raise ReshardError("too-large", f"dim {dim} has size {shown(size)}; it must be below 2**62")
+    return sizes

@@ -30,15 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.axis import Axis, quote
-from reshard.checks import all_of, expect, integer, listed, shown
+from reshard.checks import LIMIT, all_of, expect, integer, listed, shown
 from reshard.digits import Digit, Digits, Transposition
 from reshard.drawing.held_tiles import draw_devices
 from reshard.drawing.notebooks import mimebundle
 from reshard.errors import ReshardError
 from reshard.foreign import MeshRecord, mesh_record
-
-LIMIT = 2**62
-"""Sizes, element counts and byte counts must stay below this: sums of two fit a signed 64-bit integer."""
 
 ENUMERABLE = 2**24
 """Figures of every device at once are refused beyond this many devices."""

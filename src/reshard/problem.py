@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from reshard.axis import Axis, difference, sorted_and_merged
-from reshard.checks import expect
+from reshard.checks import checked_shape, expect
 from reshard.dtypes import DType, dtype_named
-from reshard.sharding import Sharding, checked_shape, with_mesh
+from reshard.sharding import Sharding, with_mesh
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from reshard.checks import expect
+from reshard.checks import checked_shape, expect
 from reshard.deal import EDGES, LARGEST, Window
 from reshard.errors import ReshardError
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Sharding
 
 
 @dataclass(frozen=True, slots=True)

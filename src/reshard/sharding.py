@@ -25,7 +25,7 @@ from typing import Any
 
 from reshard.axis import Axis, difference, mesh_order, quote, refined_mesh, sorted_and_merged
 from reshard.box import Box
-from reshard.checks import all_of, expect, integer, listed, shown, suggested
+from reshard.checks import all_of, checked_shape, expect, integer, listed, shown, suggested
 from reshard.deal import DealStage, Weave, Window
 from reshard.digits import NO_DIGITS
 from reshard.dim_sharding import AxesLike, DimSharding, axes_listed, braced
@@ -36,7 +36,7 @@ from reshard.equivalence import same_placement
 from reshard.errors import ReshardError
 from reshard.foreign import SpecRecord, mesh_record, sharding_record
 from reshard.layout import Layout
-from reshard.mesh import LIMIT, Mesh
+from reshard.mesh import Mesh
 from reshard.refinement import refine
 from reshard.tile import Tile
 
@@ -551,21 +551,3 @@ def with_mesh(sharding: Sharding, mesh: Mesh) -> Sharding:
     if not sharding.mesh.is_empty or mesh.is_empty:
         return sharding
     return Sharding(mesh, ()) if mesh.is_maximal else replace(sharding, mesh=mesh)
-
-
-def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape as a tuple of integers.
-
-    Raises:
-        ReshardError: `bad-shape`, `too-large`.
-    """
-    if type(shape) is tuple and all(type(size) is int and 0 <= size < LIMIT for size in shape):
-        return shape  # what nearly every call has: this function is asked more often than any other
-    listing = listed(shape, "a shape", "bad-shape")
-    sizes = tuple(integer(size, f"the size of dim {dim}", "bad-shape") for dim, size in enumerate(listing))
-    for dim, size in enumerate(sizes):
-        if size < 0:
-            raise ReshardError("bad-shape", f"dim {dim} has size {shown(size)}; it must be at least 0")
-        if size >= LIMIT:
-            raise ReshardError("too-large", f"dim {dim} has size {shown(size)}; it must be below 2**62")
-    return sizes

@@ -1,6 +1,8 @@
 """The command line: one module per command, and what they share.
 
+    commands.py          what every command has: name, summary, examples
     arguments.py         options that several commands take, and the shardings they name
+    rules_named.py       rules of a system, or of a file
     plan_command.py      `reshard plan`: what a reshard does and costs
     compare_command.py   `reshard compare`: what it costs from each sharding to each
     run_command.py       `reshard run`: does it, from file to files

@@ -10,7 +10,8 @@ import time
 from typing import Any
 
 from reshard.cli import output
-from reshard.cli.arguments import Commands, add_command, mesh_of, shape_of
+from reshard.cli.arguments import mesh_of, shape_of
+from reshard.cli.commands import Commands, add_command
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh

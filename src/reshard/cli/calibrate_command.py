@@ -7,7 +7,7 @@ import importlib
 
 import reshard
 from reshard.cli import output
-from reshard.cli.arguments import Commands, add_command
+from reshard.cli.commands import Commands, add_command
 from reshard.errors import ReshardError
 from reshard.network import Calibration, Network
 from reshard.notation import parse_mesh

@@ -8,19 +8,20 @@ from pathlib import Path
 from threading import Lock
 
 from reshard.cli import output
-from reshard.cli.arguments import Commands, add_command
-from reshard.cli.model_command import rules_named
+from reshard.cli.commands import Commands, add_command
 from reshard.cli.progress import phase
-from reshard.dtypes import dtype_named
+from reshard.cli.rules_named import rules_named
 from reshard.errors import ReshardError
 from reshard.models.checkpoints.comparing import differences
-from reshard.models.checkpoints.converting import CAP, Converting, convert
-from reshard.models.checkpoints.layouts import Files, check_dtype, device_files, read_costs, whole_files
+from reshard.models.checkpoints.converting import ARRAY_MEMORY, MEMORY, Converting, convert, slab_of
+from reshard.models.checkpoints.costs import conversion_cost, device_costs
+from reshard.models.checkpoints.dcp_writing import dcp_files
+from reshard.models.checkpoints.layouts import WrittenFiles, casts_of, device_files, whole_files
 from reshard.models.checkpoints.opening import open_checkpoint
+from reshard.models.checkpoints.orbax_layout import orbax_arrays
 from reshard.models.checkpoints.stored import Checkpoint
 from reshard.models.names import skeleton
-from reshard.plans import bytes_text
-from reshard.tables import Table
+from reshard.tables import Table, bytes_text
 
 EXAMPLES = """\
 examples:
@@ -30,9 +31,12 @@ examples:
   reshard checkpoint convert llama-3-8b/ served --rules vllm:tp=8 --model llama-3-8b
   reshard checkpoint diff llama-3-8b/ llama-safetensors/
 
-a checkpoint is a folder of .safetensors files, one such file, or a folder of torch's distributed checkpoint
+a checkpoint is a folder of .safetensors files, one such file, or a folder of torch's distributed checkpoint, of orbax's
+or of tiles
+what an optimizer keeps of a parameter, as optim.state.NAME.exp_avg, goes where the parameter's rule says
 diff ends with 1 where the two differ
 """
+FORMS = ("safetensors", "dcp", "orbax", "tiles")
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -42,13 +46,22 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("action", choices=("show", "cost", "convert", "diff"), help="what to do")
     parser.add_argument("source", metavar="SRC", help="a checkpoint")
     parser.add_argument("other", metavar="DST", nargs="?", help="the new folder of convert; the second of diff")
-    parser.add_argument("--to", default="safetensors", choices=("safetensors",), help="the form that is written")
+    parser.add_argument(
+        "--to", choices=FORMS, help="the form that is written; safetensors, or tiles where rules are given"
+    )
     parser.add_argument("--rules", metavar="RULES", help="a file of rules or a system, as vllm:tp=8: one file a device")
     parser.add_argument("--model", metavar="NAME", help="the model that the rules of a system are for")
-    parser.add_argument("--dtype", metavar="NAME", help="what floats of two bytes and more are written as")
+    parser.add_argument(
+        "--dtype",
+        metavar="[PATTERN=]NAME",
+        action="append",
+        default=[],
+        help="what floats of two bytes and more are written as; for names that match, the first that does",
+    )
     parser.add_argument("--memory", metavar="SIZE", help="what may be held of tensors at once, as 256MiB")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="files that are written at a time")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="tensors that are moved at a time")
     parser.add_argument("--resume", action="store_true", help="go on with what was stopped")
+    parser.add_argument("--no-sync", action="store_true", help="leave it to the system when files reach the disk")
     parser.add_argument("--check", action="store_true", help="read back what is written and compare it")
 
 
@@ -58,18 +71,20 @@ def run(args: argparse.Namespace) -> None:
         raise ReshardError(
             "bad-argument", f"checkpoint {args.action} takes {'two paths' if args.other is None else 'one path'}"
         )
-    memory = 2 * CAP if args.memory is None else size_of(args.memory)
+    memory = None if args.memory is None else size_of(args.memory)
     if not 1 <= args.workers <= 256:
         raise ReshardError("bad-argument", f"there are {args.workers} workers; there must be 1 to 256")
     checkpoint = open_checkpoint(args.source)
     if args.action == "show":
         _show(checkpoint, args.json)
     elif args.action == "diff":
-        _diff(checkpoint, open_checkpoint(args.other), memory, args.json)
-    elif args.action == "cost":
-        _cost(checkpoint, _files(checkpoint, args), args.json)
+        _diff(checkpoint, open_checkpoint(args.other), memory or MEMORY, args.json)
     else:
-        _convert(checkpoint, _files(checkpoint, args), args, memory)
+        work = _work(checkpoint, args, memory)
+        if args.action == "cost":
+            _cost(work, args.json)
+        else:
+            _convert(work, args)
 
 
 def size_of(text: str) -> int:
@@ -84,61 +99,76 @@ def size_of(text: str) -> int:
     return max(1, int(float(match[1]) * UNITS[match[2]]))
 
 
-def _files(checkpoint: Checkpoint, args: argparse.Namespace) -> Files:
+def _work(checkpoint: Checkpoint, args: argparse.Namespace, memory: int | None) -> Converting:
+    """What would be done."""
+    if memory is None:
+        memory = ARRAY_MEMORY if "orbax" in (checkpoint.form, args.to) else MEMORY
+    written = _written(checkpoint, args, slab_of(memory, args.workers))
+    out = Path(args.other or "")
+    return Converting(checkpoint, written, out, memory, args.workers, args.resume, args.check, not args.no_sync)
+
+
+def _written(checkpoint: Checkpoint, args: argparse.Namespace, cap: int) -> WrittenFiles:
     """What would be written."""
-    dtype = None if args.dtype is None else dtype_named(args.dtype)
-    if args.rules is None:
-        files = whole_files(checkpoint, dtype)
-    else:
-        files = device_files(checkpoint, rules_named(args.rules, args.model, 0), dtype)
-    check_dtype(files)
-    return files
+    casts = casts_of(args.dtype)
+    rules = None if args.rules is None else rules_named(args.rules, args.model, 0)
+    if args.to == "dcp":
+        return dcp_files(checkpoint, rules, casts)
+    if args.to == "orbax":
+        return orbax_arrays(checkpoint, rules, casts, cap)
+    if rules is not None:
+        return device_files(checkpoint, rules, casts)
+    if args.to == "tiles":
+        raise ReshardError("bad-argument", "--rules must say which tiles devices keep")
+    return whole_files(checkpoint, casts)
 
 
 def _show(checkpoint: Checkpoint, as_json: bool) -> None:
-    chunks = {chunk.path for tensor in checkpoint.tensors.values() for chunk in tensor.chunks}
     if as_json:
         tensors = {
-            name: {"dtype": tensor.dtype.name, "shape": tensor.shape, "chunks": len(tensor.chunks)}
+            name: {"dtype": tensor.dtype.name, "shape": tensor.shape, "chunks": tensor.chunk_count}
             for name, tensor in checkpoint.tensors.items()
         }
         output.write_json(
-            {"form": checkpoint.form, "bytes": checkpoint.nbytes, "others": checkpoint.others, "tensors": tensors}
+            {"form": checkpoint.form, "bytes": checkpoint.nbytes, "others": list(checkpoint.others), "tensors": tensors}
         )
         return
     kinds: dict[tuple[str, str, str, int], int] = {}
     for name, tensor in checkpoint.tensors.items():
         shape = " x ".join(map(str, tensor.shape)) or "scalar"
-        key = skeleton(name), shape, tensor.dtype.name, len(tensor.chunks)
+        key = skeleton(name), shape, tensor.dtype.name, tensor.chunk_count
         kinds[key] = kinds.get(key, 0) + 1
     rows = [(name, str(count), shape, dtype, str(parts)) for (name, shape, dtype, parts), count in kinds.items()]
     print("\n".join(Table([("tensors", "count", "shape", "dtype", "chunks"), *rows], {"count", "chunks"}).lines()))
     beside = f"; beside them {len(checkpoint.others)} values that are no tensors" if checkpoint.others else ""
     print(
-        f"\n{len(checkpoint.tensors)} tensors of {bytes_text(checkpoint.nbytes)} in {len(chunks)} files, "
+        f"\n{len(checkpoint.tensors)} tensors of {bytes_text(checkpoint.nbytes)} in {len(checkpoint.files)} files, "
         f"{checkpoint.form}{beside}"
     )
 
 
-def _cost(checkpoint: Checkpoint, files: Files, as_json: bool) -> None:
-    rows = read_costs(files)
-    total, requests = sum(size for _, size, _ in rows), sum(count for _, _, count in rows)
+def _cost(work: Converting, as_json: bool) -> None:
+    devices, total = device_costs(work), conversion_cost(work)
+    size = work.source.nbytes
     if as_json:
-        listing = [{"file": file, "read_bytes": size, "requests": count} for file, size, count in rows]
-        totals = {"bytes": checkpoint.nbytes, "read_bytes": total, "requests": requests}
-        output.write_json({"files": listing, **totals})
+        listing = [cost._asdict() for cost in devices]
+        output.write_json({"files": listing, "bytes": size, **total._asdict()})
         return
-    lines = [(file, bytes_text(size), str(count)) for file, size, count in rows]
-    print("\n".join(Table([("file", "read", "requests"), *lines], {"read", "requests"}).lines()))
-    times = total / checkpoint.nbytes if checkpoint.nbytes else 0.0
+    rows = [
+        (cost.file, *map(bytes_text, (cost.written_bytes, cost.needed_bytes, cost.read_bytes)), str(cost.requests))
+        for cost in devices
+    ]
+    heads = ("file", "written", "needs", "reads alone", "requests")
+    print("\n".join(Table([heads, *rows], set(heads[1:])).lines()))
+    times = total.read_bytes / size if size else 0.0
     print(
-        f"\n{bytes_text(total)} in {requests} requests, each byte of {bytes_text(checkpoint.nbytes)} {times:.2f} times"
+        f"\nconvert reads {bytes_text(total.read_bytes)} in {total.requests} requests, "
+        f"each byte of {bytes_text(size)} {times:.2f} times, and writes {bytes_text(total.written_bytes)}"
     )
 
 
-def _convert(checkpoint: Checkpoint, files: Files, args: argparse.Namespace, memory: int) -> None:
-    total = sum(buffer.nbytes for buffers in files.values() for buffer in buffers.values())
-    work = Converting(checkpoint, files, Path(args.other), memory, args.workers, args.resume, args.check)
+def _convert(work: Converting, args: argparse.Namespace) -> None:
+    total, others = work.written.nbytes, work.source.others
     lock = Lock()
     with phase("converting", total) as advance:
 
@@ -146,12 +176,16 @@ def _convert(checkpoint: Checkpoint, files: Files, args: argparse.Namespace, mem
             with lock:
                 advance(count)
 
-        convert(work, told)
+        reads = convert(work, told)
+    files = [*work.written.sizes, *work.written.arrays]
     if args.json:
-        output.write_json({"out": args.other, "files": list(files), "bytes": total, "checked": args.check})
-    else:
-        left = f"; {len(checkpoint.others)} values that are no tensors are left out" if checkpoint.others else ""
-        print(f"{len(files)} files of {bytes_text(total)} in {args.other}{'; checked' if args.check else ''}{left}")
+        read = {"read_bytes": reads.nbytes, "requests": reads.requests}
+        output.write_json({"out": args.other, "files": files, "bytes": total, **read, "checked": args.check})
+        return
+    left = len(others) - len(work.written.others)
+    beside = f"; {left} values that are no tensors are left out" if left else ""
+    what, checked = "arrays" if work.written.arrays else "files", "; checked" if args.check else ""
+    print(f"{len(files)} {what} of {bytes_text(total)} in {args.other}{checked}{beside}")
 
 
 def _diff(first: Checkpoint, second: Checkpoint, memory: int, as_json: bool) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from reshard.cli import output
-from reshard.cli.arguments import Commands, add_command, add_shape, mesh_of, shape_of
+from reshard.cli.arguments import add_shape, mesh_of, shape_of
+from reshard.cli.commands import Commands, add_command
 from reshard.notation import parse_sharding
 from reshard.planner.comparison import Comparison, compare
 

@@ -6,7 +6,7 @@ import argparse
 
 import reshard.cli
 from reshard.cli import output
-from reshard.cli.arguments import Commands, add_command
+from reshard.cli.commands import Commands, add_command
 
 EXAMPLES = """\
 examples:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from reshard.cli import output
-from reshard.cli.arguments import Commands, add_command, mesh_of, shape_of
+from reshard.cli.arguments import mesh_of, shape_of
+from reshard.cli.commands import Commands, add_command
 from reshard.cli.programs_in_files import read_program
 from reshard.contraction import EinsumPlan, alternatives, einsum
 from reshard.contraction.formula import comparison

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reshard.cli import output
-from reshard.cli.arguments import Commands, add_command, mesh_of
+from reshard.cli.arguments import mesh_of
+from reshard.cli.commands import Commands, add_command
 from reshard.errors import ReshardError
 
 if TYPE_CHECKING:

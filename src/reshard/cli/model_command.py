@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from reshard.cli import output
-from reshard.cli.arguments import Commands, add_command
+from reshard.cli.commands import Commands, add_command
+from reshard.cli.rules_named import rules_named
 from reshard.errors import ReshardError
-from reshard.models import MODELS, Rules, model_named, plan_model
+from reshard.models import MODELS, model_named, plan_model
 from reshard.models.model_plan import ModelPlan
 
 EXAMPLES = """\
@@ -62,14 +62,3 @@ def run(args: argparse.Namespace) -> None:
         print(plan.to_json())
     else:
         output.write_shown(plan, plan.blocks())
-
-
-def rules_named(text: str, model: str | None, first_device: int) -> Rules:
-    """The rules of a system, or of a file.
-
-    Raises:
-        ReshardError: `bad-argument`, `bad-file`, `syntax`.
-    """
-    if text.endswith((".yaml", ".yml")) or Path(text).is_file():
-        return Rules.load(text)
-    return Rules.preset(text, model, first_device=first_device)

@@ -6,7 +6,7 @@ import argparse
 from textwrap import wrap
 
 from reshard.cli import output
-from reshard.cli.arguments import Commands, add_command
+from reshard.cli.commands import Commands, add_command
 from reshard.network import FAMILIES, Network
 from reshard.network.presets import ALIASES, example_of
 from reshard.tables import Passage, Table, plain

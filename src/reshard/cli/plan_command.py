@@ -8,14 +8,16 @@ from typing import Any
 
 from reshard.box import Box
 from reshard.cli import output
-from reshard.cli.arguments import Commands, add_command, add_meshes, add_shape, mesh_of, parse_pair, shape_of
+from reshard.cli.arguments import add_meshes, add_shape, mesh_of, parse_pair, shape_of
+from reshard.cli.commands import Commands, add_command
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import Exchange, Piece
 from reshard.planner import BASES, alternatives
 from reshard.planner import plan as make_plan
-from reshard.plans import Plan, blocks, bytes_text
+from reshard.plans import Plan, blocks
 from reshard.sharding import Sharding
+from reshard.tables import bytes_text
 from reshard.xla.partitioner import explain
 
 EXAMPLES = """\

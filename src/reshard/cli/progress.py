@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
-
-from reshard.cli.storage.streaming import Advance
+from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def phase(title: str, total_bytes: int) -> Iterator[Advance]:
+def phase(title: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     """Show a phase of the work as a bar, which is gone when the phase is over."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda count: None

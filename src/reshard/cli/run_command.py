@@ -7,16 +7,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from reshard.cli import output, progress
-from reshard.cli.arguments import Commands, add_command, add_meshes, add_shape, mesh_of, parse_pair, shape_of
+from reshard.cli.arguments import add_meshes, add_shape, mesh_of, parse_pair, shape_of
+from reshard.cli.commands import Commands, add_command
 from reshard.cli.storage import Input, TileEntry, check_absent, open_input, reshard_files
 from reshard.cli.storage.index import tile_record
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.planner import plan as make_plan
-from reshard.plans import blocks, bytes_text
+from reshard.plans import blocks
 from reshard.sharding import Sharding
-from reshard.tables import Table
+from reshard.tables import Table, bytes_text
 
 EXAMPLES = """\
 examples:

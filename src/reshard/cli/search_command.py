@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from reshard.cli import output
-from reshard.cli.arguments import Commands, add_command
+from reshard.cli.commands import Commands, add_command
 from reshard.cli.program_arguments import PROGRAM_FORM, add_placing, add_program
 from reshard.cli.programs_in_files import read_program
 from reshard.cli.propagate_command import record

@@ -6,7 +6,8 @@ import argparse
 from typing import Any
 
 from reshard.cli import output
-from reshard.cli.arguments import Commands, add_command, add_meshes, add_shape, mesh_of, parse_pair, shape_of
+from reshard.cli.arguments import add_meshes, add_shape, mesh_of, parse_pair, shape_of
+from reshard.cli.commands import Commands, add_command
 from reshard.errors import ReshardError
 from reshard.sharding import Sharding, with_mesh
 from reshard.view import cut_period, draw_contents, draw_cuts, draw_holders, overlaps

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reshard.cli import output
-from reshard.cli.arguments import Commands, add_command
+from reshard.cli.commands import Commands, add_command
 from reshard.errors import ReshardError
 
 VIEWED = ("plan", "einsum", "propagate", "model", "inspect", "compare")

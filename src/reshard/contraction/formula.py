@@ -9,10 +9,9 @@ from reshard.axis import Axis
 from reshard.contraction.cases import TEXTS
 from reshard.mesh import Mesh
 from reshard.operations.pattern import Term
-from reshard.plans import bytes_text
 from reshard.plans.table import seconds_text
 from reshard.sharding import Sharding
-from reshard.tables import Passage, Table, plain
+from reshard.tables import Passage, Table, bytes_text, plain
 
 if TYPE_CHECKING:
     from reshard.contraction.einsum_plan import EinsumPlan

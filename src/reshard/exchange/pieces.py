@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.box import Box
+from reshard.checks import checked_shape
 from reshard.deal import Runs
 from reshard.digits import NO_DIGITS, Digits, Positions
 from reshard.errors import ReshardError
 from reshard.layout import Layout
 from reshard.mesh import ENUMERABLE, Mesh
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Sharding
 from reshard.tile import Tile
 
 

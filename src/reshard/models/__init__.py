@@ -14,9 +14,29 @@ model_plan.py   the plan, and `plan_model`
 
 from __future__ import annotations
 
-from reshard.models.catalogue import MODELS, ModelShape, TensorType, model_named
-from reshard.models.model_plan import ModelPlan, plan_model
-from reshard.models.rule import Rule
-from reshard.models.ruleset import Rules
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what `__getattr__` gives, said to type checkers
+    from reshard.models.catalogue import MODELS, ModelShape, TensorType, model_named
+    from reshard.models.model_plan import ModelPlan, plan_model
+    from reshard.models.rule import Rule
+    from reshard.models.ruleset import Rules
 
 __all__ = ["MODELS", "ModelPlan", "ModelShape", "Rule", "Rules", "TensorType", "model_named", "plan_model"]
+
+FILES = {
+    **dict.fromkeys(("MODELS", "ModelShape", "TensorType", "model_named"), "catalogue"),
+    **dict.fromkeys(("ModelPlan", "plan_model"), "model_plan"),
+    "Rule": "rule",
+    "Rules": "ruleset",
+}
+"""Where each name is from; it loads with its first use, so that checkpoints are read without planning."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in FILES:
+        raise AttributeError(f"module 'reshard.models' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"reshard.models.{FILES[name]}"), name)
+    globals()[name] = value
+    return value

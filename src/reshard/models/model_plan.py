@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from reshard.box import Box
-from reshard.checks import expect, integer, listed, shown
+from reshard.checks import checked_shape, expect, integer, listed, shown
 from reshard.digits import Positions
 from reshard.drawing.notebooks import mimebundle
 from reshard.dtypes import DType, dtype_named
@@ -48,10 +48,8 @@ from reshard.models.stores import Buffer, HeldTensor, Slot, slots_of
 from reshard.models.templates import Moves, TensorGroup, moves_between
 from reshard.network import Network
 from reshard.network.traffic import loads
-from reshard.plans import bytes_text
 from reshard.plans.table import seconds_text
-from reshard.sharding import checked_shape
-from reshard.tables import Passage, Table, plain
+from reshard.tables import Passage, Table, bytes_text, plain
 
 VERSION = 1
 """Of what a digest and the JSON say."""

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reshard.checks import expect, integer, listed, shown
+from reshard.checks import checked_shape, expect, integer, listed, shown
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.models.documents import load, rule_of
@@ -44,7 +44,7 @@ from reshard.models.stores import Store
 from reshard.models.systems import system_rules
 from reshard.notation.described import described
 from reshard.notation.grammar import mentioning
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Sharding
 
 LITERAL = re.compile(r"(?:\w|\\\W)+")
 """A pattern that matches one name alone."""

@@ -16,11 +16,11 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.array_tiles import Array
-from reshard.checks import expect
+from reshard.checks import checked_shape, expect
 from reshard.dtypes import dtype_named, value_dtype
 from reshard.exchange import Tiling
 from reshard.mpi.participants import ANY_TILE, NO_TILE, Participants, participants_of
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Sharding
 
 
 class SharedTile:

@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from reshard.checks import shown
+from reshard.checks import checked_shape, shown
 from reshard.errors import ReshardError
 from reshard.foreign import ArrayRecord, PlacedRecord, SpecRecord, array_record, sharding_record
 from reshard.mesh import Mesh
 from reshard.notation import as_sharding
 from reshard.notation.records import sharding_of_record
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Sharding
 
 
 class Described(NamedTuple):

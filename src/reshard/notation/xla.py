@@ -36,9 +36,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from reshard.axis import Axis
+from reshard.checks import LIMIT
 from reshard.digits import Digits, Positions, Transposition
 from reshard.errors import ReshardError
-from reshard.mesh import ENUMERABLE, LIMIT, Mesh
+from reshard.mesh import ENUMERABLE, Mesh
 from reshard.notation.grammar import Form, Misread, mentioning, number, parse, placed, rule, shown
 from reshard.notation.plain import check_blocks
 from reshard.sharding import Sharding

@@ -34,10 +34,8 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
-from reshard.checks import expect, integer, listed, shown
+from reshard.checks import LIMIT, checked_shape, expect, integer, listed, shown
 from reshard.errors import ReshardError
-from reshard.mesh import LIMIT
-from reshard.sharding import checked_shape
 
 Shape = tuple[int, ...]
 Group = tuple[str, ...]

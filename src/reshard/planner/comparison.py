@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from reshard.checks import checked_shape
 from reshard.drawing.charts import matrix
 from reshard.drawing.shell import Section, figure, page, passages
 from reshard.dtypes import DType, dtype_named
@@ -26,7 +27,7 @@ from reshard.planner.planning import plan
 from reshard.plans import Plan, bytes_text
 from reshard.plans.plan_page import bytes_of
 from reshard.plans.table import seconds_text
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Sharding
 from reshard.tables import Passage, Table, plain
 
 

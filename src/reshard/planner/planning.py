@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
+from reshard.checks import checked_shape
 from reshard.collectives.fewest_bytes import cache_clear as forget_searches
 from reshard.collectives.fewest_bytes import fewest_bytes_chain
 from reshard.collectives.one_axis import one_axis_chain
@@ -32,7 +33,7 @@ from reshard.planner.overlap import overlapped
 from reshard.planner.policy import best_first, shrinks_first
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Sharding
 from reshard.steps import Chain
 
 LOGGER = logging.getLogger("reshard")

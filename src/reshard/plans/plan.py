@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from reshard.checks import all_of, expect, shown
+from reshard.checks import all_of, checked_shape, expect, shown
 from reshard.drawing.notebooks import mimebundle
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
@@ -48,7 +48,7 @@ from reshard.plans.parts import Parting
 from reshard.plans.plan_page import plan_drawing, plan_page
 from reshard.plans.table import blocks, counted
 from reshard.problem import Reshard, becomes_unreduced
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Sharding
 from reshard.steps import ReshardWork, Step, chain_through
 from reshard.tables import bytes_text, plain
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from reshard.axis import is_prefix, sorted_and_merged
-from reshard.checks import expect, listed, shown
+from reshard.checks import checked_shape, expect, listed, shown
 from reshard.dim_sharding import DimSharding
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
@@ -31,7 +31,7 @@ from reshard.operations.kinds import ENTERING, LEAVING
 from reshard.operations.operation import Operation, Value
 from reshard.operations.pattern import Pattern
 from reshard.propagation.graph import Graph
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Sharding
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 """What a value or an operation may be called."""

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from reshard.checks import expect, integer, listed, shown
+from reshard.checks import checked_shape, expect, integer, listed, shown
 from reshard.contraction.goal import Goal
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
@@ -36,7 +36,6 @@ from reshard.propagation.open_blocks import OpenChoice, OpenLoop, open_choice, o
 from reshard.propagation.placement import Placement
 from reshard.propagation.search import Shortlist, place, shortlist
 from reshard.propagation.text import OWN, read, read_meshes, write
-from reshard.sharding import checked_shape
 
 
 class Program(Builder):

@@ -29,7 +29,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from reshard.axis import Axis, aligned, sorted_and_merged
-from reshard.checks import expect, shown
+from reshard.checks import LIMIT, expect, shown
 from reshard.digits import Digit, Positions
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
@@ -42,7 +42,6 @@ from reshard.exchange import (
     combine_then_gather,
     overlap_elements,
 )
-from reshard.mesh import LIMIT
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.refinement import Role, Unreduced
 from reshard.sharding import Sharding

@@ -23,11 +23,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from reshard.checks import expect, listed, shown
+from reshard.checks import checked_shape, expect, listed, shown
 from reshard.errors import ReshardError
 from reshard.planner import plan as planned
 from reshard.plans import Plan
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Sharding
 from reshard.tables import Table, bytes_text, plain
 from reshard.torch.conversions import dtype_of, meta_of, normalized, placements_of, sharding_of, spec_of
 from reshard.torch.planners import PLANNERS, Route, route

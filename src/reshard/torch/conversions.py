@@ -33,7 +33,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrder, Tens
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _disable_current_modes
 
-from reshard.checks import expect, listed, shown
+from reshard.checks import checked_shape, expect, listed, shown
 from reshard.digits import Digits
 from reshard.dtypes import REDUCTIONS, DType, dtype_named
 from reshard.errors import ReshardError
@@ -41,7 +41,7 @@ from reshard.foreign import PlacementsRecord, placements_record
 from reshard.mesh import Mesh
 from reshard.notation.placements import Cut, cuts_of, shards_of
 from reshard.notation.placements import sharding_of as sharding_of_placements
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Sharding
 
 AnyPlacements = Sharding | Placement | Sequence[Placement]
 """What a caller may say where a tensor lies by."""

@@ -31,8 +31,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from reshard.axis import Axis, quote
+from reshard.checks import checked_shape
 from reshard.errors import ReshardError
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Sharding
 from reshard.tile import Tile
 from reshard.view.limits import (
     ELLIPSIS,

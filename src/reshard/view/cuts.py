@@ -39,11 +39,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reshard.box import Box
+from reshard.checks import checked_shape
 from reshard.digits import Digits
 from reshard.errors import ReshardError
 from reshard.exchange.pieces import block_overlaps
 from reshard.layout import Layout
-from reshard.sharding import Sharding, checked_shape, with_mesh
+from reshard.sharding import Sharding, with_mesh
 from reshard.view.limits import MAX_LINES, MAX_WIDTH, checked_limits, checked_sharding, partial_note
 from reshard.view.overlay import draw_overlay
 

@@ -30,13 +30,14 @@ from typing import Any
 import numpy as np
 
 from reshard.box import Box
+from reshard.checks import checked_shape
 from reshard.cli.storage.encoding import Encoding, encoding_of
 from reshard.cli.storage.npy import read_header
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError, refusing
 from reshard.models.checkpoints.files import TileFile
 from reshard.notation import parse_mesh, parse_sharding
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Sharding
 
 NAME = "index.json"
 SCHEMA = "reshard.tiles/1"

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy_format
 
+from reshard.checks import checked_shape
 from reshard.cli.storage.encoding import Encoding
 from reshard.errors import ReshardError, refusing
-from reshard.sharding import checked_shape
 
 MAGIC = npy_format.MAGIC_PREFIX
 MAX_HEADER = 2**16

@@ -29,7 +29,7 @@ from reshard.cli.storage.npy import header_bytes
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
 from reshard.exchange import Piece, Tiling
-from reshard.models.checkpoints.files import FileReader, FileWriter, TileFile, bytes_of, run_count
+from reshard.models.checkpoints.files import FileReader, FileWriter, TileFile, bytes_of
 from reshard.plans import Plan
 
 CALL_BYTES = 2**13
@@ -162,7 +162,7 @@ class RegionReader:
         for sender, box in pieces:
             if sender not in self.source.blank:
                 file = self.source.files[sender]
-                cost = box.size * self.dtype.itemsize + run_count(box, file.box) * CALL_BYTES
+                cost = box.size * self.dtype.itemsize + file.runs(box).run_count * CALL_BYTES
                 costs[file] = costs.get(file, 0) + cost
         for file, cost in costs.items():
             if file.box.intersect(self.region).size * self.dtype.itemsize < cost:

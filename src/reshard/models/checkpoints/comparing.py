@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.box import Box
+from reshard.models.checkpoints.copying import slabs
 from reshard.models.checkpoints.files import FileReader
-from reshard.models.checkpoints.layouts import slabs
 from reshard.models.checkpoints.stored import Checkpoint, raw_dtype
 
 

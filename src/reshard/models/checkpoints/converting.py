@@ -1,184 +1,274 @@
 """A checkpoint written anew, streamed under a memory cap, and there whole or not at all.
 
-Files are written one by one into a folder beside the output, each under another name until it is whole; the index comes
-last, and then the folder takes its name.
-What is left where the work was stopped can be gone on with: files that are whole are kept, if they were begun for the
+All is written into a folder beside the output.
+Its files are made with their sizes and with what is known of them; then tensors go to their places, one after another
+in the order in which they lie, each read once; the index comes last, and then the folder takes the output's name.
+A journal beside the files says which tensors are done, so what was stopped can be gone on with, if it was begun for the
 same source and the same request.
+
+    .out.partial/request   what it was begun for; there once the files have their sizes
+    .out.partial/journal   the numbers of tensors that are whole, a line each
+    .out.partial/files/    what becomes the output
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import shutil
-from collections.abc import Callable
+import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
+from threading import Lock
 
 from reshard.errors import ReshardError, refusing
-from reshard.models.checkpoints import safetensors
-from reshard.models.checkpoints.files import FileReader, bytes_of
-from reshard.models.checkpoints.layouts import Files, WrittenBuffer
-from reshard.models.checkpoints.opening import INDEX
+from reshard.models.checkpoints.copying import ReportBytes, TargetWriter, TensorCopy
+from reshard.models.checkpoints.files import FileReader, Reads, TileWriter
+from reshard.models.checkpoints.layouts import WrittenFiles
+from reshard.models.checkpoints.orbax import ArrayWriter
 from reshard.models.checkpoints.stored import Checkpoint
 
-REQUEST = "request"
-"""The file that says what a folder was begun for."""
-DEVICES = "devices.json"
-"""The index of files by device."""
-CAP = 4 << 20
-"""Bytes of a slab, where no memory cap is given."""
+MEMORY, ARRAY_MEMORY = 3 << 20, 96 << 20
+"""Bytes that may be held of tensors, where nothing is said: as runs of files are moved, and whole chunks of arrays."""
+HELD_SLABS = 3
+"""What a worker holds at a time: what it read, part of it in another order, part of it cast."""
+LARGEST_SLAB = 64 << 20
+SYNC_BYTES = 256 << 20
+"""After so many, files are brought to the disk before the journal says that they are written."""
 
-ReportBytes = Callable[[int], None]
 
-
-class Converting(NamedTuple):
+@dataclass(frozen=True)
+class Converting:
     """What is done, and how."""
 
     source: Checkpoint
-    files: Files
+    written: WrittenFiles
     out: Path
-    memory: int
+    memory: int = MEMORY
     """Bytes that all workers together may hold of tensors."""
-    workers: int
-    resume: bool
-    check: bool
+    workers: int = 1
+    resume: bool = False
+    check: bool = False
+    sync: bool = True
+    """Whether files are brought to the disk itself, so that they outlive the machine."""
 
     @property
     def partial(self) -> Path:
-        """The folder that is written before it takes its name."""
+        """The folder that is written before the output takes its name."""
         return self.out.parent / f".{self.out.name}.partial"
 
+    @property
+    def files(self) -> Path:
+        """What becomes the output."""
+        return self.partial / "files"
+
+    @property
+    def slab(self) -> int:
+        """Bytes of a slab."""
+        return slab_of(self.memory, self.workers)
+
+    def writer(self) -> TileWriter | ArrayWriter:
+        """What writes to the files, or to the arrays."""
+        return ArrayWriter(self.files, self.sync) if self.written.arrays else TileWriter(self.files)
+
     def request(self) -> str:
-        """A short name for the source as it is now and for what is written."""
-        state = hashlib.blake2b(digest_size=16)
-        for path in sorted({chunk.path for tensor in self.source.tensors.values() for chunk in tensor.chunks}):
+        """A short text for the source as it is now and for what is written."""
+        first, second = 0, 1
+        for line in self._said():
+            data = line.encode()
+            first, second = zlib.crc32(data, first), zlib.adler32(data, second)
+        return f"{first:08x}{second:08x}\n"
+
+    def _said(self) -> Iterator[str]:
+        for path in self.source.files:
             with refusing("bad-file", f"{path} could not be read"):
-                said = path.stat()
-            state.update(repr((str(path), said.st_size, said.st_mtime_ns)).encode())
-        for file, buffers in self.files.items():
-            for name, buffer in buffers.items():
-                slots = [(part.name, part.slot) for part in buffer.parts]
-                state.update(repr((file, name, buffer.dtype.name, buffer.shape, slots)).encode())
-        return state.hexdigest()
+                status = path.stat()
+            yield repr((str(path), status.st_size, status.st_mtime_ns))
+        yield repr((self.written.form, sorted(self.written.sizes.items()), sorted(self.written.arrays.items())))
+        for copy in self.written.copies(self.source):
+            for file, dtype, _ in copy.targets:
+                yield repr((copy.name, str(file.path), file.offset, file.box, file.strides, dtype.name))
 
 
-def convert(work: Converting, advance: ReportBytes) -> None:
-    """Write all files.
+def slab_of(memory: int, workers: int) -> int:
+    """Bytes of a slab where workers may hold so many together."""
+    return max(min(memory // (HELD_SLABS * workers), LARGEST_SLAB), 1)
+
+
+@dataclass
+class Journal:
+    """Which tensors are whole, as a file says; what is written counts once it is on the disk, where that is wanted."""
+
+    work: Converting
+    waiting: list[int] = field(default_factory=list)
+    waiting_bytes: int = 0
+    touched: set[Path] = field(default_factory=set)
+    lock: Lock = field(default_factory=Lock)
+
+    @property
+    def path(self) -> Path:
+        """Of the file."""
+        return self.work.partial / "journal"
+
+    def done(self) -> set[int]:
+        """The tensors that are whole; a line that is cut short says nothing."""
+        with refusing("write-failed", f"{self.path} could not be read"):
+            text = self.path.read_text(encoding="ascii", errors="replace") if self.path.exists() else ""
+        words = [line.split(" ") for line in text.split("\n")]
+        return {int(line[0]) for line in words if line[1:] == ["done"] and line[0].isdigit()}
+
+    def add(self, number: int, copy: TensorCopy, writer: TargetWriter) -> None:
+        """A tensor was written."""
+        with self.lock:
+            self.waiting.append(number)
+            self.waiting_bytes += copy.nbytes
+            self.touched |= {target.file.path for target in copy.targets}
+            if not self.work.sync or self.waiting_bytes >= SYNC_BYTES:
+                self._write(writer)
+
+    def close(self, writer: TargetWriter) -> None:
+        """All was written."""
+        with self.lock:
+            self._write(writer)
+
+    def _write(self, writer: TargetWriter) -> None:
+        if self.work.sync:
+            for path in sorted(self.touched):
+                writer.sync(path)
+        with refusing("write-failed", f"{self.path} could not be written"):
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                os.write(descriptor, "".join(f"{number} done\n" for number in self.waiting).encode())
+                if self.work.sync:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        self.waiting.clear()
+        self.touched.clear()
+        self.waiting_bytes = 0
+
+
+def convert(work: Converting, advance: ReportBytes) -> Reads:
+    """Write all files; what was read for them.
 
     Args:
         work: what is done.
-        advance: told of bytes that are written, or checked.
+        advance: told of bytes that are written, or were already.
 
     Raises:
         ReshardError: `file-exists`, `write-failed`, `bad-file`, `verify-failed`, `bad-argument`.
     """
-    partial, request = work.partial, work.request()
+    request = work.request()
     if work.out.exists() or work.out.is_symlink():
+        if work.resume and not work.files.exists() and _begun_for(work) == request:
+            shutil.rmtree(work.partial, ignore_errors=True)  # all was done but to take this away
+            advance(work.written.nbytes)
+            return Reads()
         raise ReshardError("file-exists", f"{work.out} is already there; the output must be new")
-    _begin(work, partial, request)
-    cap = max(work.memory // (2 * work.workers), 1)
-    with ThreadPoolExecutor(work.workers) as pool:
-        tasks = [
-            pool.submit(_write_file, partial / name, buffers, cap, work.check, advance)
-            for name, buffers in work.files.items()
-        ]
-        try:
-            for task in tasks:
-                task.result()
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            raise
+    _begin(work, request)
+    reads = _copy_tensors(work, advance)
     with refusing("write-failed", f"{work.out} could not be written"):
-        _write_index(work, partial)
-        (partial / REQUEST).unlink()
-        partial.rename(work.out)
+        for name, data in work.written.indexes.items():
+            _write_file(work.files / name, data, work.sync)
+        if work.sync:
+            sync_folder(work.files)
+        work.files.rename(work.out)
+        if work.sync:
+            sync_folder(work.out.parent)
+        shutil.rmtree(work.partial, ignore_errors=True)
+    return reads
 
 
-def _begin(work: Converting, partial: Path, request: str) -> None:
-    """The folder to write to: a new one, or the one that was begun for the same request."""
-    with refusing("write-failed", f"{partial} could not be written"):
-        if partial.exists():
-            said = partial / REQUEST
-            known = said.read_text(encoding="utf-8", errors="replace") if said.is_file() else ""
-            if work.resume and known == request:
-                return
-            if work.resume and known:
-                raise ReshardError(
-                    "bad-argument", f"{partial} was begun for another source or request; remove it first"
-                )
-            shutil.rmtree(partial)
-        needed = sum(buffer.nbytes for buffers in work.files.values() for buffer in buffers.values())
-        partial.mkdir(parents=True)
-        free = shutil.disk_usage(partial).free
-        if needed > free:
-            partial.rmdir()
-            raise ReshardError("write-failed", f"{work.out} would need {needed} bytes; {free} are free on its disk")
-        (partial / REQUEST).write_text(request, encoding="utf-8")
+def _begun_for(work: Converting) -> str:
+    said = work.partial / "request"
+    with refusing("write-failed", f"{work.partial} could not be read"):
+        return said.read_text(encoding="utf-8", errors="replace") if said.is_file() else ""
 
 
-def _write_file(path: Path, buffers: dict[str, WrittenBuffer], cap: int, check: bool, advance: ReportBytes) -> None:
-    """Write a file, and read it back where that is asked for; one that is whole already is left."""
-    size = sum(buffer.nbytes for buffer in buffers.values())
-    if path.exists():
-        advance(size)
+def _begin(work: Converting, request: str) -> None:
+    """The folder to write to, with all files in their sizes: a new one, or the one begun for the same request."""
+    known = _begun_for(work)
+    if work.resume and known == request:
         return
-    unfinished = path.with_name(path.name + ".part")
-    header = safetensors.header_of(
-        {name: (buffer.dtype, buffer.shape) for name, buffer in buffers.items()}, {"format": "pt"}
-    )
-    with FileReader() as reader, refusing("write-failed", f"{path} could not be written"):
-        with unfinished.open("wb", buffering=0) as file:
-            _write(file, memoryview(header))
-            for buffer in buffers.values():
-                for slab in buffer.slabs(cap, reader):
-                    _write(file, bytes_of(np.ascontiguousarray(slab)))
-                    advance(slab.nbytes)
+    if work.resume and known:
+        raise ReshardError("bad-argument", f"{work.partial} was begun for another source or request; remove it first")
+    with refusing("write-failed", f"{work.partial} could not be written"):
+        if work.partial.exists():
+            shutil.rmtree(work.partial)
+        work.files.mkdir(parents=True)
+        free = shutil.disk_usage(work.partial).free
+        if work.written.nbytes > free:
+            shutil.rmtree(work.partial)
+            raise ReshardError(
+                "write-failed", f"{work.out} would need {work.written.nbytes} bytes; {free} are free on its disk"
+            )
+        for name, size in work.written.sizes.items():
+            with (work.files / name).open("wb") as file:
+                file.truncate(size)
+    with work.writer() as arrays:
+        if isinstance(arrays, ArrayWriter):
+            for name, array in work.written.arrays.items():
+                arrays.create(name, array.shape, array.chunk, array.dtype)
+    with TileWriter(work.files) as writer:
+        for path, offset, data in work.written.fixed:
+            writer.write_at(path, offset, data)
+        for name in work.written.sizes if work.sync else ():
+            writer.sync(Path(name))
+    with refusing("write-failed", f"{work.partial} could not be written"):
+        _write_file(work.partial / "request", request.encode(), work.sync)
+
+
+def _write_file(path: Path, data: bytes, sync: bool) -> None:
+    unfinished = path.with_name(path.name + ".unfinished")
+    with unfinished.open("wb") as file:
+        file.write(data)
+        file.flush()
+        if sync:
             os.fsync(file.fileno())
-        if check:
-            _check(unfinished, len(header), buffers, cap, reader)
-        unfinished.rename(path)
+    unfinished.rename(path)
 
 
-def _write(file: object, data: memoryview) -> None:
-    done = 0
-    while done < len(data):
-        done += file.write(data[done:])  # type: ignore[attr-defined]  # a file without a buffer
+def _copy_tensors(work: Converting, advance: ReportBytes) -> Reads:
+    """Bring every tensor that is not done to its places, several at a time."""
+    journal = Journal(work)
+    copies, done = work.written.copies(work.source), journal.done()
+    for number in done & set(range(len(copies))):
+        advance(copies[number].nbytes)
+    left = iter([number for number in range(len(copies)) if number not in done])
+    lock = Lock()
+
+    def copied() -> Reads:
+        with FileReader() as reader, work.writer() as writer:
+            while True:
+                with lock:
+                    number = next(left, None)
+                if number is None:
+                    journal.close(writer)
+                    return reader.reads
+                copies[number].copy(work.slab, reader, writer, advance)
+                if work.check:
+                    with FileReader() as back:
+                        copies[number].check(work.slab, back, writer)
+                journal.add(number, copies[number], writer)
+
+    if work.workers == 1:
+        return copied()
+    with ThreadPoolExecutor(work.workers) as pool:
+        tasks = [pool.submit(copied) for _ in range(work.workers)]
+        try:
+            return sum((task.result() for task in tasks), Reads())
+        except BaseException:
+            left = iter(())
+            raise
 
 
-def _check(path: Path, start: int, buffers: dict[str, WrittenBuffer], cap: int, reader: FileReader) -> None:
-    """Read back what was written, and compare it with the source once more.
-
-    Raises:
-        ReshardError: `verify-failed`.
-    """
-    for name, buffer in buffers.items():
-        for slab in buffer.slabs(cap, reader):
-            written = np.empty_like(slab)
-            reader.read_into(path, start, bytes_of(written))
-            if not np.array_equal(written, slab):
-                raise ReshardError("verify-failed", f"{name!r} in {path} differs from what was written")
-            start += slab.nbytes
-
-
-def _write_index(work: Converting, partial: Path) -> None:
-    """Say which file holds what."""
-    sizes = sum(buffer.nbytes for buffers in work.files.values() for buffer in buffers.values())
-    if all(name.startswith("device-") for name in work.files):
-        devices = {str(int(name[7:-12])): name for name in work.files}
-        text = json.dumps({"metadata": {"total_size": sizes}, "devices": devices}, indent=1)
-        (partial / DEVICES).write_text(text, encoding="utf-8")
-    elif len(work.files) > 1:
-        names = {name: file for file, buffers in work.files.items() for name in buffers}
-        text = json.dumps({"metadata": {"total_size": sizes}, "weight_map": names}, indent=1)
-        (partial / INDEX).write_text(text, encoding="utf-8")
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk itself, where the system can."""
     with contextlib.suppress(OSError):  # not every system lets a folder be opened
-        descriptor = os.open(partial, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

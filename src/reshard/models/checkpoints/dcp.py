@@ -10,16 +10,16 @@ So an item's directory, at its end, gives the place of the elements; data need n
 from __future__ import annotations
 
 import struct
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from reshard.box import Box
+from reshard.checks import checked_shape
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError, refusing
 from reshard.models.checkpoints.files import FileReader, TileFile
 from reshard.models.checkpoints.pickles import Names, Record, load
-from reshard.models.checkpoints.stored import Checkpoint, StoredTensor
-from reshard.sharding import checked_shape
+from reshard.models.checkpoints.stored import Checkpoint, ItemPlace, StoredTensor, is_inside
 
 METADATA = ".metadata"
 MAX_METADATA = 2**30
@@ -59,14 +59,6 @@ _RECORDS = {
 }
 
 
-class ItemPlace(NamedTuple):
-    """Where an item lies."""
-
-    path: Path
-    offset: int
-    length: int
-
-
 def read(folder: Path) -> Checkpoint:
     """What a folder holds.
 
@@ -83,16 +75,36 @@ def read(folder: Path) -> Checkpoint:
     kinds = {name: names[module, name] for module, listing in _RECORDS.items() for name in listing}
     described = _fields(metadata, "state_dict_metadata", path)
     places = _places(_fields(metadata, "storage_data", path), folder)
-    tensors, others = {}, []
+    tensors, others = {}, {}
     with FileReader() as reader:
         for name, said in described.items():
             if isinstance(said, kinds["BytesStorageMetadata"]):
-                others.append(name)
+                others[name] = _bytes_place(name, places, path)
                 continue
             if not isinstance(said, kinds["TensorStorageMetadata"]):
                 raise ReshardError("bad-file", f"{path} says of {name!r} neither a tensor nor bytes")
             tensors[name] = _tensor(name, said, places, reader, path)
-    return Checkpoint(folder, "dcp", tensors, tuple(others))
+    files = sorted({place.path for place in places.values()})
+    return Checkpoint(folder, "dcp", tensors, (path, *files), others, _tree(metadata.get("planner_data")))
+
+
+def _bytes_place(name: str, places: dict[Any, ItemPlace], path: Path) -> ItemPlace:
+    """Where an item that is no tensor lies, inside its file."""
+    place = places.get((name, None))
+    with refusing("bad-file", f"{path} does not say where {name!r} lies"):
+        if place is None or place.offset + place.length > place.path.stat().st_size:
+            raise ReshardError("bad-file", f"{path} does not say where {name!r} lies")
+    return place
+
+
+def _tree(planned: Any) -> dict[str, tuple[str | int, ...]]:
+    """By name the keys that lead to it in the state that was saved."""
+    listing = planned.items() if isinstance(planned, dict) else ()
+    return {
+        name: keys
+        for name, keys in listing
+        if isinstance(name, str) and isinstance(keys, tuple) and all(type(key) in (str, int) for key in keys)
+    }
 
 
 def _names() -> Names:
@@ -157,7 +169,7 @@ def _places(storage: dict[Any, Any], folder: Path) -> dict[tuple[str, tuple[int,
         relative, start, length = info.get("relative_path"), info.get("offset"), info.get("length")
         if info.get("transform_descriptors"):
             raise ReshardError("bad-file", f"{fqn!r} in {folder} is compressed or encrypted, which is not read")
-        if not isinstance(relative, str) or PurePosixPath(relative).name != relative or relative in ("", ".", ".."):
+        if not is_inside(relative):
             raise ReshardError("bad-file", f"{fqn!r} in {folder} lies in {relative!r}, which is no file of the folder")
         if type(start) is not int or type(length) is not int or start < 0 or length < 0 or not isinstance(fqn, str):
             raise ReshardError("bad-file", f"{folder / METADATA} has no place for {fqn!r}")

@@ -1,228 +1,275 @@
-"""What is to be written: files of buffers, and of which boxes of which tensors each buffer consists.
+"""What is to be written: files of known sizes, and where in them which box of which tensor goes.
 
-Without rules a buffer is a tensor, and files hold tensors up to a size.
-With rules each device has a file of the buffers that it keeps, fused, stacked and transposed as its rules say.
-Either way a buffer is written from front to back in slabs, which are boxes of it that lie in one run.
+Without rules a file holds whole tensors, up to a size.
+With rules each device has a file of the buffers that it keeps, fused, stacked and transposed as its rules say, and an
+index says where in them each tensor lies, so that they can be read again.
 
-By hand, a buffer of 3 x 4 numbers of 4 bytes under a cap of 20 bytes: a row at a time; under one of 8, half a row.
-
->>> [len(list(slabs((3, 4), 4, cap))) for cap in (100, 32, 20, 8)]
-[1, 2, 3, 6]
+>>> casts = (("*.weight", dtype_named("bf16")), ("*", dtype_named("f32")))
+>>> [written_dtype(name, dtype_named("f64"), casts).name for name in ("a.weight", "a.bias")]
+['bfloat16', 'float32']
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshard.box import Box
-from reshard.dtypes import DType, value_dtype
+from reshard.dtypes import DType, dtype_named, value_dtype
 from reshard.errors import ReshardError
-from reshard.models.checkpoints.files import FileReader
-from reshard.models.checkpoints.stored import Checkpoint, StoredTensor, raw_dtype
-from reshard.models.ruleset import Rules
-from reshard.models.stores import HeldTensor, Slot, Store, slots_of
+from reshard.models.checkpoints import safetensors
+from reshard.models.checkpoints.copying import Target, TensorCopy
+from reshard.models.checkpoints.files import TileFile
+from reshard.models.checkpoints.stored import INDEX, TILES, Checkpoint, ReadableTensor
+from reshard.models.checkpoints.tiles import tile_at
+from reshard.models.names import pattern_of
+from reshard.models.stores import Buffer, HeldTensor, Store, slots_of
+
+if TYPE_CHECKING:  # rules load where they are read
+    from reshard.models.ruleset import Rules
+    from reshard.models.sites import Site
 
 SHARD_BYTES = 5 * 10**9
 """Of a file that holds tensors, about: what published checkpoints have."""
+STATES = [
+    "exp_avg",
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "momentum_buffer",
+    "square_avg",
+    "grad_avg",
+    "acc_delta",
+    "sum",
+    "master_param",
+]
+"""What optimizers keep for every element of a parameter."""
+_STATE = re.compile(rf"(?:.*\.)?state\.(?P<parameter>.+)\.(?P<state>{'|'.join(STATES)})")
+
+Casts = tuple[tuple[str, DType], ...]
+"""By pattern what floats are written as; the first that matches decides."""
 
 
-class BufferPart(NamedTuple):
-    """A box of a tensor in a buffer."""
+class FixedBytes(NamedTuple):
+    """Bytes of a file that are known before any tensor is read."""
 
-    name: str
-    tensor: StoredTensor
-    slot: Slot
-
-    @property
-    def place(self) -> Box:
-        """Where it lies in the buffer."""
-        slot = self.slot
-        dims = slot.dims or tuple(range(len(slot.box)))
-        shape = slot.box.shape
-        intervals = [(slot.start[dim], slot.start[dim] + shape[dim]) for dim in dims]
-        return Box(intervals if slot.stack is None else [(slot.stack, slot.stack + 1), *intervals])
-
-    def fill(self, slab: NDArray[Any], where: Box, reader: FileReader, dtype: DType) -> None:
-        """Read what of the part lies in a slab into it.
-
-        Raises:
-            ReshardError: `bad-file`.
-        """
-        place, slot = self.place, self.slot
-        shared = place.intersect(where)
-        if shared.is_empty:
-            return
-        dims = slot.dims or tuple(range(len(slot.box)))
-        inner = list(zip(shared, place, strict=True))[slot.stack is not None :]
-        intervals = dict(zip(dims, inner, strict=True))
-        box = Box(
-            (base + low - start, base + high - start)
-            for dim, (base, _) in enumerate(slot.box)
-            for (low, high), (start, _) in (intervals[dim],)
-        )
-        index: tuple[Any, ...] = (..., *shared.slices(where))
-        view = slab[index]
-        if slot.stack is not None:
-            view = view[0]
-        if slot.dims:
-            view = view.transpose([dims.index(dim) for dim in range(len(dims))])
-        if dtype == self.tensor.dtype:
-            self.tensor.read_into(view, box, reader)
-            return
-        values = np.empty(box.shape, raw_dtype(self.tensor.dtype))
-        self.tensor.read_into(values, box, reader)
-        cast = values.view(value_dtype(self.tensor.dtype)).astype(value_dtype(dtype))
-        view[...] = cast.view(raw_dtype(dtype))
+    path: Path
+    offset: int
+    data: bytes
 
 
-class WrittenBuffer(NamedTuple):
-    """A buffer of a file."""
+class CreatedArray(NamedTuple):
+    """An array that is made before anything is written to it."""
 
-    dtype: DType
     shape: tuple[int, ...]
-    parts: tuple[BufferPart, ...]
+    chunk: tuple[int, ...]
+    """The shape of its parts."""
+    dtype: DType
+
+
+@dataclass
+class WrittenFiles:
+    """What is written."""
+
+    form: str
+    sizes: dict[str, int] = field(default_factory=dict)
+    """By file its bytes."""
+    fixed: list[FixedBytes] = field(default_factory=list)
+    targets: dict[str, list[Target]] = field(default_factory=dict)
+    """By tensor."""
+    arrays: dict[str, CreatedArray] = field(default_factory=dict)
+    """By name what is no file of ours."""
+    others: list[TensorCopy] = field(default_factory=list)
+    """What is copied beside tensors."""
+    indexes: dict[str, bytes] = field(default_factory=dict)
+    """Files that say where all is; written last."""
+    grids: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """By tensor the shape of the blocks that are written, where it matters."""
 
     @property
     def nbytes(self) -> int:
-        """Of all elements."""
-        return prod(self.shape) * self.dtype.itemsize
+        """Of all files, and of arrays before they are packed."""
+        arrays = sum(prod(array.shape) * array.dtype.itemsize for array in self.arrays.values())
+        return sum(self.sizes.values()) + arrays
 
-    def slabs(self, cap: int, reader: FileReader) -> Iterator[NDArray[Any]]:
-        """Its elements from front to back, as arrays of at most so many bytes, or one element.
+    def copies(self, checkpoint: Checkpoint) -> list[TensorCopy]:
+        """What is to be done, tensor by tensor, in the order in which they lie."""
+        copies = [
+            TensorCopy(name, tensor, tuple(self.targets.get(name, ())), self.grids.get(name))
+            for name, tensor in checkpoint.tensors.items()
+            if self.targets.get(name)
+        ]
+        return [*copies, *self.others]
+
+    def add_buffers(self, file: str, buffers: Mapping[str, Buffer], metadata: Mapping[str, str]) -> dict[str, int]:
+        """A file of safetensors; by buffer where its data begins.
 
         Raises:
-            ReshardError: `bad-file`.
+            ReshardError: `cannot-express`.
         """
-        size = max([self.dtype.itemsize, *(part.tensor.dtype.itemsize for part in self.parts)])
-        places = [(part, part.place) for part in self.parts]
-        for where in slabs(self.shape, size, cap):
-            slab = np.empty(where.shape, raw_dtype(self.dtype))
-            covered = 0
-            for part, place in places:
-                shared = place.intersect(where)
-                if not shared.is_empty:
-                    covered += shared.size
-                    if shared.size < slab.size and covered == shared.size:
-                        slab[...] = 0  # what no part covers is padding
-                    part.fill(slab, where, reader, self.dtype)
-            if not covered:
-                slab[...] = 0
-            yield slab
+        header = safetensors.header_of({name: (each.dtype, each.shape) for name, each in buffers.items()}, metadata)
+        self.fixed.append(FixedBytes(Path(file), 0, header))
+        places, place = {}, len(header)
+        for name, buffer in buffers.items():
+            places[name] = place
+            place += prod(buffer.shape) * buffer.dtype.itemsize
+        self.sizes[file] = place
+        return places
 
 
-Files = dict[str, dict[str, WrittenBuffer]]
-"""By file, its buffers by name."""
-
-
-def slabs(shape: tuple[int, ...], itemsize: int, cap: int) -> Iterator[Box]:
-    """Boxes of a buffer in its order, each in one run and of at most so many bytes, or one element."""
-    if prod(shape) * itemsize <= cap or not shape:
-        if prod(shape):
-            yield Box.whole(shape)
-        return
-    inner = prod(shape[1:]) * itemsize
-    rows = max(1, cap // inner)
-    for start in range(0, shape[0], rows):
-        stop = min(start + rows, shape[0])
-        for box in slabs(shape[1:], itemsize, cap) if inner > cap else [Box.whole(shape[1:])]:
-            yield Box([(start, stop), *box])
-
-
-def whole_files(checkpoint: Checkpoint, dtype: DType | None, shard_bytes: int = SHARD_BYTES) -> Files:
-    """Files that hold whole tensors, each up to a size."""
-    shards: list[dict[str, WrittenBuffer]] = [{}]
-    size = 0
-    for name, tensor in checkpoint.tensors.items():
-        whole = Box.whole(tensor.shape)
-        slot = Slot(whole, name, (0,) * len(tensor.shape), None, ())
-        buffer = WrittenBuffer(_target_dtype(tensor.dtype, dtype), tensor.shape, (BufferPart(name, tensor, slot),))
-        if shards[-1] and size + buffer.nbytes > shard_bytes:
-            shards.append({})
-            size = 0
-        shards[-1][name] = buffer
-        size += buffer.nbytes
-    if len(shards) == 1:
-        return {"model.safetensors": shards[0]}
-    count = len(shards)
-    return {f"model-{number:05}-of-{count:05}.safetensors": shard for number, shard in enumerate(shards, 1)}
-
-
-def device_files(checkpoint: Checkpoint, rules: Rules, dtype: DType | None) -> Files:
-    """A file for every device of the rules, with the buffers that it keeps.
+def casts_of(texts: Iterable[str]) -> Casts:
+    """Casts from their texts: a dtype, or a pattern for names and a dtype, as `*.weight=bf16`.
 
     Raises:
-        ReshardError: as `Rules.ruled` and `slots_of`.
+        ReshardError: `unknown-dtype`, `syntax`.
     """
-    ruled = {name: rules.ruled(name, tensor.shape) for name, tensor in checkpoint.tensors.items()}
-    stores: dict[str, Store] = {name: entry.store() for name, entry in ruled.items()}
-    files: Files = {}
-    for device in sorted(rules.mesh.devices):
-        held = {}
-        for name, entry in ruled.items():
-            if device in entry.site.position_of:
-                tensor, site = checkpoint.tensors[name], entry.site
-                target = _target_dtype(tensor.dtype, dtype)
-                held[name] = HeldTensor(stores[name], site.box(device), site.memory_shape(device), tensor.shape, target)
-        slots, buffers = slots_of(held)
-        parts: dict[str, list[BufferPart]] = {name: [] for name in buffers}
-        for name, listing in slots.items():
-            for slot in listing:
-                if not slot.box.is_empty:
-                    parts[slot.buffer].append(BufferPart(name, checkpoint.tensors[name], slot))
-        files[f"device-{device:05}.safetensors"] = {
-            name: WrittenBuffer(buffer.dtype, buffer.shape, tuple(parts[name])) for name, buffer in buffers.items()
-        }
-    return files
+    casts = []
+    for text in texts:
+        pattern, _, dtype = text.rpartition("=")
+        pattern_of(pattern or "*")
+        casts.append((pattern or "*", dtype_named(dtype)))
+    return tuple(casts)
 
 
-def _target_dtype(dtype: DType, wanted: DType | None) -> DType:
-    """What elements are written as: floats of two bytes and more as the dtype wanted, all else as they are."""
-    if wanted is None or dtype.kind != "f" or dtype.itemsize < 2:
+def written_dtype(name: str, dtype: DType, casts: Casts) -> DType:
+    """What a tensor is written as: floats of two bytes and more as casts say, all else as it is.
+
+    Raises:
+        ReshardError: `bad-argument`, `missing-extra`: where it cannot be.
+    """
+    if dtype.kind != "f" or dtype.itemsize < 2:
         return dtype
-    return wanted
+    for pattern, wanted in casts:
+        if pattern_of(pattern).fullmatch(name):
+            if wanted != dtype and wanted.kind != "f":
+                raise ReshardError("bad-argument", f"values of {dtype} cannot be written as {wanted}")
+            if wanted != dtype:
+                value_dtype(dtype)
+                value_dtype(wanted)
+            return wanted
+    return dtype
 
 
-def read_costs(files: Files) -> list[tuple[str, int, int]]:
-    """Per file the bytes that are read for it, and in how many requests.
+def sharded_names(tensors: Iterable[tuple[str, int]], limit: int = SHARD_BYTES) -> list[list[str]]:
+    """Names in groups whose bytes stay below a limit, in their order.
+
+    >>> sharded_names([("a", 3), ("b", 3), ("c", 9), ("d", 1)], 6)
+    [['a', 'b'], ['c'], ['d']]
+    """
+    groups: list[list[str]] = [[]]
+    size = 0
+    for name, nbytes in tensors:
+        if groups[-1] and size + nbytes > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += nbytes
+    return groups
+
+
+def whole_files(checkpoint: Checkpoint, casts: Casts, shard_bytes: int = SHARD_BYTES) -> WrittenFiles:
+    """Files of safetensors that hold whole tensors, each up to a size, and their index.
 
     Raises:
-        ReshardError: `too-large` never; what `StoredTensor` refuses.
+        ReshardError: `cannot-express`, and those of `written_dtype`.
     """
-    known: dict[Any, int] = {}
-    result = []
-    for file, buffers in files.items():
-        size = requests = 0
-        for buffer in buffers.values():
-            for part in buffer.parts:
-                key = part.slot.box, tuple(chunk.box for chunk in part.tensor.chunks)
-                if key not in known:
-                    known[key] = part.tensor.requests(part.slot.box)
-                requests += known[key]
-                size += part.slot.box.size * part.tensor.dtype.itemsize
-        result.append((file, size, requests))
+    written = WrittenFiles("safetensors")
+    buffers = {
+        name: Buffer(tensor.shape, written_dtype(name, tensor.dtype, casts))
+        for name, tensor in checkpoint.tensors.items()
+    }
+    sizes = [(name, prod(buffer.shape) * buffer.dtype.itemsize) for name, buffer in buffers.items()]
+    groups = sharded_names(sizes, shard_bytes)
+    names: dict[str, str] = {}
+    for number, group in enumerate(groups, 1):
+        file = "model.safetensors" if len(groups) == 1 else f"model-{number:05}-of-{len(groups):05}.safetensors"
+        places = written.add_buffers(file, {name: buffers[name] for name in group}, {"format": "pt"})
+        for name in group:
+            tile = TileFile(Path(file), places[name], Box.whole(buffers[name].shape))
+            written.targets[name] = [Target(tile, buffers[name].dtype)]
+        names |= dict.fromkeys(group, file)
+    if len(groups) > 1:
+        index = {"metadata": {"total_size": sum(size for _, size in sizes)}, "weight_map": names}
+        written.indexes[INDEX] = json.dumps(index, indent=1).encode()
+    return written
+
+
+class PlacedTensor(NamedTuple):
+    """Where a tensor lies on devices, and how they keep it."""
+
+    site: Site
+    store: Store
+
+
+def placed_tensors(checkpoint: Checkpoint, rules: Rules) -> dict[str, PlacedTensor]:
+    """What the rules say of every tensor; what an optimizer keeps of a parameter follows the parameter.
+
+    Raises:
+        ReshardError: as `Rules.ruled`.
+    """
+    parameters = _parameters_of(checkpoint.tensors)
+    result = {}
+    for name, tensor in checkpoint.tensors.items():
+        ruled = rules.ruled(parameters.get(name, name), tensor.shape)
+        result[name] = PlacedTensor(ruled.site, Store(name) if name in parameters else ruled.store())
     return result
 
 
-def check_dtype(files: Files) -> None:
-    """Refuse a cast before anything is written, where NumPy lacks the values.
+def _parameters_of(tensors: Mapping[str, ReadableTensor]) -> dict[str, str]:
+    """By the name of what an optimizer keeps, that of the parameter of the same shape that it is kept of.
+
+    A state says its parameter's name, perhaps without what it begins with.
+    """
+    states = {name: match["parameter"] for name in tensors if (match := _STATE.fullmatch(name)) is not None}
+    ends: dict[str, list[str]] = {}
+    for name in tensors if states else ():
+        parts = name.split(".")
+        for first in range(len(parts) if name not in states else 0):
+            ends.setdefault(".".join(parts[first:]), []).append(name)
+    result = {}
+    for name, said in states.items():
+        fitting = [other for other in ends.get(said, ()) if tensors[other].shape == tensors[name].shape]
+        if fitting:
+            result[name] = min(fitting, key=len)
+    return result
+
+
+def device_files(checkpoint: Checkpoint, rules: Rules, casts: Casts) -> WrittenFiles:
+    """A file of safetensors for every device of the rules, with the buffers that it keeps, and the index of tensors.
 
     Raises:
-        ReshardError: `missing-extra`.
+        ReshardError: as `Rules.ruled`, `slots_of` and `written_dtype`.
     """
-    pairs = {
-        (part.tensor.dtype, buffer.dtype)
-        for buffers in files.values()
-        for buffer in buffers.values()
-        for part in buffer.parts
+    placed = placed_tensors(checkpoint, rules)
+    written = WrittenFiles("tiles", targets={name: [] for name in placed})
+    dtypes = {name: written_dtype(name, tensor.dtype, casts) for name, tensor in checkpoint.tensors.items()}
+    listing: dict[str, dict[str, Any]] = {
+        name: {"dtype": dtypes[name].name, "shape": tensor.shape, "tiles": []}
+        for name, tensor in checkpoint.tensors.items()
     }
-    for source, target in pairs:
-        if source != target:
-            if target.kind != "f":
-                raise ReshardError("bad-argument", f"values of {source} cannot be written as {target}")
-            value_dtype(source)
-            value_dtype(target)
+    known: dict[str, set[Box]] = {name: set() for name in placed}
+    devices = {}
+    for device in sorted(rules.mesh.devices):
+        held = {
+            name: HeldTensor(store, site.box(device), site.memory_shape(device), site.shape, dtypes[name])
+            for name, (site, store) in placed.items()
+            if device in site.position_of
+        }
+        slots, buffers = slots_of(held)
+        file = devices[str(device)] = f"device-{device:05}.safetensors"
+        places = written.add_buffers(file, buffers, {"format": "pt"})
+        for name, each in slots.items():
+            for slot in each:
+                if not slot.box.is_empty:
+                    tile = tile_at(Path(file), places[slot.buffer], buffers[slot.buffer], slot)
+                    written.targets[name].append(Target(tile, dtypes[name]))
+                if slot.box not in known[name]:
+                    known[name].add(slot.box)
+                    listing[name]["tiles"].append([file, slot.buffer, slot.box, slot.start, slot.stack, slot.dims])
+    text = json.dumps({"version": 1, "devices": devices, "tensors": listing}, separators=(",", ":"))
+    written.indexes[TILES] = text.encode()
+    return written

@@ -6,19 +6,13 @@ A folder with `.metadata` is torch's; one with an index takes the files that the
 
 from __future__ import annotations
 
-import json
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
 from reshard.box import Box
 from reshard.errors import ReshardError, refusing
-from reshard.models.checkpoints import dcp, safetensors
+from reshard.models.checkpoints import dcp, orbax, safetensors, tiles
 from reshard.models.checkpoints.files import TileFile
-from reshard.models.checkpoints.stored import Checkpoint, StoredTensor
-
-INDEX = "model.safetensors.index.json"
-MAX_INDEX = 2**28
-"""Bytes of an index that are read at the most."""
+from reshard.models.checkpoints.stored import INDEX, TILES, Checkpoint, StoredTensor, is_inside
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -32,6 +26,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         is_folder, is_file = path.is_dir(), path.is_file()
         if is_folder and (path / dcp.METADATA).is_file():
             return dcp.read(path)
+        if is_folder and (path / orbax.METADATA).is_file():
+            return orbax.read(path)
+        if is_folder and (path / "default" / orbax.METADATA).is_file():
+            return orbax.read(path / "default")
+        if is_folder and (path / TILES).is_file():
+            return tiles.read(path)
         if is_folder:
             files = _listed(path)
         elif is_file and path.suffix == ".safetensors":
@@ -49,7 +49,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             entry = entries[name]
             chunk = TileFile(file, entry.offset, Box.whole(entry.shape))
             tensors[name] = StoredTensor(entry.dtype, entry.shape, (chunk,))
-    return Checkpoint(path, "safetensors", tensors)
+    return Checkpoint(path, "safetensors", tensors, tuple(files))
 
 
 def _listed(folder: Path) -> dict[Path, list[str] | None]:
@@ -60,18 +60,13 @@ def _listed(folder: Path) -> dict[Path, list[str] | None]:
         if not files:
             raise ReshardError("bad-file", f"{folder} holds no .safetensors file, no {INDEX} and no {dcp.METADATA}")
         return dict.fromkeys(files)
-    with path.open("rb") as file:
-        data = file.read(MAX_INDEX + 1)
-    try:
-        index: Any = json.loads(data) if len(data) <= MAX_INDEX else None
-    except (ValueError, RecursionError):
-        index = None
+    index = tiles.json_of(path)
     names = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(names, dict):
         raise ReshardError("bad-file", f"{path} is no index of safetensors files")
     found: dict[Path, list[str] | None] = {}
     for name, relative in names.items():
-        if not isinstance(relative, str) or PurePosixPath(relative).name != relative or relative in ("", ".", ".."):
+        if not is_inside(relative):
             raise ReshardError("bad-file", f"{path} puts {name!r} into {relative!r}, which is no file of the folder")
         listing = found.setdefault(folder / relative, [])
         if listing is not None:

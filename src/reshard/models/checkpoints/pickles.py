@@ -4,6 +4,7 @@ A pickle names functions and classes, and whoever loads it calls them.
 Here every name that is not listed is refused before anything is called, and those listed stand for plain records, made
 anew for each file; so nothing that a file says can run or stay.
 The machine is Python's own in Python, not the one in C, whose memo is as long as a file says.
+What is written names classes in the same way, without having them.
 
 >>> import pickle
 >>> load(pickle.dumps({"a": [1, (2, 3)]}), {}, "it")
@@ -18,8 +19,10 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 from reshard.errors import ReshardError
 
@@ -93,3 +96,125 @@ def load(data: bytes, names: Names, what: str, persistent: Callable[[Any], Any] 
         raise
     except (Exception, MemoryError, RecursionError) as error:  # whatever a malformed pickle brings about
         raise ReshardError("bad-file", f"{what} is no pickle that can be read: {type(error).__name__}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """A name of a module, to be written."""
+
+    module: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a function gives, to be written."""
+
+    function: Global
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """An object of a class with its state, to be written."""
+
+    kind: Global
+    state: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What lies outside of the pickle, by its key, to be written."""
+
+    key: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """A dictionary with keys of any kind, to be written."""
+
+    pairs: tuple[tuple[Any, Any], ...]
+
+
+def dump(value: Any) -> bytes:
+    """A pickle, of protocol 2, of plain values and of the five above, none of which needs to be here.
+
+    >>> pickle.loads(dump({"a": [1, (2.5, None, True)], "b": Call(Global("builtins", "complex"), (1, -300))}))
+    {'a': [1, (2.5, None, True)], 'b': (1-300j)}
+    """
+    out = bytearray(pickle.PROTO + b"\2")
+    _Emitter(out, {}).write(value)
+    return bytes(out + pickle.STOP)
+
+
+class _Emitter(NamedTuple):
+    """Writes opcodes; what is said twice is remembered."""
+
+    out: bytearray
+    memo: dict[Any, int]
+
+    def write(self, value: Any) -> None:
+        """The opcodes of a value."""
+        out = self.out
+        if value is None or isinstance(value, bool):
+            out += pickle.NONE if value is None else pickle.NEWTRUE if value else pickle.NEWFALSE
+        elif isinstance(value, int):
+            self._integer(value)
+        elif isinstance(value, float):
+            out += pickle.BINFLOAT + struct.pack(">d", value)
+        elif isinstance(value, str | Global):
+            self._remembered(value)
+        elif isinstance(value, tuple):
+            out += pickle.MARK
+            for entry in value:
+                self.write(entry)
+            out += pickle.TUPLE
+        elif isinstance(value, list):
+            out += pickle.EMPTY_LIST + pickle.MARK
+            for entry in value:
+                self.write(entry)
+            out += pickle.APPENDS
+        elif isinstance(value, dict | Entries):
+            out += pickle.EMPTY_DICT + pickle.MARK
+            for key, entry in value.items() if isinstance(value, dict) else value.pairs:
+                self.write(key)
+                self.write(entry)
+            out += pickle.SETITEMS
+        else:
+            self._object(value)
+
+    def _object(self, value: Any) -> None:
+        if isinstance(value, Call):
+            self.write(value.function)
+            self.write(value.args)
+            self.out.extend(pickle.REDUCE)
+        elif isinstance(value, Instance):
+            self.write(value.kind)
+            self.out.extend(pickle.EMPTY_TUPLE + pickle.NEWOBJ)
+            self.write(value.state)
+            self.out.extend(pickle.BUILD)
+        elif isinstance(value, Outside):
+            self.write(value.key)
+            self.out.extend(pickle.BINPERSID)
+        else:
+            raise TypeError(f"{type(value).__name__} is not written")
+
+    def _integer(self, value: int) -> None:
+        if -(2**31) <= value < 2**31:
+            self.out.extend(pickle.BININT + struct.pack("<i", value))
+        else:
+            data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+            self.out.extend(pickle.LONG1 + bytes([len(data)]) + data)
+
+    def _remembered(self, value: str | Global) -> None:
+        known = self.memo.get(value)
+        if known is not None:
+            self.out.extend(pickle.LONG_BINGET + struct.pack("<I", known))
+            return
+        if isinstance(value, Global):
+            self.out.extend(pickle.GLOBAL + f"{value.module}\n{value.name}\n".encode())
+        else:
+            data = value.encode("utf-8", "surrogatepass")
+            self.out.extend(pickle.BINUNICODE + struct.pack("<I", len(data)) + data)
+        self.memo[value] = len(self.memo)
+        self.out.extend(pickle.LONG_BINPUT + struct.pack("<I", self.memo[value]))

@@ -14,9 +14,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from reshard.checks import checked_shape
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError, refusing
-from reshard.sharding import checked_shape
 
 MAX_HEADER = 2**25
 """Bytes of JSON that are read at the most."""

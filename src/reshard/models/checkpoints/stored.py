@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,69 @@ from numpy.typing import NDArray
 from reshard.box import Box
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
-from reshard.models.checkpoints.files import FileReader, TileFile, bytes_of, run_count, runs_of
+from reshard.models.checkpoints.files import FileReader, Reads, TileFile
+
+INDEX = "model.safetensors.index.json"
+TILES = "tiles.json"
+"""The files that say where tensors lie: whole ones, and tiles on devices."""
+
+
+def is_inside(name: object) -> bool:
+    """Whether something is the name of a file in the folder itself.
+
+    >>> [is_inside(name) for name in ("a.bin", "../a", "/etc/passwd", "", "..", 3)]
+    [True, False, False, False, False, False]
+    """
+    if not isinstance(name, str) or name in ("", ".", "..") or "\0" in name:
+        return False
+    return PurePosixPath(name).name == name
+
+
+class ReadableTensor(Protocol):
+    """A tensor on disk, in whatever form."""
+
+    @property
+    def dtype(self) -> DType:
+        """Of its elements."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Of all elements."""
+        ...
+
+    @property
+    def chunk_count(self) -> int:
+        """Into how many parts it is cut."""
+        ...
+
+    @property
+    def inner_dims(self) -> set[int]:
+        """The dims along which elements lie side by side, in one file or another."""
+        ...
+
+    @property
+    def grid(self) -> tuple[int, ...] | None:
+        """The shape of parts that are best read whole; None where any part will do."""
+        ...
+
+    @property
+    def key(self) -> Any:
+        """Alike for tensors that are read alike."""
+        ...
+
+    def read_into(self, view: NDArray[Any], box: Box, reader: FileReader) -> None:
+        """Fill an array, of the box's shape and any strides, with a box of the tensor."""
+        ...
+
+    def reads(self, box: Box) -> Reads:
+        """What reading a box takes."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -60,6 +122,11 @@ class StoredTensor:
         """Of all elements."""
         return Box.whole(self.shape).size * self.dtype.itemsize
 
+    @property
+    def chunk_count(self) -> int:
+        """Into how many parts it is cut."""
+        return len(self.chunks)
+
     def meeting(self, box: Box) -> Iterator[tuple[TileFile, Box]]:
         """The chunks that hold a part of a box, each with that part."""
         for chunk in self.chunks:
@@ -75,26 +142,40 @@ class StoredTensor:
         """
         for chunk, part in self.meeting(box):
             index: tuple[Any, ...] = (..., *part.slices(box))
-            place = view[index]
-            if place.flags.c_contiguous and run_count(part, chunk.box) == 1:
-                _, starts = runs_of(_lifted(part), _lifted(chunk.box))
-                reader.read_into(chunk.path, chunk.offset + int(starts[0]) * self.dtype.itemsize, bytes_of(place))
-            else:
-                lifted = TileFile(chunk.path, chunk.offset, _lifted(chunk.box))
-                place[...] = reader.read_box(lifted, _lifted(part), view.dtype).reshape(part.shape)
+            reader.fill(view[index], chunk, part)
 
-    def requests(self, box: Box) -> int:
-        """How many parts of files a box is read in."""
-        return sum(run_count(_lifted(part), _lifted(chunk.box)) for chunk, part in self.meeting(box))
+    def reads(self, box: Box) -> Reads:
+        """What reading a box takes."""
+        requests = sum(chunk.runs(part).run_count for chunk, part in self.meeting(box))
+        return Reads(requests, box.size * self.dtype.itemsize)
 
+    @property
+    def inner_dims(self) -> set[int]:
+        """The dims along which elements lie side by side, in one file or another."""
+        return {chunk.inner_dim for chunk in self.chunks}
 
-def _lifted(box: Box) -> Box:
-    return box or Box([(0, 1)])
+    @property
+    def grid(self) -> None:
+        """Any part is as good to read as another."""
+        return
+
+    @property
+    def key(self) -> Any:
+        """Alike for tensors that are read alike."""
+        return self.dtype, self.shape, tuple((chunk.box, chunk.strides) for chunk in self.chunks)
 
 
 def raw_dtype(dtype: DType) -> np.dtype[Any]:
     """The unsigned type in which elements are moved as they are."""
     return np.dtype({1: "u1", 2: "u2", 4: "u4", 8: "u8"}.get(dtype.itemsize, f"V{dtype.itemsize}"))
+
+
+class ItemPlace(NamedTuple):
+    """A part of a file."""
+
+    path: Path
+    offset: int
+    length: int
 
 
 @dataclass(frozen=True)
@@ -103,11 +184,14 @@ class Checkpoint:
 
     path: Path
     form: str
-    """safetensors or dcp."""
-    tensors: Mapping[str, StoredTensor]
-    others: tuple[str, ...] = ()
-    """The names of what is there beside tensors, which is not moved."""
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    """safetensors, dcp, orbax or tiles."""
+    tensors: Mapping[str, ReadableTensor]
+    files: tuple[Path, ...]
+    """All that it lies in."""
+    others: Mapping[str, ItemPlace | None] = field(default_factory=dict)
+    """By name what is there beside tensors, and where it lies if it can be carried over as it is."""
+    tree: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
+    """By name the keys that lead to it, where names were made of such."""
 
     @property
     def nbytes(self) -> int:

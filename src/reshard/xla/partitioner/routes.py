@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from reshard.checks import checked_shape
 from reshard.errors import ReshardError
 from reshard.notation.plain import check_blocks
-from reshard.sharding import Sharding, checked_shape
+from reshard.sharding import Sharding
 from reshard.xla.partitioner.branches import BRANCHES, Branch
 from reshard.xla.partitioner.device_arrays import (
     DeviceArray,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reshard.plans import bytes_text
-from reshard.tables import Passage, Table
+from reshard.tables import Passage, Table, bytes_text
 from reshard.xla.read.reading import FOREIGN
 from reshard.xla.report.figures import COUNTED, PREDICTED, WARNED, ReportedReshard
 
