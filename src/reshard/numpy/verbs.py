@@ -76,6 +76,7 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
 ALONG: dict[str, Callable[..., Any]] = {
     "cummax": np.maximum.accumulate,
     "cummin": np.minimum.accumulate,
+    "cumlogsumexp": np.logaddexp.accumulate,
     "softmax": _softmax,
 }
 """The same of what goes along a dim."""
@@ -89,6 +90,7 @@ VERBS = Verbs(
     reduce=_reduce,
     slice=lambda array, start, stop, step: array[tuple(map(slice, start, stop, step))],
     pad=lambda array, low, high, value: np.pad(array, list(zip(low, high, strict=True)), constant_values=value),
+    flip=np.flip,
     concatenate=np.concatenate,
     rows=lambda table, numbers: table[numbers],
     element=lambda array, dim, place: np.take(array, [place], dim),

@@ -36,7 +36,7 @@ class KindForm(Enum):
     MOVED = "moved"
     """The elements as they are: in another order of dims or another shape, repeated, in another dtype."""
     SHIFTED = "shifted"
-    """The elements at other places of a dim, of which a device needs all: a slice, a pad, a concatenation."""
+    """The elements at other places of a dim: a slice, a pad, a concatenation, a roll, a reversal."""
     INDEXED = "indexed"
     """The elements at given places, each by the device that has it."""
     COUNTED = "counted"
@@ -119,6 +119,8 @@ KINDS: dict[str, Kind] = {
     "slice": Kind(KindForm.SHIFTED, 1, ("start", "stop", "step"), waiting_for=ALL_REDUCTIONS),
     "pad": Kind(KindForm.SHIFTED, 1, ("low", "high"), ("value",), waiting_for=ALL_REDUCTIONS),
     "concatenate": Kind(KindForm.SHIFTED, None, ("dim",), waiting_for=ALL_REDUCTIONS),
+    "roll": Kind(KindForm.SHIFTED, 1, ("dims", "shifts"), ("sizes",), waiting_for=ALL_REDUCTIONS),
+    "reverse": Kind(KindForm.SHIFTED, 1, ("dims",), waiting_for=ALL_REDUCTIONS),
     "take": Kind(KindForm.INDEXED, 2, waiting_for=SUM, waiting=Waiting.FIRST),
     "pick": Kind(KindForm.INDEXED, 1, ("dims", "start"), waiting_for=SUM),
     "put": Kind(KindForm.INDEXED, 1, ("dims", "start", "value")),
@@ -128,7 +130,7 @@ KINDS: dict[str, Kind] = {
         name: Kind(KindForm.REDUCED, reduction=name, waiting_for=frozenset([name]))
         for name in ("sum", "max", "min", "product")
     },
-    **_each("sort cumsum cumprod cummax cummin softmax", KindForm.ALONG),
+    **_each("sort cumsum cumprod cummax cummin cumlogsumexp softmax", KindForm.ALONG),
     **_each(
         "abs cbrt ceil conj cos cosh erf exp exp2 expm1 floor log log1p relu rsqrt sigmoid sign silu sin sinh sqrt "
         "square stop_gradient tan tanh is_finite=isfinite not=invert",
@@ -140,7 +142,7 @@ KINDS: dict[str, Kind] = {
     **_each("add sub=subtract", KindForm.ELEMENTWISE, 2, waiting_for=SUM),
     **_each(
         "mul=multiply div rem=fmod pow=power atan2=arctan2 maximum minimum equal ne=not_equal less le=less_equal "
-        "gt=greater ge=greater_equal and=bitwise_and or=bitwise_or xor=bitwise_xor complex",
+        "gt=greater ge=greater_equal and=bitwise_and or=bitwise_or xor=bitwise_xor complex logaddexp",
         KindForm.ELEMENTWISE,
         2,
     ),

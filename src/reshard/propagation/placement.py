@@ -30,6 +30,7 @@ from reshard.network import Network
 from reshard.operations.blocks import Block, around
 from reshard.operations.kinds import LEAVING
 from reshard.operations.operation import Operation, Value
+from reshard.operations.reaching import windowed
 from reshard.plans import Plan
 from reshard.plans.chrome_trace import chrome_trace
 from reshard.propagation.builder import Builder
@@ -220,9 +221,27 @@ class Placement(Graph):
         seconds = "" if self.seconds is None else f", {self.seconds * 1e6:.1f} us"
         figures = f"{reshards}, {received}{seconds}; peak {bytes_text(self.peak_bytes)}{self._largest()}"
         proof = f"least {self.goal.name}: {self._gap()}"
-        named = [f"{name} ({count})" for name, count in sorted(self.without_rule.items())]
-        opaque = [f"without a rule, whole on every device: {', '.join(named)}"] if named else []
+        opaque = []
+        for why, counts in (("without a rule", self.without_rule), ("of shifts that are not known", self._unknown)):
+            named = [f"{name} ({count}){self._paid_for(name)}" for name, count in sorted(counts.items())]
+            opaque += [f"{why}, whole on every device: {', '.join(named)}"] if named else []
         return plain([Table(rows), "", figures, *opaque, proof])
+
+    @cached_property
+    def _unknown(self) -> Counter[str]:
+        """How often each operation stands here that shifts elements nobody knows where to."""
+        unknown: Counter[str] = Counter()
+        for operation in self.operations:
+            known = {reached.label for reached in operation.reaches}
+            unknown[operation.name] += not known.issuperset(operation.shifted)
+        return +unknown
+
+    def _paid_for(self, primitive: str) -> str:
+        """What is received for the operands of operations of a name, in words."""
+        name = primitive.replace("-", "_")
+        operands = {operand for each in self.operations if each.name == name for operand in each.operands}
+        received = sum(self.received(operand) for operand in operands)
+        return f" for {bytes_text(received)}" if received else ""
 
     def _largest(self) -> str:
         """The largest values that a device holds when it holds most, in words."""
@@ -260,8 +279,21 @@ class Placement(Graph):
         return placement_page(self)
 
     def text(self) -> str:
-        """The program as text that `Program.parse` reads."""
-        return write(self, self.shardings)
+        """The program as text that `Program.parse` reads.
+
+        What operations read beyond the edges of tiles follows from them, and is not written.
+        """
+        windows = {
+            operation.result: operation.operands[0]
+            for operation in self.operations
+            if operation.name == "reshard" and self.shardings[operation.result].has_windows
+        }
+        operations = (
+            replace(operation, operands=tuple(windows.get(operand, operand) for operand in operation.operands))
+            for operation in self.operations
+            if operation.result not in windows
+        )
+        return write(replace(self, operations=tuple(operations)), self.shardings)
 
     def __repr__(self) -> str:
         meshes = ", ".join(map(str, self.meshes.values()))
@@ -306,13 +338,13 @@ def explicit(program: Builder, net: Net, chooser: Chooser, best: Optimum, reason
             result = placing.contracted(operation, best.chains[operation.result.number], operands, reason)
         else:
             layout = best.layouts[operation.result.number]
-            *used, computed = layout.shardings
+            calculation = net.calculations[operation.result.number]
+            *used, computed = windowed(layout.pattern, calculation.reaches, layout.shardings, calculation.shapes)
             why = f"needed by {name}"
             brought = [placing.brought(*pair, why) for pair in zip(operands, used, strict=True)]
             stays = computed == sharding
             called, says = (name, reason) if stays else (placing.name(name), f"as {name} is computed")
             value = result = placing.add(operation, brought, called, computed, says)
-            calculation = net.calculations[operation.result.number]
             flops = local_flops(calculation.stages, layout.largest_parts(calculation.label_sizes))
             placing.work[value] = flops * net.trip_counts(operation.result.number)[-1]
             if operation.name in LEAVING and not stays:

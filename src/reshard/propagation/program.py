@@ -32,6 +32,7 @@ from reshard.operations.operation import Attribute, Value
 from reshard.operations.pattern import Pattern
 from reshard.operations.reshapes import reshape_pattern
 from reshard.propagation.builder import NAME, Builder, NewValue
+from reshard.propagation.merging import MERGES, run_in_blocks
 from reshard.propagation.open_blocks import OpenChoice, OpenLoop, open_choice, open_loop
 from reshard.propagation.placement import Placement
 from reshard.propagation.search import Shortlist, place, shortlist
@@ -187,7 +188,10 @@ class Program(Builder):
         fill: float = 0,
         result: str | None = None,
     ) -> Value:
-        """A value with `low` elements before it and `high` after it in every dim, all of them `fill`."""
+        """A value with `low` elements before it and `high` after it in every dim, all of them `fill`.
+
+        Where a number is below 0 so many elements are left out there.
+        """
         return self._shift("pad", [value], result, {"low": low, "high": high, "value": _number(fill)})
 
     def concatenate(self, values: Sequence[Value], dim: int, result: str | None = None) -> Value:
@@ -200,6 +204,60 @@ class Program(Builder):
         if not operands:
             raise ReshardError("bad-argument", "something must be concatenated")
         return self._shift("concatenate", operands, result, {"dim": integer(dim, "the dim of a concatenation")})
+
+    def roll(
+        self,
+        value: Value,
+        shifts: Sequence[int],
+        dims: Sequence[int],
+        sizes: Sequence[int] | None = None,
+        result: str | None = None,
+    ) -> Value:
+        """Every element so many places further in some dims; what leaves at the end comes in at the front.
+
+        Args:
+            value: what is rolled.
+            shifts: how many places, per dim that is named.
+            dims: their numbers.
+            sizes: of these dims in the result, where it goes round more or less than once.
+
+        Raises:
+            ReshardError: `bad-argument` where the dims are none of the value, or not as many as the shifts.
+        """
+        longer = {} if sizes is None else {"sizes": sizes}
+        return self._shift("roll", [value], result, {"dims": dims, "shifts": shifts, **longer})
+
+    def reverse(self, value: Value, dims: Sequence[int], result: str | None = None) -> Value:
+        """The elements of some dims from the last to the first.
+
+        Raises:
+            ReshardError: `bad-argument` where the dims are none of the value.
+        """
+        return self._shift("reverse", [value], result, {"dims": dims})
+
+    def running(self, name: str, value: Value, dim: int, *, reverse: bool = False, result: str | None = None) -> Value:
+        """What runs along a dim: `cumsum`, `cumprod`, `cummax`, `cummin` or `cumlogsumexp`, in blocks of the dim.
+
+        A device that has a part of the dim receives an element of each other part, a line each.
+
+        Args:
+            name: what is done.
+            value: to whose elements.
+            dim: along which.
+            reverse: whether from the last element to the first.
+            result: the name of the result; one is made up unless given.
+
+        Raises:
+            ReshardError: `bad-argument` where it is none of these, or the dim none of the value.
+        """
+        self.check_own(value)
+        if expect(name, str, "what runs along a dim") not in MERGES:
+            raise ReshardError("bad-argument", f"what runs along a dim is one of {', '.join(MERGES)}, got: {name}")
+        if not 0 <= integer(dim, "the dim of what runs along it") < len(value.shape):
+            raise ReshardError("bad-argument", f"dim {dim} is no dim of {value.shape}")
+        ran = run_in_blocks(self, name, value, dim, is_reversed=reverse)
+        labels = self._labels(ran)
+        return ran if result is None else self.op(Pattern((labels,), labels), ran, name="copy", result=result)
 
     def take(self, table: Value, rows: Value, result: str | None = None) -> Value:
         """Rows of a table by their numbers, as an embedding has them: table `[v, ...]`, rows of any shape.
@@ -380,20 +438,26 @@ class Program(Builder):
         return tuple((f"d{dim}",) for dim in range(len(value.shape)))
 
     def _shift(self, name: str, operands: Sequence[Value], result: str | None, attributes: Mapping[str, Any]) -> Value:
-        """A slice, a pad or a concatenation, as its attributes say."""
+        """What shifts elements as its attributes say."""
         terms = [self._labels(operand) for operand in operands]
         plain = dict(_plain_items(attributes))
         shape = shifted_shape(name, [operand.shape for operand in operands], plain)
+        named = {plain.get("dim"), *_integers_of(plain.get("dims"))}
+        named |= {dim for key in ("low", "high") for dim, width in enumerate(_integers_of(plain.get(key))) if width}
         shifted = {
             label
             for operand in operands
             for dim, ((label,), before, after) in enumerate(zip(terms[0], operand.shape, shape, strict=True))
-            if before != after or dim == plain.get("dim")
+            if before != after or dim in named
         }
         pattern = Pattern((terms[0],) * len(operands), terms[0])
         return self.op(
             pattern, *operands, name=name, result=result, shape=shape, shifted=sorted(shifted), attributes=plain
         )
+
+
+def _integers_of(attribute: Attribute | None) -> tuple[int, ...]:
+    return attribute if isinstance(attribute, tuple) else ()
 
 
 def _number(value: Any) -> int | float:

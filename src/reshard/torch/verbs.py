@@ -77,9 +77,10 @@ ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
 }
 """What torch has under no name, or another."""
 ALONG: dict[str, Callable[..., Tensor]] = {
-    name: lambda x, dim, name=name: getattr(x, name)(dim).values for name in ("sort", "cummax", "cummin")
+    **{name: lambda x, dim, name=name: getattr(x, name)(dim).values for name in ("sort", "cummax", "cummin")},
+    "cumlogsumexp": torch.logcumsumexp,
 }
-"""Of what goes along a dim, that to which torch adds the places."""
+"""Of what goes along a dim, that to which torch adds the places, and what it calls otherwise."""
 REDUCE: dict[str, Callable[[Tensor, int], Tensor]] = {
     "sum": Tensor.sum,
     "product": Tensor.prod,
@@ -96,6 +97,7 @@ VERBS = Verbs(
     reduce=_reduce,
     slice=lambda x, start, stop, step: x[tuple(map(slice, start, stop, step))],
     pad=_pad,
+    flip=Tensor.flip,
     concatenate=lambda tensors, dim: torch.cat(tuple(tensors), dim),
     rows=lambda table, numbers: table[numbers],
     element=lambda x, dim, place: x.narrow(dim, place, 1),
