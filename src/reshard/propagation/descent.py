@@ -174,8 +174,10 @@ class Descent:
 
     def keep(self, variable: Variable, option: int) -> None:
         """Keep a value in an option, whatever that costs."""
+        makers = {edge.node.number: edge.node for edge in variable.makers}.values()
+        before = sum(map(self.node_cost, makers)) + self.shared(variable)
         self._set([], {id(variable): option}, {})
-        self.cost = self.total()
+        self.cost += sum(map(self.node_cost, makers)) + self.shared(variable) - before
 
     def try_change(self, options: dict[int, int], layouts: dict[int, int], nodes: Iterable[Node]) -> bool:
         """Take other options and layouts if that is cheaper; whether it is.

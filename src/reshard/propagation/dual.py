@@ -11,11 +11,11 @@ On the way each takes its cheapest choice, given those before it, which is where
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from reshard.propagation.elimination import End, Link, eliminate
+from reshard.propagation.elimination import End, Link, Once, eliminate
 from reshard.propagation.model import Model, Node, Variable
 from reshard.propagation.space import Costs, Numbers, Picks
 
@@ -123,33 +123,40 @@ class Within(NamedTuple):
 def _ends(model: Model, shares: Shares, within: Within | None, *, exact: bool) -> list[End]:
     """The values and operations of a model in their order, linked by what reshards cost."""
     ends: dict[int, End] = {}
-    cuts: dict[tuple[int, bytes, bytes, bool], Costs] = {}
+    tables: dict[tuple[int, bytes, bytes, bool, float], Costs] = {}
+    alike: dict[bytes, Any] = {}
+    once = Once()
+
+    def shared(array: Any) -> Any:
+        """The first array that is equal to one."""
+        return alike.setdefault(array.tobytes(), array)
 
     def end_of(variable: Variable) -> End:
         end = ends.get(id(variable))
         if end is None:
             domain = variable.domain if within is None else within.domains[id(variable)]
             cost = np.zeros(len(domain)) if variable.rent is None else variable.rent[domain]
-            end = ends[id(variable)] = End(variable, cost, domain)
+            end = ends[id(variable)] = End(variable, shared(cost), domain)
         return end
 
     for node in model.nodes:
         choices = np.arange(len(node.layouts)) if within is None else within.layouts[node.number]
         around = [end_of(edge.variable) for edge in node.uses]
-        own = ends[id(node)] = End(node, node.cost[choices], choices)
+        cost = node.cost if within is None else node.cost[choices]
+        own = ends[id(node)] = End(node, shared(cost), choices)
         around += [end_of(edge.variable) for edge in node.makes]
         for edge, end in zip(node.edges, around, strict=True):
             picks = edge.picks if within is None else Picks(edge.picks.numbers[choices])
-            table = edge.table.price if exact else edge.table.bound
-            key = id(table), end.choices.tobytes(), picks.options.tobytes(), edge.is_result
-            if key not in cuts:
-                pair = (picks.options, end.choices) if edge.is_result else (end.choices, picks.options)
-                cut = table[np.ix_(*pair)]
-                cuts[key] = np.ascontiguousarray(cut.T if edge.is_result else cut)
             scale = float(edge.times)
             if not edge.is_result:
                 scale *= shares.get(edge.key, 1.0)
-            Link(end, own, cuts[key] * scale if scale != 1 else cuts[key], picks, edge.variable.count)
+            known = edge.table.price if exact else edge.table.bound
+            key = id(known), end.choices.tobytes(), picks.options.tobytes(), edge.is_result, scale
+            if key not in tables:
+                pair = (picks.options, end.choices) if edge.is_result else (end.choices, picks.options)
+                cut = known[np.ix_(*pair)] * scale
+                tables[key] = np.ascontiguousarray(cut.T if edge.is_result else cut)
+            Link(end, own, tables[key], picks, edge.variable.count, once)
     for variable in model.variables:  # those that nothing reads
         end_of(variable)
     return list(ends.values())

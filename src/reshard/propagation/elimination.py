@@ -5,6 +5,7 @@ ends for both of theirs.
 An end with one link goes into its neighbour's own cost, one with two into a link between its neighbours, and one
 without a choice into all around it, so that nothing is lost; of a train step one end in ten is left.
 What went is found again backwards, from what its neighbours have chosen.
+Layers that are alike share their arrays, so what is made of the same arrays is made once (`Once`).
 
 By hand, a - b - c where a and c have two choices each, b costs 0 or 5, and to differ costs 3: without b, a and c pay 0,
 or 3 where they differ, or 6 where b would have to cost 5 or differ from both.
@@ -20,8 +21,8 @@ or 3 where they differ, or 6 where b would have to cost 5 or differ from both.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,21 @@ from reshard.propagation.space import Costs, Numbers, Picks
 
 MOST_COMBINED = 2**18
 """Up to how many choices of an end and its two neighbours together it is eliminated."""
+
+
+class Once:
+    """Arrays made of others, each made once: of the same arrays comes the same array."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[object, ...], tuple[Costs, tuple[object, ...]]] = {}
+
+    def make(self, how: Callable[..., Costs], *of: Any) -> Costs:
+        """What comes of some arrays, by identity, which are kept as long as this is."""
+        key = how, *map(id, of)
+        known = self._made.get(key)
+        if known is None:
+            known = self._made[key] = how(*of), of
+        return known[0]
 
 
 class End:
@@ -55,14 +71,24 @@ class Link:
         table: per choice of the first and option of the second.
         picks: the option that each choice of the second wants; each its own unless given.
         times: for how many links of the program it stands.
+        once: what makes its arrays.
     """
 
-    def __init__(self, first: End, second: End, table: Costs, picks: Picks | None = None, times: float = 1) -> None:
+    def __init__(
+        self,
+        first: End,
+        second: End,
+        table: Costs,
+        picks: Picks | None = None,
+        times: float = 1,
+        once: Once | None = None,
+    ) -> None:
         self.first, self.second, self.table, self.picks, self.times = first, second, table, picks, times
+        self.once = once or Once()
         self.handed: list[Costs | None] = [None, None]
         """What the first and the second have handed to it last."""
-        self._to_first = table.min(axis=1)
-        self._to_second = self._spread(table.min(axis=0))
+        self._to_first = self.once.make(_least_of_rows, table)
+        self._to_second = self.once.make(_least_of_columns, table, picks)
         first.links.append(self)
         second.links.append(self)
 
@@ -78,9 +104,9 @@ class Link:
         """What an end has handed to the link; the message to the other follows."""
         self.handed[end is self.second] = handed
         if end is self.first:
-            self._to_second = self._spread((self.table + handed[:, None]).min(axis=0))
+            self._to_second = _handed_by_first(self.table, self.picks, handed)
         else:
-            self._to_first = (self.table + (handed if self.picks is None else self.picks.least(handed))).min(axis=1)
+            self._to_first = _handed_by_second(self.table, self.picks, handed)
 
     def given(self, end: End, other: int) -> Costs:
         """What it costs each choice of an end where the other's is known."""
@@ -90,12 +116,53 @@ class Link:
 
     def seen_from(self, end: End) -> Costs:
         """Per choice of an end and choice of the other, what they pay."""
-        table = self.table if self.picks is None else self.table[:, self.picks.places]
-        return table if end is self.first else table.T
+        table = self.table if self.picks is None else self.once.make(_of_all_choices, self.table, self.picks)
+        return table if end is self.first else self.once.make(np.transpose, table)
+
+    def message_of(self, end: End, handed: Costs) -> Costs:
+        """What it costs each choice of the other end at the least, where so much is handed over."""
+        how = _handed_by_first if end is self.first else _handed_by_second
+        return self.once.make(how, self.table, self.picks, handed)
 
     def _spread(self, costs: Costs) -> Costs:
         """Costs of the options of the second end, per choice."""
         return costs if self.picks is None else np.asarray(costs[self.picks.places])
+
+
+def _least_of_rows(table: Costs) -> Costs:
+    return np.asarray(np.minimum.reduce(table, axis=1))
+
+
+def _least_of_columns(table: Costs, picks: Picks | None) -> Costs:
+    least = np.minimum.reduce(table, axis=0)
+    return np.asarray(least if picks is None else least[picks.places])
+
+
+def _handed_by_first(table: Costs, picks: Picks | None, handed: Costs) -> Costs:
+    return _least_of_columns(table + handed[:, None], picks)
+
+
+def _handed_by_second(table: Costs, picks: Picks | None, handed: Costs) -> Costs:
+    return _least_of_rows(table + (handed if picks is None else picks.least(handed)))
+
+
+def _of_all_choices(table: Costs, picks: Picks) -> Costs:
+    return np.asarray(table[:, picks.places])
+
+
+def _sum(*tables: Costs) -> Costs:
+    return np.asarray(sum(tables))
+
+
+def _only(table: Costs) -> Costs:
+    """What the other's choices pay where there is but one."""
+    return np.asarray(table[0])
+
+
+def _by_way_of(before: Costs, cost: Costs, after: Costs) -> Costs:
+    """What the choices of two ends pay by way of one between them, in its best choice."""
+    there = before + cost[:, None]
+    return np.asarray(np.minimum.reduce(there[:, :, None] + after[:, None, :], axis=0))
 
 
 class Eliminated(NamedTuple):
@@ -146,10 +213,10 @@ def _merge(end: End) -> None:
         to.setdefault(id(link.other(end)), []).append(link)
     for links in to.values():
         if len(links) > 1:
-            table = np.asarray(sum(link.seen_from(end) for link in links))
-            other = links[0].other(end)
+            once, other = links[0].once, links[0].other(end)
+            table = once.make(_sum, *(link.seen_from(end) for link in links))
             _cut(links)
-            Link(end, other, table, times=min(link.times for link in links))
+            Link(end, other, table, times=min(link.times for link in links), once=once)
 
 
 def _cut(links: Iterable[Link]) -> None:
@@ -164,15 +231,13 @@ def _eliminated(end: End) -> Eliminated:
     if len(end.choices) == 1:
         for link in links:
             other = link.other(end)
-            other.cost = other.cost + link.given(other, 0)
+            other.cost = link.once.make(np.add, other.cost, link.once.make(_only, link.seen_from(end)))
     elif len(links) == 1:
         (link,) = links
         other = link.other(end)
-        link.take(end, end.cost)
-        other.cost = other.cost + link.message_to(other)
+        other.cost = link.once.make(np.add, other.cost, link.message_of(end, end.cost))
     elif links:
-        (before, after), times = links, min(link.times for link in links)
-        there = before.seen_from(end) + end.cost[:, None]
-        table = (there[:, :, None] + after.seen_from(end)[:, None, :]).min(axis=0)
-        Link(before.other(end), after.other(end), table, times=times)
+        (before, after), times, once = links, min(link.times for link in links), links[0].once
+        table = once.make(_by_way_of, before.seen_from(end), end.cost, after.seen_from(end))
+        Link(before.other(end), after.other(end), table, times=times, once=once)
     return Eliminated(end, links)

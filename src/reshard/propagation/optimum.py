@@ -25,7 +25,7 @@ from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Dual, Picked, Within
 from reshard.propagation.fixpoint import Flow
 from reshard.propagation.model import IDENTICAL, SAME, Model, Rent, tree
-from reshard.propagation.shares import Bounded, even_shares, untied
+from reshard.propagation.shares import Bounded, even_shares, moved, untied
 from reshard.propagation.space import Option, compute_layout
 from reshard.propagation.ties import classes_of
 from reshard.sharding import Sharding
@@ -96,19 +96,20 @@ def optimum(model: Model, flow: Flow, deadline: float | None = None) -> Optimum:
     def is_late() -> bool:
         return deadline is not None and time.monotonic() > deadline
 
-    classes = classes_of(model.net)
+    classes = classes_of(model)
     is_tied = len(set(classes)) <= FEW * len(classes)
     small = model.tied(classes) if is_tied else model
     bounded = Bounded(small)
     best = _searched(small, bounded, flow, is_late)
     if is_tied:
-        whole = Dual(model, untied(model, bounded.shares, classes))
-        whole.begin(bounded.dual, classes)
-        whole.run(WHOLE_TURNS, is_late)
         options = {
             id(own): best.options[id(shared)] for own, shared in zip(model.variables, small.variables, strict=True)
         }
         layouts = {node.number: best.layouts[classes[node.number]] for node in model.nodes}
+        shares = moved(model, untied(model, bounded.shares, classes), Picked(options, layouts))
+        whole = Dual(model, shares)
+        whole.begin(bounded.dual, classes)
+        whole.run(WHOLE_TURNS, is_late)
         return _explained(model, Descent(model, options, layouts), max(whole.bound, 0.0))
     return _explained(model, best, max(bounded.bound, 0.0))
 
@@ -133,7 +134,7 @@ def changed(
     def is_late() -> bool:
         return deadline is not None and time.monotonic() > deadline
 
-    classes = classes_of(model.net)
+    classes = classes_of(model)
     is_tied = len(set(classes)) <= FEW * len(classes)
     rented = model.renting(rents)
     small = rented.tied(classes) if is_tied else rented

@@ -56,8 +56,8 @@ def even_shares(model: Model) -> Shares:
     return {edge.key: 1.0 / len(edge.variable.uses) for node in model.nodes for edge in node.uses}
 
 
-def moved(model: Model, shares: Shares, choice: Picked, part: float) -> Shares:
-    """Shares moved, by a part of them, to those who have a value brought to them under a choice.
+def moved(model: Model, shares: Shares, choice: Picked, part: float = 1.0) -> Shares:
+    """Shares moved, by a part of them or wholly, to those who have a value brought to them under a choice.
 
     So the bound grows where it is a choice of least cost under these shares: a step along a subgradient.
     """

@@ -1,52 +1,56 @@
 """Operations that are alike: a hundred equal layers are placed as one.
 
-Two operations are of one class if they, what they read and what reads them, so many operations away, are equal but for
-names.
+Two operations are of one class if they have the same ways to be computed, their results the same ways to be kept, at
+the same prices, and if what they read and what reads them is so too, so many operations away.
 Layers of a stack are, but for those next to its ends.
 To keep the values of a class alike is a choice, not a proof: the bound is that of the whole program.
 
+>>> from reshard.contraction.chooser import Chooser
+>>> from reshard.contraction.goal import Goal
 >>> from reshard.mesh import Mesh
+>>> from reshard.propagation.fixpoint import Net
 >>> from reshard.propagation.program import Program
 >>> program = Program(Mesh.of(x=2))
 >>> value = program.input("x", (4,), "float32")
 >>> for _ in range(100):
 ...     value = program.op("i->i", value, name="exp")
->>> len(set(classes_of(Net(program))))
-18
+>>> net = Net(program)
+>>> model = Model(net, net.runs(None), Chooser(Goal.of("balanced")))
+>>> [len(set(classes_of(model, reach))) for reach in (1, 3)]
+[4, 8]
 """
 
 from __future__ import annotations
 
-from reshard.propagation.fixpoint import Net
+from reshard.propagation.model import Model
 
-REACH = 8
-"""How many operations away are looked at."""
+REACH = 1
+"""How many operations away are looked at, where that makes few classes."""
 
 
-def classes_of(net: Net) -> list[int]:
-    """Per operation the number of the first one that is like it."""
+def classes_of(model: Model, reach: int = REACH) -> list[int]:
+    """Per operation the number of the first one that is like it.
+
+    Args:
+        model: the program.
+        reach: how many operations away are looked at.
+    """
+    net = model.net
     operations = net.graph.operations
+    layouts = {node.number: id(node.layouts) for node in model.nodes}
     numbers: dict[object, int] = {}
 
     def number_of(key: object) -> int:
         return numbers.setdefault(key, len(numbers))
 
-    colors = [
-        number_of(
-            (
-                operation.name,
-                rule,
-                tuple(value.dtype for value in operation.values),
-                operation.reduction,
-                operation.attributes,
-                net.graph.annotations.get(operation.result),
-                net.trip_counts(operation.result.number),
-                mesh,
-            )
-        )
-        for operation, rule, mesh in zip(operations, net.rules, net.meshes, strict=True)
-    ]
-    for _ in range(REACH):
+    colors = []
+    for number, operation in enumerate(operations):
+        variable = model.variables[number]
+        kept = id(variable.options), variable.domain.tobytes(), id(variable.table)
+        what = operation.name, layouts.get(number), operation.attributes, net.trip_counts(number)
+        is_first = net.graph.annotations.get(operation.result), variable.number == number
+        colors.append(number_of((*what, operation.arithmetic, *kept, *is_first)))
+    for _ in range(reach):
         reading: list[list[tuple[int, int]]] = [[] for _ in operations]
         for operation in operations:
             for place, operand in enumerate(operation.operands):
@@ -56,7 +60,7 @@ def classes_of(net: Net) -> list[int]:
                 (
                     color,
                     tuple(colors[operand.number] for operand in operation.operands),
-                    tuple(sorted(readers)),
+                    tuple(sorted(set(readers))),
                 )
             )
             for color, operation, readers in zip(colors, operations, reading, strict=True)
