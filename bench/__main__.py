@@ -1,7 +1,7 @@
 """Run the benchmarks and write them into bench/RESULTS.md.
 
 python -m bench [planning] [networks] [bases] [engine] [disk] [contraction] [programs] [redistribute]
-    [contraction_jax] [contraction_torch] [resharding_jax] [models] [mpi]
+    [contraction_jax] [contraction_torch] [resharding_jax] [models] [mpi] [time]
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from bench import (
     programs,
     redistribute,
     resharding_jax,
+    time,
 )
 from bench.timing import Row
 
@@ -46,6 +47,7 @@ GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "contraction_torch": contraction_torch.rows,
     "resharding_jax": resharding_jax.rows,
     "models": models.rows,
+    "time": time.rows,
     "mpi": mpi.rows,
 }
 RESULTS = Path(__file__).parent / "RESULTS.md"
