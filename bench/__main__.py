@@ -1,7 +1,7 @@
 """Run the benchmarks and write them into bench/RESULTS.md.
 
 python -m bench [planning] [networks] [bases] [engine] [disk] [contraction] [programs] [redistribute]
-    [contraction_jax] [contraction_torch] [resharding_jax] [models] [mpi] [shifts] [transfer]
+    [contraction_jax] [contraction_torch] [resharding_jax] [models] [mpi] [shifts] [transfer] [time]
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from bench import (
     redistribute,
     resharding_jax,
     shifts,
+    time,
     transfer,
 )
 from bench.timing import Row
@@ -48,6 +49,7 @@ GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "contraction_torch": contraction_torch.rows,
     "resharding_jax": resharding_jax.rows,
     "models": models.rows,
+    "time": time.rows,
     "mpi": mpi.rows,
     "shifts": shifts.rows,
     "transfer": transfer.rows,

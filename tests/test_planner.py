@@ -214,11 +214,12 @@ def test_on_hosts_the_plan_crosses_once_and_gathers_inside() -> None:
     network = switches((2, 450e9), (4, 50e9))
     found = plan(Sharding.of(mesh, "h"), Sharding.of(mesh, None), (64,), "int64", network=network)
     assert [(step.kind, step.after.text()) for step in found.steps] == [
-        ("Slice", '[{"h", "a"}]'),
-        ("AllGather", "[{}]"),
+        ("Exchange", '[{parts(4), "a"}]'),
+        ("Exchange", "[{}]"),
     ]
     # 512 bytes over 4 hosts, each device its half: 3/4 of 256 come in through its port, then 256 from beside it
-    assert found.step_seconds == pytest.approx((0.0, 192 / 50e9 + 256 / 450e9))
+    assert found.step_seconds == pytest.approx((192 / 50e9, 256 / 450e9))
+    assert found.seconds == pytest.approx(192 / 50e9 + 256 / 450e9 / 8)  # in 8 parts of an element of each run
 
 
 def test_with_latency_no_plan_is_dearer_than_its_alternatives() -> None:
@@ -316,7 +317,7 @@ def test_digits_that_lie_across_levels_are_priced_by_all_their_pieces(
 # The triangle inequality.
 
 
-def triangle(sizes: tuple[int, ...], network: Network) -> tuple[NDArray[Any], list[Sharding]]:
+def triangle(sizes: tuple[int, ...], network: Network, slack: float = 1e-9) -> tuple[NDArray[Any], list[Sharding]]:
     """Per source, point on the way and target, the price by way of it less than the direct one: direct / by way of it.
 
     0 where the direct way is no dearer.
@@ -329,7 +330,7 @@ def triangle(sizes: tuple[int, ...], network: Network) -> tuple[NDArray[Any], li
         ]
     )
     around, direct = prices[:, :, None] + prices[None, :, :], prices[:, None, :]
-    dearer = direct > around * (1 + 1e-9) + 1e-18
+    dearer = direct > around * (1 + slack) + 1e-18
     return np.where(dearer, direct / np.where(dearer, around, 1.0), 0.0), shardings
 
 
@@ -350,8 +351,9 @@ def test_by_way_of_a_third_is_no_cheaper_on_a_flat_network(sizes: tuple[int, ...
 
 @pytest.mark.parametrize("sizes", [*MESHES[:2], pytest.param(MESHES[2], marks=pytest.mark.slow)], ids=str)
 def test_by_way_of_a_third_is_no_cheaper_on_hosts(sizes: tuple[int, ...]) -> None:
+    """Up to the number of parts in which tiles can be cut, which may be half on the one way of what it is elsewhere."""
     inside = prod(sizes[1:])
-    check_triangle(*triangle(sizes, switches((inside, 9e9), (sizes[0], 1e9))))
+    check_triangle(*triangle(sizes, switches((inside, 9e9), (sizes[0], 1e9)), slack=0.02))
 
 
 # Without a network.

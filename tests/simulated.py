@@ -1,0 +1,350 @@
+"""How long a plan takes where messages share links and ports as they come, apart from the package's prices.
+
+Messages are fluid: all that are under way share what they cross, each as much as the fullest link or port of its way
+allows (max-min fairness), full duplex; when one ends, the others speed up.
+A step is a phase of messages after its latencies, or one phase for each hop of a ring; a part of the tensor begins a
+step when the part before has done it and it has done the step before.
+
+Ways are those that the package states: switches from the outermost level in, links the shorter way round, half and half
+where both are as long, levels of a torus in every order that has each first as often.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, pairwise, permutations
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+
+from reshard import Network, Plan
+from reshard.digits import Digits
+from reshard.exchange import DigitExchange
+from reshard.network import Level
+from reshard.network.pricing import Stages, _kind, _stages
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Messages(NamedTuple):
+    """What is under way at once: amounts, and which message crosses which link or port."""
+
+    amounts: Floats
+    message: Ints
+    crossed: Ints
+
+
+class Phase(NamedTuple):
+    """Messages that begin together, after a latency; or that take a latency at least, where they stream."""
+
+    messages: Messages
+    delay: float
+    least: float = 0.0
+
+
+@dataclass
+class Wires:
+    """The links and ports of a network, numbered."""
+
+    network: Network
+    bandwidth: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bandwidth = np.concatenate(
+            [np.full(2 * self.network.size, level.bandwidth) for level in self.network.levels]
+        )
+
+    def link(self, number: int, way: int, device: Ints) -> Ints:
+        """Of a level: the port out (0) or in (1) of devices; or the link that leaves them onwards (0) or back (1)."""
+        return (2 * number + way) * self.network.size + device
+
+    def routed(self, senders: Ints, receivers: Ints, amounts: Floats) -> tuple[Messages, float]:
+        """Messages on their ways, and the latencies that the slowest device waits for, one message after another."""
+        levels = self.network.levels
+        rows: list[tuple[Ints, Ints]] = []
+        shares: list[Floats] = []
+        latency = np.zeros(len(senders))
+        total = 0
+        torus = [n for n, level in enumerate(levels) if not level.is_switch]
+        orders = _orders(torus)
+        for order in orders:
+            for way in (0, 1) if any(levels[n].link == "ring" for n in torus) else (0,):
+                part = amounts / len(orders) / (2 if any(levels[n].link == "ring" for n in torus) else 1)
+                waits = np.zeros(len(senders))
+                for message, crossed, wait in self._ways(senders, receivers, order, way):
+                    rows.append((message + total, crossed))
+                    waits[message] += wait
+                latency = waits
+                shares.append(part)
+                total += len(senders)
+        message, crossed = (np.concatenate(column) for column in zip(*rows, strict=True))
+        waiting = max(np.bincount(ends, latency).max() for ends in (senders, receivers))
+        return Messages(np.concatenate(shares), message, crossed), float(waiting)
+
+    def _ways(
+        self, senders: Ints, receivers: Ints, order: Sequence[int], way: int
+    ) -> Iterator[tuple[Ints, Ints, float]]:
+        """Which message crosses what, hop by hop, with the latency of the hop."""
+        levels, place = self.network.levels, senders.copy()
+        left = np.arange(len(senders))
+        for number in [*range(len(levels))][::-1]:
+            if levels[number].is_switch:
+                digit = levels[number].digit
+                crosses = left[digit.value(place[left]) != digit.value(receivers[left])]
+                yield crosses, self.link(number, 0, place[crosses]), levels[number].latency_s
+                yield crosses, self.link(number, 1, receivers[crosses]), 0.0
+                left = np.setdiff1d(left, crosses)
+                continue
+            run = _run(levels, number)
+            if number != run[0]:
+                continue
+            for inner in sorted(run, key=list(order).index):
+                yield from self._along(inner, place, receivers, left, way)
+
+    def _along(
+        self, number: int, place: Ints, receivers: Ints, left: Ints, way: int
+    ) -> Iterator[tuple[Ints, Ints, float]]:
+        level = self.network.levels[number]
+        digit = level.digit
+        ahead = (digit.value(receivers[left]) - digit.value(place[left])) % level.size
+        if level.link == "line":
+            onwards = digit.value(receivers[left]) > digit.value(place[left])
+        elif level.link == "one-way-ring":
+            onwards = np.ones(len(left), dtype=bool)
+        else:
+            onwards = (2 * ahead < level.size) | ((2 * ahead == level.size) & (way == 0))
+        while True:
+            here, there = digit.value(place[left]), digit.value(receivers[left])
+            moving = here != there
+            if not moving.any():
+                return
+            movers = left[moving]
+            step = np.where(onwards[moving], 1, -1)
+            yield movers, self.link(number, 0, place[movers]) + (step < 0) * self.network.size, level.latency_s
+            place[movers] += ((here[moving] + step) % level.size - here[moving]) * level.stride
+
+
+def _run(levels: Sequence[Level], number: int) -> list[int]:
+    """The levels of one torus that a level is of, outermost first."""
+    run = [number]
+    for step in (1, -1):
+        other = number + step
+        while 0 <= other < len(levels) and not levels[other].is_switch:
+            run.append(other)
+            other += step
+    return sorted(run, reverse=True)
+
+
+def _orders(numbers: list[int]) -> list[tuple[int, ...]]:
+    if len(numbers) < 3:
+        return list(permutations(numbers))
+    rotations = [tuple(numbers[place:] + numbers[:place]) for place in range(len(numbers))]
+    return [*rotations, *(order[::-1] for order in rotations)]
+
+
+def gathered_stages(exchange: Any, network: Network) -> Stages | None:
+    """The levels along which an exchange is an all-gather or, backwards, a reduce-scatter; None where it is neither."""
+    if not isinstance(exchange, DigitExchange) or not exchange.stays or not exchange.gathered:
+        return None
+    kinds = {_kind(exchange, i) for i in exchange.gathered}
+    digits = Digits(exchange.common.digits[i] for i in exchange.gathered)
+    is_one = kinds in ({"all-gather"}, {"reduce-scatter"})
+    return _stages(network, exchange.source.mesh, digits) if is_one else None
+
+
+def phases(exchange: Any, itemsize: float, wires: Wires) -> list[list[Phase]]:
+    """Tracks that go at once, of phases one after another."""
+    stages = gathered_stages(exchange, wires.network)
+    if stages is not None:
+        piece = exchange.largest_piece * exchange.loose_values * itemsize
+        return _gathered(stages, piece, wires, backwards=bool(exchange.combined))
+    senders, receivers, elements = exchange.traffic()
+    if not len(senders):
+        return []
+    messages, latency = wires.routed(senders, receivers, elements * itemsize)
+    return [[Phase(messages, latency)]]
+
+
+def _gathered(stages: Stages, piece: float, wires: Wires, *, backwards: bool) -> list[list[Phase]]:
+    """An all-gather, hop by hop: outer stages first; of a torus a share for every order of its levels."""
+    network = wires.network
+    devices = np.arange(network.size)
+    steps: list[list[list[Phase]]] = []
+    held = piece
+    for stage in reversed(stages):
+        tracks = []
+        if stage[0].is_switch:
+            level = stage[0]
+            number = next(n for n, one in enumerate(network.levels) if one.stride <= level.stride < one.digit.end)
+            size = level.size
+            out = [wires.link(number, way, devices) for way in (0, 1)]
+            message = np.tile(devices, 2)
+            amounts = np.full(len(devices), (size - 1) * held)
+            delay = level.latency_s * (size - 1).bit_length()
+            tracks.append([Phase(Messages(amounts, message, np.concatenate(out)), delay)])
+        else:
+            orders = list(permutations(stage))
+            shares = [_rings(order, held * share, wires) for order, share in zip(orders, _shares(orders), strict=True)]
+            tracks.append(shares[0] if len(stage) == 1 else [_at_once([phase for share in shares for phase in share])])
+        for level in stage:
+            held *= level.size
+        steps.append(tracks)
+    if backwards:
+        steps = [[track[::-1] for track in tracks] for tracks in steps[::-1]]
+    return [[phase for tracks in steps for phase in tracks[0]]]
+
+
+def _at_once(phases: Sequence[Phase]) -> Phase:
+    """What phases come to in chunks without end: all under way at once, for as long as the latencies take."""
+    first, columns = 0, []
+    for phase in phases:
+        columns.append(phase.messages._replace(message=phase.messages.message + first))
+        first += len(phase.messages.amounts)
+    merged = Messages(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+    return Phase(merged, 0.0, sum(phase.least for phase in phases))
+
+
+def _shares(orders: Sequence[Sequence[Level]]) -> Floats:
+    """How much of an array goes through the levels of a torus in each order, so that the busiest is busy least."""
+    levels = orders[0]
+    loads = np.zeros((len(levels), len(orders)))
+    for column, order in enumerate(orders):
+        held = 1.0
+        for level in order:
+            links = 2 if level.link == "ring" else 1
+            loads[levels.index(level), column] = (level.size - 1) * held / links / level.bandwidth
+            held *= level.size
+    cost = np.array([1.0, *np.zeros(len(orders))])
+    limits = np.hstack([-np.ones((len(levels), 1)), loads])
+    total = np.array([[0.0, *np.ones(len(orders))]])
+    solved = linprog(cost, A_ub=limits, b_ub=np.zeros(len(levels)), A_eq=total, b_eq=[1.0], method="highs")
+    shares: Floats = solved.x[1:]
+    return shares
+
+
+def _rings(stage: Sequence[Level], held: float, wires: Wires) -> list[Phase]:
+    """Along one level after the other, each hop both ways at once."""
+    network, devices = wires.network, np.arange(wires.network.size)
+    result = []
+    for level in stage:
+        number = next(n for n, one in enumerate(network.levels) if one.stride <= level.stride < one.digit.end)
+        physical = network.levels[number]
+        if level != physical:
+            raise NotImplementedError("a part of a ring")
+        hops = level.hops if level.link == "ring" else level.size - 1
+        ways = (0,) if level.link == "one-way-ring" else (0, 1)
+        for hop in range(1, hops + 1):
+            crossed = []
+            both_bring = level.link == "ring" and 2 * hop == level.size  # the same from either side: half each
+            for way in ways:
+                ends = level.digit.value(devices) != (level.size - 1 if way == 0 else 0)
+                going = devices[ends] if level.link == "line" else devices
+                crossed.append(wires.link(number, way, going))
+            links = np.concatenate(crossed)
+            amounts = np.full(len(links), held / 2 if both_bring else held)
+            result.append(Phase(Messages(amounts, np.arange(len(links)), links), 0.0, level.latency_s))
+        held *= level.size
+    return result
+
+
+def rates(messages: Sequence[tuple[Messages, Floats]], bandwidth: Floats) -> list[Floats]:
+    """Of all messages under way the bytes/s that they get, max-min fair."""
+    offsets = np.cumsum([0, *(len(one.amounts) for one, _ in messages)])
+    remaining = np.concatenate([left for _, left in messages])
+    message = np.concatenate([one.message + offset for (one, _), offset in zip(messages, offsets, strict=False)])
+    crossed = np.concatenate([one.crossed for one, _ in messages])
+    rate = np.zeros(len(remaining))
+    waiting = remaining > 0
+    room = bandwidth.copy()
+    while waiting.any():
+        open_rows = waiting[message]
+        users = np.bincount(crossed[open_rows], minlength=len(room))
+        share = np.where(users > 0, room / np.maximum(users, 1), np.inf)
+        tight = share <= share.min() * (1 + 1e-9)
+        stopped = np.unique(message[open_rows & tight[crossed]])
+        rate[stopped] = share.min()
+        waiting[stopped] = False
+        rows = np.isin(message, stopped)
+        room = np.maximum(room - np.bincount(crossed[rows], rate[message[rows]], len(room)), 0.0)
+    return [rate[start:stop] for start, stop in pairwise(offsets)]
+
+
+@dataclass(eq=False)
+class Running:
+    """A phase that is under way."""
+
+    owner: tuple[int, int, int, int]
+    phase: Phase
+    left: Floats
+    begun: float
+
+
+def simulated_seconds(plan: Plan, network: Network) -> float:
+    """From the first message to the last."""
+    wires = Wires(network)
+    part = plan.plan_of_part
+    tracks = [
+        [track for move in step.moves for track in phases(move.exchange, part.dtype.itemsize, wires)]
+        for step in part.steps
+    ]
+    steps = [number for number, found in enumerate(tracks) if found]
+    if not steps:
+        return 0.0
+    done: dict[tuple[int, int], float] = {}
+    open_tracks: dict[tuple[int, int], int] = {}
+    running: list[Running] = []
+    later: list[tuple[float, int, tuple[int, int, int, int]]] = []
+    ticket, now = count(), 0.0
+
+    def begin(number: int, place: int) -> None:
+        open_tracks[number, place] = len(tracks[steps[place]])
+        for track in range(len(tracks[steps[place]])):
+            delay = tracks[steps[place]][track][0].delay + network.launch_s
+            heapq.heappush(later, (now + delay, next(ticket), (number, place, track, 0)))
+
+    def finish(owner: tuple[int, int, int, int]) -> None:
+        number, place, track, phase = owner
+        following = tracks[steps[place]][track][phase + 1 :]
+        if following:
+            heapq.heappush(later, (now + following[0].delay, next(ticket), (number, place, track, phase + 1)))
+            return
+        open_tracks[number, place] -= 1
+        if open_tracks[number, place]:
+            return
+        done[number, place] = now
+        for after in ((number + 1, place), (number, place + 1)):
+            ready = [(after[0] - 1, after[1])] if after[0] else []
+            ready += [(after[0], after[1] - 1)] if after[1] else []
+            if after[0] < plan.parts and after[1] < len(steps) and all(one in done for one in ready):
+                begin(*after)
+
+    begin(0, 0)
+    while running or later:  # until the next message ends, or a phase begins or may end
+        speeds = rates([(one.phase.messages, one.left) for one in running], wires.bandwidth) if running else []
+        due = [later[0][0] - now] if later else []
+        for one, speed in zip(running, speeds, strict=True):
+            under_way = one.left > 0
+            due.append(
+                float(np.min(one.left[under_way] / speed[under_way]))
+                if under_way.any()
+                else one.begun + one.phase.least - now
+            )
+        span = max(min(due), 0.0)
+        now += span
+        for one, speed in zip(running, speeds, strict=True):
+            one.left = np.maximum(one.left - speed * span, 0.0)
+            one.left[one.left < one.phase.messages.amounts * 1e-9] = 0.0
+        over = [one for one in running if not one.left.any() and now >= (one.begun + one.phase.least) * (1 - 1e-12)]
+        running = [one for one in running if one not in over]
+        for one in over:
+            finish(one.owner)
+        while later and later[0][0] <= now * (1 + 1e-12):
+            _, _, owner = heapq.heappop(later)
+            phase = tracks[steps[owner[1]]][owner[2]][owner[3]]
+            running.append(Running(owner, phase, phase.messages.amounts.copy(), now))
+    return now
