@@ -164,10 +164,10 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     small_checkpoint(tmp_path / "whole")
     arguments = ["convert", str(tmp_path / "whole"), str(tmp_path / "out"), "--no-sync"]
     assert killed_at(40, arguments) == -signal.SIGKILL
-    done = (tmp_path / ".out.partial" / "journal").read_text().splitlines()
+    done = (tmp_path / ".out.partial" / "journal-0").read_text().splitlines()
     assert 10 < len(done) < 40
     assert run(*arguments, "--resume", "--to", "dcp") == 1
-    assert (tmp_path / ".out.partial" / "journal").read_text().splitlines() == done
+    assert (tmp_path / ".out.partial" / "journal-0").read_text().splitlines() == done
     checkpoint = open_checkpoint(tmp_path / "whole")
     work = Converting(checkpoint, whole_files(checkpoint, ()), tmp_path / "out", resume=True)
     reads = convert(work, lambda count: None)

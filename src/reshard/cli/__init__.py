@@ -2,6 +2,7 @@
 
     commands.py          what every command has: name, summary, examples
     arguments.py         options that several commands take, and the shardings they name
+    job.py               whether a command runs in many processes at once
     rules_named.py       rules of a system, or of a file
     plan_command.py      `reshard plan`: what a reshard does and costs
     compare_command.py   `reshard compare`: what it costs from each sharding to each

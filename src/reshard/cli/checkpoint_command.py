@@ -9,6 +9,7 @@ from threading import Lock
 
 from reshard.cli import output
 from reshard.cli.commands import Commands, add_command
+from reshard.cli.job import peers_of_job
 from reshard.cli.progress import phase
 from reshard.cli.rules_named import rules_named
 from reshard.errors import ReshardError
@@ -16,9 +17,11 @@ from reshard.models.checkpoints.comparing import differences
 from reshard.models.checkpoints.converting import ARRAY_MEMORY, MEMORY, Converting, convert, slab_of
 from reshard.models.checkpoints.costs import conversion_cost, device_costs
 from reshard.models.checkpoints.dcp_writing import dcp_files
+from reshard.models.checkpoints.files import Reads
 from reshard.models.checkpoints.layouts import WrittenFiles, casts_of, device_files, whole_files
 from reshard.models.checkpoints.opening import open_checkpoint
 from reshard.models.checkpoints.orbax_layout import orbax_arrays
+from reshard.models.checkpoints.peers import Alone, Peers, together
 from reshard.models.checkpoints.stored import Checkpoint
 from reshard.models.names import skeleton
 from reshard.tables import Table, bytes_text
@@ -29,6 +32,8 @@ examples:
   reshard checkpoint cost dcp/ --rules rules.yaml
   reshard checkpoint convert dcp/ llama-safetensors --memory 256MiB --check
   reshard checkpoint convert llama-3-8b/ served --rules vllm:tp=8 --model llama-3-8b
+  reshard checkpoint convert dcp/ orbax --to orbax --rules fsdp:8
+  mpiexec -n 8 reshard checkpoint convert dcp/ llama-safetensors
   reshard checkpoint diff llama-3-8b/ llama-safetensors/
 
 a checkpoint is a folder of .safetensors files, one such file, or a folder of torch's distributed checkpoint, of orbax's
@@ -74,17 +79,16 @@ def run(args: argparse.Namespace) -> None:
     memory = None if args.memory is None else size_of(args.memory)
     if not 1 <= args.workers <= 256:
         raise ReshardError("bad-argument", f"there are {args.workers} workers; there must be 1 to 256")
+    if args.action == "convert":
+        _convert(args, memory)
+        return
     checkpoint = open_checkpoint(args.source)
     if args.action == "show":
         _show(checkpoint, args.json)
     elif args.action == "diff":
         _diff(checkpoint, open_checkpoint(args.other), memory or MEMORY, args.json)
     else:
-        work = _work(checkpoint, args, memory)
-        if args.action == "cost":
-            _cost(work, args.json)
-        else:
-            _convert(work, args)
+        _cost(_work(checkpoint, args, memory, Alone()), args.json)
 
 
 def size_of(text: str) -> int:
@@ -99,13 +103,13 @@ def size_of(text: str) -> int:
     return max(1, int(float(match[1]) * UNITS[match[2]]))
 
 
-def _work(checkpoint: Checkpoint, args: argparse.Namespace, memory: int | None) -> Converting:
+def _work(checkpoint: Checkpoint, args: argparse.Namespace, memory: int | None, peers: Peers) -> Converting:
     """What would be done."""
     if memory is None:
         memory = ARRAY_MEMORY if "orbax" in (checkpoint.form, args.to) else MEMORY
     written = _written(checkpoint, args, slab_of(memory, args.workers))
     out = Path(args.other or "")
-    return Converting(checkpoint, written, out, memory, args.workers, args.resume, args.check, not args.no_sync)
+    return Converting(checkpoint, written, out, memory, args.workers, args.resume, args.check, not args.no_sync, peers)
 
 
 def _written(checkpoint: Checkpoint, args: argparse.Namespace, cap: int) -> WrittenFiles:
@@ -167,16 +171,33 @@ def _cost(work: Converting, as_json: bool) -> None:
     )
 
 
-def _convert(work: Converting, args: argparse.Namespace) -> None:
-    total, others = work.written.nbytes, work.source.others
+def _convert(args: argparse.Namespace, memory: int | None) -> None:
+    """In this process, or in all of a job; the first of them speaks."""
+    peers = peers_of_job()
+    try:
+        work = together(peers, lambda: _work(open_checkpoint(args.source), args, memory, peers))
+        reads = _converted(work)
+    except ReshardError:
+        if peers.rank:
+            raise SystemExit(1) from None
+        raise
+    if peers.rank == 0:
+        _report(work, reads, args)
+
+
+def _converted(work: Converting) -> Reads:
     lock = Lock()
-    with phase("converting", total) as advance:
+    with phase("converting", work.written.nbytes) as advance:
 
         def told(count: int) -> None:
             with lock:
                 advance(count)
 
-        reads = convert(work, told)
+        return convert(work, told)
+
+
+def _report(work: Converting, reads: Reads, args: argparse.Namespace) -> None:
+    total, others = work.written.nbytes, work.source.others
     files = [*work.written.sizes, *work.written.arrays]
     if args.json:
         read = {"read_bytes": reads.nbytes, "requests": reads.requests}

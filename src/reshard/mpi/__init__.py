@@ -14,6 +14,7 @@ local_moves.py    one rank's part of a plan: what it sends, receives, and puts t
 subarrays.py      parts of arrays as datatypes, so that nothing is packed
 shared_tiles.py   tiles in memory that the ranks of a host share
 participants.py   the ranks that a call is made by: what they have agreed on, what is kept for them
+job.py            the ranks of a command that `mpiexec` started
 transfer.py       `transfer`: a whole model, by its plan
 """
 

@@ -7,7 +7,7 @@ A journal beside the files says which tensors are done, so what was stopped can 
 same source and the same request.
 
     .out.partial/request   what it was begun for; there once the files have their sizes
-    .out.partial/journal   the numbers of tensors that are whole, a line each
+    .out.partial/journal-0 the numbers of tensors that are whole, a line each; one of every process
     .out.partial/files/    what becomes the output
 """
 
@@ -28,6 +28,7 @@ from reshard.models.checkpoints.copying import ReportBytes, TargetWriter, Tensor
 from reshard.models.checkpoints.files import FileReader, Reads, TileWriter
 from reshard.models.checkpoints.layouts import WrittenFiles
 from reshard.models.checkpoints.orbax import ArrayWriter
+from reshard.models.checkpoints.peers import Alone, Peers, dealt, together
 from reshard.models.checkpoints.stored import Checkpoint
 
 MEMORY, ARRAY_MEMORY = 3 << 20, 96 << 20
@@ -53,6 +54,8 @@ class Converting:
     check: bool = False
     sync: bool = True
     """Whether files are brought to the disk itself, so that they outlive the machine."""
+    peers: Peers = field(default_factory=Alone)
+    """The processes that share the work."""
 
     @property
     def partial(self) -> Path:
@@ -110,12 +113,13 @@ class Journal:
     @property
     def path(self) -> Path:
         """Of the file."""
-        return self.work.partial / "journal"
+        return self.work.partial / f"journal-{self.work.peers.rank}"
 
     def done(self) -> set[int]:
-        """The tensors that are whole; a line that is cut short says nothing."""
-        with refusing("write-failed", f"{self.path} could not be read"):
-            text = self.path.read_text(encoding="ascii", errors="replace") if self.path.exists() else ""
+        """The tensors that are whole, as any peer says; a line that is cut short says nothing."""
+        with refusing("write-failed", f"{self.work.partial} could not be read"):
+            paths = sorted(self.work.partial.glob("journal-*"))
+            text = "".join(path.read_text(encoding="ascii", errors="replace") + "\n" for path in paths)
         words = [line.split(" ") for line in text.split("\n")]
         return {int(line[0]) for line in words if line[1:] == ["done"] and line[0].isdigit()}
 
@@ -151,7 +155,7 @@ class Journal:
 
 
 def convert(work: Converting, advance: ReportBytes) -> Reads:
-    """Write all files; what was read for them.
+    """Write all files; what was read for them, by all peers.
 
     Args:
         work: what is done.
@@ -160,15 +164,19 @@ def convert(work: Converting, advance: ReportBytes) -> Reads:
     Raises:
         ReshardError: `file-exists`, `write-failed`, `bad-file`, `verify-failed`, `bad-argument`.
     """
-    request = work.request()
-    if work.out.exists() or work.out.is_symlink():
-        if work.resume and not work.files.exists() and _begun_for(work) == request:
-            shutil.rmtree(work.partial, ignore_errors=True)  # all was done but to take this away
-            advance(work.written.nbytes)
-            return Reads()
-        raise ReshardError("file-exists", f"{work.out} is already there; the output must be new")
-    _begin(work, request)
-    reads = _copy_tensors(work, advance)
+    request, peers = work.request(), work.peers
+    begun = together(peers, lambda: _begin(work, request) if peers.rank == 0 else None)
+    is_whole, done = peers.all(begun)[0]
+    if is_whole:
+        advance(work.written.nbytes)
+        return Reads()
+    reads = together(peers, lambda: _copy_tensors(work, done, advance))
+    together(peers, lambda: _finish(work) if peers.rank == 0 else None)
+    return sum(peers.all(reads), Reads())
+
+
+def _finish(work: Converting) -> None:
+    """Say where all is, and give the folder its name."""
     with refusing("write-failed", f"{work.out} could not be written"):
         for name, data in work.written.indexes.items():
             _write_file(work.files / name, data, work.sync)
@@ -178,7 +186,6 @@ def convert(work: Converting, advance: ReportBytes) -> Reads:
         if work.sync:
             sync_folder(work.out.parent)
         shutil.rmtree(work.partial, ignore_errors=True)
-    return reads
 
 
 def _begun_for(work: Converting) -> str:
@@ -187,13 +194,24 @@ def _begun_for(work: Converting) -> str:
         return said.read_text(encoding="utf-8", errors="replace") if said.is_file() else ""
 
 
-def _begin(work: Converting, request: str) -> None:
-    """The folder to write to, with all files in their sizes: a new one, or the one begun for the same request."""
+def _begin(work: Converting, request: str) -> tuple[bool, set[int]]:
+    """Whether all is there already; if not, which tensors are whole in a folder begun for the same request."""
     known = _begun_for(work)
+    if work.out.exists() or work.out.is_symlink():
+        if work.resume and not work.files.exists() and known == request:
+            shutil.rmtree(work.partial, ignore_errors=True)  # all was done but to take this away
+            return True, set()
+        raise ReshardError("file-exists", f"{work.out} is already there; the output must be new")
     if work.resume and known == request:
-        return
+        return False, Journal(work).done()
     if work.resume and known:
         raise ReshardError("bad-argument", f"{work.partial} was begun for another source or request; remove it first")
+    _make_files(work, request)
+    return False, set()
+
+
+def _make_files(work: Converting, request: str) -> None:
+    """A new folder to write to, with all files in their sizes."""
     with refusing("write-failed", f"{work.partial} could not be written"):
         if work.partial.exists():
             shutil.rmtree(work.partial)
@@ -230,13 +248,14 @@ def _write_file(path: Path, data: bytes, sync: bool) -> None:
     unfinished.rename(path)
 
 
-def _copy_tensors(work: Converting, advance: ReportBytes) -> Reads:
-    """Bring every tensor that is not done to its places, several at a time."""
-    journal = Journal(work)
-    copies, done = work.written.copies(work.source), journal.done()
+def _copy_tensors(work: Converting, done: set[int], advance: ReportBytes) -> Reads:
+    """Bring this process's share of the tensors that are not done to their places, several at a time."""
+    journal, copies = Journal(work), work.written.copies(work.source)
     for number in done & set(range(len(copies))):
         advance(copies[number].nbytes)
-    left = iter([number for number in range(len(copies)) if number not in done])
+    numbers = [number for number in range(len(copies)) if number not in done]
+    hands = dealt([copies[number].nbytes for number in numbers], work.peers.size)
+    left = iter([numbers[place] for place in hands[work.peers.rank]])
     lock = Lock()
 
     def copied() -> Reads:
