@@ -321,6 +321,8 @@ def smaller(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Small
     """The reshard that stands for another without a network; None where there is none."""
     mesh = source.mesh
     is_partial = bool(source.unreduced or target.unreduced)
+    if source.is_woven or target.is_woven:  # whose windows and deals are of this size
+        return None
     if mesh != target.mesh or mesh.is_maximal or (source.unreduced and becomes_unreduced(source, target)):
         return None
     sizes, names = mesh.sizes, list(mesh.sizes)

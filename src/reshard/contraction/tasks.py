@@ -27,6 +27,7 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.operation import Operation
 from reshard.operations.pattern import SUMMED, Pattern
+from reshard.operations.reaching import Reached
 from reshard.operations.rules import Rule, reduction_of, waiting_operands
 from reshard.sharding import Sharding
 
@@ -67,6 +68,8 @@ class Calculation:
     """Labels of which every device needs all, so that nothing may cut them."""
     reduction: str = "sum"
     """How what is summed over a cut label combines."""
+    reaches: tuple[Reached, ...] = ()
+    """What operands are read for along labels that may be cut though elements change their place."""
 
     @classmethod
     def of_einsum(cls, pattern: Pattern, sizes: Mapping[str, int], dtype: DType) -> Calculation:
@@ -97,7 +100,8 @@ class Calculation:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.pattern, self.sizes, self.shapes, self.dtypes, self.waits, self.whole, self.reduction))
+        own = self.pattern, self.sizes, self.shapes, self.dtypes, self.waits, self.whole, self.reduction, self.reaches
+        return hash(own)
 
     def __hash__(self) -> int:
         return self._hash
@@ -116,12 +120,19 @@ def calculation_of(operation: Operation, rule: Rule) -> Calculation:
         waits,
         reduction_of(operation),
         operation.name == "einsum",
+        operation.reaches,
     )
 
 
 @lru_cache(4096)
 def _calculation(
-    pattern: Pattern, rule: Rule, dtypes: tuple[DType, ...], waits: tuple[Wait, ...], reduction: str, multiplies: bool
+    pattern: Pattern,
+    rule: Rule,
+    dtypes: tuple[DType, ...],
+    waits: tuple[Wait, ...],
+    reduction: str,
+    multiplies: bool,
+    reaches: tuple[Reached, ...],
 ) -> Calculation:
     sizes = dict(zip(pattern.labels, rule.sizes, strict=True))
     roles = dict(zip(pattern.labels, rule.roles, strict=True))
@@ -133,7 +144,7 @@ def _calculation(
         stages: tuple[Stage, ...] = stages_of(pattern, sizes)
     else:
         stages = (Stage(frozenset(pattern.term_labels[-1]), 1),)
-    return Calculation(pattern, rule.sizes, rule.shapes, dtypes, stages, waits, whole, reduction)
+    return Calculation(pattern, rule.sizes, rule.shapes, dtypes, stages, waits, whole, reduction, reaches)
 
 
 @lru_cache(64)

@@ -55,7 +55,7 @@ from reshard.jax.tracing.emitter import Signature, is_key
 from reshard.jax.verbs import VERBS
 from reshard.mesh import Mesh
 from reshard.operations.blocks import Loop
-from reshard.operations.interpreter import compute
+from reshard.operations.interpreter import compute, reaches_out
 from reshard.operations.projection import shards
 from reshard.operations.rules import LabelRole, operation_rule, reduction_of
 from reshard.planner import plan as make_plan
@@ -261,7 +261,16 @@ class ArrayExtents:
 
     def _bounds(self, term: int, dim: int) -> tuple[Any, Any]:
         value, sharding = self.values[term], self.shardings[term]
-        return sharding.layout_for(value.shape).intervals(dim, value.shape[dim], sharding.mesh.positions)
+        window = None if sharding.mesh.is_maximal else sharding.dims[dim].window
+        layout, positions = sharding.layout_for(value.shape), sharding.mesh.positions
+        if window is None:
+            return layout.intervals(dim, value.shape[dim], positions)
+        start, stop = np.array(window.spans, dtype=np.int64)[layout.cutting[dim].index_of(positions)].T
+        return start, stop
+
+    def reaches_out(self, term: int, dim: int) -> bool:
+        """Whether on some device the tile is a window that goes on beyond the ends of its tensor."""
+        return reaches_out(self.shardings[term], dim, self.values[term].shape[dim])
 
     def start(self, term: int, dim: int) -> Any:
         """Where a tile begins in its tensor."""
@@ -294,6 +303,7 @@ class ArrayExtents:
                 start, stop = self._bounds(term, dim)
                 if (
                     group
+                    and not (self.shardings[term].dims and self.shardings[term].dims[dim].window)
                     and rule.roles[group[-1]] is LabelRole.REDUCED
                     and (stop - start != self.shapes[term][dim]).any()
                 ):

@@ -57,6 +57,7 @@ VERBS = Verbs(
     reduce=_reduce,
     slice=lax.slice,
     pad=_pad,
+    flip=lax.rev,
     concatenate=lax.concatenate,
     rows=lambda table, numbers: table[numbers],
     element=lambda array, dim, place: lax.dynamic_slice_in_dim(array, place, 1, dim),

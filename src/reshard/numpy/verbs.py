@@ -89,6 +89,7 @@ VERBS = Verbs(
     reduce=_reduce,
     slice=lambda array, start, stop, step: array[tuple(map(slice, start, stop, step))],
     pad=lambda array, low, high, value: np.pad(array, list(zip(low, high, strict=True)), constant_values=value),
+    flip=np.flip,
     concatenate=np.concatenate,
     rows=lambda table, numbers: table[numbers],
     element=lambda array, dim, place: np.take(array, [place], dim),

@@ -19,6 +19,9 @@ from reshard.errors import ReshardError
 from reshard.operations.operation import Operation
 from reshard.operations.pattern import Shape
 
+SHIFTING = ("slice", "pad", "concatenate", "roll", "reverse")
+"""Operations whose attributes tell the shape of their result."""
+
 
 def check_attributes(operation: Operation) -> None:
     """Refuse attributes that do not fit an operation.
@@ -29,7 +32,7 @@ def check_attributes(operation: Operation) -> None:
     """
     name, attributes, result = operation.name, dict(operation.attributes), operation.result.shape
     shapes = [operand.shape for operand in operation.operands]
-    if name in ("slice", "pad", "concatenate"):
+    if name in SHIFTING:
         expected = shifted_shape(name, shapes, attributes)
         if expected != result:
             raise ReshardError("bad-shape", f"{name} must have a result of {expected}, got: {result}")
@@ -53,7 +56,7 @@ def check_attributes(operation: Operation) -> None:
 
 
 def shifted_shape(name: str, shapes: Sequence[Shape], attributes: Mapping[str, Any]) -> Shape:
-    """The shape of a slice, a pad or a concatenation.
+    """The shape of what shifts: a slice, a pad, a concatenation, a roll or a reversal.
 
     Raises:
         ReshardError: `bad-argument`; `bad-shape` where what is concatenated differs in another dim.
@@ -69,9 +72,17 @@ def shifted_shape(name: str, shapes: Sequence[Shape], attributes: Mapping[str, A
         return (*first[:dim], sum(shape[dim] for shape in shapes), *first[dim + 1 :])
     if name == "pad":
         before, after = (_integers(name, attributes, key, len(first)) for key in ("low", "high"))
-        if min([*before, *after], default=0) < 0:
-            raise ReshardError("bad-argument", f"a pad of {before} and {after} must be at least 0")
-        return tuple(low + size + high for low, size, high in zip(before, first, after, strict=True))
+        padded = tuple(low + size + high for low, size, high in zip(before, first, after, strict=True))
+        if min(padded, default=0) < 0:
+            raise ReshardError("bad-argument", f"a pad of {before} and {after} leaves nothing of {first}")
+        return padded
+    if name in ("roll", "reverse"):
+        dims = _integers(name, attributes, "dims")
+        if len({*dims}) < len(dims) or not all(0 <= dim < len(first) for dim in dims):
+            raise ReshardError("bad-argument", f"{name} must name dims of {first} once each, got: {dims}")
+        if name == "roll":
+            _integers(name, attributes, "shifts", len(dims))
+        return first
     start, stop, step = (_integers(name, attributes, key, len(first)) for key in ("start", "stop", "step"))
     if not all(0 <= a <= b <= n and s > 0 for a, b, s, n in zip(start, stop, step, first, strict=True)):
         raise ReshardError("bad-argument", f"a slice from {start} to {stop} by {step} is not in {first}")

@@ -33,6 +33,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from reshard.box import Box
 from reshard.dtypes import REDUCTIONS
 from reshard.errors import ReshardError
 from reshard.operations.kinds import KINDS, KindForm
@@ -62,6 +63,8 @@ class Verbs:
     """Start, stop and step of every dim."""
     pad: Callable[[Any, Shape, Shape, Any], Any]
     """How many elements before and after in every dim, and of what value."""
+    flip: Callable[[Any, Shape], Any]
+    """The elements of some dims from the last to the first."""
     concatenate: Callable[[Sequence[Any], int], Any]
     rows: Callable[[Any, Any], Any]
     """The rows of a table that an array of numbers names, all of which it has."""
@@ -104,6 +107,9 @@ class Extents(Protocol):
     def length(self, term: int, dim: int) -> Any:
         """How many elements of its tensor it has, which for a tile that is cut short may be less than its array."""
 
+    def reaches_out(self, term: int, dim: int) -> bool:
+        """Whether on some device the tile is a window that goes on beyond the ends of its tensor, where nothing is."""
+
 
 class BoxExtents:
     """The extents of a device where arrays are no larger than the tiles in them."""
@@ -111,17 +117,56 @@ class BoxExtents:
     def __init__(self, operation: Operation, shardings: Sequence[Sharding], device: int) -> None:
         """As `shardings` say, which are those of the operands, and last of the result."""
         self.shardings = shardings
-        pairs = zip(shardings, operation.values, strict=True)
-        self.boxes = [sharding.box(device, value.shape) for sharding, value in pairs]
-        self.shapes = [box.shape for box in self.boxes]
+        self.whole = [value.shape for value in operation.values]
+        pairs = zip(shardings, self.whole, strict=True)
+        self.tiles = [sharding.layout_for(shape).tile(sharding.mesh.position_of(device), shape) for sharding, shape in pairs]
+        self.shapes = [tile.shape for tile in self.tiles]
 
     def start(self, term: int, dim: int) -> int:
-        """Where the tile begins in its tensor."""
-        return self.boxes[term][dim][0]
+        """Where the tile begins in its tensor; a window may begin before it."""
+        tile = self.tiles[term]
+        if isinstance(tile, Box):
+            return tile[dim][0]
+        return tile.spans[dim].stored[0][0] if tile.spans[dim].stored else 0
+
+    def reaches_out(self, term: int, dim: int) -> bool:
+        """Whether the tile is a window that goes on beyond the ends of its tensor."""
+        return reaches_out(self.shardings[term], dim, self.whole[term][dim])
 
     def length(self, term: int, dim: int) -> int:
         """How many elements of its tensor it has."""
         return self.shapes[term][dim]
+
+
+def reaches_out(sharding: Sharding, dim: int, size: int) -> bool:
+    """Whether on some device a window goes on beyond the ends of a dim, where nothing is."""
+    window = None if sharding.mesh.is_maximal else sharding.dims[dim].window
+    return window is not None and window.edge == "pad" and any(low < 0 or high > size for low, high in window.spans)
+
+
+def filled(verbs: Verbs, extents: Extents, term: int, tile: Any, sizes: Shape, fill: Any) -> Any:
+    """A tile with one value in the places that lie in no element of its tensor.
+
+    Args:
+        verbs: of the engine.
+        extents: where the tiles lie.
+        term: of which operand it is.
+        tile: that may be a window.
+        sizes: of its tensor.
+        fill: the value.
+    """
+    masks = []
+    for dim, size in enumerate(sizes):
+        if extents.reaches_out(term, dim):
+            places = verbs.count(tile, tuple(tile.shape), dim) + extents.start(term, dim)
+            masks.append((places >= 0) & (places < size))
+    return verbs.where(reduce(and_, masks), tile, verbs.full(tile, (), fill)) if masks else tile
+
+
+def is_window(extents: Extents, term: int, dim: int) -> bool:
+    """Whether a tile has in a dim just what the tile of the result is made of, from its first element on."""
+    sharding = extents.shardings[term]
+    return not sharding.mesh.is_maximal and bool(sharding.dims[dim].axes)
 
 
 def check_computable(operation: Operation) -> None:
@@ -244,25 +289,65 @@ class _Computation:
 
     # Places
 
+    def window_of(self, term: int, fill: Any = 0) -> Any:
+        """The tile of an operand, with one value where it reaches beyond the tensor."""
+        sizes = self.operation.operands[term].shape
+        return filled(self.verbs, self.extents, term, self.tiles[term], sizes, fill)
+
     def sliced(self) -> Any:
-        """Some of the elements of dims of which the device has all; other dims stay as they are."""
+        """Some of the elements of dims of which the device has all, or a window that begins with the first of them."""
         (tile,), operation = self.tiles, self.operation
         shapes = zip(operation.operands[0].shape, operation.result.shape, strict=True)
         ends = zip(*(operation.attribute(key) for key in ("start", "stop", "step")), strict=True)
         cuts = [
-            end if before != after else (0, size, 1)
-            for (before, after), end, size in zip(shapes, ends, tile.shape, strict=True)
+            (0, size, 1) if before == after else (0, size, end[2]) if is_window(self.extents, 0, dim) else end
+            for dim, ((before, after), end, size) in enumerate(zip(shapes, ends, tile.shape, strict=True))
         ]
         return self.verbs.slice(tile, *zip(*cuts, strict=True)) if cuts else tile
 
     def padded(self) -> Any:
-        """More elements in dims of which the device has all."""
-        (tile,), attribute = self.tiles, self.operation.attribute
-        return self.verbs.pad(tile, attribute("low"), attribute("high"), attribute("value", 0)) if tile.shape else tile
+        """More elements, or fewer, in dims of which the device has all; in others the window reaches as far."""
+        attribute = self.operation.attribute
+        tile = self.window_of(0, attribute("value", 0))
+        if not tile.shape:
+            return tile
+        ends = zip(attribute("low"), attribute("high"), strict=True)
+        widths = [(0, 0) if is_window(self.extents, 0, dim) else pair for dim, pair in enumerate(ends)]
+        if min(min(pair) for pair in widths) < 0:
+            cuts = [(max(-low, 0), size - max(-high, 0), 1) for (low, high), size in zip(widths, tile.shape, strict=True)]
+            tile = self.verbs.slice(tile, *zip(*cuts, strict=True))
+            widths = [(max(low, 0), max(high, 0)) for low, high in widths]
+        return self.verbs.pad(tile, *zip(*widths, strict=True), attribute("value", 0))
 
     def joined(self) -> Any:
-        """One after another in a dim of which the device has all."""
-        return self.verbs.concatenate(self.tiles, self.operation.attribute("dim"))
+        """One after another in a dim of which the device has all, or, of windows, each where it is."""
+        verbs, dim = self.verbs, self.operation.attribute("dim")
+        if not is_window(self.extents, 0, dim):
+            return verbs.concatenate(self.tiles, dim)
+        result = None
+        for term, tile in enumerate(self.tiles):
+            places = verbs.count(tile, tuple(tile.shape), dim) + self.extents.start(term, dim)
+            inside = (places >= 0) & (places < self.operation.operands[term].shape[dim])
+            result = tile if result is None else verbs.where(inside, tile, result)
+        return result
+
+    def rolled(self) -> Any:
+        """What the windows of tiles are, or the parts of a whole dim in the other order."""
+        (tile,), attribute = self.tiles, self.operation.attribute
+        for dim, shift in zip(attribute("dims"), attribute("shifts"), strict=True):
+            size = tile.shape[dim]
+            if size and not is_window(self.extents, 0, dim):
+                zeros, ones = (0,) * len(tile.shape), (1,) * len(tile.shape)
+                place = _with(zeros, dim, size - shift % size)
+                parts = [(place, tuple(tile.shape)), (zeros, _with(tuple(tile.shape), dim, place[dim]))]
+                tile = self.verbs.concatenate([self.verbs.slice(tile, *part, ones) for part in parts], dim)
+        return tile
+
+    def reversed(self) -> Any:
+        """The mirror image; of a window the first elements, for it may be longer than the tile of the result."""
+        tile = self.verbs.flip(self.tiles[0], self.operation.attribute("dims"))
+        shape, zeros = self.extents.shapes[-1], (0,) * len(tile.shape)
+        return tile if tuple(tile.shape) == shape else self.verbs.slice(tile, zeros, shape, (1,) * len(shape))
 
     def taken(self) -> Any:
         """The rows that the tile of a table has, zeros for the others."""
@@ -305,10 +390,16 @@ class _Computation:
         return self.verbs.count(self.tiles[0], self.extents.shapes[1], dim) + self.extents.start(1, dim)
 
 
+def _with(numbers: Shape, dim: int, number: int) -> Shape:
+    return (*numbers[:dim], number, *numbers[dim + 1 :])
+
+
 _BY_NAME: dict[str, Callable[[_Computation], Any]] = {
     "slice": _Computation.sliced,
     "pad": _Computation.padded,
     "concatenate": _Computation.joined,
+    "roll": _Computation.rolled,
+    "reverse": _Computation.reversed,
     "take": _Computation.taken,
     "pick": _Computation.picked,
     "put": _Computation.put,

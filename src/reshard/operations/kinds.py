@@ -36,7 +36,7 @@ class KindForm(Enum):
     MOVED = "moved"
     """The elements as they are: in another order of dims or another shape, repeated, in another dtype."""
     SHIFTED = "shifted"
-    """The elements at other places of a dim, of which a device needs all: a slice, a pad, a concatenation."""
+    """The elements at other places of a dim: a slice, a pad, a concatenation, a roll, a reversal."""
     INDEXED = "indexed"
     """The elements at given places, each by the device that has it."""
     COUNTED = "counted"
@@ -119,6 +119,8 @@ KINDS: dict[str, Kind] = {
     "slice": Kind(KindForm.SHIFTED, 1, ("start", "stop", "step"), waiting_for=ALL_REDUCTIONS),
     "pad": Kind(KindForm.SHIFTED, 1, ("low", "high"), ("value",), waiting_for=ALL_REDUCTIONS),
     "concatenate": Kind(KindForm.SHIFTED, None, ("dim",), waiting_for=ALL_REDUCTIONS),
+    "roll": Kind(KindForm.SHIFTED, 1, ("dims", "shifts"), waiting_for=ALL_REDUCTIONS),
+    "reverse": Kind(KindForm.SHIFTED, 1, ("dims",), waiting_for=ALL_REDUCTIONS),
     "take": Kind(KindForm.INDEXED, 2, waiting_for=SUM, waiting=Waiting.FIRST),
     "pick": Kind(KindForm.INDEXED, 1, ("dims", "start"), waiting_for=SUM),
     "put": Kind(KindForm.INDEXED, 1, ("dims", "start", "value")),

@@ -5,7 +5,8 @@ index.
 What a pattern cannot say is said per label:
 
     replicated    the operation needs all of the label's elements at once: sort, cumsum
-    shifted       an element of the result is another place of an operand: slice, pad, concatenate
+    shifted       an element of the result is another place of an operand: slice, pad, concatenate; a device has a part
+                  of the label where it is known what the operation reaches (`reaching`), else all of it
     selected      the elements that another operand names: the rows of a table
 
 Four operations have no pattern of their own: `input`, which has no operand; `reshard`, which moves its operand to
@@ -15,6 +16,7 @@ another sharding; `constant`, one number everywhere; and `output`, under which a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from reshard.dtypes import DType, widest
@@ -22,6 +24,7 @@ from reshard.errors import ReshardError
 from reshard.operations.blocks import Block, trip_count
 from reshard.operations.kinds import KINDS, LEAVING, Kind, KindForm
 from reshard.operations.pattern import SUMMED, Pattern
+from reshard.operations.reaching import Reached, reaches_of
 
 Attribute = int | float | str | tuple[int, ...]
 
@@ -71,6 +74,14 @@ class Operation:
     def attribute(self, name: str, default: Any = None) -> Any:
         """One attribute."""
         return dict(self.attributes).get(name, default)
+
+    @cached_property
+    def reaches(self) -> tuple[Reached, ...]:
+        """What its operands are read for along shifted labels, as far as that is known."""
+        if self.pattern is None or not self.shifted:
+            return ()
+        shapes = [operand.shape for operand in self.operands]
+        return reaches_of(self.name, self.pattern, shapes, dict(self.attributes), self.shifted)
 
     @property
     def scope(self) -> Block | None:

@@ -29,7 +29,7 @@ class LabelRole(StrEnum):
     REPLICATED = "replicated"
     """Every device needs all of it."""
     SHIFTED = "shifted"
-    """An element of the result is another place of an operand, so every device needs all of it."""
+    """An element of the result is another place of an operand, nobody knows which, so every device needs all of it."""
     SELECTED = "selected"
     """Indices name some of its elements: where it is sharded, those that are elsewhere count as zeros, and the result
     is unreduced."""
@@ -86,6 +86,7 @@ def rule_of(
     *,
     reduces: bool = True,
     known: tuple[tuple[str, int], ...] = (),
+    reached: tuple[str, ...] = (),
 ) -> Rule:
     """The rule of a pattern.
 
@@ -95,8 +96,9 @@ def rule_of(
         roles: of labels of which the pattern does not tell it; where one has two, the last counts.
         reduces: whether devices may combine parts of the labels that the result lacks.
         known: the sizes of labels that the shapes do not tell.
+        reached: shifted labels of which a device may have a part.
     """
-    shifted = [label for label, role in roles if role is LabelRole.SHIFTED]
+    shifted = [*reached, *(label for label, role in roles if role is LabelRole.SHIFTED)]
     sizes = pattern.solve_sizes(shapes, dict(known), shifted)
     numbers = {label: number for number, label in enumerate(pattern.labels)}
     label_roles = dict.fromkeys(pattern.labels, LabelRole.PASSED)
@@ -119,16 +121,18 @@ def operation_rule(operation: Operation) -> Rule:
     if operation.pattern is None:
         shape = operation.result.shape
         return _identity(len(shape), len(operation.values), shape)
+    reached = tuple(dict.fromkeys(each.label for each in operation.reaches))
     return rule_of(
         operation.pattern,
         tuple(value.shape for value in operation.values),
         (
-            *((label, LabelRole.SHIFTED) for label in operation.shifted),
+            *((label, LabelRole.SHIFTED) for label in operation.shifted if label not in reached),
             *((label, LabelRole.REPLICATED) for label in operation.replicated),
             *((label, LabelRole.SELECTED) for label in operation.selected),
         ),
         reduces=_reduction(operation) is not None,
         known=operation.sizes,
+        reached=reached,
     )
 
 

@@ -135,6 +135,7 @@ class Net:
         for operation, rule, rule_id in zip(self.graph.operations, self.rules, self._rule_of, strict=True):
             dtypes = tuple(value.dtype for value in operation.values)
             key = operation.name, operation.pattern, rule_id, dtypes, operation.attribute("value"), operation.reduction
+            key += (operation.reaches,)
             if key not in known:
                 known[key] = calculation_of(operation, rule)
             calculations.append(known[key])

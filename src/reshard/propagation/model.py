@@ -180,6 +180,9 @@ class Model:
         self._tables: dict[tuple[object, ...], Table] = {}
         self.rents: Mapping[int, Rent] = {}
         self._layouts: dict[tuple[object, ...], Layouts] = {}
+        for operation in graph.operations:
+            if net.calculations[operation.result.number].reaches:  # what it reaches is among the options of its operands
+                self._layouts_of(operation)
         self.variables = self._variables()
         self.nodes = [self._node([graph.operations[n]]) for n in net.order if graph.operations[n].operands]
 
@@ -423,7 +426,7 @@ class Model:
         number = operation.result.number
         net, mesh = self.net, self.net.meshes[number]
         tensors = [self._options[mesh, value.shape] for value in operation.values]
-        trips, layouts = net.trip_counts(number), self._layouts_of(operation, tensors)
+        trips, layouts = net.trip_counts(number), self._layouts_of(operation)
         per_flop = self.goal.per_flop(operation.arithmetic) or TIE_BREAK
         node = Node(number, layouts, layouts.flops * (trips[-1] * per_flop * len(alike)))
         for place, options in enumerate(tensors):
@@ -441,9 +444,10 @@ class Model:
                 (variable.makers if is_result else variable.uses).append(edge)
         return node
 
-    def _layouts_of(self, operation: Operation, tensors: Sequence[Options]) -> Layouts:
+    def _layouts_of(self, operation: Operation) -> Layouts:
         number = operation.result.number
         net, mesh = self.net, self.net.meshes[number]
+        tensors = [self._options[mesh, value.shape] for value in operation.values]
         key: tuple[object, ...]
         if operation.name in IDENTICAL:
             domain = self.variables[number].domain
@@ -455,7 +459,7 @@ class Model:
         along = self.along(operation)
         key = net.calculations[number], tuple(map(id, tensors)), along
         if key not in self._layouts:
-            self._layouts[key] = layouts_of(net.calculations[number], self.pieces[mesh], tensors, along)
+            self._layouts[key] = layouts_of(net.calculations[number], self.pieces[mesh], tensors, along, net.uneven)
         return self._layouts[key]
 
     def along(self, operation: Operation) -> tuple[Along, ...]:
@@ -489,12 +493,15 @@ class Model:
         if key not in self._tables:
             if own is wanted:
                 bound = self._bound(own, value.dtype.itemsize)
-                odd = [n for n, option in enumerate(own.all) if option.sharding is not None]
+                odd = {n for n, option in enumerate(own.all) if option.sharding is not None}
                 pairs = [(a, b) for a, b in product(range(len(own.all)), repeat=2) if a in odd or b in odd]
             else:
                 bound = np.zeros((len(own.all), len(wanted.all)))
                 pairs = list(product(range(len(own.all)), range(len(wanted.all))))
             for a, b in pairs:
+                if own.all[a].has_windows:  # no value is kept so
+                    bound[a, b] = 0.0 if a == b and own is wanted else np.inf
+                    continue
                 ends = Ends(
                     own.pieces.sharding(own.all[a], reduction, self.net.uneven),
                     wanted.pieces.sharding(wanted.all[b], reduction, self.net.uneven),

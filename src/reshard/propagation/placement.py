@@ -30,6 +30,7 @@ from reshard.network import Network
 from reshard.operations.blocks import Block, around
 from reshard.operations.kinds import LEAVING
 from reshard.operations.operation import Operation, Value
+from reshard.operations.reaching import windowed
 from reshard.plans import Plan
 from reshard.plans.chrome_trace import chrome_trace
 from reshard.propagation.builder import Builder
@@ -306,13 +307,13 @@ def explicit(program: Builder, net: Net, chooser: Chooser, best: Optimum, reason
             result = placing.contracted(operation, best.chains[operation.result.number], operands, reason)
         else:
             layout = best.layouts[operation.result.number]
-            *used, computed = layout.shardings
+            calculation = net.calculations[operation.result.number]
+            *used, computed = windowed(layout.pattern, calculation.reaches, layout.shardings, calculation.shapes)
             why = f"needed by {name}"
             brought = [placing.brought(*pair, why) for pair in zip(operands, used, strict=True)]
             stays = computed == sharding
             called, says = (name, reason) if stays else (placing.name(name), f"as {name} is computed")
             value = result = placing.add(operation, brought, called, computed, says)
-            calculation = net.calculations[operation.result.number]
             flops = local_flops(calculation.stages, layout.largest_parts(calculation.label_sizes))
             placing.work[value] = flops * net.trip_counts(operation.result.number)[-1]
             if operation.name in LEAVING and not stays:

@@ -187,7 +187,10 @@ class Program(Builder):
         fill: float = 0,
         result: str | None = None,
     ) -> Value:
-        """A value with `low` elements before it and `high` after it in every dim, all of them `fill`."""
+        """A value with `low` elements before it and `high` after it in every dim, all of them `fill`.
+
+        Where a number is below 0 so many elements are left out there.
+        """
         return self._shift("pad", [value], result, {"low": low, "high": high, "value": _number(fill)})
 
     def concatenate(self, values: Sequence[Value], dim: int, result: str | None = None) -> Value:
@@ -200,6 +203,22 @@ class Program(Builder):
         if not operands:
             raise ReshardError("bad-argument", "something must be concatenated")
         return self._shift("concatenate", operands, result, {"dim": integer(dim, "the dim of a concatenation")})
+
+    def roll(self, value: Value, shifts: Sequence[int], dims: Sequence[int], result: str | None = None) -> Value:
+        """Every element so many places further in some dims; what leaves at the end comes in at the front.
+
+        Raises:
+            ReshardError: `bad-argument` where the dims are none of the value, or not as many as the shifts.
+        """
+        return self._shift("roll", [value], result, {"dims": dims, "shifts": shifts})
+
+    def reverse(self, value: Value, dims: Sequence[int], result: str | None = None) -> Value:
+        """The elements of some dims from the last to the first.
+
+        Raises:
+            ReshardError: `bad-argument` where the dims are none of the value.
+        """
+        return self._shift("reverse", [value], result, {"dims": dims})
 
     def take(self, table: Value, rows: Value, result: str | None = None) -> Value:
         """Rows of a table by their numbers, as an embedding has them: table `[v, ...]`, rows of any shape.
@@ -380,20 +399,26 @@ class Program(Builder):
         return tuple((f"d{dim}",) for dim in range(len(value.shape)))
 
     def _shift(self, name: str, operands: Sequence[Value], result: str | None, attributes: Mapping[str, Any]) -> Value:
-        """A slice, a pad or a concatenation, as its attributes say."""
+        """What shifts elements as its attributes say."""
         terms = [self._labels(operand) for operand in operands]
         plain = dict(_plain_items(attributes))
         shape = shifted_shape(name, [operand.shape for operand in operands], plain)
+        named = {plain.get("dim"), *_integers_of(plain.get("dims"))}
+        named |= {dim for key in ("low", "high") for dim, width in enumerate(_integers_of(plain.get(key))) if width}
         shifted = {
             label
             for operand in operands
             for dim, ((label,), before, after) in enumerate(zip(terms[0], operand.shape, shape, strict=True))
-            if before != after or dim == plain.get("dim")
+            if before != after or dim in named
         }
         pattern = Pattern((terms[0],) * len(operands), terms[0])
         return self.op(
             pattern, *operands, name=name, result=result, shape=shape, shifted=sorted(shifted), attributes=plain
         )
+
+
+def _integers_of(attribute: Attribute | None) -> tuple[int, ...]:
+    return attribute if isinstance(attribute, tuple) else ()
 
 
 def _number(value: Any) -> int | float:

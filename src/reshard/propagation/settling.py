@@ -32,6 +32,8 @@ def settled(net: Net, chooser: Chooser, best: Optimum) -> Optimum:
     for number, paid in sorted(best.paid.items(), key=lambda item: (-item[1], net.weights[item[0]])):
         if spent > EFFORT:
             break
+        if net.calculations[number].reaches:  # whose windows an einsum does not know
+            continue
         effort = Effort(chooser.network)
         try:
             way = best_way(net.task(number, best.shardings), chooser, effort)

@@ -37,6 +37,7 @@ from reshard.contraction.tasks import Calculation, Wait
 from reshard.digits import nest
 from reshard.mesh import Mesh
 from reshard.operations.pattern import SUMMED
+from reshard.operations.reaching import windowed
 from reshard.sharding import Sharding
 
 Numbers = NDArray[np.int64]
@@ -57,7 +58,12 @@ class Option(NamedTuple):
     unreduced: tuple[int, ...] = ()
     """The numbers of the pieces along which it is unreduced."""
     sharding: Sharding | None = None
-    """Where it was given so, and is cut within a piece: then the rest says nothing."""
+    """Where it is cut within a piece, and the rest says nothing, or holds windows beside what the rest says."""
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether an operation wants it so, to be read beyond the edges; no value is kept so."""
+        return self.sharding is not None and self.sharding.has_windows
 
 
 class Pieces:
@@ -394,7 +400,7 @@ def _waits(calculation: Calculation, waiting: Sequence[Along]) -> list[Wait]:
 
 
 def layouts_of(
-    calculation: Calculation, pieces: Pieces, tensors: Sequence[Options], waiting: Sequence[Along]
+    calculation: Calculation, pieces: Pieces, tensors: Sequence[Options], waiting: Sequence[Along], uneven: str = "ceil"
 ) -> Layouts:
     """The layouts of a calculation.
 
@@ -403,6 +409,7 @@ def layouts_of(
         pieces: of the axes.
         tensors: the options of the operands, and last of the result.
         waiting: of the same.
+        uneven: the rule by which windows are cut; they become options of the operands.
     """
     pattern, labels = calculation.pattern, calculation.pattern.labels
     sizes = np.array(calculation.sizes, dtype=np.int64)
@@ -474,7 +481,28 @@ def layouts_of(
         columns = [number for number, label in enumerate(labels) if label in stage.labels]
         flops += stage.operations * parts[:, columns].prod(axis=1, dtype=np.float64)
     *used, made = (np.concatenate(column) for column in found)
+    if calculation.reaches:
+        used = _windowed(calculation, pieces, tensors, [*used, made], uneven)
     return Layouts(tuple(used), made, flops, np.concatenate(used_rows), np.concatenate(used_orders))
+
+
+def _windowed(
+    calculation: Calculation, pieces: Pieces, tensors: Sequence[Options], picks: Sequence[Numbers], uneven: str
+) -> list[Numbers]:
+    """Per operand and layout the option in which it is wanted, those with windows among them, which are added."""
+    rows, which = np.unique(np.stack(picks, axis=1), axis=0, return_inverse=True)
+    wanted = rows[:, :-1].copy()
+    for number, row in enumerate(rows.tolist()):
+        shardings = [
+            pieces.sharding(options.all[option], calculation.reduction, uneven)
+            for options, option in zip(tensors, row, strict=True)
+        ]
+        ends = windowed(calculation.pattern, calculation.reaches, shardings, calculation.shapes)
+        for operand, (end, owned) in enumerate(zip(ends[:-1], shardings, strict=False)):
+            if end is not owned:
+                options = tensors[operand]
+                wanted[number, operand] = options.add(options.all[row[operand]]._replace(sharding=end))
+    return list(wanted[which.reshape(-1)].T)
 
 
 def compute_layout(

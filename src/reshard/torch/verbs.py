@@ -96,6 +96,7 @@ VERBS = Verbs(
     reduce=_reduce,
     slice=lambda x, start, stop, step: x[tuple(map(slice, start, stop, step))],
     pad=_pad,
+    flip=Tensor.flip,
     concatenate=lambda tensors, dim: torch.cat(tuple(tensors), dim),
     rows=lambda table, numbers: table[numbers],
     element=lambda x, dim, place: x.narrow(dim, place, 1),
