@@ -57,12 +57,14 @@ from reshard.mesh import Mesh
 from reshard.operations.blocks import Loop
 from reshard.operations.interpreter import compute, reaches_out
 from reshard.operations.projection import shards
+from reshard.operations.reaching import Place
 from reshard.operations.rules import LabelRole, operation_rule, reduction_of
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan
 from reshard.problem import stays_unreduced
 from reshard.propagation import Operation, Placement, Value
 from reshard.propagation.running import Engine, Turn, Turned, run
+from reshard.reach import Reach
 from reshard.sharding import Sharding
 
 SMALL_BYTES = 1 << 14
@@ -267,6 +269,15 @@ class ArrayExtents:
             return layout.intervals(dim, value.shape[dim], positions)
         start, stop = np.array(window.spans, dtype=np.int64)[layout.cutting[dim].index_of(positions)].T
         return start, stop
+
+    def lead(self, operand: Place, decides: Place, reach: Reach) -> Any:
+        """How many places of the frame that is read come before the first element of a window."""
+        first, (start, stop) = self._bounds(*operand)[0], self._bounds(*decides)
+        lead = first * reach.spread - (start * reach.stride - reach.low)
+        known = lead[start < stop]
+        if (known == known[0]).all():
+            return int(known[0])
+        return self.device.row_of(np.where(start < stop, lead, known[0]).astype(np.int32))
 
     def reaches_out(self, term: int, dim: int) -> bool:
         """Whether on some device the tile is a window that goes on beyond the ends of its tensor."""

@@ -80,9 +80,15 @@ def shifted_shape(name: str, shapes: Sequence[Shape], attributes: Mapping[str, A
         dims = _integers(name, attributes, "dims")
         if len({*dims}) < len(dims) or not all(0 <= dim < len(first) for dim in dims):
             raise ReshardError("bad-argument", f"{name} must name dims of {first} once each, got: {dims}")
-        if name == "roll":
-            _integers(name, attributes, "shifts", len(dims))
-        return first
+        if name == "reverse":
+            return first
+        _integers(name, attributes, "shifts", len(dims))
+        sizes = dict(enumerate(first))
+        if "sizes" in attributes:
+            sizes.update(zip(dims, _integers(name, attributes, "sizes", len(dims)), strict=True))
+        if any(sizes[dim] < 0 or (sizes[dim] and not first[dim]) for dim in dims):
+            raise ReshardError("bad-argument", f"a roll of {first} cannot have the sizes {tuple(sizes.values())}")
+        return tuple(sizes.values())
     start, stop, step = (_integers(name, attributes, key, len(first)) for key in ("start", "stop", "step"))
     if not all(0 <= a <= b <= n and s > 0 for a, b, s, n in zip(start, stop, step, first, strict=True)):
         raise ReshardError("bad-argument", f"a slice from {start} to {stop} by {step} is not in {first}")

@@ -335,12 +335,13 @@ class _Computation:
         """What the windows of tiles are, or the parts of a whole dim in the other order."""
         (tile,), attribute = self.tiles, self.operation.attribute
         for dim, shift in zip(attribute("dims"), attribute("shifts"), strict=True):
-            size = tile.shape[dim]
+            size, length = tile.shape[dim], self.operation.result.shape[dim]
             if size and not is_window(self.extents, 0, dim):
+                first = -shift % size
+                rounds = self.verbs.concatenate([tile] * -(-(first + length) // size), dim)
                 zeros, ones = (0,) * len(tile.shape), (1,) * len(tile.shape)
-                place = _with(zeros, dim, size - shift % size)
-                parts = [(place, tuple(tile.shape)), (zeros, _with(tuple(tile.shape), dim, place[dim]))]
-                tile = self.verbs.concatenate([self.verbs.slice(tile, *part, ones) for part in parts], dim)
+                ends = _with(zeros, dim, first), _with(tuple(tile.shape), dim, first + length)
+                tile = self.verbs.slice(rounds, *ends, ones)
         return tile
 
     def reversed(self) -> Any:

@@ -119,7 +119,7 @@ KINDS: dict[str, Kind] = {
     "slice": Kind(KindForm.SHIFTED, 1, ("start", "stop", "step"), waiting_for=ALL_REDUCTIONS),
     "pad": Kind(KindForm.SHIFTED, 1, ("low", "high"), ("value",), waiting_for=ALL_REDUCTIONS),
     "concatenate": Kind(KindForm.SHIFTED, None, ("dim",), waiting_for=ALL_REDUCTIONS),
-    "roll": Kind(KindForm.SHIFTED, 1, ("dims", "shifts"), waiting_for=ALL_REDUCTIONS),
+    "roll": Kind(KindForm.SHIFTED, 1, ("dims", "shifts"), ("sizes",), waiting_for=ALL_REDUCTIONS),
     "reverse": Kind(KindForm.SHIFTED, 1, ("dims",), waiting_for=ALL_REDUCTIONS),
     "take": Kind(KindForm.INDEXED, 2, waiting_for=SUM, waiting=Waiting.FIRST),
     "pick": Kind(KindForm.INDEXED, 1, ("dims", "start"), waiting_for=SUM),

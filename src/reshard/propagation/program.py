@@ -204,13 +204,27 @@ class Program(Builder):
             raise ReshardError("bad-argument", "something must be concatenated")
         return self._shift("concatenate", operands, result, {"dim": integer(dim, "the dim of a concatenation")})
 
-    def roll(self, value: Value, shifts: Sequence[int], dims: Sequence[int], result: str | None = None) -> Value:
+    def roll(
+        self,
+        value: Value,
+        shifts: Sequence[int],
+        dims: Sequence[int],
+        sizes: Sequence[int] | None = None,
+        result: str | None = None,
+    ) -> Value:
         """Every element so many places further in some dims; what leaves at the end comes in at the front.
+
+        Args:
+            value: what is rolled.
+            shifts: how many places, per dim that is named.
+            dims: their numbers.
+            sizes: of these dims in the result, where it goes round more or less than once.
 
         Raises:
             ReshardError: `bad-argument` where the dims are none of the value, or not as many as the shifts.
         """
-        return self._shift("roll", [value], result, {"dims": dims, "shifts": shifts})
+        longer = {} if sizes is None else {"sizes": sizes}
+        return self._shift("roll", [value], result, {"dims": dims, "shifts": shifts, **longer})
 
     def reverse(self, value: Value, dims: Sequence[int], result: str | None = None) -> Value:
         """The elements of some dims from the last to the first.

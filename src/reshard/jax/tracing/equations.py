@@ -30,7 +30,7 @@ from reshard.jax.contraction.einsum_primitive import as_contraction
 from reshard.jax.tracing.emitter import Emitter, TileFunction, evaluated, labels, product_labels, within
 from reshard.jax.tracing.indexed import COMBINED, combining_scatter, gather, scatter
 from reshard.jax.tracing.ragged import ragged_dot, takes
-from reshard.jax.tracing.rearranging import broadcast, concatenate, pad, reshape, slices, tile, transpose
+from reshard.jax.tracing.rearranging import broadcast, concatenate, pad, reshape, reverse, roll, slices, tile, transpose
 from reshard.jax.tracing.slices import dynamic_slice, dynamic_update_slice
 from reshard.jax.tracing.windows import convolution, windows
 from reshard.operations.interpreter import Extents
@@ -271,7 +271,7 @@ MATRICES = """
 cholesky cholesky_update eig eigh geqrf geqp3 hessenberg householder_product lu lu_pivots_to_permutation ormqr qr schur
 svd triangular_solve tridiagonal tridiagonal_solve
 """
-ALONG = "cumsum cumprod cummax cummin cumlogsumexp sort rev top_k approx_top_k fft"
+ALONG = "cumsum cumprod cummax cummin cumlogsumexp sort top_k approx_top_k fft"
 KEYS = "random_clone random_fold_in random_seed random_split random_unwrap random_wrap"
 RULES: dict[str, PrimitiveRule] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
@@ -284,6 +284,8 @@ RULES: dict[str, PrimitiveRule] = {
     "iota": iota,
     "slice": slices,
     "pad": pad,
+    "rev": reverse,
+    "roll": roll,
     "concatenate": concatenate,
     "tile": tile,
     "dynamic_slice": dynamic_slice,

@@ -47,6 +47,7 @@ from reshard.jax.tracing.control_flow import cond, scan, while_loop
 from reshard.jax.tracing.emitter import CALLS, Emitter, Signature, labels, plain_dtype
 from reshard.jax.tracing.equations import MADE_OF_OTHERS, equation_values
 from reshard.jax.tracing.regions import shard_map
+from reshard.jax.tracing.shortening import shortened
 from reshard.mesh import Mesh
 from reshard.propagation import Program, Value
 from reshard.sharding import Sharding
@@ -131,7 +132,7 @@ class Tracing(Emitter):
             aval: Any = atom.aval
             return self.literal(np.asarray(atom.val, aval.dtype))
 
-        for equation in jaxpr.eqns:
+        for equation in shortened(jaxpr):
             results = self.equation(equation, [read(atom) for atom in equation.invars])
             known.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]

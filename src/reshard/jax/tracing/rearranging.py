@@ -13,6 +13,7 @@ import jax
 
 from reshard.jax.tracing.emitter import Emitter, known_number, labels
 from reshard.jax.tracing.slices import pick, put
+from reshard.jax.tracing.windows import spaced
 from reshard.propagation import Value
 
 
@@ -60,14 +61,11 @@ def pad(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Valu
     out, config = equation.outvars[0].aval, equation.params["padding_config"]
     value, fill = operands
     number = known_number(emitter.program, fill)
-    inside = any(gap or min(before, after) < 0 for before, after, gap in config)
-    if number is None or inside or fill.dtype.kind not in "iuf":
-        terms = [labels(out.ndim), (), labels(out.ndim)]
-        shifted = tuple(f"d{dim}" for dim, entry in enumerate(config) if any(entry))
-        return emitter.emit_results("pad_with", equation, operands, terms, shifted=shifted)
-    low, high = (tuple(entry[side] for entry in config) for side in (0, 1))
+    if number is None or any(gap for _, _, gap in config) or fill.dtype.kind not in "iuf":
+        return [spaced(emitter, equation, operands)]
+    low, high = (tuple(int(entry[side]) for entry in config) for side in (0, 1))
     longer = [dim for dim, entry in enumerate(config) if any(entry)]
-    if longer and all(value.shape[dim] == 1 for dim in longer):
+    if longer and all(value.shape[dim] == 1 for dim in longer) and min(*low, *high) >= 0:
         return [put(emitter, value, low, longer, number, out)]
     return [emitter.like(value, emitter.program.pad(value, low, high, number))]
 
@@ -76,6 +74,18 @@ def concatenate(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> l
     """Tensors one after another along a dim."""
     joined = emitter.program.concatenate(operands, equation.params["dimension"])
     return [emitter.like(operands[0], joined)]
+
+
+def roll(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """A tensor that goes round in some dims."""
+    (value,), params = operands, equation.params
+    return [emitter.like(value, emitter.program.roll(value, params["shifts"], params["dims"], params["sizes"]))]
+
+
+def reverse(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """Dims from the last element to the first."""
+    (value,) = operands
+    return [emitter.like(value, emitter.program.reverse(value, equation.params["dimensions"]))]
 
 
 def tile(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:

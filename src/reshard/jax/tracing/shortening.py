@@ -1,0 +1,173 @@
+"""Slices that are put together again, as what they are: a roll, or a pad that leaves out what it does not keep.
+
+JAX writes a roll as two slices and what joins them, and its gradient as a split, two pads and a sum.
+Taken one by one each of these moves what the next moves back; as one roll a device receives what it lacks of the end.
+What is looked at is where the elements come from, whatever the function was called that wrote it.
+
+    concatenate (x[6:8], x[0:6])         roll of x by 2: runs of one tensor that follow each other, round its end
+    concatenate (x[7:8], x, x[0:1])      the same, of 10 elements: a border that goes round
+    pad (x[2:8]) with 2 behind           pad of x by -2 before and 2 behind
+    pad (x[2:8]) + pad (x[0:2])          roll of x by -2, where the one is zero in all places that the other fills
+
+By hand, of 8 elements:
+
+>>> import jax
+>>> def shifted(x):
+...     return jax.numpy.roll(x, 2)
+>>> inner = jax.make_jaxpr(shifted)(jax.numpy.zeros(8)).jaxpr.eqns[0].params["jaxpr"].jaxpr
+>>> [(str(equation.primitive), equation.params) for equation in shortened(inner)]
+[('roll', {'dims': (0,), 'shifts': (2,), 'sizes': (8,)})]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+from jax.extend.core import Literal, Primitive
+
+ROLL = Primitive("roll")
+"""A tensor that goes round in some dims: `dims`, `shifts` and `sizes` as `Program.roll` has them."""
+SHORTENED = ("slice", "split", "pad")
+"""Primitives that are left out once nothing reads them."""
+
+
+class View(NamedTuple):
+    """A part of a tensor."""
+
+    source: Any
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    def within(self, start: Sequence[int], stop: Sequence[int]) -> View:
+        """A part of it."""
+        ends = [tuple(base + end for base, end in zip(self.start, ends, strict=True)) for ends in (start, stop)]
+        return View(self.source, *ends)
+
+
+class Padded(NamedTuple):
+    """A tensor in zeros, or without its ends, in one dim."""
+
+    source: Any
+    dim: int
+    low: int
+    high: int
+
+
+def shortened(jaxpr: Any) -> list[Any]:
+    """The equations of a jaxpr, with rolls and pads for what is taken apart to be put together."""
+    shortening = _Shortening()
+    equations = [shortening.of(equation) for equation in jaxpr.eqns]
+    if not shortening.has_found:
+        return equations
+    read = {var for var in jaxpr.outvars if not isinstance(var, Literal)}
+    kept = []
+    for equation in reversed(equations):
+        if str(equation.primitive) in SHORTENED and not read & {*equation.outvars}:
+            continue
+        read.update(var for var in equation.invars if not isinstance(var, Literal))
+        kept.append(equation)
+    return kept[::-1]
+
+
+class _Shortening:
+    """What is known of the values of a jaxpr."""
+
+    def __init__(self) -> None:
+        self.views: dict[Any, View] = {}
+        self.pads: dict[Any, Padded] = {}
+        self.has_found = False
+
+    def view(self, atom: Any) -> View | None:
+        """What a value is a part of: all of itself, if nothing else."""
+        if isinstance(atom, Literal):
+            return None
+        return self.views.get(atom) or View(atom, (0,) * atom.aval.ndim, atom.aval.shape)
+
+    def of(self, equation: Any) -> Any:
+        """An equation, or a shorter one."""
+        name, params = str(equation.primitive), equation.params
+        if name == "slice" and set(params["strides"] or (1,)) == {1}:
+            view = self.view(equation.invars[0])
+            if view is not None:
+                self.views[equation.outvars[0]] = view.within(params["start_indices"], params["limit_indices"])
+        elif name == "split":
+            self._split(equation)
+        elif name == "concatenate":
+            return self._concatenate(equation)
+        elif name == "pad":
+            return self._pad(equation)
+        elif name in ("add", "add_any"):
+            return self._add(equation)
+        return equation
+
+    def _split(self, equation: Any) -> None:
+        view, axis = self.view(equation.invars[0]), equation.params["axis"]
+        if view is None:
+            return
+        whole = equation.invars[0].aval.shape
+        for var, stop, size in zip(
+            equation.outvars, accumulate(equation.params["sizes"]), equation.params["sizes"], strict=True
+        ):
+            ends = [
+                tuple(end if dim == axis else full * is_stop for dim, full in enumerate(whole))
+                for end, is_stop in ((stop - size, 0), (stop, 1))
+            ]
+            self.views[var] = view.within(*ends)
+
+    def _concatenate(self, equation: Any) -> Any:
+        """Runs of one tensor that follow each other, round its end, as a roll."""
+        dim, views = equation.params["dimension"], [self.view(atom) for atom in equation.invars]
+        parts = [view for view in views if view is not None and view.start[dim] < view.stop[dim]]
+        if len(parts) < max(len(views), 2):
+            return equation
+        source, size = parts[0].source, parts[0].source.aval.shape[dim]
+        for view in parts:
+            others = [n for n in range(len(view.start)) if n != dim]
+            if view.source is not source or any(view.start[n] or view.stop[n] != source.aval.shape[n] for n in others):
+                return equation
+        if any((one.stop[dim] - other.start[dim]) % size for one, other in pairwise(parts)):
+            return equation
+        return self._roll(equation, source, dim, -parts[0].start[dim] % size)
+
+    def _pad(self, equation: Any) -> Any:
+        """A pad of a part, as one of the whole where what is left out is not filled again on the same side."""
+        view, config = self.view(equation.invars[0]), equation.params["padding_config"]
+        if view is None or any(gap for _, _, gap in config):
+            return equation
+        whole = view.source.aval.shape
+        cut = [(start, size - stop) for start, stop, size in zip(view.start, view.stop, whole, strict=True)]
+        if any(left and width > 0 for lefts, entry in zip(cut, config, strict=True) for left, width in zip(lefts, entry, strict=False)):
+            return equation
+        widths = [
+            (int(low) - first, int(high) - last) for (low, high, _), (first, last) in zip(config, cut, strict=True)
+        ]
+        shifted = [dim for dim, width in enumerate(widths) if any(width)]
+        fill = equation.invars[1]
+        if len(shifted) == 1 and isinstance(fill, Literal) and fill.val == 0:
+            self.pads[equation.outvars[0]] = Padded(view.source, shifted[0], *widths[shifted[0]])
+        if view.source is equation.invars[0]:
+            return equation
+        self.has_found = True
+        return equation.replace(
+            invars=[view.source, fill], params={"padding_config": tuple((*width, 0) for width in widths)}
+        )
+
+    def _add(self, equation: Any) -> Any:
+        """Two pads of one tensor, each zero where the other is not, as a roll."""
+        pads = [None if isinstance(atom, Literal) else self.pads.get(atom) for atom in equation.invars]
+        first, second = pads
+        if first is None or second is None or (first.source, first.dim) != (second.source, second.dim):
+            return equation
+        size = first.source.aval.shape[first.dim]
+        rolls = first.low + first.high == second.low + second.high == 0 and abs(first.low - second.low) == size
+        return self._roll(equation, first.source, first.dim, first.low % size) if rolls else equation
+
+    def _roll(self, equation: Any, source: Any, dim: int, shift: int) -> Any:
+        self.has_found = True
+        sizes = (equation.outvars[0].aval.shape[dim],)
+        params = {"dims": (dim,), "shifts": (shift,), "sizes": sizes}
+        return equation.replace(primitive=ROLL, invars=[source], params=params)
+
+
