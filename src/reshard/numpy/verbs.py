@@ -76,6 +76,7 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
 ALONG: dict[str, Callable[..., Any]] = {
     "cummax": np.maximum.accumulate,
     "cummin": np.minimum.accumulate,
+    "cumlogsumexp": np.logaddexp.accumulate,
     "softmax": _softmax,
 }
 """The same of what goes along a dim."""

@@ -130,7 +130,7 @@ KINDS: dict[str, Kind] = {
         name: Kind(KindForm.REDUCED, reduction=name, waiting_for=frozenset([name]))
         for name in ("sum", "max", "min", "product")
     },
-    **_each("sort cumsum cumprod cummax cummin softmax", KindForm.ALONG),
+    **_each("sort cumsum cumprod cummax cummin cumlogsumexp softmax", KindForm.ALONG),
     **_each(
         "abs cbrt ceil conj cos cosh erf exp exp2 expm1 floor log log1p relu rsqrt sigmoid sign silu sin sinh sqrt "
         "square stop_gradient tan tanh is_finite=isfinite not=invert",
@@ -142,7 +142,7 @@ KINDS: dict[str, Kind] = {
     **_each("add sub=subtract", KindForm.ELEMENTWISE, 2, waiting_for=SUM),
     **_each(
         "mul=multiply div rem=fmod pow=power atan2=arctan2 maximum minimum equal ne=not_equal less le=less_equal "
-        "gt=greater ge=greater_equal and=bitwise_and or=bitwise_or xor=bitwise_xor complex",
+        "gt=greater ge=greater_equal and=bitwise_and or=bitwise_or xor=bitwise_xor complex logaddexp",
         KindForm.ELEMENTWISE,
         2,
     ),

@@ -32,6 +32,7 @@ from reshard.operations.operation import Attribute, Value
 from reshard.operations.pattern import Pattern
 from reshard.operations.reshapes import reshape_pattern
 from reshard.propagation.builder import NAME, Builder, NewValue
+from reshard.propagation.merging import MERGES, run_in_blocks
 from reshard.propagation.open_blocks import OpenChoice, OpenLoop, open_choice, open_loop
 from reshard.propagation.placement import Placement
 from reshard.propagation.search import Shortlist, place, shortlist
@@ -233,6 +234,30 @@ class Program(Builder):
             ReshardError: `bad-argument` where the dims are none of the value.
         """
         return self._shift("reverse", [value], result, {"dims": dims})
+
+    def running(self, name: str, value: Value, dim: int, *, reverse: bool = False, result: str | None = None) -> Value:
+        """What runs along a dim: `cumsum`, `cumprod`, `cummax`, `cummin` or `cumlogsumexp`, in blocks of the dim.
+
+        A device that has a part of the dim receives an element of each other part, a line each.
+
+        Args:
+            name: what is done.
+            value: to whose elements.
+            dim: along which.
+            reverse: whether from the last element to the first.
+            result: the name of the result; one is made up unless given.
+
+        Raises:
+            ReshardError: `bad-argument` where it is none of these, or the dim none of the value.
+        """
+        self.check_own(value)
+        if expect(name, str, "what runs along a dim") not in MERGES:
+            raise ReshardError("bad-argument", f"what runs along a dim is one of {', '.join(MERGES)}, got: {name}")
+        if not 0 <= integer(dim, "the dim of what runs along it") < len(value.shape):
+            raise ReshardError("bad-argument", f"dim {dim} is no dim of {value.shape}")
+        ran = run_in_blocks(self, name, value, dim, is_reversed=reverse)
+        labels = self._labels(ran)
+        return ran if result is None else self.op(Pattern((labels,), labels), ran, name="copy", result=result)
 
     def take(self, table: Value, rows: Value, result: str | None = None) -> Value:
         """Rows of a table by their numbers, as an embedding has them: table `[v, ...]`, rows of any shape.

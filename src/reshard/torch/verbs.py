@@ -77,9 +77,10 @@ ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
 }
 """What torch has under no name, or another."""
 ALONG: dict[str, Callable[..., Tensor]] = {
-    name: lambda x, dim, name=name: getattr(x, name)(dim).values for name in ("sort", "cummax", "cummin")
+    **{name: lambda x, dim, name=name: getattr(x, name)(dim).values for name in ("sort", "cummax", "cummin")},
+    "cumlogsumexp": torch.logcumsumexp,
 }
-"""Of what goes along a dim, that to which torch adds the places."""
+"""Of what goes along a dim, that to which torch adds the places, and what it calls otherwise."""
 REDUCE: dict[str, Callable[[Tensor, int], Tensor]] = {
     "sum": Tensor.sum,
     "product": Tensor.prod,

@@ -54,6 +54,10 @@ class Emitter:
         """The values that are keys of random numbers, with their dtypes."""
         self._scalars: dict[tuple[str, bytes], Value] = {}
 
+    def closed(self, called: Any, operands: Sequence[Value]) -> list[Value]:
+        """The results of a jaxpr that may have constants of its own."""
+        raise NotImplementedError
+
     def emit(
         self,
         name: str,

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import jax
@@ -115,10 +115,37 @@ def along(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Va
     result = term if alike else tuple(("n" + group[0],) if dim in dims else group for dim, group in enumerate(term))
     whole = {term[dim][0] for dim in dims} | {result[dim][0] for dim in dims}
     name = str(equation.primitive)
-    if params.get("reverse") or len(operands) > 1:  # something else than what the plain name says
-        name += "_back" if params.get("reverse") else "_together"
+    if len(operands) > 1:  # something else than what the plain name says
+        name += "_together"
     terms = [*[term] * len(operands), result]
     return emitter.emit_results(name, equation, operands, terms, replicated=tuple(sorted(whole)))
+
+
+def running(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """Running sums, products, extremes, in blocks."""
+    name, params = str(equation.primitive), equation.params
+    return [emitter.program.running(name, operands[0], params["axis"], reverse=params["reverse"])]
+
+
+def best(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """The k largest elements of a dim: of blocks of it, then of those, where that is fewer."""
+    k, axis, (operand,) = equation.params["k"], equation.params["axis"], operands
+    blocks = gcd(operand.shape[axis], emitter.program.mesh.size)
+    if blocks < 2 or k * blocks >= operand.shape[axis]:
+        return along(emitter, equation, operands)
+    function = partial(best_of_blocks, blocks=blocks, k=k, axis=axis)
+    return emitter.closed(jax.make_jaxpr(function)(emitter.aval(operand)), operands)
+
+
+def best_of_blocks(values: Any, *, blocks: int, k: int, axis: int) -> list[Any]:
+    """The k largest elements and their places; of equal ones the first."""
+    shape, length = values.shape, values.shape[axis] // blocks
+    apart = lax.reshape(values, (*shape[:axis], blocks, length, *shape[axis + 1 :]))
+    largest, places = lax.top_k(apart, k, axis=axis + 1)
+    places = places + lax.broadcasted_iota(places.dtype, places.shape, axis) * length
+    together = (*shape[:axis], blocks * k, *shape[axis + 1 :])
+    largest, which = lax.top_k(lax.reshape(largest, together), k, axis=axis)
+    return [largest, jax.numpy.take_along_axis(lax.reshape(places, together), which, axis, mode="promise_in_bounds")]
 
 
 def iota(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -271,12 +298,15 @@ MATRICES = """
 cholesky cholesky_update eig eigh geqrf geqp3 hessenberg householder_product lu lu_pivots_to_permutation ormqr qr schur
 svd triangular_solve tridiagonal tridiagonal_solve
 """
-ALONG = "cumsum cumprod cummax cummin cumlogsumexp sort top_k approx_top_k fft"
+RUNNING = "cumsum cumprod cummax cummin cumlogsumexp"
+ALONG = "sort approx_top_k fft"
 KEYS = "random_clone random_fold_in random_seed random_split random_unwrap random_wrap"
 RULES: dict[str, PrimitiveRule] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
     **dict.fromkeys([*REDUCTIONS, "reduce_and", "reduce_or", "reduce_xor"], reduction),
     **dict.fromkeys(ALONG.split(), along),
+    **dict.fromkeys(RUNNING.split(), running),
+    "top_k": best,
     **dict.fromkeys(["reshape", "squeeze", "expand_dims"], reshape),
     "dot_general": dot_general,
     "transpose": transpose,

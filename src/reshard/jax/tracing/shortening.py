@@ -25,11 +25,11 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from jax.extend.core import Literal, Primitive
+from jax.extend.core import Literal
 
-ROLL = Primitive("roll")
-"""A tensor that goes round in some dims: `dims`, `shifts` and `sizes` as `Program.roll` has them."""
-SHORTENED = ("slice", "split", "pad")
+from reshard.jax.tracing.known_places import ROLL, KnownPlaces
+
+SHORTENED = ("slice", "split", "pad", "iota", "broadcast_in_dim", "concatenate")
 """Primitives that are left out once nothing reads them."""
 
 
@@ -57,9 +57,9 @@ class Padded(NamedTuple):
 
 def shortened(jaxpr: Any) -> list[Any]:
     """The equations of a jaxpr, with rolls and pads for what is taken apart to be put together."""
-    shortening = _Shortening()
-    equations = [shortening.of(equation) for equation in jaxpr.eqns]
-    if not shortening.has_found:
+    shortening, known = _Shortening(), KnownPlaces()
+    equations = [shortening.of(known.of(equation)) for equation in jaxpr.eqns]
+    if not shortening.has_found and equations == list(jaxpr.eqns):
         return equations
     read = {var for var in jaxpr.outvars if not isinstance(var, Literal)}
     kept = []
@@ -118,7 +118,7 @@ class _Shortening:
 
     def _concatenate(self, equation: Any) -> Any:
         """Runs of one tensor that follow each other, round its end, as a roll."""
-        dim, views = equation.params["dimension"], [self.view(atom) for atom in equation.invars]
+        dim, views = int(equation.params["dimension"]), [self.view(atom) for atom in equation.invars]
         parts = [view for view in views if view is not None and view.start[dim] < view.stop[dim]]
         if len(parts) < max(len(views), 2):
             return equation

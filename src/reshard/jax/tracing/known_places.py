@@ -1,0 +1,236 @@
+"""Gathers, scatters and dynamic slices at places that are known before the function runs, as slices and pads.
+
+`x[1:-1]` is a slice, but `x.at[1:-1].set(y)` a scatter at a number, and `x[(arange(n) + 1) % n]` a gather of n rows.
+Where the numbers are made of nothing that is given, they are worked out here, and what stands there in their place
+reads neighbours as every slice does.
+
+    gather of rows i, i + 1, ...            a slice, or a roll where they go on behind the last at the first
+    gather of rows i + j, of few j          slices side by side
+    gather, dynamic slice of one part       a slice
+    scatter of one part                     a pad of it, chosen where it is put, or combined with what is there
+
+By hand, of 8 elements:
+
+>>> import jax
+>>> from jax.extend.core import Literal
+>>> traced = jax.make_jaxpr(lambda x: x[(jax.numpy.arange(8) + 3) % 8])(jax.numpy.zeros(8)).jaxpr
+>>> known = KnownPlaces()
+>>> print([known.of(equation) for equation in traced.eqns][-1])
+a:f32[8] = roll[dims=(0,) shifts=(5,) sizes=(8,)] b
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.core import Literal, Primitive
+
+from reshard.dtypes import identity
+from reshard.operations.pattern import Shape
+
+ROLL = Primitive("roll")
+"""A tensor that goes round in some dims: `dims`, `shifts` and `sizes` as `Program.roll` has them."""
+MOST_NUMBERS = 1 << 16
+"""More numbers are not worked out."""
+MOST_SIDES = 16
+"""Of how many slices side by side a gather is made, at most."""
+COMBINED: dict[str, tuple[Callable[..., Any], str]] = {
+    "scatter-add": (lax.add, "sum"),
+    "scatter-mul": (lax.mul, "product"),
+    "scatter-min": (lax.min, "min"),
+    "scatter-max": (lax.max, "max"),
+}
+
+
+class KnownPlaces:
+    """What is known of the numbers in a jaxpr."""
+
+    def __init__(self) -> None:
+        self.makers: dict[Any, Any] = {}
+        """Per variable the equation that makes it."""
+        self.numbers: dict[Any, Any] = {}
+
+    def of(self, equation: Any) -> Any:
+        """An equation, or one that does the same at places that are known."""
+        self.makers.update(dict.fromkeys(equation.outvars, equation))
+        name = str(equation.primitive)
+        if name == "gather":
+            return self._gather(equation)
+        if name == "dynamic_slice":
+            return self._dynamic_slice(equation)
+        if name == "dynamic_update_slice":
+            return self._dynamic_update(equation)
+        if name == "scatter" or name in COMBINED:
+            return self._scatter(equation)
+        return equation
+
+    def number(self, atom: Any) -> Any:
+        """The integers that a value is, where nothing that is given has a say in them; else None."""
+        if isinstance(atom, Literal):
+            return np.asarray(atom.val)
+        if atom not in self.numbers:
+            self.numbers[atom] = None
+            maker = self.makers.get(atom)
+            if maker is not None and _is_small(maker):
+                inside = [self.number(source) for source in maker.invars]
+                if all(value is not None for value in inside):
+                    with jax.ensure_compile_time_eval():
+                        params = maker.primitive.get_bind_params(maker.params)
+                        results = maker.primitive.bind(*map(jax.numpy.asarray, inside), **params)
+                    results = results if maker.primitive.multiple_results else [results]
+                    self.numbers.update(zip(maker.outvars, map(np.asarray, results), strict=True))
+        return self.numbers[atom]
+
+    def _gather(self, equation: Any) -> Any:
+        table, params = equation.invars[0].aval.shape, equation.params
+        numbers, sizes, index = params["dimension_numbers"], params["slice_sizes"], equation.invars[1]
+        if numbers.operand_batching_dims or not prod(equation.outvars[0].aval.shape):
+            return equation
+        if index.aval.ndim == 1 and any(1 < size < full for size, full in zip(sizes, table, strict=True)):
+            start = self._start(equation.invars[1], numbers.start_index_map, table, sizes)
+            if start is None:
+                return equation
+            kept = equation.outvars[0].aval.shape
+            stop = [first + size for first, size in zip(start, sizes, strict=True)]
+            return _called(equation, [0], lambda x: lax.reshape(lax.slice(x, start, stop), kept))
+        places = self.number(index) if len(numbers.start_index_map) == 1 and index.aval.shape[-1] == 1 else None
+        if places is None:
+            return equation
+        (dim,), places = numbers.start_index_map, places[..., 0].astype(np.int64)
+        batch = [place for place in range(equation.outvars[0].aval.ndim) if place not in numbers.offset_dims]
+        if numbers.collapsed_slice_dims != (dim,) or batch != [*range(dim, dim + places.ndim)]:
+            return equation
+        if any(size != full for place, (size, full) in enumerate(zip(sizes, table, strict=True)) if place != dim):
+            return equation
+        if places.size == 0 or places.min() < 0 or places.max() >= table[dim]:
+            return equation
+        if places.ndim == 1:
+            return _rows(equation, dim, places.tolist(), table)
+        if places.ndim == 2 and 1 < min(places.shape) <= MOST_SIDES:
+            return _sides(equation, dim, places, table)
+        return equation
+
+    def _dynamic_slice(self, equation: Any) -> Any:
+        table, sizes = equation.invars[0].aval.shape, equation.params["slice_sizes"]
+        start = self._clamped(equation.invars[1:], table, sizes)
+        if start is None:
+            return equation
+        stop = [first + size for first, size in zip(start, sizes, strict=True)]
+        return _called(equation, [0], lambda x: lax.slice(x, start, stop))
+
+    def _dynamic_update(self, equation: Any) -> Any:
+        base, update = (atom.aval.shape for atom in equation.invars[:2])
+        start = self._clamped(equation.invars[2:], base, update)
+        if start is None or not any(1 < size < full for size, full in zip(update, base, strict=True)):
+            return equation
+        return _called(equation, [0, 1], lambda x, y: _put(x, y, start))
+
+    def _scatter(self, equation: Any) -> Any:
+        (base, index, update), numbers = equation.invars, equation.params["dimension_numbers"]
+        if index.aval.ndim != 1 or numbers.operand_batching_dims:
+            return equation
+        sizes = iter(update.aval.shape)
+        shape = [1 if dim in numbers.inserted_window_dims else next(sizes) for dim in range(base.aval.ndim)]
+        start = self._start(index, numbers.scatter_dims_to_operand_dims, base.aval.shape, shape)
+        if start is None or not any(1 < size < full for size, full in zip(shape, base.aval.shape, strict=True)):
+            return equation
+        name = str(equation.primitive)
+        if name == "scatter":
+            return _called(equation, [0, 2], lambda x, y: _put(x, lax.reshape(y, shape), start))
+        combining, reduction = COMBINED[name]
+        blank = identity(reduction, np.dtype(update.aval.dtype))
+        return _called(equation, [0, 2], lambda x, y: combining(x, _padded(lax.reshape(y, shape), x, start, blank)))
+
+    def _start(self, index: Any, dims: Sequence[int], table: Shape, sizes: Sequence[int]) -> list[int] | None:
+        """Where a part of some sizes begins that an index names, if it lies inside."""
+        places = self.number(index)
+        if places is None:
+            return None
+        start = [0] * len(table)
+        for dim, place in zip(dims, places.reshape(-1).tolist(), strict=True):
+            start[dim] = place
+        inside = all(0 <= first <= full - size for first, full, size in zip(start, table, sizes, strict=True))
+        return start if inside else None
+
+    def _clamped(self, atoms: Sequence[Any], table: Shape, sizes: Sequence[int]) -> list[int] | None:
+        """Where a part of some sizes begins whose place in every dim is a number."""
+        places = [self.number(atom) for atom in atoms]
+        if any(place is None for place in places):
+            return None
+        return [
+            min(max(int(place), 0), full - size) for place, full, size in zip(places, table, sizes, strict=True)
+        ]
+
+
+def _is_small(equation: Any) -> bool:
+    """Whether an equation makes few numbers, and nothing else."""
+    avals = [var.aval for var in equation.outvars]
+    return not equation.effects and all(
+        isinstance(getattr(aval, "dtype", None), np.dtype) and np.dtype(aval.dtype).kind in "iub" and prod(aval.shape) <= MOST_NUMBERS
+        for aval in avals
+    )
+
+
+def _called(equation: Any, operands: Sequence[int], function: Callable[..., Any]) -> Any:
+    """A call of a function of some operands in place of an equation."""
+    avals = [equation.invars[n].aval for n in operands]
+    (call,) = jax.make_jaxpr(jax.jit(function))(*avals).jaxpr.eqns
+    return call.replace(invars=[equation.invars[n] for n in operands], outvars=equation.outvars)
+
+
+def _rows(equation: Any, dim: int, places: list[int], table: Shape) -> Any:
+    """Rows that follow each other, or come every so many, as a slice or a roll."""
+    steps = {after - before for before, after in zip(places, places[1:], strict=False)}
+    if len(steps) == 1 and (step := min(steps)) > 0:
+        start, stop, strides = [0] * len(table), list(table), [1] * len(table)
+        start[dim], stop[dim], strides[dim] = places[0], places[-1] + 1, step
+        return _called(equation, [0], lambda x: lax.slice(x, start, stop, strides))
+    if {step % table[dim] for step in steps} == {1}:
+        params = {"dims": (dim,), "shifts": (-places[0] % table[dim],), "sizes": (len(places),)}
+        return equation.replace(primitive=ROLL, invars=equation.invars[:1], params=params)
+    return equation
+
+
+def _sides(equation: Any, dim: int, places: Any, table: Shape) -> Any:
+    """Rows of which each number of few names some that follow each other, as slices side by side."""
+    few = int(np.argmin(places.shape))
+    lines = np.moveaxis(places, few, 0)
+    steps = np.diff(lines, axis=1)
+    if not steps.size or (steps != steps.flat[0]).any() or steps.flat[0] < 1:
+        return equation
+    step = int(steps.flat[0])
+
+    def sides(x: Any) -> Any:
+        parts = []
+        for line in lines.tolist():
+            start, stop, strides = [0] * len(table), list(table), [1] * len(table)
+            start[dim], stop[dim], strides[dim] = line[0], line[-1] + 1, step
+            parts.append(lax.slice(x, start, stop, strides))
+        return jax.numpy.stack(parts, dim + few)
+
+    return _called(equation, [0], sides)
+
+
+def _padded(part: Any, whole: Any, start: Sequence[int], blank: Any) -> Any:
+    """A part at its place in a tensor of one value elsewhere."""
+    room = [
+        (first, full - first - size, 0) for first, full, size in zip(start, whole.shape, part.shape, strict=True)
+    ]
+    return lax.pad(part, lax.full((), blank, part.dtype), room)
+
+
+def _put(whole: Any, part: Any, start: Sequence[int]) -> Any:
+    """A tensor with a part of it replaced."""
+    inside: Any = None
+    for dim, (first, size) in enumerate(zip(start, part.shape, strict=True)):
+        if size != whole.shape[dim]:
+            places = lax.broadcasted_iota(np.int32, whole.shape, dim)
+            here = (places >= first) & (places < first + size)
+            inside = here if inside is None else inside & here
+    part = part.astype(whole.dtype)
+    return part if inside is None else lax.select(inside, _padded(part, whole, start, 0), whole)
