@@ -1,7 +1,7 @@
 """Run the benchmarks and write them into bench/RESULTS.md.
 
 python -m bench [planning] [networks] [bases] [engine] [disk] [contraction] [programs] [redistribute]
-    [contraction_jax] [contraction_torch] [resharding_jax] [models] [mpi]
+    [contraction_jax] [contraction_torch] [resharding_jax] [models] [mpi] [shifts]
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from bench import (
     programs,
     redistribute,
     resharding_jax,
+    shifts,
 )
 from bench.timing import Row
 
@@ -47,6 +48,7 @@ GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "resharding_jax": resharding_jax.rows,
     "models": models.rows,
     "mpi": mpi.rows,
+    "shifts": shifts.rows,
 }
 RESULTS = Path(__file__).parent / "RESULTS.md"
 

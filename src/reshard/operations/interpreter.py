@@ -119,7 +119,9 @@ class BoxExtents:
         self.shardings = shardings
         self.whole = [value.shape for value in operation.values]
         pairs = zip(shardings, self.whole, strict=True)
-        self.tiles = [sharding.layout_for(shape).tile(sharding.mesh.position_of(device), shape) for sharding, shape in pairs]
+        self.tiles = [
+            sharding.layout_for(shape).tile(sharding.mesh.position_of(device), shape) for sharding, shape in pairs
+        ]
         self.shapes = [tile.shape for tile in self.tiles]
 
     def start(self, term: int, dim: int) -> int:
@@ -314,10 +316,13 @@ class _Computation:
         ends = zip(attribute("low"), attribute("high"), strict=True)
         widths = [(0, 0) if is_window(self.extents, 0, dim) else pair for dim, pair in enumerate(ends)]
         if min(min(pair) for pair in widths) < 0:
-            cuts = [(max(-low, 0), size - max(-high, 0), 1) for (low, high), size in zip(widths, tile.shape, strict=True)]
+            cuts = [
+                (max(-low, 0), size - max(-high, 0), 1) for (low, high), size in zip(widths, tile.shape, strict=True)
+            ]
             tile = self.verbs.slice(tile, *zip(*cuts, strict=True))
             widths = [(max(low, 0), max(high, 0)) for low, high in widths]
-        return self.verbs.pad(tile, *zip(*widths, strict=True), attribute("value", 0))
+        low, high = zip(*widths, strict=True)
+        return self.verbs.pad(tile, low, high, attribute("value", 0))
 
     def joined(self) -> Any:
         """One after another in a dim of which the device has all, or, of windows, each where it is."""

@@ -175,7 +175,9 @@ def windowed(
         window = reach.window(layout, decides.dim, shapes[decides.term][decides.dim])
         dims = list(ends[operand].dims)
         own = shardings[operand].layout_for(shapes[operand]).blocks(place.dim, shapes[operand][place.dim])
-        if window.spans != tuple((low, high) if low < high else (0, 0) for low, high in zip(*map(list, own), strict=True)):
+        if window.spans != tuple(
+            (low, high) if low < high else (0, 0) for low, high in zip(*map(list, own), strict=True)
+        ):
             dims[place.dim] = replace(dims[place.dim], window=window)
             ends[operand] = replace(ends[operand], dims=tuple(dims))
     return ends

@@ -134,8 +134,8 @@ class Net:
         calculations = []
         for operation, rule, rule_id in zip(self.graph.operations, self.rules, self._rule_of, strict=True):
             dtypes = tuple(value.dtype for value in operation.values)
-            key = operation.name, operation.pattern, rule_id, dtypes, operation.attribute("value"), operation.reduction
-            key += (operation.reaches,)
+            details = operation.attribute("value"), operation.reduction, operation.reaches
+            key = operation.name, operation.pattern, rule_id, dtypes, details
             if key not in known:
                 known[key] = calculation_of(operation, rule)
             calculations.append(known[key])

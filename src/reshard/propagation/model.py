@@ -181,7 +181,9 @@ class Model:
         self.rents: Mapping[int, Rent] = {}
         self._layouts: dict[tuple[object, ...], Layouts] = {}
         for operation in graph.operations:
-            if net.calculations[operation.result.number].reaches:  # what it reaches is among the options of its operands
+            if net.calculations[
+                operation.result.number
+            ].reaches:  # what it reaches is among the options of its operands
                 self._layouts_of(operation)
         self.variables = self._variables()
         self.nodes = [self._node([graph.operations[n]]) for n in net.order if graph.operations[n].operands]

@@ -261,8 +261,21 @@ class Placement(Graph):
         return placement_page(self)
 
     def text(self) -> str:
-        """The program as text that `Program.parse` reads."""
-        return write(self, self.shardings)
+        """The program as text that `Program.parse` reads.
+
+        What operations read beyond the edges of tiles follows from them, and is not written.
+        """
+        windows = {
+            operation.result: operation.operands[0]
+            for operation in self.operations
+            if operation.name == "reshard" and self.shardings[operation.result].has_windows
+        }
+        operations = (
+            replace(operation, operands=tuple(windows.get(operand, operand) for operand in operation.operands))
+            for operation in self.operations
+            if operation.result not in windows
+        )
+        return write(replace(self, operations=tuple(operations)), self.shardings)
 
     def __repr__(self) -> str:
         meshes = ", ".join(map(str, self.meshes.values()))

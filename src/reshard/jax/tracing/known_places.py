@@ -22,6 +22,7 @@ a:f32[8] = roll[dims=(0,) shifts=(5,) sizes=(8,)] b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -162,16 +163,16 @@ class KnownPlaces:
         places = [self.number(atom) for atom in atoms]
         if any(place is None for place in places):
             return None
-        return [
-            min(max(int(place), 0), full - size) for place, full, size in zip(places, table, sizes, strict=True)
-        ]
+        return [min(max(int(place), 0), full - size) for place, full, size in zip(places, table, sizes, strict=True)]
 
 
 def _is_small(equation: Any) -> bool:
     """Whether an equation makes few numbers, and nothing else."""
     avals = [var.aval for var in equation.outvars]
     return not equation.effects and all(
-        isinstance(getattr(aval, "dtype", None), np.dtype) and np.dtype(aval.dtype).kind in "iub" and prod(aval.shape) <= MOST_NUMBERS
+        isinstance(getattr(aval, "dtype", None), np.dtype)
+        and np.dtype(aval.dtype).kind in "iub"
+        and prod(aval.shape) <= MOST_NUMBERS
         for aval in avals
     )
 
@@ -185,7 +186,7 @@ def _called(equation: Any, operands: Sequence[int], function: Callable[..., Any]
 
 def _rows(equation: Any, dim: int, places: list[int], table: Shape) -> Any:
     """Rows that follow each other, or come every so many, as a slice or a roll."""
-    steps = {after - before for before, after in zip(places, places[1:], strict=False)}
+    steps = {after - before for before, after in pairwise(places)}
     if len(steps) == 1 and (step := min(steps)) > 0:
         start, stop, strides = [0] * len(table), list(table), [1] * len(table)
         start[dim], stop[dim], strides[dim] = places[0], places[-1] + 1, step
@@ -218,9 +219,7 @@ def _sides(equation: Any, dim: int, places: Any, table: Shape) -> Any:
 
 def _padded(part: Any, whole: Any, start: Sequence[int], blank: Any) -> Any:
     """A part at its place in a tensor of one value elsewhere."""
-    room = [
-        (first, full - first - size, 0) for first, full, size in zip(start, whole.shape, part.shape, strict=True)
-    ]
+    room = [(first, full - first - size, 0) for first, full, size in zip(start, whole.shape, part.shape, strict=True)]
     return lax.pad(part, lax.full((), blank, part.dtype), room)
 
 

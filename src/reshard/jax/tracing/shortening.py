@@ -138,7 +138,11 @@ class _Shortening:
             return equation
         whole = view.source.aval.shape
         cut = [(start, size - stop) for start, stop, size in zip(view.start, view.stop, whole, strict=True)]
-        if any(left and width > 0 for lefts, entry in zip(cut, config, strict=True) for left, width in zip(lefts, entry, strict=False)):
+        if any(
+            left and width > 0
+            for lefts, entry in zip(cut, config, strict=True)
+            for left, width in zip(lefts, entry, strict=False)
+        ):
             return equation
         widths = [
             (int(low) - first, int(high) - last) for (low, high, _), (first, last) in zip(config, cut, strict=True)
@@ -169,5 +173,3 @@ class _Shortening:
         sizes = (equation.outvars[0].aval.shape[dim],)
         params = {"dims": (dim,), "shifts": (shift,), "sizes": sizes}
         return equation.replace(primitive=ROLL, invars=[source], params=params)
-
-

@@ -190,9 +190,7 @@ def windows(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[
         function = run or _slid(equation, number, operands, moves)
         shifted = tuple(dict.fromkeys(move.label for move in moves))
         attributes = tuple(sorted(move.attribute for move in moves))
-        results.append(
-            emitter.emit(name, operands, terms, var.aval, function, shifted=shifted, attributes=attributes)
-        )
+        results.append(emitter.emit(name, operands, terms, var.aval, function, shifted=shifted, attributes=attributes))
     return results
 
 
@@ -215,8 +213,7 @@ def _slid(equation: Any, number: int, operands: Sequence[Value], moves: Sequence
     def run(extents: Extents, tiles: Sequence[Any]) -> Any:
         fills = _fills(equation, operands, tiles)
         parts = [
-            framed(extents, term, tile, operands[term].shape, moves, fills[term])
-            for term, tile in enumerate(tiles)
+            framed(extents, term, tile, operands[term].shape, moves, fills[term]) for term, tile in enumerate(tiles)
         ]
         changed = {"padding": _changed(params["padding"], range(ndim), parts[0].padding)}
         if "base_dilation" in params:
@@ -276,9 +273,7 @@ def spaced(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> Value:
     def run(extents: Extents, tiles: Sequence[Any]) -> Any:
         tile, fill = tiles
         tile, padding, spread = framed(extents, 0, tile, operands[0].shape, moves, fill)
-        room = [
-            (*padding[dim], spread[dim] - 1) if dim in padding else entry for dim, entry in enumerate(config)
-        ]
+        room = [(*padding[dim], spread[dim] - 1) if dim in padding else entry for dim, entry in enumerate(config)]
         return lax.pad(tile, fill, room)
 
     terms = [labels(out.ndim), (), labels(out.ndim)]

@@ -1,0 +1,134 @@
+"""Functions that shift, slide or run along a cut dim compute what they did, with no byte more than plain `jit`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+from jax import lax  # noqa: E402
+from jax import numpy as jnp  # noqa: E402
+from jax_hlo import collectives, received_bytes  # noqa: E402
+from jax_shifts import DEVICES, Case, cases  # noqa: E402
+
+import reshard as rs  # noqa: E402
+
+pytestmark = pytest.mark.engine
+CASES = cases()
+AT_BOUND = {
+    "roll by 1": 256,
+    "gradient of a roll": 1536,
+    "neighbours by their numbers": 256,
+    "update at a known place": 32768,
+    "convolution 3 x 3, stride 2": 4096,
+    "gradient of a convolution, stride 2": 6144,
+    "gradient of a pooling 3": 22528,
+    "running sum": 448,
+    "top 8 over a vocabulary, places": 2688,
+}
+"""Functions with what the busiest device receives."""
+
+
+def programs(case: Case, *, with_plain: bool = False) -> tuple[rs.Program, list[Any], list[Any]]:
+    """What is placed, compiled, and beside it what plain `jit` compiles; and arrays for it."""
+    names = ("x", "y")[: len(case.axes)]
+    kinds = (jax.sharding.AxisType.Auto,) * len(names)
+    mesh = jax.make_mesh(case.axes, names, kinds, devices=jax.devices()[:DEVICES])
+    ends = tuple(jax.NamedSharding(mesh, jax.P(*spec)) for spec in case.specs)
+    avals = [jax.ShapeDtypeStruct(shape, np.float32) for shape in case.shapes]
+    (made,) = jax.tree.leaves(jax.eval_shape(case.function, *avals))
+    spec = () if case.result is None else case.result or case.specs[0]
+    is_even = all(not axis or size % mesh.shape[axis] == 0 for axis, size in zip(spec, made.shape, strict=False))
+    out = jax.NamedSharding(mesh, jax.P(*spec)) if is_even else jax.NamedSharding(mesh, jax.P())
+    placed = rs.jax.trace(case.function, *avals, in_shardings=ends, out_shardings=out, mesh=mesh).propagate(
+        goal="bytes"
+    )
+    functions = [rs.jax.to_jax(placed), *([case.function] if with_plain else [])]
+    compiled = [jax.jit(each, in_shardings=ends, out_shardings=out).lower(*avals).compile() for each in functions]
+    rng = np.random.default_rng(0)
+    arrays = [
+        jax.device_put(rng.normal(size=shape).astype(np.float32), end)
+        for shape, end in zip(case.shapes, ends, strict=True)
+    ]
+    return placed, compiled, arrays
+
+
+@pytest.mark.parametrize("name", AT_BOUND)
+def test_values_and_bytes(name: str) -> None:
+    case = CASES[name]
+    placed, (compiled,), arrays = programs(case)
+    busiest = max(received_bytes(collectives(compiled.as_text(), DEVICES), DEVICES))
+    assert busiest == placed.received_bytes == AT_BOUND[name]
+    assert case.least is None or busiest <= 1.8 * case.least
+    np.testing.assert_allclose(compiled(*arrays), case.function(*map(np.asarray, arrays)), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(CASES) - set(AT_BOUND)))
+def test_no_byte_more_than_plain_jit(name: str) -> None:
+    _, (ours, plain), arrays = programs(CASES[name], with_plain=True)
+    for own, theirs in zip(jax.tree.leaves(ours(*arrays)), jax.tree.leaves(plain(*arrays)), strict=True):
+        np.testing.assert_allclose(own, theirs, rtol=2e-3, atol=2e-3)
+    if "scan" in name or "times" in name:  # whose collectives stand in loops
+        return
+    received = [max(received_bytes(collectives(way.as_text(), DEVICES), DEVICES)) for way in (ours, plain)]
+    assert received[0] <= received[1]
+
+
+def convolved(kernel: int, strides: range, dilations: range) -> Any:
+    """A sum of convolutions of convolutions, so that the inner ones have tiles of uneven sizes."""
+
+    def function(x: Any, w: Any) -> Any:
+        numbers = ("NHC", "HIO", "NHC")
+        total = 0.0
+        for stride in strides:
+            for dilation in dilations:
+                reach = (kernel - 1) * dilation
+                pads = [((reach // 2, reach - reach // 2),), ((kernel, 0),)]
+                y = lax.conv_general_dilated(
+                    x, w, (stride,), pads[0], rhs_dilation=(dilation,), dimension_numbers=numbers
+                )
+                z = lax.conv_general_dilated(
+                    jnp.tanh(y), w, (1,), pads[1], lhs_dilation=(stride,), dimension_numbers=numbers
+                )
+                total += (z[:, : x.shape[1] - 5] ** 2).sum()
+        return total
+
+    return function
+
+
+def check_convolutions(kernel: int, strides: range, dilations: range) -> None:
+    mesh = jax.make_mesh((8,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:DEVICES])
+    ends = tuple(jax.NamedSharding(mesh, jax.P(*spec)) for spec in ((None, "x", None), ()))
+    rng = np.random.default_rng(kernel)
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape in ((2, 40, 3), (kernel, 3, 3))]
+    function = jax.value_and_grad(convolved(kernel, strides, dilations), (0, 1))
+    placed = rs.jax.trace(function, *arrays, in_shardings=ends, mesh=mesh).propagate(goal="bytes")
+    assert any(sharding.has_windows for sharding in placed.shardings.values())
+    found = jax.jit(rs.jax.to_jax(placed))(*map(jax.device_put, arrays, ends))
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(function(*arrays)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-3)
+
+
+def test_convolutions_with_uneven_tiles_and_their_gradients() -> None:
+    check_convolutions(3, range(2, 3), range(2, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", range(1, 10))
+def test_all_convolutions_and_their_gradients(kernel: int) -> None:
+    check_convolutions(kernel, range(1, 4), range(1, 4))
+
+
+def test_a_reach_that_nobody_knows_stays_whole_and_is_named() -> None:
+    mesh = jax.make_mesh((8,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:DEVICES])
+    end = jax.NamedSharding(mesh, jax.P("x"))
+    shape = jax.ShapeDtypeStruct((64,), np.float32)
+    moving = rs.jax.trace(
+        lambda x, n: lax.dynamic_slice(x, (n,), (48,)), shape, np.int32(0), in_shardings=(end, None), mesh=mesh
+    )
+    assert "dynamic_slice" in [operation.name for operation in moving.operations]
+    assert moving.propagate(goal="bytes").received_bytes == 56 * 4

@@ -1,0 +1,211 @@
+"""Slices, pads, rolls, reversals, concatenations and running sums of dims that are cut: right, by borders alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from test_operations import engine, run_on
+
+import reshard as rs
+from reshard import Mesh, Sharding
+from reshard.operations.reaching import windowed
+from reshard.propagation import Placement, Program, Value
+
+Array = Any
+MESHES = [Mesh.of(x=8), Mesh.of(x=2, y=4), Mesh.of(x=3), Mesh.of(x=2, y=2), Mesh.of(x=3, y=2), Mesh.of(x=1)]
+
+
+class Drawn:
+    """A program of shifts drawn at random, with what NumPy makes of whole arrays."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.numbers = Random(seed), np.random.default_rng(seed)
+        self.mesh = self.random.choice(MESHES)
+        self.program = Program(self.mesh)
+        axes = list(self.mesh.sizes)
+        self.cut = self.random.choice([axes[0], axes[-1], tuple(axes), tuple(axes[::-1])])
+        self.inputs: dict[str, Array] = {}
+        self.columns = self.random.randint(1, 5)
+        value, array = self.given(self.random.randint(1, 40))
+        for _ in range(self.random.choice([1, 1, 2])):
+            if len(array):
+                value, array = self.random.choice(STEPS)(self, value, array)
+        self.expected = array
+        self.program.output(value, self.rows, "out")
+
+    @property
+    def rows(self) -> Sharding:
+        return Sharding.of(self.mesh, self.cut, None)
+
+    def given(self, rows: int) -> tuple[Value, Array]:
+        name = f"in{len(self.inputs)}"
+        self.inputs[name] = self.numbers.normal(size=(rows, self.columns)).astype(np.float32)
+        return self.program.input(name, (rows, self.columns), "float32", self.rows), self.inputs[name]
+
+
+def sliced(drawn: Drawn, value: Value, array: Array) -> tuple[Value, Array]:
+    first, last = sorted(drawn.random.choices(range(len(array) + 1), k=2))
+    step = drawn.random.randint(1, 3)
+    start, stop = (first, 0), (last, drawn.columns)
+    return drawn.program.slice(value, start, stop, (step, 1)), array[first:last:step]
+
+
+def padded(drawn: Drawn, value: Value, array: Array) -> tuple[Value, Array]:
+    low = drawn.random.randint(-len(array), 8)
+    high = drawn.random.randint(-min(len(array), len(array) + low), 8)
+    kept = array[max(-low, 0) : len(array) - max(-high, 0)]
+    widths = [(max(low, 0), max(high, 0)), (0, 0)]
+    return drawn.program.pad(value, (low, 0), (high, 0), 2.5), np.pad(kept, widths, constant_values=2.5)
+
+
+def rolled(drawn: Drawn, value: Value, array: Array) -> tuple[Value, Array]:
+    shift = drawn.random.randint(-50, 50)
+    if drawn.random.random() < 0.5:
+        return drawn.program.roll(value, (shift,), (0,)), np.roll(array, shift, 0)
+    size = drawn.random.randint(0, 2 * len(array))
+    places = (np.arange(size) - shift) % len(array)
+    return drawn.program.roll(value, (shift,), (0,), (size,)), array[places]
+
+
+def reversed_(drawn: Drawn, value: Value, array: Array) -> tuple[Value, Array]:
+    return drawn.program.reverse(value, (0,)), array[::-1]
+
+
+def concatenated(drawn: Drawn, value: Value, array: Array) -> tuple[Value, Array]:
+    other, more = drawn.given(drawn.random.randint(1, 20))
+    parts = drawn.random.choice([[0, 1], [1, 0], [0, 1, 0], [0, 0]])
+    arrays = np.concatenate([(array, more)[part] for part in parts])
+    return drawn.program.concatenate([(value, other)[part] for part in parts], 0), arrays
+
+
+def running(drawn: Drawn, value: Value, array: Array) -> tuple[Value, Array]:
+    name, function = drawn.random.choice(list(RUNNING.items()))
+    if drawn.random.random() < 0.5:
+        return drawn.program.running(name, value, 0), function(array, axis=0)
+    return drawn.program.running(name, value, 0, reverse=True), function(array[::-1], axis=0)[::-1]
+
+
+STEPS: list[Callable[[Drawn, Value, Array], tuple[Value, Array]]] = [
+    sliced, padded, rolled, reversed_, concatenated, running,
+]  # fmt: skip
+RUNNING: dict[str, Callable[..., Array]] = {
+    "cumsum": np.cumsum,
+    "cumprod": np.cumprod,
+    "cummax": np.maximum.accumulate,
+    "cummin": np.minimum.accumulate,
+    "cumlogsumexp": np.logaddexp.accumulate,
+}
+
+
+def check(drawn: Drawn, placed: Placement, out: Array) -> None:
+    assert out.shape == drawn.expected.shape
+    np.testing.assert_allclose(out, drawn.expected, rtol=1e-4, atol=1e-5)
+
+
+def test_drawn_programs_are_right_and_receive_what_they_lack() -> None:
+    seen = 0
+    for seed in range(50):
+        drawn = Drawn(seed)
+        placed = drawn.program.propagate(goal="bytes")
+        counts: dict[str, int] = {}
+        check(drawn, placed, rs.numpy.run_program(placed, drawn.inputs, received_bytes=counts)["out"])
+        for value, plan in placed.plans.items():
+            assert counts[value.name] == plan.received_bytes == plan.lower_bound_bytes
+        seen += any(sharding.has_windows for sharding in placed.shardings.values())
+    assert seen > 25
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_drawn_programs_on_the_tiles_of_other_engines(name: str) -> None:
+    verbs = engine(name)
+    for seed in range(100, 104):
+        drawn = Drawn(seed)
+        placed = drawn.program.propagate(goal="bytes")
+        check(drawn, placed, run_on(verbs, placed, drawn.inputs)["out"])
+
+
+@pytest.mark.slow
+def test_many_drawn_programs() -> None:
+    for seed in range(1000, 3000):
+        drawn = Drawn(seed)
+        placed = drawn.program.propagate(goal="bytes")
+        check(drawn, placed, rs.numpy.run_program(placed, drawn.inputs)["out"])
+
+
+def placed_rows(build: Callable[[Program, Value], Value], rows: int = 16, out: Sequence[Any] = ("x",)) -> Placement:
+    program = Program(Mesh.of(x=4))
+    value = program.input("a", (rows,), "float32", Sharding.of(program.mesh, "x"))
+    program.output(build(program, value), Sharding.of(program.mesh, *out), "out")
+    return program.propagate(goal="bytes")
+
+
+@pytest.mark.parametrize(
+    ("build", "window", "received"),
+    [
+        (lambda p, a: p.roll(a, (1,), (0,)), "window(-1:3, 3:7, 7:11, 11:15, wrap)", 4),
+        (lambda p, a: p.roll(a, (5,), (0,)), "window(-5:-1, -1:3, 3:7, 7:11, wrap)", 16),
+        (lambda p, a: p.pad(a, (-2,), (2,)), "window(2:6, 6:10, 10:14, 14:18, pad)", 8),
+        (lambda p, a: p.reverse(a, (0,)), "window(12:16, 8:12, 4:8, 0:4, pad)", 16),
+        (lambda p, a: p.slice(a, (4,), (12,)), "window(4:6, 6:8, 8:10, 10:12, pad)", 8),
+    ],
+)
+def test_what_is_read_beyond_the_edges_by_hand(build: Any, window: str, received: int) -> None:
+    placed = placed_rows(build)
+    (told,) = [sharding.text() for sharding in placed.shardings.values() if sharding.has_windows]
+    assert told == f'[{{"x", {window}}}]'
+    assert placed.received_bytes == received
+    assert placed.is_proved
+
+
+def test_of_a_tensor_that_every_device_has_nothing_moves() -> None:
+    program = Program(Mesh.of(x=4))
+    value = program.input("a", (16,), "float32", Sharding.of(program.mesh, None))
+    program.output(program.roll(value, (3,), (0,)), Sharding.of(program.mesh, "x"), "out")
+    assert program.propagate(goal="bytes").received_bytes == 0
+
+
+def test_a_running_sum_by_hand() -> None:
+    placed = placed_rows(lambda p, a: p.running("cumsum", a, 0))
+    assert placed.received_bytes == 3 * 4  # the sums of the three other blocks
+    made = [operation.name for operation in placed.operations]
+    assert made.count("cumsum") == 2
+
+
+def test_partial_values_are_shifted_before_they_are_summed() -> None:
+    program = Program(Mesh.of(x=2, y=4))
+    value = program.input("a", (16, 8), "float32", Sharding.of(program.mesh, "y", "x"))
+    sums = program.op("ij->i", value, name="sum")
+    program.output(program.roll(sums, (1,), (0,)), Sharding.of(program.mesh, ("y", "x")), "out")
+    placed = program.propagate(goal="bytes")
+    array = np.arange(128, dtype=np.float32).reshape(16, 8)
+    np.testing.assert_allclose(rs.numpy.run_program(placed, {"a": array})["out"], np.roll(array.sum(1), 1))
+
+
+def test_a_text_is_read_back_with_its_reaches() -> None:
+    text = """
+    sdy.mesh @mesh = <["x"=4]>
+    a = input : float32[16, 3] <@mesh, [{"x"}, {}]>
+    b = blur "s c -> s c" (a) : float32[14, 3] {opaque, shifted="s", reach_0_s=[3, 1, 1, 0, 1]}
+    c = output (b) <@mesh, [{"x"}, {}]>
+    """
+    program = Program.parse(text)
+    assert str(Program.parse(str(program))) == str(program)
+    placed = program.propagate(goal="bytes")
+    assert placed.received_bytes == 2 * 3 * 4
+    again = Program.parse(placed.text()).propagate(goal="bytes")
+    assert again.received_bytes == placed.received_bytes
+
+
+def test_windows_of_an_operation_follow_the_tile_of_the_result() -> None:
+    program = Program(Mesh.of(x=2))
+    value = program.input("a", (8,), "float32")
+    program.slice(value, (1,), (7,), (2,))
+    operation = program.operations[-1]
+    rows = Sharding.of(program.mesh, "x")
+    ends = windowed(operation.pattern, operation.reaches, [rows, rows], [(8,), (3,)])
+    assert [end.text() for end in ends] == ['[{"x", window(1:4, 5:6, pad)}]', '[{"x"}]']
