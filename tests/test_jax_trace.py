@@ -72,9 +72,9 @@ def test_what_numpy_knows_runs_there_too() -> None:
     found = rs.numpy.run_program(placed, dict(zip(("x", "up", "down"), arrays, strict=True)))
     for one, wanted in zip(found.values(), function(*arrays), strict=True):
         np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-5)
-    back = trace(lambda x: lax.cumsum(x, reverse=True), shape(8), in_shardings=on("data")).propagate()
-    with pytest.raises(rs.ReshardError, match="cumsum_back is not known here"):
-        rs.numpy.run_program(back, {"x": np.ones(8, np.float32)})
+    pairs = trace(lambda x: lax.sort((x, -x), num_keys=1)[1], shape(8), in_shardings=on("data")).propagate()
+    with pytest.raises(rs.ReshardError, match="sort_together is not known here"):
+        rs.numpy.run_program(pairs, {"x": np.ones(8, np.float32)})
 
 
 def test_complex_numbers_and_gradients_of_choices_run_on_numpy() -> None:

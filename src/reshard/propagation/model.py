@@ -495,14 +495,19 @@ class Model:
         if key not in self._tables:
             if own is wanted:
                 bound = self._bound(own, value.dtype.itemsize)
-                odd = {n for n, option in enumerate(own.all) if option.sharding is not None}
+                windows = [n for n, option in enumerate(own.all) if option.has_windows]
+                odd = {n for n, option in enumerate(own.all) if option.sharding is not None}.difference(windows)
                 pairs = [(a, b) for a, b in product(range(len(own.all)), repeat=2) if a in odd or b in odd]
+                for window, lacked in own.lacked(self.net.uneven).items():
+                    bound[:, window] = lacked * (value.dtype.itemsize * self.goal.per_byte)
+                bound[windows, :] = np.inf  # no value is kept so
+                bound[windows, windows] = 0.0
             else:
                 bound = np.zeros((len(own.all), len(wanted.all)))
                 pairs = list(product(range(len(own.all)), range(len(wanted.all))))
             for a, b in pairs:
-                if own.all[a].has_windows:  # no value is kept so
-                    bound[a, b] = 0.0 if a == b and own is wanted else np.inf
+                if own.all[a].has_windows:
+                    bound[a, b] = np.inf
                     continue
                 ends = Ends(
                     own.pieces.sharding(own.all[a], reduction, self.net.uneven),

@@ -221,9 +221,27 @@ class Placement(Graph):
         seconds = "" if self.seconds is None else f", {self.seconds * 1e6:.1f} us"
         figures = f"{reshards}, {received}{seconds}; peak {bytes_text(self.peak_bytes)}{self._largest()}"
         proof = f"least {self.goal.name}: {self._gap()}"
-        named = [f"{name} ({count})" for name, count in sorted(self.without_rule.items())]
-        opaque = [f"without a rule, whole on every device: {', '.join(named)}"] if named else []
+        opaque = []
+        for why, counts in (("without a rule", self.without_rule), ("of shifts that are not known", self._unknown)):
+            named = [f"{name} ({count}){self._paid_for(name)}" for name, count in sorted(counts.items())]
+            opaque += [f"{why}, whole on every device: {', '.join(named)}"] if named else []
         return plain([Table(rows), "", figures, *opaque, proof])
+
+    @cached_property
+    def _unknown(self) -> Counter[str]:
+        """How often each operation stands here that shifts elements nobody knows where to."""
+        unknown: Counter[str] = Counter()
+        for operation in self.operations:
+            known = {reached.label for reached in operation.reaches}
+            unknown[operation.name] += not known.issuperset(operation.shifted)
+        return +unknown
+
+    def _paid_for(self, primitive: str) -> str:
+        """What is received for the operands of operations of a name, in words."""
+        name = primitive.replace("-", "_")
+        operands = {operand for each in self.operations if each.name == name for operand in each.operands}
+        received = sum(self.received(operand) for operand in operands)
+        return f" for {bytes_text(received)}" if received else ""
 
     def _largest(self) -> str:
         """The largest values that a device holds when it holds most, in words."""

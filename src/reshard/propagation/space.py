@@ -262,7 +262,8 @@ class Options:
         """Costs of pairs where what is combined on the way to another place is combined where it is, then moved."""
         kinds: dict[tuple[int, ...], list[int]] = {}
         for number, option in enumerate(self.all):
-            kinds.setdefault(option.unreduced, []).append(number)
+            if not option.has_windows:
+                kinds.setdefault(option.unreduced, []).append(number)
         cost = cost.copy()
         for before, after in itertools.permutations(kinds, 2):
             if not {*after} < {*before}:
@@ -326,6 +327,61 @@ class Options:
         foreign = [number for number, option in enumerate(self.all) if option.sharding is not None]
         received[foreign], received[:, foreign] = 0.0, 0.0
         return np.asarray(received)
+
+    def lacked(self, uneven: str) -> dict[int, Costs]:
+        """Per option with windows, by its number, what the busiest device lacks of it where it has another option.
+
+        A window is in each dim a few runs, and a tile one; what a device has of the window is the product of what
+        they share. Where values are combined, all of it comes from others.
+        """
+        windows = [number for number, option in enumerate(self.all) if option.has_windows]
+        if not windows:
+            return {}
+        plain = [option._replace(sharding=None) if option.has_windows else option for option in self.all]
+        tiles: list[list[Costs]] = []
+        which: list[Numbers] = []
+        for dim in range(len(self.shape)):
+            lists = list(dict.fromkeys(option.dims[dim] for option in plain))
+            cut = [self.pieces.sharding(Option((axes,)), "sum", uneven) for axes in lists]
+            tiles.append([_runs(sharding, 0, self.shape[dim]) for sharding in cut])
+            which.append(np.array([lists.index(option.dims[dim]) for option in plain]))
+        lacked: dict[int, Costs] = {}
+        for number in windows:
+            sharding, own = self.all[number].sharding, set(self.all[number].unreduced)
+            assert sharding is not None  # those with windows have one
+            shared = np.ones((len(self.all), self.pieces.mesh.size))
+            size = np.ones(self.pieces.mesh.size)
+            for dim, length in enumerate(self.shape):
+                runs = _runs(sharding, dim, length)
+                both = np.array([_overlap(tile, runs) for tile in tiles[dim]])
+                shared *= both[which[dim]]
+                size *= (runs[1] - runs[0]).sum(axis=0)
+            lacking = (size - shared).max(axis=1)
+            for other, option in enumerate(self.all):
+                lost, gained = set(option.unreduced) - own, own - set(option.unreduced)
+                if lost:
+                    lacking[other] = np.inf if gained else size.max()
+                elif gained:
+                    lacking[other] = 0.0
+            lacked[number] = lacking
+        return lacked
+
+
+def _runs(sharding: Sharding, dim: int, size: int) -> Costs:
+    """Where the runs of a dim begin and end that each device has: starts and stops, a row per run."""
+    layout = sharding.layout
+    runs, shards = layout.runs(dim, size, held=True), layout.parts[dim]
+    count = np.bincount(runs.shard, minlength=shards)
+    table = np.zeros((2, max(int(count.max(initial=0)), 1), shards))
+    place = np.arange(len(runs.shard)) - np.searchsorted(runs.shard, runs.shard)
+    table[0, place, runs.shard], table[1, place, runs.shard] = runs.start, runs.stop
+    return np.asarray(table[:, :, layout.cutting[dim].index_of(sharding.mesh.positions)])
+
+
+def _overlap(tile: Costs, runs: Costs) -> Costs:
+    """Per device the elements of a tile that are in the runs of a window."""
+    low, high = np.maximum(tile[0], runs[0]), np.minimum(tile[1], runs[1])
+    return np.asarray(np.maximum(high - low, 0.0).sum(axis=0))
 
 
 def _begin(lists: Sequence[tuple[int, ...]]) -> NDArray[np.bool_]:

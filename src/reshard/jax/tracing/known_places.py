@@ -32,6 +32,7 @@ from jax import lax
 from jax.extend.core import Literal, Primitive
 
 from reshard.dtypes import identity
+from reshard.jax.tracing.centring import Centred
 from reshard.operations.pattern import Shape
 
 ROLL = Primitive("roll")
@@ -98,7 +99,7 @@ class KnownPlaces:
                 return equation
             kept = equation.outvars[0].aval.shape
             stop = [first + size for first, size in zip(start, sizes, strict=True)]
-            return _called(equation, [0], lambda x: lax.reshape(lax.slice(x, start, stop), kept))
+            return _called(equation, equation.invars[:1], lambda x: lax.reshape(lax.slice(x, start, stop), kept))
         places = self.number(index) if len(numbers.start_index_map) == 1 and index.aval.shape[-1] == 1 else None
         if places is None:
             return equation
@@ -122,14 +123,14 @@ class KnownPlaces:
         if start is None:
             return equation
         stop = [first + size for first, size in zip(start, sizes, strict=True)]
-        return _called(equation, [0], lambda x: lax.slice(x, start, stop))
+        return _called(equation, equation.invars[:1], lambda x: lax.slice(x, start, stop))
 
     def _dynamic_update(self, equation: Any) -> Any:
         base, update = (atom.aval.shape for atom in equation.invars[:2])
         start = self._clamped(equation.invars[2:], base, update)
         if start is None or not any(1 < size < full for size, full in zip(update, base, strict=True)):
             return equation
-        return _called(equation, [0, 1], lambda x, y: _put(x, y, start))
+        return self._put_at(equation, 1, update, start)
 
     def _scatter(self, equation: Any) -> Any:
         (base, index, update), numbers = equation.invars, equation.params["dimension_numbers"]
@@ -142,10 +143,23 @@ class KnownPlaces:
             return equation
         name = str(equation.primitive)
         if name == "scatter":
-            return _called(equation, [0, 2], lambda x, y: _put(x, lax.reshape(y, shape), start))
+            return self._put_at(equation, 2, shape, start)
         combining, reduction = COMBINED[name]
         blank = identity(reduction, np.dtype(update.aval.dtype))
-        return _called(equation, [0, 2], lambda x, y: combining(x, _padded(lax.reshape(y, shape), x, start, blank)))
+        return _called(
+            equation,
+            [equation.invars[0], equation.invars[2]],
+            lambda x, y: combining(x, _padded(lax.reshape(y, shape), x, start, blank)),
+        )
+
+    def _put_at(self, equation: Any, part: int, shape: Sequence[int], start: Sequence[int]) -> Any:
+        """A part put at its place, computed there where it is made of slices."""
+        base, atom = equation.invars[0], equation.invars[part]
+        centred = Centred(self.makers, start, atom.aval.shape, base.aval.shape)
+        if isinstance(atom, Literal) or len(atom.aval.shape) != len(shape) or not centred.is_made_of_slices(atom):
+            return _called(equation, [base, atom], lambda x, y: _put(x, lax.reshape(y, shape), start))
+        made, places = centred.function(atom), [*centred.sources]
+        return _called(equation, [base, *places], lambda x, *arrays: _chosen(x, made(*arrays), start, atom.aval.shape))
 
     def _start(self, index: Any, dims: Sequence[int], table: Shape, sizes: Sequence[int]) -> list[int] | None:
         """Where a part of some sizes begins that an index names, if it lies inside."""
@@ -177,11 +191,13 @@ def _is_small(equation: Any) -> bool:
     )
 
 
-def _called(equation: Any, operands: Sequence[int], function: Callable[..., Any]) -> Any:
-    """A call of a function of some operands in place of an equation."""
-    avals = [equation.invars[n].aval for n in operands]
-    (call,) = jax.make_jaxpr(jax.jit(function))(*avals).jaxpr.eqns
-    return call.replace(invars=[equation.invars[n] for n in operands], outvars=equation.outvars)
+def _called(equation: Any, operands: Sequence[Any], function: Callable[..., Any]) -> Any:
+    """A call of a function of some values in place of an equation; one that is named twice is handed in once."""
+    once = list(dict.fromkeys(operands))
+    function_of_once = lambda *arrays: function(*(arrays[once.index(operand)] for operand in operands))  # noqa: E731
+    avals = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in once]
+    (call,) = jax.make_jaxpr(jax.jit(function_of_once))(*avals).jaxpr.eqns
+    return call.replace(invars=once, outvars=equation.outvars)
 
 
 def _rows(equation: Any, dim: int, places: list[int], table: Shape) -> Any:
@@ -190,7 +206,7 @@ def _rows(equation: Any, dim: int, places: list[int], table: Shape) -> Any:
     if len(steps) == 1 and (step := min(steps)) > 0:
         start, stop, strides = [0] * len(table), list(table), [1] * len(table)
         start[dim], stop[dim], strides[dim] = places[0], places[-1] + 1, step
-        return _called(equation, [0], lambda x: lax.slice(x, start, stop, strides))
+        return _called(equation, equation.invars[:1], lambda x: lax.slice(x, start, stop, strides))
     if {step % table[dim] for step in steps} == {1}:
         params = {"dims": (dim,), "shifts": (-places[0] % table[dim],), "sizes": (len(places),)}
         return equation.replace(primitive=ROLL, invars=equation.invars[:1], params=params)
@@ -214,7 +230,7 @@ def _sides(equation: Any, dim: int, places: Any, table: Shape) -> Any:
             parts.append(lax.slice(x, start, stop, strides))
         return jax.numpy.stack(parts, dim + few)
 
-    return _called(equation, [0], sides)
+    return _called(equation, equation.invars[:1], sides)
 
 
 def _padded(part: Any, whole: Any, start: Sequence[int], blank: Any) -> Any:
@@ -225,11 +241,16 @@ def _padded(part: Any, whole: Any, start: Sequence[int], blank: Any) -> Any:
 
 def _put(whole: Any, part: Any, start: Sequence[int]) -> Any:
     """A tensor with a part of it replaced."""
+    return _chosen(whole, _padded(part, whole, start, 0), start, part.shape)
+
+
+def _chosen(whole: Any, other: Any, start: Sequence[int], shape: Shape) -> Any:
+    """A tensor with a part of it taken from another of its shape."""
     inside: Any = None
-    for dim, (first, size) in enumerate(zip(start, part.shape, strict=True)):
+    for dim, (first, size) in enumerate(zip(start, shape, strict=True)):
         if size != whole.shape[dim]:
             places = lax.broadcasted_iota(np.int32, whole.shape, dim)
             here = (places >= first) & (places < first + size)
             inside = here if inside is None else inside & here
-    part = part.astype(whole.dtype)
-    return part if inside is None else lax.select(inside, _padded(part, whole, start, 0), whole)
+    other = other.astype(whole.dtype)
+    return other if inside is None else lax.select(inside, other, whole)

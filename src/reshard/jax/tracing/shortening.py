@@ -29,9 +29,6 @@ from jax.extend.core import Literal
 
 from reshard.jax.tracing.known_places import ROLL, KnownPlaces
 
-SHORTENED = ("slice", "split", "pad", "iota", "broadcast_in_dim", "concatenate")
-"""Primitives that are left out once nothing reads them."""
-
 
 class View(NamedTuple):
     """A part of a tensor."""
@@ -64,7 +61,7 @@ def shortened(jaxpr: Any) -> list[Any]:
     read = {var for var in jaxpr.outvars if not isinstance(var, Literal)}
     kept = []
     for equation in reversed(equations):
-        if str(equation.primitive) in SHORTENED and not read & {*equation.outvars}:
+        if not equation.effects and not read & {*equation.outvars}:
             continue
         read.update(var for var in equation.invars if not isinstance(var, Literal))
         kept.append(equation)

@@ -1,0 +1,126 @@
+"""Stencils over a whole tensor: what is computed of slices and put inside, computed in place and chosen there.
+
+`u.at[1:-1].set(u[2:] + u[:-2])` has a sum of n - 2 rows, whose tiles lie otherwise than those of n rows: what each
+device adds up is read from one side, and what it puts comes from the other.
+Over all n rows, row i of the sum is row i + 1 of u and row i - 1, so one row comes from each side, and what is put is
+where it is; the rows at the ends, which are not put, are computed of what goes round, and dropped.
+
+By hand, of 8 elements of which 6 are put: the sum is of two rolls of 8.
+
+>>> import jax
+>>> from reshard.jax.tracing.known_places import KnownPlaces
+>>> traced = jax.make_jaxpr(lambda u: u.at[1:-1].set(u[2:] + u[:-2]))(jax.numpy.zeros(8)).jaxpr
+>>> known = KnownPlaces()
+>>> last = [known.of(equation) for equation in traced.eqns][-1]
+>>> str(last.params["jaxpr"]).count("_roll_static"), len(last.invars)
+(2, 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import Literal
+
+from reshard.operations.pattern import Shape
+
+_ONE_BY_ONE = """
+abs add add_any and atan2 cbrt ceil clamp convert_element_type copy cos cosh div eq erf exp exp2 expm1 floor ge gt
+integer_pow is_finite le log log1p logistic lt max min mul ne neg not or pow rem round rsqrt select_n sign sin sinh
+sqrt square sub tan tanh xor
+"""
+ELEMENTWISE = frozenset(_ONE_BY_ONE.split())
+"""Primitives that make every element from those at its place, whatever the shape."""
+LARGEST_SHARE = 2
+"""What is put is centred where the whole is less than so many times as large in every dim."""
+
+
+class Centred:
+    """A value that is put inside a tensor, as a function of whole tensors.
+
+    Args:
+        makers: per variable the equation that makes it.
+        start: where it is put, per dim.
+        shape: of it.
+        whole: the shape of the tensor.
+    """
+
+    def __init__(self, makers: Mapping[Any, Any], start: Sequence[int], shape: Shape, whole: Shape) -> None:
+        self.makers, self.start, self.shape, self.whole = makers, start, shape, whole
+        self.sources: dict[Any, None] = {}
+        """What it is made of, in order."""
+        self.slices = 0
+        self.known: dict[Any, bool] = {}
+
+    def is_made_of_slices(self, atom: Any) -> bool:
+        """Whether a value is computed element by element of slices of whole tensors, and so worth it."""
+        small = all(full < LARGEST_SHARE * size for size, full in zip(self.shape, self.whole, strict=True))
+        return small and self.reaches(atom) and self.slices > 1
+
+    def reaches(self, atom: Any) -> bool:
+        """Whether a value is computed element by element of slices, of numbers, and of nothing else."""
+        if isinstance(atom, Literal):
+            return atom.aval.shape == ()
+        if atom not in self.known:
+            self.known[atom] = False
+            self.known[atom] = self._reaches(atom)
+        return self.known[atom]
+
+    def _reaches(self, atom: Any) -> bool:
+        if atom.aval.shape == ():
+            self.sources[atom] = None
+            return True
+        maker = self.makers.get(atom)
+        if maker is None or atom.aval.shape != tuple(self.shape):
+            return False
+        name = str(maker.primitive)
+        if name == "slice" and set(maker.params["strides"] or (1,)) == {1}:
+            (source,) = maker.invars
+            if source.aval.shape == tuple(self.whole):
+                self.sources[source] = None
+                self.slices += 1
+                return True
+        if name == "broadcast_in_dim":
+            return maker.invars[0].aval.shape == () and self.reaches(maker.invars[0])
+        return name in ELEMENTWISE and all(self.reaches(source) for source in maker.invars)
+
+    def function(self, atom: Any) -> Callable[..., Any]:
+        """What makes it, in the places of the whole, of its sources."""
+
+        def made(*arrays: Any) -> Any:
+            known = dict(zip(self.sources, arrays, strict=True))
+            values: dict[Any, Any] = {}
+
+            def value(atom: Any) -> Any:
+                if isinstance(atom, Literal):
+                    return jax.numpy.asarray(atom.val, atom.aval.dtype)
+                if atom.aval.shape == ():
+                    return known[atom]
+                if atom not in values:
+                    values[atom] = of(self.makers[atom])
+                return values[atom]
+
+            def of(maker: Any) -> Any:
+                name = str(maker.primitive)
+                if name == "slice" and maker.invars[0] in known:
+                    return self._rolled(known[maker.invars[0]], maker.params["start_indices"])
+                if name == "broadcast_in_dim":
+                    return lax.broadcast(value(maker.invars[0]), self.whole)
+                operands = [value(source) for source in maker.invars]
+                if name not in ("clamp", "select_n"):
+                    operands = [lax.broadcast(one, self.whole) if one.ndim == 0 else one for one in operands]
+                return maker.primitive.bind(*operands, **maker.primitive.get_bind_params(maker.params))
+
+            return value(atom)
+
+        return made
+
+    def _rolled(self, array: Any, first: Sequence[int]) -> Any:
+        """A whole tensor in which what a slice takes stands where it is put."""
+        for dim, (there, here) in enumerate(zip(self.start, first, strict=True)):
+            if there != here:
+                array = jax.numpy.roll(array, there - here, dim)
+        return array
