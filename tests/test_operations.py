@@ -179,6 +179,7 @@ ELEMENTWISE = {
     "less": of_elements("less", np.less, COMPARED, dtype="bool"),
     "log": of_elements("log", np.log, POSITIVE),
     "log1p": of_elements("log1p", lambda a: np.log(1 + a), POSITIVE),
+    "logaddexp": of_elements("logaddexp", np.logaddexp),
     "maximum": of_elements("maximum", np.maximum),
     "minimum": of_elements("minimum", np.minimum),
     "mul": of_elements("mul", np.multiply),

@@ -186,6 +186,25 @@ def convolutions(rank: int) -> Iterator[str]:
     yield from _compared("conv3d", partial(RS.conv3d, padding=1), partial(F.conv3d, padding=1), x, weight)
 
 
+def transposed(rank: int) -> Iterator[str]:
+    """Transposed convolutions, and their gradients, are those of the whole."""
+    line, square = _mesh(4), _mesh(2, 2)
+    for kernel, stride, dilation, padding, size in (*CONVOLUTIONS, (2, 4, 1, 0, 5), (3, 2, 1, 1, 3)):
+        for extra in {0, stride - 1}:
+            x = distribute_tensor(_numbers((2, 4, size)), line, [Shard(2)])
+            weight = distribute_tensor(_numbers((4, 3, kernel)), line, [Replicate()])
+            bias = distribute_tensor(_numbers((6,)), line, [Replicate()])
+            options = {"stride": stride, "dilation": dilation, "padding": padding, "groups": 2, "output_padding": extra}
+            ours = lambda x, w, b: RS.conv_transpose1d(x, w, b, **options)  # noqa: B023, E731
+            theirs = lambda x, w, b: F.conv_transpose1d(x, w, b, **options)  # noqa: B023, E731
+            yield from _compared(f"conv_transpose1d {kernel} {size} {options}", ours, theirs, x, weight, bias)
+    for placements in ([Shard(2), Shard(3)], [Shard(0), Shard(2)]):
+        x = distribute_tensor(_numbers((2, 3, 5, 4)), square, placements)
+        weight = distribute_tensor(_numbers((3, 2, 3, 2)), square, [Replicate()] * 2)
+        both = (partial(each, stride=(2, 1), padding=(1, 0)) for each in (RS.conv_transpose2d, F.conv_transpose2d))
+        yield from _compared(f"conv_transpose2d {placements}", *both, x, weight)
+
+
 CONVOLUTIONS = [
     (3, 1, 1, 1, 12),
     (4, 2, 1, 0, 13),

@@ -34,6 +34,7 @@ from reshard.operations.operation import Operation, Value
 from reshard.operations.rules import COMBINED, waiting_operands
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.space import Along, Costs, Layouts, Numbers, Option, Options, Picks, Pieces, layouts_of
+from reshard.propagation.windows import lacked, with_windows
 from reshard.sharding import Sharding
 
 BARRED = 1000.0
@@ -461,7 +462,10 @@ class Model:
         along = self.along(operation)
         key = net.calculations[number], tuple(map(id, tensors)), along
         if key not in self._layouts:
-            self._layouts[key] = layouts_of(net.calculations[number], self.pieces[mesh], tensors, along, net.uneven)
+            calculation = net.calculations[number]
+            layouts = layouts_of(calculation, self.pieces[mesh], tensors, along)
+            reaches = bool(calculation.reaches)
+            self._layouts[key] = with_windows(layouts, calculation, tensors, net.uneven) if reaches else layouts
         return self._layouts[key]
 
     def along(self, operation: Operation) -> tuple[Along, ...]:
@@ -498,8 +502,8 @@ class Model:
                 windows = [n for n, option in enumerate(own.all) if option.has_windows]
                 odd = {n for n, option in enumerate(own.all) if option.sharding is not None}.difference(windows)
                 pairs = [(a, b) for a, b in product(range(len(own.all)), repeat=2) if a in odd or b in odd]
-                for window, lacked in own.lacked(self.net.uneven).items():
-                    bound[:, window] = lacked * (value.dtype.itemsize * self.goal.per_byte)
+                for window, lacking in lacked(own, self.net.uneven).items():
+                    bound[:, window] = lacking * (value.dtype.itemsize * self.goal.per_byte)
                 bound[windows, :] = np.inf  # no value is kept so
                 bound[windows, windows] = 0.0
             else:

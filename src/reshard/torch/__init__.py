@@ -58,7 +58,20 @@ from reshard.torch.installing import Installation, install, uninstall
 from reshard.torch.planned import run
 from reshard.torch.programs import to_torch
 from reshard.torch.redistribute import redistribute, workspace_size
-from reshard.torch.sliding import avg_pool, conv1d, conv2d, conv3d, cumsum, flip, max_pool, pad, roll
+from reshard.torch.sliding import (
+    avg_pool,
+    conv1d,
+    conv2d,
+    conv3d,
+    conv_transpose1d,
+    conv_transpose2d,
+    conv_transpose3d,
+    cumsum,
+    flip,
+    max_pool,
+    pad,
+    roll,
+)
 from reshard.torch.tiles import reshard
 from reshard.torch.transfer import transfer, version_of
 
@@ -70,6 +83,9 @@ __all__ = [
     "conv1d",
     "conv2d",
     "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
     "cumsum",
     "einsum",
     "explain",

@@ -133,6 +133,92 @@ def _convolved(
     return _slid(x, reaches, shape, lambda part: function(part, weight, bias, **options), weights=weights)
 
 
+def conv_transpose1d(x: DTensor, weight: Any, bias: Any = None, **options: Any) -> DTensor:
+    """`torch.nn.functional.conv_transpose1d` of a batch, cut in any dim; as `conv_transpose2d`."""
+    return _transposed(1, x, weight, bias, **options)
+
+
+def conv_transpose2d(x: DTensor, weight: Any, bias: Any = None, **options: Any) -> DTensor:
+    """`torch.nn.functional.conv_transpose2d` of a batch, cut in any dim: only the borders of images travel.
+
+    Args:
+        x: batch, channels, rows, columns; channels are made whole.
+        weight: replicated; as a DTensor if a gradient of it is wanted, which is partial then.
+        bias: likewise, or None.
+        options: `stride`, `padding`, `output_padding`, `groups` and `dilation`, as of torch.
+
+    Raises:
+        ReshardError: `bad-argument`, `rank-mismatch`, and as `halo`.
+    """
+    return _transposed(2, x, weight, bias, **options)
+
+
+def conv_transpose3d(x: DTensor, weight: Any, bias: Any = None, **options: Any) -> DTensor:
+    """`torch.nn.functional.conv_transpose3d` of a batch, cut in any dim; as `conv_transpose2d`."""
+    return _transposed(3, x, weight, bias, **options)
+
+
+def _transposed(
+    count: int,
+    x: DTensor,
+    weight: Any,
+    bias: Any = None,
+    stride: Numbers = 1,
+    padding: Numbers = 0,
+    output_padding: Numbers = 0,
+    groups: int = 1,
+    dilation: Numbers = 1,
+) -> DTensor:
+    x = _whole(_reduced(x), {1})
+    if x.ndim != count + 2 or weight.ndim != count + 2:
+        raise ReshardError("rank-mismatch", f"a convolution over {count} dims has operands of {count + 2}")
+    kernel = tuple(weight.shape[2:])
+    steps, pads, more, spread = (_each(numbers, count) for numbers in (stride, padding, output_padding, dilation))
+    if min(steps) < 1 or any(
+        extra >= max(pair) for extra, pair in zip(more, zip(steps, spread, strict=True), strict=True)
+    ):
+        raise ReshardError("bad-argument", f"an output_padding must be below stride or dilation, got: {more}")
+    widths = [apart * (length - 1) for length, apart in zip(kernel, spread, strict=True)]
+    numbers = zip(x.shape[2:], steps, pads, widths, more, strict=True)
+    sizes = [(size - 1) * step - 2 * low + width + extra + 1 for size, step, low, width, extra in numbers]
+    if min(sizes) < 0:
+        raise ReshardError("bad-argument", f"a padding of {pads} leaves nothing of sizes {tuple(x.shape[2:])}")
+    reaches = {
+        dim: Reach(length, 1, apart, width - low, spread=step)
+        for dim, (length, step, apart, width, low) in enumerate(
+            zip(kernel, steps, spread, widths, pads, strict=True), 2
+        )
+    }
+    shape = (x.shape[0], weight.shape[1] * groups, *sizes)
+    box = sharding_of(x).box(torch.distributed.get_rank(), shape)
+    weight, bias = (_local_weight(one, x) for one in (weight, bias))
+    function: Callable[..., torch.Tensor] = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[count - 1]
+
+    def tile(part: torch.Tensor) -> torch.Tensor:
+        """All that the window makes, then of that what the tile is: it may begin before it and end behind it."""
+        made = _every(function, part, weight, {"stride": steps, "groups": groups, "dilation": spread})
+        ends: list[int] = []
+        for dim, step, low in zip(reversed(range(2, x.ndim)), reversed(steps), reversed(pads), strict=True):
+            start, stop = box[dim]
+            first = start + low - reaches[dim].of(start, stop)[0] * step
+            ends += [-first, first + stop - start - made.shape[dim]]
+        made = F.pad(made, ends)
+        return made if bias is None else made + bias.reshape(-1, *[1] * count)
+
+    weights = [one for one in (weight, bias) if one is not None]
+    return _slid(x, reaches, shape, tile, weights=weights)
+
+
+def _every(
+    function: Callable[..., torch.Tensor], part: torch.Tensor, weight: torch.Tensor, options: dict[str, Any]
+) -> torch.Tensor:
+    """A transposed convolution, of a part that may have no elements too."""
+    if part.numel():
+        return function(part, weight, **options)
+    channels = weight.shape[1] * options["groups"]
+    return part.new_zeros((part.shape[0], channels, *[0] * (part.ndim - 2))) + 0 * (part.sum() + weight.sum())
+
+
 def max_pool(
     x: DTensor, kernel: Numbers, stride: Numbers | None = None, padding: Numbers = 0, dilation: Numbers = 1
 ) -> DTensor:

@@ -1,0 +1,115 @@
+"""Windows among the options of a value: what operations that reach over the edges of tiles want, and what that lacks.
+
+An operation of which a label is cut wants its operand not as the label is cut but as it reads it: with the border
+that its tile of the result is made of (`reshard.operations.reaching`).
+Such a window is an option of the operand in which no value is kept; a reshard from wherever the value is brings just
+what is lacking, so the border has its price beside all other reshards.
+
+By hand, on x = 4, a roll by 1 of 16 elements: a device has its 4, and lacks the one before them.
+
+>>> from reshard.contraction.tasks import calculation_of
+>>> from reshard.mesh import Mesh
+>>> from reshard.operations.rules import operation_rule
+>>> from reshard.propagation.program import Program
+>>> from reshard.propagation.space import Along, Pieces, layouts_of
+>>> program = Program(Mesh.of(x=4))
+>>> rolled = program.roll(program.input("a", (16,), "float32"), (1,), (0,))
+>>> calculation = calculation_of(program.operations[-1], operation_rule(program.operations[-1]))
+>>> pieces = Pieces(program.mesh, [])
+>>> options, nothing = Options(pieces, (16,)), Along(frozenset(), "sum")
+>>> layouts = layouts_of(calculation, pieces, [options, options], [nothing, nothing])
+>>> wanted = with_windows(layouts, calculation, [options, options], "ceil").used[0]
+>>> [options.all[number].sharding and options.all[number].sharding.text() for number in wanted.tolist()]
+[None, '[{"x", window(-1:3, 3:7, 7:11, 11:15, wrap)}]']
+>>> lacking = lacked(options, "ceil")[int(wanted[1])]
+>>> lacking.tolist()
+[0.0, 1.0, 1.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from reshard.contraction.tasks import Calculation
+from reshard.operations.reaching import windowed
+from reshard.propagation.space import Costs, Layouts, Numbers, Option, Options
+from reshard.sharding import Sharding
+
+
+def with_windows(layouts: Layouts, calculation: Calculation, tensors: Sequence[Options], uneven: str) -> Layouts:
+    """Layouts with the windows that they want of the operands, which are added to the options of these.
+
+    Args:
+        layouts: of the calculation.
+        calculation: what is computed.
+        tensors: the options of the operands, and last of the result.
+        uneven: the rule by which tiles are cut.
+    """
+    rows, which = np.unique(np.stack([*layouts.used, layouts.made], axis=1), axis=0, return_inverse=True)
+    wanted = rows[:, :-1].copy()
+    for number, row in enumerate(rows.tolist()):
+        shardings = [
+            options.pieces.sharding(options.all[option], calculation.reduction, uneven)
+            for options, option in zip(tensors, row, strict=True)
+        ]
+        ends = windowed(calculation.pattern, calculation.reaches, shardings, calculation.shapes)
+        for operand, (end, owned) in enumerate(zip(ends[:-1], shardings, strict=False)):
+            if end is not owned:
+                options = tensors[operand]
+                wanted[number, operand] = options.add(options.all[row[operand]]._replace(sharding=end))
+    return replace(layouts, used=tuple(wanted[which.reshape(-1)].T))
+
+
+def lacked(options: Options, uneven: str) -> dict[int, Costs]:
+    """Per option with windows, by its number, the elements that the busiest device lacks where it has another option.
+
+    A window is in each dim a few runs, and a tile one; what a device has of the window is the product of what they
+    share.
+    Where values are combined, all of it comes from others.
+    """
+    plain = [option._replace(sharding=None) if option.has_windows else option for option in options.all]
+    tiles: list[list[Costs]] = []
+    which: list[Numbers] = []
+    for dim, size in enumerate(options.shape):
+        lists = list(dict.fromkeys(option.dims[dim] for option in plain))
+        cut = [options.pieces.sharding(Option((axes,)), "sum", uneven) for axes in lists]
+        tiles.append([_runs(sharding, 0, size) for sharding in cut])
+        which.append(np.array([lists.index(option.dims[dim]) for option in plain]))
+    lacking: dict[int, Costs] = {}
+    for number, option in enumerate(options.all):
+        if option.sharding is None or not option.has_windows:
+            continue
+        shared = np.ones((len(plain), options.pieces.mesh.size))
+        held = np.ones(options.pieces.mesh.size)
+        for dim, size in enumerate(options.shape):
+            runs = _runs(option.sharding, dim, size)
+            shared *= np.array([_shared(tile, runs) for tile in tiles[dim]])[which[dim]]
+            held *= (runs[1] - runs[0]).sum(axis=0)
+        lacking[number] = (held - shared).max(axis=1)
+        for other, each in enumerate(plain):
+            lost, gained = {*each.unreduced} - {*option.unreduced}, {*option.unreduced} - {*each.unreduced}
+            if lost:
+                lacking[number][other] = np.inf if gained else held.max()
+            elif gained:
+                lacking[number][other] = 0.0
+    return lacking
+
+
+def _runs(sharding: Sharding, dim: int, size: int) -> Costs:
+    """Where the runs of a dim begin and end that each device has: starts and stops, a row per run."""
+    layout = sharding.layout
+    runs, shards = layout.runs(dim, size, held=True), layout.parts[dim]
+    count = np.bincount(runs.shard, minlength=shards)
+    table = np.zeros((2, max(int(count.max(initial=0)), 1), shards))
+    place = np.arange(len(runs.shard)) - np.searchsorted(runs.shard, runs.shard)
+    table[0, place, runs.shard], table[1, place, runs.shard] = runs.start, runs.stop
+    return np.asarray(table[:, :, layout.cutting[dim].index_of(sharding.mesh.positions)])
+
+
+def _shared(tile: Costs, runs: Costs) -> Costs:
+    """Per device the elements of a tile that are in the runs of a window."""
+    low, high = np.maximum(tile[0], runs[0]), np.minimum(tile[1], runs[1])
+    return np.asarray(np.maximum(high - low, 0.0).sum(axis=0))
