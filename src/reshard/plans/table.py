@@ -54,6 +54,10 @@ def rounds_text(item: Plan | Step) -> str:
     return "many" if rounds is None else str(rounds)
 
 
+MOSTLY_LATENCY = 100
+"""How many times the least a plan takes of which there is no more to say: the least is of bytes, not of messages."""
+
+
 def seconds_text(seconds: float) -> str:
     """A time to read, to 3 digits.
 
@@ -84,7 +88,10 @@ def _against_cut(plan: Plan) -> str:
     """How many times the least time it is that a cut proves, and the cut."""
     if plan.time_cut is None or not plan.seconds:
         return ""
-    return f", {plan.seconds / plan.time_cut.seconds:.2f} times the least: {plan.time_cut}"
+    times = plan.seconds / plan.time_cut.seconds
+    if times >= MOSTLY_LATENCY:
+        return f", nearly all of it latency: {plan.time_cut} is {seconds_text(plan.time_cut.seconds)}"
+    return f", {times:.2f} times the least: {plan.time_cut}"
 
 
 def _against_bound(plan: Plan) -> str:
