@@ -1,7 +1,7 @@
 """Run the benchmarks and write them into bench/RESULTS.md.
 
 python -m bench [planning] [networks] [bases] [engine] [disk] [contraction] [programs] [redistribute]
-    [contraction_jax] [contraction_torch] [resharding_jax] [models] [mpi] [shifts]
+    [contraction_jax] [contraction_torch] [resharding_jax] [models] [mpi] [shifts] [transfer]
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from bench import (
     redistribute,
     resharding_jax,
     shifts,
+    transfer,
 )
 from bench.timing import Row
 
@@ -49,6 +50,7 @@ GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "models": models.rows,
     "mpi": mpi.rows,
     "shifts": shifts.rows,
+    "transfer": transfer.rows,
 }
 RESULTS = Path(__file__).parent / "RESULTS.md"
 

@@ -208,6 +208,66 @@ def refusals() -> Iterator[str]:
         yield from unless(found is not None and found[:, 0].tolist() == [8.0 * n + 2 * RANK for n in range(8)], found)
 
 
+def models() -> Iterator[str]:
+    """Every rank holds what the NumPy engine gives, in place: fused, stacked, transposed, padded and cast views."""
+    from model_layouts import SMALL
+
+    pairs = [
+        ("dense", "fsdp:8", "vllm:tp=4,dp=2,ep=off", 0),
+        ("dense", "megatron:tp=2,pp=2+1", "vllm:tp=2,replicas=2", 4),
+        ("qwen-moe", "megatron:tp=2,pp=2+1,ep=4", "vllm:tp=2,dp=2,ep=on", 3),
+        ("deepseek", "vllm:tp=2,dp=2,ep=on", "megatron:tp=2,pp=1,ep=2,etp=2,dp=4", 0),
+    ]
+    plans = []
+    for family, source, target, first in pairs:
+        model = SMALL[family]
+        ends = rs.Rules.preset(source, model), rs.Rules.preset(target, model, first_device=first)
+        plans.append(rs.plan_model(model.tensors(), *ends, in_flight=1 << 16))
+    mesh = rs.Mesh.of(x=SIZE)
+    turned = rs.Rules.of(mesh, {r"(.*)\.(a|b)": {"spec": '[{}, {"x"}]', "store": {"name": r"\1", "transpose": True}}})
+    tensors = {"m.a": ((9, 16), "f32"), "n.b": ((8, 5), "bf16")}
+    plans.append(rs.plan_model(tensors, rs.Rules.of(mesh, {}, ("x",)), turned, cast={"m.a": "bf16", "n.b": "f32"}))
+    for plan in plans:
+        held = {device: plan.source_slots(device)[1] for device in plan.rules[0].mesh.devices}
+        tiles = {
+            device: {name: numbers(buffer.shape, buffer.dtype.name, 7) for name, buffer in buffers.items()}
+            for device, buffers in held.items()
+        }
+        expected = rs.numpy.transfer(tiles, plan).get(RANK, {})
+        out = {name: np.zeros_like(array) for name, array in expected.items()}
+        for version in (1, 2):
+            for array in out.values():
+                array[...] = 0
+            found = rs.mpi.transfer(
+                tiles.get(RANK, {}), plan, out=out if RANK in plan.devices else None, version=version
+            )
+            for name, array in expected.items():
+                yield from unless(found[name] is out[name] and same_bits(out[name], array), f"{name} of {plan!r}")
+        fresh = rs.mpi.transfer(tiles.get(RANK, {}), plan, version=3)
+        yield from unless(all(same_bits(fresh[name], array) for name, array in expected.items()), f"fresh, {plan!r}")
+
+
+def transfers_refused() -> Iterator[str]:
+    """Another version, another plan, a buffer that does not fit: an error on all, nothing written; the next works."""
+    mesh = rs.Mesh.of(x=4)
+    ends = rs.Rules.of(mesh, {}, ("x",)), rs.Rules.of(mesh, {}, (None, "x"))
+    plan, other = (rs.plan_model({"w": ((8, 8), "f32")}, *ends, in_flight=cap) for cap in (1 << 20, 1 << 10))
+    whole = np.arange(64, dtype=np.float32).reshape(8, 8)
+    state, out = {"w": whole[2 * RANK : 2 * RANK + 2]}, {"w": np.zeros((8, 2), np.float32)}
+    many = "ranks-disagree"
+    yield from refused(lambda: rs.mpi.transfer(state, plan, out=out, version=int(RANK == 1)), many, "version 1")
+    yield from refused(lambda: rs.mpi.transfer(state, other if RANK == 2 else plan, out=out), many, "rank 2 asks")
+    short = {"w": state["w"][:, :3]} if RANK == 3 else state
+    code = "bad-tiles" if RANK == 3 else many
+    yield from refused(lambda: rs.mpi.transfer(short, plan, out=out), code, "shape (2, 3)")
+    yield from unless(not out["w"].any(), "written")
+    rs.mpi.transfer(state, plan, out=out, version=9)
+    yield from unless(np.array_equal(out["w"], whole[:, 2 * RANK : 2 * RANK + 2]), out)
+    memory = state["w"].copy()
+    rs.mpi.transfer({"w": memory}, plan, out={"w": memory.reshape(8, 2)})
+    yield from unless(np.array_equal(memory.reshape(8, 2), whole[:, 2 * RANK : 2 * RANK + 2]), memory)
+
+
 def one_rank_fails() -> Iterator[str]:
     """Run by `python -m mpi4py` this ends all."""
     if RANK == 1:

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from reshard import cli
 
 pytest.importorskip("mpi4py")
 
@@ -25,6 +28,7 @@ ON_FOUR = [
     "memory",
     "other_communicators",
     "refusals",
+    "transfers_refused",
 ]
 
 
@@ -66,6 +70,11 @@ def test_feature(name: str, wrong: dict[str, list[str]]) -> None:
     assert not wrong[name], "\n".join(wrong[name][:5])
 
 
+def test_small_models_on_eight_ranks(tmp_path: Path) -> None:
+    found = wrong_features(["models"], 8, tmp_path)["models"]
+    assert not found, "\n".join(found[:5])
+
+
 def test_tiles_are_shared_within_a_host_and_sent_between_hosts(tmp_path: Path) -> None:
     """MPICH takes the ranks of one machine for those of two hosts."""
     found = wrong_features(["shared_tiles"], 4, tmp_path, {"MPIR_CVAR_NUM_CLIQUES": "2"})
@@ -77,6 +86,35 @@ def test_a_rank_that_fails_ends_all(tmp_path: Path) -> None:
     assert process.returncode != 0
     assert "RuntimeError: a rank fails" in process.stderr
     assert not (tmp_path / "wrong.json").exists()
+
+
+def mpi_run(size: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """`reshard run` by so many processes."""
+    command = [str(MPIEXEC), "-n", str(size), sys.executable, "-m", "reshard", "run", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_processes_share_the_files_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder is that of one process, what is printed too; a refusal is said once, and nothing is left."""
+    np.save(tmp_path / "whole.npy", np.arange(70, dtype=np.float32).reshape(10, 7))
+    words = ["--mesh", "x=2,y=3", "--source", '[{"y"}, {}]', "--target", '[{"x"}, {"y"}]']
+    outs = {
+        name: [str(tmp_path / "whole.npy"), *words, "--out", str(tmp_path / name)] for name in ("alone", "together")
+    }
+    assert cli.main(["run", *outs["alone"]]) == 0
+    together = mpi_run(4, *outs["together"])
+    assert together.returncode == 0, together.stderr
+    assert together.stdout == capsys.readouterr().out.replace("/alone", "/together")
+    files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in outs]
+    assert files[0] == files[1]
+    again = mpi_run(3, *outs["together"])
+    assert again.returncode == 1
+    assert again.stderr.count("is already there") == 1
+    (tmp_path / "alone" / "device-4.npy").write_bytes(b"broken")
+    broken = mpi_run(4, str(tmp_path / "alone"), "--target", "[{}, {}]", "--out", str(tmp_path / "third"))
+    assert broken.returncode == 1
+    assert "device-4.npy" in broken.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "together", "whole.npy"]
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def models_arrive(rank: int) -> list[str]:
         for version in (1, 2):
             for tensor in out.values():
                 tensor.zero_()
-            with counted_traffic() as traffic:
+            with counted_traffic(all_to_all=True) as traffic:
                 rs.torch.transfer(state, plan, out, version=version)
             received = plan.received_bytes_on(rank) if rank in plan.devices else 0
             wrong += [

@@ -123,8 +123,8 @@ class Traffic:
 
 
 @contextmanager
-def counted_traffic() -> Iterator[Traffic]:
-    """Count what goes through sends and receives; whatever else would communicate is an error."""
+def counted_traffic(*, all_to_all: bool = False) -> Iterator[Traffic]:
+    """Count what goes through sends and receives, and where said so all-to-alls; all else is an error."""
     traffic = Traffic()
     kept = {name: getattr(dist, name) for name in dir(dist) if name.startswith(COMMUNICATE)}
 
@@ -136,9 +136,16 @@ def counted_traffic() -> Iterator[Traffic]:
 
         return call
 
+    def together(output: torch.Tensor, value: torch.Tensor, *args: Any, **options: Any) -> Any:
+        traffic.calls += 1
+        traffic.received, traffic.sent = traffic.received + output.nbytes, traffic.sent + value.nbytes
+        return kept["all_to_all_single"](output, value, *args, **options)
+
     for name in kept:
         setattr(dist, name, _refused(name))
     dist.isend, dist.irecv = counted("isend", "sent"), counted("irecv", "received")
+    if all_to_all:
+        dist.all_to_all_single = together
     try:
         yield traffic
     finally:

@@ -20,3 +20,10 @@ def phase(title: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=max(total_bytes, 1))
         yield lambda count: progress.advance(task, count)
+
+
+@contextlib.contextmanager
+def silent(title: str, total_bytes: int) -> Iterator[Advance]:
+    """The same, and nothing is shown."""
+    del title, total_bytes
+    yield lambda count: None

@@ -9,13 +9,13 @@ from pathlib import Path
 from reshard.cli import output, progress
 from reshard.cli.arguments import add_meshes, add_shape, mesh_of, parse_pair, shape_of
 from reshard.cli.commands import Commands, add_command
-from reshard.cli.storage import Input, TileEntry, check_absent, open_input, reshard_files
+from reshard.cli.storage import Input, TileEntry, check_absent, crew_at_hand, open_input, reshard_files
 from reshard.cli.storage.index import tile_record
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.planner import plan as make_plan
-from reshard.plans import blocks
+from reshard.plans import Plan, blocks
 from reshard.sharding import Sharding
 from reshard.tables import Table, bytes_text
 
@@ -33,6 +33,8 @@ INPUT is one of
 DIR gets a .npy file per device, in the byte order and the order of dims of the input, and an index.json
 with the mesh, the sharding, and every file's box and checksum. bfloat16 and 8-bit floats, which .npy does not
 know, are written as unsigned integers of the same bits. All is read again and compared before DIR appears.
+
+Under `mpiexec -n 4 reshard run ...` each process writes and compares a share of the files; reshard[mpi] is needed.
 """
 
 
@@ -52,7 +54,26 @@ def add_to(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Reshard and print what was written."""
+    """Reshard and print what was written; of several processes the first prints."""
+    crew = crew_at_hand()
+    try:
+        with crew.agreed():
+            plan, tensor = _planned(args)
+        phase = progress.phase if crew.number == 0 else progress.silent
+        entries, received_bytes = reshard_files(plan, tensor, args.out, phase, crew)
+    except ReshardError:
+        if crew.number:
+            raise SystemExit(1) from None  # the first says why
+        raise
+    except Exception:
+        crew.end()
+        raise
+    if crew.number == 0:
+        _print(args, plan, entries, received_bytes)
+
+
+def _planned(args: argparse.Namespace) -> tuple[Plan, Input]:
+    """What is to be done, and with what."""
     dtype = None if args.dtype is None else dtype_named(args.dtype)
     shape = None if args.shape is None else shape_of(args.shape)
     check_absent(args.out)
@@ -61,7 +82,12 @@ def run(args: argparse.Namespace) -> None:
     plan = make_plan(source, target, tensor.shape, tensor.encoding.dtype)
     if plan.target.mesh.is_empty:
         raise ReshardError("bad-argument", "the mesh <[]> has no devices to write for; --mesh must name some")
-    entries, received_bytes = reshard_files(plan, tensor, args.out, progress.phase)
+    return plan, tensor
+
+
+def _print(
+    args: argparse.Namespace, plan: Plan, entries: tuple[TileEntry, ...], received_bytes: Mapping[int, int]
+) -> None:
     total, total_received = sum(entry.size for entry in entries), sum(received_bytes.values())
     if args.json:
         tiles = [tile_record(entry) | {"received_bytes": received_bytes[entry.device]} for entry in entries]

@@ -129,14 +129,24 @@ class Participants:
         )
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
-        """What was made for a key before, or is made now; the oldest goes where there are too many."""
+        """What was made for a key before, or is made now."""
         value: T | None = self._made.get(key)
         if value is None:
             value = make()
-            if len(self._made) >= CAPACITY:
-                self._made.popitem(last=False)[1].free()
-            self._made[key] = value
+            self.keep(key, value)
         return value
+
+    def kept(self, key: Any) -> Any:
+        """What is kept for a key, or None."""
+        return self._made.get(key)
+
+    def keep(self, key: Any, value: Freed) -> None:
+        """Keep something in the place of what was kept for a key; the oldest goes where there are too many."""
+        if key in self._made:
+            self._made.pop(key).free()
+        elif len(self._made) >= CAPACITY:
+            self._made.popitem(last=False)[1].free()
+        self._made[key] = value
 
     def free(self) -> None:
         """Let go of all that is kept; all of the ranks do so in the same order, or none."""
@@ -151,6 +161,22 @@ def _forget(_comm: MPI.Comm, _key: int, known: dict[tuple[int, ...], Participant
     for participants in known.values():
         participants.free()
     known.clear()
+
+
+class World:
+    """All processes that were started together, for those who share work and move no tiles."""
+
+    def __init__(self) -> None:
+        """As MPI has them."""
+        self.number, self.count = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+
+    def gathered(self, value: Any) -> list[Any]:
+        """What each of them has, by its number; all wait for all."""
+        return MPI.COMM_WORLD.allgather(value)
+
+    def end(self) -> None:
+        """End all of them."""
+        MPI.COMM_WORLD.Abort(1)
 
 
 _KEY = MPI.Comm.Create_keyval(delete_fn=_forget)

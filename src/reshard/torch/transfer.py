@@ -8,8 +8,10 @@ A rank posts the lowest bucket that is not done as soon as those before it are, 
 have all posted it, and nothing waits in a circle.
 Both buckets together are no larger than the plan's `in_flight`.
 
-Copies are made by views that are kept with the plan, for as long as the same memory is handed in: one call of torch for
-each message.
+Where all ranks take part and most have something for most, a bucket is one all-to-all; else each message goes alone.
+
+Copies are made by views that are kept with the plan, for as long as the same memory is handed in: one call of torch to
+pack a bucket, one to unpack it.
 Each tensor that is written is marked with the version it has, and with none while it is written.
 """
 
@@ -22,12 +24,12 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from reshard.box import Box
 from reshard.checks import expect, integer
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.models import ModelPlan
-from reshard.models.device_part import DevicePart, Traffic
+from reshard.models.device_part import DevicePart
+from reshard.models.laid_buckets import LaidBucket, LaidMessage, LaidPiece, laid_buckets
 from reshard.models.stores import Buffer, Slot, views
 from reshard.torch.agreement import Statement, digest_of
 from reshard.torch.carriers import Carrier, Parcel
@@ -37,6 +39,8 @@ from reshard.torch.world import current_world
 Tensors = Mapping[str, torch.Tensor]
 Progress = Callable[[int, int], None]
 """Told how many of how many bytes this rank has sent and received."""
+Works = tuple[list[Any], list[Any]]
+"""What to wait for: for what is sent, and for what is received."""
 MARK = "reshard_version"
 """The attribute of a tensor that says which version it holds; None while it is being written."""
 DEPTH = 2
@@ -64,25 +68,35 @@ class Bucket(NamedTuple):
     """What a rank does for one bucket."""
 
     packing: Copies
-    sends: list[Parcel]
-    receives: list[Parcel]
+    post: Callable[[], Works]
     unpacking: Copies
-
-    @property
-    def nbytes(self) -> int:
-        """What is sent and received."""
-        return sum(parcel.memory.numel() for parcel in (*self.sends, *self.receives))
+    nbytes: int
+    """What is sent and received."""
 
 
 class LocalTransfer(NamedTuple):
     """One rank's part of a plan, between memory that it knows."""
 
+    sources: dict[str, torch.Tensor]
+    """What is read, by buffer."""
+    targets: dict[str, torch.Tensor]
+    """What is written."""
     addresses: tuple[int, ...]
-    """Of the tensors handed in and written."""
+    """Of all of them."""
     keeping: Copies
     """What the rank has itself."""
     buckets: list[Bucket]
-    carrier: Carrier
+
+    def is_for(self, state_dict: Tensors, out: Tensors) -> bool:
+        """Whether these are the tensors that it was made for, and where they were."""
+        addresses = iter(self.addresses)
+        for tensors, known in ((state_dict, self.sources), (out, self.targets)):
+            for name, tensor in known.items():
+                held = tensors.get(name)
+                held = getattr(held, "_local_tensor", held)
+                if held is not tensor or tensor.data_ptr() != next(addresses):
+                    return False
+        return True
 
 
 _KEPT: WeakKeyDictionary[ModelPlan, LocalTransfer] = WeakKeyDictionary()
@@ -124,7 +138,7 @@ def transfer(
         return {}
     try:
         with torch.no_grad():
-            targets, local = _prepared(state_dict, plan, out, world.rank)
+            local = _prepared(state_dict, plan, out, world.rank)
     except ReshardError as error:
         if len(plan.devices) > 1:
             world.agreement.refuse(plan.devices, f"{error.code}: {error}")
@@ -132,6 +146,7 @@ def transfer(
     statement = Statement(
         plan.devices, digest_of(plan.digest, version), f"version {version} of the model by plan {plan.digest[:8]}"
     )
+    targets = local.targets
     for tensor in targets.values():
         setattr(tensor, MARK, None)
     world.check(statement, "always")
@@ -143,7 +158,7 @@ def transfer(
             raise ReshardError("exchange-failed", f"the transfer of version {version} broke off: {reason}") from None
     for tensor in targets.values():
         setattr(tensor, MARK, version)
-    return targets if out is None else {name: out[name] for name in targets}
+    return dict(targets) if out is None else {name: out[name] for name in targets}
 
 
 def version_of(tensors: Tensors) -> int | None:
@@ -162,10 +177,11 @@ def _local(tensor: Any) -> torch.Tensor:
     return local
 
 
-def _prepared(
-    state_dict: Tensors, plan: ModelPlan, out: Tensors | None, rank: int
-) -> tuple[dict[str, torch.Tensor], LocalTransfer]:
-    """The tensors that are written, all being checked, and what to do."""
+def _prepared(state_dict: Tensors, plan: ModelPlan, out: Tensors | None, rank: int) -> LocalTransfer:
+    """What to do, all tensors being checked."""
+    kept = _KEPT.get(plan)
+    if kept is not None and out is not None and kept.is_for(state_dict, out):
+        return kept
     source_slots, source_buffers = plan.source_slots(rank)
     target_slots, target_buffers = plan.target_slots(rank)
     sources = _checked(state_dict, source_buffers, "state_dict")
@@ -182,13 +198,10 @@ def _prepared(
         name: tensor.clone() if tensor.numel() and tensor.untyped_storage().data_ptr() in written else tensor
         for name, tensor in sources.items()
     }
-    addresses = tuple(tensor.data_ptr() for tensor in (*sources.values(), *targets.values()))
-    local = _KEPT.get(plan)
-    if local is None or local.addresses != addresses:
-        device = device or next((tensor.device for tensor in targets.values()), torch.device("cpu"))
-        maker = _Maker(plan, rank, (source_slots, target_slots), (sources, targets), device)
-        local = _KEPT[plan] = maker.local(addresses)
-    return targets, local
+    device = device or next((tensor.device for tensor in targets.values()), torch.device("cpu"))
+    local = _Maker(plan, rank, (source_slots, target_slots), (sources, targets), device).local()
+    _KEPT[plan] = local
+    return local
 
 
 def _checked(tensors: Tensors, buffers: Mapping[str, Buffer], what: str) -> dict[str, torch.Tensor]:
@@ -227,7 +240,7 @@ class _Maker:
         self.plan, self.slots, self.tensors, self.device = plan, slots, tensors, device
         self.part: DevicePart = plan.part_of(rank)
 
-    def local(self, addresses: tuple[int, ...]) -> LocalTransfer:
+    def local(self) -> LocalTransfer:
         """All of it."""
         keeping = Copies([], [])
         for tensor, box in self.part.kept():
@@ -235,64 +248,64 @@ class _Maker:
             for part, to in views(self.slots[1][name], self.tensors[1], box):
                 for inner, of in views(self.slots[0][name], self.tensors[0], part):
                     keeping.add(to[inner.slices(part)], of)
-        sends, receives = self._laid(self.part.sends), self._laid(self.part.receives)
-        numbers = sorted({*sends, *receives})
-        sizes = [
-            [sum(_aligned(length) for _, length, _ in laid.get(number, [])) for number in numbers]
-            for laid in (sends, receives)
-        ]
-        # one room for every bucket that may be under way, each as large as the largest that comes to it
-        rooms = [
-            torch.empty(
-                max((sent + received for sent, received in pairs), default=0), dtype=torch.uint8, device=self.device
-            )
-            for pairs in (list(zip(*sizes, strict=True))[turn::DEPTH] for turn in range(DEPTH))
-        ]
+        together = _goes_together(self.plan)
+        laid = laid_buckets(self.plan, self.part, DEPTH, all_of_plan=together)
+        rooms = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in laid.room_bytes]
         buckets = []
-        for place, number in enumerate(numbers):
-            room, start = rooms[place % DEPTH], 0
-            bucket = Bucket(Copies([], []), [], [], Copies([], []))
-            for end, laid, parcels in ((0, sends, bucket.sends), (1, receives, bucket.receives)):
-                for peer, length, pieces in laid.get(number, []):
-                    memory = room[start : start + length]
-                    parcels.append(Parcel(memory, peer))
-                    for tensor, box, offset in pieces:
-                        self._copy(end, tensor, box, memory[offset:], bucket)
-                    start += _aligned(length)
-            buckets.append(bucket)
-        group = dist.group.WORLD
-        batches = bool(group._get_backend(self.device).supports_coalescing)  # type: ignore[union-attr]
-        return LocalTransfer(addresses, keeping, buckets, Carrier(group, batches))
+        for bucket in laid.buckets:
+            packing, unpacking = Copies([], []), Copies([], [])
+            room = rooms[bucket.room]
+            for end, messages, copies in ((0, bucket.sends, packing), (1, bucket.receives, unpacking)):
+                for message in messages:
+                    for piece in message.pieces:
+                        self._copy(end, piece, room, copies)
+            post = _all_to_all(bucket, room) if together else self._messages(bucket, room)
+            buckets.append(Bucket(packing, post, unpacking, bucket.nbytes))
+        sources, targets = (dict(tensors) for tensors in self.tensors)
+        addresses = tuple(tensor.data_ptr() for tensor in (*sources.values(), *targets.values()))
+        return LocalTransfer(sources, targets, addresses, keeping, buckets)
 
-    def _laid(self, traffic: Traffic) -> dict[int, list[tuple[int, int, list[tuple[int, Box, int]]]]]:
-        """Per bucket the messages: a peer, how many bytes, and where each piece begins in them."""
-        result: dict[int, list[tuple[int, int, list[tuple[int, Box, int]]]]] = {}
-        for message in traffic.messages():
-            pieces, place = [], 0
-            for tensor, box in traffic.pieces(message):
-                size = self.plan.group_of[tensor].wire.itemsize
-                place = -(-place // size) * size
-                pieces.append((tensor, box, place))
-                place += box.size * size
-            if pieces:
-                result.setdefault(message.bucket, []).append((message.peer, place, pieces))
-        return result
+    def _copy(self, end: int, piece: LaidPiece, room: torch.Tensor, copies: Copies) -> None:
+        """The copies of a piece between its place in a room and its buffers."""
+        wire: DType = self.plan.group_of[piece.tensor].wire
+        memory = room[piece.start : piece.start + piece.box.size * wire.itemsize]
+        place = memory.view(getattr(torch, wire.name)).view(piece.box.shape)
+        for part, view in views(self.slots[end][self.plan.names[piece.tensor]], self.tensors[end], piece.box):
+            within = place[part.slices(piece.box)]
+            copies.add(*((within, view) if end == 0 else (view, within)))
 
-    def _copy(self, end: int, tensor: int, box: Box, memory: torch.Tensor, bucket: Bucket) -> None:
-        """The copies of a piece between its place in a message and its buffers."""
-        wire: DType = self.plan.group_of[tensor].wire
-        place = memory[: box.size * wire.itemsize].view(getattr(torch, wire.name)).view(box.shape)
-        for part, view in views(self.slots[end][self.plan.names[tensor]], self.tensors[end], box):
-            within = place[part.slices(box)]
-            if end == 0:
-                bucket.packing.add(within, view)
-            else:
-                bucket.unpacking.add(view, within)
+    def _messages(self, bucket: LaidBucket, room: torch.Tensor) -> Callable[[], Works]:
+        """What sends a bucket message by message."""
+        group: Any = dist.group.WORLD
+        carrier = Carrier(group, bool(group._get_backend(self.device).supports_coalescing))
+        sends, receives = (
+            [Parcel(room[message.start : message.stop], message.peer) for message in messages]
+            for messages in (bucket.sends, bucket.receives)
+        )
+        return lambda: carrier.post(receives, sends)
 
 
-def _aligned(length: int) -> int:
-    """The bytes after which a message of any dtype may begin."""
-    return -(-length // 16) * 16
+def _goes_together(plan: ModelPlan) -> bool:
+    """Whether a bucket goes as one all-to-all: where the plan has all ranks, and most have something for most."""
+    ranks = len(plan.devices)
+    return ranks > 1 and ranks == dist.get_world_size() and 2 * len(plan.traffic[0]) >= ranks * (ranks - 1)
+
+
+def _all_to_all(bucket: LaidBucket, room: torch.Tensor) -> Callable[[], Works]:
+    """What sends a bucket as one all-to-all of all ranks, those too that have nothing in it."""
+    (sent, leaving), (received, arriving) = (
+        _in_one(messages, room, dist.get_world_size()) for messages in (bucket.sends, bucket.receives)
+    )
+    return lambda: ([], [dist.all_to_all_single(received, sent, arriving, leaving, async_op=True)])
+
+
+def _in_one(messages: list[LaidMessage], room: torch.Tensor, ranks: int) -> tuple[torch.Tensor, list[int]]:
+    """The memory of messages that lie one after the other, and the bytes of each rank."""
+    sizes = [0] * ranks
+    for message in messages:
+        sizes[message.peer] = message.stop - message.start
+    start = messages[0].start if messages else 0
+    return room[start : start + sum(sizes)], sizes
 
 
 def _run(local: LocalTransfer, progress: Progress | None) -> None:
@@ -317,7 +330,7 @@ def _run(local: LocalTransfer, progress: Progress | None) -> None:
         if len(under_way) == DEPTH:
             finish()
         bucket.packing.run()
-        under_way.append((bucket, *local.carrier.post(bucket.receives, bucket.sends)))
+        under_way.append((bucket, *bucket.post()))
         if number == 0:
             local.keeping.run()
     while under_way:

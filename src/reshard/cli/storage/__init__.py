@@ -7,6 +7,7 @@
     index.py         the index of a folder of tiles
     inputs.py        a file or a folder, opened
     folder.py        an output that is there whole or not at all
+    crew.py          processes that write one output together
 
 A plan of several exchanges runs through folders inside the output's, each removed once the next is checked.
 """
@@ -16,9 +17,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
-from reshard.cli.storage.folder import check_absent, check_room, output_folder
+from reshard.cli.storage.crew import ALONE, Crew, crew_at_hand
+from reshard.cli.storage.folder import check_absent, check_room, shared_folder
 from reshard.cli.storage.index import NAME, FolderIndex, TileEntry, read_index, tile_files
 from reshard.cli.storage.inputs import Input, open_input
 from reshard.cli.storage.streaming import Advance, TensorFiles, TileTransfer, check, transfers_of, write
@@ -26,7 +29,7 @@ from reshard.errors import ReshardError, refusing
 from reshard.exchange import Piece
 from reshard.plans import Plan
 
-__all__ = ["Input", "TileEntry", "check_absent", "open_input", "reshard_files"]
+__all__ = ["ALONE", "Crew", "Input", "TileEntry", "check_absent", "crew_at_hand", "open_input", "reshard_files"]
 
 MAX_FILES = 2**16
 """Files that are written at the most."""
@@ -36,7 +39,9 @@ Phase = Callable[[str, int], AbstractContextManager[Advance]]
 """Begins a phase of the work, by its title and how many bytes there are to do, and is told how far it is."""
 
 
-def reshard_files(plan: Plan, source: Input, out: Path, phase: Phase) -> tuple[tuple[TileEntry, ...], dict[int, int]]:
+def reshard_files(
+    plan: Plan, source: Input, out: Path, phase: Phase, crew: Crew = ALONE
+) -> tuple[tuple[TileEntry, ...], dict[int, int]]:
     """Run a plan on a tensor on disk; the tiles, and per device what it took from others in all exchanges.
 
     Args:
@@ -44,10 +49,47 @@ def reshard_files(plan: Plan, source: Input, out: Path, phase: Phase) -> tuple[t
         source: where the tensor is.
         out: the folder to write to, which must not be there.
         phase: is told how far the work is.
+        crew: the processes that do it together, all of which call this alike and see the same files.
 
     Raises:
         ReshardError: `file-exists`, `write-failed`, `verify-failed`, `bad-file`, `too-large`, `missing-extra`.
     """
+    with crew.agreed():
+        transfers, sizes = _transfers_with_sizes(plan, source, out)
+        files = source.tensor_files(plan.source)
+        calculates = bool(files.blank) or any(transfer.calculates for transfer in transfers)
+        dtype = source.encoding.values() if calculates else source.encoding.stored
+    with phase("checking the source", sum(entry.size for entry in source.entries)) as advance, crew.agreed():
+        source.check_sums(advance, crew)
+    received_bytes = dict.fromkeys(plan.devices, 0)
+    with shared_folder(out, crew) as partial:
+        for number, (transfer, size) in enumerate(zip(transfers, sizes, strict=True), 1):
+            stage = partial if number == len(transfers) else partial / f"exchange-{number}"
+            with crew.agreed(), refusing("write-failed", f"{stage} could not be written"):
+                stage.mkdir(exist_ok=True)
+            transfer = replace(transfer, only=tuple(crew.share(transfer.devices)))
+            title = f" {number} of {len(transfers)}" if len(transfers) > 1 else ""
+            with phase(f"writing{title}", size // crew.count) as advance, crew.agreed():
+                written = write(transfer, files, dtype, stage, advance)
+            compared = transfer if source.index or calculates else _straight(transfer, plan)
+            with phase(f"verifying{title}", size // crew.count) as advance, crew.agreed():
+                check(compared, files, dtype, stage, written, advance)
+            every = {device: entry for entries in crew.all(written) for device, entry in entries.items()}
+            entries = {device: every[device] for device in transfer.target.mesh.device_array.tolist()}
+            for device, entry in entries.items():
+                received_bytes[device] += entry.received_bytes
+            if number > 1 and crew.number == 0:
+                shutil.rmtree(partial / f"exchange-{number - 1}")
+            if number < len(transfers):
+                files = TensorFiles(source.encoding, tile_files(entries.values(), source.encoding, stage))
+        index = FolderIndex(plan.target, plan.shape, source.encoding, tuple(entries.values()))
+        if crew.number == 0:
+            _write_index(index, partial)
+    return index.entries, received_bytes
+
+
+def _transfers_with_sizes(plan: Plan, source: Input, out: Path) -> tuple[list[TileTransfer], list[int]]:
+    """What is done one after the other, and the bytes that each writes; refused where there is no room."""
     check_absent(out)
     transfers = transfers_of(plan)
     tilings = [transfer.target for transfer in transfers]
@@ -57,36 +99,15 @@ def reshard_files(plan: Plan, source: Input, out: Path, phase: Phase) -> tuple[t
     itemsize = source.encoding.dtype.itemsize
     sizes = [int(tiling.all_elements.sum()) * itemsize + tiling.mesh.size * HEADER_BYTES for tiling in tilings]
     check_room(out, max(after + before for before, after in zip([0, *sizes], sizes, strict=False)))
-    files = source.tensor_files(plan.source)
-    calculates = bool(files.blank) or any(transfer.calculates for transfer in transfers)
-    dtype = source.encoding.values() if calculates else source.encoding.stored
-    with phase("checking the source", sum(entry.size for entry in source.entries)) as advance:
-        source.check_sums(advance)
-    received_bytes = dict.fromkeys(plan.devices, 0)
-    with output_folder(out) as partial:
-        for number, (transfer, size) in enumerate(zip(transfers, sizes, strict=True), 1):
-            stage = partial if number == len(transfers) else partial / f"exchange-{number}"
-            with refusing("write-failed", f"{stage} could not be written"):
-                stage.mkdir(exist_ok=True)
-            title = f" {number} of {len(transfers)}" if len(transfers) > 1 else ""
-            with phase(f"writing{title}", size) as advance:
-                entries = write(transfer, files, dtype, stage, advance)
-            compared = transfer if source.index or calculates else _straight(transfer, plan)
-            with phase(f"verifying{title}", size) as advance:
-                check(compared, files, dtype, stage, entries, advance)
-            for device, entry in entries.items():
-                received_bytes[device] += entry.received_bytes
-            if number > 1:
-                shutil.rmtree(partial / f"exchange-{number - 1}")
-            if number < len(transfers):
-                files = TensorFiles(source.encoding, tile_files(entries.values(), source.encoding, stage))
-        index = FolderIndex(plan.target, plan.shape, source.encoding, tuple(entries.values()))
-        path = partial / NAME
-        with refusing("write-failed", f"{path} could not be written"):
-            path.write_text(index.to_json(), encoding="utf-8", newline="\n")
-        if read_index(partial) != index:
-            raise ReshardError("verify-failed", f"{path} does not say what was written")
-    return index.entries, received_bytes
+    return transfers, sizes
+
+
+def _write_index(index: FolderIndex, folder: Path) -> None:
+    path = folder / NAME
+    with refusing("write-failed", f"{path} could not be written"):
+        path.write_text(index.to_json(), encoding="utf-8", newline="\n")
+    if read_index(folder) != index:
+        raise ReshardError("verify-failed", f"{path} does not say what was written")
 
 
 def _straight(transfer: TileTransfer, plan: Plan) -> TileTransfer:
@@ -95,4 +116,4 @@ def _straight(transfer: TileTransfer, plan: Plan) -> TileTransfer:
     It says where every element must be without the exchange that brought it there.
     """
     anyone, target = plan.source.mesh.device_at(0), transfer.target
-    return TileTransfer(target, lambda device: [Piece(anyone, device, target.box(device), 0)])
+    return TileTransfer(target, lambda device: [Piece(anyone, device, target.box(device), 0)], only=transfer.only)

@@ -11,8 +11,10 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from reshard.cli.interrupts import held
+from reshard.cli.storage.crew import Crew
 from reshard.errors import ReshardError, refusing
 
 
@@ -46,6 +48,22 @@ def check_room(out: Path, needed_bytes: int) -> None:
         return
     if needed_bytes > free:
         raise ReshardError("write-failed", f"{out} would need {needed_bytes} bytes; {free} are free on its disk")
+
+
+@contextlib.contextmanager
+def shared_folder(out: Path, crew: Crew) -> Iterator[Path]:
+    """The same folder for all processes of a crew; the first makes it and calls it `out`.
+
+    Raises:
+        ReshardError: `file-exists`, `bad-argument`, `write-failed`; what one refuses all refuse.
+    """
+    opened, folder = contextlib.ExitStack(), None
+    with crew.agreed():
+        if crew.number == 0:
+            folder = opened.enter_context(output_folder(out))
+    with crew.agreed(), opened, crew.agreed():
+        partial: Any = crew.first(folder)
+        yield partial
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import numpy as np
 
 from reshard.box import Box
 from reshard.cli.storage import npy
+from reshard.cli.storage.crew import ALONE, Crew
 from reshard.cli.storage.encoding import Encoding, encoding_of
 from reshard.cli.storage.index import NAME, FolderIndex, TileEntry, read_index, tile_files
 from reshard.cli.storage.streaming import Advance, TensorFiles
@@ -63,14 +64,14 @@ class Input:
         """The tiles of a folder; none of a file."""
         return () if self.index is None else self.index.entries
 
-    def check_sums(self, advance: Advance) -> None:
-        """Read every file of a folder and compare its checksum with that in the index.
+    def check_sums(self, advance: Advance, crew: Crew = ALONE) -> None:
+        """Read this process's share of a folder's files and compare their checksums with those in the index.
 
         Raises:
             ReshardError: `bad-file`.
         """
         with FileReader() as reader:
-            for entry in self.entries:
+            for entry in crew.share(self.entries):
                 path, checksum = self.path / entry.file, 0
                 buffer = np.empty(min(entry.size, CHUNK_BYTES), np.uint8).data
                 for start in range(0, entry.size, CHUNK_BYTES):

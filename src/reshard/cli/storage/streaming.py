@@ -66,12 +66,14 @@ class TileTransfer:
     """The number of partial values that are combined into one."""
     fill: str | None = None
     """The reduction whose identity stands where no piece comes; None where pieces cover every tile."""
+    only: tuple[int, ...] | None = None
+    """The devices whose tiles this process makes; None for all."""
 
     @property
     def devices(self) -> list[int]:
         """Who receives, in the order of the mesh."""
         devices: list[int] = self.target.mesh.device_array.tolist()
-        return devices
+        return devices if self.only is None else list(self.only)
 
     @property
     def calculates(self) -> bool:
@@ -194,7 +196,7 @@ def write(
     Raises:
         ReshardError: `write-failed`, and `bad-file` where the source cannot be read.
     """
-    digits = len(str(max(transfer.devices)))
+    digits = len(str(max(transfer.target.mesh.devices)))
     entries = {}
     with FileWriter() as writer:
         for device in transfer.devices:
