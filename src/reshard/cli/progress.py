@@ -23,7 +23,7 @@ def phase(title: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
 
 
 @contextlib.contextmanager
-def silent(title: str, total_bytes: int) -> Iterator[Advance]:
+def silent(title: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     """The same, and nothing is shown."""
     del title, total_bytes
     yield lambda count: None
