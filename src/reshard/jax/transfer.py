@@ -35,7 +35,7 @@ from reshard.jax.conversions import for_leaves
 from reshard.jax.exchange.resharding import reshard
 from reshard.models import ModelPlan, Rules, plan_model
 from reshard.models.laid_buckets import LaidBucket, laid_buckets
-from reshard.models.model_plan import IN_FLIGHT
+from reshard.models.model_planner import IN_FLIGHT
 from reshard.models.stores import Slot
 
 Tiles = dict[int, dict[str, Any]]
