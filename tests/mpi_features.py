@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -54,7 +55,7 @@ def drawn_plans(count: int, draw: Callable[[Random], problems.Problem]) -> Itera
                 continue
 
 
-def agrees(plan: rs.Plan, seed: int, *, shared: bool = False) -> Iterator[str]:
+def agrees(plan: rs.Plan, seed: int, *, shared: bool = False, counted: bool = True) -> Iterator[str]:
     """The rank's tile is that of the NumPy engine, and what it is sent is what the plan says."""
     tiles = rs.numpy.scatter(numbers(plan.shape, plan.dtype.name, seed), plan.source)
     expected = rs.numpy.run(plan, tiles)
@@ -69,7 +70,7 @@ def agrees(plan: rs.Plan, seed: int, *, shared: bool = False) -> Iterator[str]:
     if tile is not None and found is not None:
         yield from unless(not np.may_share_memory(tile, found), f"{plan.reshard} gives its own tile")
     participants = participants_of(None, plan.devices)
-    if participants is not None:
+    if participants is not None and counted:
         local = LocalPlan(plan, participants)
         sizes = [datatype.Get_size() for move in local.moves for datatype in move.receives.types.values()]
         received = plan.received_bytes_on(RANK)
@@ -85,6 +86,23 @@ def moves() -> Iterator[str]:
 def reductions() -> Iterator[str]:
     for number, plan in enumerate(drawn_plans(50, problems.draw_reduction)):
         yield from agrees(plan, number)
+
+
+def parts() -> Iterator[str]:
+    """A plan whose tensor goes in parts."""
+    mesh = rs.Mesh.of(x=2, y=2)
+    ends = [
+        (rs.Sharding.of(mesh, "x", "y"), rs.Sharding.of(mesh, None, None)),
+        (rs.Sharding.of(mesh, "y", None), rs.Sharding.of(mesh, "x", "y")),
+        (rs.Sharding.of(mesh, "x", None, unreduced="y"), rs.Sharding.of(mesh, None, "y")),
+    ]
+    for number, (source, target) in enumerate(ends):
+        plan = replace(rs.plan(source, target, (16, 8), "float32"), parts=2)
+        yield from agrees(plan, number, counted=False)
+        out = np.zeros(rs.numpy.scatter(np.zeros((16, 8), np.float32), target)[RANK].shape, np.float32)
+        tiles = rs.numpy.scatter(numbers((16, 8), "float32", number), source)
+        yield from unless(rs.mpi.run(plan, tiles[RANK], out=out) is out, "another array")
+        yield from unless(same_bits(out, rs.numpy.run(plan, tiles)[RANK]), f"{plan.reshard} in parts: {out}")
 
 
 def windows_and_deals() -> Iterator[str]:

@@ -22,6 +22,7 @@ MPIEXEC = Path(sys.executable).parent / "mpiexec"
 ON_FOUR = [
     "moves",
     "reductions",
+    "parts",
     "windows_and_deals",
     "shared_tiles",
     "elements_of_few_bits",

@@ -6,6 +6,7 @@ tracing/         `trace`: a program from a function
 stablehlo/       `rs.Program.from_stablehlo`: a program from a module in text
 halo.py          `halo`: tiles with borders
 tiles.py         `reshard_tiles`: tiles of several boxes, side by side in an array
+transfer.py      `transfer`: a whole model, by its plan
 programs.py      `to_jax`: a placed program as a function
 verbs.py         what JAX does with arrays, for the interpreter of operations
 conversions.py   meshes and shardings, to and from JAX's
@@ -39,6 +40,7 @@ from reshard.jax.exchange.resharding import reshard
 from reshard.jax.exchange.whole_plans import run
 from reshard.jax.halo import halo
 from reshard.jax.tiles import reshard_tiles
+from reshard.jax.transfer import transfer
 
 if TYPE_CHECKING:  # what `__getattr__` gives, said to type checkers
     from reshard.jax.inspection import inspect as inspect
@@ -58,6 +60,7 @@ __all__ = [
     "reshard_tiles",
     "run",
     "sharding_of",
+    "transfer",
 ]
 
 source_info_util.register_exclusion(str(Path(__file__).parent))  # an operation's line in a dump is its caller's

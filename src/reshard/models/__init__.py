@@ -9,7 +9,9 @@ ruleset.py      rules, and what they say of a name
 templates.py    tensors that agree, and what goes from site to site, found once for them
 buckets.py      what travels together
 device_part.py  one device's messages
-model_plan.py   the plan, and `plan_model`
+model_plan.py, model_planner.py, model_table.py, model_page.py
+                the plan; how it is made; what is shown of it, and its page
+laid_buckets.py where a device's messages lie in the memory that it packs them into
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what `__getattr__` gives, said to type checkers
     from reshard.models.catalogue import MODELS, ModelShape, TensorType, model_named
-    from reshard.models.model_plan import ModelPlan, plan_model
+    from reshard.models.model_plan import ModelPlan
+    from reshard.models.model_planner import plan_model
     from reshard.models.rule import Rule
     from reshard.models.ruleset import Rules
 
@@ -27,7 +30,8 @@ __all__ = ["MODELS", "ModelPlan", "ModelShape", "Rule", "Rules", "TensorType", "
 
 FILES = {
     **dict.fromkeys(("MODELS", "ModelShape", "TensorType", "model_named"), "catalogue"),
-    **dict.fromkeys(("ModelPlan", "plan_model"), "model_plan"),
+    "ModelPlan": "model_plan",
+    "plan_model": "model_planner",
     "Rule": "rule",
     "Rules": "ruleset",
 }

@@ -6,6 +6,7 @@ One description serves whoever moves the bytes: `part_of(device)` lists a device
 the boxes that they consist of, and `slots` say where the boxes lie in its buffers.
 
 >>> from reshard.mesh import Mesh
+>>> from reshard.models import plan_model
 >>> mesh = Mesh.of(x=4)
 >>> tensors = {f"layers.{layer}.w": ((8, 8), "f32") for layer in range(3)}
 >>> plan = plan_model(tensors, Rules.of(mesh, {}, "[{'x'}, {}]".replace("'", '"')), Rules.of(mesh, {}, (None, "x")))
@@ -24,56 +25,34 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from reshard.box import Box
-from reshard.checks import checked_shape, expect, integer, listed, shown
+from reshard.checks import shown
 from reshard.digits import Positions
 from reshard.drawing.notebooks import mimebundle
-from reshard.dtypes import DType, dtype_named
+from reshard.dtypes import DType
 from reshard.errors import ReshardError
-from reshard.mesh import ENUMERABLE
 from reshard.models.buckets import Buckets, Load, buckets_of
 from reshard.models.catalogue import TensorType
 from reshard.models.device_part import DevicePart, Pieces
 from reshard.models.model_page import model_drawing, model_page
-from reshard.models.names import nearest, pattern_of, skeleton
+from reshard.models.model_table import Template, blocks_of, figures_of, templates_of
 from reshard.models.ruleset import Ruled, Rules
 from reshard.models.stores import Buffer, HeldTensor, Slot, slots_of
-from reshard.models.templates import Moves, TensorGroup, moves_between
+from reshard.models.templates import Moves, TensorGroup
 from reshard.network import Network
 from reshard.network.traffic import loads
-from reshard.plans.table import seconds_text
-from reshard.tables import Passage, Table, bytes_text, plain
+from reshard.tables import Passage, plain
 
 VERSION = 1
 """Of what a digest and the JSON say."""
-IN_FLIGHT = 256 << 20
 NO_ROWS: Positions = np.zeros(0, dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """Tensors that are called alike and go the same way."""
-
-    name: str
-    """With a star for every number."""
-    count: int
-    shape: tuple[int, ...]
-    dtype: str
-    """Of the source, and after an arrow of the target where that is another."""
-    source: str
-    """The sharding's text."""
-    target: str
-    received_bytes: int
-    """By the device that receives most of them."""
-    busiest: int
-    """That device."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -267,25 +246,7 @@ class ModelPlan:
     @cached_property
     def templates(self) -> tuple[Template, ...]:
         """The tensors by name without numbers, largest first."""
-        kinds: dict[Any, list[tuple[TensorGroup, int]]] = {}
-        for group in self.groups:
-            types = "/".join(dict.fromkeys(map(str, group.dtypes)))
-            texts = group.source.cuts.text(), group.target.cuts.text()
-            counts: dict[str, int] = {}
-            for member in group.members:
-                name = skeleton(self.names[member])
-                counts[name] = counts.get(name, 0) + 1
-            for name, count in counts.items():
-                key = name, group.source.shape, types.replace("/", " -> "), *texts
-                kinds.setdefault(key, []).append((group, count))
-        result = []
-        for (name, shape, types, source, target), parts in kinds.items():
-            received = np.zeros(self.world, dtype=np.int64)
-            for group, count in parts:
-                received[group.target.devices] += group.moves.received * (count * group.wire.itemsize)
-            count, most = sum(count for _, count in parts), int(received.max(initial=0))
-            result.append(Template(name, count, shape, types, source, target, most, int(received.argmax())))
-        return tuple(sorted(result, key=lambda template: -template.received_bytes))
+        return templates_of(self)
 
     @cached_property
     def digest(self) -> str:
@@ -390,59 +351,7 @@ class ModelPlan:
 
     def blocks(self) -> list[Passage]:
         """What is shown of it: its templates, and what it receives against the bound."""
-        ends = [set(rules.mesh.devices) for rules in self.rules]
-        shared = len(ends[0] & ends[1])
-        relation = (
-            "all of them the same" if ends[0] == ends[1] else f"{shared} of them the same" if shared else "others"
-        )
-        total = sum(tensor.nbytes for tensor in self.types)
-        title = (
-            f"{len(self.names)} tensors, {bytes_text(total)}, from {len(ends[0])} devices to {len(ends[1])}, {relation}"
-        )
-        rows = [
-            (
-                template.name,
-                str(template.count),
-                " x ".join(map(str, template.shape)) or "scalar",
-                template.dtype,
-                template.source,
-                template.target,
-                bytes_text(template.received_bytes),
-                str(template.busiest) if template.received_bytes else "",
-            )
-            for template in self.templates
-        ]
-        titles = ("tensors", "count", "shape", "dtype", "from", "to", "received", "busiest")
-        return [
-            (title, "bold"),
-            "",
-            Table([titles, *rows], {"count", "received", "busiest"}),
-            "",
-            (self._verdict(), "green" if self.received_bytes == self.lower_bound_bytes else ""),
-            *self._timing(),
-        ]
-
-    def _verdict(self) -> str:
-        received, busiest = self.received_bytes, int(self.all_received_bytes.argmax())
-        if received == self.lower_bound_bytes:
-            against = "the lower bound"
-        else:
-            against = f"the lower bound is {bytes_text(self.lower_bound_bytes)}"
-        count = self.buckets.total
-        return (
-            f"received {bytes_text(received)} on the busiest device, {busiest}, {against}; "
-            f"{bytes_text(int(self.all_received_bytes.sum()))} in all; {count} bucket{'s' if count != 1 else ''}, "
-            f"at most {self.in_flight} B in flight"
-        )
-
-    def _timing(self) -> list[Passage]:
-        if self.network is None or self.seconds is None:
-            return []
-        lines: list[Passage] = [f"{seconds_text(self.seconds)} on {self.network.name or 'the network'}"]
-        if self.host_bytes is not None:
-            received, lacking = map(bytes_text, self.host_bytes)
-            lines.append(f"into the busiest host {received}; {lacking} if each byte came in once")
-        return lines
+        return blocks_of(self)
 
     def to_html(self) -> str:
         """It as a page: tensors by bytes, templates, what devices and hosts receive."""
@@ -450,29 +359,7 @@ class ModelPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """The plan's figures, for JSON."""
-        return {
-            "version": VERSION,
-            "digest": self.digest,
-            "tensors": len(self.names),
-            "in_flight": self.in_flight,
-            "buckets": self.buckets.total,
-            "network": None if self.network is None else self.network.name,
-            "seconds": self.seconds,
-            "host_bytes": self.host_bytes,
-            "received_bytes": self.received_bytes,
-            "lower_bound_bytes": self.lower_bound_bytes,
-            "total_received_bytes": int(self.all_received_bytes.sum()),
-            "templates": [asdict(template) for template in self.templates],
-            "devices": [
-                {
-                    "device": device,
-                    "received_bytes": int(self.all_received_bytes[device]),
-                    "lower_bound_bytes": int(self.all_lower_bound_bytes[device]),
-                    "sent_bytes": int(self.all_sent_bytes[device]),
-                }
-                for device in self.devices
-            ],
-        }
+        return {"version": VERSION, **figures_of(self)}
 
     def to_json(self) -> str:
         """The same as a text."""
@@ -494,127 +381,3 @@ def _pieces(moves: Moves, rows: Positions, members: Positions, peers: Positions,
         np.asarray(peers).ravel(),
         np.broadcast_to(moves.table.elements[rows] * itemsize, shape).ravel(),
     )
-
-
-def plan_model(
-    tensors: Mapping[str, Any],
-    source: Rules,
-    target: Rules | None = None,
-    *,
-    network: Network | str | None = None,
-    in_flight: int = IN_FLIGHT,
-    cast: Mapping[str, Any] | None = None,
-) -> ModelPlan:
-    """A plan that moves a model from where some rules put it to where others do.
-
-    Args:
-        tensors: by name its shape and dtype, as a pair or as what has both.
-        source: where the tensors are; left out where they are live and say it themselves, as DTensors do.
-        target: where they go.
-        network: the devices' network, or a preset's name, to tell what it takes.
-        in_flight: bytes that a device may have under way, sent and received together.
-        cast: by name or pattern, the dtype at the target; the first that matches counts, and the end where the
-            elements are larger casts.
-
-    Raises:
-        ReshardError: `bad-argument` where a name has no rule, `bad-shape`, `unknown-dtype`, `bad-network`, `too-large`,
-            and what a rule that does not fit its tensor raises.
-
-    >>> from reshard.mesh import Mesh
-    >>> rules = Rules.of(Mesh.of(x=2), {}, "replicated")
-    >>> plan_model({"w": ((4, 4), "f32")}, Rules.of(Mesh.of(x=2), {}, ("x",)), rules, cast={"w": "bf16"}).received_bytes
-    16
-    """
-    if target is None:
-        source, target = Rules.held_by(expect(tensors, Mapping, "tensors")), source  # type: ignore[type-abstract]
-    ends = (expect(source, Rules, "the source of a model"), expect(target, Rules, "the target of a model"))
-    in_flight = integer(in_flight, "in_flight")
-    if in_flight < 2:
-        raise ReshardError("bad-argument", f"in_flight is {in_flight}; it must be at least 2")
-    if not all(isinstance(name, str) for name in expect(tensors, Mapping, "tensors")):  # type: ignore[type-abstract]
-        raise ReshardError("bad-argument", f"tensors must be shapes and dtypes by name, got: {shown(tensors)}")
-    types = tuple(_tensor_type(name, value) for name, value in tensors.items())
-    if isinstance(network, str):
-        network = Network.preset(network)
-    ruled = tuple(
-        tuple(rules.ruled(name, tensor.shape) for name, tensor in zip(tensors, types, strict=True)) for rules in ends
-    )
-    dtypes = _cast(tensors, types, cast)
-    if max(max(rules.mesh.devices) for rules in ends) >= ENUMERABLE:
-        raise ReshardError("too-large", f"a model's devices must be below {ENUMERABLE}")
-    groups = _grouped(types, dtypes, ruled[0], ruled[1])
-    return ModelPlan(tuple(tensors), types, dtypes, ends, (ruled[0], ruled[1]), groups, in_flight, network)
-
-
-def _tensor_type(name: str, value: Any) -> TensorType:
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        shape, dtype = value.shape, value.dtype
-    else:
-        pair = listed(value, f"the shape and dtype of {name!r}")
-        if len(pair) != 2:
-            raise ReshardError("bad-argument", f"{name!r} must have a shape and a dtype, got: {shown(value)}")
-        shape, dtype = pair
-    return TensorType(checked_shape(shape), dtype_named(dtype))
-
-
-def _cast(names: Mapping[str, Any], types: tuple[TensorType, ...], cast: Mapping[str, Any] | None) -> tuple[DType, ...]:
-    """The dtypes at the target."""
-    if not cast:
-        return tuple(tensor.dtype for tensor in types)
-    patterns = [(key, pattern_of(key), dtype_named(value)) for key, value in cast.items()]
-    result, used = [], set()
-    for name, tensor in zip(names, types, strict=True):
-        key, dtype = next(
-            ((key, dtype) for key, pattern, dtype in patterns if key == name or pattern.fullmatch(name)),
-            ("", tensor.dtype),
-        )
-        used.add(key)
-        result.append(dtype)
-    unused = [key for key in cast if key not in used]
-    if unused:
-        raise ReshardError(
-            "bad-argument", f"cast names {unused[0]!r}, no tensor; the nearest are {nearest(unused[0], names)}"
-        )
-    return tuple(result)
-
-
-def _grouped(
-    types: tuple[TensorType, ...],
-    dtypes: tuple[DType, ...],
-    sources: tuple[Ruled, ...],
-    targets: tuple[Ruled, ...],
-) -> tuple[TensorGroup, ...]:
-    """The groups, with the holders that their repetitions take balanced over all of them."""
-    groups: dict[Any, TensorGroup] = {}
-    known: dict[Any, Moves] = {}
-    places: dict[tuple[bytes, bytes], Positions | None] = {}
-    for number, (tensor, dtype, source, target) in enumerate(zip(types, dtypes, sources, targets, strict=True)):
-        key = id(source.site), id(target.site), tensor.dtype.name, dtype.name
-        group = groups.get(key)
-        if group is None:
-            ends = source.site, target.site
-            between = ends[0].devices.tobytes(), ends[1].devices.tobytes()
-            if between not in places:
-                found = np.array([ends[0].position_of.get(device, -1) for device in ends[1].devices.tolist()])
-                places[between] = found if (found >= 0).any() else None
-            shared = places[between]
-            cut = tensor.shape, ends[0].layout, ends[1].layout, None if shared is None else shared.tobytes()
-            if cut not in known:
-                known[cut] = moves_between(*ends, shared)
-            group = groups[key] = TensorGroup(*ends, (tensor.dtype, dtype), known[cut])
-        group.members.append(number)
-    _balance(list(groups.values()), 1 + max((int(group.source.devices.max()) for group in groups.values()), default=0))
-    return tuple(groups.values())
-
-
-def _balance(groups: list[TensorGroup], world: int) -> None:
-    """Let each group begin with the holders that have the least to send so far; large tensors go first."""
-    sent = np.zeros(world, dtype=np.int64)
-    for group in sorted(groups, key=lambda group: -group.moves.most[1] * group.wire.itemsize):
-        moves = group.moves
-        rest = len(group.members) % moves.replicas
-        if rest:
-            by_holder = np.bincount(moves.number, sent[group.source.devices], moves.replicas)
-            sums = np.concatenate([[0], by_holder, by_holder]).cumsum()
-            group.first = int(np.argmin(sums[rest : rest + moves.replicas] - sums[: moves.replicas]))
-        sent[group.source.devices] += moves.sent_in(group.first, len(group.members)) * group.wire.itemsize

@@ -15,6 +15,7 @@ By hand: gate and up of 3 rows each, fused, transposed: up lies behind gate, and
 >>> slots, buffers = slots_of(held)
 >>> slots["up"][0].start, buffers["w13"].shape
 ((3, 0), (2, 6))
+>>> import numpy as np
 >>> memory = np.arange(12).reshape(2, 6)
 >>> slots["up"][0].view(memory, Box([(1, 3), (0, 2)])).tolist()
 [[4, 10], [5, 11]]
@@ -25,8 +26,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from reshard.box import Box
 from reshard.dtypes import DType
@@ -82,18 +81,28 @@ class Slot(NamedTuple):
         """The part of a buffer that holds a box within the slot, with the tensor's dims in their order.
 
         Args:
-            buffer: an array of NumPy's, or a tensor of torch's.
+            buffer: an array of NumPy's or of JAX's, or a tensor of torch's.
             box: of the tensor, inside the slot's.
         """
         part = buffer if self.stack is None else buffer[self.stack]
         if self.dims:
             inverse = tuple(self.dims.index(dim) for dim in range(len(self.dims)))
-            part = part.transpose(inverse) if isinstance(part, np.ndarray) else part.permute(inverse)
-        index = tuple(
+            part = part.permute(inverse) if hasattr(part, "permute") else part.transpose(inverse)
+        return part[(..., *self._slices(box))]
+
+    def corner(self, box: Box) -> tuple[int, ...]:
+        """Where a box within the slot begins in the buffer."""
+        starts = [part.start for part in self._slices(box)]
+        return (
+            *(() if self.stack is None else (self.stack,)),
+            *(starts[dim] for dim in self.dims or range(len(starts))),
+        )
+
+    def _slices(self, box: Box) -> tuple[slice, ...]:
+        return tuple(
             slice(low - base + start, high - base + start)
             for (low, high), (base, _), start in zip(box, self.box, self.start, strict=True)
         )
-        return part[(..., *index)]
 
 
 def views(slots: tuple[Slot, ...], buffers: Mapping[str, Any], box: Box) -> Iterator[tuple[Box, Any]]:

@@ -233,8 +233,10 @@ class LocalPlan:
         self.digest = hashlib.blake2b(plan.to_json().encode(), digest_size=16).hexdigest()
         """The same on all ranks that run the same plan."""
         self.moves: list[LocalMove] = []
+        self.of_part: LocalPlan | None = None
         try:
-            for step in plan.steps:
+            self.of_part = LocalPlan(plan.plan_of_part, participants) if plan.parts > 1 else None
+            for step in plan.steps if plan.parts == 1 else ():
                 self.moves += [LocalMove(move, participants, plan.dtype) for move in step.transfers]
             self.source_shape, self.target_shape = (
                 None if tile is None else tile.shape
@@ -261,6 +263,8 @@ class LocalPlan:
         self, tile: Array | None, dtype: np.dtype[Any], out: Array | None = None, near: Mapping[int, Any] | None = None
     ) -> Array | None:
         """The tile of the target, in fresh memory or in `out`; see `LocalMove.run`."""
+        if self.of_part is not None:
+            return self._in_parts(self.of_part, tile, dtype, out)
         for number, move in enumerate(self.moves):
             target = move.target
             if tile is not None and number == 0 and move.move.exchange.source.shape != self.plan.shape:
@@ -277,8 +281,26 @@ class LocalPlan:
         copied = tile if self.moves else np.array(tile, order="C")
         return np.reshape(copied, self.target_shape)  # type: ignore[arg-type]
 
+    def _in_parts(
+        self, of_part: LocalPlan, tile: Array | None, dtype: np.dtype[Any], out: Array | None
+    ) -> Array | None:
+        """The tile, one equal part of the tensor after the other."""
+        parting, count, moved = self.plan.parting, self.plan.parts, []
+        for number in range(count):
+            part = None if tile is None else np.ascontiguousarray(parting.cut(tile, count, number))
+            moved.append(of_part.run(part, dtype))
+        if self.target_shape is None:
+            return None
+        joined: Array = parting.joined(moved, np.concatenate)
+        if out is None:
+            return joined
+        out[...] = joined
+        return out
+
     def free(self) -> None:
         """Give the datatypes back."""
+        if self.of_part is not None:
+            self.of_part.free()
         for move in self.moves:
             move.sends.free()
             move.receives.free()

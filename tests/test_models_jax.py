@@ -1,0 +1,104 @@
+"""A whole model arrives on devices of JAX as the NumPy engine says, to the bit, and no array goes by the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+from model_layouts import SMALL  # noqa: E402
+
+import reshard as rs  # noqa: E402
+from reshard.dtypes import value_dtype  # noqa: E402
+from reshard.models import ModelPlan  # noqa: E402
+
+pytestmark = pytest.mark.engine
+
+
+def tiles_of(plan: ModelPlan) -> dict[int, dict[str, np.ndarray[Any, Any]]]:
+    rng = np.random.default_rng(0)
+    return {
+        device: {
+            name: rng.integers(-9, 9, buffer.shape).astype(value_dtype(buffer.dtype))
+            for name, buffer in plan.source_slots(device)[1].items()
+        }
+        for device in plan.rules[0].mesh.devices
+    }
+
+
+def check(plan: ModelPlan, *, donate: bool) -> None:
+    """Arrays of JAX go as those of NumPy do; nothing is brought to the host meanwhile."""
+    tiles = tiles_of(plan)
+    devices = jax.devices()
+    arrays = {d: {name: jax.device_put(a, devices[d]) for name, a in buffers.items()} for d, buffers in tiles.items()}
+    with jax.transfer_guard_device_to_host("disallow"):
+        moved = rs.jax.transfer(arrays, plan, donate=donate)
+    expected = rs.numpy.transfer(tiles, plan)
+    assert moved.keys() == expected.keys()
+    for device, buffers in expected.items():
+        assert moved[device].keys() == buffers.keys()
+        for name, array in buffers.items():
+            found = moved[device][name]
+            assert found.devices() == {devices[device]}
+            assert np.asarray(found).tobytes() == array.tobytes(), (device, name)
+    assert all(array.is_deleted() == donate for buffers in arrays.values() for array in buffers.values())
+
+
+@pytest.mark.parametrize(
+    ("family", "source", "target", "first"),
+    [
+        ("qwen-moe", "megatron:tp=2,pp=2+1,ep=2", "vllm:tp=2,ep=on", 3),
+        pytest.param("dense", "fsdp:4", "vllm:tp=2,dp=2,ep=off", 2, marks=pytest.mark.slow),
+        pytest.param(
+            "deepseek", "vllm:tp=2,dp=2,ep=on", "megatron:tp=2,pp=1,ep=2,etp=2,dp=4", 0, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_small_model_arrives_as_with_numpy(family: str, source: str, target: str, first: int) -> None:
+    """Fused, stacked and padded, on the same devices and others."""
+    model = SMALL[family]
+    ends = rs.Rules.preset(source, model), rs.Rules.preset(target, model, first_device=first)
+    check(rs.plan_model(model.tensors(), *ends), donate=True)
+
+
+def test_transposed_and_cast_views_in_many_buckets() -> None:
+    mesh = rs.Mesh.of(x=4)
+    turned = {"spec": '[{}, {"x"}]', "store": {"name": r"\1", "transpose": True}}
+    target = rs.Rules.of(mesh, {r"(.*)\.(a|b)": turned}, ("x",))
+    tensors = {"m.a": ((9, 16), "f32"), "n.b": ((8, 5), "bf16"), "p": ((7,), "bool"), "q": ((6, 2), "c64")}
+    plan = rs.plan_model(
+        tensors, rs.Rules.of(mesh, {}, ("x",)), target, in_flight=256, cast={"m.a": "bf16", "n.b": "f32"}
+    )
+    assert plan.buckets.total == 3
+    check(plan, donate=False)
+
+
+def test_a_pytree_goes_to_other_devices() -> None:
+    devices = np.array(jax.devices()[:8])
+    meshes = [jax.sharding.Mesh(part.reshape(2, -1), ("a", "b")) for part in (devices[:4], devices[2:])]
+    x = {"w": np.arange(48.0, dtype=np.float32).reshape(8, 6), "layers": [np.arange(12, dtype=np.int32)]}
+    spec = jax.P("a", "b")
+    on = {"w": jax.NamedSharding(meshes[0], spec), "layers": jax.NamedSharding(meshes[0], jax.P("b"))}
+    to = {"w": jax.NamedSharding(meshes[1], jax.P(None, "b")), "layers": jax.NamedSharding(meshes[1], jax.P())}
+    arrays = {"w": jax.device_put(x["w"], on["w"]), "layers": [jax.device_put(x["layers"][0], on["layers"])]}
+    moved = rs.jax.transfer(arrays, to, in_flight=400, donate=True)
+    assert moved["w"].sharding == to["w"]
+    assert np.array_equal(moved["w"], x["w"])
+    assert np.array_equal(moved["layers"][0], x["layers"][0])
+    assert arrays["w"].is_deleted()
+    back = rs.jax.transfer(moved, jax.NamedSharding(meshes[1], jax.P("a")))
+    assert np.array_equal(back["w"], x["w"])
+    assert back["w"].sharding.is_equivalent_to(jax.NamedSharding(meshes[1], jax.P("a")), 2)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    mesh = rs.Mesh.of(x=2)
+    plan = rs.plan_model({"w": ((4,), "f32")}, rs.Rules.of(mesh, {}, ("x",)), rs.Rules.of(mesh, {}, "replicated"))
+    wrong = jax.device_put(np.zeros(2, np.float32), jax.devices()[1])
+    for tiles, text in (({}, "'w' of device 0"), ({0: {"w": wrong}}, "must be an array there"), (3, "by device")):
+        with pytest.raises(rs.ReshardError, match=text) as error:
+            rs.jax.transfer(tiles, plan)
+        assert error.value.code == "bad-tiles"
