@@ -65,6 +65,17 @@ def test_console_blocks_print_what_is_shown(
     assert matches, f"exit {status}; printed:\n{printed.getvalue()}"
 
 
+def test_the_first_command_of_each_user_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT / "examples")  # where a log lies that warns
+    commands = re.findall(r"\| `(reshard [^`]+)` \|", DOCUMENTS[0].read_text(encoding="utf-8"))
+    assert len(commands) == 4
+    for command in commands:
+        assert main(shlex.split(command)[1:]) == 0, command
+        assert capsys.readouterr().out
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_between_documents_lead_somewhere(path: Path) -> None:
     made = {"gallery.md"}  # by the site's own hook

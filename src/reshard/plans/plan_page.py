@@ -89,6 +89,14 @@ def player(plan: Plan) -> Markup:
 
 
 def _legend(plan: Plan) -> str:
+    """What a cell shows, and what the frames leave out."""
+    parts = (
+        f" Frames show the whole tensor; it goes in {plan.parts} parts, whose steps overlap." if plan.parts > 1 else ""
+    )
+    return _cells_legend(plan) + parts
+
+
+def _cells_legend(plan: Plan) -> str:
     if len(plan.devices) > DRAWN_DEVICES:
         return "A cell is a device, filled by how much of its bytes has come."
     colours = "A cell is a device, and in it the tensor: colours tell where in the source data lie"
