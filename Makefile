@@ -7,6 +7,7 @@
 #   make sweep   the tests that go through every case of a large family
 #   make bench   measure
 #   make docs    run the examples of the documents
+#   make site    build the documents as a site, its links checked
 #   make clean   remove all that the other targets made
 
 PYTHON ?= python3
@@ -20,9 +21,10 @@ PYTEST := $(BIN)/python -m pytest
 PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(BIN)/python -m pip install -q --disable-pip-version-check
 
-# One environment, two stamps: what a user runs, and what the tests need besides.
+# One environment, a stamp for what a user runs, for what the tests need besides, and for what builds the site.
 RUN_READY := $(VENV)/.run-ready
 TEST_READY := $(VENV)/.test-ready
+SITE_READY := $(VENV)/.site-ready
 
 DEMO_OUT := build/demo
 DEMO_PAGE := build/demo.html
@@ -31,7 +33,7 @@ DEMO_TARGET := '[{"x"}, {"y"}]'
 
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
-.PHONY: demo test check lint types arrows format sweep bench docs clean
+.PHONY: demo test check lint types arrows format sweep bench docs site clean
 
 demo: $(RUN_READY)
 	$(BIN)/reshard plan --mesh x=2,y=4 --shape 8,8 --dtype float32 $(DEMO_SOURCE) $(DEMO_TARGET)
@@ -67,6 +69,10 @@ bench: $(TEST_READY)
 docs: $(TEST_READY)
 	$(PYTEST) tests/test_docs.py $(ARGS)
 
+site: $(SITE_READY)
+	$(BIN)/python -m mkdocs build --quiet
+	@echo build/site/index.html
+
 clean:
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find bench src tests -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
@@ -82,4 +88,10 @@ $(TEST_READY): pyproject.toml constraints.txt
 	@echo "set-up: installing reshard, its test tools, jax, torch and mpi4py into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP_INSTALL) -e '.[test,jax,torch]'
+	@touch $(RUN_READY) $@
+
+$(SITE_READY): pyproject.toml constraints.txt
+	@echo "set-up: installing what builds the site"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP_INSTALL) -e '.[site]'
 	@touch $(RUN_READY) $@

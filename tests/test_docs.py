@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import importlib.util
 import io
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,7 @@ import pytest
 from reshard.cli import main
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -38,7 +41,7 @@ def transcripts() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_blocks_run_as_shown(path: Path) -> None:
     examples = "\n".join(blocks(path, "python"))
     test = doctest.DocTestParser().get_doctest(examples, {}, path.name, str(path), 0)
@@ -60,6 +63,33 @@ def test_console_blocks_print_what_is_shown(
         status = main(words[1:])
     matches = doctest.OutputChecker().check_output(shown, printed.getvalue(), doctest.ELLIPSIS)
     assert matches, f"exit {status}; printed:\n{printed.getvalue()}"
+
+
+def test_the_first_command_of_each_user_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT / "examples")  # where a log lies that warns
+    commands = re.findall(r"\| `(reshard [^`]+)` \|", DOCUMENTS[0].read_text(encoding="utf-8"))
+    assert len(commands) == 4
+    for command in commands:
+        assert main(shlex.split(command)[1:]) == 0, command
+        assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(path: Path) -> None:
+    made = {"gallery.md"}  # by the site's own hook
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if link not in made and not (path.parent / link).exists()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is absent")
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "gallery" / "two-hosts.html").is_file()
 
 
 def test_there_are_examples_to_run() -> None:

@@ -55,7 +55,11 @@ def plan_page(plan: Plan, alternatives: Iterable[Plan] = ()) -> str:
         Section("player", "The plan, frame by frame", [player(plan)]),
         Section("frames", "The tensor before and after", before_and_after(plan)),
         Section("traffic", "Who sends to whom", [_traffic(plan)]),
-        Section("bytes", "Bytes and memory", [_received(plan), _memory(plan)]),
+        Section(
+            "bytes",
+            "Bytes, memory and time" if plan.seconds else "Bytes and memory",
+            [_received(plan), _memory(plan), *_time(plan)],
+        ),
         Section("alternatives", "What else would do", [_alternatives(plan, list(alternatives))]),
         Section("steps", "Steps", [passages(blocks(plan)[4:5])]),
         Section("text", "As text", _texts(plan)),
@@ -85,6 +89,14 @@ def player(plan: Plan) -> Markup:
 
 
 def _legend(plan: Plan) -> str:
+    """What a cell shows, and what the frames leave out."""
+    parts = (
+        f" Frames show the whole tensor; it goes in {plan.parts} parts, whose steps overlap." if plan.parts > 1 else ""
+    )
+    return _cells_legend(plan) + parts
+
+
+def _cells_legend(plan: Plan) -> str:
     if len(plan.devices) > DRAWN_DEVICES:
         return "A cell is a device, filled by how much of its bytes has come."
     colours = "A cell is a device, and in it the tensor: colours tell where in the source data lie"
@@ -216,6 +228,18 @@ def _memory(plan: Plan) -> Markup:
     lines += [] if limit is None else [Line("limit", limit)]
     drawn = bars(steps or ["nothing"], {"peak": peaks or [0]}, bytes_of, lines=lines, title="memory of a device")
     return figure("bytes that a device needs at most, step by step; the source tile besides where it is kept", drawn)
+
+
+def _time(plan: Plan) -> list[Markup]:
+    """What each step takes and the plan in all, with the least that any takes; nothing without a network."""
+    if plan.step_seconds is None or plan.seconds is None:
+        return []
+    names = [*(f"{number} {step.kind}" for number, step in enumerate(plan.steps, 1)), "the plan"]
+    least = plan.lower_bound_seconds
+    lines = [] if least is None else [Line("least", least)]
+    drawn = bars(names, {"time": [*plan.step_seconds, plan.seconds]}, seconds_text, lines=lines, title="time")
+    parts = f", overlapped in {plan.parts} parts" if plan.parts > 1 else ""
+    return [figure(f"time of each step by itself, and of the plan{parts}; no plan takes less than the line", drawn)]
 
 
 def _alternatives(plan: Plan, others: Sequence[Plan]) -> Markup:
