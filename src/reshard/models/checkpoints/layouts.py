@@ -4,7 +4,7 @@ Without rules a file holds whole tensors, up to a size.
 With rules each device has a file of the buffers that it keeps, fused, stacked and transposed as its rules say, and an
 index says where in them each tensor lies, so that they can be read again.
 
->>> casts = (("*.weight", dtype_named("bf16")), ("*", dtype_named("f32")))
+>>> casts = casts_of(["*.weight=bf16", "f32"])
 >>> [written_dtype(name, dtype_named("f64"), casts).name for name in ("a.weight", "a.bias")]
 ['bfloat16', 'float32']
 """
@@ -50,8 +50,17 @@ STATES = [
 """What optimizers keep for every element of a parameter."""
 _STATE = re.compile(rf"(?:.*\.)?state\.(?P<parameter>.+)\.(?P<state>{'|'.join(STATES)})")
 
-Casts = tuple[tuple[str, DType], ...]
-"""By pattern what floats are written as; the first that matches decides."""
+
+class Cast(NamedTuple):
+    """What the floats of some tensors are written as."""
+
+    pattern: str
+    """For their names."""
+    dtype: DType
+
+
+Casts = tuple[Cast, ...]
+"""The first whose pattern matches decides."""
 
 
 class FixedBytes(NamedTuple):
@@ -131,7 +140,7 @@ def casts_of(texts: Iterable[str]) -> Casts:
     for text in texts:
         pattern, _, dtype = text.rpartition("=")
         pattern_of(pattern or "*")
-        casts.append((pattern or "*", dtype_named(dtype)))
+        casts.append(Cast(pattern or "*", dtype_named(dtype)))
     return tuple(casts)
 
 
