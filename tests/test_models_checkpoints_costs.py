@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from checkpoints import check_mutations, save_safetensors
+from checkpoints import check_mutations, load_safetensors, save_safetensors
 
 from reshard.cli import checkpoint_command, main
 from reshard.dtypes import dtype_named
@@ -91,6 +92,53 @@ def test_what_is_read_was_told(
         assert run("convert", forms[origin], tmp_path / "out", *options, "--no-sync") == 0
     assert (sum(counted), len(counted)) == (told["read_bytes"], told["requests"])
     assert run("diff", forms["safetensors"], tmp_path / "out") == 0
+
+
+def drawn_rules(draw: random.Random, shapes: dict[str, tuple[int, ...]]) -> str:
+    """Any axes on any dims of a mesh of odd sizes, devices in any order, some buffers transposed."""
+    sizes = draw.choice([(2, 3), (5,), (2, 2, 2), (1, 4), (3, 2, 2)])
+    axes = dict(zip("xyz", sizes, strict=False))
+    lines = [f"mesh: {json.dumps(axes)}", "rules:"]
+    for name, shape in shapes.items():
+        free = draw.sample(list(axes), len(axes))
+        dims = [tuple(free.pop() for _ in range(draw.randint(0, min(2, len(free))))) for _ in shape]
+        store = ", store: {transpose: true}" if len(shape) == 2 and draw.random() < 0.5 else ""
+        lines.append(f'  - {{match: {name}, spec: "P{tuple(dims)!r}"{store}}}'.replace("P(,)", "P()"))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(400, marks=pytest.mark.slow)])
+def test_drawn_layouts_go_round(count: int, tmp_path: Path) -> None:
+    """From form to form under rules of odd meshes and odd caps; the safetensors package writes and reads the ends."""
+    draw = random.Random(count)
+    for turn in range(count):
+        shapes = {f"t{number}": tuple(draw.choices(range(8), k=draw.randint(0, 3))) for number in range(5)}
+        dtypes = {name: draw.choice(["f4", "i1", "f8", "i2"]) for name in shapes}
+        arrays = {
+            name: np.frombuffer(draw.randbytes(8 * prod(shape) + 8), dtypes[name])[: prod(shape)].reshape(shape).copy()
+            for name, shape in shapes.items()
+        }
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        save_safetensors(folder / "start.safetensors", arrays)
+        place = folder / "start.safetensors"
+        for step in range(3):
+            (folder / f"{step}.yaml").write_text(drawn_rules(draw, shapes))
+            options = [
+                "--to",
+                draw.choice(["dcp", "tiles"]),
+                "--rules",
+                folder / f"{step}.yaml",
+                "--no-sync",
+                "--check",
+            ]
+            options += ["--memory", f"{draw.choice([1, 37, 600, 10**6])}B", "--workers", draw.choice([1, 3])]
+            assert run("convert", place, folder / str(step), *options) == 0
+            place = folder / str(step)
+        assert run("convert", place, folder / "end") == 0
+        got = load_safetensors(folder / "end")
+        assert {name: array.tobytes() for name, array in got.items()} == {n: a.tobytes() for n, a in arrays.items()}
+        assert all(got[name].shape == array.shape and got[name].dtype == array.dtype for name, array in arrays.items())
 
 
 def test_what_a_device_reads_alone_was_told(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
