@@ -23,6 +23,7 @@ from reshard.models.checkpoints.converting import Converting, convert
 from reshard.models.checkpoints.files import FileReader, Reads
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
+FIRST = "device-00000.safetensors"
 RULES = """
 mesh: {x: 3, y: 2}
 rules:
@@ -213,10 +214,12 @@ def test_several_processes_write_one_checkpoint(source: Path, tmp_path: Path) ->
     ("change", "sentence"),
     [
         ({"tiles": [["../m.safetensors", "m.fused", [[0, 3], [0, 3]], [0, 0], None, []]]}, "lists a tile that is none"),
-        ({"tiles": [["device-00000.safetensors", "rows", [[0, 3], [0, 3]], [0, 0], None, []]]}, "no buffer of float16"),
+        ({"tiles": [[FIRST, "rows", [[0, 3], [0, 3]], [0, 0], None, []]]}, "no buffer of float16"),
         ({"dtype": "float32"}, "outside of its buffer"),
         ({"shape": [6, 10], "dtype": "float32", "tiles": []}, "do not cover"),
         ({"shape": "all"}, "says no dtype and shape"),
+        ({"shape": [4], "dtype": "float32", "tiles": [[FIRST, "n", [[0, 2], [0, 2]], [0, 0], None, []]]}, "outside of"),
+        ({"shape": [7, 1], "dtype": "float32", "tiles": [[FIRST, "n", [[0, 7]], [0], None, []]]}, "outside of"),
     ],
 )
 def test_an_index_of_tiles_that_lies_is_refused(
@@ -224,7 +227,7 @@ def test_an_index_of_tiles_that_lies_is_refused(
 ) -> None:
     shutil.copytree(forms["tiles"], tmp_path / "tiles")
     index = json.loads((tmp_path / "tiles" / "tiles.json").read_text())
-    tile = ["device-00000.safetensors", "rows", [[0, 4], [0, 9]], [0, 0], None, []]
+    tile = [FIRST, "rows", [[0, 4], [0, 9]], [0, 0], None, []]
     index["tensors"] = {"w": {"dtype": "float16", "shape": [4, 9], "tiles": [tile]} | change}
     (tmp_path / "tiles" / "tiles.json").write_text(json.dumps(index))
     assert run("show", tmp_path / "tiles") == 1
