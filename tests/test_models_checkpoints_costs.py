@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from checkpoints import check_mutations, save_safetensors
+from checkpoints import check_mutations, load_safetensors, save_safetensors
 
 from reshard.cli import checkpoint_command, main
 from reshard.dtypes import dtype_named
@@ -22,6 +23,7 @@ from reshard.models.checkpoints.converting import Converting, convert
 from reshard.models.checkpoints.files import FileReader, Reads
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
+FIRST = "device-00000.safetensors"
 RULES = """
 mesh: {x: 3, y: 2}
 rules:
@@ -91,6 +93,53 @@ def test_what_is_read_was_told(
         assert run("convert", forms[origin], tmp_path / "out", *options, "--no-sync") == 0
     assert (sum(counted), len(counted)) == (told["read_bytes"], told["requests"])
     assert run("diff", forms["safetensors"], tmp_path / "out") == 0
+
+
+def drawn_rules(draw: random.Random, shapes: dict[str, tuple[int, ...]]) -> str:
+    """Any axes on any dims of a mesh of odd sizes, devices in any order, some buffers transposed."""
+    sizes = draw.choice([(2, 3), (5,), (2, 2, 2), (1, 4), (3, 2, 2)])
+    axes = dict(zip("xyz", sizes, strict=False))
+    lines = [f"mesh: {json.dumps(axes)}", "rules:"]
+    for name, shape in shapes.items():
+        free = draw.sample(list(axes), len(axes))
+        dims = [tuple(free.pop() for _ in range(draw.randint(0, min(2, len(free))))) for _ in shape]
+        store = ", store: {transpose: true}" if len(shape) == 2 and draw.random() < 0.5 else ""
+        lines.append(f'  - {{match: {name}, spec: "P{tuple(dims)!r}"{store}}}'.replace("P(,)", "P()"))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(400, marks=pytest.mark.slow)])
+def test_drawn_layouts_go_round(count: int, tmp_path: Path) -> None:
+    """From form to form under rules of odd meshes and odd caps; the safetensors package writes and reads the ends."""
+    draw = random.Random(count)
+    for turn in range(count):
+        shapes = {f"t{number}": tuple(draw.choices(range(8), k=draw.randint(0, 3))) for number in range(5)}
+        dtypes = {name: draw.choice(["f4", "i1", "f8", "i2"]) for name in shapes}
+        arrays = {
+            name: np.frombuffer(draw.randbytes(8 * prod(shape) + 8), dtypes[name])[: prod(shape)].reshape(shape).copy()
+            for name, shape in shapes.items()
+        }
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        save_safetensors(folder / "start.safetensors", arrays)
+        place = folder / "start.safetensors"
+        for step in range(3):
+            (folder / f"{step}.yaml").write_text(drawn_rules(draw, shapes))
+            options = [
+                "--to",
+                draw.choice(["dcp", "tiles"]),
+                "--rules",
+                folder / f"{step}.yaml",
+                "--no-sync",
+                "--check",
+            ]
+            options += ["--memory", f"{draw.choice([1, 37, 600, 10**6])}B", "--workers", draw.choice([1, 3])]
+            assert run("convert", place, folder / str(step), *options) == 0
+            place = folder / str(step)
+        assert run("convert", place, folder / "end") == 0
+        got = load_safetensors(folder / "end")
+        assert {name: array.tobytes() for name, array in got.items()} == {n: a.tobytes() for n, a in arrays.items()}
+        assert all(got[name].shape == array.shape and got[name].dtype == array.dtype for name, array in arrays.items())
 
 
 def test_what_a_device_reads_alone_was_told(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,10 +214,12 @@ def test_several_processes_write_one_checkpoint(source: Path, tmp_path: Path) ->
     ("change", "sentence"),
     [
         ({"tiles": [["../m.safetensors", "m.fused", [[0, 3], [0, 3]], [0, 0], None, []]]}, "lists a tile that is none"),
-        ({"tiles": [["device-00000.safetensors", "rows", [[0, 3], [0, 3]], [0, 0], None, []]]}, "no buffer of float16"),
+        ({"tiles": [[FIRST, "rows", [[0, 3], [0, 3]], [0, 0], None, []]]}, "no buffer of float16"),
         ({"dtype": "float32"}, "outside of its buffer"),
         ({"shape": [6, 10], "dtype": "float32", "tiles": []}, "do not cover"),
         ({"shape": "all"}, "says no dtype and shape"),
+        ({"shape": [4], "dtype": "float32", "tiles": [[FIRST, "n", [[0, 2], [0, 2]], [0, 0], None, []]]}, "outside of"),
+        ({"shape": [7, 1], "dtype": "float32", "tiles": [[FIRST, "n", [[0, 7]], [0], None, []]]}, "outside of"),
     ],
 )
 def test_an_index_of_tiles_that_lies_is_refused(
@@ -176,7 +227,7 @@ def test_an_index_of_tiles_that_lies_is_refused(
 ) -> None:
     shutil.copytree(forms["tiles"], tmp_path / "tiles")
     index = json.loads((tmp_path / "tiles" / "tiles.json").read_text())
-    tile = ["device-00000.safetensors", "rows", [[0, 4], [0, 9]], [0, 0], None, []]
+    tile = [FIRST, "rows", [[0, 4], [0, 9]], [0, 0], None, []]
     index["tensors"] = {"w": {"dtype": "float16", "shape": [4, 9], "tiles": [tile]} | change}
     (tmp_path / "tiles" / "tiles.json").write_text(json.dumps(index))
     assert run("show", tmp_path / "tiles") == 1

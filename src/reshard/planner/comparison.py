@@ -24,11 +24,11 @@ from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.planner.planning import plan
-from reshard.plans import Plan, bytes_text
+from reshard.plans import Plan
 from reshard.plans.plan_page import bytes_of
 from reshard.plans.table import seconds_text
 from reshard.sharding import Sharding
-from reshard.tables import Passage, Table, plain
+from reshard.tables import Passage, Table, bytes_text, plain
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ dcp.py, dcp_writing.py
                 torch's distributed checkpoints, without torch
 orbax.py, orbax_layout.py
                 orbax's, through tensorstore
-tiles.py        our own: a file for every device, and an index
+device_tiles.py our own: a file for every device, and an index
 stored.py       tensors as boxes in files, whatever form they were read from
 opening.py      a path, opened
 layouts.py      what is written: files, and where in them which box of which tensor goes

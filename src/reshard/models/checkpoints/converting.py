@@ -129,7 +129,7 @@ class Journal:
             self.waiting.append(number)
             self.waiting_bytes += copy.nbytes
             self.touched |= {target.file.path for target in copy.targets}
-            if not self.work.sync or self.waiting_bytes >= SYNC_BYTES:
+            if not self.work.sync or self.work.written.arrays or self.waiting_bytes >= SYNC_BYTES:
                 self._write(writer)
 
     def close(self, writer: TargetWriter) -> None:

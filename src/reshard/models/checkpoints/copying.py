@@ -34,7 +34,7 @@ from reshard.models.checkpoints.stored import ReadableTensor, raw_dtype
 ReportBytes = Callable[[int], None]
 
 
-class Target(NamedTuple):
+class TileTarget(NamedTuple):
     """Where a box of a tensor is wanted."""
 
     file: TileFile
@@ -69,7 +69,7 @@ class TensorCopy(NamedTuple):
 
     name: str
     source: ReadableTensor
-    targets: tuple[Target, ...]
+    targets: tuple[TileTarget, ...]
     grid: tuple[int, ...] | None = None
     """The shape of the blocks in which targets must be written; None where any will do."""
 
@@ -154,7 +154,7 @@ class TensorCopy(NamedTuple):
         self.source.read_into(values, slab, reader)
         return values
 
-    def _wanted(self, values: NDArray[Any], slab: Box, part: Box, target: Target) -> NDArray[Any]:
+    def _wanted(self, values: NDArray[Any], slab: Box, part: Box, target: TileTarget) -> NDArray[Any]:
         """A part of a slab, as a target has it."""
         index: tuple[Any, ...] = (..., *part.slices(slab))
         return cast(values[index], self.source.dtype, target.dtype)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from reshard.box import Box
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
-from reshard.models.checkpoints.copying import Target, TensorCopy
+from reshard.models.checkpoints.copying import TensorCopy, TileTarget
 from reshard.models.checkpoints.dcp import DTYPES, METADATA, STORAGES
 from reshard.models.checkpoints.files import TileFile, row_major
 from reshard.models.checkpoints.layouts import (
@@ -38,7 +38,7 @@ from reshard.models.checkpoints.layouts import (
     sharded_names,
     written_dtype,
 )
-from reshard.models.checkpoints.pickles import Call, Entries, Global, Instance, Outside, dump
+from reshard.models.checkpoints.pickles import AnyKeys, FunctionCall, Global, Instance, Outside, dump
 from reshard.models.checkpoints.stored import Checkpoint, ItemPlace, StoredTensor
 
 if TYPE_CHECKING:  # rules load where they are read
@@ -52,12 +52,12 @@ _TORCH_NAMES = {ours: theirs for theirs, ours in DTYPES.items()}
 _STORAGE_NAMES = {dtype: name for name, dtype in STORAGES.items() if dtype}
 
 
-class Item(NamedTuple):
+class SavedItem(NamedTuple):
     """A box of a tensor, as it is saved."""
 
     length: int
     fixed: tuple[FixedBytes, ...]
-    target: Target
+    target: TileTarget
 
 
 def dcp_files(checkpoint: Checkpoint, rules: Rules | None, casts: Casts) -> WrittenFiles:
@@ -91,7 +91,7 @@ def dcp_files(checkpoint: Checkpoint, rules: Rules | None, casts: Casts) -> Writ
         raw = (TileFile(place.path, place.offset, Box([(0, place.length)])),)
         copied = TileFile(Path(first), start, Box([(0, place.length)]))
         byte = dtype_named("u8")
-        written.others.append(TensorCopy(name, StoredTensor(byte, (place.length,), raw), (Target(copied, byte),)))
+        written.others.append(TensorCopy(name, StoredTensor(byte, (place.length,), raw), (TileTarget(copied, byte),)))
         written.sizes[first] = start + place.length
         places[name, None] = ItemPlace(Path(first), start, place.length)
     written.indexes[METADATA] = _metadata(checkpoint, written, dtypes, places)
@@ -144,7 +144,7 @@ def split(box: Box, itemsize: int, limit: int = MAX_ITEM) -> list[Box]:
     return [part for half in halves for part in split(half, itemsize, limit)]
 
 
-def item_of(path: Path, start: int, box: Box, dtype: DType) -> Item:
+def item_of(path: Path, start: int, box: Box, dtype: DType) -> SavedItem:
     """An item at a place of a file: what of it is known, where its elements go, and where their sum."""
     size = box.size * dtype.itemsize
     members = [
@@ -174,8 +174,8 @@ def item_of(path: Path, start: int, box: Box, dtype: DType) -> Item:
     end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, len(members), len(members), len(directory), place, 0)
     fixed = FixedBytes(path, start, head), FixedBytes(path, start + data_start + size, tail + directory + end)
     sums = (start + crc_at[0], start + place + crc_at[1])
-    target = Target(TileFile(path, start + data_start, box), dtype, sums)
-    return Item(place + len(directory) + len(end), fixed, target)
+    target = TileTarget(TileFile(path, start + data_start, box), dtype, sums)
+    return SavedItem(place + len(directory) + len(end), fixed, target)
 
 
 def _pickled_view(box: Box, dtype: DType) -> bytes:
@@ -184,23 +184,23 @@ def _pickled_view(box: Box, dtype: DType) -> bytes:
     kind = Global("torch", storage) if storage else Global("torch.storage", "UntypedStorage")
     count = box.size if storage else box.size * dtype.itemsize
     view = (Outside(("storage", kind, "0", "cpu", count)), 0, shape, row_major(shape), False)
-    hooks = Call(Global("collections", "OrderedDict"), ())
+    hooks = FunctionCall(Global("collections", "OrderedDict"), ())
     if storage:
-        return dump(Call(Global("torch._utils", "_rebuild_tensor_v2"), (*view, hooks)))
+        return dump(FunctionCall(Global("torch._utils", "_rebuild_tensor_v2"), (*view, hooks)))
     of_dtype = Global("torch", _TORCH_NAMES[dtype.name])
-    return dump(Call(Global("torch._utils", "_rebuild_tensor_v3"), (*view, hooks, of_dtype)))
+    return dump(FunctionCall(Global("torch._utils", "_rebuild_tensor_v3"), (*view, hooks, of_dtype)))
 
 
-def _size(shape: tuple[int, ...]) -> Call:
-    return Call(Global("torch", "Size"), (shape,))
+def _size(shape: tuple[int, ...]) -> FunctionCall:
+    return FunctionCall(Global("torch", "Size"), (shape,))
 
 
 def _metadata(checkpoint: Checkpoint, written: WrittenFiles, dtypes: dict[str, DType], places: Any) -> bytes:
     """What says where all is."""
     described: dict[str, Any] = {}
     for name, tensor in checkpoint.tensors.items():
-        layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
-        contiguous = Call(Global(_DESCRIBING, "_MEM_FORMAT_ENCODING"), (0,))
+        layout = FunctionCall(Global("torch.serialization", "_get_layout"), ("torch.strided",))
+        contiguous = FunctionCall(Global(_DESCRIBING, "_MEM_FORMAT_ENCODING"), (0,))
         state = (Global("torch", _TORCH_NAMES[dtypes[name].name]), layout, False, contiguous, False)
         chunks = [
             Instance(
@@ -230,7 +230,7 @@ def _metadata(checkpoint: Checkpoint, written: WrittenFiles, dtypes: dict[str, D
     fields = {
         "state_dict_metadata": described,
         "planner_data": {name: checkpoint.tree.get(name, (name,)) for name in described},
-        "storage_data": Entries(storage),
+        "storage_data": AnyKeys(storage),
         "storage_meta": None,
         "version": "1.0.0",
     }

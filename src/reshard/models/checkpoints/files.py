@@ -41,7 +41,7 @@ OPEN_FILES = 100
 """Files that are held open at a time, of each of those read and those written."""
 
 
-class Runs(NamedTuple):
+class FileRuns(NamedTuple):
     """How a box lies in a file."""
 
     order: tuple[int, ...]
@@ -100,7 +100,7 @@ class TileFile:
         strides = self.strides
         return min(range(len(strides)), key=lambda dim: (strides[dim], -dim), default=-1)
 
-    def runs(self, box: Box) -> Runs:
+    def runs(self, box: Box) -> FileRuns:
         """How a box, inside the one that it holds, lies in it."""
         shape = box.shape
         strides = row_major(self.box.shape) if self.strides is None else self.strides
@@ -108,14 +108,14 @@ class TileFile:
         if self.strides is not None:
             order = tuple(sorted(order, key=lambda dim: -strides[dim]))
         if 0 in shape:
-            return Runs(order, 0, 0, ())
+            return FileRuns(order, 0, 0, ())
         length, inner = 1, len(order)
         while inner and (shape[order[inner - 1]] == 1 or strides[order[inner - 1]] == length):
             length *= shape[order[inner - 1]]
             inner -= 1
         outer = tuple((shape[dim], strides[dim]) for dim in order[:inner] if shape[dim] > 1)
         first = sum((low - base) * stride for (low, _), (base, _), stride in zip(box, self.box, strides, strict=True))
-        return Runs(order, length, first, outer)
+        return FileRuns(order, length, first, outer)
 
 
 def bytes_of(array: NDArray[Any]) -> memoryview:

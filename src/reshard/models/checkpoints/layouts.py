@@ -4,7 +4,7 @@ Without rules a file holds whole tensors, up to a size.
 With rules each device has a file of the buffers that it keeps, fused, stacked and transposed as its rules say, and an
 index says where in them each tensor lies, so that they can be read again.
 
->>> casts = (("*.weight", dtype_named("bf16")), ("*", dtype_named("f32")))
+>>> casts = casts_of(["*.weight=bf16", "f32"])
 >>> [written_dtype(name, dtype_named("f64"), casts).name for name in ("a.weight", "a.bias")]
 ['bfloat16', 'float32']
 """
@@ -23,10 +23,10 @@ from reshard.box import Box
 from reshard.dtypes import DType, dtype_named, value_dtype
 from reshard.errors import ReshardError
 from reshard.models.checkpoints import safetensors
-from reshard.models.checkpoints.copying import Target, TensorCopy
+from reshard.models.checkpoints.copying import TensorCopy, TileTarget
+from reshard.models.checkpoints.device_tiles import tile_at
 from reshard.models.checkpoints.files import TileFile
 from reshard.models.checkpoints.stored import INDEX, TILES, Checkpoint, ReadableTensor
-from reshard.models.checkpoints.tiles import tile_at
 from reshard.models.names import pattern_of
 from reshard.models.stores import Buffer, HeldTensor, Store, slots_of
 
@@ -50,8 +50,17 @@ STATES = [
 """What optimizers keep for every element of a parameter."""
 _STATE = re.compile(rf"(?:.*\.)?state\.(?P<parameter>.+)\.(?P<state>{'|'.join(STATES)})")
 
-Casts = tuple[tuple[str, DType], ...]
-"""By pattern what floats are written as; the first that matches decides."""
+
+class Cast(NamedTuple):
+    """What the floats of some tensors are written as."""
+
+    pattern: str
+    """For their names."""
+    dtype: DType
+
+
+Casts = tuple[Cast, ...]
+"""The first whose pattern matches decides."""
 
 
 class FixedBytes(NamedTuple):
@@ -79,7 +88,7 @@ class WrittenFiles:
     sizes: dict[str, int] = field(default_factory=dict)
     """By file its bytes."""
     fixed: list[FixedBytes] = field(default_factory=list)
-    targets: dict[str, list[Target]] = field(default_factory=dict)
+    targets: dict[str, list[TileTarget]] = field(default_factory=dict)
     """By tensor."""
     arrays: dict[str, CreatedArray] = field(default_factory=dict)
     """By name what is no file of ours."""
@@ -131,7 +140,7 @@ def casts_of(texts: Iterable[str]) -> Casts:
     for text in texts:
         pattern, _, dtype = text.rpartition("=")
         pattern_of(pattern or "*")
-        casts.append((pattern or "*", dtype_named(dtype)))
+        casts.append(Cast(pattern or "*", dtype_named(dtype)))
     return tuple(casts)
 
 
@@ -190,7 +199,7 @@ def whole_files(checkpoint: Checkpoint, casts: Casts, shard_bytes: int = SHARD_B
         places = written.add_buffers(file, {name: buffers[name] for name in group}, {"format": "pt"})
         for name in group:
             tile = TileFile(Path(file), places[name], Box.whole(buffers[name].shape))
-            written.targets[name] = [Target(tile, buffers[name].dtype)]
+            written.targets[name] = [TileTarget(tile, buffers[name].dtype)]
         names |= dict.fromkeys(group, file)
     if len(groups) > 1:
         index = {"metadata": {"total_size": sum(size for _, size in sizes)}, "weight_map": names}
@@ -266,7 +275,7 @@ def device_files(checkpoint: Checkpoint, rules: Rules, casts: Casts) -> WrittenF
             for slot in each:
                 if not slot.box.is_empty:
                     tile = tile_at(Path(file), places[slot.buffer], buffers[slot.buffer], slot)
-                    written.targets[name].append(Target(tile, dtypes[name]))
+                    written.targets[name].append(TileTarget(tile, dtypes[name]))
                 if slot.box not in known[name]:
                     known[name].add(slot.box)
                     listing[name]["tiles"].append([file, slot.buffer, slot.box, slot.start, slot.stack, slot.dims])

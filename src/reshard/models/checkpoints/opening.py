@@ -10,7 +10,7 @@ from pathlib import Path
 
 from reshard.box import Box
 from reshard.errors import ReshardError, refusing
-from reshard.models.checkpoints import dcp, orbax, safetensors, tiles
+from reshard.models.checkpoints import dcp, device_tiles, orbax, safetensors
 from reshard.models.checkpoints.files import TileFile
 from reshard.models.checkpoints.stored import INDEX, TILES, Checkpoint, StoredTensor, is_inside
 
@@ -31,7 +31,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         if is_folder and (path / "default" / orbax.METADATA).is_file():
             return orbax.read(path / "default")
         if is_folder and (path / TILES).is_file():
-            return tiles.read(path)
+            return device_tiles.read(path)
         if is_folder:
             files = _listed(path)
         elif is_file and path.suffix == ".safetensors":
@@ -60,7 +60,7 @@ def _listed(folder: Path) -> dict[Path, list[str] | None]:
         if not files:
             raise ReshardError("bad-file", f"{folder} holds no .safetensors file, no {INDEX} and no {dcp.METADATA}")
         return dict.fromkeys(files)
-    index = tiles.json_of(path)
+    index = device_tiles.json_of(path)
     names = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(names, dict):
         raise ReshardError("bad-file", f"{path} is no index of safetensors files")

@@ -29,9 +29,9 @@ from reshard.box import Box
 from reshard.checks import checked_shape
 from reshard.dtypes import DType, dtype_named, value_dtype
 from reshard.errors import MissingExtraError, ReshardError, refusing
+from reshard.models.checkpoints.device_tiles import json_of
 from reshard.models.checkpoints.files import FileReader, Reads, TileFile
 from reshard.models.checkpoints.stored import Checkpoint, ItemPlace, is_inside, raw_dtype
-from reshard.models.checkpoints.tiles import json_of
 
 METADATA = "_METADATA"
 MANIFEST = "manifest.ocdbt"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from reshard.box import Box
 from reshard.errors import ReshardError
-from reshard.models.checkpoints.copying import Target
+from reshard.models.checkpoints.copying import TileTarget
 from reshard.models.checkpoints.files import TileFile
 from reshard.models.checkpoints.layouts import Casts, CreatedArray, WrittenFiles, placed_tensors, written_dtype
 from reshard.models.checkpoints.orbax import METADATA, metadata_of, tensorstore
@@ -56,7 +56,7 @@ def orbax_arrays(checkpoint: Checkpoint, rules: Rules | None, casts: Casts, cap:
         chunk = cut(tuple(max(size, 1) for size in chunk), max(dtype.itemsize, tensor.dtype.itemsize), cap)
         written.arrays[array] = CreatedArray(tensor.shape, chunk, dtype)
         written.grids[name] = chunk
-        written.targets[name] = [Target(TileFile(Path(array), 0, Box.whole(tensor.shape)), dtype)]
+        written.targets[name] = [TileTarget(TileFile(Path(array), 0, Box.whole(tensor.shape)), dtype)]
     written.indexes[METADATA] = metadata_of(trees)
     return written
 

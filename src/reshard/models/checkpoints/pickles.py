@@ -107,7 +107,7 @@ class Global:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     """What a function gives, to be written."""
 
     function: Global
@@ -130,7 +130,7 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
+class AnyKeys:
     """A dictionary with keys of any kind, to be written."""
 
     pairs: tuple[tuple[Any, Any], ...]
@@ -139,7 +139,7 @@ class Entries:
 def dump(value: Any) -> bytes:
     """A pickle, of protocol 2, of plain values and of the five above, none of which needs to be here.
 
-    >>> pickle.loads(dump({"a": [1, (2.5, None, True)], "b": Call(Global("builtins", "complex"), (1, -300))}))
+    >>> pickle.loads(dump({"a": [1, (2.5, None, True)], "b": FunctionCall(Global("builtins", "complex"), (1, -300))}))
     {'a': [1, (2.5, None, True)], 'b': (1-300j)}
     """
     out = bytearray(pickle.PROTO + b"\2")
@@ -174,7 +174,7 @@ class _Emitter(NamedTuple):
             for entry in value:
                 self.write(entry)
             out += pickle.APPENDS
-        elif isinstance(value, dict | Entries):
+        elif isinstance(value, dict | AnyKeys):
             out += pickle.EMPTY_DICT + pickle.MARK
             for key, entry in value.items() if isinstance(value, dict) else value.pairs:
                 self.write(key)
@@ -184,7 +184,7 @@ class _Emitter(NamedTuple):
             self._object(value)
 
     def _object(self, value: Any) -> None:
-        if isinstance(value, Call):
+        if isinstance(value, FunctionCall):
             self.write(value.function)
             self.write(value.args)
             self.out.extend(pickle.REDUCE)

@@ -99,7 +99,7 @@ class StoredTensor:
 
     def __post_init__(self) -> None:
         whole = Box.whole(self.shape)
-        if not all(whole.contains(chunk.box) for chunk in self.chunks):
+        if not all(len(chunk.box) == len(whole) and whole.contains(chunk.box) for chunk in self.chunks):
             raise ReshardError("bad-file", f"a chunk lies outside of its tensor of shape {self.shape}")
         if sum(chunk.box.size for chunk in self.chunks) != whole.size or self._overlap():
             raise ReshardError("bad-file", f"the chunks do not cover a tensor of shape {self.shape} once")

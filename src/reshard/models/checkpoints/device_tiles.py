@@ -29,7 +29,6 @@ from reshard.models.stores import Buffer, Slot
 
 MAX_INDEX = 2**28
 """Bytes of an index that are read at the most."""
-Entries = dict[str, safetensors.TensorEntry]
 
 
 def tile_at(path: Path, place: int, buffer: Buffer, slot: Slot) -> TileFile:
@@ -69,7 +68,7 @@ def read(folder: Path) -> Checkpoint:
     listing = index.get("tensors") if isinstance(index, dict) and index.get("version") == 1 else None
     if not isinstance(listing, dict):
         raise ReshardError("bad-file", f"{path} is no index of tiles")
-    files: dict[Path, Entries] = {}
+    files: dict[Path, dict[str, safetensors.TensorEntry]] = {}
     tensors = {}
     for name, said in listing.items():
         what = f"{path} on {name!r}"
@@ -83,7 +82,9 @@ def read(folder: Path) -> Checkpoint:
     return Checkpoint(folder, "tiles", tensors, (path, *files))
 
 
-def _chunk(said: Any, folder: Path, files: dict[Path, Entries], dtype: DType, what: str) -> TileFile:
+def _chunk(
+    said: Any, folder: Path, files: dict[Path, dict[str, safetensors.TensorEntry]], dtype: DType, what: str
+) -> TileFile:
     """Where a tile lies, which must be inside its buffer."""
     if not isinstance(said, list) or len(said) != 6 or not is_inside(said[0]):
         raise ReshardError("bad-file", f"{what} lists a tile that is none")
