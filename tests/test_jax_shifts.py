@@ -131,4 +131,20 @@ def test_a_reach_that_nobody_knows_stays_whole_and_is_named() -> None:
         lambda x, n: lax.dynamic_slice(x, (n,), (48,)), shape, np.int32(0), in_shardings=(end, None), mesh=mesh
     )
     assert "dynamic_slice" in [operation.name for operation in moving.operations]
-    assert moving.propagate(goal="bytes").received_bytes == 56 * 4
+    placed = moving.propagate(goal="bytes")
+    assert placed.received_bytes == 56 * 4
+    assert "of shifts that are not known, whole on every device: dynamic_slice (1) for 224 B" in str(placed)
+
+
+def test_the_gradient_of_what_is_placed() -> None:
+    mesh = jax.make_mesh((8,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:DEVICES])
+    rows = jax.NamedSharding(mesh, jax.P("x"))
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+
+    def loss(x: Any) -> Any:
+        return (jnp.roll(x, 3, 0) * lax.cumsum(x)).sum() + (x[1:] * x[:-1]).sum() + (x[::-1] ** 3 * x).sum()
+
+    placed = rs.jax.trace(loss, x, in_shardings=rows, mesh=mesh).propagate(goal="bytes")
+    assert sum(sharding.has_windows for sharding in placed.shardings.values()) > 2
+    found = jax.jit(jax.grad(rs.jax.to_jax(placed)))(jax.device_put(x, rows))
+    np.testing.assert_allclose(found, jax.grad(loss)(x), rtol=1e-4, atol=1e-4)

@@ -169,6 +169,17 @@ def test_of_a_tensor_that_every_device_has_nothing_moves() -> None:
     assert program.propagate(goal="bytes").received_bytes == 0
 
 
+def test_on_a_network() -> None:
+    program = Program(Mesh.of(x=2, y=4))
+    rows = Sharding.of(program.mesh, ("x", "y"))
+    value = program.input("a", (1 << 20,), "float32", rows)
+    program.output(program.roll(value, (3,), (0,)), rows, "out")
+    placed = program.propagate(network="h100-2x4")
+    assert placed.received_bytes == 12
+    assert placed.seconds is not None
+    assert "window(-3:131069, 131069:262141, ... wrap)" in str(placed)
+
+
 def test_a_running_sum_by_hand() -> None:
     placed = placed_rows(lambda p, a: p.running("cumsum", a, 0))
     assert placed.received_bytes == 3 * 4  # the sums of the three other blocks

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.heavy]
 ON_FOUR = [
     "random_programs",
     "operations_of_all_kinds",
+    "shifts",
     "programs_on_two_meshes",
     "loops_and_choices",
     "what_cannot_be_is_refused",

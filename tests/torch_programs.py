@@ -138,6 +138,36 @@ def operations_of_all_kinds(rank: int) -> list[str]:
     ]
 
 
+def shifts(rank: int) -> list[str]:
+    """What is read beyond the edges of tiles, with gradients, and no byte but that of plans."""
+    device_mesh, wrong = square(), []
+    mesh = rs.torch.mesh_of(device_mesh)
+    for rows, cut, placements in ((12, ("x", "y"), [Shard(0), Shard(0)]), (7, "x", [Shard(0), Replicate()])):
+        program = Program(mesh)
+        a = program.input("a", (rows, 3), "float32", rs.Sharding.of(mesh, cut, None))
+        rolled = program.op("ij,ij->ij", a, program.roll(a, (4,), (0,)), name="mul")
+        inner = program.pad(program.slice(rolled, (1, 0), (rows - 1, 3)), (2, 0), (0, 0), 3.0)
+        turned = program.op("ij,ij->ij", program.reverse(inner, (0,)), program.running("cumsum", a, 0), name="add")
+        program.output(turned, rs.Sharding.of(mesh, cut, None))
+        placed = program.propagate(goal="bytes")
+        x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(0))
+        mine, theirs = distribute_tensor(x, device_mesh, placements).requires_grad_(), x.clone().requires_grad_()
+        with counted_traffic() as traffic:
+            found = rs.torch.to_torch(placed)(mine)
+        padded = torch.nn.functional.pad((theirs * theirs.roll(4, 0))[1:-1], (0, 0, 2, 0), value=3.0)
+        right = padded.flip(0) + theirs.cumsum(0)
+        planned = sum(plan.received_bytes_on(rank) for plan in placed.plans.values())
+        found.backward(distribute_tensor(torch.ones(rows, 3), device_mesh, placements))
+        right.backward(torch.ones(rows, 3))
+        assert mine.grad is not None
+        wrong += [
+            unless(close(found.detach(), right.detach()), f"{rows}: {found.full_tensor()} for {right}"),
+            unless(traffic.received == planned, f"{rows}: received {traffic.received}, planned {planned}"),
+            unless(close(mine.grad, theirs.grad), f"{rows}: {mine.grad.full_tensor()} for {theirs.grad}"),
+        ]
+    return wrong
+
+
 def programs_on_two_meshes(rank: int) -> list[str]:
     """A value goes from two of the ranks to the two others."""
     first, second = DeviceMesh("cpu", [0, 1], mesh_dim_names=("a",)), DeviceMesh("cpu", [3, 2], mesh_dim_names=("b",))

@@ -57,7 +57,7 @@ from reshard.mesh import Mesh
 from reshard.operations.blocks import Loop
 from reshard.operations.interpreter import compute, reaches_out
 from reshard.operations.projection import shards
-from reshard.operations.reaching import Place
+from reshard.operations.reaching import TensorDim
 from reshard.operations.rules import LabelRole, operation_rule, reduction_of
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan
@@ -270,7 +270,7 @@ class ArrayExtents:
         start, stop = np.array(window.spans, dtype=np.int64)[layout.cutting[dim].index_of(positions)].T
         return start, stop
 
-    def lead(self, operand: Place, decides: Place, reach: Reach) -> Any:
+    def lead(self, operand: TensorDim, decides: TensorDim, reach: Reach) -> Any:
         """How many places of the frame that is read come before the first element of a window."""
         first, (start, stop) = self._bounds(*operand)[0], self._bounds(*decides)
         lead = first * reach.spread - (start * reach.stride - reach.low)

@@ -51,7 +51,7 @@ class Reached(NamedTuple):
     reach: Reach
 
 
-class Place(NamedTuple):
+class TensorDim(NamedTuple):
     """A dim of a tensor of an operation."""
 
     term: int
@@ -142,12 +142,12 @@ _OF_ATTRIBUTES: dict[str, Callable[[Mapping[str, Any], Sequence[Shape], int], li
 """Per operation, what each operand is read for along a dim."""
 
 
-def place_of(pattern: Pattern, label: str, term: int) -> Place:
+def place_of(pattern: Pattern, label: str, term: int) -> TensorDim:
     """The dim of a tensor that a label is."""
-    return Place(term, next(dim for dim, group in enumerate(pattern.terms[term]) if label in group))
+    return TensorDim(term, next(dim for dim, group in enumerate(pattern.terms[term]) if label in group))
 
 
-def deciding(pattern: Pattern, label: str, reached: Iterable[int]) -> Place:
+def deciding(pattern: Pattern, label: str, reached: Iterable[int]) -> TensorDim:
     """The dim whose tiles decide what is read along a label: of the result, or of an operand that is read in place."""
     holders, skipped = pattern.holders(label), {*reached}
     return place_of(pattern, label, next(term for term in reversed(holders) if term not in skipped))

@@ -7,7 +7,7 @@ merging.py      what runs along a dim, in blocks
 program.py      a program under construction, with a verb for each operation that needs one
 fixpoint.py     the fixed point, priority by priority
 space.py        how every value may be kept, and how every operation may be computed
-windows.py      what is read beyond the edges of tiles, among these
+borders.py      what is read beyond the edges of tiles, among these
 model.py        the program as one optimisation: what each pair of these costs
 ties.py         which operations are alike, so that a hundred layers are placed as one
 dual.py         what no choice costs less than, and a choice to begin with

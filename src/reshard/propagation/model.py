@@ -32,9 +32,9 @@ from reshard.network import Network
 from reshard.network.inflow import groups_of
 from reshard.operations.operation import Operation, Value
 from reshard.operations.rules import COMBINED, waiting_operands
+from reshard.propagation.borders import lacked, with_windows
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.space import Along, Costs, Layouts, Numbers, Option, Options, Picks, Pieces, layouts_of
-from reshard.propagation.windows import lacked, with_windows
 from reshard.sharding import Sharding
 
 BARRED = 1000.0

@@ -13,6 +13,7 @@ What a device holds at most, its peak, is counted in `memory.py`.
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,8 @@ from reshard.tables import Table, bytes_text, plain
 PROVED = 1e-7
 """As a part of the cost, by how much a bound may miss what it proves: sums of large numbers round."""
 
+SPANS = re.compile(r"(window\(-?\d+:-?\d+, -?\d+:-?\d+,)(?: -?\d+:-?\d+,){2,}")
+"""Of a window the spans, of which a table has the first two."""
 LARGEST = 4
 """How many of the values that make the peak a table names."""
 
@@ -210,7 +213,7 @@ class Placement(Graph):
                     value.name,
                     f"{kind}({operands})" if operands else kind,
                     " x ".join(map(str, value.shape)) or "scalar",
-                    sharding.text(),
+                    SPANS.sub(r"\1 ...", sharding.text()),
                     " x ".join(map(str, sharding.local_shape(value.shape))) or "scalar",
                     "" if plan is None else times + bytes_text(plan.received_bytes),
                     self.reasons[value.name],

@@ -1,6 +1,7 @@
 """A program: values, operations on them, and what is known of their shardings.
 
 >>> from reshard.mesh import Mesh
+>>> from reshard.sharding import Sharding
 >>> mesh = Mesh.of(data=2, model=4)
 >>> program = Program(mesh)
 >>> x = program.input("x", (1024, 512), "bf16", Sharding.of(mesh, "data", None))

@@ -37,7 +37,6 @@ from reshard.contraction.tasks import Calculation, Wait
 from reshard.digits import nest
 from reshard.mesh import Mesh
 from reshard.operations.pattern import SUMMED
-from reshard.operations.reaching import windowed
 from reshard.sharding import Sharding
 
 Numbers = NDArray[np.int64]
@@ -328,61 +327,6 @@ class Options:
         received[foreign], received[:, foreign] = 0.0, 0.0
         return np.asarray(received)
 
-    def lacked(self, uneven: str) -> dict[int, Costs]:
-        """Per option with windows, by its number, what the busiest device lacks of it where it has another option.
-
-        A window is in each dim a few runs, and a tile one; what a device has of the window is the product of what
-        they share. Where values are combined, all of it comes from others.
-        """
-        windows = [number for number, option in enumerate(self.all) if option.has_windows]
-        if not windows:
-            return {}
-        plain = [option._replace(sharding=None) if option.has_windows else option for option in self.all]
-        tiles: list[list[Costs]] = []
-        which: list[Numbers] = []
-        for dim in range(len(self.shape)):
-            lists = list(dict.fromkeys(option.dims[dim] for option in plain))
-            cut = [self.pieces.sharding(Option((axes,)), "sum", uneven) for axes in lists]
-            tiles.append([_runs(sharding, 0, self.shape[dim]) for sharding in cut])
-            which.append(np.array([lists.index(option.dims[dim]) for option in plain]))
-        lacked: dict[int, Costs] = {}
-        for number in windows:
-            sharding, own = self.all[number].sharding, set(self.all[number].unreduced)
-            assert sharding is not None  # those with windows have one
-            shared = np.ones((len(self.all), self.pieces.mesh.size))
-            size = np.ones(self.pieces.mesh.size)
-            for dim, length in enumerate(self.shape):
-                runs = _runs(sharding, dim, length)
-                both = np.array([_overlap(tile, runs) for tile in tiles[dim]])
-                shared *= both[which[dim]]
-                size *= (runs[1] - runs[0]).sum(axis=0)
-            lacking = (size - shared).max(axis=1)
-            for other, option in enumerate(self.all):
-                lost, gained = set(option.unreduced) - own, own - set(option.unreduced)
-                if lost:
-                    lacking[other] = np.inf if gained else size.max()
-                elif gained:
-                    lacking[other] = 0.0
-            lacked[number] = lacking
-        return lacked
-
-
-def _runs(sharding: Sharding, dim: int, size: int) -> Costs:
-    """Where the runs of a dim begin and end that each device has: starts and stops, a row per run."""
-    layout = sharding.layout
-    runs, shards = layout.runs(dim, size, held=True), layout.parts[dim]
-    count = np.bincount(runs.shard, minlength=shards)
-    table = np.zeros((2, max(int(count.max(initial=0)), 1), shards))
-    place = np.arange(len(runs.shard)) - np.searchsorted(runs.shard, runs.shard)
-    table[0, place, runs.shard], table[1, place, runs.shard] = runs.start, runs.stop
-    return np.asarray(table[:, :, layout.cutting[dim].index_of(sharding.mesh.positions)])
-
-
-def _overlap(tile: Costs, runs: Costs) -> Costs:
-    """Per device the elements of a tile that are in the runs of a window."""
-    low, high = np.maximum(tile[0], runs[0]), np.minimum(tile[1], runs[1])
-    return np.asarray(np.maximum(high - low, 0.0).sum(axis=0))
-
 
 def _begin(lists: Sequence[tuple[int, ...]]) -> NDArray[np.bool_]:
     """Per pair of lists of pieces, whether one begins the other."""
@@ -456,7 +400,7 @@ def _waits(calculation: Calculation, waiting: Sequence[Along]) -> list[Wait]:
 
 
 def layouts_of(
-    calculation: Calculation, pieces: Pieces, tensors: Sequence[Options], waiting: Sequence[Along], uneven: str = "ceil"
+    calculation: Calculation, pieces: Pieces, tensors: Sequence[Options], waiting: Sequence[Along]
 ) -> Layouts:
     """The layouts of a calculation.
 
@@ -465,7 +409,6 @@ def layouts_of(
         pieces: of the axes.
         tensors: the options of the operands, and last of the result.
         waiting: of the same.
-        uneven: the rule by which windows are cut; they become options of the operands.
     """
     pattern, labels = calculation.pattern, calculation.pattern.labels
     sizes = np.array(calculation.sizes, dtype=np.int64)
@@ -537,28 +480,7 @@ def layouts_of(
         columns = [number for number, label in enumerate(labels) if label in stage.labels]
         flops += stage.operations * parts[:, columns].prod(axis=1, dtype=np.float64)
     *used, made = (np.concatenate(column) for column in found)
-    if calculation.reaches:
-        used = _windowed(calculation, pieces, tensors, [*used, made], uneven)
     return Layouts(tuple(used), made, flops, np.concatenate(used_rows), np.concatenate(used_orders))
-
-
-def _windowed(
-    calculation: Calculation, pieces: Pieces, tensors: Sequence[Options], picks: Sequence[Numbers], uneven: str
-) -> list[Numbers]:
-    """Per operand and layout the option in which it is wanted, those with windows among them, which are added."""
-    rows, which = np.unique(np.stack(picks, axis=1), axis=0, return_inverse=True)
-    wanted = rows[:, :-1].copy()
-    for number, row in enumerate(rows.tolist()):
-        shardings = [
-            pieces.sharding(options.all[option], calculation.reduction, uneven)
-            for options, option in zip(tensors, row, strict=True)
-        ]
-        ends = windowed(calculation.pattern, calculation.reaches, shardings, calculation.shapes)
-        for operand, (end, owned) in enumerate(zip(ends[:-1], shardings, strict=False)):
-            if end is not owned:
-                options = tensors[operand]
-                wanted[number, operand] = options.add(options.all[row[operand]]._replace(sharding=end))
-    return list(wanted[which.reshape(-1)].T)
 
 
 def compute_layout(

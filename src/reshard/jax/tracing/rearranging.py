@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from reshard.jax.tracing.emitter import Emitter, known_number, labels
+from reshard.jax.tracing.emitter import Emitter, known_number
 from reshard.jax.tracing.slices import pick, put
 from reshard.jax.tracing.windows import spaced
 from reshard.propagation import Value
@@ -89,7 +89,8 @@ def reverse(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[
 
 
 def tile(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """A tensor repeated along its dims."""
-    sizes = enumerate(zip(operands[0].shape, equation.outvars[0].aval.shape, strict=True))
-    shifted = tuple(f"d{dim}" for dim, (before, after) in sizes if before != after)
-    return emitter.emit_results("tile", equation, operands, [labels(len(operands[0].shape))] * 2, shifted=shifted)
+    """A tensor repeated along its dims, which it goes round."""
+    (value,), sizes = operands, equation.outvars[0].aval.shape
+    longer = [dim for dim, (before, after) in enumerate(zip(value.shape, sizes, strict=True)) if before != after]
+    shifts = [0] * len(longer)
+    return [emitter.like(value, emitter.program.roll(value, shifts, longer, [sizes[dim] for dim in longer]))]

@@ -28,17 +28,17 @@ from reshard.jax.tracing.emitter import Emitter, TileFunction, evaluated, labels
 from reshard.jax.verbs import VERBS
 from reshard.operations.interpreter import Extents, filled, is_window
 from reshard.operations.pattern import Group, Shape, Term
-from reshard.operations.reaching import Place, attribute_of
+from reshard.operations.reaching import TensorDim, attribute_of
 from reshard.propagation import Value
 from reshard.reach import Reach
 
 
-class Move(NamedTuple):
+class Slide(NamedTuple):
     """A dim of an operand over which a window moves."""
 
-    place: Place
+    place: TensorDim
     label: str
-    decides: Place
+    decides: TensorDim
     """The dim whose tile says what is read."""
     reach: Reach
 
@@ -63,7 +63,7 @@ class Framed(NamedTuple):
     """Likewise, how far apart elements stand, where that is left to the operation."""
 
 
-def framed(extents: Extents, term: int, tile: Any, sizes: Shape, moves: Sequence[Move], fill: Any) -> Framed:
+def framed(extents: Extents, term: int, tile: Any, sizes: Shape, moves: Sequence[Slide], fill: Any) -> Framed:
     """The window of an operand, as what is done with it on a device finds it."""
     tile = filled(VERBS, extents, term, tile, sizes, fill)
     padding: dict[int, tuple[int, int]] = {}
@@ -114,7 +114,9 @@ def convolution(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> l
         if not still:
             low = padding[0]
             reach = Reach(length, dilation, stride, low) if sums else Reach(kernel, stride, dilation, low)
-            moves.append(Move(Place(0, dims[0]), sliding, Place(across, dims[across]), replace(reach, spread=spread)))
+            moves.append(
+                Slide(TensorDim(0, dims[0]), sliding, TensorDim(across, dims[across]), replace(reach, spread=spread))
+            )
             whole.append(f"k{place}")
     terms: list[Term] = [tuple(groups[dim] for dim in range(len(groups))) for groups in ends]
     sizes = {"n": out.shape[result[0]], "c": operands[1].shape[right[1]]}
@@ -136,7 +138,7 @@ def convolution(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> l
     ]
 
 
-def _convolved(equation: Any, sizes: Shape, moves: Sequence[Move]) -> TileFunction:
+def _convolved(equation: Any, sizes: Shape, moves: Sequence[Slide]) -> TileFunction:
     """A convolution of tiles, which may have some of the groups."""
     params = equation.params
     left, right, result = params["dimension_numbers"]
@@ -183,7 +185,7 @@ def windows(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[
         for term, value in enumerate(operands):
             if value.shape:
                 reach = around[1 - term] if scattered else sliding
-                moves.append(Move(Place(term, dim), f"d{dim}", Place(len(operands), dim), reach))
+                moves.append(Slide(TensorDim(term, dim), f"d{dim}", TensorDim(len(operands), dim), reach))
     run = _selected(equation, operands, moves) if scattered else None
     results = []
     for number, var in enumerate(equation.outvars):
@@ -206,7 +208,7 @@ def _fills(equation: Any, operands: Sequence[Value], tiles: Sequence[Any]) -> li
     return [identity(reduction, dtype) for reduction, dtype in zip(FILLED[name], dtypes, strict=True)]
 
 
-def _slid(equation: Any, number: int, operands: Sequence[Value], moves: Sequence[Move]) -> TileFunction:
+def _slid(equation: Any, number: int, operands: Sequence[Value], moves: Sequence[Slide]) -> TileFunction:
     """What a window that goes over tiles makes."""
     params, ndim = equation.params, len(operands[0].shape)
 
@@ -223,7 +225,7 @@ def _slid(equation: Any, number: int, operands: Sequence[Value], moves: Sequence
     return run
 
 
-def _selected(equation: Any, operands: Sequence[Value], moves: Sequence[Move]) -> TileFunction:
+def _selected(equation: Any, operands: Sequence[Value], moves: Sequence[Slide]) -> TileFunction:
     """The gradient of a pooling: the windows that touch a tile, each with all its elements, then the tile of that."""
     params = equation.params
 
@@ -265,7 +267,7 @@ def spaced(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> Value:
     """A pad with room between elements, or filled with what only a run tells."""
     out, config = equation.outvars[0].aval, equation.params["padding_config"]
     moves = [
-        Move(Place(0, dim), f"d{dim}", Place(2, dim), Reach(low=int(low), spread=int(gap) + 1))
+        Slide(TensorDim(0, dim), f"d{dim}", TensorDim(2, dim), Reach(low=int(low), spread=int(gap) + 1))
         for dim, (low, high, gap) in enumerate(config)
         if low or high or gap
     ]
