@@ -311,7 +311,7 @@ def _run(plan: ModelPlan, tiles: Tiles, donate: bool) -> Tiles:
     for number in range(max(plan.buckets.total, 1)):
         if len(under_way) == DEPTH:
             jax.block_until_ready(under_way.pop(0))
-        rows = {}
+        rows: dict[tuple[int, int], Any] = {}
         for device, mine in work.items():
             packing = mine.packing.get(number)
             if packing is not None:

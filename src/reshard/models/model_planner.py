@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reshard.checks import expect, integer, listed, shown
+from reshard.checks import checked_shape, expect, integer, listed, shown
 from reshard.digits import Positions
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
@@ -18,7 +18,6 @@ from reshard.models.names import nearest, pattern_of
 from reshard.models.ruleset import Ruled, Rules
 from reshard.models.templates import Moves, TensorGroup, moves_between
 from reshard.network import Network
-from reshard.sharding import checked_shape
 
 IN_FLIGHT = 256 << 20
 
