@@ -24,6 +24,10 @@ from reshard.sharding import Sharding
 
 WORK_IN_VAIN = 25
 """After how much work that found nothing better a search in haste ends, though bounds do not rule out the rest."""
+BEFORE_NEAR = 12
+"""After how much work in vain the rows near the best are looked at."""
+LOWEST = 4
+"""How many rows with the lowest bounds count as near."""
 TIMES_ON_NETWORK = 3
 """How many times that on a network, where a plan counts more."""
 PATIENCE = 30
@@ -93,14 +97,19 @@ class Search:
                 limit = first.price
                 ranking.limit_to(limit)
         useful = self.effort.spent
+        looks_near = first is not None and keep == 1 and self.goal.network is not None
         while (best := ranking.next()) is not None:
             row, rival = best
             if work_in_vain is not None:
                 most = work_in_vain * (1 + PATIENCE * ranking.gain() ** 2)
                 if self.effort.is_over or self.effort.spent - useful > most:
-                    if limit is not None:
+                    near = None
+                    if looks_near and not self.effort.is_over:
+                        near = ranking.next_of(self._near(next(iter(chosen))))
+                    if near is None and limit is not None:
                         is_proved = False
                         break
+                    row = row if near is None else near
                     rival = np.inf  # on to a price, whatever others are expected to take
             if row not in places:
                 places[row] = self._places(row)
@@ -122,6 +131,22 @@ class Search:
         if not chosen:
             raise self.prices.refusal or ReshardError("no-plan", f"no compute layout is known for {self.task.pattern}")
         return [one._replace(is_proved=is_proved) for one in chosen.values()]
+
+    def _near(self, row: int) -> NDArray[np.bool_]:
+        """The rows near one: where one piece does another thing, or one axis as a whole; and those that always are."""
+        rows = self.table.rows
+        near = ~rows.any(axis=1)
+        near[np.argsort(self._lowest[0], kind="stable")[:LOWEST]] = True
+        if row < 0:
+            return near
+        differs = rows != rows[row]
+        names = [piece.name for piece in self.table.pieces]
+        near |= differs.sum(axis=1) <= 1
+        for name in dict.fromkeys(names):
+            own = np.array([name == other for other in names])
+            does_one_thing = (rows[:, own] == rows[:, own][:, :1]).all(axis=1)
+            near |= does_one_thing & ~differs[:, ~own].any(axis=1)
+        return near
 
     def _places(self, row: int) -> list[tuple[ComputeLayout, Sharding]]:
         """The orders of the pieces of a row, with where the result goes; the leanest, which lacks least, first."""
@@ -206,4 +231,7 @@ def best_of(task: Task, chooser: Chooser, effort: Effort, *, prove: bool = False
     if first is not None and task.target is not None and not chooser.goal.is_sum and first.price.steps == 0:
         return first._replace(is_proved=True)  # there is one layout at most in which everything stays
     search = Search(task, chooser, effort)
-    return search.best(first, 1, search.work_in_vain(prove))[0]
+    work_in_vain = search.work_in_vain(prove)
+    if work_in_vain is not None and chooser.goal.network is not None:
+        work_in_vain = search.hasty(BEFORE_NEAR)
+    return search.best(first, 1, work_in_vain)[0]

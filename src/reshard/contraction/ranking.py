@@ -63,6 +63,13 @@ class Ranking:
         expected[place] = np.inf
         return int(self._order[place]), float(expected.min())
 
+    def next_of(self, rows: NDArray[np.bool_]) -> int | None:
+        """Of some rows that wait and were not looked at, that which is expected to take least; None where none is."""
+        fresh = self._waiting & ~self._seen & rows[self._order]
+        if not fresh.any():
+            return None
+        return int(self._order[np.where(fresh, self._totals(), np.inf).argmin()])
+
     def gain(self) -> float:
         """Which part of the price the best row that waits is expected to save."""
         best = float(self._totals().min())
