@@ -169,6 +169,11 @@ def test_of_a_tensor_that_every_device_has_nothing_moves() -> None:
     assert program.propagate(goal="bytes").received_bytes == 0
 
 
+def test_nothing_of_something() -> None:
+    placed = placed_rows(lambda p, a: p.roll(a, (4,), (0,), (0,)), out=(None,))
+    assert rs.numpy.run_program(placed, {"a": np.ones(16, np.float32)})["out"].shape == (0,)
+
+
 def test_on_a_network() -> None:
     program = Program(Mesh.of(x=2, y=4))
     rows = Sharding.of(program.mesh, ("x", "y"))

@@ -343,7 +343,7 @@ class _Computation:
             size, length = tile.shape[dim], self.operation.result.shape[dim]
             if size and not is_window(self.extents, 0, dim):
                 first = -shift % size
-                rounds = self.verbs.concatenate([tile] * -(-(first + length) // size), dim)
+                rounds = self.verbs.concatenate([tile] * max(-(-(first + length) // size), 1), dim)
                 zeros, ones = (0,) * len(tile.shape), (1,) * len(tile.shape)
                 ends = _with(zeros, dim, first), _with(tuple(tile.shape), dim, first + length)
                 tile = self.verbs.slice(rounds, *ends, ones)
