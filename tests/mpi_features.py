@@ -18,7 +18,7 @@ from mpi4py import MPI
 import reshard as rs
 from reshard.dtypes import dtype_named, value_dtype
 from reshard.errors import ReshardError
-from reshard.mpi.local_moves import LocalPlan
+from reshard.mpi.local_moves import RankPlan
 from reshard.mpi.participants import participants_of
 
 COMM = MPI.COMM_WORLD
@@ -71,7 +71,7 @@ def agrees(plan: rs.Plan, seed: int, *, shared: bool = False, counted: bool = Tr
         yield from unless(not np.may_share_memory(tile, found), f"{plan.reshard} gives its own tile")
     participants = participants_of(None, plan.devices)
     if participants is not None and counted:
-        local = LocalPlan(plan, participants)
+        local = RankPlan(plan, participants)
         sizes = [datatype.Get_size() for move in local.moves for datatype in move.receives.types.values()]
         received = plan.received_bytes_on(RANK)
         yield from unless(sum(sizes) == received, f"{plan.reshard} receives {sum(sizes)}, not {received}")

@@ -29,7 +29,7 @@ from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.models import ModelPlan
 from reshard.models.device_part import DevicePart
-from reshard.models.laid_buckets import LaidBucket, LaidMessage, LaidPiece, laid_buckets
+from reshard.models.laid_buckets import LaidBucket, LaidMessage, LaidPiece, Progress, laid_buckets
 from reshard.models.stores import Buffer, Slot, views
 from reshard.torch.agreement import Statement, digest_of
 from reshard.torch.carriers import Carrier, Parcel
@@ -38,8 +38,6 @@ from reshard.torch.conversions import dtype_of
 from reshard.torch.world import current_world
 
 Tensors = Mapping[str, torch.Tensor]
-Progress = Callable[[int, int], None]
-"""Told how many of how many bytes this rank has sent and received."""
 Works = tuple[list[Any], list[Any]]
 """What to wait for: for what is sent, and for what is received."""
 MARK = "reshard_version"
