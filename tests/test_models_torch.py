@@ -12,6 +12,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.heavy]
 
 ON_FOUR = [
     "values_are_cast",
+    "nothing_is_allocated",
+    "arrival_is_verified",
     "memory_may_be_shared",
     "another_version_is_refused",
     "what_does_not_fit_is_refused",

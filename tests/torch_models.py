@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from model_layouts import SMALL, SYSTEMS, WITH_EXPERTS, whole_arrays
+from model_layouts import SMALL, SYSTEMS, WITH_EXPERTS, fsdp, megatron, whole_arrays
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch_ranks import counted_traffic, unless
 
 import reshard as rs
@@ -23,6 +26,12 @@ PAIRS = [
     ("deepseek", "vllm:tp=2,dp=2,ep=on", "megatron:tp=2,pp=1,ep=2,etp=2,dp=4", 0),
 ]
 """A family, a source, a target, and the target's first device: on the same, some of the same, or other ranks."""
+
+
+SYSTEMS_OF_FOUR: dict[str, Any] = {
+    "megatron:tp=2,pp=1": lambda model, whole: megatron(model, whole, 2, [3], 1, 1),
+    "fsdp:3": lambda model, whole: fsdp(model, whole, 3),
+}
 
 
 def small_plan(family: str, source: str, target: str, first: int, **options: Any) -> ModelPlan:
@@ -84,6 +93,88 @@ def values_are_cast(rank: int) -> list[str]:
         unless(torch.equal(out["up"], whole["up"].float()), out["up"]),
         unless(plan.received_bytes == 2 * 36 * 2, plan.received_bytes),
     ]
+
+
+def nothing_is_allocated(rank: int) -> list[str]:
+    """By a call with memory that is known; and what is held for it is no more than `in_flight`."""
+    mesh, in_flight = rs.Mesh.of(x=4), 1 << 14
+    tensors = {f"layers.{number}.w": ((64, 32), "f32") for number in range(12)}
+    ends = rs.Rules.of(mesh, {}, ("x",)), rs.Rules.of(mesh, {}, (None, "x"))
+    plan = rs.plan_model(tensors, *ends, in_flight=in_flight)
+    state, out = ({name: torch.ones(shape) for name in tensors} for shape in ((16, 32), (64, 8)))
+    before = live_storages()
+    rs.torch.transfer(state, plan, out)
+    held = {pointer: size for pointer, size in live_storages().items() if pointer not in before}
+    seen = Storages()
+    with seen:
+        rs.torch.transfer(state, plan, out, version=1)
+    return [
+        unless(plan.buckets.total > 2, plan.buckets),
+        unless(sum(held.values()) <= in_flight, f"{sum(held.values())} bytes are held"),
+        unless(seen.calls > 4 and seen.pointers <= {*before, *held}, f"allocated in {seen.calls} calls"),
+    ]
+
+
+def live_storages() -> dict[int, int]:
+    """The bytes of all memory that tensors are in, by address."""
+    gc.collect()
+    tensors = (value for value in gc.get_objects() if type(value) is torch.Tensor)
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}
+
+
+class Storages(TorchDispatchMode):
+    """Notes the memory of all that operations of torch give back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pointers: set[int] = set()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.calls += 1
+        for value in tree_leaves(result):
+            if isinstance(value, torch.Tensor) and value.untyped_storage().nbytes():
+                self.pointers.add(value.untyped_storage().data_ptr())
+        return result
+
+
+def arrival_is_verified(rank: int) -> list[str]:
+    """Sums agree over fused, replicated and cast tensors; one bit that is wrong, or two that are swapped, do not."""
+    wrong = []
+    cases = [("megatron:tp=2,pp=1", "vllm:tp=2,dp=2,ep=off", 0, None), ("fsdp:3", "hf:tp=2", 1, {".*": "f32"})]
+    for source, target, first, cast in cases:
+        plan = small_plan("dense", source, target, first, in_flight=1 << 14, cast=cast)
+        held = SYSTEMS_OF_FOUR[source](SMALL["dense"], whole_arrays(SMALL["dense"])).get(rank, {})
+        state = {name: as_torch(array) for name, array in held.items()}
+        out = rs.torch.transfer(state, plan, verify=True)
+        checksums = sys.modules["reshard.torch.checksums"]
+        if rank not in plan.devices:
+            continue
+        for change in (flipped, swapped):
+            spoilt = {name: value.clone() for name, value in out.items()}
+            if rank == max(plan.rules[1].mesh.devices):
+                name = next(name for name, value in spoilt.items() if value.numel() > 99)
+                bits = spoilt[name].view(-1).view({2: torch.int16, 4: torch.int32}[spoilt[name].element_size()])
+                change(bits)
+            try:
+                checksums.check_arrival(plan, rank, state, spoilt)
+                wrong.append(f"{change.__name__} is not seen")
+            except rs.ReshardError as error:
+                wrong.append(unless(error.code == "verify-failed", error))
+    return wrong
+
+
+def flipped(bits: torch.Tensor) -> None:
+    """One element a little larger: its lowest bit but 16, which a cast keeps."""
+    bits[7] ^= 1 << (16 if bits.element_size() == 4 else 0)
+
+
+def swapped(bits: torch.Tensor) -> None:
+    """The first two elements that differ, in each other's places."""
+    other = int((bits != bits[0]).nonzero()[0])
+    bits[0], bits[other] = bits[other].clone(), bits[0].clone()
 
 
 def memory_may_be_shared(rank: int) -> list[str]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from reshard.cli import output, progress
 from reshard.cli.arguments import add_meshes, add_shape, mesh_of, parse_pair, shape_of
 from reshard.cli.commands import Commands, add_command
-from reshard.cli.storage import Input, TileEntry, check_absent, crew_at_hand, open_input, reshard_files
+from reshard.cli.job import peers_of_job
+from reshard.cli.storage import Input, TileEntry, agreed, check_absent, open_input, reshard_files
 from reshard.cli.storage.index import tile_record
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
@@ -55,20 +56,17 @@ def add_to(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Reshard and print what was written; of several processes the first prints."""
-    crew = crew_at_hand()
+    peers = peers_of_job()
     try:
-        with crew.agreed():
+        with agreed(peers):
             plan, tensor = _planned(args)
-        phase = progress.phase if crew.number == 0 else progress.silent
-        entries, received_bytes = reshard_files(plan, tensor, args.out, phase, crew)
+        phase = progress.phase if peers.rank == 0 else progress.silent
+        entries, received_bytes = reshard_files(plan, tensor, args.out, phase, peers)
     except ReshardError:
-        if crew.number:
+        if peers.rank:
             raise SystemExit(1) from None  # the first says why
         raise
-    except Exception:
-        crew.end()
-        raise
-    if crew.number == 0:
+    if peers.rank == 0:
         _print(args, plan, entries, received_bytes)
 
 

@@ -38,9 +38,9 @@ from reshard.models.laid_buckets import LaidBucket, laid_buckets
 from reshard.models.model_planner import IN_FLIGHT
 from reshard.models.stores import Slot
 
-Tiles = dict[int, dict[str, Any]]
+HeldByDevice = dict[int, dict[str, Any]]
 """Per device its buffers by name, each an array on that device."""
-Buffers = dict[str, Any]
+NamedArrays = dict[str, Any]
 DEPTH = 2
 """Buckets under way at a time."""
 
@@ -91,7 +91,7 @@ def transfer(
     ends = (Rules.held_by(tensors) for tensors in (dict(zip(names, leaves, strict=True)), wanted))
     plan = plan_model(wanted, *ends, in_flight=in_flight, cast=cast)
     numbers = {device: number for number, device in enumerate(jax.devices())}
-    tiles: Tiles = {}
+    tiles: HeldByDevice = {}
     for name, leaf in zip(names, leaves, strict=True):
         for shard in leaf.addressable_shards:
             tiles.setdefault(numbers[shard.device], {})[name] = shard.data
@@ -106,7 +106,7 @@ def transfer(
     return jax.tree.unflatten(tree, results)
 
 
-def _checked(tiles: Any, plan: ModelPlan) -> Tiles:
+def _checked(tiles: Any, plan: ModelPlan) -> HeldByDevice:
     """The buffers of every device, if they are those of the plan.
 
     Raises:
@@ -117,7 +117,7 @@ def _checked(tiles: Any, plan: ModelPlan) -> Tiles:
         raise ReshardError("different-meshes", f"a plan for device {max(plan.devices)} needs it in this process")
     if not isinstance(tiles, Mapping):
         raise ReshardError("bad-tiles", "for a plan arrays must be buffers by device and name")
-    result: Tiles = {}
+    result: HeldByDevice = {}
     for device in plan.rules[0].mesh.devices:
         held = tiles.get(device)
         result[device] = {}
@@ -168,14 +168,14 @@ class DeviceWork(NamedTuple):
 
     packing: dict[int, Packing]
     unpacking: dict[int, Unpacking]
-    fresh: Callable[[], Buffers]
+    fresh: Callable[[], NamedArrays]
     """The buffers of the target, of zeros."""
 
 
 _MADE: WeakKeyDictionary[ModelPlan, dict[int, DeviceWork]] = WeakKeyDictionary()
 
 
-class _Maker:
+class _WorkOfDevice:
     """Makes the work of one device."""
 
     def __init__(self, plan: ModelPlan, device: int) -> None:
@@ -204,13 +204,13 @@ class _Maker:
     def _here(self) -> Any:
         return jax.sharding.SingleDeviceSharding(jax.devices()[self.device])
 
-    def _zeros(self) -> Buffers:
+    def _zeros(self) -> NamedArrays:
         return {name: jnp.zeros(buffer.shape, _kind(buffer.dtype)) for name, buffer in self.buffers.items()}
 
     def _packing(self, bucket: LaidBucket) -> Packing:
         names = self._buffers_of(0, [piece.tensor for message in bucket.sends for piece in message.pieces])
 
-        def pack(buffers: Buffers) -> list[Any]:
+        def pack(buffers: NamedArrays) -> list[Any]:
             rows = []
             for message in bucket.sends:
                 pieces, end = [], message.start
@@ -228,7 +228,7 @@ class _Maker:
         read = self._buffers_of(0, own)
         written = self._buffers_of(1, own + [piece.tensor for m in bucket.receives for piece in m.pieces])
 
-        def unpack(held: Buffers, targets: Buffers, rows: list[Any]) -> tuple[Buffers, Any]:
+        def unpack(held: NamedArrays, targets: NamedArrays, rows: list[Any]) -> tuple[NamedArrays, Any]:
             targets = dict(targets)
             for tensor, box in kept:
                 self._write(tensor, box, self._read(tensor, box, held), targets)
@@ -245,7 +245,7 @@ class _Maker:
         slots = (slot for tensor in tensors for slot in self.slots[end][self.plan.names[tensor]])
         return tuple(dict.fromkeys(slot.buffer for slot in slots))
 
-    def _read(self, tensor: int, box: Box, buffers: Buffers) -> Any:
+    def _read(self, tensor: int, box: Box, buffers: NamedArrays) -> Any:
         """A piece as it travels."""
         group, slots = self.plan.group_of[tensor], self.slots[0][self.plan.names[tensor]]
         parts = [(part, slot) for slot, part in _parts(slots, box)]
@@ -258,7 +258,7 @@ class _Maker:
                 piece = piece.at[part.slices(box)].set(value)
         return piece.astype(_kind(group.wire))
 
-    def _write(self, tensor: int, box: Box, piece: Any, buffers: Buffers) -> None:
+    def _write(self, tensor: int, box: Box, piece: Any, buffers: NamedArrays) -> None:
         """Put a piece that travelled in its place."""
         piece = piece.astype(_kind(self.plan.group_of[tensor].dtypes[1]))
         for slot, part in _parts(self.slots[1][self.plan.names[tensor]], box):
@@ -300,10 +300,10 @@ def _from_bytes(row: Any, dtype: DType) -> Any:
 # All devices
 
 
-def _run(plan: ModelPlan, tiles: Tiles, donate: bool) -> Tiles:
+def _run(plan: ModelPlan, tiles: HeldByDevice, donate: bool) -> HeldByDevice:
     """Go through the buckets."""
     if plan not in _MADE:
-        _MADE[plan] = {device: _Maker(plan, device).work() for device in plan.devices}
+        _MADE[plan] = {device: _WorkOfDevice(plan, device).work() for device in plan.devices}
     work, devices = _MADE[plan], jax.devices()
     held = {device: dict(buffers) for device, buffers in tiles.items()}
     results = {device: work[device].fresh() for device in plan.rules[1].mesh.devices}

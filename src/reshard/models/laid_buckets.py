@@ -18,11 +18,15 @@ By hand: rows become columns on two devices, 3 + 3 elements of 2 bytes: each sen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from reshard.box import Box
 from reshard.models.device_part import DevicePart, Traffic
 from reshard.models.model_plan import ModelPlan
+
+Progress = Callable[[int, int], None]
+"""Told how many of how many bytes a device has sent and received."""
 
 
 class LaidPiece(NamedTuple):

@@ -25,9 +25,8 @@ try:
 except ModuleNotFoundError:  # an ImportError for `from reshard import mpi`, with the way out
     raise ModuleNotFoundError("mpi4py is not installed: pip install 'reshard[mpi]'", name="mpi4py") from None
 
-from reshard.mpi.participants import World
 from reshard.mpi.shared_tiles import empty
 from reshard.mpi.tile_calls import reshard, run
 from reshard.mpi.transfer import transfer
 
-__all__ = ["World", "empty", "reshard", "run", "transfer"]
+__all__ = ["empty", "reshard", "run", "transfer"]

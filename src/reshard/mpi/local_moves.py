@@ -220,7 +220,7 @@ def _tile_of(tiling: Tiling, device: int) -> Box | Tile | None:
     return tiling.tile(device) if device in tiling.mesh else None
 
 
-class LocalPlan:
+class RankPlan:
     """One rank's part of a plan."""
 
     def __init__(self, plan: Plan, participants: Participants) -> None:
@@ -233,9 +233,9 @@ class LocalPlan:
         self.digest = hashlib.blake2b(plan.to_json().encode(), digest_size=16).hexdigest()
         """The same on all ranks that run the same plan."""
         self.moves: list[LocalMove] = []
-        self.of_part: LocalPlan | None = None
+        self.of_part: RankPlan | None = None
         try:
-            self.of_part = LocalPlan(plan.plan_of_part, participants) if plan.parts > 1 else None
+            self.of_part = RankPlan(plan.plan_of_part, participants) if plan.parts > 1 else None
             for step in plan.steps if plan.parts == 1 else ():
                 self.moves += [LocalMove(move, participants, plan.dtype) for move in step.transfers]
             self.source_shape, self.target_shape = (
@@ -281,9 +281,7 @@ class LocalPlan:
         copied = tile if self.moves else np.array(tile, order="C")
         return np.reshape(copied, self.target_shape)  # type: ignore[arg-type]
 
-    def _in_parts(
-        self, of_part: LocalPlan, tile: Array | None, dtype: np.dtype[Any], out: Array | None
-    ) -> Array | None:
+    def _in_parts(self, of_part: RankPlan, tile: Array | None, dtype: np.dtype[Any], out: Array | None) -> Array | None:
         """The tile, one equal part of the tensor after the other."""
         parting, count, moved = self.plan.parting, self.plan.parts, []
         for number in range(count):

@@ -163,22 +163,6 @@ def _forget(_comm: MPI.Comm, _key: int, known: dict[tuple[int, ...], Participant
     known.clear()
 
 
-class World:
-    """All processes that were started together, for those who share work and move no tiles."""
-
-    def __init__(self) -> None:
-        """As MPI has them."""
-        self.number, self.count = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-
-    def gathered(self, value: Any) -> list[Any]:
-        """What each of them has, by its number; all wait for all."""
-        return MPI.COMM_WORLD.allgather(value)
-
-    def end(self) -> None:
-        """End all of them."""
-        MPI.COMM_WORLD.Abort(1)
-
-
 _KEY = MPI.Comm.Create_keyval(delete_fn=_forget)
 _WORLDS: list[MPI.Intracomm] = []
 """Communicators that outlive the program, those of the whole world."""

@@ -15,7 +15,7 @@ from reshard.array_tiles import Array, holds, plain
 from reshard.checks import expect
 from reshard.dtypes import dtype_named, value_dtype
 from reshard.errors import ReshardError
-from reshard.mpi.local_moves import LocalPlan
+from reshard.mpi.local_moves import RankPlan
 from reshard.mpi.participants import NO_TILE, check_mode, participants_of
 from reshard.mpi.shared_tiles import number_of, reading
 from reshard.planner import plan as make_plan
@@ -94,7 +94,7 @@ def run(
     if participants is None:
         return None
     with participants.telling(check != "never"):
-        local = participants.once(plan, lambda: LocalPlan(plan, participants))
+        local = participants.once(plan, lambda: RankPlan(plan, participants))
     is_due = participants.is_due(local.digest, check)
     with participants.telling(is_due):
         tile = _checked_tile(tile, local)
@@ -116,7 +116,7 @@ def run(
         raise ReshardError("exchange-failed", f"{words} broke off: {reason}") from None
 
 
-def _checked_tile(tile: Any, local: LocalPlan) -> Array | None:
+def _checked_tile(tile: Any, local: RankPlan) -> Array | None:
     """The tile, contiguous, if it is the rank's; None where the rank has none.
 
     Raises:
@@ -135,7 +135,7 @@ def _checked_tile(tile: Any, local: LocalPlan) -> Array | None:
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
-def _check_out(out: Any, local: LocalPlan, dtype: np.dtype[Any]) -> None:
+def _check_out(out: Any, local: RankPlan, dtype: np.dtype[Any]) -> None:
     """Refuse memory that the result does not fit.
 
     Raises:

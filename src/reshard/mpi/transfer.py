@@ -12,7 +12,7 @@ What is packed, sent and unpacked is found once for the arrays that are handed i
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -24,14 +24,12 @@ from reshard.checks import expect, integer
 from reshard.dtypes import value_dtype
 from reshard.errors import ReshardError
 from reshard.models import ModelPlan
-from reshard.models.laid_buckets import LaidBucket, LaidPiece, laid_buckets
+from reshard.models.laid_buckets import LaidBucket, LaidPiece, Progress, laid_buckets
 from reshard.models.stores import Buffer, Slot, views
 from reshard.mpi.participants import Participants, participants_of
 
 Arrays = Mapping[str, Array]
-Progress = Callable[[int, int], None]
-"""Told how many of how many bytes this rank has sent and received."""
-Slots = Mapping[str, tuple[Slot, ...]]
+NamedSlots = Mapping[str, tuple[Slot, ...]]
 DEPTH = 2
 """Buckets under way at a time."""
 
@@ -43,7 +41,7 @@ class Copy(NamedTuple):
     of: Array
 
 
-class Bucket(NamedTuple):
+class PackedBucket(NamedTuple):
     """What a rank does for one bucket."""
 
     packing: list[Copy]
@@ -52,7 +50,7 @@ class Bucket(NamedTuple):
     unpacking: list[Copy]
 
 
-class LocalTransfer:
+class RankTransfer:
     """One rank's part of a plan, between arrays that it knows."""
 
     def __init__(
@@ -62,7 +60,7 @@ class LocalTransfer:
         self.plan, self.participants = plan, participants
         self.arrays = sources, targets
         device = participants.device
-        self.slots: tuple[Slots, Slots] = plan.source_slots(device)[0], plan.target_slots(device)[0]
+        self.slots: tuple[NamedSlots, NamedSlots] = plan.source_slots(device)[0], plan.target_slots(device)[0]
         part = plan.part_of(device)
         self.keeping: list[Copy] = []
         for tensor, box in part.kept():
@@ -79,7 +77,7 @@ class LocalTransfer:
                 [copy for message in messages for piece in message.pieces for copy in self._of(end, piece, room)]
                 for end, messages in enumerate((bucket.sends, bucket.receives))
             )
-            self.buckets.append(Bucket(packing, bucket, room, unpacking))
+            self.buckets.append(PackedBucket(packing, bucket, room, unpacking))
 
     def is_for(self, arrays: Arrays, out: Arrays) -> bool:
         """Whether these are the arrays that it was made for."""
@@ -110,7 +108,7 @@ class LocalTransfer:
         """Go through the buckets."""
         comm, places = self.participants.comm, self.participants.place_of
         total, done = sum(bucket.laid.nbytes for bucket in self.buckets), 0
-        under_way: list[tuple[Bucket, list[MPI.Request]]] = []
+        under_way: list[tuple[PackedBucket, list[MPI.Request]]] = []
 
         def finish() -> None:
             nonlocal done
@@ -191,10 +189,10 @@ def transfer(
     return dict(local.arrays[1])
 
 
-def _prepared(arrays: Arrays, plan: ModelPlan, out: Arrays | None, participants: Participants) -> LocalTransfer:
+def _prepared(arrays: Arrays, plan: ModelPlan, out: Arrays | None, participants: Participants) -> RankTransfer:
     """What to do, all arrays being checked."""
     device, key = participants.device, ("transfer", plan.digest)
-    kept: LocalTransfer | None = participants.kept(key)
+    kept: RankTransfer | None = participants.kept(key)
     if kept is not None and out is not None and kept.is_for(arrays, out):
         return kept
     sources = _checked(arrays, plan.source_slots(device)[1], "arrays")
@@ -212,7 +210,7 @@ def _prepared(arrays: Arrays, plan: ModelPlan, out: Arrays | None, participants:
                 raise ReshardError("bad-tiles", f"{name!r} of out cannot be written")
     for name in _overlapping(sources, targets):
         sources[name] = sources[name].copy()
-    local = LocalTransfer(plan, participants, sources, targets)
+    local = RankTransfer(plan, participants, sources, targets)
     participants.keep(key, local)
     return local
 

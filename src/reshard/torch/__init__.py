@@ -37,6 +37,8 @@ contraction.py     one rank's part of an einsum, and of its overlap with what it
 tiles.py           `reshard`: local tensors between shardings that no placements say
 halo.py            `halo`: windows around tiles, and their gradients
 sliding.py         operations that reach over the edge of a tile: rolls, convolutions, pooling, running sums
+transfer.py        `transfer`: a whole model, by its plan
+checksums.py       whether it has arrived
 programs.py        a placed program as a function of DTensors
 verbs.py           what torch does with tensors, for the interpreter of operations
 """

@@ -29,16 +29,15 @@ from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.models import ModelPlan
 from reshard.models.device_part import DevicePart
-from reshard.models.laid_buckets import LaidBucket, LaidMessage, LaidPiece, laid_buckets
+from reshard.models.laid_buckets import LaidBucket, LaidMessage, LaidPiece, Progress, laid_buckets
 from reshard.models.stores import Buffer, Slot, views
 from reshard.torch.agreement import Statement, digest_of
 from reshard.torch.carriers import Carrier, Parcel
+from reshard.torch.checksums import check_arrival
 from reshard.torch.conversions import dtype_of
 from reshard.torch.world import current_world
 
 Tensors = Mapping[str, torch.Tensor]
-Progress = Callable[[int, int], None]
-"""Told how many of how many bytes this rank has sent and received."""
 Works = tuple[list[Any], list[Any]]
 """What to wait for: for what is sent, and for what is received."""
 MARK = "reshard_version"
@@ -110,6 +109,7 @@ def transfer(
     *,
     version: int = 0,
     progress: Progress | None = None,
+    verify: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Move a model between the ranks of the default process group, by a plan that all of them have.
 
@@ -123,16 +123,20 @@ def transfer(
         out: by the names of the target's buffers, what is written; fresh tensors where it is not given.
         version: of the weights; all ranks must say the same.
         progress: told how far this rank is.
+        verify: whether to compare sums over all that was sent with sums over what is there; all ranks must say the
+            same.
 
     Returns:
         The tensors by buffer, those of `out` where it is given.
 
     Raises:
         ReshardError: before anything moves, `bad-argument`, `bad-tiles`, `ranks-disagree` where a rank has another plan
-            or version, and `exchange-failed` where one does not come in time; `exchange-failed` too where one goes.
+            or version, and `exchange-failed` where one does not come in time; `exchange-failed` too where one goes, and
+            `verify-failed`.
     """
     expect(plan, ModelPlan, "what a model is transferred by")
     version = integer(version, "the version of a transfer")
+    expect(verify, bool, "verify")
     world = current_world()
     if world.rank not in plan.devices:
         return {}
@@ -143,9 +147,8 @@ def transfer(
         if len(plan.devices) > 1:
             world.agreement.refuse(plan.devices, f"{error.code}: {error}")
         raise
-    statement = Statement(
-        plan.devices, digest_of(plan.digest, version), f"version {version} of the model by plan {plan.digest[:8]}"
-    )
+    words = f"version {version} of the model by plan {plan.digest[:8]}{', verified' if verify else ''}"
+    statement = Statement(plan.devices, digest_of(plan.digest, version, verify), words)
     targets = local.targets
     for tensor in targets.values():
         setattr(tensor, MARK, None)
@@ -153,6 +156,8 @@ def transfer(
     with torch.no_grad():
         try:
             _run(local, progress)
+            if verify:
+                check_arrival(plan, world.rank, local.sources, local.targets)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise ReshardError("exchange-failed", f"the transfer of version {version} broke off: {reason}") from None

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from reshard.cli.storage.crew import ALONE, Crew, crew_at_hand
+from reshard.cli.storage.crew import Alone, Peers, agreed, share
 from reshard.cli.storage.folder import check_absent, check_room, shared_folder
 from reshard.cli.storage.index import NAME, FolderIndex, TileEntry, read_index, tile_files
 from reshard.cli.storage.inputs import Input, open_input
@@ -29,7 +29,7 @@ from reshard.errors import ReshardError, refusing
 from reshard.exchange import Piece
 from reshard.plans import Plan
 
-__all__ = ["ALONE", "Crew", "Input", "TileEntry", "check_absent", "crew_at_hand", "open_input", "reshard_files"]
+__all__ = ["Input", "Peers", "TileEntry", "agreed", "check_absent", "open_input", "reshard_files"]
 
 MAX_FILES = 2**16
 """Files that are written at the most."""
@@ -40,7 +40,7 @@ Phase = Callable[[str, int], AbstractContextManager[Advance]]
 
 
 def reshard_files(
-    plan: Plan, source: Input, out: Path, phase: Phase, crew: Crew = ALONE
+    plan: Plan, source: Input, out: Path, phase: Phase, peers: Peers | None = None
 ) -> tuple[tuple[TileEntry, ...], dict[int, int]]:
     """Run a plan on a tensor on disk; the tiles, and per device what it took from others in all exchanges.
 
@@ -49,41 +49,42 @@ def reshard_files(
         source: where the tensor is.
         out: the folder to write to, which must not be there.
         phase: is told how far the work is.
-        crew: the processes that do it together, all of which call this alike and see the same files.
+        peers: the processes that do it together, all of which call this alike and see the same files.
 
     Raises:
         ReshardError: `file-exists`, `write-failed`, `verify-failed`, `bad-file`, `too-large`, `missing-extra`.
     """
-    with crew.agreed():
+    peers = peers or Alone()
+    with agreed(peers):
         transfers, sizes = _transfers_with_sizes(plan, source, out)
         files = source.tensor_files(plan.source)
         calculates = bool(files.blank) or any(transfer.calculates for transfer in transfers)
         dtype = source.encoding.values() if calculates else source.encoding.stored
-    with phase("checking the source", sum(entry.size for entry in source.entries)) as advance, crew.agreed():
-        source.check_sums(advance, crew)
+    with phase("checking the source", sum(entry.size for entry in source.entries)) as advance, agreed(peers):
+        source.check_sums(advance, peers)
     received_bytes = dict.fromkeys(plan.devices, 0)
-    with shared_folder(out, crew) as partial:
+    with shared_folder(out, peers) as partial:
         for number, (transfer, size) in enumerate(zip(transfers, sizes, strict=True), 1):
             stage = partial if number == len(transfers) else partial / f"exchange-{number}"
-            with crew.agreed(), refusing("write-failed", f"{stage} could not be written"):
+            with agreed(peers), refusing("write-failed", f"{stage} could not be written"):
                 stage.mkdir(exist_ok=True)
-            transfer = replace(transfer, only=tuple(crew.share(transfer.devices)))
+            transfer = replace(transfer, only=tuple(share(peers, transfer.devices)))
             title = f" {number} of {len(transfers)}" if len(transfers) > 1 else ""
-            with phase(f"writing{title}", size // crew.count) as advance, crew.agreed():
+            with phase(f"writing{title}", size // peers.size) as advance, agreed(peers):
                 written = write(transfer, files, dtype, stage, advance)
             compared = transfer if source.index or calculates else _straight(transfer, plan)
-            with phase(f"verifying{title}", size // crew.count) as advance, crew.agreed():
+            with phase(f"verifying{title}", size // peers.size) as advance, agreed(peers):
                 check(compared, files, dtype, stage, written, advance)
-            every = {device: entry for entries in crew.all(written) for device, entry in entries.items()}
+            every = {device: entry for entries in peers.all(written) for device, entry in entries.items()}
             entries = {device: every[device] for device in transfer.target.mesh.device_array.tolist()}
             for device, entry in entries.items():
                 received_bytes[device] += entry.received_bytes
-            if number > 1 and crew.number == 0:
+            if number > 1 and peers.rank == 0:
                 shutil.rmtree(partial / f"exchange-{number - 1}")
             if number < len(transfers):
                 files = TensorFiles(source.encoding, tile_files(entries.values(), source.encoding, stage))
         index = FolderIndex(plan.target, plan.shape, source.encoding, tuple(entries.values()))
-        if crew.number == 0:
+        if peers.rank == 0:
             _write_index(index, partial)
     return index.entries, received_bytes
 

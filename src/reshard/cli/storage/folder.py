@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from reshard.cli.interrupts import held
-from reshard.cli.storage.crew import Crew
+from reshard.cli.storage.crew import Peers, agreed
 from reshard.errors import ReshardError, refusing
 
 
@@ -51,18 +51,18 @@ def check_room(out: Path, needed_bytes: int) -> None:
 
 
 @contextlib.contextmanager
-def shared_folder(out: Path, crew: Crew) -> Iterator[Path]:
-    """The same folder for all processes of a crew; the first makes it and calls it `out`.
+def shared_folder(out: Path, peers: Peers) -> Iterator[Path]:
+    """The same folder for all processes; the first makes it and calls it `out`.
 
     Raises:
         ReshardError: `file-exists`, `bad-argument`, `write-failed`; what one refuses all refuse.
     """
     opened, folder = contextlib.ExitStack(), None
-    with crew.agreed():
-        if crew.number == 0:
+    with agreed(peers):
+        if peers.rank == 0:
             folder = opened.enter_context(output_folder(out))
-    with crew.agreed(), opened, crew.agreed():
-        partial: Any = crew.first(folder)
+    with agreed(peers), opened, agreed(peers):
+        partial: Any = peers.all(folder)[0]
         yield partial
 
 

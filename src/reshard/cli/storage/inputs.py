@@ -11,7 +11,7 @@ import numpy as np
 
 from reshard.box import Box
 from reshard.cli.storage import npy
-from reshard.cli.storage.crew import ALONE, Crew
+from reshard.cli.storage.crew import Alone, Peers, share
 from reshard.cli.storage.encoding import Encoding, encoding_of
 from reshard.cli.storage.index import NAME, FolderIndex, TileEntry, read_index, tile_files
 from reshard.cli.storage.streaming import Advance, TensorFiles
@@ -64,14 +64,14 @@ class Input:
         """The tiles of a folder; none of a file."""
         return () if self.index is None else self.index.entries
 
-    def check_sums(self, advance: Advance, crew: Crew = ALONE) -> None:
+    def check_sums(self, advance: Advance, peers: Peers | None = None) -> None:
         """Read this process's share of a folder's files and compare their checksums with those in the index.
 
         Raises:
             ReshardError: `bad-file`.
         """
         with FileReader() as reader:
-            for entry in crew.share(self.entries):
+            for entry in share(peers or Alone(), self.entries):
                 path, checksum = self.path / entry.file, 0
                 buffer = np.empty(min(entry.size, CHUNK_BYTES), np.uint8).data
                 for start in range(0, entry.size, CHUNK_BYTES):
