@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from math import exp, log
+from math import exp, log, prod
 
 import numpy as np
 import oracle
@@ -17,6 +18,7 @@ from reshard.planner.relay import relay
 from reshard.problem import Reshard
 
 LARGE = (1024, 1024)
+SLOW_TO_START = Network((Level(1, 8, "switch", 450e9, 1e-5), Level(8, 16, "switch", 50e9, 1e-4)))
 MEAN, WORST = {"hosts 2x4": 1.05, "hosts 4x2": 1.04}, 1.34
 
 
@@ -127,6 +129,28 @@ def test_parts_are_written_and_checked() -> None:
         with pytest.raises(ReshardError, match="cannot be cut in"):
             replace(made, parts=parts)
     assert plan(made.source, made.target, LARGE, "int8").parts == 1
+
+
+def test_the_trace_ends_when_the_plan_does() -> None:
+    mesh, network = NETWORKS["hosts 2x4"]
+    made = plan(Sharding.of(mesh, "h", None), Sharding.of(mesh, None, "h"), LARGE, "int8", network=network)
+    bars = [event for event in json.loads(made.to_trace())["traceEvents"] if event["ph"] == "X"]
+    assert [bar["tid"] for bar in bars] == list(range(len(made.steps)))
+    assert max(bar["ts"] + bar["dur"] for bar in bars) == pytest.approx((made.seconds or 0.0) * 1e6)
+    assert bars[1]["ts"] < bars[0]["ts"] + bars[0]["dur"]
+
+
+def test_small_tiles_may_grow_where_latencies_decide() -> None:
+    """64 KiB on 128 devices from rows to columns: 127 messages from each, or a gather of all and a slice.
+
+    Of 16 GiB tiles do not grow.
+    """
+    mesh = Mesh.of(a=4, b=4, c=8)
+    ends = Sharding.of(mesh, ("a", "b", "c"), None), Sharding.of(mesh, None, ("a", "b", "c"))
+    for size, grows in ((128, True), (2**16, False)):
+        made = plan(*ends, (size, size), "float32", network=SLOW_TO_START)
+        tiles = [prod(end.local_shape(made.shape)) for end in (made.source, *(step.after for step in made.steps))]
+        assert (max(tiles[1:-1], default=0) > max(tiles[0], tiles[-1])) == grows, made
 
 
 def test_parts_where_some_dims_are_uneven() -> None:

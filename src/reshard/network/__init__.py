@@ -27,7 +27,14 @@ from reshard.network.hosts import host_bound, host_bytes
 from reshard.network.level import LINKS, Level
 from reshard.network.networks import Network
 from reshard.network.presets import FAMILIES
-from reshard.network.pricing import busy_seconds, check_reach, exchange_seconds, overlapped_seconds, seconds_of
+from reshard.network.pricing import (
+    busy_seconds,
+    check_reach,
+    exchange_seconds,
+    overlapped_seconds,
+    overlapped_spans,
+    seconds_of,
+)
 
 __all__ = [
     "FAMILIES",
@@ -44,5 +51,6 @@ __all__ = [
     "host_bound",
     "host_bytes",
     "overlapped_seconds",
+    "overlapped_spans",
     "seconds_of",
 ]

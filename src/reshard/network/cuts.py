@@ -173,7 +173,7 @@ def _parts(level: Level, strides: tuple[int, ...], positions: int) -> list[tuple
     """The parts of a level, each as which values are in it; all of it first.
 
     Of a small level, all runs along a ring or a line, and all parts of a switch; of a larger one those that agree in
-    some digits.
+    some digits, and on a switch those that do not.
 
     >>> [sum(part) for part in _parts(Level(1, 8, "line", 1, 0), (1, 4, 8), 2)]
     [8, 1, 1, 2, 2, 4, 4]
@@ -194,7 +194,10 @@ def _parts(level: Level, strides: tuple[int, ...], positions: int) -> list[tuple
             continue
         count = high // low
         first = [0, count - 1, 1, *range(2, count - 1)][: max(positions, 1)]
-        rows |= {tuple((values // low % count == value).tolist()): None for value in first if value < count}
+        chosen = [values // low % count == value for value in first if value < count]
+        if level.is_switch:  # the few that have what the others of a host lack
+            chosen += [~row for row in chosen[:2] if low > 1]
+        rows |= {tuple(row.tolist()): None for row in chosen}
     return list(rows)
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -102,8 +103,15 @@ def overlapped_seconds(steps: Sequence[Step], network: Network, parts: int) -> f
     >>> [overlapped_seconds(steps, network, parts) for parts in (1, 2, 4)]
     [8.0, 6.0, 5.0]
     """
+    return overlapped_spans(steps, network, parts)[-1][1]
+
+
+def overlapped_spans(steps: Sequence[Step], network: Network, parts: int) -> list[tuple[float, float]]:
+    """Per step of such a chain, when the first part begins it and the last has done it, in seconds."""
     uses = [_use_of_step(step, network, parts) for step in steps]
-    return sum(use.seconds for use in uses) + (parts - 1) * max(map(sum, zip(*(use.busy for use in uses), strict=True)))
+    behind = (parts - 1) * max(map(sum, zip(*(use.busy for use in uses), strict=True)))
+    ends = list(accumulate((use.seconds for use in uses), initial=0.0))
+    return [(start, end + behind) for start, end in pairwise(ends)]
 
 
 def busy_seconds(steps: Sequence[Step], network: Network) -> tuple[float, ...]:

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 from reshard.checks import checked_shape
@@ -30,7 +31,7 @@ from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, candidates
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.overlap import overlapped
-from reshard.planner.policy import best_first, shrinks_first
+from reshard.planner.policy import SMALL_BYTES, best_first, shrinks_first
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
@@ -56,7 +57,7 @@ def plan(
     Without a network each device receives the bytes that it lacks and no others; of all such plans this is the
     one with the fewest steps, then the fewest rounds.
     With a network it is the one that takes the least time there, of those known in which no tile on the way is
-    larger than the larger of the two ends; where it moves more than the bound it says so and why.
+    larger than the larger of the two ends, or than 64 MiB; where it moves more than the bound it says so and why.
     Where an end lies on the empty mesh, it is taken as replicated on the mesh of the other.
     Plans are cached by all arguments; the cache is bounded and may be used by many threads.
 
@@ -71,7 +72,7 @@ def plan(
         network: what the devices are connected by, or the name of a preset.
         basis: which steps the plan may have: one of `BASES`.
         memory_limit: bytes that a device may hold at once; pieces then go in chunks where that is needed, and
-            a tile on the way may be larger than both ends where the limit has room for it.
+            a tile on the way may be larger than both ends where the limit has room for it, and steps do not overlap.
 
     Raises:
         ReshardError: `rank-mismatch`, `bad-shape`, `too-large`, `unknown-dtype`, `reduction-dtype`, `bad-network`,
@@ -114,11 +115,12 @@ def reshard_of(source: Any, target: Any, shape: Sequence[int] | None = None, dty
 def _planned(reshard: Reshard, options: Options) -> Plan:
     if options.basis == "any":
         plans = [Plan(reshard, steps, options) for steps in dict.fromkeys(candidates(reshard, options.network))]
-        if options.memory_limit is None:
-            plans = list(filter(shrinks_first, plans))
-        else:
+        whole = prod(reshard.shape) * reshard.dtype.itemsize
+        if options.memory_limit is not None or (options.network is not None and whole <= SMALL_BYTES):
             with suppress(ReshardError):
                 plans.append(Plan(reshard, all_gathered(reshard), options))
+        if options.memory_limit is None:
+            plans = list(filter(shrinks_first, plans))
     else:
         plans = [_in_basis(reshard, options)]
     best = best_first(_faster(_within(plans)))[0]

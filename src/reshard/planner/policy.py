@@ -24,10 +24,15 @@ def fewest_bytes(plan: Plan) -> tuple[int, int, int, int]:
     return plan.received_bytes, plan.total_received_bytes, len(plan.steps), 2**62 if rounds is None else rounds
 
 
+SMALL_BYTES = 64 << 20
+"""On a network a tile of this size may stand between, though both ends are smaller: where latencies decide."""
+
+
 def shrinks_first(plan: Plan) -> bool:
-    """Whether no tile between is larger than the larger of the two ends."""
+    """Whether no tile between is larger than the larger of the two ends, small ones on a network apart."""
     sizes = [prod(end.local_shape(plan.shape)) for end in (plan.source, *(step.after for step in plan.steps))]
-    return max(sizes[1:-1], default=0) <= max(sizes[0], prod(plan.target.local_shape(plan.shape)))
+    small = SMALL_BYTES // plan.dtype.itemsize if plan.options.network is not None else 0
+    return max(sizes[1:-1], default=0) <= max(sizes[0], prod(plan.target.local_shape(plan.shape)), small)
 
 
 def best_first(plans: list[Plan]) -> list[Plan]:

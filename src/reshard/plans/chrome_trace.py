@@ -3,6 +3,7 @@
 One row shows the steps one after another; below it each device has a row of its own, on which a step is as long as
 the device's share of it: what it receives over what the busiest device receives.
 Of many devices only the busiest are shown.
+Where steps overlap each has a row of its own, and devices have none.
 Times are microseconds from the start of the first step.
 
 >>> from reshard.mesh import Mesh
@@ -32,13 +33,19 @@ SHOWN_DEVICES = 16
 Event = dict[str, Any]
 
 
-def chrome_trace(steps: Iterable[Step], step_seconds: Iterable[float], devices: Sequence[int]) -> str:
+def chrome_trace(
+    steps: Iterable[Step],
+    step_seconds: Iterable[float],
+    devices: Sequence[int],
+    overlapped: Sequence[tuple[float, float]] | None = None,
+) -> str:
     """The steps as a JSON text in the trace event format.
 
     Args:
         steps: in the order in which they run.
         step_seconds: how long each takes.
         devices: those that take part; at most 16 of them, those that receive most, have rows.
+        overlapped: where steps overlap, when each begins and ends; then each has a row of its own.
 
     Raises:
         ReshardError: `bad-argument` where there is not one time of at least 0 for each step, or a device is in no
@@ -47,6 +54,8 @@ def chrome_trace(steps: Iterable[Step], step_seconds: Iterable[float], devices: 
     steps = tuple(steps)
     seconds = tuple(step_seconds)
     ends = _ends(seconds, len(steps))
+    if overlapped is not None:
+        return _in_parts(steps, seconds, overlapped)
     received = _received(steps, devices)
     ranked = sorted(range(len(devices)), key=lambda row: (-sum(received[row]), row))[:SHOWN_DEVICES]
     shown = sorted(ranked)
@@ -63,6 +72,16 @@ def chrome_trace(steps: Iterable[Step], step_seconds: Iterable[float], devices: 
             if count:
                 stop = start + (end - start) * count // max(step.received_bytes, 1)
                 events.append(_complete(tid, name, start, stop, {"received_bytes": count}))
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=1)
+
+
+def _in_parts(steps: Sequence[Step], seconds: Sequence[float], overlapped: Sequence[tuple[float, float]]) -> str:
+    """A row for each step, from when the first part begins it to when the last has done it."""
+    events = [_named("process_name", 0, "reshard")]
+    for row, (step, time, span) in enumerate(zip(steps, seconds, overlapped, strict=True)):
+        start, end = (round(moment * 1e9) for moment in span)
+        events += _row(row, f"step {row + 1}")
+        events.append(_complete(row, f"{row + 1} {step.kind}", start, end, _figures(step) | {"seconds": time}))
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=1)
 
 

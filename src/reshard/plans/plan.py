@@ -39,7 +39,7 @@ from reshard.drawing.notebooks import mimebundle
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange, OverlapAdd, class_digits, find_exchange, total_bound
-from reshard.network import Cut, Network, best_cut, overlapped_seconds, seconds_of
+from reshard.network import Cut, Network, best_cut, overlapped_seconds, overlapped_spans, seconds_of
 from reshard.notation import parse_sharding
 from reshard.plans.chrome_trace import chrome_trace
 from reshard.plans.mlir import write_sdy, write_shard
@@ -399,7 +399,10 @@ class Plan(ReshardWork):
         """
         if self.step_seconds is None:
             raise ReshardError("bad-argument", "a trace needs the prices of a plan made for a network")
-        return chrome_trace(self.steps, self.step_seconds, self.devices)
+        network, spans = self.options.network, None
+        if self.parts > 1 and network is not None:
+            spans = overlapped_spans(self.steps, network, self.parts)
+        return chrome_trace(self.steps, self.step_seconds, self.devices, spans)
 
     def to_html(self) -> str:
         """The plan as a page: one file that opens from disk, needs no network, and moves.

@@ -274,7 +274,12 @@ class Placement(Graph):
             raise ReshardError("bad-argument", "a trace needs the prices of a program placed for a network")
         moving = [(plan, self.trip_count(value)) for value, plan in self.plans.items() if plan.steps]
         steps = [step for plan, _ in moving for step in plan.steps]
-        seconds = [second * times for plan, times in moving for second in plan.step_seconds or ()]
+        seconds = [  # what overlaps is drawn shorter, one after the other
+            second * times * (plan.seconds or 0.0) / (sum(plan.step_seconds) or 1.0)
+            for plan, times in moving
+            if plan.step_seconds is not None
+            for second in plan.step_seconds
+        ]
         return chrome_trace(steps, seconds, self.mesh.devices)
 
     def to_html(self) -> str:
