@@ -18,7 +18,7 @@ from conftest import absent_engines
 import reshard as rs
 from reshard.cli import main
 from reshard.cli.plan_command import device_traffic, traffic_text
-from reshard.planner.comparison import compare
+from reshard.planner.each_to_each import compare
 from reshard.xla.report import inspect_texts
 
 ROOT = Path(__file__).parent.parent
