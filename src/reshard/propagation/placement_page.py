@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reshard.drawing.charts import LimitLine, arcs, bars
 from reshard.drawing.markup import Markup, joined, tag
 from reshard.drawing.shell import PageSection, copyable, figure, page
+from reshard.errors import ReshardError
+from reshard.notation import to_partition_spec
 from reshard.plans.plan_page import bytes_of
 from reshard.propagation.memory import tile_bytes
 from reshard.tables import bytes_text
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 ROW = 27
 """The height of a row of the graph, in pixels; its rows do not wrap."""
-MOST_ARCS = 600
+MOST_ARCS = 1500
 """The most operations whose arcs are drawn."""
 BARS = 40
 
@@ -31,10 +34,29 @@ def placement_page(placed: Placement) -> str:
         PageSection("bytes", "Bytes by operation", [_bytes(placed)]),
         PageSection("memory", "Memory over time", [_memory(placed)]),
         PageSection(
-            "text", "As text", [copyable("the program, placed", placed.text()), copyable("table", placed.table())]
+            "text",
+            "As text",
+            [
+                copyable("every reshard as a call", _calls(placed)),
+                copyable("the program, placed", placed.text()),
+                copyable("table", placed.table()),
+            ],
         ),
     ]
     return page(title, sections, lead=[tag("p", figures), tag("p", proof)])
+
+
+def _calls(placed: Placement) -> str:
+    """Every reshard as a call in JAX, where a spec can say both its ends."""
+    lines = []
+    for operation in placed.operations:
+        plan = placed.plans.get(operation.result)
+        if plan is not None and plan.steps:
+            with suppress(ReshardError):
+                ends = to_partition_spec(plan.target), to_partition_spec(plan.source)
+                call = f"rs.jax.reshard({operation.operands[0].name}, {ends[0]}, source={ends[1]})"
+                lines.append(f"{operation.result.name} = {call}")
+    return "\n".join(lines) or "no reshard"
 
 
 def placement_drawing(placed: Placement) -> Markup:
