@@ -6,7 +6,7 @@
 
 # %%
 import reshard as rs
-from reshard.planner.comparison import compare
+from reshard.planner.each_to_each import compare
 
 mesh = rs.Mesh.of(host=2, gpu=8)
 layouts = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import functools
 import importlib.util
 import io
 import re
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+import reshard
 from reshard.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -81,6 +83,18 @@ def test_links_between_documents_lead_somewhere(path: Path) -> None:
     made = {"gallery.md"}  # by the site's own hook
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
     assert [link for link in links if link not in made and not (path.parent / link).exists()] == []
+
+
+def test_every_document_has_its_place_and_every_name_of_the_reference_is_there() -> None:
+    listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    documents = {str(path.relative_to(ROOT / "docs")) for path in DOCUMENTS[1:]}
+    assert documents | {"gallery.md"} == set(listed)
+    for name in re.findall(r"^::: reshard\.(\S+)", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE):
+        if importlib.util.find_spec(name.partition(".")[0]) is not None or name.partition(".")[0] not in (
+            "jax",
+            "torch",
+        ):
+            assert callable(functools.reduce(getattr, name.split("."), reshard)), name
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import reshard as rs
-from reshard.planner.comparison import compare
+from reshard.planner.each_to_each import compare
 from reshard.xla.report import inspect_texts
 
 LINE = rs.Mesh.of(x=4)

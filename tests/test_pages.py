@@ -8,17 +8,21 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 from chromium import Opened, chromium, opened
 from conftest import absent_engines
+from problems import draw_problem
 
 import reshard as rs
 from reshard.cli import main
 from reshard.cli.plan_command import device_traffic, traffic_text
-from reshard.planner.comparison import compare
+from reshard.drawing.packing import unpack
+from reshard.planner.each_to_each import compare
+from reshard.plans.player_data import player_data
 from reshard.xla.report import inspect_texts
 
 ROOT = Path(__file__).parent.parent
@@ -300,3 +304,34 @@ def test_view_writes_the_page_of_each_command(words: list[str], tmp_path: Path, 
     assert main(["view", *words, "--out", str(path)]) == 0
     assert capsys.readouterr().out == f"{path}\n"
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_pieces_of_drawn_plans_make_up_the_target(seed: int) -> None:
+    rng = Random(seed)
+    for _ in range(30):
+        problem = draw_problem(rng)
+        plan = rs.plan(problem.source, problem.target, problem.shape, "int8")
+        data = player_data(plan)
+        if plan.steps:
+            check_data(plan, data)
+
+
+def check_data(plan: rs.Plan, data: dict[str, Any]) -> None:
+    """The pieces of the last step are each device's target tile, and in a round a device takes from one."""
+    held: dict[int, list[list[tuple[int, int]]]] = {}
+    for move in data["moves"]:
+        rounds, senders, receivers, *columns = unpack(move["pieces"])
+        boxes = [
+            [data["intervals"][dim][number] for dim, number in enumerate(ids)] for ids in zip(*columns, strict=True)
+        ]
+        if move["step"] == len(plan.steps) - 1:
+            for place, box in zip(receivers, boxes or [[]] * len(receivers), strict=True):
+                held.setdefault(plan.devices[place], []).append(box)
+        sent = [
+            (turn, place) for turn, sender, place in zip(rounds, senders, receivers, strict=True) if sender != place
+        ]
+        assert len(sent) == len(set(sent))
+    for device in plan.target.mesh.device_array.tolist() if plan.steps[-1].moves else ():
+        expected = covered([list(box) for box in plan.target.boxes(device, plan.shape)], plan.shape)
+        np.testing.assert_array_equal(covered(held.get(device, []), plan.shape), expected, err_msg=f"device {device}")

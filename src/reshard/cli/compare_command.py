@@ -8,7 +8,7 @@ from reshard.cli import output
 from reshard.cli.arguments import add_shape, mesh_of, shape_of
 from reshard.cli.commands import Commands, add_command
 from reshard.notation import parse_sharding
-from reshard.planner.comparison import Comparison, compare
+from reshard.planner.each_to_each import Comparison, compare
 
 EXAMPLES = """\
 examples:

@@ -10,7 +10,7 @@ import numpy as np
 from reshard.contraction.formula import comparison_table, tensor_text
 from reshard.drawing.charts import bars
 from reshard.drawing.markup import Markup, tag
-from reshard.drawing.shell import Section, copyable, figure, page, passages
+from reshard.drawing.shell import PageSection, copyable, figure, page, passages
 from reshard.plans.plan_page import before_and_after, received_figure
 from reshard.plans.player_data import received_by_step
 from reshard.plans.table import blocks, seconds_text
@@ -28,7 +28,7 @@ def einsum_page(plan: EinsumPlan, others: Sequence[EinsumPlan]) -> str:
     """
     head, *_, verdict = str(plan).split("\n\n")
     title, *lines = head.splitlines()
-    sections = [Section("bytes", "What it costs", _costs(plan))]
+    sections = [PageSection("bytes", "What it costs", _costs(plan))]
     for turn, part in enumerate(plan.parts(), 1):
         step = f"{turn}. " if len(list(plan.parts())) > 1 else ""
         for number, (term, moved) in enumerate(zip(part.pattern.terms, part.plans, strict=True)):
@@ -37,12 +37,12 @@ def einsum_page(plan: EinsumPlan, others: Sequence[EinsumPlan]) -> str:
             text = tensor_text("C" if is_result else chr(ord("A") + number), term, moved.target)
             heading = f"{step}{name.capitalize()}, to {text}"
             sections.append(
-                Section(f"t{turn}-{number}", heading, [*before_and_after(moved), passages(blocks(moved)[4:])])
+                PageSection(f"t{turn}-{number}", heading, [*before_and_after(moved), passages(blocks(moved)[4:])])
             )
     table = passages([comparison_table([plan, *others])])
-    sections.append(Section("alternatives", "All layouts, best first", [table]))
+    sections.append(PageSection("alternatives", "All layouts, best first", [table]))
     json = plan.to_json()
-    sections.append(Section("text", "As text", [copyable("table", str(plan)), copyable("JSON", json)]))
+    sections.append(PageSection("text", "As text", [copyable("table", str(plan)), copyable("JSON", json)]))
     return page(title, sections, lead=[tag("p", line) for line in (*lines, *verdict.splitlines())])
 
 

@@ -3,7 +3,7 @@
 Every mark has a title that a pointer shows, and every chart stands beside the figures that it draws.
 Sizes are pixels; colours of text and lines come from the page's style, so that a dark page has them too.
 
->>> chart = bars(["0", "1"], {"AllGather": [8, 4]}, str, lines=[Line("bound", 8)])
+>>> chart = bars(["0", "1"], {"AllGather": [8, 4]}, str, lines=[LimitLine("bound", 8)])
 >>> chart.count("<rect"), "bound 8" in chart
 (2, True)
 """
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from reshard.drawing.markup import Markup, tag
 from reshard.drawing.palette import colour
 
-Text = Callable[[float], str]
+Writer = Callable[[float], str]
 """How a figure is written."""
 
 WIDTH, HEIGHT = 670, 220
@@ -24,7 +24,7 @@ LEFT, RIGHT, TOP, BOTTOM = 8, 150, 14, 34
 """What is left beside the plot for names."""
 
 
-class Line(NamedTuple):
+class LimitLine(NamedTuple):
     """A line across a chart: a bound, a limit."""
 
     name: str
@@ -60,9 +60,9 @@ def _svg(title: str, width: float, height: float, *parts: Markup) -> Markup:
 def bars(
     names: Sequence[str],
     stacks: Mapping[str, Sequence[float]],
-    text: Text,
+    text: Writer,
     *,
-    lines: Sequence[Line] = (),
+    lines: Sequence[LimitLine] = (),
     title: str = "bars",
 ) -> Markup:
     """A bar per name, of one part per stack, and lines across.
@@ -100,7 +100,9 @@ def bars(
     return _svg(title, WIDTH, HEIGHT, *marks)
 
 
-def _lines(lines: Sequence[Line], floor: float, plot: tuple[int, int], largest: float, text: Text) -> list[Markup]:
+def _lines(
+    lines: Sequence[LimitLine], floor: float, plot: tuple[int, int], largest: float, text: Writer
+) -> list[Markup]:
     """The lines, with names that do not stand on one another."""
     marks, last = [], HEIGHT * 2.0
     for line in sorted(lines, key=lambda line: line.value):
@@ -123,7 +125,7 @@ def _legend(names: Sequence[str]) -> list[Markup]:
     return marks
 
 
-def points(values: Sequence[Point], x_text: Text, y_text: Text, axes: tuple[str, str], title: str) -> Markup:
+def points(values: Sequence[Point], x_text: Writer, y_text: Writer, axes: tuple[str, str], title: str) -> Markup:
     """Points with their names; those chosen are full, the others rings."""
     largest = max(value.x for value in values) or 1, max(value.y for value in values) or 1
     plot = WIDTH - LEFT - RIGHT - 60, HEIGHT - TOP - BOTTOM - 6
@@ -150,29 +152,28 @@ def points(values: Sequence[Point], x_text: Text, y_text: Text, axes: tuple[str,
 
 
 def matrix(
-    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], text: Text, *,
+    names: Sequence[str], values: Sequence[Sequence[float]], text: Writer, *,
     title: str, borders: Iterable[int] = (), written: bool = False,
 ) -> Markup:  # fmt: skip
     """Values as the strength of a colour, the largest full; those of 0 are left empty.
 
     Args:
-        rows: their names.
-        columns: their names.
-        values: a row per name of `rows`.
+        names: of the rows and of the columns alike.
+        values: a row per name.
         text: how a figure is written.
         title: what it shows.
         borders: before which rows and columns a line is drawn.
         written: whether figures stand in the cells.
     """
-    cell = 96 if written else max(5, min(26, 540 // max(len(columns), len(rows), 1)))
+    cell = 96 if written else max(5, min(26, 540 // max(len(names), 1)))
     tall = 26 if written else cell
-    longest = max(map(len, rows), default=0)
+    longest = max(map(len, names), default=0)
     left, top = 10 + 7 * longest, 24
     largest = max((value for row in values for value in row), default=0) or 1
     marks = []
     for number, row in enumerate(values):
         for place, value in enumerate(row):
-            says = tag("title", f"{rows[number]} to {columns[place]}: {text(value)}")
+            says = tag("title", f"{names[number]} to {names[place]}: {text(value)}")
             x, y = left + place * cell, top + number * tall
             strength = 0.12 + 0.88 * value / largest if value else 0.0
             marks.append(
@@ -181,15 +182,15 @@ def matrix(
             if written:
                 ink = "small middle on-heat" if strength > 0.5 else "small middle"
                 marks.append(tag("text", text(value), x=x + cell / 2, y=y + 17, class_=ink))
-    for number, name in enumerate(rows):
+    for number, name in enumerate(names):
         if tall >= 11 or number % (-(-11 // tall)) == 0:
             marks.append(tag("text", name, x=left - 5, y=top + number * tall + tall / 2 + 4, class_="small end"))
-    room = max(1, -(-(7 * max(map(len, columns), default=0) + 4) // cell))
+    room = max(1, -(-(7 * max(map(len, names), default=0) + 4) // cell))
     marks += [
-        tag("text", columns[number], x=left + number * cell + cell / 2, y=top - 6, class_="small middle")
-        for number in range(0, len(columns), room)
+        tag("text", names[number], x=left + number * cell + cell / 2, y=top - 6, class_="small middle")
+        for number in range(0, len(names), room)
     ]
-    wide, high = cell * len(columns), tall * len(rows)
+    wide, high = cell * len(names), tall * len(names)
     for border in borders:
         marks.append(
             tag("line", x1=left + border * cell, x2=left + border * cell, y1=top, y2=top + high, class_="host")
@@ -200,7 +201,7 @@ def matrix(
     return _svg(title, left + wide + 4, top + high + 4, *marks)
 
 
-def treemap(areas: Iterable[Area], text: Text, *, title: str, width: int = 900, height: int = 340) -> Markup:
+def treemap(areas: Iterable[Area], text: Writer, *, title: str, width: int = 900, height: int = 340) -> Markup:
     """Areas as large as what they stand for, the largest first; rows as square as can be.
 
     The rows are those of Bruls, Huizing and van Wijk, Squarified Treemaps, 2000.
@@ -242,7 +243,7 @@ def _row(areas: Sequence[Area], side: float, scale: float) -> Sequence[Area]:
     return areas[:count]
 
 
-def _area(area: Area, rect: tuple[float, float, float, float], groups: int, text: Text) -> list[Markup]:
+def _area(area: Area, rect: tuple[float, float, float, float], groups: int, text: Writer) -> list[Markup]:
     x, y, wide, tall = rect
     says = tag("title", f"{area.name}: {text(area.size)}{area.note and ', ' + area.note}")
     marks = [tag("rect", says, x=x, y=y, width=wide, height=tall, fill=colour(area.group, groups), class_="area")]

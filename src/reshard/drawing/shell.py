@@ -4,7 +4,7 @@ A policy in its head forbids all but the style and the scripts that stand in it,
 no handler in an attribute, no code made of text.
 Data stand in a block that no browser runs, with `<` written as an escape, so that nothing in them ends it.
 
->>> text = page("a <title>", [Section("one", "One", [Markup("<p>…</p>")])], data={"name": "</script>"})
+>>> text = page("a <title>", [PageSection("one", "One", [Markup("<p>…</p>")])], data={"name": "</script>"})
 >>> "<title>a &lt;title&gt;</title>" in text, text.count("</script>"), "default-src &#x27;none&#x27;" in text
 (True, 2, True)
 """
@@ -23,7 +23,7 @@ from reshard.drawing.markup import Markup, joined, tag
 from reshard.tables import Passage, Table
 
 
-class Section(NamedTuple):
+class PageSection(NamedTuple):
     """A part of a page, under a heading that a link leads to."""
 
     name: str
@@ -33,7 +33,12 @@ class Section(NamedTuple):
 
 
 def page(
-    title: str, sections: Iterable[Section], *, lead: Sequence[str] = (), data: Any = None, scripts: Sequence[str] = ()
+    title: str,
+    sections: Iterable[PageSection],
+    *,
+    lead: Sequence[str] = (),
+    data: Any = None,
+    scripts: Sequence[str] = (),
 ) -> str:
     """The text of a page.
 

@@ -7,7 +7,7 @@ its cuts the drawing of those after it, a gap between them.
 
 By hand, 4 x 4 x 8 with dim 0 cut at 2 and dim 2 at 4: dim 1 is left out, dim 2 runs across, dim 0 down.
 
->>> frame = Frame.of((4, 4, 8), [(2,), (), (4,)])
+>>> frame = TensorFrame.of((4, 4, 8), [(2,), (), (4,)])
 >>> frame.across, frame.down, frame.left_out
 ((2,), (0,), (1,))
 >>> frame.rects([(0, 2), (0, 4), (4, 8)])
@@ -25,7 +25,7 @@ from typing import NamedTuple
 from reshard.drawing.markup import Markup, tag
 from reshard.drawing.palette import colour
 
-Interval = tuple[int, int]
+Ends = tuple[int, int]
 Lists = Sequence[Sequence[int]]
 
 GAP = 0.06
@@ -50,7 +50,7 @@ class Rect(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class TensorFrame:
     """A drawing of a tensor: which dims run where, and where layers begin."""
 
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class Frame:
     """Per dim where its layers begin and the last ends; for dims to scale, its two ends."""
 
     @classmethod
-    def of(cls, shape: Sequence[int], cuts: Sequence[Iterable[int]]) -> Frame:
+    def of(cls, shape: Sequence[int], cuts: Sequence[Iterable[int]]) -> TensorFrame:
         """The frame of a tensor that is cut at these places per dim."""
         inner = [sorted({cut for cut in points if 0 < cut < size}) for points, size in zip(cuts, shape, strict=True)]
         ndim = len(shape)
@@ -81,7 +81,7 @@ class Frame:
         """The dims that are not drawn."""
         return tuple(dim for dim in range(len(self.shape)) if dim not in (*self.across, *self.down))
 
-    def rects(self, box: Sequence[Interval]) -> list[Rect]:
+    def rects(self, box: Sequence[Ends]) -> list[Rect]:
         """Where a box lies, as parts of the drawing; one rectangle for each layer that it reaches."""
         return [
             Rect(left, top, right - left, bottom - top)
@@ -89,7 +89,7 @@ class Frame:
             for left, right in self._spans(self.across, box)
         ]
 
-    def _spans(self, dims: tuple[int, ...], box: Sequence[Interval]) -> list[tuple[float, float]]:
+    def _spans(self, dims: tuple[int, ...], box: Sequence[Ends]) -> list[tuple[float, float]]:
         spans = [(0.0, 1.0)]
         for dim in dims:
             (start, stop), size = box[dim], max(self.shape[dim], 1)
@@ -123,7 +123,7 @@ class Frame:
 class FrameTile(NamedTuple):
     """A tile of a tensor, and what stands in it."""
 
-    boxes: Sequence[Sequence[Interval]]
+    boxes: Sequence[Sequence[Ends]]
     label: str
     """Which devices hold it."""
     badge: str = ""
@@ -155,7 +155,7 @@ def content_cells(shape: Sequence[int], cuts: Sequence[Sequence[int]]) -> list[l
     return lists
 
 
-def draw_frame(frame: Frame, contents: Lists, tiles: Sequence[FrameTile], title: str, width: int = 300) -> Markup:
+def draw_frame(frame: TensorFrame, contents: Lists, tiles: Sequence[FrameTile], title: str, width: int = 300) -> Markup:
     """A tensor in its frame: contents in colours, tiles as outlines with their devices.
 
     Args:
@@ -189,8 +189,8 @@ def draw_frame(frame: Frame, contents: Lists, tiles: Sequence[FrameTile], title:
     )  # fmt: skip
 
 
-def _content(frame: Frame, contents: Lists, width: int, height: int) -> Markup:
-    boxes: list[list[Interval]] = [[]]
+def _content(frame: TensorFrame, contents: Lists, width: int, height: int) -> Markup:
+    boxes: list[list[Ends]] = [[]]
     for ends in contents:
         boxes = [[*box, pair] for box in boxes for pair in pairwise(ends)]
     fields = []

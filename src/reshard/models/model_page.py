@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reshard.drawing.charts import Area, Line, treemap
+from reshard.drawing.charts import Area, LimitLine, treemap
 from reshard.drawing.markup import Markup, tag
-from reshard.drawing.shell import Section, figure, page, passages
+from reshard.drawing.shell import PageSection, figure, page, passages
 from reshard.models.names import skeleton
-from reshard.plans.plan_page import Traffic, bytes_of, received_figure, traffic_figure
+from reshard.plans.plan_page import SentBytes, bytes_of, received_figure, traffic_figure
 from reshard.plans.player_data import hosts_of
 from reshard.tables import plain
 
@@ -29,11 +29,11 @@ def model_page(plan: ModelPlan) -> str:
     hosts = hosts_of(plan.network, devices)
     received = {"received": plan.all_received_bytes[devices]}
     sections = [
-        Section("tensors", "Tensors by bytes", [model_drawing(plan)]),
-        Section("templates", "Templates", [_search(), tag("div", passages([templates]), id="templates-table")]),
-        Section("traffic", "Who sends to whom", [traffic_figure(Traffic(*plan.traffic), devices, hosts)]),
-        Section("bytes", "Bytes per device",
-                [received_figure(received, devices, [Line("bound", plan.lower_bound_bytes)])]),
+        PageSection("tensors", "Tensors by bytes", [model_drawing(plan)]),
+        PageSection("templates", "Templates", [_search(), tag("div", passages([templates]), id="templates-table")]),
+        PageSection("traffic", "Who sends to whom", [traffic_figure(SentBytes(*plan.traffic), devices, hosts)]),
+        PageSection("bytes", "Bytes per device",
+                [received_figure(received, devices, [LimitLine("bound", plan.lower_bound_bytes)])]),
     ]  # fmt: skip
     return page(plain([title]), sections, lead=[passages(verdict)])
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from reshard.digits import Positions
-from reshard.drawing.charts import Line, Point, bars, matrix, points
+from reshard.drawing.charts import LimitLine, Point, bars, matrix, points
 from reshard.drawing.held_tiles import frame_tiles, inner_cuts
 from reshard.drawing.markup import Markup, joined, tag
-from reshard.drawing.shell import Section, copyable, figure, page, passages
-from reshard.drawing.tensor_frame import DRAWN, Frame, content_cells, draw_frame
+from reshard.drawing.shell import PageSection, copyable, figure, page, passages
+from reshard.drawing.tensor_frame import DRAWN, TensorFrame, content_cells, draw_frame
 from reshard.errors import ReshardError
 from reshard.notation import to_mlir_list, to_named, to_partition_spec, to_placements, to_xla
 from reshard.plans.player_data import host_level, hosts_of, player_data, received_by_step
@@ -52,20 +52,20 @@ def plan_page(plan: Plan, alternatives: Iterable[Plan] = ()) -> str:
     """
     title, source, target, *_, verdict = blocks(plan)
     sections = [
-        Section("player", "The plan, frame by frame", [player(plan)]),
-        Section("frames", "The tensor before and after", before_and_after(plan)),
-        Section("traffic", "Who sends to whom", [_traffic(plan)]),
-        Section(
+        PageSection("player", "The plan, frame by frame", [player(plan)]),
+        PageSection("frames", "The tensor before and after", before_and_after(plan)),
+        PageSection("traffic", "Who sends to whom", [_traffic(plan)]),
+        PageSection(
             "bytes",
             "Bytes, memory and time" if plan.seconds else "Bytes and memory",
             [_received(plan), _memory(plan), *_time(plan)],
         ),
-        Section("alternatives", "What else would do", [_alternatives(plan, list(alternatives))]),
-        Section("steps", "Steps", [passages(blocks(plan)[4:5])]),
-        Section("text", "As text", _texts(plan)),
+        PageSection("alternatives", "What else would do", [_alternatives(plan, list(alternatives))]),
+        PageSection("steps", "Steps", [passages(blocks(plan)[4:5])]),
+        PageSection("text", "As text", _texts(plan)),
     ]
     lead = [passages([source, target, verdict])]
-    return page(plain([title]), sections, lead=lead, data=player_data(plan), scripts=("plan.js",))
+    return page(plain([title]), sections, lead=lead, data=player_data(plan), scripts=("plan_model.js", "player.js"))
 
 
 def player(plan: Plan) -> Markup:
@@ -108,7 +108,7 @@ def before_and_after(plan: Plan) -> list[Markup]:
     """Both ends in the tensor's frame."""
     ends = [plan.source.tiles(plan.shape), plan.target.tiles(plan.shape)]
     cuts = inner_cuts((box for tiles in ends for boxes in tiles for box in boxes), plan.shape)
-    frame = Frame.of(plan.shape, cuts)
+    frame = TensorFrame.of(plan.shape, cuts)
     contents = content_cells(plan.shape, inner_cuts((box for boxes in ends[0] for box in boxes), plan.shape))
     drawings = []
     for name, sharding, tiles in zip(("before", "after"), (plan.source, plan.target), ends, strict=True):
@@ -124,7 +124,7 @@ def plan_drawing(plan: Plan) -> Markup | None:
     return None if len(plan.devices) > NOTEBOOK_DEVICES else joined(*before_and_after(plan))
 
 
-def _says_frame(frame: Frame) -> str:
+def _says_frame(frame: TensorFrame) -> str:
     """Which dims run where, in words."""
     ways = [("to the right", frame.across), ("down", frame.down)]
     parts = [f"dim {' and '.join(map(str, dims))} runs {way}" for way, dims in ways if dims]
@@ -143,11 +143,11 @@ def _traffic(plan: Plan) -> Markup:
     empty = np.zeros((3, 0), dtype=np.int64)
     senders, receivers, elements = np.concatenate([empty, *map(np.array, parts)], axis=1)
     devices = np.array(plan.devices, dtype=np.int64)
-    sums = Traffic(senders, receivers, elements * plan.dtype.itemsize)
+    sums = SentBytes(senders, receivers, elements * plan.dtype.itemsize)
     return traffic_figure(sums, devices, hosts_of(plan.options.network, devices))
 
 
-class Traffic(NamedTuple):
+class SentBytes(NamedTuple):
     """Bytes from device to device, in columns."""
 
     senders: Positions
@@ -155,7 +155,7 @@ class Traffic(NamedTuple):
     amounts: Positions
 
 
-def traffic_figure(traffic: Traffic, devices: Positions, hosts: list[int] | None) -> Markup:
+def traffic_figure(traffic: SentBytes, devices: Positions, hosts: list[int] | None) -> Markup:
     """Bytes from each device to each; from host to host, or run to run, where devices are many.
 
     Args:
@@ -174,7 +174,7 @@ def traffic_figure(traffic: Traffic, devices: Positions, hosts: list[int] | None
     )
     return figure(
         f"bytes from {ends}: rows send, columns receive; all that is sent",
-        matrix(names, names, sums.tolist(), bytes_of, title=f"bytes from {ends}", borders=borders),
+        matrix(names, sums.tolist(), bytes_of, title=f"bytes from {ends}", borders=borders),
     )
 
 
@@ -189,7 +189,7 @@ def _groups(devices: Positions, hosts: list[int] | None) -> tuple[Positions, lis
     return groups, [str(devices[number * size]) for number in range(int(groups.max()) + 1)]
 
 
-def received_figure(stacks: Mapping[str, Positions], devices: Positions, lines: Sequence[Line]) -> Markup:
+def received_figure(stacks: Mapping[str, Positions], devices: Positions, lines: Sequence[LimitLine]) -> Markup:
     """What each device receives, in parts, with bounds.
 
     Args:
@@ -214,7 +214,7 @@ def _received(plan: Plan) -> Markup:
     devices = np.array(plan.devices, dtype=np.int64)
     columns = enumerate(received_by_step(plan.steps, devices), 1)
     stacks = {f"{number} {plan.steps[number - 1].kind}": column for number, column in columns}
-    lines = [] if plan.bound_kind == "unreduced" else [Line("bound", plan.lower_bound_bytes)]
+    lines = [] if plan.bound_kind == "unreduced" else [LimitLine("bound", plan.lower_bound_bytes)]
     return received_figure(stacks, devices, lines)
 
 
@@ -224,8 +224,8 @@ def _memory(plan: Plan) -> Markup:
     peaks = [step.peak_bytes for step in plan.steps]
     limit = plan.options.memory_limit
     whole = prod(plan.shape) * plan.dtype.itemsize
-    lines = [Line("whole tensor", whole)] if whole <= 4 * max(peaks, default=1) else []
-    lines += [] if limit is None else [Line("limit", limit)]
+    lines = [LimitLine("whole tensor", whole)] if whole <= 4 * max(peaks, default=1) else []
+    lines += [] if limit is None else [LimitLine("limit", limit)]
     drawn = bars(steps or ["nothing"], {"peak": peaks or [0]}, bytes_of, lines=lines, title="memory of a device")
     return figure("bytes that a device needs at most, step by step; the source tile besides where it is kept", drawn)
 
@@ -236,7 +236,7 @@ def _time(plan: Plan) -> list[Markup]:
         return []
     names = [*(f"{number} {step.kind}" for number, step in enumerate(plan.steps, 1)), "the plan"]
     least = plan.lower_bound_seconds
-    lines = [] if least is None else [Line("least", least)]
+    lines = [] if least is None else [LimitLine("least", least)]
     drawn = bars(names, {"time": [*plan.step_seconds, plan.seconds]}, seconds_text, lines=lines, title="time")
     parts = f", overlapped in {plan.parts} parts" if plan.parts > 1 else ""
     return [figure(f"time of each step by itself, and of the plan{parts}; no plan takes less than the line", drawn)]

@@ -25,7 +25,7 @@ from reshard.box import Box
 from reshard.digits import Positions
 from reshard.drawing.held_tiles import columns_for, inner_cuts
 from reshard.drawing.packing import pack
-from reshard.drawing.tensor_frame import GAP, Frame, content_cells, content_colours
+from reshard.drawing.tensor_frame import GAP, TensorFrame, content_cells, content_colours
 from reshard.errors import ReshardError
 from reshard.exchange import Exchange, Piece, schedule
 from reshard.mesh import ENUMERABLE, Mesh
@@ -46,7 +46,7 @@ MOST_COLOURED = 2**17
 Tiles = Mapping[tuple[Box, ...], Sequence[int]]
 
 
-class Rows(NamedTuple):
+class PieceRows(NamedTuple):
     """The pieces of an exchange, in columns."""
 
     rounds: Positions
@@ -67,7 +67,7 @@ class _Intervals:
     def of(self, dim: int, interval: tuple[int, int]) -> int:
         return self.numbers[dim].setdefault(interval, len(self.numbers[dim]))
 
-    def columns(self, rows: Rows) -> list[Positions]:
+    def columns(self, rows: PieceRows) -> list[Positions]:
         columns = []
         for dim in range(len(self.numbers)):
             pairs, which = np.unique(np.stack([rows.starts[dim], rows.stops[dim]]), axis=1, return_inverse=True)
@@ -98,7 +98,7 @@ def player_data(plan: Plan) -> dict[str, Any]:
         pieces.append(record | {"pieces": pack([rows.rounds, rows.senders, rows.receivers, *columns])})
     drawn = [[*numbers] for numbers in intervals.numbers]
     cuts = [sorted({end for pair in pairs for end in pair}) for pairs in drawn]
-    frame = Frame.of(plan.shape, cuts)
+    frame = TensorFrame.of(plan.shape, cuts)
     contents = content_cells(plan.shape, inner_cuts((box for held in ends[0] for box in held), plan.shape))
     received, unit = _received(plan.steps, devices)
     return {
@@ -134,21 +134,23 @@ def _pieces(exchange: Exchange) -> int:
         return ENUMERABLE
 
 
-def _rows(exchange: Exchange, devices: Positions, sampled: Positions | None) -> Rows:
+def _rows(exchange: Exchange, devices: Positions, sampled: Positions | None) -> PieceRows:
     """The pieces of an exchange: of all devices, or of some."""
     if sampled is not None:
         return _rows_of(exchange, devices, devices[sampled].tolist())
     table = exchange.table()
     senders = np.searchsorted(devices, exchange.source.mesh.device_array[table.senders])
     receivers = np.searchsorted(devices, exchange.target.mesh.device_array[table.receivers])
-    rows = Rows(table.rounds, senders, receivers, table.starts, table.stops)
+    rows = PieceRows(table.rounds, senders, receivers, table.starts, table.stops)
     if len(senders) and not table.rounds.any():
         rows = rows._replace(rounds=_coloured(rows))
     order = np.lexsort((rows.receivers, rows.rounds))
-    return Rows(rows.rounds[order], senders[order], receivers[order], table.starts[:, order], table.stops[:, order])
+    return PieceRows(
+        rows.rounds[order], senders[order], receivers[order], table.starts[:, order], table.stops[:, order]
+    )
 
 
-def _coloured(rows: Rows) -> Positions:
+def _coloured(rows: PieceRows) -> Positions:
     """Rounds for pieces that have none: no device sends or receives two pieces in one."""
     travels = np.flatnonzero(rows.senders != rows.receivers)
     rounds = np.zeros_like(rows.senders)
@@ -167,7 +169,7 @@ def _coloured(rows: Rows) -> Positions:
     return rounds
 
 
-def _rows_of(exchange: Exchange, devices: Positions, chosen: Sequence[int]) -> Rows:
+def _rows_of(exchange: Exchange, devices: Positions, chosen: Sequence[int]) -> PieceRows:
     """The pieces that some devices receive and send."""
     pieces: set[Piece] = set()
     for device in chosen:
@@ -181,7 +183,7 @@ def _rows_of(exchange: Exchange, devices: Positions, chosen: Sequence[int]) -> R
     columns = np.array([[piece.round, piece.sender, piece.receiver] for piece in listed], dtype=np.int64).reshape(-1, 3)
     rounds, senders, receivers = columns.T
     starts, stops = ends.transpose(2, 1, 0)
-    return Rows(rounds, np.searchsorted(devices, senders), np.searchsorted(devices, receivers), starts, stops)
+    return PieceRows(rounds, np.searchsorted(devices, senders), np.searchsorted(devices, receivers), starts, stops)
 
 
 def _tile_numbers(tiles: Tiles, devices: Positions) -> Positions:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reshard.drawing.charts import Line, arcs, bars
+from reshard.drawing.charts import LimitLine, arcs, bars
 from reshard.drawing.markup import Markup, joined, tag
-from reshard.drawing.shell import Section, copyable, figure, page
+from reshard.drawing.shell import PageSection, copyable, figure, page
+from reshard.errors import ReshardError
+from reshard.notation import to_partition_spec
 from reshard.plans.plan_page import bytes_of
 from reshard.propagation.memory import tile_bytes
 from reshard.tables import bytes_text
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 ROW = 27
 """The height of a row of the graph, in pixels; its rows do not wrap."""
-MOST_ARCS = 600
+MOST_ARCS = 1500
 """The most operations whose arcs are drawn."""
 BARS = 40
 
@@ -27,12 +30,33 @@ def placement_page(placed: Placement) -> str:
     inputs = sum(operation.name == "input" for operation in placed.operations)
     title = f"a program of {len(placed.operations) - inputs} operations on {placed.mesh}"
     sections = [
-        Section("graph", "Operations, shardings, reshards", _graph(placed)),
-        Section("bytes", "Bytes by operation", [_bytes(placed)]),
-        Section("memory", "Memory over time", [_memory(placed)]),
-        Section("text", "As text", [copyable("the program, placed", placed.text()), copyable("table", placed.table())]),
+        PageSection("graph", "Operations, shardings, reshards", _graph(placed)),
+        PageSection("bytes", "Bytes by operation", [_bytes(placed)]),
+        PageSection("memory", "Memory over time", [_memory(placed)]),
+        PageSection(
+            "text",
+            "As text",
+            [
+                copyable("every reshard as a call", _calls(placed)),
+                copyable("the program, placed", placed.text()),
+                copyable("table", placed.table()),
+            ],
+        ),
     ]
     return page(title, sections, lead=[tag("p", figures), tag("p", proof)])
+
+
+def _calls(placed: Placement) -> str:
+    """Every reshard as a call in JAX, where a spec can say both its ends."""
+    lines = []
+    for operation in placed.operations:
+        plan = placed.plans.get(operation.result)
+        if plan is not None and plan.steps:
+            with suppress(ReshardError):
+                ends = to_partition_spec(plan.target), to_partition_spec(plan.source)
+                call = f"rs.jax.reshard({operation.operands[0].name}, {ends[0]}, source={ends[1]})"
+                lines.append(f"{operation.result.name} = {call}")
+    return "\n".join(lines) or "no reshard"
 
 
 def placement_drawing(placed: Placement) -> Markup:
@@ -92,8 +116,8 @@ def _bytes(placed: Placement) -> Markup:
 def _memory(placed: Placement) -> Markup:
     """What a device holds while each operation runs."""
     during = placed.held.during
-    lines = [] if placed.memory_limit is None else [Line("limit", placed.memory_limit)]
+    lines = [] if placed.memory_limit is None else [LimitLine("limit", placed.memory_limit)]
     names = [operation.result.name for operation in placed.operations]
-    lines.append(Line("peak", placed.peak_bytes))
+    lines.append(LimitLine("peak", placed.peak_bytes))
     drawn = bars(names, {"held": list(during)}, bytes_of, lines=lines, title="memory of a device over time")
     return figure("bytes that a device holds while each operation runs, in order", drawn)

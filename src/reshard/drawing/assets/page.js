@@ -86,6 +86,9 @@ for (const field of /** @type {NodeListOf<HTMLInputElement>} */ (document.queryS
       const text = (row.textContent || "").toLowerCase();
       row.hidden = !words.every((word) => text.includes(word));
     }
+    for (const arcs of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(".arcs"))) {
+      arcs.hidden = words.length > 0; // they join rows that all stand
+    }
     link({ search: field.value || null });
   };
   field.value = linked().get("search") || "";

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from reshard.drawing.charts import bars
 from reshard.drawing.markup import Markup, joined, tag
-from reshard.drawing.shell import Section, copyable, figure, listed, page
+from reshard.drawing.shell import PageSection, copyable, figure, listed, page
 from reshard.plans.plan_page import bytes_of
 from reshard.tables import Table, bytes_text
 from reshard.xla.report.sections import sections
@@ -33,16 +33,18 @@ def findings_page(report: Report, beside: Report | None = None) -> str:
     )
     saved = sum(finding.saved_bytes for finding in report.findings)
     lead = [tag("p", f"{bytes_text(saved)} could be saved on the busiest device")]
-    parts = [Section("findings", "What could be saved, the most bytes first", _findings(report))]
+    parts = [PageSection("findings", "What could be saved, the most bytes first", _findings(report))]
     if beside is None:
         parts += [
-            Section(f"s{number}", section.title, [_table(section.table), _lines(section.lines)])
+            PageSection(f"s{number}", section.title, [_table(section.table), _lines(section.lines)])
             for number, section in enumerate(sections(report))
         ]
     else:
         pair = [tag("pre", str(one), tabindex="0") for one in (report, beside)]
         parts.append(
-            Section("beside", "Both reports side by side", [_figures(report, beside), tag("div", *pair, class_="pair")])
+            PageSection(
+                "beside", "Both reports side by side", [_figures(report, beside), tag("div", *pair, class_="pair")]
+            )
         )
     return page(title, parts, lead=lead)
 

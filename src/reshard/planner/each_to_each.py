@@ -19,7 +19,7 @@ from typing import Any
 
 from reshard.checks import checked_shape
 from reshard.drawing.charts import matrix
-from reshard.drawing.shell import Section, figure, page, passages
+from reshard.drawing.shell import PageSection, figure, page, passages
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.network import Network
@@ -78,13 +78,13 @@ class Comparison:
         """It as a page: one file that opens from disk and needs no network."""
         names = [str(number) for number in range(1, len(self.shardings) + 1)]
         received = [[0 if way is None else way.received_bytes for way in row] for row in self.plans]
-        drawn = matrix(names, names, received, bytes_of, title="bytes received", written=True)
-        sections = [Section("bytes", "Bytes", [figure("rows are sources, columns targets", drawn)])]
+        drawn = matrix(names, received, bytes_of, title="bytes received", written=True)
+        sections = [PageSection("bytes", "Bytes", [figure("rows are sources, columns targets", drawn)])]
         if self.is_timed:
             seconds = [[0.0 if way is None else way.seconds or 0.0 for way in row] for row in self.plans]
-            timed = matrix(names, names, seconds, seconds_text, title="seconds", written=True)
-            sections.append(Section("time", "Time", [figure("rows are sources, columns targets", timed)]))
-        sections.append(Section("table", "Table", [passages(self.blocks()[2:])]))
+            timed = matrix(names, seconds, seconds_text, title="seconds", written=True)
+            sections.append(PageSection("time", "Time", [figure("rows are sources, columns targets", timed)]))
+        sections.append(PageSection("table", "Table", [passages(self.blocks()[2:])]))
         return page(f"{len(names)} shardings, each to each", sections, lead=[passages(self.blocks()[:1])])
 
     def __str__(self) -> str:
