@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import shutil
-import signal
-from contextlib import ExitStack
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,7 +16,6 @@ from model_layouts import SMALL, megatron, vllm, whole_arrays
 import reshard as rs
 from reshard.cli import main
 from reshard.models.checkpoints.converting import Converting, convert
-from reshard.models.checkpoints.files import TileWriter
 from reshard.models.checkpoints.layouts import device_files, whole_files
 from reshard.models.checkpoints.opening import open_checkpoint
 
@@ -108,62 +103,26 @@ def test_cost_tells_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert (answer["read_bytes"], answer["requests"]) == (128, 1)
 
 
-def killed_at(moment: int, arguments: list[str]) -> int:
-    """Run a command in a process that kills itself before its write of a number, or in the midst of it; its status."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    count, write_at = 0, TileWriter.write_at
-
-    def dying(function: Any) -> Any:
-        def called(*values: Any, **options: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == moment:
-                if function is write_at:
-                    writer, path, offset, data = values
-                    write_at(writer, path, offset, data[: len(data) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*values, **options)
-
-        return called
-
-    with ExitStack() as stack:
-        for owner, name in ((TileWriter, "write_at"), (os, "write"), (os, "fsync"), (Path, "rename")):
-            stack.enter_context(mock.patch.object(owner, name, dying(getattr(owner, name))))
-        stack.enter_context(mock.patch.object(shutil, "rmtree", dying(shutil.rmtree)))
-        os._exit(main(["checkpoint", *arguments]))
-    raise AssertionError
+def killing(*arguments: object) -> None:
+    """Run the program that kills conversions."""
+    program = [sys.executable, str(Path(__file__).with_name("killed_conversions.py"))]
+    answer = subprocess.run([*program, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("count", [10, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_conversion_that_is_killed_is_gone_on_with(count: int, tmp_path: Path) -> None:
-    """At whatever moment, again and again: nothing has the output's name before it is whole, and it is right then."""
-    source, rules, out = tmp_path / "m.safetensors", tmp_path / "rules.yaml", tmp_path / "out"
-    arrays = {f"{size}.w": np.arange(40 * size, dtype=np.int16).reshape(size, 40) for size in range(8)}
-    save_safetensors(source, arrays | {"norm": np.arange(3)})
-    rules.write_text("mesh: {x: 2}\nrules:\n  - {match: '.*w', spec: \"P(None, 'x')\"}\ndefault: replicated\n")
-    draw, deaths = random.Random(count), 0
-    for _ in range(count):
-        options = draw.choice([[], ["--no-sync"]]) + draw.choice([["--to", "dcp"], ["--memory", "200B"]])
-        options += draw.choice([[], ["--rules", str(rules)]])
-        arguments = ["convert", str(source), str(out), "--resume", *options]
-        for moment in (*(draw.randint(1, 50) for _ in range(draw.randint(1, 3))), 10**9):
-            if not out.exists():
-                deaths += killed_at(moment, arguments) == -signal.SIGKILL
-        assert set(open_checkpoint(out).tensors) == {*arrays, "norm"}
-        assert run("diff", source, out) == 0
-        assert run(*arguments) in (0, 1)
-        assert not (tmp_path / ".out.partial").exists()
-        shutil.rmtree(out)
-    assert deaths > count / 2
+    """At whatever moment, again and again."""
+    killing("rounds", count, tmp_path)
 
 
+@pytest.mark.heavy
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     """What is left of a stopped conversion is gone on with for the same source and request alone."""
     small_checkpoint(tmp_path / "whole")
     arguments = ["convert", str(tmp_path / "whole"), str(tmp_path / "out"), "--no-sync"]
-    assert killed_at(40, arguments) == -signal.SIGKILL
+    killing("at", 40, *arguments)
     done = (tmp_path / ".out.partial" / "journal-0").read_text().splitlines()
     assert 10 < len(done) < 40
     assert run(*arguments, "--resume", "--to", "dcp") == 1

@@ -52,7 +52,7 @@ def run(*arguments: object) -> int:
     return main(["checkpoint", *map(str, arguments)])
 
 
-@pytest.mark.parametrize("memory", ["1GiB", "40B"])
+@pytest.mark.parametrize("memory", ["1GiB", "144B"])
 def test_what_orbax_saves_is_read(saved: Path, memory: str, tmp_path: Path) -> None:
     assert run("convert", saved, tmp_path / "out", "--check", "--memory", memory) == 0
     assert run("diff", saved, tmp_path / "out") == 0
@@ -61,6 +61,12 @@ def test_what_orbax_saves_is_read(saved: Path, memory: str, tmp_path: Path) -> N
     pairs = [("layer.w", wanted["layer"]["w"]), ("layer.b", wanted["layer"]["b"]), ("step", wanted["step"])]
     for name, value in [*pairs, ("list.0", wanted["list"][0]), ("list.1", wanted["list"][1])]:
         assert got[name] == np.asarray(value).tobytes()
+
+
+def test_memory_that_holds_no_chunk_is_refused(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("convert", saved, tmp_path / "out", "--memory", "143B") == 1
+    assert "has chunks that take 144 bytes of memory; 143 are allowed" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def load_safetensors_as_raw(folder: Path) -> dict[str, bytes]:
@@ -78,7 +84,7 @@ def test_what_is_written_orbax_restores(saved: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run("convert", tmp_path / "dcp", out, "--to", "orbax", "--rules", tmp_path / "rules.yaml", "--check") == 0
     six = orbax.checkpoint.StandardCheckpointer().restore(out)
-    assert run("convert", saved, tmp_path / "nested", "--to", "orbax", "--memory", "90B", "--workers", 2) == 0
+    assert run("convert", saved, tmp_path / "nested", "--to", "orbax", "--memory", "288B", "--workers", 2) == 0
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(8), ("z",))
     wanted = saved_tree()
     abstract = jax.tree.map(

@@ -14,7 +14,7 @@ from reshard.cli.progress import phase
 from reshard.cli.rules_named import rules_named
 from reshard.errors import ReshardError
 from reshard.models.checkpoints.comparing import differences
-from reshard.models.checkpoints.converting import ARRAY_MEMORY, MEMORY, Converting, convert, slab_of
+from reshard.models.checkpoints.converting import ARRAY_MEMORY, MEMORY, Converting, convert, least_memory, slab_of
 from reshard.models.checkpoints.costs import conversion_cost, device_costs
 from reshard.models.checkpoints.dcp_writing import dcp_files
 from reshard.models.checkpoints.files import Reads
@@ -107,6 +107,7 @@ def _work(checkpoint: Checkpoint, args: argparse.Namespace, memory: int | None, 
     """What would be done."""
     if memory is None:
         memory = ARRAY_MEMORY if "orbax" in (checkpoint.form, args.to) else MEMORY
+        memory = max(memory, least_memory(checkpoint, args.workers))
     written = _written(checkpoint, args, slab_of(memory, args.workers))
     out = Path(args.other or "")
     return Converting(checkpoint, written, out, memory, args.workers, args.resume, args.check, not args.no_sync, peers)

@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from threading import Lock
 
@@ -100,6 +101,14 @@ def slab_of(memory: int, workers: int) -> int:
     return max(min(memory // (HELD_SLABS * workers), LARGEST_SLAB), 1)
 
 
+def least_memory(source: Checkpoint, workers: int) -> int:
+    """What workers must be allowed to hold, as chunks that are packed are read whole."""
+    chunks = (
+        prod(tensor.grid) * tensor.dtype.itemsize for tensor in source.tensors.values() if tensor.grid is not None
+    )
+    return HELD_SLABS * workers * max(chunks, default=0)
+
+
 @dataclass
 class Journal:
     """Which tensors are whole, as a file says; what is written counts once it is on the disk, where that is wanted."""
@@ -164,7 +173,12 @@ def convert(work: Converting, advance: ReportBytes) -> Reads:
     Raises:
         ReshardError: `file-exists`, `write-failed`, `bad-file`, `verify-failed`, `bad-argument`.
     """
-    request, peers = work.request(), work.peers
+    request, peers, least = work.request(), work.peers, least_memory(work.source, work.workers)
+    if work.memory < least:
+        raise ReshardError(
+            "bad-argument",
+            f"{work.source.path} has chunks that take {least} bytes of memory; {work.memory} are allowed",
+        )
     begun = together(peers, lambda: _begin(work, request) if peers.rank == 0 else None)
     is_whole, done = peers.all(begun)[0]
     if is_whole:
