@@ -9,7 +9,7 @@ from threading import Lock
 
 from reshard.cli import output
 from reshard.cli.commands import Commands, add_command
-from reshard.cli.job import peers_of_job
+from reshard.cli.launch import peers_of_job
 from reshard.cli.progress import phase
 from reshard.cli.rules_named import rules_named
 from reshard.errors import ReshardError

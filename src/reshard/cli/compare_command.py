@@ -8,7 +8,7 @@ from reshard.cli import output
 from reshard.cli.arguments import add_shape, mesh_of, shape_of
 from reshard.cli.commands import Commands, add_command
 from reshard.notation import parse_sharding
-from reshard.planner.each_to_each import Comparison, compare
+from reshard.planner.each_to_each import CostMatrix, compare
 
 EXAMPLES = """\
 examples:
@@ -27,7 +27,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("shardings", nargs="+", metavar="SHARDING", help="where the tensor may be")
 
 
-def subject(args: argparse.Namespace) -> Comparison:
+def subject(args: argparse.Namespace) -> CostMatrix:
     """What the command is about."""
     shape, mesh = shape_of(args.shape), mesh_of(args.mesh)
     shardings = [parse_sharding(text, mesh, len(shape)) for text in args.shardings]

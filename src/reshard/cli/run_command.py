@@ -9,7 +9,7 @@ from pathlib import Path
 from reshard.cli import output, progress
 from reshard.cli.arguments import add_meshes, add_shape, mesh_of, parse_pair, shape_of
 from reshard.cli.commands import Commands, add_command
-from reshard.cli.job import peers_of_job
+from reshard.cli.launch import peers_of_job
 from reshard.cli.storage import Input, TileEntry, agreed, check_absent, open_input, reshard_files
 from reshard.cli.storage.index import tile_record
 from reshard.dtypes import dtype_named

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from reshard.drawing.markup import Markup, tag
 from reshard.drawing.palette import colour
 
-Writer = Callable[[float], str]
+FigureText = Callable[[float], str]
 """How a figure is written."""
 
 WIDTH, HEIGHT = 670, 220
@@ -60,7 +60,7 @@ def _svg(title: str, width: float, height: float, *parts: Markup) -> Markup:
 def bars(
     names: Sequence[str],
     stacks: Mapping[str, Sequence[float]],
-    text: Writer,
+    text: FigureText,
     *,
     lines: Sequence[LimitLine] = (),
     title: str = "bars",
@@ -101,7 +101,7 @@ def bars(
 
 
 def _lines(
-    lines: Sequence[LimitLine], floor: float, plot: tuple[int, int], largest: float, text: Writer
+    lines: Sequence[LimitLine], floor: float, plot: tuple[int, int], largest: float, text: FigureText
 ) -> list[Markup]:
     """The lines, with names that do not stand on one another."""
     marks, last = [], HEIGHT * 2.0
@@ -125,7 +125,9 @@ def _legend(names: Sequence[str]) -> list[Markup]:
     return marks
 
 
-def points(values: Sequence[Point], x_text: Writer, y_text: Writer, axes: tuple[str, str], title: str) -> Markup:
+def points(
+    values: Sequence[Point], x_text: FigureText, y_text: FigureText, axes: tuple[str, str], title: str
+) -> Markup:
     """Points with their names; those chosen are full, the others rings."""
     largest = max(value.x for value in values) or 1, max(value.y for value in values) or 1
     plot = WIDTH - LEFT - RIGHT - 60, HEIGHT - TOP - BOTTOM - 6
@@ -152,7 +154,7 @@ def points(values: Sequence[Point], x_text: Writer, y_text: Writer, axes: tuple[
 
 
 def matrix(
-    names: Sequence[str], values: Sequence[Sequence[float]], text: Writer, *,
+    names: Sequence[str], values: Sequence[Sequence[float]], text: FigureText, *,
     title: str, borders: Iterable[int] = (), written: bool = False,
 ) -> Markup:  # fmt: skip
     """Values as the strength of a colour, the largest full; those of 0 are left empty.
@@ -201,7 +203,7 @@ def matrix(
     return _svg(title, left + wide + 4, top + high + 4, *marks)
 
 
-def treemap(areas: Iterable[Area], text: Writer, *, title: str, width: int = 900, height: int = 340) -> Markup:
+def treemap(areas: Iterable[Area], text: FigureText, *, title: str, width: int = 900, height: int = 340) -> Markup:
     """Areas as large as what they stand for, the largest first; rows as square as can be.
 
     The rows are those of Bruls, Huizing and van Wijk, Squarified Treemaps, 2000.
@@ -243,7 +245,7 @@ def _row(areas: Sequence[Area], side: float, scale: float) -> Sequence[Area]:
     return areas[:count]
 
 
-def _area(area: Area, rect: tuple[float, float, float, float], groups: int, text: Writer) -> list[Markup]:
+def _area(area: Area, rect: tuple[float, float, float, float], groups: int, text: FigureText) -> list[Markup]:
     x, y, wide, tall = rect
     says = tag("title", f"{area.name}: {text(area.size)}{area.note and ', ' + area.note}")
     marks = [tag("rect", says, x=x, y=y, width=wide, height=tall, fill=colour(area.group, groups), class_="area")]

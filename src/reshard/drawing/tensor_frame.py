@@ -25,7 +25,7 @@ from typing import NamedTuple
 from reshard.drawing.markup import Markup, tag
 from reshard.drawing.palette import colour
 
-Ends = tuple[int, int]
+EdgePair = tuple[int, int]
 Lists = Sequence[Sequence[int]]
 
 GAP = 0.06
@@ -81,7 +81,7 @@ class TensorFrame:
         """The dims that are not drawn."""
         return tuple(dim for dim in range(len(self.shape)) if dim not in (*self.across, *self.down))
 
-    def rects(self, box: Sequence[Ends]) -> list[Rect]:
+    def rects(self, box: Sequence[EdgePair]) -> list[Rect]:
         """Where a box lies, as parts of the drawing; one rectangle for each layer that it reaches."""
         return [
             Rect(left, top, right - left, bottom - top)
@@ -89,7 +89,7 @@ class TensorFrame:
             for left, right in self._spans(self.across, box)
         ]
 
-    def _spans(self, dims: tuple[int, ...], box: Sequence[Ends]) -> list[tuple[float, float]]:
+    def _spans(self, dims: tuple[int, ...], box: Sequence[EdgePair]) -> list[tuple[float, float]]:
         spans = [(0.0, 1.0)]
         for dim in dims:
             (start, stop), size = box[dim], max(self.shape[dim], 1)
@@ -123,7 +123,7 @@ class TensorFrame:
 class FrameTile(NamedTuple):
     """A tile of a tensor, and what stands in it."""
 
-    boxes: Sequence[Sequence[Ends]]
+    boxes: Sequence[Sequence[EdgePair]]
     label: str
     """Which devices hold it."""
     badge: str = ""
@@ -190,7 +190,7 @@ def draw_frame(frame: TensorFrame, contents: Lists, tiles: Sequence[FrameTile], 
 
 
 def _content(frame: TensorFrame, contents: Lists, width: int, height: int) -> Markup:
-    boxes: list[list[Ends]] = [[]]
+    boxes: list[list[EdgePair]] = [[]]
     for ends in contents:
         boxes = [[*box, pair] for box in boxes for pair in pairwise(ends)]
     fields = []

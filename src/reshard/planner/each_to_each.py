@@ -32,7 +32,7 @@ from reshard.tables import Passage, Table, bytes_text, plain
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CostMatrix:
     """Plans from each of some shardings to each."""
 
     shardings: tuple[Sharding, ...]
@@ -93,7 +93,7 @@ class Comparison:
 
 def compare(
     shardings: Sequence[Sharding], shape: Sequence[int], dtype: Any = "float32", *, network: Network | str | None = None
-) -> Comparison:
+) -> CostMatrix:
     """What it costs to go from each of some shardings to each.
 
     Raises:
@@ -110,7 +110,7 @@ def compare(
                     raise
                 row.append(None)
         rows.append(tuple(row))
-    return Comparison(tuple(shardings), checked_shape(shape), dtype_named(dtype), tuple(rows))
+    return CostMatrix(tuple(shardings), checked_shape(shape), dtype_named(dtype), tuple(rows))
 
 
 def _text(way: Plan | None, *, seconds: bool) -> str:

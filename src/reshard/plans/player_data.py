@@ -43,7 +43,7 @@ SAMPLE = 32
 MOST_COLOURED = 2**17
 """The most pieces that are put into rounds where their exchange has none."""
 
-Tiles = Mapping[tuple[Box, ...], Sequence[int]]
+DevicesByTile = Mapping[tuple[Box, ...], Sequence[int]]
 
 
 class PieceRows(NamedTuple):
@@ -186,7 +186,7 @@ def _rows_of(exchange: Exchange, devices: Positions, chosen: Sequence[int]) -> P
     return PieceRows(rounds, np.searchsorted(devices, senders), np.searchsorted(devices, receivers), starts, stops)
 
 
-def _tile_numbers(tiles: Tiles, devices: Positions) -> Positions:
+def _tile_numbers(tiles: DevicesByTile, devices: Positions) -> Positions:
     """Per device the number of its tile, or -1."""
     numbers = np.full(len(devices), -1, dtype=np.int64)
     for number, holders in enumerate(tiles.values()):
