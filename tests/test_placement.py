@@ -12,7 +12,7 @@ from drawn_programs import compare
 from reshard import Mesh, Program, ReshardError, Sharding
 from reshard.numpy import run_program
 from reshard.propagation.elimination import End, Link, eliminate
-from reshard.propagation.space import Picks
+from reshard.propagation.ways import Picks
 
 CLOSE = 1 + 1e-4
 """Bytes are whole, and the solver's fractions are not."""

@@ -135,7 +135,7 @@ class Search:
     def _near(self, row: int) -> NDArray[np.bool_]:
         """The rows near one: where one piece does another thing, or one axis as a whole; and those that always are."""
         rows = self.table.rows
-        near = ~rows.any(axis=1)
+        near: NDArray[np.bool_] = np.asarray(~rows.any(axis=1))
         near[np.argsort(self._lowest[0], kind="stable")[:LOWEST]] = True
         if row < 0:
             return near

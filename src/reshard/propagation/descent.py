@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from reshard.propagation.model import Edge, Model, Node, Table, Variable, tree_cost
+from reshard.propagation.model import Model
+from reshard.propagation.nodes import Edge, Node, Variable
 from reshard.propagation.space import Costs
+from reshard.propagation.trees import Table, tree_cost
 
 NEAR = 3
 """How many options of a value are priced exactly at a time."""

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reshard.propagation.elimination import End, Link, Once, eliminate
-from reshard.propagation.model import Model, Node, Variable
-from reshard.propagation.space import Costs, Numbers, Picks
+from reshard.propagation.model import Model
+from reshard.propagation.nodes import Node, Variable
+from reshard.propagation.space import Costs, Numbers
+from reshard.propagation.ways import Picks
 
 
 class Picked(NamedTuple):

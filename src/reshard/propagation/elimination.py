@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reshard.propagation.model import Node, Variable
-from reshard.propagation.space import Costs, Numbers, Picks
+from reshard.propagation.nodes import Node, Variable
+from reshard.propagation.space import Costs, Numbers
+from reshard.propagation.ways import Picks
 
 MOST_COMBINED = 2**18
 """Up to how many choices of an end and its two neighbours together it is eliminated."""

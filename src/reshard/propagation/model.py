@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,11 +34,12 @@ from reshard.operations.operation import Operation, Value
 from reshard.operations.rules import COMBINED, waiting_operands
 from reshard.propagation.borders import lacked, with_windows
 from reshard.propagation.fixpoint import Flow, Net
-from reshard.propagation.space import Along, Costs, Layouts, Numbers, Option, Options, Picks, Pieces, layouts_of
+from reshard.propagation.nodes import Edge, Node, Rent, Variable
+from reshard.propagation.space import Costs, Numbers, Option, Options, Pieces
+from reshard.propagation.trees import BARRED, Table
+from reshard.propagation.ways import Along, Layouts, layouts_of
 from reshard.sharding import Sharding
 
-BARRED = 1000.0
-"""How many times the dearest reshard of a value costs one that cannot be."""
 SAME = 1e-9
 """As a part of them, by how much two numbers for one cost may differ."""
 TIE_BREAK = 1e-10
@@ -47,111 +48,6 @@ TAKEN_APART = 1e-6
 """By how much, as a part of it, moving what a loop takes apart costs more as a whole, since that must be held."""
 IDENTICAL = ("output", "reshard", "carry", "last")
 """Operations that want their operands as their result is kept."""
-
-
-class Table:
-    """What reshards of a value cost from each of its options to each of those in which it may be wanted."""
-
-    def __init__(self, bound: Costs, price: Costs, *, is_own: bool) -> None:
-        self.is_own = is_own
-        """Whether what is wanted is an option of the value, not one on another mesh."""
-        barred = np.isinf(bound)
-        if barred.any():
-            bound[barred] = BARRED * max(1.0, float(bound[~barred].max(initial=0.0)))
-        self.bound = bound
-        self.price = np.where(barred, bound, price)
-        self.asked: set[tuple[int, int]] = set()
-        self.trees: dict[tuple[int, frozenset[int]], float] = {}
-        """What it costs to make all that is wanted of how the value is kept."""
-        self.free, self.rent = self, np.zeros((1, 1))
-        """The table without rents, and what holding costs besides."""
-        self.is_known = False
-        """Whether there is nothing to ask the planner about."""
-
-    def rented(self, rent: Costs) -> Table:
-        """The table where what a reshard holds, from an option to another, costs so much besides."""
-        table = Table(self.bound + rent, self.price + rent, is_own=self.is_own)
-        table.free, table.rent, table.asked = self, rent, set(self.asked)
-        return table
-
-    def barred(self) -> Table:
-        """The table of what can be in no other option than that in which it is kept."""
-        dear = BARRED * max(1.0, float(self.bound.max(initial=0.0)))
-        bound = np.where(np.eye(*self.bound.shape, dtype=np.bool_), 0.0, dear)
-        table = Table(bound, bound, is_own=self.is_own)
-        table.is_known = True
-        return table
-
-
-class Rent(NamedTuple):
-    """What it costs to hold a byte of a value."""
-
-    kept: float = 0.0
-    """As the value is kept."""
-    wanted: float = 0.0
-    """As it is brought to where it is wanted."""
-    made: float = 0.0
-    """As it comes out, before it is brought to where it is kept."""
-
-
-@dataclass(eq=False)
-class Variable:
-    """A value, or several that are kept alike."""
-
-    number: int
-    """Of the first of the values."""
-    options: Options
-    domain: Numbers
-    """The options that it may have."""
-    table: Table
-    count: int = 1
-    """How many values it stands for."""
-    rent: Costs | None = None
-    """Per option what it costs to hold it; nothing where None."""
-    uses: list[Edge] = field(default_factory=list)
-    makers: list[Edge] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class Node:
-    """An operation."""
-
-    number: int
-    layouts: Layouts
-    cost: Costs
-    """Per layout, its work."""
-    uses: list[Edge] = field(default_factory=list)
-    """To its operands."""
-    makes: list[Edge] = field(default_factory=list)
-    """To its result; to several where it stands for operations whose results may be kept apart."""
-
-    @property
-    def edges(self) -> list[Edge]:
-        """All of them."""
-        return [*self.uses, *self.makes]
-
-
-class Edge:
-    """Between an operation and one of its tensors."""
-
-    def __init__(
-        self,
-        node: Node,
-        place: int,
-        variable: Variable,
-        wanted: Options,
-        table: Table,
-        picks: Picks,
-        often: float,
-        *,
-        is_result: bool,
-    ) -> None:
-        self.node, self.place, self.variable, self.wanted = node, place, variable, wanted
-        self.table, self.picks = table, picks
-        self.often, self.is_result = often, is_result
-        self.times = often * variable.count
-        """How often a reshard is made, of all values that are kept alike."""
-        self.key = node.number, place, variable.number
 
 
 class Model:
@@ -603,25 +499,3 @@ def _seconds(options: Options, network: Network, mesh: Mesh, itemsize: int) -> C
         devices = mesh.size // options.pieces.count(inside)
         bound = np.maximum(bound, group.seconds(received / devices, network.launch_s))
     return bound
-
-
-def tree_cost(table: Table, kept: int, wanted: Iterable[int]) -> float:
-    """What it takes to make all that is wanted, each of how the value is kept or of what was made before."""
-    return sum(float(table.price[pair]) for pair in tree(table, kept, wanted))
-
-
-def tree(table: Table, kept: int, wanted: Iterable[int]) -> list[tuple[int, int]]:
-    """The reshards that make all that is wanted, from where to where: the nearest first."""
-    price = table.price
-    if not table.is_own:
-        return [(kept, option) for option in wanted]
-    left = [option for option in wanted if option != kept]
-    near = {option: (float(price[kept, option]), kept) for option in left}
-    pairs = []
-    while near:
-        option = min(near, key=lambda each: near[each][0])
-        pairs.append((near.pop(option)[1], option))
-        for other, (cost, _) in near.items():
-            if price[option, other] < cost:
-                near[other] = float(price[option, other]), option
-    return pairs

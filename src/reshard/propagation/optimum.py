@@ -24,10 +24,13 @@ from reshard.mesh import Mesh
 from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Dual, Picked, Within
 from reshard.propagation.fixpoint import Flow
-from reshard.propagation.model import IDENTICAL, SAME, Model, Rent, tree
+from reshard.propagation.model import IDENTICAL, SAME, Model
+from reshard.propagation.nodes import Rent
 from reshard.propagation.shares import Bounded, even_shares, moved, untied
-from reshard.propagation.space import Option, compute_layout
+from reshard.propagation.space import Option
 from reshard.propagation.ties import classes_of
+from reshard.propagation.trees import tree
+from reshard.propagation.ways import compute_layout
 from reshard.sharding import Sharding
 
 CANDIDATES = 10

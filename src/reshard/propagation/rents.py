@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from reshard.propagation.memory import Life
-from reshard.propagation.model import Rent
+from reshard.propagation.nodes import Rent
 
 FIRST = 0.2
 """What a byte costs that is held too much, when that is first found: so many received bytes."""

@@ -41,7 +41,8 @@ from reshard.network import check_reach
 from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.memory import lives
-from reshard.propagation.model import Model, Rent
+from reshard.propagation.model import Model
+from reshard.propagation.nodes import Rent
 from reshard.propagation.optimum import Optimum, changed, crossed, optimum
 from reshard.propagation.placement import Placement, explicit, reason
 from reshard.propagation.recipes import recipes, taking_over

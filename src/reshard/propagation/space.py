@@ -8,8 +8,8 @@ Both are complete: a piece may go anywhere where it cuts evenly, whether or not 
 it does not, only what annotations and flows have.
 Several pieces cut one dim in the order of the mesh, in one that an annotation has, or turned round.
 
-Options are numbered, shape by shape, and layouts are arrays of these numbers, so that all of them are looked at
-together.
+Options are numbered, shape by shape, and layouts (`ways.py`) are arrays of these numbers, so that all of them are
+looked at together.
 
 By hand, on x = 2, y = 2, for 4 x 1 elements: dim 0 takes x, y, both or none.
 
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
 from typing import NamedTuple
@@ -32,19 +31,15 @@ from numpy.typing import NDArray
 
 from reshard.axis import Axes, Axis, split_points
 from reshard.axis import pieces as pieces_of
-from reshard.contraction.compute_layout import ComputeLayout, closed_sharding
-from reshard.contraction.tasks import Calculation, Wait
+from reshard.contraction.compute_layout import closed_sharding
 from reshard.digits import nest
 from reshard.mesh import Mesh
-from reshard.operations.pattern import SUMMED
 from reshard.sharding import Sharding
 
 Numbers = NDArray[np.int64]
 Costs = NDArray[np.float64]
 MOST_OPTIONS = 350
 """Up to how many options of a tensor of five dims axes are cut for the sake of labels shorter than they."""
-MOST_LAYOUTS = 4096
-"""How many layouts of an operation are looked at; beyond, the smallest pieces go with the one before."""
 MOST_ORDERS = 3
 """How many orders of the pieces are looked at that something has."""
 
@@ -166,7 +161,7 @@ class Options:
         self._places = self.roles ** np.arange(count, dtype=np.int64)
         waiting = frozenset(waiting)
         allowed = [[0, *range(1, self.roles - 1), *([self.roles - 1] if n in waiting else [])] for n in range(count)]
-        rows = _product(allowed)
+        rows = rows_of(allowed)
         shards = self._shards(rows)
         sizes = np.array(shape, dtype=np.int64)
         rows = rows[((shards == 1) | ((sizes > 0) & (sizes % shards == 0))).all(axis=1)]
@@ -336,197 +331,8 @@ def _begin(lists: Sequence[tuple[int, ...]]) -> NDArray[np.bool_]:
     return np.asarray(begins[np.ix_(which, which)])
 
 
-class Picks:
-    """The options that the layouts of an operation want of a tensor."""
-
-    def __init__(self, picks: Numbers) -> None:
-        self.numbers = picks
-        """Per layout, the number of the option."""
-        self.options, self.places = np.unique(picks, return_inverse=True)
-        """Each option once, and which of them each layout wants."""
-        self.order = np.argsort(self.places, kind="stable")
-        self.starts = np.searchsorted(self.places[self.order], np.arange(len(self.options)))
-
-    @cached_property
-    def listed(self) -> list[int]:
-        """The same, as Python's numbers."""
-        listed: list[int] = self.numbers.tolist()
-        return listed
-
-    def least(self, costs: Costs) -> Costs:
-        """Per option the least of what layouts cost that want it."""
-        return np.asarray(np.minimum.reduceat(costs[self.order], self.starts))
-
-
-@dataclass(frozen=True)
-class Layouts:
-    """How an operation may be computed."""
-
-    used: tuple[Numbers, ...]
-    """Per operand, the number of the option in which each layout wants it."""
-    made: Numbers
-    """The number of the option in which the result comes out."""
-    flops: Costs
-    """Operations of a device on one trip."""
-    rows: Numbers
-    """Per layout and piece what it does: 0 nothing, 1 + label, 1 + labels + wait."""
-    orders: Numbers
-    """Per layout the number of the order in which pieces stand."""
-
-    def __len__(self) -> int:
-        return len(self.made)
-
-    @cached_property
-    def picks(self) -> tuple[Picks, ...]:
-        """Per operand, and last of the result, the options that layouts want."""
-        return tuple(map(Picks, (*self.used, self.made)))
-
-
-class Along(NamedTuple):
-    """Along what a value may be unreduced."""
-
-    pieces: frozenset[int]
-    reduction: str
-
-
-def _waits(calculation: Calculation, waiting: Sequence[Along]) -> list[Wait]:
-    """The operands that may wait together, those of the reduction of the result."""
-    reduction = waiting[-1][1]
-    return [
-        wait
-        for wait in calculation.waits
-        if wait.reduction == reduction and any(waiting[n][1] == reduction and waiting[n][0] for n in wait.operands)
-    ]
-
-
-def layouts_of(
-    calculation: Calculation, pieces: Pieces, tensors: Sequence[Options], waiting: Sequence[Along]
-) -> Layouts:
-    """The layouts of a calculation.
-
-    Args:
-        calculation: what is computed.
-        pieces: of the axes.
-        tensors: the options of the operands, and last of the result.
-        waiting: of the same.
-    """
-    pattern, labels = calculation.pattern, calculation.pattern.labels
-    sizes = np.array(calculation.sizes, dtype=np.int64)
-    cuttable = [1 + n for n, label in enumerate(labels) if sizes[n] > 1 and label not in calculation.whole]
-    waits, along = _waits(calculation, waiting), waiting[-1][0]
-    choices = []
-    for piece, size in enumerate(pieces.sizes.tolist()):
-        own = [n for n in cuttable if pattern.role(labels[n - 1]) not in SUMMED or piece in along]
-        cutting = [n for n in own if sizes[n - 1] % size == 0] + [n for n in own if sizes[n - 1] % size]
-        held = [
-            1 + len(labels) + number
-            for number, wait in enumerate(waits)
-            if piece in along and any(piece in waiting[n][0] for n in wait.operands)
-        ]
-        choices.append([0, *cutting, *held])
-    while prod(map(len, choices)) > MOST_LAYOUTS:
-        longest = max(range(len(choices)), key=lambda n: len(choices[n]))
-        choices[longest] = choices[longest][:-1]
-    rows = _product(choices)
-    shards = np.ones((len(rows), len(labels)), dtype=np.int64)
-    for piece, size in enumerate(pieces.sizes.tolist()):
-        for label in range(len(labels)):
-            shards[rows[:, piece] == 1 + label, label] *= size
-    groups = [
-        [number for number in map(labels.index, group) if sizes[number] > 1]
-        for group in {group for term in pattern.terms for group in term if len(group) > 1}
-    ]
-    keep = np.ones(len(rows), dtype=np.bool_)
-    for grouped in groups:
-        full = np.ones(len(rows), dtype=np.bool_)
-        for number in grouped:
-            parts = shards[:, number]
-            keep &= (parts == 1) | (full & (sizes[number] % parts == 0))
-            full &= parts == sizes[number]
-    rows, shards = rows[keep], shards[keep]
-    terms = []
-    last = len(tensors) - 1
-    for number, (term, options) in enumerate(zip(pattern.terms, tensors, strict=True)):
-        meaning = np.zeros(1 + len(labels) + len(waits), dtype=np.int64)
-        for place, name in enumerate(labels):
-            dims = [dim for dim, group in enumerate(term) if name in group]
-            is_summed = number == last and pattern.role(name) in SUMMED
-            meaning[1 + place] = 1 + dims[0] if dims else options.roles - 1 if is_summed else 0
-        for place, wait in enumerate(waits):
-            holds = number == last or number in wait.operands
-            meaning[1 + len(labels) + place] = options.roles - 1 if holds else 0
-        terms.append((options, meaning))
-    found: list[list[Numbers]] = [[] for _ in terms]
-    used_rows, used_orders, used_shards = [], [], []
-    for order in range(len(pieces.orders)):
-        line = pieces.orders[order]
-        which = np.ones(len(rows), dtype=np.bool_)
-        if order:
-            differs = [_differs(row, line, groups) for row in rows.tolist()]
-            which = np.array(differs, dtype=np.bool_)
-        for grouped in groups:
-            which &= _follow(rows[:, list(line)], grouped)
-        numbers = [options.find(meaning[rows], order) for options, meaning in terms]
-        for each in numbers:
-            which &= each >= 0
-        for column, each in zip(found, numbers, strict=True):
-            column.append(each[which])
-        used_rows.append(rows[which])
-        used_shards.append(shards[which])
-        used_orders.append(np.full(int(which.sum()), order, dtype=np.int64))
-    parts = -(-sizes // np.concatenate(used_shards))
-    flops = np.zeros(len(parts))
-    for stage in calculation.stages:
-        columns = [number for number, label in enumerate(labels) if label in stage.labels]
-        flops += stage.operations * parts[:, columns].prod(axis=1, dtype=np.float64)
-    *used, made = (np.concatenate(column) for column in found)
-    return Layouts(tuple(used), made, flops, np.concatenate(used_rows), np.concatenate(used_orders))
-
-
-def compute_layout(
-    calculation: Calculation,
-    pieces: Pieces,
-    layouts: Layouts,
-    number: int,
-    waiting: Sequence[Along],
-    uneven: str,
-) -> ComputeLayout:
-    """A layout by its number, as the chooser has it."""
-    labels = calculation.pattern.labels
-    row, order = layouts.rows[number].tolist(), pieces.orders[int(layouts.orders[number])]
-    waits = _waits(calculation, waiting)
-    axes = [tuple(pieces.all[piece] for piece in order if row[piece] == 1 + number) for number in range(len(labels))]
-    unreduced: list[list[Axis]] = [[] for _ in calculation.pattern.operands]
-    reduction = calculation.reduction
-    for piece, choice in enumerate(row):
-        if choice > len(labels):
-            wait = waits[choice - len(labels) - 1]
-            reduction = wait.reduction
-            for operand in wait.operands:
-                unreduced[operand].append(pieces.all[piece])
-    return ComputeLayout(pieces.mesh, calculation.pattern, tuple(axes), tuple(map(tuple, unreduced)), reduction, uneven)
-
-
-def _differs(row: Sequence[int], order: Sequence[int], groups: Sequence[Sequence[int]]) -> bool:
-    """Whether pieces that cut the same dim stand otherwise in an order than in that of the mesh."""
-    doing = [next((1 + group[0] for group in groups if choice - 1 in group), choice) for choice in row]
-    return any(doing[a] == doing[b] != 0 for n, a in enumerate(order) for b in order[n + 1 :] if a > b)
-
-
-def _follow(rows: Numbers, group: Sequence[int]) -> NDArray[np.bool_]:
-    """The rows in which the pieces of the labels of a dim stand as the labels do."""
-    follow = np.ones(len(rows), dtype=np.bool_)
-    last = np.full(len(rows), -1)
-    for number in group:
-        cut_by = rows == 1 + number
-        is_cut = cut_by.any(axis=1)
-        if rows.shape[1]:
-            follow &= ~is_cut | (cut_by.argmax(axis=1) > last)
-            last = np.where(is_cut, rows.shape[1] - 1 - cut_by[:, ::-1].argmax(axis=1), last)
-    return follow
-
-
-def _product(choices: Sequence[Sequence[int]]) -> Numbers:
+def rows_of(choices: Sequence[Sequence[int]]) -> Numbers:
+    """Every way to take one of each list, as rows."""
     if not choices:
         return np.zeros((1, 0), dtype=np.int64)
     grids = np.meshgrid(*[np.array(each, dtype=np.int64) for each in choices], indexing="ij")

@@ -1,0 +1,85 @@
+"""What a model is made of: variables with options, nodes with layouts, and an edge for each tensor of an operation.
+
+A *variable* is a value, or several that must be kept alike; a *node* is an operation, or several that are computed
+alike; an *edge* says in which option of a variable each layout of a node wants it, and what it costs to bring it there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from reshard.propagation.space import Costs, Numbers, Options
+from reshard.propagation.trees import Table
+from reshard.propagation.ways import Layouts, Picks
+
+
+class Rent(NamedTuple):
+    """What it costs to hold a byte of a value."""
+
+    kept: float = 0.0
+    """As the value is kept."""
+    wanted: float = 0.0
+    """As it is brought to where it is wanted."""
+    made: float = 0.0
+    """As it comes out, before it is brought to where it is kept."""
+
+
+@dataclass(eq=False)
+class Variable:
+    """A value, or several that are kept alike."""
+
+    number: int
+    """Of the first of the values."""
+    options: Options
+    domain: Numbers
+    """The options that it may have."""
+    table: Table
+    count: int = 1
+    """How many values it stands for."""
+    rent: Costs | None = None
+    """Per option what it costs to hold it; nothing where None."""
+    uses: list[Edge] = field(default_factory=list)
+    makers: list[Edge] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Node:
+    """An operation."""
+
+    number: int
+    layouts: Layouts
+    cost: Costs
+    """Per layout, its work."""
+    uses: list[Edge] = field(default_factory=list)
+    """To its operands."""
+    makes: list[Edge] = field(default_factory=list)
+    """To its result; to several where it stands for operations whose results may be kept apart."""
+
+    @property
+    def edges(self) -> list[Edge]:
+        """All of them."""
+        return [*self.uses, *self.makes]
+
+
+class Edge:
+    """Between an operation and one of its tensors."""
+
+    def __init__(
+        self,
+        node: Node,
+        place: int,
+        variable: Variable,
+        wanted: Options,
+        table: Table,
+        picks: Picks,
+        often: float,
+        *,
+        is_result: bool,
+    ) -> None:
+        self.node, self.place, self.variable, self.wanted = node, place, variable, wanted
+        self.table, self.picks = table, picks
+        self.often, self.is_result = often, is_result
+        self.times = often * variable.count
+        """How often a reshard is made, of all values that are kept alike."""
+        self.key = node.number, place, variable.number
