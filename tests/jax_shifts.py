@@ -156,7 +156,7 @@ def cases() -> dict[str, Case]:
         ),
         "sum at known places": Case(lambda x: x.at[1:-1].add(1.0), rows, row, least=0),
         "one of two, of which one reverses": Case(
-            lambda x, n: lax.switch(n[0] > 0, [lambda x: x, lambda x: x[::-1]], x),
+            lambda x, n: lax.switch((n[0] > 0).astype(int), [lambda x: x, lambda x: x[::-1]], x),
             ((1024, 64), (1,)),
             (("x", None), (None,)),
         ),
