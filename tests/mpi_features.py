@@ -236,10 +236,8 @@ def models() -> Iterator[str]:
     from model_layouts import SMALL
 
     pairs = [
-        ("dense", "fsdp:8", "vllm:tp=4,dp=2,ep=off", 0),
         ("dense", "megatron:tp=2,pp=2+1", "vllm:tp=2,replicas=2", 4),
         ("qwen-moe", "megatron:tp=2,pp=2+1,ep=4", "vllm:tp=2,dp=2,ep=on", 3),
-        ("deepseek", "vllm:tp=2,dp=2,ep=on", "megatron:tp=2,pp=1,ep=2,etp=2,dp=4", 0),
     ]
     plans = []
     for family, source, target, first in pairs:
