@@ -18,12 +18,14 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, pairwise
+from math import prod
 
 from reshard.axis import Axis, aligned, difference, merged
 from reshard.collectives.fewest_bytes import fewest_bytes_chain
 from reshard.digits import Digit
 from reshard.errors import ReshardError
 from reshard.network import Network
+from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.relay import relay
 from reshard.planner.spread import collides, spread
 from reshard.problem import Reshard, becomes_unreduced
@@ -35,7 +37,7 @@ TRIED = 16
 
 
 def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Chain]:
-    """Chains worth comparing, the shortest first; on a network, that of named collectives too.
+    """Chains worth comparing, the shortest first; on a network, that of named collectives, and of little data a gather.
 
     Raises:
         ReshardError: as `shortest_chain`.
@@ -49,6 +51,9 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Cha
     yield from chains_by_detours(reshard, boundaries, {stride for stride in slower if stride < size})
     with suppress(ReshardError):  # not all ends have one
         yield fewest_bytes_chain(reshard)[0]
+    if prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES:
+        with suppress(ReshardError):
+            yield all_gathered(reshard)
 
 
 def level_strides(network: Network) -> list[int]:

@@ -16,7 +16,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 from reshard.checks import checked_shape
@@ -31,7 +30,7 @@ from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, candidates
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.overlap import overlapped
-from reshard.planner.policy import SMALL_BYTES, best_first, shrinks_first
+from reshard.planner.policy import best_first, shrinks_first
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
@@ -115,8 +114,7 @@ def reshard_of(source: Any, target: Any, shape: Sequence[int] | None = None, dty
 def _planned(reshard: Reshard, options: Options) -> Plan:
     if options.basis == "any":
         plans = [Plan(reshard, steps, options) for steps in dict.fromkeys(candidates(reshard, options.network))]
-        whole = prod(reshard.shape) * reshard.dtype.itemsize
-        if options.memory_limit is not None or (options.network is not None and whole <= SMALL_BYTES):
+        if options.memory_limit is not None:
             with suppress(ReshardError):
                 plans.append(Plan(reshard, all_gathered(reshard), options))
         if options.memory_limit is None:

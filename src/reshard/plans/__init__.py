@@ -4,6 +4,7 @@ plan.py          `Plan`, its figures, JSON
 options.py       what a plan has to keep to: network, basis, memory limit
 parts.py         equal parts of a tensor, whose steps overlap
 mlir.py          as MLIR text
+plan_record.py   what its JSON text holds
 table.py         the table that `print` shows
 chrome_trace.py  as a trace for Perfetto
 """
@@ -11,7 +12,8 @@ chrome_trace.py  as a trace for Perfetto
 from __future__ import annotations
 
 from reshard.plans.options import BASES, Options
-from reshard.plans.plan import SCHEMA, Plan
+from reshard.plans.plan import Plan
+from reshard.plans.plan_record import SCHEMA
 from reshard.plans.table import blocks, counted, rounds_text, seconds_text, short
 from reshard.tables import bytes_text
 

@@ -46,14 +46,12 @@ from reshard.plans.mlir import write_sdy, write_shard
 from reshard.plans.options import Options
 from reshard.plans.parts import Parting
 from reshard.plans.plan_page import plan_drawing, plan_page
-from reshard.plans.table import blocks, counted
+from reshard.plans.plan_record import SCHEMA, differences, plan_record
+from reshard.plans.table import blocks
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding
 from reshard.steps import ReshardWork, Step, chain_through
 from reshard.tables import bytes_text, plain
-
-SCHEMA = "reshard.plan/2"
-"""Names the form of the JSON text; it changes when a reader of the old form would be wrong."""
 
 CODE_ENGINES = ("jax", "torch")
 """The engines that write plans as code."""
@@ -432,44 +430,7 @@ class Plan(ReshardWork):
 
     def as_dict(self) -> dict[str, Any]:
         """What `to_json` writes."""
-        return {
-            "schema": SCHEMA,
-            "source": str(self.source),
-            "target": str(self.target),
-            "shape": list(self.shape),
-            "dtype": self.dtype.name,
-            "network": None if self.options.network is None else self.options.network.as_dict(),
-            "basis": self.options.basis,
-            "memory_limit": self.options.memory_limit,
-            "parts": self.parts,
-            "steps": [
-                {
-                    "kind": step.kind,
-                    "before": str(step.before),
-                    "after": str(step.after),
-                    "axes": [str(axis) for axis in step.axes],
-                    "rounds": counted(step),
-                    "received_bytes": step.received_bytes,
-                    "peak_bytes": step.peak_bytes,
-                    "near": step.near,
-                    "chunks": step.chunks,
-                    "seconds": seconds,
-                }
-                for step, seconds in zip(self.steps, self.step_seconds or [None] * len(self.steps), strict=True)
-            ],
-            "rounds": counted(self),
-            "received_bytes": self.received_bytes,
-            "total_received_bytes": self.total_received_bytes,
-            "lower_bound_bytes": self.lower_bound_bytes,
-            "relayed_bytes": self.relayed_bytes,
-            "total_lower_bound_bytes": self.total_lower_bound_bytes,
-            "bound_kind": self.bound_kind,
-            "peak_bytes": self.peak_bytes,
-            "seconds": self.seconds,
-            "lower_bound_seconds": self.lower_bound_seconds,
-            "time_cut": None if self.time_cut is None else self.time_cut.as_dict(),
-            "reason": self.reason,
-        }
+        return plan_record(self)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -505,7 +466,7 @@ class Plan(ReshardWork):
             raise
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise ReshardError("bad-plan-text", f"a plan lacks a field or has one of another type: {error}") from None
-        wrong = _differences(record, plan.as_dict())
+        wrong = differences(record, plan.as_dict())
         if wrong:
             raise ReshardError("bad-plan-text", f"{wrong[0]} in the text is not what the plan gives")
         return plan
@@ -521,13 +482,3 @@ class Plan(ReshardWork):
 
     def __str__(self) -> str:
         return plain(blocks(self))
-
-
-def _differences(record: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    def differing(fields: dict[str, Any], expected_fields: dict[str, Any]) -> list[str]:
-        return [key for key, value in expected_fields.items() if key != "steps" and fields.get(key, value) != value]
-
-    wrong = differing(record, expected)
-    for number, steps in enumerate(zip(record["steps"], expected["steps"], strict=True), 1):
-        wrong += [f"{key} of step {number}" for key in differing(*steps)]
-    return wrong

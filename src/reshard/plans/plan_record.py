@@ -1,0 +1,74 @@
+"""A plan as the record that its JSON text holds.
+
+Shardings are in Shardy's notation, bytes are integers; figures are written so that other readers need not count them,
+and are held against the plan when it is read.
+
+>>> differences({"rounds": 2, "steps": []}, {"rounds": 3, "steps": []})
+['rounds']
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from reshard.plans.table import counted
+
+if TYPE_CHECKING:
+    from reshard.plans.plan import Plan
+
+SCHEMA = "reshard.plan/2"
+"""Names the form of the JSON text; it changes when a reader of the old form would be wrong."""
+
+
+def plan_record(plan: Plan) -> dict[str, Any]:
+    """The fields of a plan and of its steps, with their figures."""
+    return {
+        "schema": SCHEMA,
+        "source": str(plan.source),
+        "target": str(plan.target),
+        "shape": list(plan.shape),
+        "dtype": plan.dtype.name,
+        "network": None if plan.options.network is None else plan.options.network.as_dict(),
+        "basis": plan.options.basis,
+        "memory_limit": plan.options.memory_limit,
+        "parts": plan.parts,
+        "steps": [
+            {
+                "kind": step.kind,
+                "before": str(step.before),
+                "after": str(step.after),
+                "axes": [str(axis) for axis in step.axes],
+                "rounds": counted(step),
+                "received_bytes": step.received_bytes,
+                "peak_bytes": step.peak_bytes,
+                "near": step.near,
+                "chunks": step.chunks,
+                "seconds": seconds,
+            }
+            for step, seconds in zip(plan.steps, plan.step_seconds or [None] * len(plan.steps), strict=True)
+        ],
+        "rounds": counted(plan),
+        "received_bytes": plan.received_bytes,
+        "total_received_bytes": plan.total_received_bytes,
+        "lower_bound_bytes": plan.lower_bound_bytes,
+        "relayed_bytes": plan.relayed_bytes,
+        "total_lower_bound_bytes": plan.total_lower_bound_bytes,
+        "bound_kind": plan.bound_kind,
+        "peak_bytes": plan.peak_bytes,
+        "seconds": plan.seconds,
+        "lower_bound_seconds": plan.lower_bound_seconds,
+        "time_cut": None if plan.time_cut is None else plan.time_cut.as_dict(),
+        "reason": plan.reason,
+    }
+
+
+def differences(record: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """Where a record says something else than the plan that was read from it."""
+
+    def differing(fields: dict[str, Any], expected_fields: dict[str, Any]) -> list[str]:
+        return [key for key, value in expected_fields.items() if key != "steps" and fields.get(key, value) != value]
+
+    wrong = differing(record, expected)
+    for number, steps in enumerate(zip(record["steps"], expected["steps"], strict=True), 1):
+        wrong += [f"{key} of step {number}" for key in differing(*steps)]
+    return wrong
