@@ -35,7 +35,8 @@ import numpy as np
 
 from reshard.contraction.tasks import Calculation
 from reshard.operations.reaching import windowed
-from reshard.propagation.space import Costs, Layouts, Numbers, Option, Options
+from reshard.propagation.space import Costs, Numbers, Option, Options
+from reshard.propagation.ways import Layouts
 from reshard.sharding import Sharding
 
 
