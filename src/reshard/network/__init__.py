@@ -10,7 +10,7 @@ traffic.py      what an exchange puts on every level
 pricing.py      seconds of steps
 inflow.py       how fast data come into groups of devices
 crossing.py     bytes that must come into some devices, or leave them
-cuts.py         the least time of any plan, and the cut that proves it
+least_time.py   the least time of any plan, and the cut that proves it
 hosts.py        bytes that come into hosts, and must
 
 >>> print(Network.preset("tpu-v5e-4x4"))
@@ -22,8 +22,8 @@ level 1  line of 4, 45 GB/s, 1 us
 from __future__ import annotations
 
 from reshard.network.calibration import Calibration, LevelFit
-from reshard.network.cuts import Cut, best_cut
 from reshard.network.hosts import host_bound, host_bytes
+from reshard.network.least_time import Cut, best_cut
 from reshard.network.level import LINKS, Level
 from reshard.network.networks import Network
 from reshard.network.presets import FAMILIES

@@ -29,7 +29,7 @@ from reshard.notation.described import check_settled, described, dtype_said, sha
 from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, candidates
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
-from reshard.planner.overlap import overlapped
+from reshard.planner.number_of_parts import overlapped
 from reshard.planner.policy import best_first, shrinks_first
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard

@@ -149,7 +149,7 @@ def best_cut(reshard: Reshard, network: Network) -> Cut | None:
     return Cut(chosen, place[0] == 0, int(crossing[place]), float(parts.bandwidth[place[1:]]))
 
 
-class _Parts(NamedTuple):
+class _LevelParts(NamedTuple):
     """Parts of every level, whose products are the cuts that are tried."""
 
     members: tuple[NDArray[np.bool_], ...]
@@ -159,14 +159,14 @@ class _Parts(NamedTuple):
 
 
 @lru_cache(256)
-def _parts_of_levels(network: Network, strides: tuple[tuple[int, ...], ...], budget: int) -> _Parts:
+def _parts_of_levels(network: Network, strides: tuple[tuple[int, ...], ...], budget: int) -> _LevelParts:
     """The parts of levels to try, at most so many products of them, and what leads into each product."""
     for positions in (16, 8, 4, 3, 2, 1):
         parts = [_parts(level, cuts, positions) for level, cuts in zip(network.levels, strides, strict=True)]
         if prod(map(len, parts)) <= budget:
             break
     members = tuple(np.array(rows, dtype=np.bool_) for rows in parts)
-    return _Parts(members, _bandwidth(network, members))
+    return _LevelParts(members, _bandwidth(network, members))
 
 
 def _parts(level: Level, strides: tuple[int, ...], positions: int) -> list[tuple[bool, ...]]:
