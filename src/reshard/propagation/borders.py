@@ -11,7 +11,8 @@ By hand, on x = 4, a roll by 1 of 16 elements: a device has its 4, and lacks the
 >>> from reshard.mesh import Mesh
 >>> from reshard.operations.rules import operation_rule
 >>> from reshard.propagation.program import Program
->>> from reshard.propagation.space import Along, Pieces, layouts_of
+>>> from reshard.propagation.space import Pieces
+>>> from reshard.propagation.ways import Along, layouts_of
 >>> program = Program(Mesh.of(x=4))
 >>> rolled = program.roll(program.input("a", (16,), "float32"), (1,), (0,))
 >>> calculation = calculation_of(program.operations[-1], operation_rule(program.operations[-1]))
