@@ -1,12 +1,12 @@
 """Plan a reshard: candidates, and a policy that chooses among them.
 
-    planning.py      `plan`, and `alternatives` of a plan
-    candidates.py    chains of steps that lead from source to target
-    spread.py        middles in which all devices of a host share what crosses between hosts
-    better_legs.py   a plan whose parts are planned anew
-    overlap.py       in how many parts the steps of a plan overlap best
-    policy.py        which is best: fewest bytes, then steps, then rounds; or the least time on a network
-    memory_limit.py  a limit on what a device holds at once
+    planning.py         `plan`, and `alternatives` of a plan
+    candidates.py       chains of steps that lead from source to target
+    spread.py           middles in which all devices of a host share what crosses between hosts
+    better_legs.py      a plan whose parts are planned anew
+    number_of_parts.py  in how many parts the steps of a plan overlap best
+    policy.py           which is best: fewest bytes, then steps, then rounds; or the least time on a network
+    memory_limit.py     a limit on what a device holds at once
 
 **Why not one search.** Without a network the exchange of `reshard.exchange` is optimal as it stands: one step
 receives exactly the bound, so there is nothing to search.
