@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError, replace
@@ -393,7 +394,8 @@ def check_value(value: Any) -> None:
     """One spelling, no changes, and the same again by pickle, copy and repr."""
     copies = [copy.copy(value), copy.deepcopy(value)]
     copies += [pickle.loads(pickle.dumps(value, protocol)) for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)]
-    copies.append(eval(repr(value), NAMES))
+    if not re.search(r"<|\.\.\.", repr(value)):  # of what is made of much a repr tells, and makes nothing
+        copies.append(eval(repr(value), NAMES))
     for other in copies:
         assert type(other) is type(value)
         assert other == value

@@ -100,7 +100,7 @@ class Mesh:
 
     def __repr__(self) -> str:
         """The call of `Mesh.of` that makes it; of many devices in an order of their own the first few."""
-        words = [name.isidentifier() and not iskeyword(name) for name, _ in self.axes]
+        words = [name.isidentifier() and not iskeyword(name) and name != "device_ids" for name, _ in self.axes]
         axes = [f"{name}={size}" for name, size in self.axes] if all(words) else [repr(dict(self.axes))]
         ids = self.device_ids
         if ids is not None:

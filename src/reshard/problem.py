@@ -51,6 +51,7 @@ class Reshard:
         Raises:
             ReshardError: `bad-argument`, `unknown-dtype`, and with the code of the first rule that is broken.
 
+        >>> from reshard.mesh import Mesh
         >>> mesh = Mesh.of(x=2, y=4)
         >>> print(Reshard.of(Sharding.of(mesh, "y", None), Sharding.of(mesh, "x", "y"), (8, 8), "f32"))
         [{"y"}, {}] -> [{"x"}, {"y"}]
@@ -73,6 +74,7 @@ def stays_unreduced(before: Sharding, after: Sharding) -> tuple[Axis, ...]:
     Where the devices stand in another order there is no telling which they are: then all, if there are as many
     classes before as after, or none.
 
+    >>> from reshard.mesh import Mesh
     >>> mesh = Mesh.of(x=2, y=4)
     >>> before, after = Sharding.of(mesh, unreduced=("x", "y:(1)2")), Sharding.of(mesh, unreduced="y")
     >>> print(*stays_unreduced(before, after), *becomes_unreduced(before, after))

@@ -13,6 +13,7 @@ to `[{"x"}, {"y"}]`:
 dim 0 has the blocks 2 (source) and 4 (target); the cut at 4 lies inside y and splits it into (2, 2) and (1, 2),
 and that split cuts dim 1, whose blocks of 2 by y are pairs of 4.
 
+>>> from reshard.digits import Digit
 >>> x, y = Digits([Digit(4, 2)]), Digits([Digit(1, 4)])
 >>> source = Layout(dims=((y,), ()), unreduced=Digits(), positions=8)
 >>> target = Layout(dims=((x,), (y,)), unreduced=Digits(), positions=8)

@@ -362,6 +362,7 @@ class Sharding:
         Raises:
             ReshardError: `unknown-device`, `rank-mismatch`, `bad-shape`, `too-large`.
 
+        >>> from reshard.deal import Deal
         >>> sharding = Sharding.of(Mesh.of(x=3), (Deal.zigzag(), "x"))
         >>> [sharding.boxes(device, (12,)) for device in range(2)]
         [(Box([(0, 2)]), Box([(10, 12)])), (Box([(2, 4)]), Box([(8, 10)]))]

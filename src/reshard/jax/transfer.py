@@ -20,7 +20,7 @@ Arrays on one mesh that stay on it need none of that: they go in one program.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 from weakref import WeakKeyDictionary
 
 import jax
@@ -32,7 +32,7 @@ from reshard.checks import expect
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.jax.conversions import for_leaves
-from reshard.jax.exchange.resharding import reshard
+from reshard.jax.exchange.resharding import ArrayTree, reshard
 from reshard.models import ModelPlan, Rules, plan_model
 from reshard.models.laid_buckets import LaidBucket, laid_buckets
 from reshard.models.model_planner import IN_FLIGHT
@@ -45,14 +45,32 @@ DEPTH = 2
 """Buckets under way at a time."""
 
 
+@overload
 def transfer(
-    arrays: Any,
-    target: Any,
+    arrays: HeldByDevice,
+    target: ModelPlan,
     *,
     in_flight: int = IN_FLIGHT,
     cast: Mapping[str, Any] | None = None,
     donate: bool = False,
-) -> Any:
+) -> HeldByDevice: ...
+@overload
+def transfer(
+    arrays: ArrayTree,
+    target: object,
+    *,
+    in_flight: int = IN_FLIGHT,
+    cast: Mapping[str, Any] | None = None,
+    donate: bool = False,
+) -> ArrayTree: ...
+def transfer(
+    arrays: object,
+    target: object,
+    *,
+    in_flight: int = IN_FLIGHT,
+    cast: Mapping[str, Any] | None = None,
+    donate: bool = False,
+) -> object:
     """Move a model between devices; every device receives the bytes that it lacks.
 
     Args:

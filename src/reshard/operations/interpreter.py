@@ -331,6 +331,8 @@ class _Computation:
             return verbs.concatenate(self.tiles, dim)
         result = None
         for term, tile in enumerate(self.tiles):
+            if not self.operation.operands[term].shape[dim]:
+                continue  # which has no window
             places = verbs.count(tile, tuple(tile.shape), dim) + self.extents.start(term, dim)
             inside = (places >= 0) & (places < self.operation.operands[term].shape[dim])
             result = tile if result is None else verbs.where(inside, tile, result)

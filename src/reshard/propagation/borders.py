@@ -72,6 +72,9 @@ def lacked(options: Options, uneven: str) -> dict[int, Costs]:
     share.
     Where values are combined, all of it comes from others.
     """
+    windows = {number: option.sharding for number, option in enumerate(options.all) if option.has_windows}
+    if not windows:
+        return {}
     plain = [option._replace(sharding=None) if option.has_windows else option for option in options.all]
     tiles: list[list[Costs]] = []
     which: list[Numbers] = []
@@ -81,13 +84,14 @@ def lacked(options: Options, uneven: str) -> dict[int, Costs]:
         tiles.append([_runs(sharding, 0, size) for sharding in cut])
         which.append(np.array([lists.index(option.dims[dim]) for option in plain]))
     lacking: dict[int, Costs] = {}
-    for number, option in enumerate(options.all):
-        if option.sharding is None or not option.has_windows:
+    for number, sharding in windows.items():
+        if sharding is None:
             continue
+        option = options.all[number]
         shared = np.ones((len(plain), options.pieces.mesh.size))
         held = np.ones(options.pieces.mesh.size)
         for dim, size in enumerate(options.shape):
-            runs = _runs(option.sharding, dim, size)
+            runs = _runs(sharding, dim, size)
             shared *= np.array([_shared(tile, runs) for tile in tiles[dim]])[which[dim]]
             held *= (runs[1] - runs[0]).sum(axis=0)
         lacking[number] = (held - shared).max(axis=1)

@@ -133,12 +133,12 @@ def _convolved(
     return _slid(x, reaches, shape, lambda part: function(part, weight, bias, **options), weights=weights)
 
 
-def conv_transpose1d(x: DTensor, weight: Any, bias: Any = None, **options: Any) -> DTensor:
+def conv_transpose1d(x: DTensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **options: Any) -> DTensor:
     """`torch.nn.functional.conv_transpose1d` of a batch, cut in any dim; as `conv_transpose2d`."""
     return _transposed(1, x, weight, bias, **options)
 
 
-def conv_transpose2d(x: DTensor, weight: Any, bias: Any = None, **options: Any) -> DTensor:
+def conv_transpose2d(x: DTensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **options: Any) -> DTensor:
     """`torch.nn.functional.conv_transpose2d` of a batch, cut in any dim: only the borders of images travel.
 
     Args:
@@ -153,7 +153,7 @@ def conv_transpose2d(x: DTensor, weight: Any, bias: Any = None, **options: Any) 
     return _transposed(2, x, weight, bias, **options)
 
 
-def conv_transpose3d(x: DTensor, weight: Any, bias: Any = None, **options: Any) -> DTensor:
+def conv_transpose3d(x: DTensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **options: Any) -> DTensor:
     """`torch.nn.functional.conv_transpose3d` of a batch, cut in any dim; as `conv_transpose2d`."""
     return _transposed(3, x, weight, bias, **options)
 
