@@ -420,7 +420,7 @@ append = FileWriter.append
 def slow(self, path, data):
     append(self, path, data)
     print("wrote", path, flush=True)
-    time.sleep(0.05)
+    time.sleep(20)
 FileWriter.append = slow
 sys.exit(main(sys.argv[1:]))
 """

@@ -103,7 +103,7 @@ def test_every_product_on_one_axis(ranks: int) -> None:
         assert {named(problem): (ours, theirs) for problem, ours, theirs in even if ours < theirs} == FEWER
 
 
-@pytest.mark.parametrize(("ranks", "sizes"), [(4, (2, 2)), (6, (2, 3))])
+@pytest.mark.parametrize(("ranks", "sizes"), [(4, (2, 2)), pytest.param(6, (2, 3), marks=pytest.mark.slow)])
 def test_products_on_two_axes(ranks: int, sizes: tuple[int, int]) -> None:
     rng = random.Random(ranks)
     ends = list(ENDS.values())
