@@ -152,7 +152,7 @@ def test_values_and_bytes(name: str) -> None:
     check(name, MESHES[number % 3], list(WAYS)[number % 5])
 
 
-FEW = ("mixture of experts", "grouped query by scan", "conv", "dropout")
+FEW = ("conv", "dropout")
 """Gradients of these are taken by default; of all on demand."""
 
 

@@ -341,6 +341,7 @@ def test_a_network_prices_it_in_seconds() -> None:
         Program.parse(PRIORITIES).propagate().to_trace()
 
 
+@pytest.mark.slow
 def test_ten_thousand_operations_take_no_more_than_what_is_distinct() -> None:
     mesh = Mesh.of(data=8, model=8)
     program = Program(mesh)

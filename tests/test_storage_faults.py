@@ -413,7 +413,9 @@ def test_a_piece_that_went_to_the_wrong_place_is_found(whole: Path) -> None:
 # The same with real signals and a real limit, in processes of their own.
 
 SLOWLY = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore them
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from reshard.cli import main
 from reshard.models.checkpoints.files import FileWriter
 append = FileWriter.append

@@ -93,7 +93,7 @@ def named(problem: Product) -> str:
     return f"{names[first]} @ {names[second]} -> {names[target]}"
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_product_on_one_axis(ranks: int) -> None:
     found = checked(ranks, every_product(ranks))
     more = [(named(problem), problem.shapes, ours, theirs) for problem, ours, theirs in found if ours > theirs]
