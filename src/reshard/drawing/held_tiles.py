@@ -14,9 +14,9 @@ from math import prod
 from typing import TypeVar
 
 from reshard.drawing.markup import Markup, tag
-from reshard.drawing.tensor_frame import EdgePair, FrameTile, TensorFrame, content_cells, draw_frame
+from reshard.drawing.tensor_frame import FrameTile, TensorFrame, content_cells, draw_frame
 
-B = TypeVar("B", bound=Sequence[Sequence[EdgePair]])
+B = TypeVar("B", bound=Sequence[Sequence[tuple[int, int]]])
 """The boxes of a tile."""
 
 NAMED = 4
@@ -60,12 +60,12 @@ def named(devices: Sequence[int], most: int) -> str:
     return " ".join([*map(str, devices[: most - 1]), f"+{len(devices) - most + 1}"])
 
 
-def box_text(box: Sequence[EdgePair]) -> str:
+def box_text(box: Sequence[tuple[int, int]]) -> str:
     """A box as it prints."""
     return " x ".join(f"[{start}, {stop})" for start, stop in box) or "()"
 
 
-def cuts_of(boxes: Iterable[Sequence[EdgePair]], ndim: int) -> list[list[int]]:
+def cuts_of(boxes: Iterable[Sequence[tuple[int, int]]], ndim: int) -> list[list[int]]:
     """Per dim where boxes begin and end, in order."""
     found: list[set[int]] = [set() for _ in range(ndim)]
     for box in boxes:
@@ -74,7 +74,7 @@ def cuts_of(boxes: Iterable[Sequence[EdgePair]], ndim: int) -> list[list[int]]:
     return [sorted(ends) for ends in found]
 
 
-def inner_cuts(boxes: Iterable[Sequence[EdgePair]], shape: Sequence[int]) -> list[list[int]]:
+def inner_cuts(boxes: Iterable[Sequence[tuple[int, int]]], shape: Sequence[int]) -> list[list[int]]:
     """Per dim where boxes begin and end inside a tensor."""
     pairs = zip(cuts_of(boxes, len(shape)), shape, strict=True)
     return [[cut for cut in points if 0 < cut < size] for points, size in pairs]

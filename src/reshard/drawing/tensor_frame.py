@@ -25,7 +25,6 @@ from typing import NamedTuple
 from reshard.drawing.markup import Markup, tag
 from reshard.drawing.palette import colour
 
-EdgePair = tuple[int, int]
 Lists = Sequence[Sequence[int]]
 
 GAP = 0.06
@@ -81,7 +80,7 @@ class TensorFrame:
         """The dims that are not drawn."""
         return tuple(dim for dim in range(len(self.shape)) if dim not in (*self.across, *self.down))
 
-    def rects(self, box: Sequence[EdgePair]) -> list[Rect]:
+    def rects(self, box: Sequence[tuple[int, int]]) -> list[Rect]:
         """Where a box lies, as parts of the drawing; one rectangle for each layer that it reaches."""
         return [
             Rect(left, top, right - left, bottom - top)
@@ -89,7 +88,7 @@ class TensorFrame:
             for left, right in self._spans(self.across, box)
         ]
 
-    def _spans(self, dims: tuple[int, ...], box: Sequence[EdgePair]) -> list[tuple[float, float]]:
+    def _spans(self, dims: tuple[int, ...], box: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
         spans = [(0.0, 1.0)]
         for dim in dims:
             (start, stop), size = box[dim], max(self.shape[dim], 1)
@@ -123,7 +122,7 @@ class TensorFrame:
 class FrameTile(NamedTuple):
     """A tile of a tensor, and what stands in it."""
 
-    boxes: Sequence[Sequence[EdgePair]]
+    boxes: Sequence[Sequence[tuple[int, int]]]
     label: str
     """Which devices hold it."""
     badge: str = ""
@@ -190,7 +189,7 @@ def draw_frame(frame: TensorFrame, contents: Lists, tiles: Sequence[FrameTile], 
 
 
 def _content(frame: TensorFrame, contents: Lists, width: int, height: int) -> Markup:
-    boxes: list[list[EdgePair]] = [[]]
+    boxes: list[list[tuple[int, int]]] = [[]]
     for ends in contents:
         boxes = [[*box, pair] for box in boxes for pair in pairwise(ends)]
     fields = []

@@ -26,7 +26,7 @@ from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.exchange import Piece, Tiling
 from reshard.mpi.participants import Participants
-from reshard.mpi.subarrays import Index, memory_of, run_of, subarrays
+from reshard.mpi.subarrays import memory_of, run_of, subarrays
 from reshard.plans import Plan
 from reshard.steps import Move
 from reshard.tile import Tile
@@ -51,7 +51,7 @@ class MessageEnd:
         cls,
         pieces: Iterable[tuple[int, Piece]],
         shape: tuple[int, ...],
-        place_of: Callable[[Box], Index] | None,
+        place_of: Callable[[Box], tuple[slice, ...]] | None,
         itemsize: int,
     ) -> MessageEnd:
         """The messages of some pieces.
@@ -118,9 +118,9 @@ class LocalMove:
             return False
         return all(len(target.places(piece.box)) == 1 for piece in self.incoming)
 
-    def _place(self, box: Box) -> Index:
+    def _place(self, box: Box) -> tuple[slice, ...]:
         target: Any = self.target
-        place: Index = target.places(box)[0][0]
+        place: tuple[slice, ...] = target.places(box)[0][0]
         return place
 
     @cached_property

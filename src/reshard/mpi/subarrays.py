@@ -12,10 +12,8 @@ from typing import Any
 
 from mpi4py import MPI
 
-Index = tuple[slice, ...]
 
-
-def subarrays(shape: tuple[int, ...], parts: Sequence[Index], itemsize: int) -> MPI.Datatype:
+def subarrays(shape: tuple[int, ...], parts: Sequence[tuple[slice, ...]], itemsize: int) -> MPI.Datatype:
     """The parts of a contiguous array, none of them empty, one after the other.
 
     Args:
@@ -37,7 +35,7 @@ def run_of(start: int, nbytes: int) -> MPI.Datatype:
     return MPI.Datatype.Create_struct([nbytes], [start], [MPI.BYTE]).Commit()
 
 
-def _subarray(shape: tuple[int, ...], part: Index, itemsize: int) -> MPI.Datatype:
+def _subarray(shape: tuple[int, ...], part: tuple[slice, ...], itemsize: int) -> MPI.Datatype:
     ends = [index.indices(size) for index, size in zip(part, shape, strict=True)]
     *sizes, last = shape or (1,)
     *starts, first = [start for start, _, _ in ends] or [0]

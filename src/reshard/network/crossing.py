@@ -182,8 +182,12 @@ def crossing_by_digits(sides: Sides, placed: Placed, members: Members) -> Crossi
     return np.array(crossing)
 
 
-Factor = tuple[NDArray[np.float64], list[int]]
-"""Which values of a level's digits are in its parts, and the letters of its dims."""
+class LetteredTable(NamedTuple):
+    """Which values of a level's digits are in its parts."""
+
+    values: NDArray[np.float64]
+    letters: list[int]
+    """Of its dims."""
 
 
 def _projected(
@@ -194,17 +198,19 @@ def _projected(
     *,
     parts: tuple[int, ...],
     comes_in: bool,
-) -> Factor:
+) -> LetteredTable:
     """Whether any device of a part holds an element, of all the values that it is combined from; or only these do."""
     free = tuple(n for n, role in enumerate(roles, 1) if role is None and n not in parts)
     first, second = (np.any, np.all) if comes_in else (np.all, np.any)
     held = second(first(table, axis=free, keepdims=True), axis=parts, keepdims=True)
     left = [n for n in range(1, table.ndim) if n not in free + parts]
     held = held.reshape(len(table), *(table.shape[n] for n in left))
-    return held.astype(np.float64), [place, *(letters[roles[n - 1]] for n in left)]
+    return LetteredTable(held.astype(np.float64), [place, *(letters[roles[n - 1]] for n in left)])
 
 
-def _summed(factors: Sequence[Factor], sizes: Mapping[Role, int], letters: Mapping[Role, int], levels: int) -> Any:
+def _summed(
+    factors: Sequence[LetteredTable], sizes: Mapping[Role, int], letters: Mapping[Role, int], levels: int
+) -> Any:
     """The number of elements of which all factors hold, by the parts of levels."""
     used = {letter for _, dims in factors for letter in dims}
     unasked = prod(size for role, size in sizes.items() if letters[role] not in used)

@@ -44,8 +44,6 @@ from reshard.steps import Step
 
 CACHED = 4096
 """Patterns of exchanges whose loads are kept."""
-Stages = tuple[tuple[Level, ...], ...]
-"""Parts of levels, one stage of a collective after another, innermost first."""
 
 
 def seconds_of(step: Step, network: Network, *, copies: bool = False) -> float:
@@ -174,7 +172,7 @@ def _use_of_loads(carried: Loads, unit_bytes: float, network: Network) -> Use:
     return Use(carried.seconds(network.levels, unit_bytes) + network.launch_s, (*busy, network.launch_s))
 
 
-def _use_of_stages(seconds: float, stages: Stages, network: Network) -> Use:
+def _use_of_stages(seconds: float, stages: tuple[tuple[Level, ...], ...], network: Network) -> Use:
     """Of a collective, whose levels all are busy as long as it takes, by some stage of it."""
     used = [part for stage in stages for part in stage]
     busy = [
@@ -235,7 +233,7 @@ def _kind(exchange: DigitExchange, number: int) -> str | None:
 
 
 @lru_cache(CACHED)
-def _stages(network: Network, mesh: Mesh, positions: Digits) -> Stages | None:
+def _stages(network: Network, mesh: Mesh, positions: Digits) -> tuple[tuple[Level, ...], ...] | None:
     """The parts of levels that a group uses, innermost first; those of one torus together.
 
     None where the group is no product of parts of levels, or is no ring of its own where links lead one way.

@@ -38,8 +38,6 @@ from reshard.torch.conversions import dtype_of
 from reshard.torch.world import current_world
 
 Tensors = Mapping[str, torch.Tensor]
-Works = tuple[list[Any], list[Any]]
-"""What to wait for: for what is sent, and for what is received."""
 MARK = "reshard_version"
 """The attribute of a tensor that says which version it holds; None while it is being written."""
 DEPTH = 2
@@ -67,7 +65,7 @@ class Bucket(NamedTuple):
     """What a rank does for one bucket."""
 
     packing: Copies
-    post: Callable[[], Works]
+    post: Callable[[], tuple[list[Any], list[Any]]]
     unpacking: Copies
     nbytes: int
     """What is sent and received."""
@@ -279,7 +277,7 @@ class _Maker:
             within = place[part.slices(piece.box)]
             copies.add(*((within, view) if end == 0 else (view, within)))
 
-    def _messages(self, bucket: LaidBucket, room: torch.Tensor) -> Callable[[], Works]:
+    def _messages(self, bucket: LaidBucket, room: torch.Tensor) -> Callable[[], tuple[list[Any], list[Any]]]:
         """What sends a bucket message by message."""
         group: Any = dist.group.WORLD
         carrier = Carrier(group, bool(group._get_backend(self.device).supports_coalescing))
@@ -296,7 +294,7 @@ def _goes_together(plan: ModelPlan) -> bool:
     return ranks > 1 and ranks == dist.get_world_size() and 2 * len(plan.traffic[0]) >= ranks * (ranks - 1)
 
 
-def _all_to_all(bucket: LaidBucket, room: torch.Tensor) -> Callable[[], Works]:
+def _all_to_all(bucket: LaidBucket, room: torch.Tensor) -> Callable[[], tuple[list[Any], list[Any]]]:
     """What sends a bucket as one all-to-all of all ranks, those too that have nothing in it."""
     (sent, leaving), (received, arriving) = (
         _in_one(messages, room, dist.get_world_size()) for messages in (bucket.sends, bucket.receives)
