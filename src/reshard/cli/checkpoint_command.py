@@ -21,7 +21,7 @@ from reshard.models.checkpoints.files import Reads
 from reshard.models.checkpoints.layouts import WrittenFiles, casts_of, device_files, whole_files
 from reshard.models.checkpoints.opening import open_checkpoint
 from reshard.models.checkpoints.orbax_layout import orbax_arrays
-from reshard.models.checkpoints.peers import Alone, Peers, together
+from reshard.models.checkpoints.peers import Alone, Peers, agreed
 from reshard.models.checkpoints.stored import Checkpoint
 from reshard.models.names import skeleton
 from reshard.tables import Table, bytes_text
@@ -176,7 +176,8 @@ def _convert(args: argparse.Namespace, memory: int | None) -> None:
     """In this process, or in all of a job; the first of them speaks."""
     peers = peers_of_job()
     try:
-        work = together(peers, lambda: _work(open_checkpoint(args.source), args, memory, peers))
+        with agreed(peers):
+            work = _work(open_checkpoint(args.source), args, memory, peers)
         reads = _converted(work)
     except ReshardError:
         if peers.rank:

@@ -7,7 +7,6 @@
     index.py         the index of a folder of tiles
     inputs.py        a file or a folder, opened
     folder.py        an output that is there whole or not at all
-    crew.py          processes that write one output together
 
 A plan of several exchanges runs through folders inside the output's, each removed once the next is checked.
 """
@@ -20,13 +19,13 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from reshard.cli.storage.crew import Alone, Peers, agreed, share
 from reshard.cli.storage.folder import check_absent, check_room, shared_folder
 from reshard.cli.storage.index import NAME, FolderIndex, TileEntry, read_index, tile_files
 from reshard.cli.storage.inputs import Input, open_input
 from reshard.cli.storage.streaming import Advance, TensorFiles, TileTransfer, check, transfers_of, write
 from reshard.errors import ReshardError, refusing
 from reshard.exchange import Piece
+from reshard.models.checkpoints.peers import Alone, Peers, agreed, share
 from reshard.plans import Plan
 
 __all__ = ["Input", "Peers", "TileEntry", "agreed", "check_absent", "open_input", "reshard_files"]

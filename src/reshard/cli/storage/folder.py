@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from reshard.cli.interrupts import held
-from reshard.cli.storage.crew import Peers, agreed
 from reshard.errors import ReshardError, refusing
+from reshard.models.checkpoints.peers import Peers, agreed
 
 
 def check_absent(out: Path) -> None:

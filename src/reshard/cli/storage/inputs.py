@@ -11,7 +11,6 @@ import numpy as np
 
 from reshard.box import Box
 from reshard.cli.storage import npy
-from reshard.cli.storage.crew import Alone, Peers, share
 from reshard.cli.storage.encoding import Encoding, encoding_of
 from reshard.cli.storage.index import NAME, FolderIndex, TileEntry, read_index, tile_files
 from reshard.cli.storage.streaming import Advance, TensorFiles
@@ -20,6 +19,7 @@ from reshard.errors import ReshardError
 from reshard.exchange import Tiling
 from reshard.models.checkpoints import safetensors
 from reshard.models.checkpoints.files import FileReader, TileFile
+from reshard.models.checkpoints.peers import Alone, Peers, share
 from reshard.sharding import Sharding
 
 CHUNK_BYTES = 2**24

@@ -29,7 +29,7 @@ from reshard.models.checkpoints.copying import ReportBytes, TargetWriter, Tensor
 from reshard.models.checkpoints.files import FileReader, Reads, TileWriter
 from reshard.models.checkpoints.layouts import WrittenFiles
 from reshard.models.checkpoints.orbax import ArrayWriter
-from reshard.models.checkpoints.peers import Alone, Peers, dealt, together
+from reshard.models.checkpoints.peers import Alone, Peers, agreed, dealt
 from reshard.models.checkpoints.stored import Checkpoint
 
 MEMORY, ARRAY_MEMORY = 3 << 20, 96 << 20
@@ -179,13 +179,17 @@ def convert(work: Converting, advance: ReportBytes) -> Reads:
             "bad-argument",
             f"{work.source.path} has chunks that take {least} bytes of memory; {work.memory} are allowed",
         )
-    begun = together(peers, lambda: _begin(work, request) if peers.rank == 0 else None)
+    with agreed(peers):
+        begun = _begin(work, request) if peers.rank == 0 else None
     is_whole, done = peers.all(begun)[0]
     if is_whole:
         advance(work.written.nbytes)
         return Reads()
-    reads = together(peers, lambda: _copy_tensors(work, done, advance))
-    together(peers, lambda: _finish(work) if peers.rank == 0 else None)
+    with agreed(peers):
+        reads = _copy_tensors(work, done, advance)
+    with agreed(peers):
+        if peers.rank == 0:
+            _finish(work)
     return sum(peers.all(reads), Reads())
 
 

@@ -1,12 +1,12 @@
-"""The processes that write a checkpoint together, and what they tell each other: that all went well, or what did not.
+"""The processes that write one output together, and what they tell each other: that all went well, or what did not.
 
->>> together(Alone(), lambda: 3)
-3
+By hand, 3 devices and one process: it writes all; of two the second would write device 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 from reshard.errors import ReshardError
@@ -42,14 +42,15 @@ class Alone:
         return [value]
 
 
-def together(peers: Peers, action: Callable[[], T]) -> T:
-    """What an action gives that all do; where one of them fails, all raise, the others what the first of these says.
+@contextmanager
+def agreed(peers: Peers) -> Iterator[None]:
+    """What goes wrong meanwhile on one of them goes wrong on all, as the first of these says it; all wait at the end.
 
     Raises:
         ReshardError: of any of them; `exchange-failed` where another one failed otherwise.
     """
     try:
-        value = action()
+        yield
     except Exception as error:  # whatever it is, the others must hear of it
         code = error.code if isinstance(error, ReshardError) else "exchange-failed"
         peers.all((code, str(error) or type(error).__name__))
@@ -57,7 +58,15 @@ def together(peers: Peers, action: Callable[[], T]) -> T:
     for failure in peers.all(None):
         if failure is not None:
             raise ReshardError(*failure)
-    return value
+
+
+def share(peers: Peers, things: Sequence[T]) -> list[T]:
+    """What of them this process does, where each does every so manyth.
+
+    >>> share(Alone(), [0, 1, 2])
+    [0, 1, 2]
+    """
+    return list(things[peers.rank :: peers.size])
 
 
 def dealt(sizes: Sequence[int], count: int) -> list[list[int]]:
