@@ -109,6 +109,18 @@ def conv3d(x: DTensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *
     return _convolved(3, x, weight, bias, **options)
 
 
+def _channels_whole(x: DTensor, weight: torch.Tensor, count: int) -> DTensor:
+    """The batch of a convolution over so many dims, reduced, its channels on every device.
+
+    Raises:
+        ReshardError: `rank-mismatch`.
+    """
+    x = _whole(_reduced(x), {1})
+    if x.ndim != count + 2 or weight.ndim != count + 2:
+        raise ReshardError("rank-mismatch", f"a convolution over {count} dims has operands of {count + 2}")
+    return x
+
+
 def _convolved(
     count: int,
     x: DTensor,
@@ -119,9 +131,7 @@ def _convolved(
     dilation: Numbers = 1,
     groups: int = 1,
 ) -> DTensor:
-    x = _whole(_reduced(x), {1})
-    if x.ndim != count + 2 or weight.ndim != count + 2:
-        raise ReshardError("rank-mismatch", f"a convolution over {count} dims has operands of {count + 2}")
+    x = _channels_whole(x, weight, count)
     kernel = tuple(weight.shape[2:])
     steps, pads, spread = (_each(numbers, count) for numbers in (stride, padding, dilation))
     reaches = _reaches(kernel, steps, pads, spread)
@@ -169,9 +179,7 @@ def _transposed(
     groups: int = 1,
     dilation: Numbers = 1,
 ) -> DTensor:
-    x = _whole(_reduced(x), {1})
-    if x.ndim != count + 2 or weight.ndim != count + 2:
-        raise ReshardError("rank-mismatch", f"a convolution over {count} dims has operands of {count + 2}")
+    x = _channels_whole(x, weight, count)
     kernel = tuple(weight.shape[2:])
     steps, pads, more, spread = (_each(numbers, count) for numbers in (stride, padding, output_padding, dilation))
     if min(steps) < 1 or any(
