@@ -25,10 +25,11 @@ from reshard import Network, Plan
 from reshard.digits import Digits
 from reshard.exchange import DigitExchange
 from reshard.network import Level
-from reshard.network.pricing import Stages, _kind, _stages
+from reshard.network.pricing import _kind, _stages
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Stages = tuple[tuple[Level, ...], ...]
 
 
 class Messages(NamedTuple):
