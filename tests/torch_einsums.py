@@ -166,7 +166,7 @@ def planned(text: str, *operands: DTensor, target: DTensor) -> rs.EinsumPlan:
 
 EXPRESSIONS = [
     "bij,bjk->bik", "ij,ij->ij", "ij->ji", "ij->", "ij->i", "ii->i", "ii->", "ij,j->i", "i,j->ij", ",ij->ij",
-    "iij,jk->ik", "ij,ij,ij->j", "ij,jk,kl->il", "ij,jk,kl,lm->im", "bthd,bshd->bhts", "(a b) c -> a (b c)",
+    "iij,jk->ik", "ij,ij,ij->j", "ij,jk,kl->il", "bthd,bshd->bhts", "(a b) c -> a (b c)",
     "a b -> (a b)", "(a b) -> a b", "(a b), (b a) -> b a", "a b c -> (b a) c", "i 1 -> i", "i -> i n", "->",
 ]  # fmt: skip
 
@@ -190,10 +190,10 @@ def any_expression(rank: int) -> list[str]:
         operands = [put(values, mesh, end) for values, end in zip(classes, ends, strict=True)]
         arrays = [torch.stack(values).sum(0).double().numpy() for values in classes]
         right = torch.from_numpy(np.array(whole_by_numpy(pattern, sizes, arrays))).float()
-        for target in (None, drawn_end(len(pattern.output), mesh.ndim, rng)):
-            for overlap in (False, True):
-                z = einsum(text, *operands, target=target, sizes=sizes, overlap=overlap, check="never")
-                wrong.append(unless(is_right(z, right), f"{text} {shapes} {ends} -> {target}: {z}"))
+        end = drawn_end(len(pattern.output), mesh.ndim, rng)
+        for target, overlap in ((None, False), (end, False), (end, True)):
+            z = einsum(text, *operands, target=target, sizes=sizes, overlap=overlap, check="never")
+            wrong.append(unless(is_right(z, right), f"{text} {shapes} {ends} -> {target}: {z}"))
     return wrong
 
 
@@ -214,9 +214,8 @@ def gradients_are_those_of_torch(rank: int) -> list[str]:
         (",ij->ji", [(), (4, 6)], [(R, R), (S0, S1)], (S1, S0)),
     ]
     by_hand = {"i->ij": lambda x: x[:, None].expand(4, 6), "(a b) c -> a (b c)": lambda x: x.reshape(4, 12)}
-    for dtype, (text, shapes, ends, target) in itertools.product((torch.float64, torch.complex128), cases):
-        if dtype.is_complex and any(P in end for end in ends):
-            continue
+    of_dtype = [*((torch.float64, case) for case in cases), *((torch.complex128, case) for case in cases[::3])]
+    for dtype, (text, shapes, ends, target) in of_dtype:
         generator = torch.Generator().manual_seed(1)
         wholes = [torch.randint(-4, 5, (*s, 2), generator=generator).double() for s in shapes]
         wholes = [torch.view_as_complex(w) if dtype.is_complex else w[..., 0].contiguous() for w in wholes]

@@ -10,7 +10,7 @@ from blocks import CASES
 from programs import conflicting, generate, subscripts
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch_ranks import counted_traffic, unless
+from torch_ranks import counted_traffic, made_once, unless
 
 import reshard as rs
 from reshard.propagation import Program, Value
@@ -57,7 +57,7 @@ def random_programs(rank: int) -> list[str]:
             program = make(seed)
             if program.mesh.size != 4 or sum(torch.Size(value.shape).numel() for value in program.values) > 100_000:
                 continue
-            placed = program.propagate()
+            placed = made_once(rank, program.propagate)
             try:
                 ends = [
                     rs.torch.placements_of(placed.sharding(value.name), mesh, value.shape)
@@ -208,7 +208,7 @@ def loops_and_choices(rank: int) -> list[str]:
     device_mesh, wrong = square(), []
     for name, case in CASES.items():
         program, arrays, wanted = case()
-        placed = program.propagate()
+        placed = made_once(rank, program.propagate)
         function = rs.torch.to_torch(placed, device_mesh)
         ends = [
             rs.torch.placements_of(placed.sharding(value), device_mesh, value.shape)

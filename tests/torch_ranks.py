@@ -109,6 +109,13 @@ def _features(rank: int, module: str, names: list[str]) -> dict[str, list[str]]:
     return found
 
 
+def made_once(rank: int, make: Callable[[], Any]) -> Any:
+    """What the first rank makes, on every rank, where all would make the same and it takes long."""
+    values = [make() if rank == 0 else None]
+    dist.broadcast_object_list(values)
+    return values[0]
+
+
 def unless(holds: bool, text: Any) -> str:
     """What is wrong; nothing where it holds."""
     return "" if holds else str(text)

@@ -30,8 +30,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64]
-Node = tuple[int, ...]
-"""Per dim and per class of digit sizes, how many digits of the class cut the dim."""
 
 STEP_LIMIT = 64
 """Chains are shorter than this, so that steps never count for a unit."""
@@ -49,8 +47,9 @@ class WeakGraph:
     """The sizes of digits, ascending, with how many there are of each."""
     ndim: int
     nodes: Numbers
-    """A row per node."""
-    index: dict[Node, int]
+    """A row per node: per dim and per class of digit sizes, how many digits of the class cut the dim."""
+    index: dict[tuple[int, ...], int]
+    """The row of each node."""
     parts: Numbers
     """Per node and dim, the number of parts."""
     units: Numbers

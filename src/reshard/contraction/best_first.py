@@ -34,6 +34,8 @@ PATIENCE = 30
 """How many times as much again where all of a price is expected to be saved; by the square of the part that is."""
 PROVED_ROWS = 1024
 """Up to how many rows a search without a network goes on until no other can be better."""
+PROVED_ROWS_ON_NETWORK = 32
+"""Up to how many it does so on a network, where a price takes long to find."""
 SLACK = 1 - 1e-9
 """Bounds in seconds are sums of other numbers than prices are, so they may come out higher by a rounding."""
 
@@ -68,8 +70,8 @@ class Search:
 
     def work_in_vain(self, prove: bool) -> int | None:
         """After how much work in vain to end: none where all is to be proved, or soon is."""
-        soon = self.goal.network is None and len(self.table.rows) <= PROVED_ROWS
-        return None if prove or soon else self.hasty()
+        most = PROVED_ROWS if self.goal.network is None else PROVED_ROWS_ON_NETWORK
+        return None if prove or len(self.table.rows) <= most else self.hasty()
 
     def hasty(self, work: int = WORK_IN_VAIN) -> int:
         """After how much work in vain to end in haste, from how much without a network."""

@@ -98,7 +98,10 @@ def best_way(task: Task, chooser: Chooser, effort: Effort, *, prove: bool = Fals
     ways = [Contracted(task, best_of(task, chooser, effort, prove=prove), tuple(range(len(task.sources))))]
     if is_long:
         ways += pairwise(task, chooser, effort, prove=prove)
-    return min(ways, key=lambda way: way.price(chooser))
+    best = min(ways, key=lambda way: way.price(chooser))
+    if is_long and best.chosen.price.cost > 0:  # of the chains only some were searched
+        best = replace(best, chosen=best.chosen._replace(is_proved=False))
+    return best
 
 
 def pairwise(task: Task, chooser: Chooser, effort: Effort, *, prove: bool) -> list[Contracted]:
