@@ -18,14 +18,15 @@ By hand, 4 x 8 on x=2, y=4, z=2 with `[{"x"}, {"z", "y"}]`: dim 0 is cut into 2 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from reshard.axis import Axis, difference, mesh_order, quote, refined_mesh, sorted_and_merged
+from reshard.axis import Axis, difference, mesh_order, sorted_and_merged
+from reshard.axis_rules import check_listed, check_sub_axes
 from reshard.box import Box
-from reshard.checks import all_of, checked_shape, expect, integer, listed, shown, suggested
+from reshard.checks import all_of, checked_shape, expect, integer, listed, shown
 from reshard.deal import DealStage, Weave, Window
 from reshard.digits import NO_DIGITS
 from reshard.dim_sharding import AxesLike, DimSharding, axes_listed, braced
@@ -103,7 +104,7 @@ class Sharding:
                 raise ReshardError("maximal-sharding", "a sharding on a maximal mesh must have no dims and no axes")
             return
         self._check_lists()
-        self._check_sub_axes()
+        check_sub_axes(self.mesh, list(self.axes()))
         if self.has_windows:
             self._check_windows()
 
@@ -127,53 +128,11 @@ class Sharding:
                 raise ReshardError(
                     "needless-priority", f"dim {number} is empty and closed but has priority {dim.priority}"
                 )
-            self._check_list(dim.axes, seen, {deal.place for deal in dim.deals})
+            check_listed(self.mesh, dim.axes, seen, {deal.place for deal in dim.deals})
         for title, axes in (("replicated", self.replicated), ("unreduced", self.unreduced)):
-            self._check_list(axes, seen)
+            check_listed(self.mesh, axes, seen)
             if mesh_order(axes, self.mesh.sizes) != list(axes):
                 raise ReshardError("unsorted-axes", f"{title} axes {braced(axes)} are not in the order of the mesh")
-
-    def _check_list(self, axes: tuple[Axis, ...], seen: set[Axis], apart: Container[int] = ()) -> None:
-        previous: Axis | None = None
-        for place, axis in enumerate(axes):
-            if axis.name not in self.mesh.sizes:
-                close = suggested(axis.name, self.mesh.sizes)
-                raise ReshardError("unknown-axis", f"axis {quote(axis.name)} is not in mesh {self.mesh}{close}")
-            if axis in seen:
-                raise ReshardError("duplicate-axis-ref", f"axis {axis} is used twice")
-            if previous is not None and previous.can_merge(axis) and place not in apart:
-                raise ReshardError(
-                    "mergeable-sub-axes", f"sub-axes {previous} and {axis} side by side must be written as one"
-                )
-            seen.add(axis)
-            previous = axis
-
-    def _check_sub_axes(self) -> None:
-        by_name: dict[str, list[Axis]] = {}
-        for axis in self.axes():
-            by_name.setdefault(axis.name, []).append(axis)
-        for name, axes in by_name.items():
-            if len(axes) == 1 and axes[0].is_whole:
-                continue
-            if any(axis.is_whole for axis in axes):
-                raise ReshardError("axis-and-sub-axis", f"axis {quote(name)} is used both whole and in part")
-            full_size = self.mesh.sizes[name]
-            ordered = mesh_order(axes, self.mesh.sizes)
-            for before, axis in zip([None, *ordered], ordered, strict=False):
-                self._check_sub_axis(axis, full_size)
-                if before is not None and before.overlaps(axis):
-                    raise ReshardError("overlapping-sub-axes", f"sub-axes {before} and {axis} overlap")
-            refined_mesh(axes, self.mesh.sizes)
-
-    def _check_sub_axis(self, axis: Axis, full_size: int) -> None:
-        if axis.size_in(full_size) < 2:
-            raise ReshardError("sub-axis-size", f"sub-axis {axis} has a size below 2")
-        if full_size % axis.stop_in(full_size):
-            raise ReshardError("sub-axis-divisor", f"sub-axis {axis} does not divide its axis of size {full_size}")
-        if axis.size_in(full_size) == full_size:
-            raise ReshardError(
-                "sub-axis-is-axis", f"sub-axis {axis} is the whole axis; it must be written {quote(axis.name)}"
-            )
 
     @classmethod
     def of(
