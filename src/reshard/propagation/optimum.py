@@ -47,8 +47,10 @@ ROUNDS = 12
 """How often an axis is tried, at most."""
 WORTH = 1e-3
 """As a part of the cost, by how much a choice must change before the axes are tried again."""
+KICKED = 3
+"""How often a small choice that is settled is begun anew from others."""
 SMALL, KICKS = 24, 8
-"""Of a program of up to so many operations, every value is tried in so many other ways."""
+"""Of a program of up to so many operations, values and what shares them are tried in so many other ways each."""
 FEW = 0.5
 """Operations are kept alike that are, where so many of all are not."""
 WHOLE_TURNS = 4
@@ -184,8 +186,9 @@ def crossed(model: Model, best: Optimum, other: Optimum, may: Callable[[Optimum]
 def _searched(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], bool]) -> Descent:
     """The best choice that is found."""
     best = _begun(model, bounded, flow, is_late)
-    settled = 0.0
     known: Descent | None = None
+    settled = 0.0
+    kicks = KICKED if len(model.nodes) <= SMALL else 0
     for _ in range(max(FEWEST_LESSONS, LESSONS // max(len(model.nodes), 1))):
         has_changed = abs(best.cost - settled) > WORTH * best.cost
         if has_changed and not _is_proved(best, bounded.bound) and not is_late():
@@ -193,18 +196,19 @@ def _searched(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], 
                 for shares in (bounded.shares, None):
                     best = _with_messages(best, shares)
             best = _axis_by_axis(model, bounded, best, is_late)
-            if len(model.nodes) <= SMALL and not _is_proved(best, bounded.bound) and not is_late():
-                best = _kicked(best)
             settled = best.cost
         was_wrong = _learnt(model, best)
-        now = Descent(model, best.options, best.layouts)
-        if known is None or now.cost < known.total():
-            known = now
-        if not was_wrong:
+        best, known = (Descent(model, each.options, each.layouts) for each in (best, known or best))
+        if best.cost < known.cost:
+            known = Descent(model, best.options, best.layouts)
+        if was_wrong:
+            best.run()
+            continue
+        if kicks and not _is_proved(known, bounded.bound) and not is_late():
+            best, kicks = _kicked(known), kicks - 1
+        if best.cost >= known.cost * (1 - SAME):
             break
-        best = Descent(model, best.options, best.layouts)
-        best.run()
-    return best if known is None else Descent(model, known.options, known.layouts)
+    return known or best
 
 
 def _begun(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], bool]) -> Descent:
@@ -239,11 +243,19 @@ def _descended(model: Model, choice: Picked) -> Descent:
 
 
 def _kicked(best: Descent) -> Descent:
-    """A choice improved by keeping any one value in another way and seeing what comes of it."""
+    """A choice improved by keeping any one value in another way, or computing what shares one, and what comes of it."""
     for variable in best.variables:
         order = best.nearest(variable, len(variable.domain))[0] if len(variable.domain) > 1 else []
         for option in order[:: max(1, len(order) // KICKS)]:
             other = best.forced(variable, option)
+            if other.cost < best.cost * (1 - SAME):
+                best = other
+    for node in best.model.nodes:
+        if all(len(edge.variable.uses) < 2 for edge in node.uses):
+            continue
+        order = np.argsort(best.pay(node) + best.leaving(node), kind="stable").tolist()
+        for layout in order[:: max(1, len(order) // KICKS)]:
+            other = best.computed(node, layout)
             if other.cost < best.cost * (1 - SAME):
                 best = other
     return best
