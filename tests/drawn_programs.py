@@ -263,8 +263,9 @@ def compare(seed: int, goal: str = "balanced", seconds: float = 20.0) -> Compare
     """Propagate one program and solve it; what propagation costs helps the solver to leave out what costs more."""
     drawn, per_work = draw(seed), GOALS[goal]
     description, cap = drawn.description, MOST_WORK if goal == "bytes" else inf
+    limit = None if cap == inf else int(cap * description.even_share)
     start = time.perf_counter()
-    placed = drawn.program.propagate(goal=goal)
+    placed = drawn.program.propagate(goal=goal, work_limit=limit)
     received, work = figures(placed)
     between = time.perf_counter()
     cost, is_allowed = received + per_work * work, work <= cap * description.even_share

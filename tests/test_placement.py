@@ -12,6 +12,7 @@ from drawn_programs import compare
 from reshard import Mesh, Program, ReshardError, Sharding
 from reshard.numpy import run_program
 from reshard.propagation.elimination import End, Link, eliminate
+from reshard.propagation.trees import arborescence
 from reshard.propagation.ways import Picks
 
 CLOSE = 1 + 1e-4
@@ -119,6 +120,31 @@ def test_the_goal_decides() -> None:
     assert balanced.received_bytes + balanced.flops // 2000 <= few.flops // 2000
     with pytest.raises(ReshardError, match="the goal must be bytes or balanced"):
         program.propagate(goal="speed")
+
+
+# Reshards of one value, made of one another
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_wanted_of_a_value_is_made_in_the_cheapest_way(seed: int) -> None:
+    """Against all ways to make each of up to four of another, of costs with many equals, so that rings come up."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 6))
+    costs = rng.choice([0, 1, 2, 3, 5, 8], (count, count)).tolist()
+
+    def comes_from_the_first(parents: Sequence[int]) -> bool:
+        ends = list(range(count))
+        for _ in ends:
+            ends = [parents[end] for end in ends]
+        return not any(ends)
+
+    def cost(parents: Sequence[int]) -> int:
+        return sum(costs[parents[end]][end] for end in range(1, count))
+
+    found = arborescence(costs)
+    ways = [(0, *parents) for parents in product(range(count), repeat=count - 1)]
+    assert comes_from_the_first(found)
+    assert cost(found) == min(cost(parents) for parents in ways if comes_from_the_first(parents))
 
 
 # What is eliminated exactly

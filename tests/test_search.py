@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +168,44 @@ def test_a_limit_changes_the_layout_and_no_value() -> None:
     for placed in placements:
         out = rs.numpy.run_program(placed, tensors)["out"]
         np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+
+
+# a limit on work
+
+
+def whole_ends(text: str) -> Program:
+    """A program of which every device has all inputs and all outputs."""
+    program = Program.parse(text)
+    for value in (*program.inputs, *program.outputs):
+        program.constrain(value, rs.Sharding.of(program.mesh, None, None))
+    return program
+
+
+@pytest.mark.parametrize("text", [LAYERS, STEP])
+def test_work_is_kept_below_a_limit_at_more_bytes(text: str) -> None:
+    """The fewest bytes are none at all, where all inputs are whole; an even share of the work takes some."""
+    program = whole_ends(text)
+    free = program.propagate(goal="bytes")
+    alone = Program.parse(re.sub(r"=\d", "=1", text)).propagate().flops
+    assert (free.received_bytes, free.flops) == (0, alone)
+    bounds = [free.received_bytes]
+    for limit in (alone // 2, alone // 4):
+        placed = program.propagate(goal="bytes", work_limit=limit)
+        assert placed.flops <= limit == placed.work_limit
+        assert placed.bound <= placed.cost
+        bounds.append(placed.received_bytes)
+    assert 0 < bounds[1] <= bounds[2]
+    with pytest.raises(rs.ReshardError, match=f"computes less than {alone // 4} operations; work_limit is 100$"):
+        program.propagate(goal="bytes", work_limit=100)
+
+
+def test_both_limits_are_kept_together() -> None:
+    program = whole_ends(LAYERS)
+    free = program.propagate(goal="bytes")
+    memory, work = free.peak_bytes * 9 // 10, free.flops // 2
+    both = program.propagate(goal="bytes", memory_limit=memory, work_limit=work)
+    assert both.peak_bytes <= memory
+    assert both.flops <= work
 
 
 def test_placements_of_a_list_go_from_cheap_to_small() -> None:

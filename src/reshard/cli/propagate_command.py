@@ -30,6 +30,7 @@ def add_to(commands: Commands) -> None:
     parser = add_command(commands, "propagate", run, "carry the shardings of a program through all of it", EXAMPLES)
     parser.add_argument("--until-priority", type=int, metavar="N", help="stop after the dims of this priority")
     add_placing(parser)
+    parser.add_argument("--work-limit", type=int, metavar="OPERATIONS", help="what a device may compute in all")
     parser.add_argument("--why", metavar="VALUE", help="say only where the sharding of this value comes from")
     parser.add_argument("--text", action="store_true", help="print the placed program as text, to be read again")
     parser.add_argument("--trace", metavar="OUT", help="write a Chrome trace of the reshards, for Perfetto")
@@ -39,7 +40,12 @@ def add_to(commands: Commands) -> None:
 def subject(args: argparse.Namespace) -> Placement:
     """What the command is about."""
     return read_program(args.file).propagate(
-        args.network, args.until_priority, goal=args.goal, seconds=args.seconds, memory_limit=args.memory_limit
+        args.network,
+        args.until_priority,
+        goal=args.goal,
+        seconds=args.seconds,
+        memory_limit=args.memory_limit,
+        work_limit=args.work_limit,
     )
 
 
@@ -88,6 +94,7 @@ def record(placed: Placement) -> dict[str, Any]:
         "received_bytes": placed.received_bytes,
         "peak_bytes": placed.peak_bytes,
         "memory_limit": placed.memory_limit,
+        "work_limit": placed.work_limit,
         "peak_values": [{"value": name, "bytes": size} for name, size in placed.peak_values],
         "seconds": placed.seconds,
         "flops": placed.flops,

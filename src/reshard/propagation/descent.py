@@ -216,17 +216,31 @@ class Descent:
     def forced(self, variable: Variable, option: int) -> Descent:
         """What comes of keeping a value otherwise, all that is around it first."""
         other = Descent(self.model, self.options, self.layouts)
-        around = list({edge.node.number: edge.node for edge in (*variable.makers, *variable.uses)}.values())
-        other._set(around, {id(variable): option}, {})
-        for node in around:
-            layout = int((other.pay(node) + other.leaving(node)).argmin())
-            other._set([node], {}, {node.number: layout})
-        other.cost = other.total()
-        near = {
-            id(edge.variable): edge.variable for node in around for edge in node.edges if edge.variable is not variable
-        }
-        other.run([*near.values(), variable])
+        other._set([], {id(variable): option}, {})
+        other._follow([edge.node for edge in (*variable.makers, *variable.uses)], [variable])
         return other
+
+    def computed(self, node: Node, layout: int) -> Descent:
+        """What comes of computing an operation otherwise, its result kept as it comes out if it may be."""
+        other = Descent(self.model, self.options, self.layouts)
+        made = {id(edge.variable): edge.picks.listed[layout] for edge in node.makes}
+        kept = {id(e.variable): made[id(e.variable)] for e in node.makes if made[id(e.variable)] in e.variable.domain}
+        other._set([node], kept, {node.number: layout})
+        variables = [edge.variable for edge in node.edges]
+        around = [edge.node for variable in variables for edge in (*variable.makers, *variable.uses)]
+        other._follow([each for each in around if each is not node], variables)
+        return other
+
+    def _follow(self, nodes: Iterable[Node], changed: Iterable[Variable]) -> None:
+        """Compute operations around what has changed as is cheapest then, and improve what is around them first."""
+        around = {node.number: node for node in nodes}.values()
+        for node in around:
+            layout = int((self.pay(node) + self.leaving(node)).argmin())
+            self._set([node], {}, {node.number: layout})
+        self.cost = self.total()
+        last = {id(variable): variable for variable in changed}
+        near = {id(e.variable): e.variable for node in around for e in node.edges if id(e.variable) not in last}
+        self.run([*near.values(), *last.values()])
 
     def run(self, variables: Iterable[Variable] | None = None) -> None:
         """Change values and operations until nothing is cheaper, beginning with some values, or with all."""

@@ -13,7 +13,7 @@ A *price* is the bound until the planner is asked, which is done for the reshard
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import product
@@ -34,7 +34,7 @@ from reshard.operations.operation import Operation, Value
 from reshard.operations.rules import COMBINED, waiting_operands
 from reshard.propagation.borders import lacked, with_windows
 from reshard.propagation.fixpoint import Flow, Net
-from reshard.propagation.nodes import Edge, Node, Rent, Variable
+from reshard.propagation.nodes import Besides, Edge, Node, Rent, Variable
 from reshard.propagation.space import Costs, Numbers, Option, Options, Pieces
 from reshard.propagation.trees import BARRED, Table
 from reshard.propagation.ways import Along, Layouts, layouts_of
@@ -75,7 +75,7 @@ class Model:
         self.flowing = [self._options_of(number, flows) for number in range(len(graph.operations))]
         self._options = self._all_options()
         self._tables: dict[tuple[object, ...], Table] = {}
-        self.rents: Mapping[int, Rent] = {}
+        self.besides = Besides()
         self._layouts: dict[tuple[object, ...], Layouts] = {}
         for operation in graph.operations:
             if net.calculations[
@@ -110,18 +110,14 @@ class Model:
         tied.nodes = [tied._node(alike) for alike in in_order if alike[0].operands]
         return tied
 
-    def renting(self, rents: Mapping[int, Rent]) -> Model:
-        """The program where it costs so much to hold values.
-
-        Args:
-            rents: per number of a value; those of others are free.
-        """
+    def charging(self, besides: Besides) -> Model:
+        """The program where it costs so much besides to hold values and to compute."""
         rented = copy(self)
-        rented.rents, rented._tables = rents, dict(self._tables)
+        rented.besides, rented._tables = besides, dict(self._tables)
         variables: dict[int, Variable] = {}
         for number, variable in enumerate(self.variables):
             own = variables.setdefault(id(variable), replace(variable, uses=[], makers=[], rent=None))
-            kept = rents.get(number, Rent()).kept
+            kept = besides.rents.get(number, Rent()).kept
             if kept:
                 tiles = variable.options.tiles * (kept * self.net.values[number].dtype.itemsize)
                 own.rent = tiles if own.rent is None else own.rent + tiles
@@ -326,14 +322,15 @@ class Model:
         net, mesh = self.net, self.net.meshes[number]
         tensors = [self._options[mesh, value.shape] for value in operation.values]
         trips, layouts = net.trip_counts(number), self._layouts_of(operation)
-        per_flop = self.goal.per_flop(operation.arithmetic) or TIE_BREAK
+        per_flop = self.goal.per_flop(operation.arithmetic) + self.besides.per_flop or TIE_BREAK
+        rents = self.besides.rents
         node = Node(number, layouts, layouts.flops * (trips[-1] * per_flop * len(alike)))
         for place, options in enumerate(tensors):
             is_result = place == len(tensors) - 1
             often = trips[place] * (1 + TAKEN_APART if operation.name == "element" and not is_result else 1)
             for variable in dict.fromkeys(self.variables[each.values[place].number] for each in alike):
                 values = {value.number for value in (each.values[place] for each in alike)}
-                own = [self.rents[n] for n in values if n in self.rents and self.variables[n] is variable]
+                own = [rents[n] for n in values if n in rents and self.variables[n] is variable]
                 rent = sum(rent.made if is_result else rent.wanted for rent in own)
                 rent /= max(often * variable.count, 1.0)  # a loop may have no turns
                 is_one = is_result and operation.name in IDENTICAL  # what is wanted and what is kept are one

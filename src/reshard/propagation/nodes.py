@@ -6,7 +6,9 @@ alike; an *edge* says in which option of a variable each layout of a node wants 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from reshard.propagation.space import Costs, Numbers, Options
@@ -23,6 +25,15 @@ class Rent(NamedTuple):
     """As it is brought to where it is wanted."""
     made: float = 0.0
     """As it comes out, before it is brought to where it is kept."""
+
+
+class Besides(NamedTuple):
+    """What holding and computing cost besides what the goal says."""
+
+    rents: Mapping[int, Rent] = MappingProxyType({})
+    """Per number of a value; holding others is free."""
+    per_flop: float = 0.0
+    """For an operation of a device."""
 
 
 @dataclass(eq=False)

@@ -22,10 +22,10 @@ from reshard.contraction.compute_layout import ComputeLayout
 from reshard.contraction.pairwise import Contracted
 from reshard.mesh import Mesh
 from reshard.propagation.descent import Descent
-from reshard.propagation.dual import Dual, Picked, Within
+from reshard.propagation.dual import Dual, Picked, Shares, Within
 from reshard.propagation.fixpoint import Flow
 from reshard.propagation.model import IDENTICAL, SAME, Model
-from reshard.propagation.nodes import Rent
+from reshard.propagation.nodes import Besides
 from reshard.propagation.shares import Bounded, even_shares, moved, untied
 from reshard.propagation.space import Option
 from reshard.propagation.ties import classes_of
@@ -47,8 +47,10 @@ ROUNDS = 12
 """How often an axis is tried, at most."""
 WORTH = 1e-3
 """As a part of the cost, by how much a choice must change before the axes are tried again."""
+KICKED = 3
+"""How often a small choice that is settled is begun anew from others."""
 SMALL, KICKS = 24, 8
-"""Of a program of up to so many operations, every value is tried in so many other ways."""
+"""Of a program of up to so many operations, values and what shares them are tried in so many other ways each."""
 FEW = 0.5
 """Operations are kept alike that are, where so many of all are not."""
 WHOLE_TURNS = 4
@@ -120,16 +122,16 @@ def optimum(model: Model, flow: Flow, deadline: float | None = None) -> Optimum:
 def changed(
     model: Model,
     best: Optimum,
-    rents: Mapping[int, Rent],
+    besides: Besides,
     deadline: float | None = None,
     flow: Flow | None = None,
 ) -> Optimum:
-    """A choice improved where it costs to hold values; its cost is without that, and its bound the one of before.
+    """A choice improved where holding or computing costs more; its cost is without that, and its bound that of before.
 
     Args:
         model: the program.
         best: the choice with which to begin.
-        rents: what it costs to hold a byte of a value, by its number.
+        besides: what they cost besides.
         deadline: when to end with the best so far, by `time.monotonic`.
         flow: an outcome of propagation with which to begin besides.
     """
@@ -139,8 +141,8 @@ def changed(
 
     classes = classes_of(model)
     is_tied = len(set(classes)) <= FEW * len(classes)
-    rented = model.renting(rents)
-    small = rented.tied(classes) if is_tied else rented
+    charged = model.charging(besides)
+    small = charged.tied(classes) if is_tied else charged
     options = {id(variable): option for variable, option in zip(small.variables, best.picked.options, strict=True)}
     layouts = {node.number: best.picked.layouts[node.number] for node in small.nodes}
     known = Descent(small, options, layouts)
@@ -184,24 +186,29 @@ def crossed(model: Model, best: Optimum, other: Optimum, may: Callable[[Optimum]
 def _searched(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], bool]) -> Descent:
     """The best choice that is found."""
     best = _begun(model, bounded, flow, is_late)
-    settled = 0.0
     known: Descent | None = None
+    settled = 0.0
+    kicks = KICKED if len(model.nodes) <= SMALL else 0
     for _ in range(max(FEWEST_LESSONS, LESSONS // max(len(model.nodes), 1))):
         has_changed = abs(best.cost - settled) > WORTH * best.cost
         if has_changed and not _is_proved(best, bounded.bound) and not is_late():
+            if len(model.nodes) <= SMALL:  # what was learnt may be far from where the search began
+                for shares in (bounded.shares, None):
+                    best = _with_messages(best, shares)
             best = _axis_by_axis(model, bounded, best, is_late)
-            if len(model.nodes) <= SMALL and not _is_proved(best, bounded.bound) and not is_late():
-                best = _kicked(best)
             settled = best.cost
         was_wrong = _learnt(model, best)
-        now = Descent(model, best.options, best.layouts)
-        if known is None or now.cost < known.total():
-            known = now
-        if not was_wrong:
+        best, known = (Descent(model, each.options, each.layouts) for each in (best, known or best))
+        if best.cost < known.cost:
+            known = Descent(model, best.options, best.layouts)
+        if was_wrong:
+            best.run()
+            continue
+        if kicks and not _is_proved(known, bounded.bound) and not is_late():
+            best, kicks = _kicked(known), kicks - 1
+        if best.cost >= known.cost * (1 - SAME):
             break
-        best = Descent(model, best.options, best.layouts)
-        best.run()
-    return best if known is None else Descent(model, known.options, known.layouts)
+    return known or best
 
 
 def _begun(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], bool]) -> Descent:
@@ -236,11 +243,19 @@ def _descended(model: Model, choice: Picked) -> Descent:
 
 
 def _kicked(best: Descent) -> Descent:
-    """A choice improved by keeping any one value in another way and seeing what comes of it."""
+    """A choice improved by keeping any one value in another way, or computing what shares one, and what comes of it."""
     for variable in best.variables:
         order = best.nearest(variable, len(variable.domain))[0] if len(variable.domain) > 1 else []
         for option in order[:: max(1, len(order) // KICKS)]:
             other = best.forced(variable, option)
+            if other.cost < best.cost * (1 - SAME):
+                best = other
+    for node in best.model.nodes:
+        if all(len(edge.variable.uses) < 2 for edge in node.uses):
+            continue
+        order = np.argsort(best.pay(node) + best.leaving(node), kind="stable").tolist()
+        for layout in order[:: max(1, len(order) // KICKS)]:
+            other = best.computed(node, layout)
             if other.cost < best.cost * (1 - SAME):
                 best = other
     return best
@@ -292,15 +307,21 @@ def _axis_by_axis(model: Model, bounded: Bounded, best: Descent, is_late: Callab
         turn += 1
         free = {mesh: [n for n, piece in enumerate(model.pieces[mesh].all) if piece.name == name]}
         before = best.cost
-        dual = Dual(model, shares, exact=True, within=along(model, best, free))
-        dual.run(AXIS_TURNS)
-        other = Descent(model, *dual.choice())
-        if other.cost < best.cost:
-            best, other = other, best
-            best.run()
-        if best.cross(other.options, other.layouts):
-            best.run()
+        best = _with_messages(best, shares, along(model, best, free))
         quiet = 0 if best.cost < before * (1 - WORTH) else quiet + 1
+    return best
+
+
+def _with_messages(best: Descent, shares: Shares | None, within: Within | None = None) -> Descent:
+    """A choice with the better parts of what messages at known prices lead to."""
+    dual = Dual(best.model, shares, exact=True, within=within)
+    dual.run(AXIS_TURNS)
+    other = Descent(best.model, *dual.choice())
+    if other.cost < best.cost:
+        best, other = other, best
+        best.run()
+    if best.cross(other.options, other.layouts):
+        best.run()
     return best
 
 

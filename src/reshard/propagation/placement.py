@@ -80,6 +80,8 @@ class Placement(Graph):
     signature: Any = None
     memory_limit: int | None = None
     """Bytes that a device may hold at most, which are kept."""
+    work_limit: int | None = None
+    """Operations of a device at most, which are kept."""
 
     @cached_property
     def _by_name(self) -> dict[str, Value]:

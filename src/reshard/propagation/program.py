@@ -36,7 +36,7 @@ from reshard.propagation.builder import NAME, Builder, NewValue
 from reshard.propagation.merging import MERGES, run_in_blocks
 from reshard.propagation.open_blocks import OpenChoice, OpenLoop, open_choice, open_loop
 from reshard.propagation.placement import Placement
-from reshard.propagation.search import Shortlist, place, shortlist
+from reshard.propagation.search import Limits, Shortlist, place, shortlist
 from reshard.propagation.text import OWN, read, read_meshes, write
 
 
@@ -325,6 +325,7 @@ class Program(Builder):
         goal: str | None = None,
         seconds: float | None = None,
         memory_limit: int | None = None,
+        work_limit: int | None = None,
     ) -> Placement:
         """The program with every sharding filled in and every reshard explicit.
 
@@ -335,15 +336,17 @@ class Program(Builder):
                 `reshard.contraction.goal` says; `bytes`; on a network `seconds`.
             seconds: of search, after which the best so far counts; its distance from the bound says how good it is.
             memory_limit: bytes that a device may hold at once, counted as `reshard.propagation.memory` says.
+            work_limit: operations of a device at most, as `Placement.flops` counts them.
 
         Raises:
             ReshardError: `bad-program` while a block stands open; `bad-network`, `bad-argument`; `no-plan` where no
-                placement is found that keeps the limit, with the least that one needs; and as `plan`.
+                placement is found that keeps the limits, with the least that one needs; and as `plan`.
         """
         if until_priority is not None and integer(until_priority, "until_priority") < 0:
             raise ReshardError("bad-argument", f"until_priority must be at least 0, got: {until_priority}")
-        aim, deadline = self._aim(network, goal, seconds, memory_limit)
-        return place(self, aim, until_priority, deadline, memory_limit)
+        limits = Limits(memory_limit, work_limit)
+        aim, deadline = self._aim(network, goal, seconds, limits)
+        return place(self, aim, until_priority, deadline, limits)
 
     def search(
         self,
@@ -371,7 +374,7 @@ class Program(Builder):
         """
         if integer(count, "the count of placements") < 1:
             raise ReshardError("bad-argument", f"the count of placements must be at least 1, got: {count}")
-        aim, deadline = self._aim(network, goal, seconds, memory_limit)
+        aim, deadline = self._aim(network, goal, seconds, Limits(memory_limit))
         return shortlist(self, aim, memory_limit, count, deadline)
 
     @classmethod
@@ -410,7 +413,7 @@ class Program(Builder):
         return write(self, self.annotations)
 
     def _aim(
-        self, network: Network | str | None, goal: str | None, seconds: float | None, memory_limit: int | None
+        self, network: Network | str | None, goal: str | None, seconds: float | None, limits: Limits
     ) -> tuple[Goal, float | None]:
         """The goal of a placement, and when its search is to end.
 
@@ -421,8 +424,9 @@ class Program(Builder):
             raise ReshardError("bad-program", "a program in which a loop or a choice stands open cannot be placed")
         if seconds is not None and not seconds > 0:
             raise ReshardError("bad-argument", f"the seconds of a search must be above 0, got: {shown(seconds)}")
-        if memory_limit is not None and integer(memory_limit, "memory_limit") < 0:
-            raise ReshardError("bad-argument", f"memory_limit must be at least 0, got: {memory_limit}")
+        for name, limit in (("memory_limit", limits.memory), ("work_limit", limits.work)):
+            if limit is not None and integer(limit, name) < 0:
+                raise ReshardError("bad-argument", f"{name} must be at least 0, got: {limit}")
         aim = Goal.of(goal, Network.named(network, "the network of a program"), "balanced")
         return aim, None if seconds is None else time.monotonic() + seconds
 

@@ -1,8 +1,8 @@
-"""The search for a placement: the cheapest, the cheapest that a device has the memory for, or the best few.
+"""The search for a placement: the cheapest, the cheapest that keeps limits of a device, or the best few.
 
 What a program costs is made least by `optimum.py`; where a device would hold more than it may, holding is made to cost
-something (`rents.py`) and the choice is improved under that, until it fits.
-A limit is kept or refused; the refusal names the least peak that was found, and what fills it.
+something (`rents.py`), where it would compute more, computing is, and the choice is improved under that until it fits.
+A limit is kept or refused; the refusal names the least that was found, and of memory what fills it.
 
 A `Shortlist` answers in which layout a program is to run: inputs of which nothing is said, or whose dims are open, are
 chosen like any other value; an output that is made element by element of an input is sharded as that is, since it
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from math import prod
@@ -40,9 +40,9 @@ from reshard.errors import ReshardError
 from reshard.network import check_reach
 from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Flow, Net
-from reshard.propagation.memory import lives
+from reshard.propagation.memory import Life, lives
 from reshard.propagation.model import Model
-from reshard.propagation.nodes import Rent
+from reshard.propagation.nodes import Besides, Rent
 from reshard.propagation.optimum import Optimum, changed, crossed, optimum
 from reshard.propagation.placement import Placement, explicit, reason
 from reshard.propagation.recipes import recipes, taking_over
@@ -54,6 +54,10 @@ MOST_DEVICES = 2**20
 """On up to how many devices programs are placed."""
 MOST_RAISES = 12
 """How often holding is made to cost more, at most."""
+FIRST_PER_FLOP, RAISED_PER_FLOP = 1 / 20000, 3.0
+"""What an operation costs besides where too much is computed, in received bytes, and by how much that rises."""
+REFINED = 5
+"""How often prices of an operation are tried between the last under which too much is computed and the first other."""
 MOST_TAKEN_BACK = 40
 """How many parts of a choice are tried that had to be given up, at most."""
 LESS = 0.5
@@ -64,6 +68,31 @@ LARGE = 0.01
 """As a part of a limit, from which size on a whole value matters."""
 NAMED = 4
 """How many of the values that make a peak a refusal names."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a device may hold and compute at most; anything where None."""
+
+    memory: int | None = None
+    """Bytes at once, as `Placement.peak_bytes` counts them."""
+    work: int | None = None
+    """Operations in all, as `Placement.flops` counts them."""
+
+    def let_hold(self, placed: Placement) -> bool:
+        """Whether a placement holds no more."""
+        return self.memory is None or placed.peak_bytes <= self.memory
+
+    def let_compute(self, placed: Placement) -> bool:
+        """Whether a placement computes no more."""
+        return self.work is None or placed.flops <= self.work
+
+    def are_kept(self, placed: Placement) -> bool:
+        """Both."""
+        return self.let_hold(placed) and self.let_compute(placed)
+
+
+NO_LIMITS = Limits()
 
 
 class LayoutSearch:
@@ -104,44 +133,72 @@ class LayoutSearch:
         """The cheapest choice that is found, from an outcome of propagation or from its own."""
         return optimum(self.model, flow or self.flows[0], self.deadline)
 
-    def placed(self, best: Optimum) -> Placement:
-        """What comes of a choice."""
-        best = settled(self.net, self.chooser, best)
+    def placed(self, best: Optimum, limits: Limits = NO_LIMITS) -> Placement:
+        """What comes of a choice; single operations are looked at again where that leaves work below a limit."""
         reasons = [reason(self.net, self.flows, number, sharding) for number, sharding in enumerate(best.shardings)]
+        again = settled(self.net, self.chooser, best)
+        placed = explicit(self.program, self.net, self.chooser, again, reasons)
+        if again is best or limits.let_compute(placed):
+            return placed
         return explicit(self.program, self.net, self.chooser, best, reasons)
 
-    def smaller(self, best: Optimum, placed: Placement, limit: int) -> Iterator[tuple[Optimum, Placement]]:
-        """Choices where holding costs more and more, as long as too much is held, and the first where it is not.
+    def smaller(self, best: Optimum, placed: Placement, limits: Limits) -> Iterator[tuple[Optimum, Placement]]:
+        """Choices where what is too much costs more and more, as long as it is, and the first where it is not.
 
-        Where all that is held costs alike, much is given up at once; so parts of the choice to begin with come last,
-        taken back one by one as far as there is memory for them.
+        Where all that is held or computed costs alike, much is given up at once; so parts of the choice to begin with
+        come last, taken back one by one as far as the limits let them.
         """
-        first, costs = best, dict[int, float]()
-        if placed.peak_bytes <= limit:
+        first, costs, per_flop = best, dict[int, float](), 0.0
+        if limits.are_kept(placed):
             return
         for _ in range(MOST_RAISES):
-            values = self.net.values
-            spans = lives(self.program.operations, dict(zip(values, best.shardings, strict=True)))
-            large = {
-                value.number: spans[value.number]
-                for value in values
-                if prod(value.shape) * value.dtype.itemsize >= LARGE * limit
-            }
-            costs = raised(costs, self._during(placed), large, limit, self.model.goal.per_byte)
-            best = changed(self.model, best, rents(spans, costs), self.deadline)
-            placed = self.placed(best)
+            spans = lives(self.program.operations, dict(zip(self.net.values, best.shardings, strict=True)))
+            if limits.memory is not None and not limits.let_hold(placed):
+                costs = self._raised(costs, spans, placed, limits.memory)
+            if not limits.let_compute(placed):
+                per_flop = max(RAISED_PER_FLOP * per_flop, FIRST_PER_FLOP * self.model.goal.per_byte)
+            besides = Besides(rents(spans, costs), per_flop)
+            best = changed(self.model, best, besides, self.deadline)
+            placed = self.placed(best, limits)
             yield best, placed
-            if placed.peak_bytes <= limit or self._is_late():
+            if limits.are_kept(placed) or self._is_late():
                 break
-        if placed.peak_bytes <= limit:
-            left = itertools.count(MOST_TAKEN_BACK, -1)
-            best = crossed(
-                self.model,
-                best,
-                first,
-                lambda each: next(left) > 0 and not self._is_late() and self.placed(each).peak_bytes <= limit,
-            )
-            yield best, self.placed(best)
+        if limits.are_kept(placed):
+            yield from self._refined(first, best, besides, limits)
+
+    def _refined(
+        self, first: Optimum, best: Optimum, besides: Besides, limits: Limits
+    ) -> Iterator[tuple[Optimum, Placement]]:
+        """Choices that keep limits, under lower prices of work; and the cheapest with parts of the first."""
+        low, high = besides.per_flop / RAISED_PER_FLOP, besides.per_flop
+        for _ in range(REFINED if high and not self._is_late() else 0):
+            middle = (low * high) ** 0.5
+            other = changed(self.model, best, besides._replace(per_flop=middle), self.deadline)
+            placed = self.placed(other, limits)
+            if limits.are_kept(placed):
+                high, best = middle, min(best, other, key=lambda each: each.cost)
+                yield other, placed
+            else:
+                low = middle
+        left = itertools.count(MOST_TAKEN_BACK, -1)
+        best = crossed(
+            self.model,
+            best,
+            first,
+            lambda each: next(left) > 0 and not self._is_late() and limits.are_kept(self.placed(each, limits)),
+        )
+        yield best, self.placed(best, limits)
+
+    def _raised(
+        self, costs: Mapping[int, float], spans: Sequence[Life], placed: Placement, limit: int
+    ) -> dict[int, float]:
+        """What a byte costs per moment, raised where a placement holds too much."""
+        large = {
+            value.number: spans[value.number]
+            for value in self.net.values
+            if prod(value.shape) * value.dtype.itemsize >= LARGE * limit
+        }
+        return raised(costs, self._during(placed), large, limit, self.model.goal.per_byte)
 
     def _is_late(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
@@ -156,21 +213,27 @@ class LayoutSearch:
             during[number] = max(during.get(number, 0), placed.held.during[operation.result.number])
         return during
 
-    def within(self, best: Optimum, placed: Placement, limit: int) -> list[tuple[Optimum, Placement]]:
-        """Choices that keep a limit.
+    def within(self, best: Optimum, placed: Placement, limits: Limits) -> list[tuple[Optimum, Placement]]:
+        """Choices that keep limits.
 
         Raises:
             ReshardError: `no-plan` where none is found, with a limit with which one is.
         """
-        tried = [(best, placed), *self.smaller(best, placed, limit)]
-        fitting = [pair for pair in tried if pair[1].peak_bytes <= limit]
+        tried = [(best, placed), *self.smaller(best, placed, limits)]
+        fitting = [pair for pair in tried if limits.are_kept(pair[1])]
         if fitting:
             return fitting
-        for _, least in sorted(tried, key=lambda pair: pair[1].peak_bytes):
-            again = [placed, *(other for _, other in self.smaller(best, placed, least.peak_bytes))]
-            if min(other.peak_bytes for other in again) <= least.peak_bytes:
+        working = [pair for pair in tried if limits.let_compute(pair[1])]
+        if not working:
+            least = min(each.flops for _, each in tried)
+            text = f"no placement is found in which a device computes less than {least} operations"
+            raise ReshardError("no-plan", f"{text}; work_limit is {limits.work}")
+        for _, small in sorted(working, key=lambda pair: pair[1].peak_bytes):
+            larger = replace(limits, memory=small.peak_bytes)
+            again = [placed, *(other for _, other in self.smaller(best, placed, larger))]
+            if any(map(larger.are_kept, again)):
                 break
-        raise _refused(least, limit)
+        raise _refused(small, limits.memory or 0)
 
 
 def place(
@@ -178,20 +241,18 @@ def place(
     goal: Goal,
     until_priority: int | None,
     deadline: float | None = None,
-    memory_limit: int | None = None,
+    limits: Limits = NO_LIMITS,
 ) -> Placement:
     """Carry the shardings of a program through and place it.
 
     Raises:
-        ReshardError: as `LayoutSearch`; `no-plan` where no placement is found that keeps the limit.
+        ReshardError: as `LayoutSearch`; `no-plan` where no placement is found that keeps the limits.
     """
     search = LayoutSearch(program, goal, until_priority, deadline=deadline)
     best = search.best()
-    placed = search.placed(best)
-    if memory_limit is None:
-        return placed
-    fitting = search.within(best, placed, memory_limit)
-    return replace(min((placed for _, placed in fitting), key=lambda each: each.cost), memory_limit=memory_limit)
+    fitting = search.within(best, search.placed(best, limits), limits)
+    placed = min((placed for _, placed in fitting), key=lambda each: each.cost)
+    return replace(placed, memory_limit=limits.memory, work_limit=limits.work)
 
 
 def _refused(least: Placement, limit: int) -> ReshardError:
@@ -263,14 +324,14 @@ def shortlist(
     *flows, tensor = [Net(recipe).runs(None)[0] for recipe in recipes(program, [value for value, _ in state])]
     best = search.best(tensor)
     for flow in (None, *flows):
-        best = min(best, changed(search.model, best, inputs, deadline, flow), key=lambda each: each.cost)
+        best = min(best, changed(search.model, best, Besides(inputs), deadline, flow), key=lambda each: each.cost)
     fitting = [(best, search.placed(best))]
     if memory_limit is not None:
-        fitting = search.within(*fitting[0], memory_limit)
+        fitting = search.within(*fitting[0], Limits(memory_limit))
     while True:
         front = _front([placed for _, placed in fitting])
         least = min(fitting, key=lambda pair: pair[1].peak_bytes)
-        fitting += search.smaller(*least, int(LESS * least[1].peak_bytes)) if len(front) < count else ()
+        fitting += search.smaller(*least, Limits(int(LESS * least[1].peak_bytes))) if len(front) < count else ()
         if min(placed.peak_bytes for _, placed in fitting) == least[1].peak_bytes:
             return Shortlist(tuple(replace(each, memory_limit=memory_limit) for each in front[:count]), memory_limit)
 
