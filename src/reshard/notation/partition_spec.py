@@ -153,7 +153,7 @@ class _SpecRules:
 
     @rule
     def shaped(self, parts: list[Any]) -> ArrayRecord:
-        (record,) = _of_kind(parts, ArrayRecord)
+        record: ArrayRecord = _of_kind(parts, ArrayRecord)[0]
         return record
 
     @rule

@@ -85,18 +85,18 @@ def einsum(
     return _called(request, operands, check)
 
 
-def _replicated(operands: Sequence[Any]) -> Sequence[DTensor]:
+def _replicated(operands: tuple[Any, ...]) -> tuple[Any, ...]:
     """The operands; plain tensors beside DTensors are made replicas where torch's own operations make them so."""
     meshes = [x.device_mesh for x in operands if isinstance(x, DTensor)]
     if len(meshes) in (0, len(operands)):
         return operands
     may_be_whole = DTensor._op_dispatcher._allow_implicit_replication
-    return [
+    return tuple(
         DTensor.from_local(x, meshes[0], [Replicate()] * meshes[0].ndim, run_check=False)
         if type(x) in PLAIN_TENSORS and (may_be_whole or x.numel() == 1)
         else x
         for x in operands
-    ]
+    )
 
 
 def _ranks_of(operands: Sequence[Any]) -> Sequence[int]:
@@ -118,7 +118,7 @@ class AskedEinsum(NamedTuple):
 
 
 def _request(
-    asked: AskedEinsum, operands: Sequence[DTensor], device_mesh: DeviceMesh | None, specs: tuple[Any, ...]
+    asked: AskedEinsum, operands: Sequence[Any], device_mesh: DeviceMesh | None, specs: tuple[Any, ...]
 ) -> EinsumRequest:
     """What is asked of operands of these specs.
 
