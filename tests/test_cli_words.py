@@ -50,6 +50,19 @@ def test_reprs_are_taken_and_a_printed_mesh_is_noted(capsys: pytest.CaptureFixtu
     assert received == expected["received_bytes"]
 
 
+def test_a_type_says_the_shape_and_the_dtype(capsys: pytest.CaptureFixture[str]) -> None:
+    mesh = ("plan", "--mesh", "x=2,y=4")
+    expected = json_of(capsys, *PLAN, "--dtype", "bf16", "P('x')", "P(None, 'x')")
+    assert json_of(capsys, *mesh, "bf16[8@x,8]", "P(None, 'x')") == expected
+    assert json_of(capsys, *mesh, "--shape", "bfloat16[8,8]", "P('x')", "P(None, 'x')") == expected
+    for argv, sentence in (
+        (("P('x')", "P('y')"), "the shape must be given, as --shape 2048,512 or in a type, as f32[8@x,8]"),
+        (("--shape", "8,4", "f32[8@x,8]", "P('y')"), "the shape is (8, 4), but a type says (8, 8)"),
+    ):
+        assert main([*mesh, *argv]) == 1
+        assert sentence in capsys.readouterr().err
+
+
 def test_json_holds_what_every_option_adds(capsys: pytest.CaptureFixture[str]) -> None:
     ends = "P('y')", "P('x', 'y')"
     options = ("--device", "5", "--alternatives", "--explain-xla", "--mlir", "sdy")

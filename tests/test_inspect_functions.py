@@ -154,6 +154,7 @@ def test_a_command_is_run_and_its_dump_read(tmp_path: Path, status: int) -> None
     assert record["findings"][0]["call"] == "rs.jax.reshard(x, P('model', 'data'), source=P('data', 'model'))"
     assert record["findings"][0]["place"].endswith("train.py:9")
     assert done.returncode == (1 if status else 0)
+    assert (record["placed_bytes"], record["placed_why"]) == (24, "")
     assert (f"ended with {status}" in done.stderr) == bool(status)
 
 

@@ -59,6 +59,7 @@ ON_FOUR = [
     "tiles_and_types_of_any_kind",
     "what_is_packed_last_may_fail",
     "types_without_a_product_are_refused",
+    "plain_tensors_beside_dtensors",
     "what_cannot_be_is_refused",
 ]
 

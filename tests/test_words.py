@@ -48,6 +48,15 @@ READ = [
     ("float32[8@x,8@y]", '[{"x"}, {"y"}]'),
     ("bf16[8,8@(y,x)]{V:x}", '[{}, {"y", "x"}]'),
     ("f32[8@x,8]{U:y}", '[{"x"}, {}], unreduced={"y"}'),
+    ("ShapedArray(float32[8,8@(x,y)])", '[{}, {"x", "y"}]'),
+    ("ShapedArray(bfloat16[8@y,8]{U:x}, weak_type=True)", '[{"y"}, {}], unreduced={"x"}'),
+    ("ShapeDtypeStruct(shape=(8, 8), dtype=float32)", "[{}, {}]"),
+    (
+        "ShapeDtypeStruct(shape=(8, 8), dtype=int8, sharding=NamedSharding(mesh=Mesh('x': 2, 'y': 4), spec=P('y',)))",
+        '[{"y"}, {}]',
+    ),
+    ("S(0)[1]S(0)[0]", '[{"y", "x"}, {}]' + CHUNK),
+    ("Spec(f32[8, 8](S(0)R))", '[{"x"}, {}]' + CHUNK),
     ("(Shard(dim=0), Replicate())", '[{"x"}, {}]' + CHUNK),
     ("[S(0), R]", '[{"x"}, {}]' + CHUNK),
     ("S(0)R", '[{"x"}, {}]' + CHUNK),
@@ -103,6 +112,7 @@ REFUSED = [
     ("syntax", "P(x)", "expected `(`, `)`, `None`"),
     ("syntax", "P('x' 'y')", "expected `)` or `,` at column 7, found `'y'`"),
     ("syntax", "[S(0), R", "expected `,` or `]` at column 9, found the end of the text"),
+    ("syntax", "ShapeDtypeStruct(dtype=int8)", "a ShapeDtypeStruct stands at column 1; it must have one shape and"),
     ("unknown-axis", "P('z')", 'axis "z" is not in mesh'),
     ("rank-mismatch", "P('x', None, 'y')", "a PartitionSpec names 3 dims, the tensor has 2"),
     ("rank-mismatch", "S(2)R", "placement S(2) names a dim that a tensor of 2 has not"),
@@ -182,6 +192,11 @@ def test_a_plan_takes_texts_and_arrays() -> None:
         assert refusal.value.code == code
     with pytest.raises(rs.ReshardError, match="the shape of the tensor must be given"):
         rs.plan(rs.Sharding.of(XY, "x"), "P('y')")
+    typed = rs.plan("f64[8@x,8]", rs.Sharding.of(XY, None, "y"))
+    assert typed == rs.plan(rs.Sharding.of(XY, "x", None), rs.Sharding.of(XY, None, "y"), "float64[8,8]") == wanted
+    assert rs.plan(rs.Sharding.of(XY, "x", None), "P(None, 'y')", np.zeros((8, 8))) == wanted
+    with pytest.raises(rs.ReshardError, match="an array has"):
+        rs.plan("f64[8@x,8]", rs.Sharding.of(XY, None, "y"), (8, 4))
     with pytest.raises(rs.ReshardError, match="an array has") as refusal:
         rs.plan(np.zeros((8, 8)), rs.Sharding.of(XY, "x", None), (4, 8))
     assert refusal.value.code == "rank-mismatch"
@@ -270,7 +285,7 @@ for placements in itertools.product(every, repeat=2):
     for shape in ((8, 16), (5, 7)):
         local, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
         x = DTensor.from_local(torch.zeros(local), mesh, placements, run_check=False, shape=shape, stride=(shape[1], 1))
-        texts = [repr(placements), str(list(placements)), "".join(map(str, placements))]
+        texts = [repr(placements), str(list(placements)), "".join(map(str, placements)), str(x._spec)]
         alone = [x, x._spec, repr(x._spec), (placements, mesh)]
         given = [(value, None) for value in alone] + [(value, mesh) for value in [list(placements), *texts]]
         for value, on in given:
@@ -279,6 +294,7 @@ for placements in itertools.product(every, repeat=2):
             assert tuple(stop - start for start, stop in box) == tuple(local), (value, box, local)
             assert not box.size or tuple(start for start, _ in box) == tuple(offset), (value, box, offset)
             count += 1
+        assert rs.plan(x._spec, [Shard(1), Replicate()]) == rs.plan(x, [Shard(1), Replicate()])
         plan = rs.plan(x, [Shard(1), Replicate()])
         assert plan.shape == shape and plan.dtype.name == "float32"
 partial = DTensor.from_local(torch.zeros(4, 8, dtype=torch.bfloat16), mesh, [Shard(0), Partial("max")], run_check=False)
@@ -305,4 +321,4 @@ def test_objects_of_torch_mean_what_torch_says(tmp_path: Path) -> None:
         check=False,
     )
     assert process.returncode == 0, process.stderr
-    assert process.stdout.split()[-1] == "144"
+    assert process.stdout.split()[-1] == "162"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 import traceback
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from test_einsum_values import whole as whole_by_numpy
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_features import failing_at_the_last_message
@@ -413,7 +415,8 @@ def what_cannot_be_is_refused(rank: int) -> list[str]:
     on_line = distribute_tensor(torch.zeros(4, 4), init_device_mesh("cpu", (4,)), [R])
     part = rs.Sharding.of(rs.Mesh.of(x=4), "x:(2)2", "x:(1)2")
     cases: list[tuple[str, Any, dict[str, Any], str]] = [
-        ("bad-argument", (torch.zeros(4, 6), y), {}, "must be a DTensor"),
+        ("bad-argument", (torch.zeros(4, 6), y), {}, "must be a DTensor, got a plain tensor; DTensor.from_local(x, "),
+        ("bad-argument", (3, y), {}, "must be a DTensor, got 3"),
         ("bad-argument", (x,), {}, "has 2 operands, got 1"),
         ("bad-argument", (x, y.double()), {}, "operand 1 of ij,jk->ik is of torch.float64"),
         ("bad-argument", (x, y), {"target": [S0]}, "1 placements"),
@@ -447,6 +450,36 @@ def what_cannot_be_is_refused(rank: int) -> list[str]:
         wrong.append("ranks that disagree are not refused")
     except rs.ReshardError as error:
         wrong.append(unless(error.code == "ranks-disagree", f"{error.code}: {error}"))
+    return wrong
+
+
+def plain_tensors_beside_dtensors(rank: int) -> list[str]:
+    """Whole on every rank where torch takes them so, with gradients; refused on all ranks where one has one alone."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    a, b = torch.arange(48.0).reshape(8, 6), torch.arange(24.0).reshape(6, 4) - 7
+    x = distribute_tensor(a, mesh, [S0, S1])
+    wholes = a.clone().requires_grad_(), b.clone().requires_grad_()
+    (wholes[0] @ wholes[1]).sum().backward()
+    wrong = []
+    for first, second in ((x.clone().requires_grad_(), torch.nn.Parameter(b.clone())),):
+        with implicit_replication():
+            y = einsum("ij,jk->ik", first, second, target=[S0, R])
+        y.sum().backward()
+        wrong.append(unless(torch.equal(y.full_tensor(), a @ b), f"by a parameter: {y}"))
+        wrong.append(unless(torch.equal(first.grad.full_tensor(), wholes[0].grad), f"{first.grad}"))
+        wrong.append(unless(torch.equal(second.grad, wholes[1].grad), f"{second.grad} for {wholes[1].grad}"))
+    scaled = einsum("ij,->ij", x, torch.tensor(3.0))
+    wrong.append(unless(torch.equal(scaled.full_tensor(), 3 * a), f"by one element: {scaled}"))
+    begun = time.monotonic()
+    try:
+        einsum("ij,jk->ki", x, b if rank == 0 else distribute_tensor(b, mesh, [S0, R], src_data_rank=None))
+        wrong.append("a plain tensor on one rank was taken")
+    except rs.ReshardError as error:
+        code = "bad-argument" if rank == 0 else "ranks-disagree"
+        fine = error.code == code and "operand 1 of ij,jk->ki must be a DTensor, got a plain tensor" in str(error)
+        wrong.append(unless(fine and time.monotonic() - begun < 15, f"{error.code}: {error}"))
+    again = einsum("ij,jk->ki", x, distribute_tensor(b, mesh, [S0, R]), check="always")
+    wrong.append(unless(torch.equal(again.full_tensor(), (a @ b).T), f"the next call: {again}"))
     return wrong
 
 

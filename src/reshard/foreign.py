@@ -10,7 +10,7 @@ The root module of a type, or of one that it derives from, says whose it is, and
 | torch's placements, one or a list of them | `PlacementsRecord` |
 | XLA's `HloSharding` | `XlaRecord` |
 | JAX's `NamedSharding` and other shardings, torch's `DTensorSpec`, placements with a `DeviceMesh` | `PlacedRecord` |
-| an array or its type, a `DTensor` | `ArrayRecord` |
+| an array or its type, a `DTensor`, or its spec with a shape and a dtype | `ArrayRecord` |
 
 Texts that print the same objects are read into the same records, so what a record means is said once, in `notation`.
 Why by attributes and not by registration: whoever holds such an object has imported its engine already, and whoever
@@ -257,6 +257,9 @@ def array_record(value: Any) -> ArrayRecord | None:
 
     What is traced says where it lies only where all axes of its mesh are explicit.
     """
+    meta = getattr(value, "tensor_meta", None) if "DTensorSpec" in owned_names(value) else None
+    if meta is not None:
+        return ArrayRecord(tuple(map(int, meta.shape)), meta.dtype, _placed_of_torch(value))
     if isinstance(value, type) or not (hasattr(value, "shape") and hasattr(value, "dtype")):
         return None
     try:

@@ -1,7 +1,7 @@
 """What several commands take: meshes, a shape, a dtype, and the texts of shardings.
 
->>> shape_of("2048, 2048"), shape_of("()"), shape_of("8 x 8")
-((2048, 2048), (), (8, 8))
+>>> shape_of("2048, 2048"), shape_of("()"), shape_of("8 x 8"), shape_of("f32[8,8]")
+((2048, 2048), (), (8, 8), (8, 8))
 >>> source, target = parse_pair('[{"y"}, {}]', '[{"x"}, {"y"}]', parse_mesh("x=2,y=4"), None, 2)
 >>> print(source.text(), target.text())
 [{"y"}, {}] [{"x"}, {"y"}]
@@ -16,7 +16,7 @@ from reshard.checks import checked_shape
 from reshard.cli import output
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.notation import is_printed_mesh, parse_mesh, parse_sharding
+from reshard.notation import is_printed_mesh, parse_mesh, parse_sharding, parse_type
 from reshard.sharding import Sharding
 
 
@@ -29,16 +29,18 @@ def add_meshes(parser: argparse.ArgumentParser) -> None:
 def add_shape(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """The option for the sizes of the tensor."""
     parser.add_argument(
-        "--shape", required=required, metavar="N,N", help="the sizes of the whole tensor; () or nothing for a scalar"
+        "--shape", required=required, metavar="N,N", help="the sizes of the tensor; () for a scalar, or as bf16[8,4]"
     )
 
 
 def shape_of(text: str) -> tuple[int, ...]:
-    """The shape that a text gives: sizes with commas or `x` between them, in brackets or not.
+    """The shape that a text gives: sizes with commas or `x` between them, in brackets or not; or a type.
 
     Raises:
-        ReshardError: `bad-shape`, `too-large`.
+        ReshardError: `bad-shape`, `too-large`, `syntax`.
     """
+    if (said := parse_type(text)) is not None:
+        return checked_shape(said.shape)
     inner = text.strip()
     if inner[:1] + inner[-1:] in ("()", "[]"):
         inner = inner[1:-1].strip()
@@ -49,6 +51,24 @@ def shape_of(text: str) -> tuple[int, ...]:
     if any(len(size) > 40 for size in sizes):
         raise ReshardError("too-large", "a size of the shape has more than 40 digits; it must be below 2**62")
     return checked_shape([int(size) for size in sizes])
+
+
+def tensor_said(args: argparse.Namespace) -> tuple[tuple[int, ...], str]:
+    """The shape and the dtype of what is moved, from `--shape` and `--dtype`, or from a type as one of the ends.
+
+    Raises:
+        ReshardError: `bad-argument` where nothing says the shape, `rank-mismatch` where two differ; as `shape_of`.
+    """
+    types = [said for text in (args.shape, args.source, args.target) if text and (said := parse_type(text)) is not None]
+    shapes = [checked_shape(said.shape) for said in types]
+    if args.shape is not None:
+        shapes.insert(0, shape_of(args.shape))
+    if not shapes:
+        raise ReshardError("bad-argument", "the shape must be given, as --shape 2048,512 or in a type, as f32[8@x,8]")
+    for other in shapes:
+        if other != shapes[0]:
+            raise ReshardError("rank-mismatch", f"the shape is {shapes[0]}, but a type says {other}")
+    return shapes[0], args.dtype or next((str(said.dtype) for said in types), "float32")
 
 
 def mesh_of(text: str | None) -> Mesh | None:

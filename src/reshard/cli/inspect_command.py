@@ -88,11 +88,15 @@ def run(args: argparse.Namespace) -> None:
 
 def _inspected(args: argparse.Namespace) -> tuple[Report, int]:
     """What is read, and the exit status of the program that was run, if one was."""
+    from reshard.cli.placed_programs import modules_in, tell_placed  # noqa: PLC0415  # as above
     from reshard.xla.report import inspect_paths  # noqa: PLC0415  # as above
 
     mesh, status = mesh_of(args.mesh), 0
     if args.program is None:
         report = inspect_paths(args.paths or ["-"], mesh=mesh)
+        folders = [path for path in args.paths if Path(path).is_dir()]
+        if folders:
+            tell_placed(report, modules_in(map(Path, folders)), folders[0])
     else:
         if args.paths not in ([], ["-"]):
             raise ReshardError("bad-argument", "files and folders, or a command behind --, but not both")
@@ -108,15 +112,22 @@ def _program_inspected(program: Sequence[str], mesh: Mesh | None) -> tuple[Repor
     Raises:
         ReshardError: `bad-file` where it cannot be run or XLA dumps nothing.
     """
+    from reshard.cli.placed_programs import modules_in, tell_placed  # noqa: PLC0415  # as above
     from reshard.xla.report import inspect_dump  # noqa: PLC0415  # as above
 
     with tempfile.TemporaryDirectory(prefix="reshard-") as name:
-        folder = Path(name)
+        folder, lowered = Path(name) / "xla", Path(name) / "jax"
+        folder.mkdir()
         flags = f"{os.environ.get('XLA_FLAGS', '')} {DUMP.format(folder)}".strip()
         try:
             with subprocess.Popen(
                 program,
-                env={**os.environ, "XLA_FLAGS": flags},
+                env={
+                    "JAX_DUMP_IR_TO": str(lowered),
+                    "JAX_DUMP_IR_MODES": "stablehlo",
+                    **os.environ,
+                    "XLA_FLAGS": flags,
+                },
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -130,6 +141,9 @@ def _program_inspected(program: Sequence[str], mesh: Mesh | None) -> tuple[Repor
             raise ReshardError("bad-file", f"{program[0]} cannot be run: {error.strerror or error}") from None
         (folder / "output.log").write_text("".join(lines))
         if not any(path.suffix == ".txt" for path in folder.iterdir()):
-            raise ReshardError("bad-file", f"{program[0]} ended with {process.returncode}, and XLA dumped nothing")
+            what = f"{program[0]} ended with {process.returncode}, and XLA dumped nothing"
+            hint = "; it must not set XLA_FLAGS itself, but add to them" if any(lowered.glob("*")) else ""
+            raise ReshardError("bad-file", what + hint)
         report = inspect_dump(folder, mesh=mesh)
+        tell_placed(report, modules_in([lowered]), os.environ.get("JAX_DUMP_IR_TO", "FOLDER"))
     return report, process.returncode

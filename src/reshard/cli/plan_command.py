@@ -8,7 +8,7 @@ from typing import Any
 
 from reshard.box import Box
 from reshard.cli import output
-from reshard.cli.arguments import add_meshes, add_shape, mesh_of, parse_pair, shape_of
+from reshard.cli.arguments import add_meshes, add_shape, mesh_of, parse_pair, tensor_said
 from reshard.cli.commands import Commands, add_command
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
@@ -25,6 +25,7 @@ examples:
   reshard plan --mesh D=2,Y=8,X=4,T=4 --shape 2048,2048 '[{"D"}, {"X", "Y"}]' '[{}, {"D", "Y", "X", "T"}]'
   reshard plan --mesh x=2,y=4 --shape 8,8 --dtype bf16 'A[I_y, J]' 'A[I_x, J_y]' --device 5
   reshard plan --mesh h=2,g=8 --shape 8192,8192 --network h100-2x8 --alternatives '[{}, {"h"}]' '[{"h"}, {}]'
+  reshard plan --mesh x=2,y=4 'bf16[8@x,8]' "P(None, 'y')"
   reshard plan --mesh x=8 --target-mesh '<["x"=4], device_ids=[3, 2, 1, 0]>' --shape 64 '[{"x"}]' '[{"x"}]' --json
 """
 
@@ -33,8 +34,8 @@ def add_to(commands: Commands) -> None:
     """Add the command to the parser."""
     parser = add_command(commands, "plan", run, "say what a reshard does and what it costs", EXAMPLES)
     add_meshes(parser)
-    add_shape(parser, required=True)
-    parser.add_argument("--dtype", default="float32", metavar="NAME", help="the element type, as f32 or float32")
+    add_shape(parser, required=False)
+    parser.add_argument("--dtype", metavar="NAME", help="the element type, as f32 or float32")
     parser.add_argument("--device", type=int, metavar="N", help="add what this device receives and sends")
     parser.add_argument("--network", metavar="NAME", help="choose by time on this network, as h100-2x8")
     parser.add_argument("--basis", default="any", choices=BASES, help="which steps the plan may have")
@@ -51,13 +52,13 @@ def add_to(commands: Commands) -> None:
 
 def subject(args: argparse.Namespace, basis: str | None = None) -> Plan:
     """What the command is about: the plan, in another basis where one is given."""
-    shape = shape_of(args.shape)
+    shape, dtype = tensor_said(args)
     source, target = parse_pair(args.source, args.target, mesh_of(args.mesh), mesh_of(args.target_mesh), len(shape))
     return make_plan(
         source,
         target,
         shape,
-        dtype_named(args.dtype),
+        dtype_named(dtype),
         network=args.network,
         basis=basis or args.basis,
         memory_limit=args.memory_limit,

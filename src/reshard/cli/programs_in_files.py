@@ -49,7 +49,7 @@ def read_program(path: str) -> Program:
         raise ReshardError("bad-file", f"{path} holds no text")
     name, text = texts[0]
     if len(texts) > 1 or _HLO.search(text):
-        hint = "it must be StableHLO, as jax.jit(f).lower(...).as_text() gives it"
+        hint = "it must be StableHLO, as jax.jit(f).lower(...).as_text() gives it, or JAX itself with JAX_DUMP_IR_TO"
         raise ReshardError("bad-program", f"{name} holds no program whose shardings can be carried: {hint}")
     return Program.parse(text)
 

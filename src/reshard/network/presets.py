@@ -131,7 +131,8 @@ TPUS: dict[str, Tpu] = {
     "tpu-v6e": Tpu((16, 16), 90e9, 8, False, 1.6e12, 920e12, {"int8": 1836e12, "uint8": 1836e12}, 25e9, BOOK),
     "tpu7x": Tpu((16, 24, 24), 100e9, 4, True, 7.38e12, 2307e12, {"float8": 4614e12}, 50e9, CLOUD),
 }
-ALIASES = {"gb200": "gb200-nvl72", "trillium": "tpu-v6e", "ironwood": "tpu7x", "tpu-v7x": "tpu7x", "tpu-v4": "tpu-v4p"}
+TPU_ALIASES = {"trillium": "tpu-v6e", "ironwood": "tpu7x", "tpu-v7x": "tpu7x", "tpu-v4": "tpu-v4p"}
+ALIASES = {"gb200": "gb200-nvl72", **TPU_ALIASES} | {name: f"tpu-{name}" for name in ("v4p", "v5p", "v5e", "v6e")}
 """Other names of families."""
 
 LAUNCH_S, INSIDE_S, OUTSIDE_S = 6.6e-6, 0.6e-6, 2.7e-6

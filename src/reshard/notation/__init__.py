@@ -41,6 +41,7 @@ from reshard.notation import mlir_list, module, named, partition_spec, placement
 from reshard.notation.grammar import checked_text, found_at, mentioning, placed
 from reshard.notation.mlir_list import write_sharding as to_mlir_list
 from reshard.notation.named import write_sharding as to_named
+from reshard.notation.partition_spec import read_array as parse_type
 from reshard.notation.partition_spec import write_mesh as to_jax_mesh
 from reshard.notation.partition_spec import write_sharding as to_partition_spec
 from reshard.notation.placements import write_mesh as to_device_mesh
@@ -57,6 +58,7 @@ __all__ = [
     "parse_mesh",
     "parse_module",
     "parse_sharding",
+    "parse_type",
     "to_device_mesh",
     "to_jax_mesh",
     "to_mlir_list",
@@ -74,9 +76,9 @@ _PLACEMENT = (
 _OF_JAX = r"(?:jax\.)?(?:sharding\.)?"
 _LOOKS = {
     "torch": re.compile(
-        rf"\(|\[?\s*(?:R[\s,]*)*(?:{_PLACEMENT})|R+\s*$|\[\s*R\s*(?:,\s*R\s*)*,?\s*\]\s*$|DTensorSpec\s*\("
+        rf"\(|\[?\s*(?:R[\s,]*)*(?:{_PLACEMENT})|R+\s*$|\[\s*R\s*(?:,\s*R\s*)*,?\s*\]\s*$|(?:DTensor)?Spec\s*\("
     ),
-    "JAX": re.compile(rf"{_OF_JAX}(?:P|PartitionSpec|NamedSharding)\s*\(|[A-Za-z]\w*(?:<\w+>)?\[\s*[0-9]"),
+    "JAX": re.compile(rf"{_OF_JAX}(?:P|PartitionSpec|NamedSharding)\s*\(|{partition_spec.ARRAY_LOOK.pattern}"),
     "list": re.compile(r"shard\.sharding(?![A-Za-z0-9_])|split_axes|\[\s*(?:\[|[0-9]|\]\s*$)"),
     "named": re.compile(r"[A-Za-z][A-Za-z0-9]*'*\s*\[|\[\s*[A-Za-z]"),
     "XLA": re.compile(r"\{|(?:sharding|devices)\s*=|(?:replicated|maximal|manual|unreduced|unknown)(?![A-Za-z0-9_])"),

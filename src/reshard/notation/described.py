@@ -19,7 +19,7 @@ from reshard.checks import checked_shape, shown
 from reshard.errors import ReshardError
 from reshard.foreign import ArrayRecord, PlacedRecord, SpecRecord, array_record, sharding_record
 from reshard.mesh import Mesh
-from reshard.notation import as_sharding
+from reshard.notation import as_sharding, parse_type
 from reshard.notation.records import sharding_of_record
 from reshard.sharding import Sharding
 
@@ -44,7 +44,7 @@ def described(tensors: Sequence[Any], ndims: Sequence[int | None]) -> list[Descr
     Raises:
         ReshardError: as `as_sharding`; `unknown-mesh` where none of them has a mesh.
     """
-    arrays = [None if isinstance(tensor, Sharding | str) else array_record(tensor) for tensor in tensors]
+    arrays = [array_said(tensor) for tensor in tensors]
     ranks = [
         ndim if array is None or array.shape is None else len(array.shape)
         for array, ndim in zip(arrays, ndims, strict=False)
@@ -64,6 +64,17 @@ def described(tensors: Sequence[Any], ndims: Sequence[int | None]) -> list[Descr
         for sharding, array in zip(shardings, arrays, strict=True)
         if sharding is not None
     ]
+
+
+def array_said(tensor: Any) -> ArrayRecord | None:
+    """The shape and dtype that a tensor's description says; None where it says a sharding alone.
+
+    >>> array_said("f32[8@x,4]").shape, array_said("P('x')")
+    ((8, 4), None)
+    """
+    if isinstance(tensor, str):
+        return parse_type(tensor)
+    return None if isinstance(tensor, Sharding) else array_record(tensor)
 
 
 def _alone(tensor: Any, ndim: int | None) -> Sharding | None:

@@ -3,7 +3,8 @@
     P('x', None)   PartitionSpec(('x', 'y'),)   P(None, UNCONSTRAINED, unreduced={'y'})
     NamedSharding(mesh=Mesh('x': 2, 'y': 4, axis_types=(Auto, Auto)), spec=P('x',), memory_kind=device)
     Mesh('x': 2, 'y': 4)   Mesh(axis_sizes=(2, 4), axis_names=('x', 'y'))   jax.make_mesh((2, 4), ('x', 'y'))
-    Mesh(device_ids=array([[1, 0]]), axis_names=('x', 'y'))   float32[8@x,8@(y,z)]
+    Mesh(device_ids=array([[1, 0]]), axis_names=('x', 'y'))
+    float32[8@x,8@(y,z)]   ShapedArray(float32[8@x])   ShapeDtypeStruct(shape=(8,), dtype=float32, sharding=…)
 
 A spec has no mesh and names the dims that it cuts: those behind are whole.
 `reduced=` is explicit replication, `UNCONSTRAINED` an open dim that nothing cuts.
@@ -18,10 +19,12 @@ SpecRecord(dims=(('x',), ('y', 'z')), open_dims=frozenset(), replicated=(), unre
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshard.errors import ReshardError
-from reshard.foreign import MeshRecord, PlacedRecord, SpecRecord
+from reshard.foreign import ArrayRecord, MeshRecord, PlacedRecord, SpecRecord
 from reshard.mesh import Mesh
 from reshard.notation.grammar import Form, Misread, number, parse, rule
 from reshard.notation.literals import Nested, Skipped, nested_of, unquoted
@@ -31,6 +34,8 @@ from reshard.sharding import Sharding
 if TYPE_CHECKING:
     from lark import Token
 
+ARRAY_LOOK = re.compile(r"\s*(?:[A-Za-z]\w*(?:<\w+>)?\[\s*[0-9]|(?:jax\.)?(?:core\.)?Shape(?:dArray|DtypeStruct)\s*\()")
+"""How types begin that say a shape."""
 REDUCED, UNREDUCED = ("reduced", "R"), ("unreduced", "U")
 """How specs and types call explicit replication, and sums that are not made."""
 
@@ -40,6 +45,8 @@ class _Entry(NamedTuple):
 
     axes: tuple[str, ...]
     is_open: bool
+    size: int = 0
+    """Of the dim, where a type says it."""
 
 
 class _Marked(NamedTuple):
@@ -55,6 +62,10 @@ class _Sizes(NamedTuple):
 
 class _Names(NamedTuple):
     names: tuple[str, ...]
+
+
+class _DtypeName(NamedTuple):
+    name: str
 
 
 class _MeshAxis(NamedTuple):
@@ -129,18 +140,43 @@ class _SpecRules:
 
     @rule
     def typed_dim(self, parts: list[Token]) -> _Entry:
-        return _Entry(tuple(str(part) for part in parts if part.type == "AXIS"), is_open=False)
+        return _Entry(tuple(str(part) for part in parts if part.type == "AXIS"), is_open=False, size=number(parts[0]))
 
     @rule
     def mark(self, parts: list[Token]) -> _Marked:
         return _Marked(str(parts[0]), tuple(map(str, parts[1:])))
 
     @rule
-    def typed(self, parts: list[Any]) -> SpecRecord:
-        return _spec(parts)
+    def typed(self, parts: list[Any]) -> ArrayRecord:
+        shape = tuple(entry.size for entry in _of_kind(parts, _Entry))
+        return ArrayRecord(shape, str(parts[0]).partition("<")[0], _spec(parts))
 
     @rule
-    def sharding(self, parts: list[SpecRecord | PlacedRecord]) -> SpecRecord | PlacedRecord:
+    def shaped(self, parts: list[Any]) -> ArrayRecord:
+        record: ArrayRecord = _of_kind(parts, ArrayRecord)[0]
+        return record
+
+    @rule
+    def dtype(self, parts: list[Token]) -> _DtypeName:
+        return _DtypeName(str(parts[0]))
+
+    @rule
+    def struct(self, parts: list[Any]) -> ArrayRecord:
+        sizes, dtypes = _of_kind(parts, _Sizes), _of_kind(parts, _DtypeName)
+        placed = [*_of_kind(parts, PlacedRecord), *_of_kind(parts, SpecRecord)]
+        said = {str(part) for part in parts if getattr(part, "type", "") in ("SHAPE_IS", "DTYPE_IS")}
+        if len(said) < 2 or len(sizes) > 1 or len(dtypes) > 1 or len(placed) > 1:
+            raise Misread(parts[0], "a ShapeDtypeStruct stands", "; it must have one shape and one dtype")
+        shape = sizes[0].sizes if sizes else ()
+        return ArrayRecord(shape, dtypes[0].name, _filled_up(placed[0], len(shape)) if placed else None)
+
+    @rule
+    def sharding(self, parts: list[SpecRecord | PlacedRecord | ArrayRecord]) -> SpecRecord | PlacedRecord:
+        record = parts[0]
+        return _sharding_of(record) if isinstance(record, ArrayRecord) else record
+
+    @rule
+    def array(self, parts: list[ArrayRecord]) -> ArrayRecord:
         return parts[0]
 
 
@@ -150,6 +186,18 @@ def _names(parts: list[Token]) -> tuple[str, ...]:
 
 def _of_kind(parts: list[Any], kind: type[Any]) -> list[Any]:
     return [part for part in parts if isinstance(part, kind)]
+
+
+def _filled_up(record: Any, rank: int) -> Any:
+    """A spec with the dims behind it, which are whole."""
+    if isinstance(record, PlacedRecord):
+        return PlacedRecord(record.mesh, _filled_up(record.sharding, rank))
+    return replace(record, dims=record.dims + ((),) * (rank - len(record.dims)))
+
+
+def _sharding_of(record: ArrayRecord) -> Any:
+    """Where an array lies; whole where it does not say it."""
+    return SpecRecord(((),) * len(record.shape)) if record.sharding is None else record.sharding
 
 
 def _spec(parts: list[Any]) -> SpecRecord:
@@ -164,7 +212,7 @@ def _spec(parts: list[Any]) -> SpecRecord:
 
 FORM = Form(
     name="partition_spec",
-    starts=("sharding", "mesh"),
+    starts=("sharding", "mesh", "array"),
     words={
         "QUOTED": "an axis in quotes",
         "SPEC": "`P(`",
@@ -175,6 +223,11 @@ FORM = Form(
         "SET": "`frozenset(`",
         "REDUCED": "`reduced=`",
         "UNREDUCED": "`unreduced=`",
+        "SHAPED": "`ShapedArray(`",
+        "STRUCT": "`ShapeDtypeStruct(`",
+        "SHAPE_IS": "`shape=`",
+        "DTYPE_IS": "`dtype=`",
+        "SHARDING_IS": "`sharding=`",
         "MESH_IS": "`mesh=`",
         "SPEC_IS": "`spec=`",
         "AXIS_SIZES": "`axis_sizes=`",
@@ -198,6 +251,22 @@ def read_sharding(text: str) -> SpecRecord | PlacedRecord:
         ReshardError: `syntax`.
     """
     record: SpecRecord | PlacedRecord = parse(FORM, "sharding", text)
+    return record
+
+
+def read_array(text: str) -> ArrayRecord | None:
+    """The shape, the dtype and the sharding that a type says, as it is printed; None where the text is no type.
+
+    Raises:
+        ReshardError: `syntax`.
+
+    >>> read_array("bfloat16[8@x,4]"), read_array("P('x')")
+    (ArrayRecord(shape=(8, 4), dtype='bfloat16', sharding=SpecRecord(dims=(('x',), ()), open_dims=frozenset(), \
+replicated=(), unreduced=()), is_whole=False), None)
+    """
+    if not ARRAY_LOOK.match(text):
+        return None
+    record: ArrayRecord = parse(FORM, "array", text)
     return record
 
 

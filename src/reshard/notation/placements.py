@@ -65,6 +65,15 @@ class _MeshDims(NamedTuple):
     names: tuple[str, ...] = ()
 
 
+class _Ordered(NamedTuple):
+    """A shard, and the turn in which its mesh dim cuts the dim, from 0 on."""
+
+    placement: PlacementRecord
+    turn: int
+    token: Token
+    """Of the turn."""
+
+
 class _Stride(NamedTuple):
     token: Token | None
     numbers: tuple[int, ...]
@@ -116,8 +125,23 @@ class _PlacementRules:
         return PlacementRecord(PARTIAL, reduction=word)
 
     @rule
-    def run(self, parts: list[PlacementRecord]) -> PlacementsRecord:
-        return PlacementsRecord(tuple(parts))
+    def ordered(self, parts: list[Any]) -> _Ordered:
+        return _Ordered(parts[0], _signed(parts[1]), parts[1])
+
+    @rule
+    def run(self, parts: list[PlacementRecord | _Ordered]) -> PlacementsRecord:
+        placements = tuple(part.placement if isinstance(part, _Ordered) else part for part in parts)
+        if not any(isinstance(part, _Ordered) for part in parts):
+            return PlacementsRecord(placements)
+        cuts: dict[int, dict[int, int]] = {}
+        for mesh_dim, part in enumerate(parts):
+            shard, turn, token = part if isinstance(part, _Ordered) else (part, 0, None)
+            if shard.kind == SHARD and mesh_dim != cuts.setdefault(shard.dim, {}).setdefault(turn, mesh_dim):
+                problem = f"dim {shard.dim} is cut twice in turn {turn}"
+                raise ReshardError("syntax", problem) if token is None else Misread(token, problem)
+        return PlacementsRecord(
+            placements, tuple((dim, tuple(by_turn[turn] for turn in sorted(by_turn))) for dim, by_turn in cuts.items())
+        )
 
     @rule
     def listing(self, parts: list[PlacementRecord]) -> PlacementsRecord:
@@ -151,6 +175,11 @@ class _PlacementRules:
         order = orders[0].cuts if orders and not strided else None
         record = PlacedRecord(meshes[0], PlacementsRecord(placements[0].placements, order))
         return PrintedPlacements(len(shapes[0].sizes) if shapes else None, record)
+
+    @rule
+    def brief(self, parts: list[Any]) -> PrintedPlacements:
+        (shape,), (run,) = _of_kind(parts, _Shape), _of_kind(parts, PlacementsRecord)
+        return PrintedPlacements(len(shape.sizes), run)
 
     @rule
     def mesh_dim(self, parts: list[Token]) -> _MeshDims:
@@ -219,6 +248,7 @@ FORM = Form(
         "STRIDED_SHARD": "`_StridedShard(`",
         "REPLICATE": "`Replicate(`",
         "PARTIAL": "`Partial(`",
+        "BRIEF": "`Spec(`",
         "SPEC": "`DTensorSpec(`",
         "MESH": "`DeviceMesh(`",
         "META": "`TensorMeta(`",

@@ -23,9 +23,8 @@ from reshard.collectives.fewest_bytes import cache_clear as forget_searches
 from reshard.collectives.fewest_bytes import fewest_bytes_chain
 from reshard.collectives.one_axis import one_axis_chain
 from reshard.errors import ReshardError
-from reshard.foreign import array_record
 from reshard.network import Network, busy_seconds
-from reshard.notation.described import check_settled, described, dtype_said, shape_said
+from reshard.notation.described import array_said, check_settled, described, dtype_said, shape_said
 from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, candidates
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
@@ -65,7 +64,8 @@ def plan(
             or the array itself, which brings its shape and dtype. One that lies nowhere in particular, such as
             NumPy's, is whole on every device.
         target: where it is wanted, on the same mesh or any other, likewise. A side without a mesh is on the other's.
-        shape: the sizes of the whole tensor; that of the array unless given.
+        shape: the sizes of the whole tensor; that of the array unless given. An array or a type, as `bf16[8,4]`,
+            says its dtype too.
         dtype: its element type, by any name or as NumPy's, JAX's or torch's; that of the array unless given, and
             float32 where there is none.
         network: what the devices are connected by, or the name of a preset.
@@ -96,13 +96,15 @@ def reshard_of(source: Any, target: Any, shape: Sequence[int] | None = None, dty
     >>> print(reshard_of("S(0)", '<mesh<["x"=4]>, [{}, {"x"}]>', (8, 8)))
     [{"x"}, {}], uneven=chunk -> [{}, {"x"}]
     """
+    if type(shape) is not tuple and (said := array_said(shape)) is not None:
+        shape, dtype = said.shape, said.dtype if dtype is None else dtype
     if isinstance(source, Sharding) and isinstance(target, Sharding) and shape is not None:
         return Reshard.of(source, target, shape, "float32" if dtype is None else dtype)
     check_settled(target)
     rank = None if shape is None else len(checked_shape(shape))
     for tensor in (source, target):  # whoever knows how many dims there are says it to the other
         if rank is None:
-            array = None if isinstance(tensor, Sharding | str) else array_record(tensor)
+            array = array_said(tensor)
             rank = len(array.shape) if array is not None else tensor.ndim if isinstance(tensor, Sharding) else None
     ends = described([source, target], [rank, rank])
     return Reshard.of(

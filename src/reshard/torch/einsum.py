@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from reshard.checks import expect, shown
 from reshard.errors import ReshardError
@@ -26,6 +26,9 @@ from reshard.torch.graph_operator import keep_named, named, refuse_traced
 from reshard.torch.local_einsum import EinsumRequest, LocalEinsum, flowing_to, local_einsum
 from reshard.torch.local_plan import tile_of
 from reshard.torch.world import CAPACITY, World, current_world
+
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+"""What torch replicates beside DTensors, where it is told to."""
 
 
 def einsum(
@@ -52,7 +55,8 @@ def einsum(
     Args:
         expression: a pattern as of `reshard.operations.pattern`, such as `ij,jk->ik` or `(a b) c -> a (b c)`; of single
             letters also as `torch.einsum` has it, with `...` and without a result.
-        operands: of one dtype.
+        operands: of one dtype. A plain tensor among DTensors is whole on every rank where torch takes it so, that is
+            of one element or under torch's `implicit_replication()`; elsewhere it is refused, as by torch.
         target: where the result is wanted, as placements or a `Sharding`; without it where it is cheapest, among
             all that placements can say.
         network: what the ranks are connected by, or the name of a preset; without it bytes decide.
@@ -68,6 +72,7 @@ def einsum(
             raises; `bad-argument`, `bad-tiles`, `cannot-express`, `ranks-disagree` as `redistribute`; and
             `exchange-failed` where a rank is gone or does not come in time.
     """
+    operands = _replicated(operands)
     if torch.compiler.is_dynamo_compiling():
         mesh = operands[0].device_mesh if device_mesh is None else device_mesh
         labels = None if sizes is None else tuple(sizes.items())
@@ -75,8 +80,29 @@ def einsum(
         traced: DTensor = _traced(name, mesh, *operands)
         return traced
     asked = AskedEinsum(expression, target, network, overlap, sizes, leave_partial, check)
-    request = _request(asked, operands, device_mesh, tuple(getattr(x, "_spec", None) for x in operands))
+    with current_world().telling(_ranks_of(operands), check):
+        request = _request(asked, operands, device_mesh, tuple(getattr(x, "_spec", None) for x in operands))
     return _called(request, operands, check)
+
+
+def _replicated(operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The operands; plain tensors beside DTensors are made replicas where torch's own operations make them so."""
+    meshes = [x.device_mesh for x in operands if isinstance(x, DTensor)]
+    if len(meshes) in (0, len(operands)):
+        return operands
+    may_be_whole = DTensor._op_dispatcher._allow_implicit_replication
+    return tuple(
+        DTensor.from_local(x, meshes[0], [Replicate()] * meshes[0].ndim, run_check=False)
+        if type(x) in PLAIN_TENSORS and (may_be_whole or x.numel() == 1)
+        else x
+        for x in operands
+    )
+
+
+def _ranks_of(operands: Sequence[Any]) -> Sequence[int]:
+    """All ranks of the meshes of those operands that have one."""
+    meshes = [x.device_mesh for x in operands if isinstance(x, DTensor)]
+    return sorted({rank for mesh in meshes for rank in mesh_of(mesh).devices})
 
 
 class AskedEinsum(NamedTuple):
@@ -92,7 +118,7 @@ class AskedEinsum(NamedTuple):
 
 
 def _request(
-    asked: AskedEinsum, operands: Sequence[DTensor], device_mesh: DeviceMesh | None, specs: tuple[Any, ...]
+    asked: AskedEinsum, operands: Sequence[Any], device_mesh: DeviceMesh | None, specs: tuple[Any, ...]
 ) -> EinsumRequest:
     """What is asked of operands of these specs.
 
@@ -103,7 +129,10 @@ def _request(
     pattern.check_count(len(operands))
     for number, x in enumerate(operands):
         if not isinstance(x, DTensor):
-            raise ReshardError("bad-argument", f"operand {number} of {pattern} must be a DTensor, got: {shown(x)}")
+            what = "a plain tensor" if isinstance(x, torch.Tensor) else shown(x)
+            how = "; DTensor.from_local(x, mesh, [Replicate()]) is one that each rank has whole"
+            how = how if isinstance(x, torch.Tensor) else ""
+            raise ReshardError("bad-argument", f"operand {number} of {pattern} must be a DTensor, got {what}{how}")
         if x.dtype != operands[0].dtype:
             raise ReshardError(
                 "bad-argument", f"operand {number} of {pattern} is of {x.dtype}, the first of {operands[0].dtype}"

@@ -153,7 +153,7 @@ def _entry(tile: dict[str, Any], box: Box) -> TileEntry:
     device, name, size, crc32 = tile["device"], tile["file"], tile["bytes"], tile["crc32"]
     if type(device) is not int or type(size) is not int or size < 0:
         raise ValueError("device and bytes of a tile must be integers")
-    if not isinstance(name, str) or name in ("", ".", "..", NAME) or re.search(r"[/\\\x00]", name):
+    if not isinstance(name, str) or name in ("", ".", "..", NAME) or re.search(r"[/\\\x00\ud800-\udfff]", name):
         raise ValueError(f"the file of device {device} must be a name in the folder, got: {name!r}")
     if not isinstance(crc32, str) or not re.fullmatch(r"[0-9a-f]{8}", crc32):
         raise ValueError(f"the crc32 of device {device} must be 8 hexadecimal digits, got: {crc32!r}")
