@@ -1,80 +1,117 @@
-"""What the site has besides the documents: a gallery of worked examples, each with the page that plays it.
+"""What the site has besides the documents: galleries of worked examples, each with the page that plays it.
 
-A worked example is one that the tests hold device by device; here each is drawn before and after.
+`gallery.yml` lists the examples; every picture, page, command and text form is made of it here.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 import reshard as rs
 from reshard.drawing.notebooks import standalone
-from reshard.plans.plan_page import plan_drawing
+from reshard.plans.plan_page import WRITERS, plan_drawing
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
-
-class Example(NamedTuple):
-    """A reshard that is worked by hand somewhere."""
-
-    name: str
-    says: str
-    mesh: str
-    source: str
-    target: str
-    shape: tuple[int, ...]
-    network: str | None = None
+GALLERIES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "gallery.yml").read_text(encoding="utf-8"))
 
 
-EXAMPLES = (
-    Example("transposed-cut", "Rows by y to a grid: two rounds of half a tile each.",
-            "x=2,y=4", '[{"y"}, {}]', '[{"x"}, {"y"}]', (8, 8)),
-    Example("columns", "Rows and columns to columns alone, 16 devices.",
-            "D=2,Y=2,X=2,T=2", '[{"D"}, {"X", "Y"}]', '[{}, {"D", "Y", "X", "T"}]', (16, 16)),
-    Example("all-gather", "Every device gets the whole.", "x=4", '[{"x"}, {}]', "[{}, {}]", (8, 8)),
-    Example("all-to-all", "Rows to columns: a quarter of a tile to each other device.",
-            "x=4", '[{"x"}, {}]', '[{}, {"x"}]', (8, 8)),
-    Example("slice", "Whole to rows: nothing is sent.", "x=4", "[{}, {}]", '[{"x"}, {}]', (8, 8)),
-    Example("all-reduce", "Four parts are summed, each element on one device, then gathered.",
-            "x=4", '[{}, {}], unreduced={"x"}', "[{}, {}]", (8, 8)),
-    Example("reduce-scatter", "Four parts are summed where they stay.",
-            "x=4", '[{}, {}], unreduced={"x"}', '[{"x"}, {}]', (8, 8)),
-    Example("two-against-three", "Cuts that do not nest: boxes in place of digits.",
-            "x=2,y=3", '[{"x"}]', '[{"y"}]', (12,)),
-    Example("uneven", "Seven rows and five columns over 2 x 3 devices.",
-            "x=2,y=3", '[{"x"}, {}]', '[{"y"}, {"x"}]', (7, 5)),
-    Example("rank-three", "The reshard that XLA rematerializes: one all-to-all here.",
-            "x=4,y=2", '[{"y"}, {}, {"x"}]', '[{}, {"x", "y"}, {}]', (16, 16, 16)),
-    Example("two-hosts", "Between hosts little, inside much: time decides.",
-            "host=2,gpu=8", '[{}, {"host"}]', '[{"host"}, {}]', (8192, 8192), "h100-2x8"),
-)  # fmt: skip
+def command(example: dict[str, Any]) -> list[str]:
+    """The words of the command that shows an example: `show` for a sharding, `view` for what has a page."""
+    options = ["--mesh", example["mesh"]]
+    for name in ("target_mesh", "dtype", "network", "basis"):
+        options += [f"--{name.replace('_', '-')}", str(example[name])] if name in example else []
+    for shape in example.get("shapes", [example.get("shape")]):
+        options += ["--shape", ",".join(map(str, shape))]
+    if "sharding" in example:
+        return ["show", *options, example["sharding"]]
+    if "einsum" in example:
+        for operand in example["operands"]:
+            options += ["--operand", operand]
+        for label, size in example.get("sizes", {}).items():
+            options += ["--size", f"{label}={size}"]
+        return ["view", "einsum", example["einsum"], *options, "--target", example["target"]]
+    return ["view", "plan", *options, example["source"], example["target"]]
 
 
-def plan_of(example: Example) -> rs.Plan:
-    """The plan of an example."""
-    mesh = rs.parse_mesh(example.mesh)
-    ends = (rs.parse_sharding(text, mesh, len(example.shape)) for text in (example.source, example.target))
-    return rs.plan(*ends, example.shape, "float32", network=example.network)
+def worked(example: dict[str, Any]) -> Any:
+    """What an example is about: a sharding, a plan, a plan of an einsum."""
+    mesh = rs.parse_mesh(example["mesh"])
+    more = {name: example[name] for name in ("network", "basis") if name in example}
+    dtype = example.get("dtype", "float32")
+    if "sharding" in example:
+        return rs.parse_sharding(example["sharding"], mesh, len(example["shape"]))
+    if "einsum" in example:
+        shapes = example["shapes"]
+        operands = [
+            rs.parse_sharding(text, mesh, len(shape)) for text, shape in zip(example["operands"], shapes, strict=True)
+        ]
+        result = example["einsum"].partition("->")[2].strip()
+        ndim = len(result.split() if " " in result else result)
+        target = rs.parse_sharding(example["target"], mesh, ndim)
+        return rs.einsum(
+            example["einsum"], *operands, shapes=shapes, dtype=dtype, target=target, sizes=example.get("sizes"), **more
+        )
+    ends = [
+        rs.parse_sharding(example[name], mesh_of_end, len(example["shape"]))
+        for name, mesh_of_end in (
+            ("source", mesh),
+            ("target", rs.parse_mesh(example["target_mesh"]) if "target_mesh" in example else mesh),
+        )
+    ]
+    return rs.plan(*ends, example["shape"], dtype, **more)
+
+
+def forms(sharding: rs.Sharding) -> Iterator[str]:
+    """A sharding in every text form that has it."""
+    for name, writer in WRITERS.items():
+        try:
+            yield f"{name}: {writer(sharding)}"
+        except rs.ReshardError:  # this form cannot say it
+            continue
+
+
+def address(gallery: dict[str, Any], example: dict[str, Any]) -> str:
+    """Of the page that plays an example, beside the gallery's own."""
+    return f"{gallery['page']}/{example['name'].replace(' ', '-')}.html"
+
+
+def shown(gallery: dict[str, Any], example: dict[str, Any], subject: Any) -> str:
+    """An example in Markdown: what it shows, its picture, its command, its text forms."""
+    if isinstance(subject, rs.Sharding):
+        drawing, play = subject.drawn(example["shape"]).get("text/html", ""), ""
+        texts = "\n".join(forms(subject))
+    else:
+        pictures = plan_drawing(subject) if isinstance(subject, rs.Plan) else None
+        drawing = standalone(pictures) if pictures else subject._repr_mimebundle_().get("text/html", "")
+        play = f" [Open its page]({address(gallery, example)}), which has every text form to copy."
+        texts = str(subject).strip()
+    words = shlex.join(["reshard", *command(example), *([] if "sharding" in example else ["--out", "page.html"])])
+    says = example["says"] + play
+    return (
+        f"## {example['name'].capitalize()}\n\n{says}\n\n"
+        f'<div class="gallery">{drawing}</div>\n\n```sh\n{words}\n```\n\n```text\n{texts}\n```\n'
+    )
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the gallery and its pages to the files of the site."""
+    """Add the galleries and their pages to the files of the site."""
     from mkdocs.structure.files import File  # noqa: PLC0415  # only the generator of the site has it
 
-    parts = ["# Gallery\n\nEvery picture opens the page that plays it.\n"]
-    for example in EXAMPLES:
-        plan = plan_of(example)
-        files.append(File.generated(config, f"gallery/{example.name}.html", content=plan.to_html()))
-        pictures = plan_drawing(plan)
-        title = example.name.replace("-", " ").capitalize()
-        command = f"reshard view plan --mesh {example.mesh} --shape {','.join(map(str, example.shape))}"
-        ends = f"'{example.source}' '{example.target}'"
-        drawn = standalone(pictures) if pictures else ""
-        parts.append(
-            f"## {title}\n\n{example.says} [Play it](gallery/{example.name}.html).\n\n"
-            f'<div class="gallery">{drawn}</div>\n\n```sh\n{command} {ends} --out page.html\n```\n'
-        )
-    files.append(File.generated(config, "gallery.md", content="\n".join(parts)))
+    for gallery in GALLERIES:
+        parts = [f"# {gallery['title']}\n\n{gallery['about']}\n"]
+        for example in gallery["examples"]:
+            subject = worked(example)
+            parts.append(shown(gallery, example, subject))
+            if not isinstance(subject, rs.Sharding):
+                page = f"gallery/{address(gallery, example)}"
+                files.append(File.generated(config, page, content=subject.to_html()))
+        files.append(File.generated(config, f"gallery/{gallery['page']}.md", content="\n".join(parts)))
     return files

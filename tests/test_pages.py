@@ -24,8 +24,16 @@ from reshard.drawing.packing import unpack
 from reshard.planner.each_to_each import compare
 from reshard.plans.player_data import player_data
 from reshard.xla.report import inspect_texts
+from reshard.xla.report.operation_rows import operation_rows
 
 ROOT = Path(__file__).parent.parent
+DUMPS = ROOT / "tests" / "data" / "inspect"
+
+
+def read_dump(*names: str) -> list[tuple[str, str]]:
+    return [(name, (DUMPS / name).read_text(encoding="utf-8")) for name in names]
+
+
 HOSTILE = "</script><script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\">'\"&lt;"
 """A name that would run, were it ever markup."""
 
@@ -260,8 +268,15 @@ def other_pages() -> dict[str, str]:
         "model": rs.plan_model({f"{HOSTILE}.{n}": ((8, 8), "f32") for n in range(3)}, *rules).to_html(),
         "report": report.to_html(),
         "two reports": report.to_html(inspect_texts([("other", warned)])),
+        "dumps": inspect_texts(hostile_dump(".txt")).to_html(inspect_texts(hostile_dump(".mlir"))),
         "comparison": compare(shardings, (8, 8)).to_html(),
     }
+
+
+def hostile_dump(ending: str) -> list[tuple[str, str]]:
+    """Modules in which names, places and shardings would run, were they ever markup."""
+    texts = [(f"{HOSTILE}{name}", text) for name, text in read_dump("remat.txt", "remat.mlir") if name.endswith(ending)]
+    return [(name, text.replace("program.py", HOSTILE.replace('"', "'"))) for name, text in texts]
 
 
 @needs_chromium
@@ -276,10 +291,61 @@ def test_every_other_page_opens_asks_for_nothing_and_runs_no_name(browser: Any, 
             opening.check_quiet()
 
 
+def test_the_page_of_a_report_draws_its_operations_with_what_is_found_on_them() -> None:
+    text = inspect_texts(read_dump("remat.txt", "remat.mlir")).to_html()
+    rows = [re.sub(r"<[^>]+>", "|", row) for row in re.findall(r"<tr.*?</tr>", text)]
+    told = [row for row in rows if "finding 1" in row]
+    assert [re.sub(r"\|+", "|", row).split("|")[1:6] for row in told] == [
+        ["51", "all-gather", "all-gather(wrapped_copy)", "sends for ", "finding 1"],
+        ["53", "all-gather.1", "all-gather(wrapped_copy.1)", "sends for ", "finding 1"],
+        ["8", "2", "sharding-constraint(1)", "finding 1", " "],
+    ]
+    assert 'id="finding-1"' in text
+    assert "&lt;@mesh, [{}, {&quot;x&quot;, &quot;y&quot;}, {}]&gt;" in text or "[{}, {&#x27;" in text
+
+
+def test_curves_go_from_who_makes_a_value_to_who_takes_it() -> None:
+    report = inspect_texts(read_dump("remat.mlir"))
+    rows = operation_rows(report, report.modules[0], 100)
+    taken = {row.name: [rows[place].name for place in row.takes] for row in rows}
+    assert taken["4"] == ["2", "3"]
+    few = operation_rows(report, report.modules[0], 4)
+    assert [row.name for row in few] == ["arg0", "2", "return of line 12"]
+    assert [few[place].name for place in few[2].takes] == ["2"]  # through what is left out
+
+
+def test_two_reports_stand_side_by_side_where_they_differ() -> None:
+    name, text = read_dump("remat.mlir")[0]
+    changed = text.replace('[{}, {"x", "y"}, {}]> :', '[{}, {"y"}, {"x"}]> :')
+    assert changed != text
+    page = inspect_texts([(name, text)]).to_html(inspect_texts([("after", changed)]))
+    lines = re.findall(r'<tr class="differs">(.*?)</tr>', page)
+    assert len(lines) == 1
+    assert re.findall(r"<td[^>]*>([^<]*)</td>", lines[0])[:2] == ["8", "2 = sharding-constraint"]
+    assert "1 of 9 lines differ" in page
+    same = inspect_texts([(name, text)])
+    assert "all 9 operations are alike" in same.to_html(same)
+
+
+@needs_chromium
+def test_a_report_is_searched_and_leads_to_its_findings(browser: Any, tmp_path: Path) -> None:
+    text = inspect_texts(read_dump("remat.txt", "remat.mlir")).to_html()
+    with opened(browser, text, tmp_path / "page.html", width=400) as opening:
+        page = opening.page
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        rows = page.locator("[data-filtered=operations] tbody tr:visible")
+        page.fill("input[type=search]", "sends for")
+        assert rows.count() == 2
+        page.click("[data-filtered=operations] tbody tr:visible a")
+        assert page.url.endswith("#finding-1")
+        assert page.evaluate("scrollY") < page.evaluate("document.querySelector('#graph').offsetTop")
+        opening.check_quiet()
+
+
 @needs_chromium
 def test_the_rows_of_a_program_are_searched(browser: Any, tmp_path: Path) -> None:
     with opened(browser, other_pages()["placement"], tmp_path / "page.html") as opening:
-        rows = opening.page.locator("#operations tbody tr:visible")
+        rows = opening.page.locator("[data-filtered=operations] tbody tr:visible")
         many = rows.count()
         opening.page.fill("input[type=search]", "einsum")
         assert 0 < rows.count() < many

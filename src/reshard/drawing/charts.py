@@ -19,9 +19,13 @@ from reshard.drawing.palette import colour
 FigureText = Callable[[float], str]
 """How a figure is written."""
 
-WIDTH, HEIGHT = 670, 220
-LEFT, RIGHT, TOP, BOTTOM = 8, 150, 14, 34
+HEIGHT = 220
+LEFT, RIGHT, TOP, BOTTOM = 8, 12, 14, 34
 """What is left beside the plot for names."""
+NARROW, WIDE = 320, 640
+"""The width of a plot of few bars, which a telephone has room for, and of many."""
+LETTER = 6.6
+"""How wide a letter of a small text is."""
 
 
 class LimitLine(NamedTuple):
@@ -76,7 +80,7 @@ def bars(
     """
     totals = [sum(column) for column in zip(*stacks.values(), strict=True)] or [0.0]
     largest = max([*totals, *(line.value for line in lines)], default=0) or 1
-    plot = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+    plot = min(max(NARROW, 40 * len(names)), WIDE), HEIGHT - TOP - BOTTOM
     step = plot[0] / max(len(names), 1)
     floor = TOP + plot[1]
     marks = [tag("line", x1=LEFT, x2=LEFT + plot[0], y1=floor, y2=floor, class_="axis")]
@@ -96,46 +100,52 @@ def bars(
         x = LEFT + (number + 0.5) * step
         marks.append(tag("text", names[number], x=x, y=floor + 14, class_="small middle"))
     marks += _lines(lines, floor, plot, largest, text)
-    marks += _legend(list(stacks)) if len(stacks) > 1 else []
-    return _svg(title, WIDTH, HEIGHT, *marks)
+    below = _legend(list(stacks), plot[0]) if len(stacks) > 1 else []
+    return _svg(title, LEFT + plot[0] + RIGHT, HEIGHT + 15 * max(len(below) - 1, 0), *marks, *below)
 
 
 def _lines(
     lines: Sequence[LimitLine], floor: float, plot: tuple[int, int], largest: float, text: FigureText
 ) -> list[Markup]:
-    """The lines, with names that do not stand on one another."""
+    """The lines, with names at their left ends that do not stand on one another."""
     marks, last = [], HEIGHT * 2.0
     for line in sorted(lines, key=lambda line: line.value):
         y = floor - plot[1] * line.value / largest
-        at = min(y + 4, last - 12)
-        last = at
+        at = last = min(y + 4, last - 16)
+        name = f"{line.name} {text(line.value)}"
         marks.append(tag("line", x1=LEFT, x2=LEFT + plot[0], y1=y, y2=y, class_="limit"))
-        marks.append(tag("text", f"{line.name} {text(line.value)}", x=LEFT + plot[0] + 4, y=at, class_="small"))
+        marks.append(tag("rect", x=LEFT + 2, y=at - 11, width=LETTER * len(name) + 8, height=15, rx=3, class_="plate"))
+        marks.append(tag("text", name, x=LEFT + 6, y=at, class_="small"))
     return marks
 
 
-def _legend(names: Sequence[str]) -> list[Markup]:
-    marks, x = [], float(LEFT)
+def _legend(names: Sequence[str], width: int) -> list[Markup]:
+    """Which colour is which part, a group per row."""
+    rows: list[list[Markup]] = [[]]
+    x = float(LEFT)
     for number, name in enumerate(names):
-        if x > WIDTH - RIGHT:
-            break
-        marks.append(tag("rect", x=x, y=HEIGHT - 11, width=9, height=9, fill=colour(number, min(len(names), 8))))
-        marks.append(tag("text", name, x=x + 13, y=HEIGHT - 3, class_="small"))
-        x += 24 + 6.6 * len(name)
-    return marks
+        wide = 24 + LETTER * len(name)
+        if x + wide > LEFT + width and rows[-1]:
+            rows.append([])
+            x = float(LEFT)
+        y = HEIGHT - 11 + 15 * (len(rows) - 1)
+        rows[-1].append(tag("rect", x=x, y=y, width=9, height=9, fill=colour(number, min(len(names), 8))))
+        rows[-1].append(tag("text", name, x=x + 13, y=y + 8, class_="small"))
+        x += wide
+    return [tag("g", *row) for row in rows]
 
 
 def points(
     values: Sequence[Point], x_text: FigureText, y_text: FigureText, axes: tuple[str, str], title: str
 ) -> Markup:
-    """Points with their names; those chosen are full, the others rings."""
+    """Points with their names, which are best short; those chosen are full, the others rings."""
     largest = max(value.x for value in values) or 1, max(value.y for value in values) or 1
-    plot = WIDTH - LEFT - RIGHT - 60, HEIGHT - TOP - BOTTOM - 6
+    plot = NARROW - 20, HEIGHT - TOP - BOTTOM
     floor = TOP + plot[1]
     marks = [
         tag("line", x1=LEFT, x2=LEFT + plot[0], y1=floor, y2=floor, class_="axis"),
         tag("line", x1=LEFT, x2=LEFT, y1=TOP, y2=floor, class_="axis"),
-        tag("text", f"{axes[0]}, 0 to {x_text(largest[0])}", x=LEFT, y=HEIGHT - 4, class_="small"),
+        tag("text", f"{axes[0]}, 0 to {x_text(largest[0])}", x=LEFT, y=floor + 16, class_="small"),
         tag("text", f"{axes[1]}, 0 to {y_text(largest[1])}", x=LEFT + 4, y=TOP - 3, class_="small"),
     ]
     taken: list[tuple[float, float]] = []
@@ -143,14 +153,12 @@ def points(
         x, y = LEFT + plot[0] * value.x / largest[0], floor - plot[1] * value.y / largest[1]
         says = tag("title", f"{value.name}: {x_text(value.x)}, {y_text(value.y)}")
         marks.append(tag("circle", says, cx=x, cy=y, r=5, class_="chosen" if value.chosen else "other"))
-        at = y + 4
-        while any(abs(at - other) < 12 and abs(x - left) < 170 for left, other in taken):
-            at += 12
-        taken.append((x, at))
-        near_end = x > LEFT + plot[0] * 0.66
-        place = {"x": x - 9, "class_": "small end"} if near_end else {"x": x + 9, "class_": "small"}
-        marks.append(tag("text", value.name, y=at, **place))
-    return _svg(title, WIDTH, HEIGHT + 8, *marks)
+        left = x + 9
+        while any(abs(y - other) < 10 and abs(left - used) < LETTER * len(value.name) + 6 for used, other in taken):
+            left += LETTER * len(value.name) + 6
+        taken.append((left, y))
+        marks.append(tag("text", value.name, x=left, y=y + 4, class_="small"))
+    return _svg(title, LEFT + plot[0] + 60, HEIGHT, *marks)
 
 
 def matrix(
@@ -167,7 +175,8 @@ def matrix(
         borders: before which rows and columns a line is drawn.
         written: whether figures stand in the cells.
     """
-    cell = 96 if written else max(5, min(26, 540 // max(len(names), 1)))
+    room = max((len(text(value)) for row in values for value in row), default=0) * LETTER if written else 0
+    cell = round(room) + 14 if written else max(5, min(26, (NARROW if len(names) <= 16 else 540) // max(len(names), 1)))
     tall = 26 if written else cell
     longest = max(map(len, names), default=0)
     left, top = 10 + 7 * longest, 24
@@ -182,15 +191,15 @@ def matrix(
                 tag("rect", says, x=x, y=y, width=cell - 0.5, height=tall - 0.5, class_="heat", fill_opacity=strength)
             )
             if written:
-                ink = "small middle on-heat" if strength > 0.5 else "small middle"
-                marks.append(tag("text", text(value), x=x + cell / 2, y=y + 17, class_=ink))
+                marks.append(tag("rect", x=x + 4, y=y + 5, width=cell - 8.5, height=16, rx=3, class_="plate"))
+                marks.append(tag("text", text(value), x=x + cell / 2, y=y + 17, class_="small middle"))
     for number, name in enumerate(names):
         if tall >= 11 or number % (-(-11 // tall)) == 0:
             marks.append(tag("text", name, x=left - 5, y=top + number * tall + tall / 2 + 4, class_="small end"))
-    room = max(1, -(-(7 * max(map(len, names), default=0) + 4) // cell))
+    every = max(1, -(-(7 * max(map(len, names), default=0) + 4) // cell))
     marks += [
         tag("text", names[number], x=left + number * cell + cell / 2, y=top - 6, class_="small middle")
-        for number in range(0, len(names), room)
+        for number in range(0, len(names), every)
     ]
     wide, high = cell * len(names), tall * len(names)
     for border in borders:
@@ -203,7 +212,7 @@ def matrix(
     return _svg(title, left + wide + 4, top + high + 4, *marks)
 
 
-def treemap(areas: Iterable[Area], text: FigureText, *, title: str, width: int = 900, height: int = 340) -> Markup:
+def treemap(areas: Iterable[Area], text: FigureText, *, title: str, width: int = 820, height: int = 340) -> Markup:
     """Areas as large as what they stand for, the largest first; rows as square as can be.
 
     The rows are those of Bruls, Huizing and van Wijk, Squarified Treemaps, 2000.
@@ -249,10 +258,10 @@ def _area(area: Area, rect: tuple[float, float, float, float], groups: int, text
     x, y, wide, tall = rect
     says = tag("title", f"{area.name}: {text(area.size)}{area.note and ', ' + area.note}")
     marks = [tag("rect", says, x=x, y=y, width=wide, height=tall, fill=colour(area.group, groups), class_="area")]
-    room = int((wide - 22) / 6.6)
+    room = int((wide - 22) / LETTER)
     if tall >= 20 and room >= 4:
         name = area.name if len(area.name) <= room else "…" + area.name[-room + 1 :]
-        marks.append(tag("rect", x=x + 4, y=y + 3, width=6.6 * len(name) + 8, height=16, rx=3, class_="plate"))
+        marks.append(tag("rect", x=x + 4, y=y + 3, width=LETTER * len(name) + 8, height=16, rx=3, class_="plate"))
         marks.append(tag("text", name, x=x + 8, y=y + 15, class_="small"))
     return marks
 

@@ -22,7 +22,6 @@ LOOKS = {
     "limit": {"stroke": "#d55e00", "stroke-dasharray": "5 3"},
     "host": {"stroke": "#000", "stroke-width": "2"},
     "heat": {"fill": "#0072b2", "stroke": "#ccc", "stroke-width": "0.5"},
-    "on-heat": {"fill": "#fff"},
     "chosen": {"fill": "#d55e00"},
     "other": {"fill": "none", "stroke": "#777", "stroke-width": "2"},
     "area": {"stroke": "#fff"},

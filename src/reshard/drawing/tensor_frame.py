@@ -35,7 +35,7 @@ CELLS = 32
 """The most cells of a dim that have a colour of their own."""
 DRAWN = 1024
 """The most tiles that are drawn one by one."""
-FINE = 2.5
+FINE = 4
 """A tile that is no wider or higher, in pixels, has no outline: lines alone would be seen."""
 
 

@@ -18,7 +18,7 @@ the boxes that they consist of, and `slots` say where the boxes lie in its buffe
 tensors     count  shape  dtype    from         to           received  busiest
 layers.*.w      3  8 x 8  float32  [{"x"}, {}]  [{}, {"x"}]     144 B        0
 <BLANKLINE>
-received 144 B on the busiest device, 0, the lower bound; 576 B in all; 1 bucket, at most 268435456 B in flight
+received 144 B on the busiest device, 0, the lower bound; 576 B in all; 1 bucket, at most 256 MiB in flight
 """
 
 from __future__ import annotations

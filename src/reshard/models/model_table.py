@@ -99,7 +99,7 @@ def _verdict(plan: ModelPlan) -> str:
     return (
         f"received {bytes_text(received)} on the busiest device, {busiest}, {against}; "
         f"{bytes_text(int(plan.all_received_bytes.sum()))} in all; {count} bucket{'s' if count != 1 else ''}, "
-        f"at most {plan.in_flight} B in flight"
+        f"at most {bytes_text(plan.in_flight)} in flight"
     )
 
 

@@ -178,6 +178,23 @@ def traffic_figure(traffic: SentBytes, devices: Positions, hosts: list[int] | No
     )
 
 
+def host_figure(traffic: SentBytes, devices: Positions, hosts: Sequence[int]) -> Markup:
+    """Bytes from each host to each, written out.
+
+    Args:
+        traffic: all that is sent.
+        devices: that there are, in ascending order.
+        hosts: per device its host.
+    """
+    numbers = np.array(hosts, dtype=np.int64)
+    sums = np.zeros((max(hosts) + 1, max(hosts) + 1), dtype=np.int64)
+    places = [numbers[np.searchsorted(devices, ends)] for ends in (traffic.senders, traffic.receivers)]
+    np.add.at(sums, tuple(places), traffic.amounts)
+    names = [f"host {number}" for number in range(len(sums))]
+    drawn = matrix(names, sums.tolist(), bytes_of, title="bytes from host to host", written=True)
+    return figure("bytes from host to host: rows send, columns receive; on the diagonal what stays inside", drawn)
+
+
 def _groups(devices: Positions, hosts: list[int] | None) -> tuple[Positions, list[str]]:
     """Per device the number of its row in a chart, and the names of the rows."""
     if len(devices) <= DRAWN_DEVICES:
@@ -250,20 +267,17 @@ def _alternatives(plan: Plan, others: Sequence[Plan]) -> Markup:
     def across(way: Plan) -> float:
         return float(way.seconds or 0) if has_time else float(counted(way) or 0)
 
-    marks = [
-        Point(" + ".join(step.kind for step in way.steps) or "nothing", across(way), way.received_bytes, way is plan)
-        for way in ways
-    ]
+    marks = [Point(str(number), across(way), way.received_bytes, way is plan) for number, way in enumerate(ways, 1)]
     x_text = seconds_text if has_time else _number
     drawn = points(marks, x_text, bytes_of, ("time" if has_time else "rounds", "received"), "plans compared")
     titles = ["", "steps", "received", "peak", "time" if has_time else "rounds"]
     rows = [
-        ["chosen" if way is plan else "", mark.name, bytes_text(way.received_bytes), bytes_text(way.peak_bytes),
-         x_text(mark.x)]
+        [mark.name, " + ".join(step.kind for step in way.steps) or "nothing", bytes_text(way.received_bytes),
+         bytes_text(way.peak_bytes), x_text(mark.x)]
         for way, mark in zip(ways, marks, strict=True)
     ]  # fmt: skip
     table = passages([Table([titles, *rows], ("received", "peak", "time", "rounds"))])
-    return joined(figure("the full point is this plan", drawn), table)
+    return joined(figure("the full point, 1, is this plan; the table names all", drawn), table)
 
 
 def _texts(plan: Plan) -> list[Markup]:

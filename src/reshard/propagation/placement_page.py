@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reshard.drawing.charts import LimitLine, arcs, bars
+from reshard.drawing.charts import LimitLine, bars
+from reshard.drawing.graph import GraphRow, graph, search_field
 from reshard.drawing.markup import Markup, joined, tag
 from reshard.drawing.shell import PageSection, copyable, figure, page
 from reshard.errors import ReshardError
@@ -17,10 +18,6 @@ from reshard.tables import bytes_text
 if TYPE_CHECKING:
     from reshard.propagation.placement import Placement
 
-ROW = 27
-"""The height of a row of the graph, in pixels; its rows do not wrap."""
-MOST_ARCS = 1500
-"""The most operations whose arcs are drawn."""
 BARS = 40
 
 
@@ -65,13 +62,11 @@ def placement_drawing(placed: Placement) -> Markup:
 
 
 def _graph(placed: Placement) -> list[Markup]:
-    """A row for each operation, with arcs from who makes a value to who takes it."""
-    operations = placed.operations
-    search = tag("input", type="search", placeholder="search", aria_label="search", data_filters="operations")
+    """A row for each operation, with curves from who makes a value to who takes it."""
     titles = ("value", "made by", "shape", "sharding", "local shape", "received", "tile", "why")
-    head = tag("tr", *(tag("th", title, scope="col") for title in titles))
+    places = {operation.result: number for number, operation in enumerate(placed.operations)}
     rows = []
-    for operation in operations:
+    for operation in placed.operations:
         value, sharding = operation.result, placed.shardings[operation.result]
         plan = placed.plans.get(value)
         kind = operation.name if plan is None or not plan.steps else " + ".join(step.kind for step in plan.steps)
@@ -87,20 +82,9 @@ def _graph(placed: Placement) -> list[Markup]:
             bytes_text(tile_bytes(value, sharding)),
             placed.reasons[value.name],
         ]
-        rows.append(tag("tr", *(tag("td", cell) for cell in cells), class_=None if plan is None else "bold"))
-    table = tag("table", tag("thead", head), tag("tbody", *rows), id="operations")
-    drawing = tag("div", table, class_="scroll graph", tabindex="0")
-    places = {operation.result: number for number, operation in enumerate(operations)}
-    if len(operations) <= MOST_ARCS:
-        pairs = [
-            (places[operand], number)
-            for number, operation in enumerate(operations)
-            for operand in operation.operands
-            if operand in places
-        ]
-        drawn = tag("div", arcs(len(operations), pairs, ROW), class_="arcs", aria_hidden="true")
-        drawing = tag("div", drawn, table, class_="scroll graph", tabindex="0")
-    return [tag("p", search), drawing]
+        takes = [places[operand] for operand in operation.operands if operand in places]
+        rows.append(GraphRow(cells, takes, plan is not None))
+    return [search_field("operations"), graph(titles, rows, "operations")]
 
 
 def _bytes(placed: Placement) -> Markup:

@@ -79,7 +79,7 @@ for (const button of document.querySelectorAll("button.copy")) {
 
 for (const field of /** @type {NodeListOf<HTMLInputElement>} */ (document.querySelectorAll("input[data-filters]"))) {
   const rows = /** @type {NodeListOf<HTMLElement>} */ (
-    document.querySelectorAll(`#${CSS.escape(field.dataset.filters || "")} tbody tr`));
+    document.querySelectorAll(`[data-filtered="${CSS.escape(field.dataset.filters || "")}"] tbody tr`));
   const filter = () => {
     const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const row of rows) {

@@ -6,6 +6,32 @@
 /** @typedef {{step: number, kind: string, reduction: string | null, classes: number, pieces: Int32Array[]}} Move */
 /** @typedef {{move: number, round: number, label: string, ends: boolean}} Turn */
 /** @typedef {[number, number][]} Box */
+/** @typedef {{title: string, columns: number, places: number[]}} Block devices as they are drawn, -1 where none is */
+/** @typedef {{shape: number[], across: number[], down: number[], layers: number[][], aspect: number}} FrameFields */
+/**
+ * What player_data.py writes.
+ * @typedef {object} PlanData
+ * @property {number[] | null} devices null where they are 0, 1, 2, …
+ * @property {number} count of devices
+ * @property {number} itemsize in bytes
+ * @property {string[]} steps their kinds
+ * @property {FrameFields} frame
+ * @property {number} gap between layers, as a part of one
+ * @property {number[][]} contents per dim where colours begin, and where the last ends
+ * @property {string[]} colours
+ * @property {[number, number][][]} intervals per dim, by number
+ * @property {number[][][][]} tiles per end of a step and tile, its boxes, of numbers of intervals
+ * @property {Packed} tileOf per end of a step and device, the number of its tile
+ * @property {{step: number, kind: string, reduction: string | null, classes: number, pieces: Packed}[]} moves
+ * @property {Packed} received per step and device, in units
+ * @property {number} unit in bytes
+ * @property {number[] | null} sampled the devices whose pieces are here, null where all are
+ * @property {Block[]} blocks
+ * @property {number[] | null} hosts per device
+ */
+
+/** @type {PlanData} */
+const PLAN = DATA;
 
 /**
  * The columns that packing.py packed.
@@ -38,7 +64,7 @@ function bytesText(count) {
 
 /** Where boxes lie in a drawing: `TensorFrame` of tensor_frame.py, for the pieces. */
 class Frame {
-  /** @param {{shape: number[], across: number[], down: number[], layers: number[][], aspect: number}} fields */
+  /** @param {FrameFields} fields */
   constructor(fields) {
     this.fields = fields;
   }
@@ -52,7 +78,7 @@ class Frame {
       /** @type {[number, number][]} */
       let parts = [[start / size, stop / size]];
       if (place < dims.length - 1) {
-        const layers = this.fields.layers[dim], count = layers.length - 1, gap = DATA.gap;
+        const layers = this.fields.layers[dim], count = layers.length - 1, gap = PLAN.gap;
         const step = 1 / (count + gap * (count - 1));
         parts = [];
         for (let number = 0; number < count; number++) {
@@ -83,22 +109,22 @@ class PlanModel {
     this.received = received;
     this.moves = moves;
     /** @type {number[]} */
-    this.devices = DATA.devices || Array.from({ length: DATA.count }, (_, number) => number);
+    this.devices = PLAN.devices || Array.from({ length: PLAN.count }, (_, number) => number);
     /** @type {Map<number, number>} */
     this.place = new Map(this.devices.map((device, place) => [device, place]));
     /** @type {Set<number> | null} */
-    this.sampled = DATA.sampled ? new Set(DATA.sampled) : null;
+    this.sampled = PLAN.sampled ? new Set(PLAN.sampled) : null;
     /** @type {Turn[]} */
     this.turns = [{ move: -1, round: -1, label: "the source", ends: true }];
     this.incoming = moves.map((move) => this.rows(move.pieces[2]));
     this.outgoing = moves.map((move) => this.rows(move.pieces[1]));
-    DATA.steps.forEach((/** @type {string} */ kind, /** @type {number} */ step) => this.addTurns(kind, step));
+    PLAN.steps.forEach((kind, step) => this.addTurns(kind, step));
   }
 
   /** @param {string} kind @param {number} step */
   addTurns(kind, step) {
     const numbers = this.moves.flatMap((move, number) => (move.step === step ? [number] : []));
-    const head = `step ${step + 1} of ${DATA.steps.length}, ${kind}`;
+    const head = `step ${step + 1} of ${PLAN.steps.length}, ${kind}`;
     if (!numbers.length) this.turns.push({ move: -1, round: step, label: `${head}: nothing is sent`, ends: true });
     numbers.forEach((number, place) => {
       const [rounds, senders, receivers] = this.moves[number].pieces;
@@ -127,15 +153,15 @@ class PlanModel {
 
   /** @param {Move} move @param {number} row @returns {Box} */
   box(move, row) {
-    return DATA.intervals.map((/** @type {[number, number][]} */ list, /** @type {number} */ dim) =>
+    return PLAN.intervals.map((list, dim) =>
       list[move.pieces[3 + dim][row]]);
   }
 
   /** The boxes of a device's tile at one end of a step. @param {number} end @param {number} place @returns {Box[]} */
   tile(end, place) {
     const number = this.tileOf[end][place];
-    return number < 0 ? [] : DATA.tiles[end][number].map((/** @type {number[]} */ ids) =>
-      ids.map((id, dim) => DATA.intervals[dim][id]));
+    return number < 0 ? [] : PLAN.tiles[end][number].map((ids) =>
+      ids.map((id, dim) => PLAN.intervals[dim][id]));
   }
 
   /** The step that a turn belongs to, or -1 before the first. @param {number} frame */

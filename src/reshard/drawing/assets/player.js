@@ -6,12 +6,12 @@
 function contentColour(box) {
   let number = 0;
   box.forEach(([start], dim) => {
-    const ends = DATA.contents[dim];
+    const ends = PLAN.contents[dim];
     let cell = 0;
     while (cell < ends.length - 2 && ends[cell + 1] <= start) cell++;
     number = number * (ends.length - 1) + cell;
   });
-  return DATA.colours[number];
+  return PLAN.colours[number];
 }
 
 /** A box cut where colours change, so that each part has one. @param {Box} box @returns {Box[]} */
@@ -19,7 +19,7 @@ function coloured(box) {
   /** @type {Box[]} */
   let parts = [[]];
   box.forEach(([start, stop], dim) => {
-    const inner = DATA.contents[dim].filter((/** @type {number} */ cut) => start < cut && cut < stop);
+    const inner = PLAN.contents[dim].filter((cut) => start < cut && cut < stop);
     const ends = [start, ...inner, stop];
     parts = parts.flatMap((part) => ends.slice(1).map((end, place) =>
       [...part, /** @type {[number, number]} */ ([ends[place], end])]));
@@ -42,7 +42,7 @@ class Player {
     this.picked = null;
     /** @type {ReturnType<typeof setTimeout> | null} */
     this.timer = null;
-    this.drawing = new Frame(DATA.frame);
+    this.drawing = new Frame(PLAN.frame);
     this.small = model.devices.length <= MOST_MINIATURES;
     /** @type {Map<number, {group: SVGElement, held: SVGElement, x: number, y: number, wide: number, tall: number}>} */
     this.cells = new Map();
@@ -59,10 +59,10 @@ class Player {
   drawMesh() {
     const count = this.model.devices.length;
     const room = Math.max(240, Math.min(at("mesh").clientWidth || 640, 700));
-    for (const block of DATA.blocks) {
+    for (const block of PLAN.blocks) {
       const across = block.columns;
       const gap = this.small ? 8 : 1;
-      const aspect = this.small ? DATA.frame.aspect : 1;
+      const aspect = this.small ? PLAN.frame.aspect : 1;
       const least = this.small ? 44 : count > 4096 ? 4 : 9;
       const wide = Math.max(least, Math.min(this.small ? 120 : 24, Math.floor((room - 8) / across) - gap));
       const tall = Math.round(wide * aspect), head = this.small ? 16 : 0;
@@ -71,7 +71,7 @@ class Player {
       const picture = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "grid",
         "aria-label": block.title, class: "mesh" });
       const cells = document.createDocumentFragment();
-      block.places.forEach((/** @type {number} */ place, /** @type {number} */ number) => {
+      block.places.forEach((place, number) => {
         if (place < 0) return;
         const x = gap + (number % across) * (wide + gap);
         const y = gap + Math.floor(number / across) * (tall + head + gap) + head;
@@ -99,18 +99,18 @@ class Player {
 
   /**
    * A line between neighbours on different hosts.
-   * @param {SVGElement} picture @param {any} block @param {number} wide @param {number} tall @param {number} edge
+   * @param {SVGElement} picture @param {Block} block @param {number} wide @param {number} tall @param {number} edge
    */
   drawHosts(picture, block, wide, tall, edge) {
-    if (!DATA.hosts) return;
-    const { places, columns } = block;
-    places.forEach((/** @type {number} */ place, /** @type {number} */ number) => {
+    const { hosts } = PLAN, { places, columns } = block;
+    if (!hosts) return;
+    places.forEach((place, number) => {
       const x = edge + (number % columns) * wide, y = edge + Math.floor(number / columns) * tall;
       const right = (number + 1) % columns ? places[number + 1] : undefined, below = places[number + columns];
-      if (right !== undefined && DATA.hosts[place] !== DATA.hosts[right]) {
+      if (right !== undefined && hosts[place] !== hosts[right]) {
         picture.append(shape("line", { x1: x + wide, x2: x + wide, y1: y, y2: y + tall, class: "host" }));
       }
-      if (below !== undefined && DATA.hosts[place] !== DATA.hosts[below]) {
+      if (below !== undefined && hosts[place] !== hosts[below]) {
         picture.append(shape("line", { x1: x, x2: x + wide, y1: y + tall, y2: y + tall, class: "host" }));
       }
     });
@@ -204,7 +204,7 @@ class Player {
   pick(place, kept = true) {
     this.picked = place;
     for (const [other, { group }] of this.cells) group.classList.toggle("picked", other === place);
-    for (const [end, number] of /** @type {[string, number][]} */ ([["before", 0], ["after", DATA.tiles.length - 1]])) {
+    for (const [end, number] of /** @type {[string, number][]} */ ([["before", 0], ["after", PLAN.tiles.length - 1]])) {
       const own = place === null ? -1 : this.model.tileOf[number][place];
       for (const tile of document.querySelectorAll(`.${end} [data-tile]`)) {
         tile.classList.toggle("picked", tile.getAttribute("data-tile") === String(own));
@@ -222,16 +222,16 @@ class Player {
         "Pick a device, by a click or with the arrow keys in the mesh, for its tile, its pieces and its partners."));
       return;
     }
-    const device = model.devices[place], tall = Math.round(220 * DATA.frame.aspect);
+    const device = model.devices[place], tall = Math.round(220 * PLAN.frame.aspect);
     const picture = shape("svg", { width: 222, height: tall + 2, viewBox: `-1 -1 222 ${tall + 2}`, role: "img",
       "aria-label": `what device ${device} holds` });
     const held = shape("g", { class: "held" });
     picture.append(shape("rect", { width: 220, height: tall, class: "cell" }), held);
     this.drawHeld(held, place, { x: 0, y: 0, wide: 220, tall });
-    const ends = [0, DATA.tiles.length - 1].map((end) => model.tile(end, place).map(boxText).join(" and ") || "nothing");
+    const ends = [0, PLAN.tiles.length - 1].map((end) => model.tile(end, place).map(boxText).join(" and ") || "nothing");
     const total = model.received.reduce((sum, column) => sum + column[place], 0);
     panel.replaceChildren(element("h3", {}, `device ${device}`),
-      element("p", {}, `holds ${ends[0]}, needs ${ends[1]}; receives ${bytesText(total * DATA.unit)}`), picture,
+      element("p", {}, `holds ${ends[0]}, needs ${ends[1]}; receives ${bytesText(total * PLAN.unit)}`), picture,
       ...model.moves.flatMap((move, number) => this.pieceList(move, number, place)));
   }
 
@@ -247,7 +247,7 @@ class Player {
     const list = element("ul");
     const add = (/** @type {number} */ row, /** @type {string} */ verb, /** @type {string} */ rest) => {
       const box = model.box(move, row);
-      const size = box.reduce((product, [start, stop]) => product * (stop - start), 1) * DATA.itemsize;
+      const size = box.reduce((product, [start, stop]) => product * (stop - start), 1) * PLAN.itemsize;
       const text = `${verb} ${boxText(box)}${rest}${verb === "keeps" ? "" : `, ${bytesText(size)}`}`;
       const now = turn.move === number && turn.round === rounds[row] && verb !== "keeps";
       list.append(element("li", { "data-piece": text, "data-step": move.step }, now ? element("mark", {}, text) : text));
@@ -331,7 +331,8 @@ class Player {
     const group = /** @type {Element} */ (event.target).closest("[data-place]");
     if (!group) return;
     const place = +(group.getAttribute("data-place") || 0);
-    const block = DATA.blocks.find((/** @type {any} */ other) => other.places.includes(place));
+    const block = PLAN.blocks.find((other) => other.places.includes(place));
+    if (!block) return;
     const number = block.places.indexOf(place);
     const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -block.columns, ArrowDown: block.columns }[event.key];
     if (by !== undefined) {
@@ -358,9 +359,9 @@ class Player {
 }
 
 (async () => {
-  const tileOf = await unpack(DATA.tileOf);
-  const received = await unpack(DATA.received);
-  const moves = await Promise.all(DATA.moves.map(async (/** @type {any} */ move) =>
+  const tileOf = await unpack(PLAN.tileOf);
+  const received = await unpack(PLAN.received);
+  const moves = await Promise.all(PLAN.moves.map(async (move) =>
     ({ ...move, pieces: await unpack(move.pieces) })));
   new Player(new PlanModel(tileOf, received, moves));
 })();

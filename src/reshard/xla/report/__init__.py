@@ -8,6 +8,9 @@ figures.py      a reshard with the plan's figures
 joining.py      what is asked for, what is sent, and what the log warns about, brought together
 report.py       all that is found in texts that belong together
 sections.py     a report to read
+operation_rows.py  the operations of a module with what was found there
+two_reports.py  two reports side by side
+findings_page.py  a report as a page
 dumps.py        files, dump folders, standard input
 
 Before partitioning a text has shardings and no collectives, after it collectives and no shardings.

@@ -1,4 +1,4 @@
-"""The page of a report: findings by bytes saved, all sections, and another report beside it.
+"""The page of a report: findings by bytes saved, the operations they are about, and another report beside it.
 
 What it shows comes out of logs and dumps of programs that nobody vouches for: every text is escaped.
 """
@@ -8,16 +8,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reshard.drawing.charts import bars
+from reshard.drawing.graph import GraphRow, graph, search_field
 from reshard.drawing.markup import Markup, joined, tag
 from reshard.drawing.shell import PageSection, copyable, figure, listed, page
 from reshard.plans.plan_page import bytes_of
 from reshard.tables import Table, bytes_text
-from reshard.xla.report.sections import sections
+from reshard.xla.report.operation_rows import OperationRow, operation_rows
+from reshard.xla.report.sections import beside_findings, reshard_lines, sections_beside_findings
+from reshard.xla.report.two_reports import differences
 
 if TYPE_CHECKING:
     from reshard.xla.report.report import Report
 
 BARS = 40
+MOST_MODULES = 24
+"""The most modules whose operations are drawn."""
+MOST_ROWS = 600
+"""Of more operations of a module only those that tell something are drawn."""
+TITLES = ("line", "value", "made by", "found", "received", "shape", "sharding", "where")
 
 
 def findings_page(report: Report, beside: Report | None = None) -> str:
@@ -34,19 +42,54 @@ def findings_page(report: Report, beside: Report | None = None) -> str:
     saved = sum(finding.saved_bytes for finding in report.findings)
     lead = [tag("p", f"{bytes_text(saved)} could be saved on the busiest device")]
     parts = [PageSection("findings", "What could be saved, the most bytes first", _findings(report))]
+    if beside is not None:
+        parts.append(PageSection("beside", "This and the other side by side", differences(report, beside)))
+    parts.append(PageSection("graph", "Operations, shardings, findings", _graphs(report)))
     if beside is None:
         parts += [
-            PageSection(f"s{number}", section.title, [_table(section.table), _lines(section.lines)])
-            for number, section in enumerate(sections(report))
+            PageSection(f"s{number}", section.title.capitalize(), [_table(section.table), _lines(section.lines)])
+            for number, section in enumerate(sections_beside_findings(report))
         ]
     else:
         pair = [tag("pre", str(one), tabindex="0") for one in (report, beside)]
-        parts.append(
-            PageSection(
-                "beside", "Both reports side by side", [_figures(report, beside), tag("div", *pair, class_="pair")]
-            )
-        )
+        parts.append(PageSection("reports", "Both reports", [tag("div", *pair, class_="pair")]))
     return page(title, parts, lead=lead)
+
+
+def _graphs(report: Report) -> list[Markup]:
+    """The operations of each module, with what is found there."""
+    if not report.modules:
+        return [tag("p", "A log tells no operations: inspect a dump, or the lowered and the compiled text, beside it.")]
+    parts = [search_field("operations")]
+    for module in report.modules[:MOST_MODULES]:
+        rows = operation_rows(report, module, MOST_ROWS)
+        count = sum(1 for _ in module.instructions())
+        told = f"{len(rows)} of {count} operations" if len(rows) < count else f"{count} operations"
+        parts.append(tag("h3", f"{module.text} {module.name}: {told}"))
+        drawn = [GraphRow(_cells(row), row.takes, row.is_told_of) for row in rows]
+        parts.append(graph(TITLES, drawn, "operations"))
+    if more := len(report.modules) - MOST_MODULES:
+        parts += [tag("p", f"… and {more} more modules")] if more > 0 else []
+    return parts
+
+
+def _cells(row: OperationRow) -> list[str]:
+    times = f"{row.runs} × " if row.runs != 1 else ""
+    notes = [
+        *(joined(tag("a", f"finding {number}", href=f"#finding-{number}")) for number in row.found),
+        *(joined("sends for ", tag("a", f"finding {number}", href=f"#finding-{number}")) for number in row.sends_for),
+        *([f"its ends are not told: {row.why}"] if row.why else []),
+    ]
+    return [
+        str(row.line),
+        row.name,
+        row.made,
+        joined(*(part for note in notes for part in (note, " "))),
+        "" if row.received is None else times + bytes_text(row.received),
+        row.shape,
+        row.sharding,
+        " ".join(filter(None, (row.computation, row.place))),
+    ]
 
 
 def findings_drawing(report: Report) -> Markup | None:
@@ -64,23 +107,23 @@ def findings_drawing(report: Report) -> Markup | None:
 
 def _findings(report: Report) -> list[Markup]:
     """Bars, and for each finding its ends, its figures and the call that saves them."""
-    found = report.findings
-    if not found:
-        return [tag("p", "nothing: every reshard that is seen receives what it must")]
-    shown = found[:BARS]
+    others = [tag("p", line) for line in beside_findings(report)]
+    if not report.findings:
+        return [tag("p", "nothing: every reshard that is seen receives what it must"), *others]
     chart = findings_drawing(report)
     details = []
-    for number, finding in enumerate(shown, 1):
-        ratio = "" if finding.ratio is None else f", {finding.ratio:.2f} times the bound"
+    for number, finding in enumerate(report.findings[:BARS], 1):
+        title, *lines = reshard_lines(finding)
+        saves = f"saves {bytes_text(finding.saved_bytes)}" if finding.saved_bytes else "how much it saves is not told"
         details.append(
             joined(
-                tag("h3", f"{number}. {finding.text} {finding.name}"),
-                tag("p", f"saves {bytes_text(finding.saved_bytes)}{ratio}; {finding.stands}"),
-                tag("p", tag("code", f"{finding.source.text()} → {finding.target.text()}")),
+                tag("h3", f"{number}. {title}", id=f"finding-{number}"),
+                tag("p", saves, class_="bold"),
+                tag("pre", "\n".join(line.removeprefix("  ") for line in lines if line), tabindex="0"),
                 copyable("call", finding.call),
             )
         )
-    return [*([] if chart is None else [chart]), *details]
+    return [*([] if chart is None else [chart]), *details, *others]
 
 
 def _table(table: Table) -> Markup:
@@ -89,14 +132,3 @@ def _table(table: Table) -> Markup:
 
 def _lines(lines: list[str]) -> Markup:
     return tag("pre", "\n".join(lines), tabindex="0") if lines else Markup()
-
-
-def _figures(report: Report, beside: Report) -> Markup:
-    """What both receive, and how far they are from their bounds."""
-    rows = [
-        ("received by a device in all", *(bytes_text(one.received_bytes) for one in (report, beside))),
-        ("collectives", *(str(len(one.collectives)) for one in (report, beside))),
-        ("findings", *(str(len(one.findings)) for one in (report, beside))),
-        ("worst ratio", *(f"{one.worst_ratio:.2f}" for one in (report, beside))),
-    ]
-    return listed(Table([("", "this", "the other"), *rows], {"this", "the other"}))

@@ -78,6 +78,8 @@ class Report:
     """What the busiest device would receive if the program were placed by `propagate`; None where that is not known."""
     placed_why: str = ""
     """Why it is not known."""
+    modules: list[Module] = field(default_factory=list, repr=False, compare=False)
+    """What was read, for the page to draw."""
 
     @property
     def findings(self) -> list[ReportedReshard]:
@@ -195,6 +197,7 @@ def inspect_texts(
     read = [read_text(text, name) for name, text in texts]
     modules = [module for text in read for module in text.modules]
     before = {module for module in modules if is_before_partitioning(module)}
+    report.modules = modules
     _describe(report, read, before)
     named = {} if mesh is None else {"": mesh}
     programs: dict[str, list[Module]] = {}

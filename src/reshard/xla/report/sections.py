@@ -37,23 +37,24 @@ class Section(NamedTuple):
 
 def sections(report: Report) -> list[Section]:
     """What a report shows, in order; sections without rows and lines are left out."""
-    met = []
-    if report.unchanged:
-        met.append(f"{_count(report.unchanged, 'more value lies', 'more values lie')} already as wanted")
-    if report.free:
-        constants = _count(report.free, "constraint is on a constant", "constraints are on constants")
-        met.append(f"{constants}, made wherever wanted")
-    listed = [
-        _parts(report),
-        *_collectives(report),
-        _totals(report),
-        _findings(report, met),
-        _uncounted(report.uncounted),
-        _sums(report),
-        _unrecognised(report),
-        _remarks(report),
-    ]
+    return _filled([*_read_and_sent(report), _findings(report), *_not_found(report)])
+
+
+def sections_beside_findings(report: Report) -> list[Section]:
+    """The same without the findings, for whoever shows these in another way."""
+    return _filled([*_read_and_sent(report), *_not_found(report)])
+
+
+def _filled(listed: Iterable[Section]) -> list[Section]:
     return [section for section in listed if section.table.rows or section.lines]
+
+
+def _read_and_sent(report: Report) -> list[Section]:
+    return [_parts(report), *_collectives(report), _totals(report)]
+
+
+def _not_found(report: Report) -> list[Section]:
+    return [_uncounted(report.uncounted), _sums(report), _unrecognised(report), _remarks(report)]
 
 
 def table(report: Report) -> str:
@@ -139,11 +140,15 @@ def _count(number: int, singular: str, plural: str) -> str:
     return f"{number} {singular if number == 1 else plural}"
 
 
-def _findings(report: Report, more: Sequence[str]) -> Section:
+def _findings(report: Report) -> Section:
     """What could be saved, and in a line each what else there is."""
-    findings = report.findings
-    lines = [line for reshard in findings[:MOST_ROWS] for line in _reshard_lines(reshard)]
-    lines += _further(findings)
+    lines = [line for reshard in report.findings[:MOST_ROWS] for line in reshard_lines(reshard)]
+    return Section("what could be saved, the most bytes first", [*lines, *beside_findings(report)])
+
+
+def beside_findings(report: Report) -> list[str]:
+    """What there is besides findings, in a line each."""
+    lines = _further(report.findings)
     if report.invented is not None:
         sizes = ",".join(f"NAME={size}" for _, size in report.invented)
         axes = ", ".join(name for name, _ in report.invented)
@@ -167,11 +172,16 @@ def _findings(report: Report, more: Sequence[str]) -> Section:
         )
     elif report.placed_why:
         lines.append(f"what propagate would receive is not known: {report.placed_why}")
-    return Section("what could be saved, the most bytes first", [*lines, *more])
+    if report.unchanged:
+        lines.append(f"{_count(report.unchanged, 'more value lies', 'more values lie')} already as wanted")
+    if report.free:
+        constants = _count(report.free, "constraint is on a constant", "constraints are on constants")
+        lines.append(f"{constants}, made wherever wanted")
+    return lines
 
 
 def _uncounted(reshards: list[ReportedReshard]) -> Section:
-    lines = [line for reshard in reshards[:MOST_ROWS] for line in _reshard_lines(reshard)]
+    lines = [line for reshard in reshards[:MOST_ROWS] for line in reshard_lines(reshard)]
     return Section("reshards that are asked for; only compiled text tells what is sent", [*lines, *_further(reshards)])
 
 
@@ -193,7 +203,8 @@ def _sums(report: Report) -> Section:
     return Section("all-reduces", lines)
 
 
-def _reshard_lines(reshard: ReportedReshard) -> list[str]:
+def reshard_lines(reshard: ReportedReshard) -> list[str]:
+    """A reshard to read: where it stands, its ends, its figures, the call that does it."""
     source, target, shape = reshard.source, reshard.target, reshard.shape
     what = "shape not told" if shape is None else f"{' x '.join(map(str, shape)) or 'scalar'} {reshard.dtype}"
     what += " (a tile is all that is told: sizes may be rounded up)" if reshard.is_rounded and shape else ""
