@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
+import json
+import pickle
 from typing import Any
 
 import numpy as np
 import pytest
+import time_bounds
 from model_layouts import SMALL, SYSTEMS, WITH_EXPERTS, whole_arrays
 
 import reshard as rs
-from reshard.models import MODELS, ModelPlan
+from reshard import cli
+from reshard.models import MODELS, ModelPlan, Rule
+from reshard.models.published import published_for
+from reshard.models.rule import Slice, StoreRule
+from reshard.network import Level
 
 PUBLISHED = {  # parameters, tensors without scales, bytes
     "llama-3-8b": (8_030_261_248, 291, 16_060_522_496),
@@ -140,19 +149,73 @@ def test_clusters_grow_and_shrink(source: rs.Mesh, target: rs.Mesh) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "source", "target", "gigabytes"),
+    ("model", "source", "target", "gigabytes", "seconds", "seconds_once_per_host"),
     [
-        ("qwen3-235b-a22b", "fsdp:8", "vllm:tp=8", 58.96),
-        ("qwen3-235b-a22b", "fsdp:8", "vllm:dp=8,ep=on", 72.77),
-        ("qwen3-235b-a22b", "megatron:tp=2,pp=24+23+23+24,ep=16", "vllm:tp=8,replicas=8", 58.96),
-        ("llama-3-70b", "fsdp:8", "vllm:tp=8", 17.64),
-        ("llama-3-70b", "fsdp:8", "vllm:tp=4,replicas=2", 35.28),
+        ("qwen3-235b-a22b", "fsdp:8", "vllm:tp=8", 58.96, 1.18, 1.18),
+        ("qwen3-235b-a22b", "fsdp:8", "vllm:dp=8,ep=on", 72.77, 1.46, 1.18),
+        ("llama-3-70b", "fsdp:8", "vllm:tp=8", 17.64, 0.353, 0.353),
+        ("llama-3-70b", "fsdp:8", "vllm:tp=4,replicas=2", 35.28, 0.706, 0.353),
     ],
 )
-def test_bounds_are_those_of_arithmetic(model: str, source: str, target: str, gigabytes: float) -> None:
-    """A generator has its share of the experts, of query and output, of keys and values; norms and router whole."""
-    plan = real_plan(model, source, target, 64)
+def test_bounds_are_those_of_arithmetic(
+    model: str, source: str, target: str, gigabytes: float, seconds: float, seconds_once_per_host: float
+) -> None:
+    """From one host of 8 to another with 50 GB/s a device: at each device's port, and if each byte comes in once."""
+    plan = dataclasses.replace(real_plan(model, source, target, 8), network=rs.Network.preset("h100-2x8"))
     assert round(plan.received_bytes / 1e9, 2) == round(plan.lower_bound_bytes / 1e9, 2) == gigabytes
+    digits = 3 if seconds < 1 else 2
+    assert round(plan.lower_bound_bytes / 50e9, digits) == seconds
+    assert plan.seconds == pytest.approx(plan.lower_bound_bytes / 50e9, rel=0.01)
+    assert plan.lower_bound_seconds is not None
+    assert round(plan.lower_bound_seconds, digits) == seconds_once_per_host
+
+
+def test_sixty_four_generators_from_sixty_four_trainers() -> None:
+    """15 templates; on half as many cuts each generator has twice as much."""
+    source = "megatron:tp=2,pp=24+23+23+24,ep=16"
+    for target, gigabytes in (("vllm:tp=8,replicas=8", 58.96), ("vllm:tp=16,replicas=4", 29.6)):
+        plan = real_plan("qwen3-235b-a22b", source, target, 64)
+        assert len({template.name for template in plan.templates}) == 15
+        assert plan.received_bytes == plan.lower_bound_bytes
+        assert plan.received_bytes / 1e9 == pytest.approx(gigabytes, abs=0.06 if "16" in target else 0.005)
+
+
+@pytest.mark.parametrize("tp", [4, 8])
+@pytest.mark.parametrize("name", ["llama-3-8b", "llama-3-70b", "qwen3-30b-a3b", "qwen3-235b-a22b"])
+def test_a_generator_has_its_share(name: str, tp: int) -> None:
+    """Experts, query and output by tp, keys and values by no more than the heads, norms and router whole."""
+    model, total = MODELS[name], 0.0
+    for key, tensor in model.tensors().items():
+        parts = min(tp, model.kv_heads) if ".k_proj" in key or ".v_proj" in key else tp
+        total += tensor.nbytes / (1 if "norm" in key or ".gate.weight" in key else parts)
+    assert real_plan(name, "fsdp:8", f"vllm:tp={tp}", 64).lower_bound_bytes == total
+
+
+@pytest.mark.parametrize(
+    ("target", "figures"),
+    [
+        ("vllm:tp=8", {"TP8": "5.2", "NeMo": "2.0 to 2.3", "DynaTrain": ""}),
+        ("vllm:tp=16", {"NeMo": "3.9 to 4.6", "DynaTrain": ""}),
+        ("vllm:dp=8,ep=on", {"DP8+EP8": "2.3", "NeMo": "1.6 to 1.9", "DynaTrain": ""}),
+    ],
+)
+def test_published_figures_stand_beside_what_they_fit(
+    target: str, figures: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = real_plan("qwen3-235b-a22b", "fsdp:8", target, 8)
+    fitting = {figure.system: figure for figure in published_for("qwen3-235b-a22b", plan)}
+    assert len(fitting) == len(figures)
+    for word, times in figures.items():
+        assert [figure.times_least(plan.lower_bound_bytes) for key, figure in fitting.items() if word in key] == [times]
+    assert published_for("llama-3-8b", plan) == []
+    if target == "vllm:tp=8":
+        words = ["model", "qwen3-235b-a22b", "--from", "fsdp:8", "--to", target]
+        assert cli.main(words) == 0
+        assert "vllm-project/vllm#43375" in capsys.readouterr().out
+        assert cli.main([*words, "--json"]) == 0
+        record = json.loads(capsys.readouterr().out)
+        assert [figure["seconds"] for figure in record["published"]] == [[6.1, 6.1], [2.31, 2.73], [4.36, 4.36]]
+        assert ModelPlan.from_json(json.dumps(record)) == plan
 
 
 def test_half_a_thousand_generators_from_a_thousand_trainers() -> None:
@@ -219,3 +282,119 @@ def test_views_are_transposed() -> None:
     plan = rs.plan_model({"w": ((4, 6), "i64")}, rs.Rules.of(mesh, {}, (None, "x")), target)
     result = rs.numpy.transfer({device: {"w": whole[:, 3 * device : 3 * device + 3]} for device in range(2)}, plan)
     assert all(np.array_equal(result[device]["w.T"], whole[2 * device : 2 * device + 2].T) for device in range(2))
+
+
+def described_plan() -> ModelPlan:
+    """Of rules of every kind: with cuts, heads, padding, stores, another mesh, shardings; with casts and a network."""
+    mesh = rs.Mesh.of({"pp": 2, "tp": 2}, device_ids=(5, 1, 2, 4))
+    flat = rs.Mesh.of({"x": 4}, device_ids=(4, 2, 1, 5))
+    source = rs.Rules(
+        mesh,
+        (
+            Rule(r"(l)\.(\d+)\.(a|b)", "colwise", on=(Slice("pp", r"\2", (1,)),), heads=2,
+                 store=StoreRule(r"\1.\2.ab", key=r"\3", order=("a", "b"))),
+            Rule("v", ("x",), flat, pad=8),
+            Rule("s", rs.Sharding.of(flat, None, "x"), flat),
+        ),
+        Rule(".*", (None, ("pp", "tp"))),
+        (("w.*", 2),),
+    )  # fmt: skip
+    target = rs.Rules.preset("fsdp:8")
+    shapes = {f"l.{layer}.{part}": (4, 6) for layer in range(3) for part in "ab"}
+    shapes |= {"v": (9,), "s": (2, 5), "w1": (3, 8), "w2": (3, 8)}
+    tensors = {name: (shape, "f32") for name, shape in shapes.items()}
+    return rs.plan_model(tensors, source, target, network="h100-2x8", in_flight=100, cast={"w1": "bf16"})
+
+
+@pytest.mark.parametrize("way", ["json", "pickle", "copy"])
+def test_a_plan_is_a_value(way: str) -> None:
+    """Read back it is equal, shows the same, sends the same messages and moves the same."""
+    ways = {
+        "json": lambda plan: ModelPlan.from_json(plan.to_json()),
+        "pickle": lambda plan: pickle.loads(pickle.dumps(plan)),
+        "copy": copy.deepcopy,
+    }
+    for plan in (described_plan(), plan_between("qwen-moe", "megatron:tp=2,pp=2+1,ep=2", "vllm:tp=2,ep=on", 3)):
+        again = ways[way](plan)
+        assert again is not plan
+        assert again == plan
+        assert hash(again) == hash(plan)
+        assert (str(again), again.digest, again.to_json()) == (str(plan), plan.digest, plan.to_json())
+        tiles: dict[int, Any] = {}
+        for device in plan.devices:
+            first, second = (value.part_of(device) for value in (plan, again))
+            assert all(np.array_equal(*columns) for columns in zip(first.sends[:5], second.sends[:5], strict=True))
+            assert all(
+                np.array_equal(*columns) for columns in zip(first.receives[:5], second.receives[:5], strict=True)
+            )
+            if device in plan.rules[0].mesh:
+                buffers = plan.source_slots(device)[1].items()
+                tiles[device] = {name: np.full(buffer.shape, device, buffer.dtype.name) for name, buffer in buffers}
+        moved, expected = (rs.numpy.transfer(tiles, value) for value in (again, plan))
+        assert moved.keys() == expected.keys()
+        assert all(np.array_equal(moved[device][name], expected[device][name])
+                   for device in expected for name in expected[device])  # fmt: skip
+
+
+def test_plans_that_differ_are_not_equal() -> None:
+    plan = described_plan()
+    assert plan != dataclasses.replace(plan, in_flight=101)
+    assert plan != dataclasses.replace(plan, network=None)
+    assert plan != dataclasses.replace(plan, rules=(plan.rules[0], rs.Rules.preset("fsdp:7")))
+
+
+def test_a_text_that_is_no_plan_is_refused() -> None:
+    text = described_plan().to_json()
+    record = json.loads(text)
+    texts = {
+        "{": "must be JSON text",
+        "{}": "schema",
+        json.dumps({**record, "digest": "0"}): "digest in the text is not what the plan gives",
+        json.dumps({**record, "kinds": []}): "lacks a field or has one of another type",
+        json.dumps({**record, "source": None}): "lacks a field or has one of another type",
+    }
+    for wrong, sentence in texts.items():
+        with pytest.raises(rs.ReshardError, match=sentence) as error:
+            ModelPlan.from_json(wrong)
+        assert error.value.code == "bad-plan-text"
+
+
+@pytest.mark.parametrize(
+    ("family", "source", "target", "first"),
+    [
+        ("dense", "fsdp:8", "vllm:tp=4,dp=2,ep=off", 0),
+        ("dense", "megatron:tp=2,pp=2+1", "vllm:tp=2,replicas=2", 4),
+        ("qwen-moe", "megatron:tp=2,pp=2+1,ep=4", "vllm:tp=2,dp=2,ep=on", 3),
+        ("deepseek", "hf", "fsdp:7", 1),
+    ],
+)
+@pytest.mark.parametrize("levels", [(("switch", 4, 9.0), ("switch", 4, 1.0)), (("line", 4, 2.0), ("ring", 4, 1.0))])
+def test_no_plan_of_a_model_goes_below_its_least_time(
+    family: str, source: str, target: str, first: int, levels: Any
+) -> None:
+    """The cut is counted anew from the boxes, tensor by tensor; and no device brings in what it lacks any sooner."""
+    made, stride = [], 1
+    for link, size, bandwidth in levels:
+        made.append(Level(stride, size, link, bandwidth, 0.0))
+        stride *= size
+    plan = plan_between(family, source, target, first, network=rs.Network(tuple(made)))
+    cut = plan.time_cut
+    assert cut is not None
+    assert plan.network is not None
+    chosen = set(cut.devices(plan.network).tolist())
+    inside = chosen if cut.comes_in else set(range(16)) - chosen
+    total = 0
+    for name, tensor in zip(plan.names, plan.types, strict=True):
+        boxes = []
+        for rules in plan.rules:
+            site = rules.ruled(name, tensor.shape).site
+            boxes.append({device: list(site.box(device)) for device in site.devices.tolist()})
+        total += time_bounds.crossing(dict.fromkeys(boxes[0], 0), *boxes, inside, tensor.dtype.itemsize)
+    assert total == cut.crossing_bytes
+    assert cut.bandwidth == time_bounds.capacity(plan.network.levels, chosen)
+    assert plan.seconds is not None
+    assert plan.lower_bound_seconds == cut.seconds <= plan.seconds
+    alone = [plan.lower_bound_bytes_on(d) / time_bounds.capacity(plan.network.levels, {d}) for d in plan.devices]
+    assert cut.seconds >= max(alone)
+    assert f"times the least: {cut}" in str(plan)
+    assert json.loads(plan.to_json())["lower_bound_seconds"] == cut.seconds

@@ -10,6 +10,8 @@ from reshard.cli.rules_named import rules_named
 from reshard.errors import ReshardError
 from reshard.models import MODELS, model_named, plan_model
 from reshard.models.model_plan import ModelPlan
+from reshard.models.published import published_blocks, published_for
+from reshard.tables import plain
 
 EXAMPLES = """\
 examples:
@@ -58,7 +60,9 @@ def run(args: argparse.Namespace) -> None:
             print("\n".join(f"{name}  {size / 1e9:.1f} GB" for name, size in models.items()))
         return
     plan = subject(args)
+    figures = published_for(args.model, plan)
     if args.json:
-        print(plan.to_json())
+        output.write_json({**plan.as_dict(), "published": [figure.as_dict(plan) for figure in figures]})
     else:
-        output.write_shown(plan, plan.blocks())
+        blocks = [*plan.blocks(), *published_blocks(figures, plan)]
+        output.write_shown(plain(blocks), blocks)

@@ -9,8 +9,11 @@ ruleset.py      rules, and what they say of a name
 templates.py    tensors that agree, and what goes from site to site, found once for them
 buckets.py      what travels together
 device_part.py  one device's messages
-model_plan.py, model_planner.py, model_table.py, model_page.py
-                the plan; how it is made; what is shown of it, and its page
+grouping.py     the groups of a model, and which holders send
+model_plan.py, model_planner.py, model_table.py, model_page.py, model_record.py
+                the plan; how it is made; what is shown of it, its page and its JSON
+published.py    what others have published of such transfers
+model_time.py   what it takes on a network, and the least
 laid_buckets.py where a device's messages lie in the memory that it packs them into
 """
 

@@ -38,26 +38,32 @@ from reshard.digits import Positions
 from reshard.drawing.notebooks import mimebundle
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
+from reshard.mesh import ENUMERABLE
 from reshard.models.buckets import Buckets, Load, buckets_of
 from reshard.models.catalogue import TensorType
 from reshard.models.device_part import DevicePart, Pieces
+from reshard.models.grouping import groups_of
 from reshard.models.model_page import model_drawing, model_page
+from reshard.models.model_record import parts_record, read_parts
 from reshard.models.model_table import Template, blocks_of, figures_of, templates_of
+from reshard.models.model_time import host_bytes_of, seconds_of_model, time_cut_of
 from reshard.models.ruleset import Ruled, Rules
 from reshard.models.stores import Buffer, HeldTensor, Slot, slots_of
 from reshard.models.templates import Moves, TensorGroup
-from reshard.network import Network
-from reshard.network.traffic import loads
+from reshard.network import Cut, Network
 from reshard.tables import Passage, plain
 
 VERSION = 1
-"""Of what a digest and the JSON say."""
+"""Of what a digest says."""
 NO_ROWS: Positions = np.zeros(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, repr=False)
 class ModelPlan:
-    """What is moved, and how; made by `plan_model`."""
+    """What is moved, and how; made by `plan_model`.
+
+    A plan is a value: pickled, copied or read from its JSON it is equal to what it was, and does the same.
+    """
 
     names: tuple[str, ...]
     types: tuple[TensorType, ...]
@@ -66,12 +72,44 @@ class ModelPlan:
     """Of the target."""
     rules: tuple[Rules, Rules]
     """Of the source, and of the target."""
-    ruled: tuple[tuple[Ruled, ...], tuple[Ruled, ...]]
-    """Per tensor what the rules say of it: of the source, and of the target."""
-    groups: tuple[TensorGroup, ...]
     in_flight: int
     """Bytes that a device may have under way, sent and received together."""
     network: Network | None = None
+
+    def __post_init__(self) -> None:
+        if self.in_flight < 2:
+            raise ReshardError("bad-argument", f"in_flight is {self.in_flight}; it must be at least 2")
+        _ = self.groups  # what the rules refuse is refused now
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.names, self.in_flight, self.rules[0].mesh, self.rules[1].mesh))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or not isinstance(other, ModelPlan):
+            return self is other
+        return all(getattr(self, name) == getattr(other, name) for name in self.__dataclass_fields__)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @cached_property
+    def ruled(self) -> tuple[tuple[Ruled, ...], tuple[Ruled, ...]]:
+        """Per tensor what the rules say of it: of the source, and of the target."""
+        tensors = list(zip(self.names, (tensor.shape for tensor in self.types), strict=True))
+        source, target = (tuple(rules.ruled(*tensor) for tensor in tensors) for rules in self.rules)
+        return source, target
+
+    @cached_property
+    def groups(self) -> tuple[TensorGroup, ...]:
+        """The tensors that agree in shape, dtypes, source and target."""
+        ruled = self.ruled
+        if self.world > ENUMERABLE:
+            raise ReshardError("too-large", f"a model's devices must be below {ENUMERABLE}")
+        return groups_of(self.types, self.dtypes, *ruled)
 
     @cached_property
     def world(self) -> int:
@@ -198,19 +236,27 @@ class ModelPlan:
 
     @cached_property
     def seconds(self) -> float | None:
-        """What the busiest link or port of the network takes for all bytes, and one message's latency; None without."""
+        """What the busiest link or port of the network takes for all bytes, and one message's latency; None without.
+
+        Raises:
+            ReshardError: `bad-network` where it does not reach all devices.
+        """
+        return seconds_of_model(self)
+
+    @cached_property
+    def time_cut(self) -> Cut | None:
+        """What proves `lower_bound_seconds`; None without a network, or where nothing must cross that is known."""
+        return time_cut_of(self)
+
+    @property
+    def lower_bound_seconds(self) -> float | None:
+        """What no plan goes below on the network: the largest over cuts of what must cross over what can; None without.
+
+        What crosses is counted once for every side that lacks it, latency not at all.
+        """
         if self.network is None:
             return None
-        if self.world > self.network.size:
-            raise ReshardError(
-                "bad-network", f"device {self.world - 1} is beyond the {self.network.size} of the network"
-            )
-        loaded = loads(self.network.levels, *self.traffic)
-        levels = self.network.levels
-        busiest = max((load / level.bandwidth for load, level in zip(loaded.carried, levels, strict=True)), default=0.0)
-        # messages follow one another without waiting, so one latency counts, of the slowest level that is used
-        used = [level.latency_s for load, level in zip(loaded.carried, levels, strict=True) if load]
-        return float(busiest + max(used, default=0.0) + (self.network.launch_s if used else 0.0))
+        return 0.0 if self.time_cut is None else self.time_cut.seconds
 
     @cached_property
     def host_bytes(self) -> tuple[int, int] | None:
@@ -218,30 +264,7 @@ class ModelPlan:
 
         A host is all that the levels below the outermost join.
         """
-        if self.network is None or not self.network.levels:
-            return None
-        level = len(self.network.levels) - 1
-        hosts = self.network.hosts_of(level, np.arange(self.world))
-        received, lacking = np.zeros((2, self.network.hosts(level)), dtype=np.int64)
-        senders, receivers, amounts = self.traffic
-        crosses = hosts[senders] != hosts[receivers]
-        np.add.at(received, hosts[receivers[crosses]], amounts[crosses])
-        for group in self.groups:
-            moves, size = group.moves, len(group.members) * group.wire.itemsize
-            holding = {
-                (base, host)
-                for base, host in zip(moves.base.tolist(), hosts[group.source.devices].tolist(), strict=True)
-            }
-            rows = np.flatnonzero(~moves.stays)
-            table = moves.table
-            bases = moves.base[table.senders[rows]]
-            places = hosts[group.target.devices[table.receivers[rows]]]
-            keys = np.concatenate([[bases, places], table.starts[:, rows], table.stops[:, rows]])
-            _, once = np.unique(keys, axis=1, return_index=True)
-            for row in once.tolist():
-                if (int(bases[row]), int(places[row])) not in holding:
-                    lacking[places[row]] += int(table.elements[rows[row]]) * size
-        return int(received.max(initial=0)), int(lacking.max(initial=0))
+        return host_bytes_of(self)
 
     @cached_property
     def templates(self) -> tuple[Template, ...]:
@@ -358,12 +381,38 @@ class ModelPlan:
         return model_page(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan's figures, for JSON."""
-        return {"version": VERSION, **figures_of(self)}
+        """What `to_json` writes."""
+        return {**figures_of(self), **parts_record(self)}
 
     def to_json(self) -> str:
-        """The same as a text."""
+        """The plan as JSON text: what it was made of, and its figures; `from_json` reads it back.
+
+        Raises:
+            ReshardError: `cannot-express` where a rule's spec holds objects that are no text.
+        """
         return json.dumps(self.as_dict(), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> ModelPlan:
+        """The plan that `to_json` wrote, made anew.
+
+        Raises:
+            ReshardError: `bad-plan-text` where the text is no such JSON, or names another plan than the one that comes
+                of it; and what rules that do not fit their tensors raise.
+
+        >>> from reshard.dtypes import dtype_named
+        >>> from reshard.mesh import Mesh
+        >>> rules = [Rules.of(Mesh.of(x=2), {}, spec) for spec in ("replicated", ("x",))]
+        >>> plan = ModelPlan(("w",), (TensorType((4,), dtype_named("f32")),), (dtype_named("f32"),), tuple(rules), 64)
+        >>> ModelPlan.from_json(plan.to_json()) == plan
+        True
+        """
+        parts, record = read_parts(text)
+        plan = cls(*parts)
+        for figure in ("digest", "received_bytes", "lower_bound_bytes"):
+            if record.get(figure) != getattr(plan, figure):
+                raise ReshardError("bad-plan-text", f"{figure} in the text is not what the plan gives")
+        return plan
 
 
 def _by_turn(group: TensorGroup, members: Positions) -> list[tuple[int, Positions]]:

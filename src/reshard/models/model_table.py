@@ -106,7 +106,9 @@ def _verdict(plan: ModelPlan) -> str:
 def _timing(plan: ModelPlan) -> list[Passage]:
     if plan.network is None or plan.seconds is None:
         return []
-    lines: list[Passage] = [f"{seconds_text(plan.seconds)} on {plan.network.name or 'the network'}"]
+    cut = plan.time_cut
+    against = f", {plan.seconds / cut.seconds:.2f} times the least: {cut}" if cut is not None and plan.seconds else ""
+    lines: list[Passage] = [f"{seconds_text(plan.seconds)} on {plan.network.name or 'the network'}{against}"]
     if plan.host_bytes is not None:
         received, lacking = map(bytes_text, plan.host_bytes)
         lines.append(f"into the busiest host {received}; {lacking} if each byte came in once")
@@ -122,6 +124,8 @@ def figures_of(plan: ModelPlan) -> dict[str, Any]:
         "buckets": plan.buckets.total,
         "network": None if plan.network is None else plan.network.name,
         "seconds": plan.seconds,
+        "lower_bound_seconds": plan.lower_bound_seconds,
+        "time_cut": None if plan.time_cut is None else plan.time_cut.as_dict(),
         "host_bytes": plan.host_bytes,
         "received_bytes": plan.received_bytes,
         "lower_bound_bytes": plan.lower_bound_bytes,

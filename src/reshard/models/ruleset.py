@@ -169,6 +169,18 @@ class Rules:
         devices = sorted({device for rule in rules if rule.mesh for device in rule.mesh.devices})
         return cls(Mesh.of(devices=len(devices), device_ids=devices), tuple(rules))
 
+    def __getstate__(self) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in ("mesh", "rules", "default", "pads")}
+        return fields | {"_sites": {}, "_cuts": {}}  # keyed by what is in this process
+
+    @cached_property
+    def _mesh_numbers(self) -> dict[int, int]:
+        """By the identity of every mesh a number, the same for equal meshes, and in every process."""
+        numbers: dict[Mesh, int] = {}
+        owners = [rule for rule in (*self.rules, self.default) if rule is not None]
+        meshes = [self.mesh, *(rule.mesh for rule in owners if rule.mesh is not None)]
+        return {id(mesh): numbers.setdefault(mesh, len(numbers)) for mesh in meshes}
+
     @cached_property
     def _by_name(self) -> dict[str, Rule]:
         """Rules by the one name that each matches, where all are so."""
@@ -231,6 +243,6 @@ class Rules:
             for part, chosen in zip(rule.on, numbers, strict=True):
                 places = np.take(places, chosen, axis=list(mesh.sizes).index(part.axis))
             is_single = all(count == 1 for count in counts)
-            family = (id(mesh), tuple(part.axis for part in rule.on), () if is_single else numbers)
+            family = (self._mesh_numbers[id(mesh)], tuple(part.axis for part in rule.on), () if is_single else numbers)
             site = self._sites[key] = Site(shape, cuts, padded, places.ravel(), family, (family, numbers))
         return site

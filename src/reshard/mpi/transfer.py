@@ -191,7 +191,7 @@ def transfer(
 
 def _prepared(arrays: Arrays, plan: ModelPlan, out: Arrays | None, participants: Participants) -> RankTransfer:
     """What to do, all arrays being checked."""
-    device, key = participants.device, ("transfer", plan.digest)
+    device, key = participants.device, ("transfer", plan)
     kept: RankTransfer | None = participants.kept(key)
     if kept is not None and out is not None and kept.is_for(arrays, out):
         return kept

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from reshard.network.calibration import Calibration, LevelFit
 from reshard.network.hosts import host_bound, host_bytes
-from reshard.network.least_time import Cut, best_cut
+from reshard.network.least_time import Cut, best_common_cut, best_cut
 from reshard.network.level import LINKS, Level
 from reshard.network.networks import Network
 from reshard.network.presets import FAMILIES
@@ -44,6 +44,7 @@ __all__ = [
     "Level",
     "LevelFit",
     "Network",
+    "best_common_cut",
     "best_cut",
     "busy_seconds",
     "check_reach",

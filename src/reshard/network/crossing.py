@@ -240,11 +240,12 @@ def crossing_by_boxes(sides: Sides, network: Network, members: Members) -> Cross
             rows &= parts[numbers][:, level.digit.value(devices)]
         inside.append(rows)
     combined = sides.combined.index_of(sides.source.mesh.positions)
+    wanting = _cells(sides.target, sides.classes.target, sides.intervals, held=True)
+    holding = _cells(sides.source, sides.classes.source, sides.intervals, held=False)
     crossing = []
     for comes_in in (True, False):
         asked = [rows if comes_in else ~rows for rows in inside]
-        lacking = _any(asked[1], _cells(sides.target, sides.classes.target, sides.intervals, held=True))
-        holding = _cells(sides.source, sides.classes.source, sides.intervals, held=False)
+        lacking = _any(asked[1], wanting)
         held = np.ones_like(lacking)
         for part in range(sides.combined.size):
             held &= _any(asked[0][:, combined == part], holding[combined == part])

@@ -125,20 +125,39 @@ def best_cut(reshard: Reshard, network: Network) -> Cut | None:
         return None
     if target.layout.unreduced and not source.same_order_as(target):
         return None
-    sides = Sides(source, target, reshard.dtype.itemsize)
-    placed = sides.placed_on(network)
-    budget = MOST_BY_DIGITS if placed is not None else MOST_BY_BOXES // sides.incidences
+    return best_common_cut([Sides(source, target, reshard.dtype.itemsize)], network)
+
+
+def best_common_cut(sides: Sequence[Sides], network: Network, devices: Sequence[int] = ()) -> Cut | None:
+    """The cut that takes longest, of those tried, where several tensors cross at once.
+
+    What must cross is the sum over the tensors, for no byte of one serves another.
+
+    Args:
+        sides: per tensor; of equal ones one stands for all, with all their bytes as its `itemsize`.
+        network: must reach all devices.
+        devices: the parts that have these are tried too: the device, its host, …
+
+    Returns:
+        The cut; None where nothing must cross, or tiles are too many to list.
+    """
+    placed = [side.placed_on(network) for side in sides]
+    incidences = sum(side.incidences for side, on_levels in zip(sides, placed, strict=True) if on_levels is None)
+    budget = min(MOST_BY_DIGITS, MOST_BY_BOXES // incidences) if incidences else MOST_BY_DIGITS
     if not budget:
         return None
     strides = [[1, level.size] for level in network.levels]
-    for inside, level in zip(placed.levels if placed is not None else (), strides, strict=False):
-        level += [digit.stride for digit in inside]
-    parts = _parts_of_levels(network, tuple(tuple(sorted(set(level))) for level in strides), budget)
-    if placed is not None:
-        crossing = crossing_by_digits(sides, placed, parts.members)
-    else:
+    for on_levels in placed:
+        for inside, level in zip(on_levels.levels if on_levels is not None else (), strides, strict=False):
+            level += [digit.stride for digit in inside]
+    parts = _parts_of_levels(network, tuple(tuple(sorted(set(level))) for level in strides), budget, tuple(devices))
+    crossing = np.zeros((2, *parts.bandwidth.shape), dtype=object)
+    for side, on_levels in zip(sides, placed, strict=True):
+        if on_levels is not None:
+            crossing += crossing_by_digits(side, on_levels, parts.members)
+            continue
         try:
-            crossing = crossing_by_boxes(sides, network, parts.members)
+            crossing += crossing_by_boxes(side, network, parts.members)
         except ReshardError:  # tiles that are too many to list
             return None
     seconds = crossing.astype(np.float64) / parts.bandwidth
@@ -159,12 +178,20 @@ class _LevelParts(NamedTuple):
 
 
 @lru_cache(256)
-def _parts_of_levels(network: Network, strides: tuple[tuple[int, ...], ...], budget: int) -> _LevelParts:
-    """The parts of levels to try, at most so many products of them, and what leads into each product."""
+def _parts_of_levels(
+    network: Network, strides: tuple[tuple[int, ...], ...], budget: int, devices: tuple[int, ...] = ()
+) -> _LevelParts:
+    """The parts of levels to try, at most so many products of them, and what leads into each product.
+
+    What some devices have of a level is tried beyond that number.
+    """
     for positions in (16, 8, 4, 3, 2, 1):
         parts = [_parts(level, cuts, positions) for level, cuts in zip(network.levels, strides, strict=True)]
         if prod(map(len, parts)) <= budget:
             break
+    for level, rows in zip(network.levels, parts, strict=True):
+        own = (tuple(value == level.digit.value(device) for value in range(level.size)) for device in devices)
+        rows += [row for row in dict.fromkeys(own) if row not in rows]
     members = tuple(np.array(rows, dtype=np.bool_) for rows in parts)
     return _LevelParts(members, _bandwidth(network, members))
 
