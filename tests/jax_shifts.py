@@ -87,6 +87,11 @@ def cases() -> dict[str, Case]:
         ),
         "differences of neighbours": Case(lambda x: jnp.diff(x, axis=0), rows, row, None, least=256),
         "gradient by central differences": Case(lambda x: jnp.gradient(x, axis=0), rows, row, least=512),
+        "sum over an odd number of rows": Case(lambda x: (jnp.diff(x, axis=0) ** 2).sum(), rows, row, None, 256 + 4),
+        "largest of an odd number of rows": Case(lambda x: x[1:].max(0), rows, row, (None,), 256 + 448),
+        "product over an odd number of rows": Case(
+            lambda x, y: x[1:].T @ y[1:], ((1024, 64),) * 2, (("x", None),) * 2, (None, None)
+        ),
         "stencil update": Case(stencil, ((4096, 64),), row, least=512),
         "stencil update, 10 times": Case(
             lambda u: lax.fori_loop(0, 10, lambda _, u: stencil(u), u), ((4096, 64),), row, least=5120

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 from math import prod
 from typing import Any
 
@@ -46,6 +46,8 @@ TIE_BREAK = 1e-10
 """What an operation costs where work only decides between equals."""
 TAKEN_APART = 1e-6
 """By how much, as a part of it, moving what a loop takes apart costs more as a whole, since that must be held."""
+MOST_WAITING = 3
+"""Along how many pieces a value that is cut unevenly may wait."""
 IDENTICAL = ("output", "reshard", "carry", "last")
 """Operations that want their operands as their result is kept."""
 
@@ -70,7 +72,7 @@ class Model:
         self.said = [self._said(number, flows[0]) for number in range(len(graph.operations))]
         self.pieces = {mesh: self._pieces(mesh, flows) for mesh in dict.fromkeys(net.meshes)}
         self.given = [self._given(number) for number in range(len(graph.operations))]
-        self.waiting = self._waiting()
+        self.waiting = self._waiting(flows)
         self._flowing: dict[tuple[Any, ...], list[Option]] = {}
         self.flowing = [self._options_of(number, flows) for number in range(len(graph.operations))]
         self._options = self._all_options()
@@ -147,7 +149,7 @@ class Model:
                     lists.update(dict.fromkeys((given.unreduced, given.replicated)))
         return Pieces(mesh, sorted(lists, key=lambda axes: list(map(str, axes))))
 
-    def _waiting(self) -> list[Along]:
+    def _waiting(self, flows: Sequence[Flow]) -> list[Along]:
         """Per value the pieces along which it may come out unreduced, and of which reduction."""
         net = self.net
         waiting: list[Along] = []
@@ -157,11 +159,7 @@ class Model:
                 own = frozenset(pieces.of(said.unreduced) or ()) if said is not None else frozenset[int]()
                 waiting.append(Along(own, said.reduction if said is not None else "sum"))
                 continue
-            calculation, rule = net.calculations[number], net.rules[number]
-            combined = [size for size, role in zip(rule.sizes, rule.roles, strict=True) if role in COMBINED]
-            own = frozenset(
-                n for n, size in enumerate(pieces.sizes.tolist()) if any(length % size == 0 for length in combined)
-            )
+            calculation, own = net.calculations[number], self._combined(number, flows)
             reduction = calculation.reduction if own else ""
             for wait in calculation.waits:
                 operands = [operation.operands[n].number for n in wait.operands]
@@ -184,6 +182,20 @@ class Model:
                         own | waiting[number].pieces, waiting[number].reduction
                     )
         return waiting
+
+    def _combined(self, number: int, flows: Sequence[Flow]) -> frozenset[int]:
+        """The pieces that may cut a label along which results combine: evenly, or as flows have it of an operand."""
+        net = self.net
+        pieces, rule = self.pieces[net.meshes[number]], net.rules[number]
+        combined = {label for label, role in enumerate(rule.roles) if role in COMBINED}
+        lengths = [rule.sizes[label] for label in combined]
+        own = {n for n, size in enumerate(pieces.sizes.tolist()) if any(length % size == 0 for length in lengths)}
+        for term, operand in enumerate(net.graph.operations[number].operands):
+            if net.meshes[operand.number] != net.meshes[number]:
+                continue
+            alone = [dim for dim, group in enumerate(rule.terms[term]) if len(group) == 1 and group[0] in combined]
+            own.update(n for flow in flows for dim in alone for n in pieces.of(flow.dims[operand.number][dim]) or ())
+        return frozenset(own)
 
     def _options_of(self, number: int, flows: Sequence[Flow]) -> list[Option]:
         """The options of a value that flows have; of an end that must be even, as far as they divide it."""
@@ -234,7 +246,7 @@ class Model:
         besides: dict[tuple[Mesh, tuple[int, ...]], dict[Option, None]] = {}
         for number, value in enumerate(net.values):
             mesh, given = net.meshes[number], self.given[number]
-            own = [*self.flowing[number], *([] if given is None else [given])]
+            own = [*self._waiting_unevenly(number), *([] if given is None else [given])]
             waiting.setdefault((mesh, value.shape), set()).update(self.waiting[number][0])
             besides.setdefault((mesh, value.shape), {}).update(dict.fromkeys(own))
             for user in {net.meshes[n] for n in self.net.users[number]} - {mesh}:
@@ -243,6 +255,18 @@ class Model:
             (mesh, shape): Options(self.pieces[mesh], shape, along, besides.get((mesh, shape), ()))
             for (mesh, shape), along in waiting.items()
         }
+
+    def _waiting_unevenly(self, number: int) -> list[Option]:
+        """The options of a value that flows have, those that cut it unevenly also where it waits besides."""
+        pieces, shape = self.pieces[self.net.meshes[number]], self.net.values[number].shape
+        options: dict[Option, None] = dict.fromkeys(self.flowing[number])
+        for option in self.flowing[number]:
+            if any(size % pieces.count(cut) for size, cut in zip(shape, option.dims, strict=True)):
+                used = {piece for cut in option.dims for piece in cut}
+                free = sorted(self.waiting[number].pieces - used)[:MOST_WAITING]
+                subsets = (along for count in range(1, len(free) + 1) for along in combinations(free, count))
+                options.update(dict.fromkeys(Option(option.dims, along) for along in subsets))
+        return list(options)
 
     def _variables(self) -> list[Variable]:
         """Per value its variable."""
