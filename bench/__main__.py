@@ -1,4 +1,4 @@
-"""Run the benchmarks and write them into bench/RESULTS.md.
+"""Run the benchmarks, all or those that are named, and write each into its section of bench/RESULTS.md.
 
 python -m bench [planning] [networks] [bases] [engine] [disk] [contraction] [programs] [redistribute]
     [contraction_jax] [contraction_torch] [resharding_jax] [models] [mpi] [shifts] [transfer] [time]
@@ -55,6 +55,9 @@ GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "transfer": transfer.rows,
 }
 RESULTS = Path(__file__).parent / "RESULTS.md"
+HEAD = """# Results
+
+Each section is written by the command that it names. Times gate nothing; counts are tests."""
 
 
 def machine() -> str:
@@ -66,22 +69,34 @@ def machine() -> str:
     )
 
 
+def section(name: str) -> str:
+    """A group's rows as a table, shown as they come."""
+    lines = [f"Measured by `python -m bench {name}` on {machine()}.", ""]
+    lines += ["| what | measured | aimed at | |", "| --- | --- | --- | --- |"]
+    for row in GROUPS[name]():
+        mark = {True: "holds", False: "MISSED", None: ""}[row.holds]
+        lines.append(f"| {row.what.replace('|', '/')} | {row.measured} | {row.wanted} | {mark} |")
+        print(f"{row.what}: {row.measured}  {row.wanted}  {mark}", flush=True)
+    return "\n".join(lines)
+
+
+def sections_of(text: str) -> dict[str, str]:
+    """The text under each heading of a page of results."""
+    headed = (part.partition("\n") for part in text.split("\n## ")[1:])
+    return {name.strip(): body.strip() for name, _, body in headed}
+
+
 def main(names: list[str]) -> int:
-    """Run the groups of these names, or all; 2 where a name is unknown."""
+    """Run the groups of these names, or all, each into its section of the results; 2 where a name is unknown."""
     unknown = [name for name in names if name not in GROUPS]
     if unknown:
         print(f"no group {unknown[0]}; there are {', '.join(GROUPS)}", file=sys.stderr)
         return 2
-    lines = ["# Results", "", f"Measured by `make bench` on {machine()}.", "Times gate nothing; counts are tests.", ""]
     for name in names or GROUPS:
-        lines += [f"## {name}", "", "| what | measured | aimed at | |", "| --- | --- | --- | --- |"]
-        for row in GROUPS[name]():
-            mark = {True: "holds", False: "MISSED", None: ""}[row.holds]
-            lines.append(f"| {row.what.replace('|', '/')} | {row.measured} | {row.wanted} | {mark} |")
-            print(f"{row.what}: {row.measured}  {row.wanted}  {mark}", flush=True)
-        lines.append("")
-    if not names:
-        RESULTS.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+        measured = section(name)
+        sections = {**sections_of(RESULTS.read_text(encoding="utf-8")), name: measured}
+        parts = [HEAD, *(f"## {group}\n\n{sections[group]}" for group in GROUPS if group in sections)]
+        RESULTS.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return 0
 
 
