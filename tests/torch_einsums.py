@@ -461,9 +461,11 @@ def plain_tensors_beside_dtensors(rank: int) -> list[str]:
     wholes = a.clone().requires_grad_(), b.clone().requires_grad_()
     (wholes[0] @ wholes[1]).sum().backward()
     wrong = []
-    for first, second in ((x.clone().requires_grad_(), torch.nn.Parameter(b.clone())),):
+    call = partial(einsum, "ij,jk->ik", target=[S0, R])
+    for function in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
+        first, second = x.clone().requires_grad_(), torch.nn.Parameter(b.clone())
         with implicit_replication():
-            y = einsum("ij,jk->ik", first, second, target=[S0, R])
+            y = function(first, second)
         y.sum().backward()
         wrong.append(unless(torch.equal(y.full_tensor(), a @ b), f"by a parameter: {y}"))
         wrong.append(unless(torch.equal(first.grad.full_tensor(), wholes[0].grad), f"{first.grad}"))

@@ -252,6 +252,10 @@ def parts_overlap(rank: int) -> list[str]:
         y.sum().backward()
         fine = x.grad is not None and same(x.grad.to_local(), torch.ones_like(x.to_local()).detach())
         wrong.append(unless(fine, f"{plan}: gradient {x.grad}"))
+        names: dict[str, Any] = {}
+        exec(plan.to_code("torch"), names)
+        code = names["reshard"](source.to_local())
+        wrong.append(unless(same(code, wanted), f"{plan} as code: {code}"))
         out = torch.empty(wanted.shape, dtype=wanted.dtype)
         rs.torch.run(plan, source, out=out)
         wrong.append(unless(same(out, wanted), f"{plan} into memory: {out}"))

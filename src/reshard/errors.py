@@ -127,3 +127,5 @@ def refusing(code: str, what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ReshardError(code, f"{what}: {error.strerror or error}") from None
+    except UnicodeEncodeError as error:  # of a name that was read from a file
+        raise ReshardError(code, f"{what}: no file can be called {error.object!r}") from None

@@ -90,13 +90,18 @@ def _replicated(operands: tuple[Any, ...]) -> tuple[Any, ...]:
     meshes = [x.device_mesh for x in operands if isinstance(x, DTensor)]
     if len(meshes) in (0, len(operands)):
         return operands
-    may_be_whole = DTensor._op_dispatcher._allow_implicit_replication
+    may_be_whole = _plain_tensors_are_whole()
     return tuple(
         DTensor.from_local(x, meshes[0], [Replicate()] * meshes[0].ndim, run_check=False)
         if type(x) in PLAIN_TENSORS and (may_be_whole or x.numel() == 1)
         else x
         for x in operands
     )
+
+
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]  # in a graph as it was when that was traced
+def _plain_tensors_are_whole() -> bool:
+    return bool(DTensor._op_dispatcher._allow_implicit_replication)
 
 
 def _ranks_of(operands: Sequence[Any]) -> Sequence[int]:
