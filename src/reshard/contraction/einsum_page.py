@@ -9,9 +9,10 @@ import numpy as np
 
 from reshard.contraction.formula import comparison_table, tensor_text
 from reshard.drawing.charts import bars
-from reshard.drawing.markup import Markup, tag
+from reshard.drawing.held_tiles import draw_held
+from reshard.drawing.markup import Markup, joined, tag
 from reshard.drawing.shell import PageSection, copyable, figure, page, passages
-from reshard.plans.plan_page import before_and_after, received_figure
+from reshard.plans.plan_page import NOTEBOOK_DEVICES, before_and_after, received_figure
 from reshard.plans.player_data import received_by_step
 from reshard.plans.table import blocks, seconds_text
 
@@ -44,6 +45,23 @@ def einsum_page(plan: EinsumPlan, others: Sequence[EinsumPlan]) -> str:
     json = plan.to_json()
     sections.append(PageSection("text", "As text", [copyable("table", str(plan)), copyable("JSON", json)]))
     return page(title, sections, lead=[tag("p", line) for line in (*lines, *verdict.splitlines())])
+
+
+def einsum_drawing(plan: EinsumPlan) -> Markup | None:
+    """Every tensor where it is computed with, before and after where it moves; None where the devices are too many."""
+    if plan.layout.mesh.size > NOTEBOOK_DEVICES:
+        return None
+    drawings = []
+    for part in plan.parts():
+        for number, (term, moved) in enumerate(zip(part.pattern.terms, part.plans, strict=True)):
+            name = "C" if number == len(part.operands) else chr(ord("A") + number)
+            if moved.steps:
+                drawings += before_and_after(moved)
+                continue
+            classes = moved.target.layout_for(moved.shape).unreduced.size
+            title = f"{tensor_text(name, term, moved.target)}, which stays as it is"
+            drawings.append(figure(title, draw_held(moved.shape, moved.target.tiles(moved.shape), classes, title)))
+    return joined(*drawings)
 
 
 def _costs(plan: EinsumPlan) -> list[Markup]:

@@ -27,7 +27,7 @@ from typing import Any
 from reshard.checks import all_of, expect
 from reshard.contraction.cases import cases_of
 from reshard.contraction.compute_layout import ComputeLayout
-from reshard.contraction.einsum_page import einsum_page
+from reshard.contraction.einsum_page import einsum_drawing, einsum_page
 from reshard.contraction.formula import table
 from reshard.contraction.goal import Goal
 from reshard.contraction.paths import Path, paths_of
@@ -39,7 +39,6 @@ from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.operations.pattern import Pattern, Term
 from reshard.plans import Plan
-from reshard.plans.plan_page import plan_drawing
 from reshard.sharding import Sharding
 from reshard.tables import bytes_text
 
@@ -331,7 +330,7 @@ class EinsumPlan:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """What a notebook shows."""
-        return mimebundle(str(self), plan_drawing(self.output))
+        return mimebundle(str(self), einsum_drawing(self))
 
     def __str__(self) -> str:
         return table(self)

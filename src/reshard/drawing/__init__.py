@@ -13,8 +13,10 @@
 
 Nothing here knows a sharding: the page of a plan lies with plans, that of a placement with programs, and so on.
 
-Charts are drawn here and not by a library of charts.
-Such a library compiles its specs in the browser, for which a page must allow `unsafe-eval`; here a page forbids all
-but its own script, named by its hash, so that text out of a log can run nothing even if it were not escaped.
-And a chart that is SVG already is there without a script: in print, in a notebook on GitHub, in a test.
+Charts are drawn here and not by a library of charts, for a notebook on GitHub and a printed page need them as static
+SVG in any case, and beside that a library would be a second drawing of the same figures.
+Measured with Vega 6.2 as vl-convert 1.9 ships it (a wheel of 34 MB, 84 installed): its bundle adds 898 kB to each page;
+under the policy of `shell.py` it draws nothing, since it compiles its specs to code, or, with its interpreter (`ast`),
+without `unsafe-eval` and in half a second for one chart of 64 bars; the static SVG that it writes for those is 34 kB
+and takes 4 s for the first chart of a process, where the one drawn here is 8 kB.
 """

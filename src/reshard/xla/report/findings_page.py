@@ -60,16 +60,16 @@ def _graphs(report: Report) -> list[Markup]:
     """The operations of each module, with what is found there."""
     if not report.modules:
         return [tag("p", "A log tells no operations: inspect a dump, or the lowered and the compiled text, beside it.")]
+    drawn = [(module, operation_rows(report, module, MOST_ROWS)) for module in report.modules]
+    drawn.sort(key=lambda pair: -sum(row.is_told_of for row in pair[1]))  # those that tell something first
     parts = [search_field("operations")]
-    for module in report.modules[:MOST_MODULES]:
-        rows = operation_rows(report, module, MOST_ROWS)
+    for module, rows in drawn[:MOST_MODULES]:
         count = sum(1 for _ in module.instructions())
         told = f"{len(rows)} of {count} operations" if len(rows) < count else f"{count} operations"
         parts.append(tag("h3", f"{module.text} {module.name}: {told}"))
-        drawn = [GraphRow(_cells(row), row.takes, row.is_told_of) for row in rows]
-        parts.append(graph(TITLES, drawn, "operations"))
-    if more := len(report.modules) - MOST_MODULES:
-        parts += [tag("p", f"… and {more} more modules")] if more > 0 else []
+        parts.append(graph(TITLES, [GraphRow(_cells(row), row.takes, row.is_told_of) for row in rows], "operations"))
+    if len(drawn) > MOST_MODULES:
+        parts.append(tag("p", f"… and {len(drawn) - MOST_MODULES} more modules"))
     return parts
 
 

@@ -53,21 +53,28 @@ def aligned(these: Sequence[T], others: Sequence[T], key: Callable[[T], Hashable
 def differences(report: Report, beside: Report) -> list[Markup]:
     """What is found in one alone, and the operations of their modules side by side."""
     parts = [_figures(report, beside), _findings(report, beside)]
-    unpaired = list(beside.modules)
-    for module in report.modules:
-        other = next((one for one in unpaired if _is_same_program(report, module, beside, one)), None)
-        if other is not None:
-            unpaired.remove(other)
-            parts += _operations(report, module, beside, other)
+    for module, other in _pairs(report, beside):
+        parts += _operations(report, module, beside, other)
     return parts
 
 
-def _is_same_program(report: Report, module: Module, beside: Report, other: Module) -> bool:
-    forms = [
-        next(part.form for part in parts if (part.text, part.module) == (one.text, one.name))
-        for parts, one in ((report.parts, module), (beside.parts, other))
+def _pairs(report: Report, beside: Report) -> Iterator[tuple[Module, Module]]:
+    """The modules that are one program at one stage: of one name, or of any where both have no other of that stage."""
+    stages = [
+        {(part.text, part.module): part.form for part in one.parts if part.module or part.form != "log"}
+        for one in (report, beside)
     ]
-    return forms[0] == forms[1]
+    groups: list[dict[tuple[str, str], list[Module]]] = [{}, {}]
+    for one, stage, group in zip((report, beside), stages, groups, strict=True):
+        for module in one.modules:
+            group.setdefault((stage[module.text, module.name], module.name), []).append(module)
+    alone = [{key for key in group if key not in other} for group, other in (groups, groups[::-1])]
+    for key, modules in groups[0].items():
+        others = groups[1].get(key, [])
+        if not others:
+            unnamed = [[other for other in keys if other[0] == key[0]] for keys in alone]
+            others = groups[1][unnamed[1][0]] if len(unnamed[0]) == len(unnamed[1]) == 1 else []
+        yield from zip(modules, others, strict=False)
 
 
 def _figures(report: Report, beside: Report) -> Markup:
