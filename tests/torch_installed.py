@@ -366,4 +366,6 @@ def what_is_handed_back(rank: int) -> list[str]:
         wrong.append(unless(same(value.to_local(), rows(24, 2)), f"{value}"))
     reasons = [reason.partition(":")[0] for reason in installation.handed_back]
     wrong.append(unless(set(reasons) <= {"another mesh", "cannot-express"}, f"{reasons}"))
-    return wrong
+    table, tokens = distribute_tensor(rows(16, 8), other, [S0]), distribute_tensor(torch.arange(6), other, [R])
+    rowwise = "a table cut by rows", lambda: functional.embedding(tokens, table).redistribute(other, [R])
+    return [*wrong, differing(rowwise)]

@@ -21,6 +21,7 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -194,10 +195,13 @@ def _before_dividing(source: DTensorSpec, target: DTensorSpec) -> tuple[tuple[Pl
     Raises:
         _HandedBack: where values partial in one way become so in another.
     """
+    partial = {mesh_dim: placement for mesh_dim, placement in enumerate(target.placements) if placement.is_partial()}
+    known = tuple(Partial() if place in partial else placement for place, placement in enumerate(target.placements))
     try:
-        goal = spelled_out(target)
+        spelled = spelled_out(replace(target, placements=known))
     except ReshardError as refused:
         raise _HandedBack(f"{refused.code}: {refused}") from None
+    goal = [partial.get(mesh_dim, placement) for mesh_dim, placement in enumerate(spelled)]
     through, divided = list(goal), []
     for mesh_dim, (before, after) in enumerate(zip(source.placements, goal, strict=True)):
         if not after.is_partial() or before == after:
