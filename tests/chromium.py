@@ -48,14 +48,14 @@ def chromium() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def opened(
-    browser: Any, text: str, path: Path, *, width: int = 1280, dark: bool = False, link: str = ""
+    browser: Any, text: str, path: Path, *, width: int = 1280, dark: bool = False, calm: bool = True, link: str = ""
 ) -> Iterator[Opened]:
     """A page of this text, from disk."""
     path.write_text(text, encoding="utf-8")
     context = browser.new_context(
         viewport={"width": width, "height": 900},
         color_scheme="dark" if dark else "light",
-        reduced_motion="reduce",
+        reduced_motion="reduce" if calm else "no-preference",
         offline=True,
     )
     page = Opened(context.new_page(), path)

@@ -189,6 +189,28 @@ def test_a_link_keeps_the_state(browser: Any, tmp_path: Path) -> None:
 
 
 @needs_chromium
+@pytest.mark.parametrize("calm", [True, False])
+def test_pieces_fly_where_motion_is_welcome(calm: bool, browser: Any, tmp_path: Path) -> None:
+    with loaded(browser, PLANS["exchange"].to_html(), tmp_path, calm=calm) as opening:
+        opening.page.evaluate("Element.prototype.remove = () => {}")  # else those that have landed are gone
+        opening.page.click("#forward")
+        assert opening.page.locator("#mesh .flight").count() == (0 if calm else 4)  # the other four have theirs already
+        opening.check_quiet()
+
+
+@needs_chromium
+def test_what_is_printed_has_the_drawings_and_no_buttons_on_white(browser: Any, tmp_path: Path) -> None:
+    with loaded(browser, PLANS["network"].to_html(), tmp_path, dark=True) as opening:
+        page = opening.page
+        page.emulate_media(media="print", color_scheme="dark")
+        assert page.locator("button:visible, nav:visible, #scrub:visible").count() == 0
+        assert page.locator("svg.frame:visible").count() == 2
+        assert page.locator("svg.chart:visible").count() >= 4
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
+
+
+@needs_chromium
 @pytest.mark.parametrize(("width", "dark"), [(400, True), (1280, False)])
 def test_nothing_is_wider_than_the_window(width: int, dark: bool, browser: Any, tmp_path: Path) -> None:
     with loaded(browser, PLANS["network"].to_html(), tmp_path, width=width, dark=dark) as opening:
@@ -288,6 +310,34 @@ def test_every_other_page_opens_asks_for_nothing_and_runs_no_name(browser: Any, 
             assert page.title() != "ran"
             assert page.evaluate("document.documentElement.scrollWidth") <= 400, name
             assert page.locator("svg[role=img]").count() >= 1, name
+            opening.check_quiet()
+
+
+UNREACHED = """() => {
+  const wanted = [...document.querySelectorAll("a, button, input, summary, [tabindex='0']")]
+    .filter((element) => element.checkVisibility());
+  return wanted.filter((element) => !window.reached.has(element)).map((element) => element.outerHTML.slice(0, 80));
+}"""
+
+
+@needs_chromium
+def test_the_keyboard_reaches_all_that_can_be_used_on_every_page(browser: Any, tmp_path: Path) -> None:
+    for name, text in (other_pages() | {"plan": PLANS["nothing"].to_html()}).items():
+        with opened(browser, text, tmp_path / "page.html") as opening:
+            page, keys = opening.page, opening.page.keyboard
+            page.evaluate("window.reached = new Set()")
+            page.evaluate("document.addEventListener('focusin', (event) => window.reached.add(event.target))")
+            for _ in range(len(page.evaluate(UNREACHED)) + 2):
+                keys.press("Tab")
+            assert page.evaluate(UNREACHED) == [], name
+            if closed := page.query_selector("details:not([open]) summary"):
+                closed.focus()
+                keys.press("Enter")
+                assert closed.evaluate("summary => summary.parentElement.open"), name
+            if copy := page.query_selector("details[open] button.copy"):
+                copy.focus()
+                keys.press("Enter")
+                page.wait_for_function("button => ['copied', 'selected'].includes(button.textContent)", arg=copy)
             opening.check_quiet()
 
 

@@ -12,8 +12,8 @@ A colour never says something alone: numbers stand in or beside what is coloured
 
 from __future__ import annotations
 
-DISTINCT = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#999999")
-"""Okabe and Ito, Color Universal Design, 2008; grey in place of black, for dark pages."""
+DISTINCT = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#555555")
+"""Okabe and Ito, Color Universal Design, 2008; a dark grey in place of black, for dark pages."""
 
 RAMP = ((0, 34, 78), (66, 78, 108), (124, 123, 120), (187, 175, 113), (254, 232, 56))
 """Points of cividis: Nunez, Anderton and Renslow, PLOS ONE, 2018."""

@@ -223,7 +223,8 @@ def received_figure(stacks: Mapping[str, Positions], devices: Positions, lines: 
     many = len(devices) > DRAWN_DEVICES
     each = "the most of a run of neighbours, named by the first" if many else "device by device"
     drawn = bars(names, columns or {"nothing": [0] * len(names)}, bytes_of, lines=lines, title="bytes received")
-    return figure(f"bytes received, {each}; the bound is that of the device that lacks most", drawn)
+    bound = "; the bound is that of the device that lacks most" if lines else ""
+    return figure(f"bytes received, {each}{bound}", drawn)
 
 
 def _received(plan: Plan) -> Markup:

@@ -46,6 +46,8 @@ class Player {
     this.small = model.devices.length <= MOST_MINIATURES;
     /** @type {Map<number, {group: SVGElement, held: SVGElement, x: number, y: number, wide: number, tall: number}>} */
     this.cells = new Map();
+    /** @type {Set<SVGElement>} */
+    this.partners = new Set();
     this.calm = matchMedia("(prefers-reduced-motion: reduce)");
     this.drawMesh();
     this.listen();
@@ -187,17 +189,26 @@ class Player {
   /** Which devices the picked one takes from and sends to in this frame. */
   markPartners() {
     const turn = this.model.turns[this.frame];
-    for (const { group } of this.cells.values()) group.classList.remove("sends", "takes");
+    for (const group of this.partners) group.classList.remove("sends", "takes");
+    this.partners.clear();
     if (this.picked === null || turn.move < 0) return;
     const [rounds, senders, receivers] = this.model.moves[turn.move].pieces;
     for (const row of this.model.incoming[turn.move].get(this.picked) || []) {
       if (turn.round >= 0 && rounds[row] !== turn.round) continue;
-      if (senders[row] !== this.picked) this.cells.get(senders[row])?.group.classList.add("sends");
+      if (senders[row] !== this.picked) this.markPartner(senders[row], "sends");
     }
     for (const row of this.model.outgoing[turn.move].get(this.picked) || []) {
       if (turn.round >= 0 && rounds[row] !== turn.round) continue;
-      if (receivers[row] !== this.picked) this.cells.get(receivers[row])?.group.classList.add("takes");
+      if (receivers[row] !== this.picked) this.markPartner(receivers[row], "takes");
     }
+  }
+
+  /** @param {number} place @param {string} role */
+  markPartner(place, role) {
+    const group = this.cells.get(place)?.group;
+    if (!group) return;
+    group.classList.add(role);
+    this.partners.add(group);
   }
 
   /** @param {number | null} place @param {boolean} [kept] whether in the link too */
