@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import html
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import chromium, opened
+from conftest import absent_engines
 
 import reshard as rs
 from reshard.planner.each_to_each import compare
@@ -45,11 +48,27 @@ def test_a_value_is_shown_as_text_and_as_a_drawing_that_needs_no_script(name: st
     if name == "report":  # in which nothing was found
         assert set(forms) == {"text/plain"}
         return
-    drawing = forms["text/html"]
+    assert len(forms["text/html"]) < 40_000
+    drawing = re.sub(r"<script>.*?</script>", "", forms["text/html"], flags=re.DOTALL)  # as GitHub does
     assert "<svg" in drawing
-    assert len(drawing) < 40_000
     assert not re.search(r"<script|<style|\sclass=|\son\w+=", drawing)
     assert "<b>" not in drawing
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif("chromium" in absent_engines(), reason="Chromium or playwright is absent")
+def test_a_click_on_a_tile_marks_those_of_the_same_devices(tmp_path: Path) -> None:
+    forms = rs.plan(ROWS, rs.Sharding.of(LINE, None, None), (8, 8), "float32")._repr_mimebundle_()
+    other = COLUMNS.drawn((8, 8))["text/html"]
+    marked = "figures => figures.map(f => f.querySelectorAll('[data-tile] rect[stroke-width=\"4\"]').length)"
+    with chromium() as browser, opened(browser, forms["text/html"] + other, tmp_path / "cell.html") as opening:
+        page = opening.page
+        page.click("figure >> nth=0 >> [data-tile='2'] >> text")
+        assert page.eval_on_selector_all("figure", marked)[:2] == [1, 1]
+        assert page.locator("[data-tile] rect[stroke-width='4']").count() == 2  # of another value none
+        page.click("figure >> nth=0 >> figcaption")
+        assert page.locator("[data-tile] rect[stroke-width='4']").count() == 0
+        opening.check_quiet()
 
 
 def test_a_drawing_says_who_holds_what() -> None:

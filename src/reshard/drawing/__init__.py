@@ -5,7 +5,7 @@
     tensor_frame.py  where a box of a tensor of any rank lies in a drawing of two dims
     held_tiles.py    a tensor with the devices that hold its tiles; devices in rows
     charts.py        bars, points, a matrix, a treemap, arcs: static SVG
-    graph.py         operations in a table, with curves from who makes a value to who takes it
+    operation_graph.py  operations in a table, with curves from who makes a value to who takes it
     packing.py       columns of small integers as text that a browser unpacks
     shell.py         one file with its style, its script and its data, which asks nothing of any network
     notebooks.py     what a notebook shows of a value

@@ -1,6 +1,7 @@
-"""What a notebook shows of a value: its text, and a drawing that needs no script.
+"""What a notebook shows of a value: its text, a drawing that needs no script, and a small one for a notebook that runs.
 
 The drawing is SVG with its colours written in it, for a notebook on GitHub keeps no style and runs no script.
+Where tiles are drawn, the script marks those of the devices whose tile is clicked.
 
 >>> bundle = mimebundle("text", tag("svg", tag("rect", class_="tile")))
 >>> sorted(bundle), 'stroke="#555"' in bundle["text/html"]
@@ -12,6 +13,7 @@ from __future__ import annotations
 import re
 
 from reshard.drawing.markup import Markup, tag
+from reshard.drawing.shell import asset
 
 LOOKS = {
     "tile": {"fill": "none", "stroke": "#555", "stroke-width": "1.5"},
@@ -39,7 +41,8 @@ def mimebundle(text: str, drawing: Markup | None) -> dict[str, str]:
     """What `_repr_mimebundle_` gives: the text, and the drawing, if there is one, with its looks written in."""
     if drawing is None:
         return {"text/plain": text}
-    return {"text/plain": text, "text/html": str(tag("div", standalone(drawing)))}
+    script = [tag("script", Markup(asset("notebook.js")))] if "data-tile" in drawing else []
+    return {"text/plain": text, "text/html": str(tag("div", standalone(drawing), *script))}
 
 
 def framed(page: str, height: int = 900) -> Markup:

@@ -9,8 +9,8 @@ import numpy as np
 
 from reshard.digits import Positions
 from reshard.drawing.charts import Area, LimitLine, treemap
-from reshard.drawing.graph import search_field
 from reshard.drawing.markup import Markup, tag
+from reshard.drawing.operation_graph import search_field
 from reshard.drawing.shell import PageSection, figure, page, passages
 from reshard.models.names import skeleton
 from reshard.plans.plan_page import SentBytes, bytes_of, host_figure, received_figure, traffic_figure

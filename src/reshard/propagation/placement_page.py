@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reshard.drawing.charts import LimitLine, bars
-from reshard.drawing.graph import GraphRow, graph, search_field
 from reshard.drawing.markup import Markup, joined, tag
+from reshard.drawing.operation_graph import GraphRow, graph, search_field
 from reshard.drawing.shell import PageSection, copyable, figure, page
 from reshard.errors import ReshardError
 from reshard.notation import to_partition_spec

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reshard.drawing.charts import bars
-from reshard.drawing.graph import GraphRow, graph, search_field
 from reshard.drawing.markup import Markup, joined, tag
+from reshard.drawing.operation_graph import GraphRow, graph, search_field
 from reshard.drawing.shell import PageSection, copyable, figure, listed, page
 from reshard.plans.plan_page import bytes_of
 from reshard.tables import Table, bytes_text
