@@ -238,6 +238,8 @@ def models() -> Iterator[str]:
     pairs = [
         ("dense", "megatron:tp=2,pp=2+1", "vllm:tp=2,replicas=2", 4),
         ("qwen-moe", "megatron:tp=2,pp=2+1,ep=4", "vllm:tp=2,dp=2,ep=on", 3),
+        ("mixtral", "hf", "hf:tp=4", 2),
+        ("deepseek", "vllm:tp=2,dp=2,ep=on", "megatron:tp=2,pp=1,ep=2,etp=2,dp=4", 0),
     ]
     plans = []
     for family, source, target, first in pairs:

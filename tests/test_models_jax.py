@@ -52,6 +52,7 @@ def check(plan: ModelPlan, *, donate: bool) -> None:
     [
         ("qwen-moe", "megatron:tp=2,pp=2+1,ep=2", "vllm:tp=2,ep=on", 3),
         pytest.param("dense", "fsdp:4", "vllm:tp=2,dp=2,ep=off", 2, marks=pytest.mark.slow),
+        pytest.param("mixtral", "hf", "hf:tp=4", 2, marks=pytest.mark.slow),
         pytest.param(
             "deepseek", "vllm:tp=2,dp=2,ep=on", "megatron:tp=2,pp=1,ep=2,etp=2,dp=4", 0, marks=pytest.mark.slow
         ),

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.heavy]
 ON_FOUR = [
     "values_are_cast",
     "nothing_is_allocated",
+    "a_caller_need_not_wait",
     "arrival_is_verified",
     "memory_may_be_shared",
     "another_version_is_refused",

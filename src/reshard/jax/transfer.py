@@ -207,7 +207,7 @@ class _WorkOfDevice:
         kept = part.kept()
         packing = {number: self._packing(bucket) for number, bucket in enumerate(buckets) if bucket.sends}
         unpacking = {}
-        for number, bucket in enumerate(buckets or [LaidBucket(0, [], [])]):
+        for number, bucket in enumerate(buckets or [LaidBucket(0, 0, [], [])]):
             own = kept if number == 0 else []
             if bucket.receives or own:
                 unpacking[number] = self._unpacking(bucket, own)

@@ -10,6 +10,8 @@ Both buckets together are no larger than the plan's `in_flight`.
 
 Where all ranks take part and most have something for most, a bucket is one all-to-all; else each message goes alone.
 
+A caller need not wait for all of it: see `under_way`.
+
 Copies are made by views that are kept with the plan, for as long as the same memory is handed in: one call of torch to
 pack a bucket, one to unpack it.
 Each tensor that is written is marked with the version it has, and with none while it is written.
@@ -18,7 +20,7 @@ Each tensor that is written is marked with the version it has, and with none whi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 from weakref import WeakKeyDictionary
 
 import torch
@@ -35,40 +37,12 @@ from reshard.torch.agreement import Statement, digest_of
 from reshard.torch.carriers import Carrier, Parcel
 from reshard.torch.checksums import check_arrival
 from reshard.torch.conversions import dtype_of
+from reshard.torch.under_way import DEPTH, UNDER_WAY, Bucket, Copies, TransferUnderWay
 from reshard.torch.world import current_world
 
 Tensors = Mapping[str, torch.Tensor]
 MARK = "reshard_version"
 """The attribute of a tensor that says which version it holds; None while it is being written."""
-DEPTH = 2
-"""Buckets under way at a time."""
-
-
-class Copies(NamedTuple):
-    """Copies that are made together."""
-
-    to: list[torch.Tensor]
-    of: list[torch.Tensor]
-
-    def add(self, to: torch.Tensor, of: torch.Tensor) -> None:
-        """One more."""
-        self.to.append(to)
-        self.of.append(of)
-
-    def run(self) -> None:
-        """Make them."""
-        if self.to:
-            torch._foreach_copy_(self.to, self.of)
-
-
-class Bucket(NamedTuple):
-    """What a rank does for one bucket."""
-
-    packing: Copies
-    post: Callable[[], tuple[list[Any], list[Any]]]
-    unpacking: Copies
-    nbytes: int
-    """What is sent and received."""
 
 
 class LocalTransfer(NamedTuple):
@@ -83,6 +57,8 @@ class LocalTransfer(NamedTuple):
     keeping: Copies
     """What the rank has itself."""
     buckets: list[Bucket]
+    last_bucket: dict[str, int]
+    """By tensor, the number of the last bucket that brings some of it; -1 where none does."""
 
     def is_for(self, state_dict: Tensors, out: Tensors) -> bool:
         """Whether these are the tensors that it was made for, and where they were."""
@@ -100,6 +76,7 @@ _KEPT: WeakKeyDictionary[ModelPlan, LocalTransfer] = WeakKeyDictionary()
 """By plan, what was made for the memory that was last handed in."""
 
 
+@overload
 def transfer(
     state_dict: Tensors,
     plan: ModelPlan,
@@ -108,7 +85,29 @@ def transfer(
     version: int = 0,
     progress: Progress | None = None,
     verify: bool = False,
-) -> dict[str, torch.Tensor]:
+    async_op: Literal[False] = False,
+) -> dict[str, torch.Tensor]: ...
+@overload
+def transfer(
+    state_dict: Tensors,
+    plan: ModelPlan,
+    out: Tensors | None = None,
+    *,
+    version: int = 0,
+    progress: Progress | None = None,
+    verify: bool = False,
+    async_op: bool,
+) -> dict[str, torch.Tensor] | TransferUnderWay: ...
+def transfer(
+    state_dict: Tensors,
+    plan: ModelPlan,
+    out: Tensors | None = None,
+    *,
+    version: int = 0,
+    progress: Progress | None = None,
+    verify: bool = False,
+    async_op: bool = False,
+) -> dict[str, torch.Tensor] | TransferUnderWay:
     """Move a model between the ranks of the default process group, by a plan that all of them have.
 
     A rank is a device of the plan; one that is none of its devices may call too, and does nothing.
@@ -123,9 +122,11 @@ def transfer(
         progress: told how far this rank is.
         verify: whether to compare sums over all that was sent with sums over what is there; all ranks must say the
             same.
+        async_op: whether to come back once all ranks have agreed and the first buckets are under way; what comes
+            back is waited for by bucket, by tensor or as a whole. Until then `state_dict` must not change.
 
     Returns:
-        The tensors by buffer, those of `out` where it is given.
+        The tensors by buffer, those of `out` where it is given; or what to wait for, which gives them.
 
     Raises:
         ReshardError: before anything moves, `bad-argument`, `bad-tiles`, `ranks-disagree` where a rank has another plan
@@ -135,10 +136,14 @@ def transfer(
     expect(plan, ModelPlan, "what a model is transferred by")
     version = integer(version, "the version of a transfer")
     expect(verify, bool, "verify")
+    expect(async_op, bool, "async_op")
     world = current_world()
     if world.rank not in plan.devices:
-        return {}
+        nothing = TransferUnderWay([], Copies([], []), dict.fromkeys(plan.names, -1), dict, None)
+        return nothing if async_op else {}
     try:
+        if UNDER_WAY:
+            raise ReshardError("bad-argument", "a transfer is still under way; wait for it before the next")
         with torch.no_grad():
             local = _prepared(state_dict, plan, out, world.rank)
     except ReshardError as error:
@@ -151,17 +156,16 @@ def transfer(
     for tensor in targets.values():
         setattr(tensor, MARK, None)
     world.check(statement, "always")
-    with torch.no_grad():
-        try:
-            _run(local, progress)
-            if verify:
-                check_arrival(plan, world.rank, local.sources, local.targets)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise ReshardError("exchange-failed", f"the transfer of version {version} broke off: {reason}") from None
-    for tensor in targets.values():
-        setattr(tensor, MARK, version)
-    return dict(targets) if out is None else {name: out[name] for name in targets}
+
+    def finish() -> dict[str, torch.Tensor]:
+        if verify:
+            check_arrival(plan, world.rank, local.sources, local.targets)
+        for tensor in targets.values():
+            setattr(tensor, MARK, version)
+        return dict(targets) if out is None else {name: out[name] for name in targets}
+
+    handle = TransferUnderWay(local.buckets, local.keeping, local.last_bucket, finish, progress)
+    return handle if async_op else handle.wait() or {}
 
 
 def version_of(tensors: Tensors) -> int | None:
@@ -263,10 +267,14 @@ class _Maker:
                     for piece in message.pieces:
                         self._copy(end, piece, room, copies)
             post = _all_to_all(bucket, room) if together else self._messages(bucket, room)
-            buckets.append(Bucket(packing, post, unpacking, bucket.nbytes))
+            buckets.append(Bucket(bucket.number, packing, post, unpacking, bucket.nbytes))
         sources, targets = (dict(tensors) for tensors in self.tensors)
         addresses = tuple(tensor.data_ptr() for tensor in (*sources.values(), *targets.values()))
-        return LocalTransfer(sources, targets, addresses, keeping, buckets)
+        last_bucket = dict.fromkeys(self.plan.names, -1)
+        for bucket in laid.buckets:
+            for message in bucket.receives:
+                last_bucket |= {self.plan.names[piece.tensor]: bucket.number for piece in message.pieces}
+        return LocalTransfer(sources, targets, addresses, keeping, buckets, last_bucket)
 
     def _copy(self, end: int, piece: LaidPiece, room: torch.Tensor, copies: Copies) -> None:
         """The copies of a piece between its place in a room and its buffers."""
@@ -309,34 +317,3 @@ def _in_one(messages: list[LaidMessage], room: torch.Tensor, ranks: int) -> tupl
         sizes[message.peer] = message.stop - message.start
     start = messages[0].start if messages else 0
     return room[start : start + sum(sizes)], sizes
-
-
-def _run(local: LocalTransfer, progress: Progress | None) -> None:
-    """Go through the buckets, two under way at a time."""
-    total = sum(bucket.nbytes for bucket in local.buckets) if progress else 0
-    done = 0
-    under_way: list[tuple[Bucket, list[Any], list[Any]]] = []
-
-    def finish() -> None:
-        nonlocal done
-        bucket, sending, receiving = under_way.pop(0)
-        for work in receiving:
-            work.wait()
-        bucket.unpacking.run()
-        for work in sending:
-            work.wait()
-        if progress is not None:
-            done += bucket.nbytes
-            progress(done, total)
-
-    for number, bucket in enumerate(local.buckets):
-        if len(under_way) == DEPTH:
-            finish()
-        bucket.packing.run()
-        under_way.append((bucket, *bucket.post()))
-        if number == 0:
-            local.keeping.run()
-    while under_way:
-        finish()
-    if not local.buckets:
-        local.keeping.run()
