@@ -270,6 +270,22 @@ def models() -> Iterator[str]:
         yield from unless(all(same_bits(fresh[name], array) for name, array in expected.items()), f"fresh, {plan!r}")
 
 
+def casts_in_blocks() -> Iterator[str]:
+    """To the bit as those of every block alone, twice, in place."""
+    from model_layouts import scaled_case, scaled_plans
+
+    for name, plan in scaled_plans(SIZE).items():
+        held, wanted = scaled_case(plan)
+        expected = wanted.get(RANK, {})
+        out = {key: np.zeros_like(array) for key, array in expected.items()}
+        for version in (1, 2):
+            for array in out.values():
+                array[...] = 0
+            rs.mpi.transfer(held.get(RANK, {}), plan, out=out if RANK in plan.devices else None, version=version)
+            for key, array in expected.items():
+                yield from unless(same_bits(out[key], array), f"{key} of {name}")
+
+
 def transfers_refused() -> Iterator[str]:
     """Another version, another plan, a buffer that does not fit: an error on all, nothing written; the next works."""
     mesh = rs.Mesh.of(x=4)

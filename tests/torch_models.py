@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from model_layouts import SMALL, SYSTEMS, WITH_EXPERTS, fsdp, megatron, whole_arrays
+from model_layouts import (
+    SMALL,
+    SYSTEMS,
+    WITH_EXPERTS,
+    fsdp,
+    megatron,
+    scaled_case,
+    scaled_plans,
+    whole_arrays,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_ranks import counted_traffic, unless
@@ -316,3 +325,26 @@ def a_caller_need_not_wait(rank: int) -> list[str]:
     again = rs.torch.transfer(state, plan, out, version=8, async_op=True)
     again.wait()
     return [*wrong, unless(rs.torch.version_of(out) == 8, rs.torch.version_of(out))]
+
+
+def casts_in_blocks_agree(rank: int) -> list[str]:
+    """To the bit with those of every block alone, twice, and as checksums say, at whichever end has whole blocks."""
+    wrong = []
+    for name, plan in scaled_plans(4).items():
+        held, wanted = scaled_case(plan)
+        state = {key: of_numpy(array) for key, array in held.get(rank, {}).items()}
+        expected = {key: of_numpy(array) for key, array in wanted.get(rank, {}).items()}
+        out = {key: torch.zeros_like(tensor) for key, tensor in expected.items()}
+        for version in (1, 2):
+            for tensor in out.values():
+                tensor.view(torch.uint8).zero_()
+            rs.torch.transfer(state, plan, out, version=version, verify=True)
+            wrong += [unless(torch.equal(bits(out[key]), bits(tensor)), f"{name}: {key} on {rank}")
+                      for key, tensor in expected.items()]  # fmt: skip
+            wrong.append(unless(not out or rs.torch.version_of(out) == version, f"{name} is of another version"))
+    return wrong
+
+
+def of_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """An array with its values, also of a dtype that NumPy lacks."""
+    return torch.from_numpy(array.view(f"i{array.itemsize}").copy()).view(getattr(torch, array.dtype.name))

@@ -32,8 +32,9 @@ from reshard.errors import ReshardError
 from reshard.models import ModelPlan
 from reshard.models.device_part import DevicePart
 from reshard.models.laid_buckets import LaidBucket, LaidMessage, LaidPiece, Progress, laid_buckets
-from reshard.models.stores import Buffer, Slot, views
+from reshard.models.stores import Buffer, views
 from reshard.torch.agreement import Statement, digest_of
+from reshard.torch.block_casts import BlockCasts
 from reshard.torch.carriers import Carrier, Parcel
 from reshard.torch.checksums import check_arrival
 from reshard.torch.conversions import dtype_of
@@ -48,12 +49,10 @@ MARK = "reshard_version"
 class LocalTransfer(NamedTuple):
     """One rank's part of a plan, between memory that it knows."""
 
-    sources: dict[str, torch.Tensor]
-    """What is read, by buffer."""
-    targets: dict[str, torch.Tensor]
-    """What is written."""
+    casts: tuple[BlockCasts, BlockCasts]
+    """From what is handed in to what is sent, and from what arrives to what is wanted; mostly the same."""
     addresses: tuple[int, ...]
-    """Of all of them."""
+    """Of all that is handed in, and all that is wanted."""
     keeping: Copies
     """What the rank has itself."""
     buckets: list[Bucket]
@@ -63,7 +62,7 @@ class LocalTransfer(NamedTuple):
     def is_for(self, state_dict: Tensors, out: Tensors) -> bool:
         """Whether these are the tensors that it was made for, and where they were."""
         addresses = iter(self.addresses)
-        for tensors, known in ((state_dict, self.sources), (out, self.targets)):
+        for tensors, known in ((state_dict, self.casts[0].before), (out, self.casts[1].after)):
             for name, tensor in known.items():
                 held = tensors.get(name)
                 held = getattr(held, "_local_tensor", held)
@@ -152,14 +151,18 @@ def transfer(
         raise
     words = f"version {version} of the model by plan {plan.digest[:8]}{', verified' if verify else ''}"
     statement = Statement(plan.devices, digest_of(plan.digest, version, verify), words)
-    targets = local.targets
+    casting, uncasting = local.casts
+    targets = uncasting.after
     for tensor in targets.values():
         setattr(tensor, MARK, None)
     world.check(statement, "always")
+    with torch.no_grad():
+        casting.run()
 
     def finish() -> dict[str, torch.Tensor]:
         if verify:
-            check_arrival(plan, world.rank, local.sources, local.targets)
+            check_arrival(plan, world.rank, casting.after, uncasting.before)
+        uncasting.run()
         for tensor in targets.values():
             setattr(tensor, MARK, version)
         return dict(targets) if out is None else {name: out[name] for name in targets}
@@ -189,24 +192,27 @@ def _prepared(state_dict: Tensors, plan: ModelPlan, out: Tensors | None, rank: i
     kept = _KEPT.get(plan)
     if kept is not None and out is not None and kept.is_for(state_dict, out):
         return kept
-    source_slots, source_buffers = plan.source_slots(rank)
-    target_slots, target_buffers = plan.target_slots(rank)
-    sources = _checked(state_dict, source_buffers, "state_dict")
+    sources = _checked(state_dict, plan.handed_slots(rank)[1], "state_dict")
     device = next((tensor.device for tensor in sources.values()), None)
+    buffers = plan.wanted_slots(rank)[1]
     if out is None:
         targets = {
             name: torch.zeros(buffer.shape, dtype=getattr(torch, buffer.dtype.name), device=device)
-            for name, buffer in target_buffers.items()
+            for name, buffer in buffers.items()
         }
     else:
-        targets = _checked(out, target_buffers, "out")
+        targets = _checked(out, buffers, "out")
     written = {tensor.untyped_storage().data_ptr() for tensor in targets.values() if tensor.numel()}
     sources = {
         name: tensor.clone() if tensor.numel() and tensor.untyped_storage().data_ptr() in written else tensor
         for name, tensor in sources.items()
     }
     device = device or next((tensor.device for tensor in targets.values()), torch.device("cpu"))
-    local = _Maker(plan, rank, (source_slots, target_slots), (sources, targets), device).local()
+    casts = (
+        BlockCasts.from_handed(plan, rank, sources, device),
+        BlockCasts.into_wanted(plan, rank, targets, device),
+    )
+    local = _Maker(plan, rank, casts, device).local()
     _KEPT[plan] = local
     return local
 
@@ -240,11 +246,12 @@ class _Maker:
         self,
         plan: ModelPlan,
         rank: int,
-        slots: tuple[Mapping[str, tuple[Slot, ...]], Mapping[str, tuple[Slot, ...]]],
-        tensors: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]],
+        casts: tuple[BlockCasts, BlockCasts],
         device: torch.device,
     ) -> None:
-        self.plan, self.slots, self.tensors, self.device = plan, slots, tensors, device
+        self.plan, self.casts, self.device = plan, casts, device
+        self.slots = casts[0].slots[1], casts[1].slots[0]
+        self.tensors = casts[0].after, casts[1].before
         self.part: DevicePart = plan.part_of(rank)
 
     def local(self) -> LocalTransfer:
@@ -268,13 +275,13 @@ class _Maker:
                         self._copy(end, piece, room, copies)
             post = _all_to_all(bucket, room) if together else self._messages(bucket, room)
             buckets.append(Bucket(bucket.number, packing, post, unpacking, bucket.nbytes))
-        sources, targets = (dict(tensors) for tensors in self.tensors)
-        addresses = tuple(tensor.data_ptr() for tensor in (*sources.values(), *targets.values()))
+        ends = self.casts[0].before, self.casts[1].after
+        addresses = tuple(tensor.data_ptr() for tensors in ends for tensor in tensors.values())
         last_bucket = dict.fromkeys(self.plan.names, -1)
         for bucket in laid.buckets:
             for message in bucket.receives:
                 last_bucket |= {self.plan.names[piece.tensor]: bucket.number for piece in message.pieces}
-        return LocalTransfer(sources, targets, addresses, keeping, buckets, last_bucket)
+        return LocalTransfer(self.casts, addresses, keeping, buckets, last_bucket)
 
     def _copy(self, end: int, piece: LaidPiece, room: torch.Tensor, copies: Copies) -> None:
         """The copies of a piece between its place in a room and its buffers."""
