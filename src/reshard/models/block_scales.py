@@ -233,6 +233,7 @@ def quantised(values: Any, cast: BlockCast, array: Any, kind: Any, most: Any) ->
         most: the largest value of that, as a float32.
 
     >>> import ml_dtypes
+    >>> import numpy as np
     >>> cast = BlockCast(dtype_named("f8e4m3fn"), (1, 2))
     >>> values, kind = np.array([[7, 14, 0]], np.float32), ml_dtypes.float8_e4m3fn
     >>> elements, scales = quantised(values, cast, np, kind, np.float32(448))
