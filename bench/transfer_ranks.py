@@ -16,10 +16,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import reshard as rs
+
+OURS = "rs.torch.transfer"
+WIRE = "wire"
+"""The figure that is no time."""
 
 
 def timed(ways: dict[str, Callable[[], Any]], runs: int) -> dict[str, float]:
@@ -84,16 +88,20 @@ def llama_tensors() -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def llama_placement(name: str) -> Any:
+    """How tensor parallelism cuts a tensor of the Llama."""
+    kind = name.rpartition(".")[2]
+    return Replicate() if kind.startswith("norm") else Shard(1) if kind in ("o", "down") else Shard(0)
+
+
 def llama(rank: int, ranks: int) -> dict[str, float]:
-    """From tensor parallelism to FSDP on the same ranks: in seconds."""
+    """From tensor parallelism to FSDP on the same ranks: in seconds; and bytes on the wire over the plan's."""
     mesh = init_device_mesh("cpu", (ranks,))
     generator = torch.Generator().manual_seed(0)
     before, wanted = {}, {}
     for name, shape in llama_tensors().items():
-        kind = name.rpartition(".")[2]
-        placement: Any = Replicate() if kind.startswith("norm") else Shard(1) if kind in ("o", "down") else Shard(0)
         whole = torch.randn(shape, generator=generator)
-        before[name] = distribute_tensor(whole, mesh, [placement], src_data_rank=None)
+        before[name] = distribute_tensor(whole, mesh, [llama_placement(name)], src_data_rank=None)
         wanted[name] = whole.chunk(ranks)[rank]
     target = rs.Rules.of(rs.Mesh.of(x=ranks), {}, ("x",))
     plan = rs.plan_model(before, target)
@@ -111,12 +119,65 @@ def llama(rank: int, ranks: int) -> dict[str, float]:
         for name, value in before.items():
             out[name].copy_(value.redistribute(mesh, [Shard(0)]).to_local())
 
-    ways = {"rs.torch.transfer": transfer, "full_tensor and distribute": full, "redistribute": redistributed}
+    ways = {OURS: transfer, "full_tensor and distribute": full, "redistribute": redistributed}
+    _check(ways, out, wanted)
+    return {WIRE: _wire(plan, before, out, rank), **timed(ways, 5)}
+
+
+def llama_across(rank: int, ranks: int) -> dict[str, float]:
+    """From tensor parallelism on one half of the ranks to FSDP on the other: as `llama`."""
+    half = ranks // 2
+    meshes = [DeviceMesh("cpu", list(range(first, first + half))) for first in (0, half)]
+    generator, is_trainer = torch.Generator().manual_seed(0), rank < half
+    before, wanted, shapes = {}, {}, llama_tensors()
+    for name, shape in shapes.items():
+        whole = torch.randn(shape, generator=generator)
+        if is_trainer:
+            before[name] = distribute_tensor(whole, meshes[0], [llama_placement(name)], src_data_rank=None)
+        else:
+            wanted[name] = whole.chunk(half)[rank - half]
+    cuts = {name: tuple("x" if llama_placement(name) == Shard(dim) else None for dim in range(len(shape)))
+            for name, shape in shapes.items()}  # fmt: skip
+    source = rs.Rules.of(rs.Mesh.of(x=half), cuts)
+    target = rs.Rules.of(rs.Mesh.of({"x": half}, device_ids=range(half, ranks)), {}, ("x",))
+    plan = rs.plan_model({name: (shape, "f32") for name, shape in shapes.items()}, source, target)
+    out = {name: torch.empty_like(tensor) for name, tensor in wanted.items()}
+    room = torch.empty(max(torch.Size(shape).numel() for shape in shapes.values()))
+
+    def transfer() -> None:
+        rs.torch.transfer(before, plan, out)
+
+    def full() -> None:
+        for name, shape in shapes.items():
+            whole = room[: torch.Size(shape).numel()].view(shape)
+            gathered = before[name].full_tensor() if is_trainer else whole
+            dist.broadcast(gathered, 0)
+            if not is_trainer:
+                again = distribute_tensor(whole, meshes[1], [Shard(0)], src_data_rank=None)
+                out[name].copy_(again.to_local())
+
+    ways = {OURS: transfer, "full_tensor and distribute": full}
+    _check(ways, out, wanted)
+    return {WIRE: _wire(plan, before, out, rank), **timed(ways, 5)}
+
+
+def _check(ways: dict[str, Callable[[], Any]], out: dict[str, Any], wanted: dict[str, Any]) -> None:
     for name, call in ways.items():
+        for tensor in out.values():
+            tensor.zero_()
         call()
         if not all(torch.equal(out[key], value) for key, value in wanted.items()):
             raise RuntimeError(f"{name} gives another result")
-    return timed(ways, 5)
+
+
+def _wire(plan: Any, before: Any, out: Any, rank: int) -> float:
+    """What the ranks hand to the process group over what the plan says, the most of all ranks."""
+    moved = [0]
+    rs.torch.transfer(before, plan, out, progress=lambda done, _: moved.append(done))
+    planned = plan.sent_bytes_on(rank) + plan.received_bytes_on(rank)
+    ratio = torch.tensor([max(moved) / max(planned, 1)])
+    dist.all_reduce(ratio, dist.ReduceOp.MAX)
+    return float(ratio)
 
 
 def run_rank(told: dict[str, Any], rank: int) -> None:
@@ -124,7 +185,9 @@ def run_rank(told: dict[str, Any], rank: int) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(told["store"], told["ranks"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=told["ranks"])
-    figures = {"small_tensors": small_tensors, "llama": llama}[told["case"]](rank, told["ranks"])
+    figures = {"small_tensors": small_tensors, "llama": llama, "llama_across": llama_across}[told["case"]](
+        rank, told["ranks"]
+    )
     if rank == 0:
         Path(told["out"]).write_text(json.dumps(figures), encoding="utf-8")
     dist.barrier()

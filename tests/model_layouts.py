@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.models import ModelShape
+import reshard as rs
+from reshard.dtypes import dtype_named, value_dtype
+from reshard.models import ModelPlan, ModelShape
+from reshard.models.stores import views
 
 Array = NDArray[Any]
 Held = dict[int, dict[str, Array]]
@@ -283,3 +286,72 @@ WITH_EXPERTS: dict[str, Callable[[ModelShape, dict[str, Array]], Held]] = {
     "vllm:tp=2,dp=2,ep=on": lambda model, whole: vllm(model, whole, 2, 2, True),
     "vllm:tp=3,ep=on": lambda model, whole: vllm(model, whole, 3, 1, True),
 }
+
+
+def scaled_plans(devices: int) -> dict[str, ModelPlan]:
+    """Plans that cast in blocks of 2 x 4: at the source, at the target, from a stack of fused and turned matrices."""
+    rows, columns, whole = ("x",), (None, "x"), (None, None)
+    mesh = rs.Mesh.of(x=devices)
+    half = rs.Mesh.of({"x": devices // 2}, device_ids=range(devices // 2, devices))
+    tensors = {"w": ((4 * devices, 10), "bf16"), "v": ((6, 4 * devices), "f32"), "norm": ((devices,), "bf16")}
+    cast = {"[wv]": "f8e4m3fn/2x4"}
+    experts = {f"e.{n}.{part}": ((2 * devices, 12), "bf16") for n in range(2) for part in ("gate", "up")}
+    fused = {"name": "w13", "stack": r"\1", "concat": {"key": r"\2", "order": ["gate", "up"]}, "transpose": True}
+    scale = fused | {"name": "w13_scale", "transpose": False}
+    served = rs.Rules.of(half, {
+        r"e\.(\d+)\.(gate|up)": {"spec": '[{"x"}, {}]', "store": fused},
+        r"e\.(\d+)\.(gate|up)_scale_inv": {"spec": '[{"x"}, {}]', "store": scale},
+    })  # fmt: skip
+    trained = rs.Rules.of(mesh, {r"e\.(\d+)\.(gate|up)": {"spec": '[{"x"}, {}]', "store": fused | {"name": "fc1"}}})
+    narrow = rs.Rules.of(mesh, {"w": rows, "v": rows, "norm": rows})
+    wide = rs.Rules.of(half, {"w.*": rows, "v.*": whole, "norm": "replicated"})
+    return {
+        "source": rs.plan_model(tensors, rs.Rules.of(mesh, {"w": rows, "v": columns, "norm": rows}), wide, cast=cast),
+        "target": rs.plan_model(tensors, narrow, wide, cast={"v": "f8e4m3fn/2x4"}),
+        "same": rs.plan_model({"w": tensors["w"]}, narrow, rs.Rules.of(mesh, {"w": columns, "w_s.*": "replicated"}),
+                              cast={"w": "f8e4m3fn/2x4"}),
+        "fused": rs.plan_model(experts, trained, served, cast={"e.*": "f8e4m3fn/2x4"}),
+        "late": rs.plan_model({"w": ((devices, 8), "f32")}, narrow, rs.Rules.of(half, {"w.*": rows}),
+                              cast={"w": "f8e4m3fn/2x4"}),
+    }  # fmt: skip
+
+
+def in_blocks(values: NDArray[Any], block: tuple[int, int]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """A matrix as 8 bits with a scale per block, block by block."""
+    elements = np.zeros(values.shape, value_dtype(dtype_named("f8e4m3fn")))
+    scales = np.zeros([-(-size // part) for size, part in zip(values.shape, block, strict=True)], np.float32)
+    for row, column in np.ndindex(scales.shape):
+        place = tuple(slice(n * part, (n + 1) * part) for n, part in zip((row, column), block, strict=True))
+        part = values[place].astype(np.float32)
+        largest = np.abs(part).max()
+        scales[row, column] = largest / np.float32(448) if largest else 1
+        elements[place] = np.clip(part / scales[row, column], -448, 448).astype(elements.dtype)
+    return elements, scales
+
+
+def scaled_case(plan: ModelPlan) -> tuple[dict[int, Any], dict[int, Any]]:
+    """What devices hand in for one of `scaled_plans`, and what must come of it, by device and buffer."""
+    rng = np.random.default_rng(3)
+    scaled = {tensor.name: tensor for tensor in plan.scaled}
+    before, after = {}, {}
+    for name, tensor, dtype in zip(plan.names, plan.types, plan.dtypes, strict=True):
+        if name.removesuffix("_scale_inv") in scaled and name not in scaled:
+            continue
+        given = scaled[name].dtype if name in scaled else tensor.dtype
+        whole = (rng.standard_normal(tensor.shape) * 3).astype(value_dtype(given))
+        whole[:2] = 0
+        before[name] = after[name] = whole
+        if name in scaled:
+            after[name], after[f"{name}_scale_inv"] = in_blocks(whole, (2, 4))
+        assert dtype == tensor.dtype
+    ends: list[dict[int, Any]] = [{}, {}]
+    for end, wholes in enumerate((before, after)):
+        for device in plan.rules[end].mesh.devices:
+            slots, buffers = plan.wanted_slots(device) if end else plan.handed_slots(device)
+            arrays = {name: np.zeros(buffer.shape, value_dtype(buffer.dtype)) for name, buffer in buffers.items()}
+            for name, parts in slots.items():
+                for slot in parts:
+                    for box, view in views((slot,), arrays, slot.box):
+                        view[...] = wholes[name][tuple(slice(*pair) for pair in box)]
+            ends[end][device] = arrays
+    return ends[0], ends[1]

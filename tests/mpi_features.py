@@ -238,6 +238,8 @@ def models() -> Iterator[str]:
     pairs = [
         ("dense", "megatron:tp=2,pp=2+1", "vllm:tp=2,replicas=2", 4),
         ("qwen-moe", "megatron:tp=2,pp=2+1,ep=4", "vllm:tp=2,dp=2,ep=on", 3),
+        ("mixtral", "hf", "hf:tp=4", 2),
+        ("deepseek", "vllm:tp=2,dp=2,ep=on", "megatron:tp=2,pp=1,ep=2,etp=2,dp=4", 0),
     ]
     plans = []
     for family, source, target, first in pairs:
@@ -266,6 +268,22 @@ def models() -> Iterator[str]:
                 yield from unless(found[name] is out[name] and same_bits(out[name], array), f"{name} of {plan!r}")
         fresh = rs.mpi.transfer(tiles.get(RANK, {}), plan, version=3)
         yield from unless(all(same_bits(fresh[name], array) for name, array in expected.items()), f"fresh, {plan!r}")
+
+
+def casts_in_blocks() -> Iterator[str]:
+    """To the bit as those of every block alone, twice, in place."""
+    from model_layouts import scaled_case, scaled_plans
+
+    for name, plan in scaled_plans(SIZE).items():
+        held, wanted = scaled_case(plan)
+        expected = wanted.get(RANK, {})
+        out = {key: np.zeros_like(array) for key, array in expected.items()}
+        for version in (1, 2):
+            for array in out.values():
+                array[...] = 0
+            rs.mpi.transfer(held.get(RANK, {}), plan, out=out if RANK in plan.devices else None, version=version)
+            for key, array in expected.items():
+                yield from unless(same_bits(out[key], array), f"{key} of {name}")
 
 
 def transfers_refused() -> Iterator[str]:

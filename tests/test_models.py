@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import time_bounds
-from model_layouts import SMALL, SYSTEMS, WITH_EXPERTS, whole_arrays
+from model_layouts import SMALL, SYSTEMS, WITH_EXPERTS, scaled_case, scaled_plans, whole_arrays
 
 import reshard as rs
 from reshard import cli
@@ -398,3 +398,39 @@ def test_no_plan_of_a_model_goes_below_its_least_time(
     assert cut.seconds >= max(alone)
     assert f"times the least: {cut}" in str(plan)
     assert json.loads(plan.to_json())["lower_bound_seconds"] == cut.seconds
+
+
+@pytest.mark.parametrize("name", ["source", "target", "same", "fused", "late"])
+def test_casts_in_blocks_are_those_of_every_block_alone(name: str) -> None:
+    """By the end that has whole blocks, fewer bytes where that is the source; scales arrive with their blocks."""
+    plan = scaled_plans(8)[name]
+    held, wanted = scaled_case(plan)
+    counts: dict[int, int] = {}
+    result = rs.numpy.transfer(held, plan, received_bytes=counts)
+    for device, buffers in wanted.items():
+        assert result[device].keys() == buffers.keys()
+        for key, array in buffers.items():
+            assert result[device][key].tobytes() == array.tobytes(), (device, key)
+        assert counts[device] == plan.received_bytes_on(device) == plan.lower_bound_bytes_on(device)
+    assert {scaled.at for scaled in plan.scaled} == {"target" if name in ("target", "late") else "source"}
+    assert f"in blocks of 2 x 4 at the {plan.scaled[0].at}" in str(plan)
+    assert ModelPlan.from_json(plan.to_json()) == plan
+
+
+def test_blocks_that_nobody_has_whole_are_refused() -> None:
+    mesh = rs.Mesh.of(x=4)
+    rows, whole = rs.Rules.of(mesh, {}, ("x",)), rs.Rules.of(mesh, {}, "replicated")
+    apart = rs.Rules.of(mesh, {"w": ("x",)}, "replicated")
+    for ends, cast, sentence in [
+        ((rows, rows), "f8e4m3fn/8x8", "cut inside blocks of .* at both ends"),
+        ((rows, apart), "f8e4m3fn/8x8", "at both ends"),
+        ((rows, whole), "f8e4m3fn/8x", "must be as f8e4m3fn/128x128"),
+        ((rows, whole), "f16/8x8", "floats without infinities"),
+    ]:
+        with pytest.raises(rs.ReshardError, match=sentence) as error:
+            rs.plan_model({"w": ((16, 16), "bf16")}, *ends, cast={"w": cast})
+        assert error.value.code == "bad-argument"
+    assert not rs.plan_model({"w": ((16, 16), "bf16")}, rows, whole, cast={"w": "f8e4m3fn/8"}).scaled  # of one dim
+    with pytest.raises(rs.ReshardError, match="must be where its blocks are: device 0"):
+        rs.plan_model({"w": ((64, 16), "bf16")}, whole, rs.Rules.of(mesh, {"w": "replicated"}, ("x",)),
+                      cast={"w": "f8e4m3fn/8x8"})  # fmt: skip

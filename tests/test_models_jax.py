@@ -9,7 +9,7 @@ import pytest
 
 jax = pytest.importorskip("jax")
 
-from model_layouts import SMALL  # noqa: E402
+from model_layouts import SMALL, scaled_case, scaled_plans  # noqa: E402
 
 import reshard as rs  # noqa: E402
 from reshard.dtypes import value_dtype  # noqa: E402
@@ -52,6 +52,7 @@ def check(plan: ModelPlan, *, donate: bool) -> None:
     [
         ("qwen-moe", "megatron:tp=2,pp=2+1,ep=2", "vllm:tp=2,ep=on", 3),
         pytest.param("dense", "fsdp:4", "vllm:tp=2,dp=2,ep=off", 2, marks=pytest.mark.slow),
+        pytest.param("mixtral", "hf", "hf:tp=4", 2, marks=pytest.mark.slow),
         pytest.param(
             "deepseek", "vllm:tp=2,dp=2,ep=on", "megatron:tp=2,pp=1,ep=2,etp=2,dp=4", 0, marks=pytest.mark.slow
         ),
@@ -102,3 +103,19 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(rs.ReshardError, match=text) as error:
             rs.jax.transfer(tiles, plan)
         assert error.value.code == "bad-tiles"
+
+
+@pytest.mark.parametrize("name", ["source", "fused", "late"])
+def test_casts_in_blocks_are_those_of_every_block_alone(name: str) -> None:
+    plan = scaled_plans(4)[name]
+    held, wanted = scaled_case(plan)
+    devices = jax.devices()
+    arrays = {d: {key: jax.device_put(a, devices[d]) for key, a in buffers.items()} for d, buffers in held.items()}
+    with jax.transfer_guard_device_to_host("disallow"):
+        moved = rs.jax.transfer(arrays, plan, donate=True)
+    for device, buffers in wanted.items():
+        assert moved[device].keys() == buffers.keys()
+        for key, array in buffers.items():
+            assert moved[device][key].devices() == {devices[device]}
+            assert np.asarray(moved[device][key]).tobytes() == array.tobytes(), (device, key)
+    assert all(array.is_deleted() for buffers in arrays.values() for array in buffers.values())

@@ -13,6 +13,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.heavy]
 ON_FOUR = [
     "values_are_cast",
     "nothing_is_allocated",
+    "a_caller_need_not_wait",
+    "casts_in_blocks_agree",
     "arrival_is_verified",
     "memory_may_be_shared",
     "another_version_is_refused",

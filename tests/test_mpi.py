@@ -30,6 +30,7 @@ ON_FOUR = [
     "other_communicators",
     "refusals",
     "transfers_refused",
+    "casts_in_blocks",
 ]
 
 

@@ -5,12 +5,22 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import tempfile
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from model_layouts import SMALL, SYSTEMS, WITH_EXPERTS, fsdp, megatron, whole_arrays
+from model_layouts import (
+    SMALL,
+    SYSTEMS,
+    WITH_EXPERTS,
+    fsdp,
+    megatron,
+    scaled_case,
+    scaled_plans,
+    whole_arrays,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_ranks import counted_traffic, unless
@@ -252,13 +262,89 @@ def _done(rank: int) -> str:
 
 
 def a_killed_rank(rank: int) -> list[str]:
-    """It agrees and is gone: an error on those that exchange with it, and the target is marked."""
+    """It agrees and is gone: an error on those that exchange with it, the target marked; a new group goes on."""
     plan, whole = _simple()
     out = {"w": torch.zeros(8, 2)}
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        store.set("test/folder", tempfile.mkdtemp())
+    folder = store.get("test/folder").decode()
     if rank == 1:
-        sys.modules["reshard.torch.transfer"].__dict__["_run"] = lambda *_: os._exit(1)
+        sys.modules["reshard.torch.under_way"].TransferUnderWay._begin = lambda *_: os._exit(1)  # type: ignore[attr-defined]
     try:
         rs.torch.transfer({"w": whole.chunk(4)[rank]}, plan, out, version=3)
+        return ["not refused"]
     except rs.ReshardError as error:
-        return [unless(error.code == "exchange-failed" and rs.torch.version_of(out) is None, error)]
-    return ["not refused"]
+        wrong = [unless(error.code == "exchange-failed" and rs.torch.version_of(out) is None, error)]
+    dist.destroy_process_group()
+    place = [0, 2, 3].index(rank)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 3), rank=place, world_size=3)
+    mesh = rs.Mesh.of(x=3)
+    ends = rs.Rules.of(mesh, {}, ("x",)), rs.Rules.of(mesh, {}, (None, "x"))
+    again = rs.plan_model({"w": ((8, 8), "f32")}, *ends)
+    out = rs.torch.transfer({"w": whole.chunk(3)[place]}, again, version=4)
+    wrong.append(unless(torch.equal(out["w"], whole.chunk(3, 1)[place]), out))
+    dist.barrier()
+    return [*wrong, unless(rs.torch.version_of(out) == 4, out)]
+
+
+def a_caller_need_not_wait(rank: int) -> list[str]:
+    """For all: a bucket or a tensor is there once it is waited for, later ones may not be; others are refused."""
+    mesh = rs.Mesh.of(x=4)
+    names = [f"layers.{number}.w" for number in range(9)]
+    ends = rs.Rules.of(mesh, {}, ("x",)), rs.Rules.of(mesh, {}, (None, "x"))
+    plan = rs.plan_model(dict.fromkeys(names, ((8, 8), "f32")), *ends, in_flight=400)
+    whole = {name: torch.arange(64.0).reshape(8, 8) + 100 * number for number, name in enumerate(names)}
+    state = {name: value.chunk(4)[rank] for name, value in whole.items()}
+    out = {name: torch.zeros(8, 2) for name in names}
+    wanted = {name: value.chunk(4, 1)[rank] for name, value in whole.items()}
+    handle = rs.torch.transfer(state, plan, out, version=7, async_op=True, verify=True)
+    wrong = [unless(handle.buckets == tuple(range(plan.buckets.total)) and plan.buckets.total > 4, plan.buckets)]
+    wrong.append(unless(not handle.is_done and rs.torch.version_of(out) is None, "is done at once"))
+    try:
+        rs.torch.transfer(state, plan, out)
+        wrong.append("two at a time")
+    except rs.ReshardError as error:
+        wrong.append(unless(error.code in ("bad-argument", "ranks-disagree"), error))
+    handle.wait(1)
+    for name, first in zip(names, plan.buckets.first, strict=True):
+        there = torch.equal(out[name], wanted[name])
+        wrong.append(unless(there if first <= 1 else (first == 2 or not there), f"{name} of bucket {first}: {there}"))
+    handle.wait_for(names[5])
+    wrong.append(unless(torch.equal(out[names[5]], wanted[names[5]]), names[5]))
+    for bad in (lambda: handle.wait_for("other"), lambda: handle.wait(-1)):
+        try:
+            bad()
+            wrong.append("not refused")
+        except rs.ReshardError as error:
+            wrong.append(unless(error.code == "bad-argument", error))
+    result = handle.wait()
+    wrong.append(unless(all(torch.equal(out[name], wanted[name]) for name in names), "not all are there"))
+    wrong.append(unless(result == {name: out[name] for name in names} and handle.is_done, "another result"))
+    wrong.append(unless(rs.torch.version_of(out) == 7, rs.torch.version_of(out)))
+    again = rs.torch.transfer(state, plan, out, version=8, async_op=True)
+    again.wait()
+    return [*wrong, unless(rs.torch.version_of(out) == 8, rs.torch.version_of(out))]
+
+
+def casts_in_blocks_agree(rank: int) -> list[str]:
+    """To the bit with those of every block alone, twice, and as checksums say, at whichever end has whole blocks."""
+    wrong = []
+    for name, plan in scaled_plans(4).items():
+        held, wanted = scaled_case(plan)
+        state = {key: of_numpy(array) for key, array in held.get(rank, {}).items()}
+        expected = {key: of_numpy(array) for key, array in wanted.get(rank, {}).items()}
+        out = {key: torch.zeros_like(tensor) for key, tensor in expected.items()}
+        for version in (1, 2):
+            for tensor in out.values():
+                tensor.view(torch.uint8).zero_()
+            rs.torch.transfer(state, plan, out, version=version, verify=True)
+            wrong += [unless(torch.equal(bits(out[key]), bits(tensor)), f"{name}: {key} on {rank}")
+                      for key, tensor in expected.items()]  # fmt: skip
+            wrong.append(unless(not out or rs.torch.version_of(out) == version, f"{name} is of another version"))
+    return wrong
+
+
+def of_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """An array with its values, also of a dtype that NumPy lacks."""
+    return torch.from_numpy(array.view(f"i{array.itemsize}").copy()).view(getattr(torch, array.dtype.name))

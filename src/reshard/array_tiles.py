@@ -10,16 +10,20 @@ By hand: two pieces of one box are added, in their order, and a third stands by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reshard.box import Box
-from reshard.dtypes import DType, combining, identity
+from reshard.dtypes import DType, combining, identity, value_dtype
 from reshard.errors import ReshardError
 from reshard.exchange import Tiling
+from reshard.models import ModelPlan
+from reshard.models.block_scales import End, ScaledTensor, Slots, cast_buffers, quantised
+from reshard.models.stores import Buffer
 from reshard.steps import Move
 from reshard.tile import Tile
 
@@ -124,6 +128,7 @@ def plain(array: Any, what: str) -> Array:
     return np.asanyarray(array)
 
 
+@lru_cache(256)
 def holds(dtype: np.dtype[Any], planned: DType, is_combined: bool) -> bool:
     """Whether an array of NumPy's dtype is one of the planned values.
 
@@ -133,3 +138,43 @@ def holds(dtype: np.dtype[Any], planned: DType, is_combined: bool) -> bool:
         return False
     is_raw = dtype.kind in "uV" and planned.name not in np.sctypeDict and not is_combined
     return dtype.name == planned.name or is_raw
+
+
+def cast_in_blocks(
+    plan: ModelPlan,
+    device: int,
+    end: End,
+    given: tuple[Slots, Mapping[str, Array]],
+    made: tuple[Slots, Mapping[str, Buffer]],
+    into: Mapping[str, Array] | None = None,
+) -> dict[str, Array]:
+    """The buffers of one end of a plan once a device has cast in blocks what it casts there; the others as they are.
+
+    Args:
+        plan: of a whole model.
+        device: whose buffers they are.
+        end: which end.
+        given: the slots and the arrays before.
+        made: the slots and the buffers after.
+        into: memory for all of these; fresh for those that are cast where it is not given.
+
+    Raises:
+        ReshardError: `missing-extra` where NumPy lacks a dtype.
+    """
+    tiles = plan.casts_at(device, end)
+    if into is None:
+        names = [key for tile in tiles for key in (tile.scaled.name, tile.scaled.scales)]
+        written = {slot.buffer for name in names for slot in made[0][name]}
+        result = {
+            name: np.zeros(buffer.shape, value_dtype(buffer.dtype)) if name in written else given[1][name]
+            for name, buffer in made[1].items()
+        }
+    else:
+        result = dict(into)
+
+    def quantise(tile: Array, scaled: ScaledTensor) -> tuple[Array, Array]:
+        values = tile.view(value_dtype(scaled.dtype)).astype(np.float32)
+        return quantised(values, scaled.cast, np, value_dtype(scaled.cast.dtype), np.float32(scaled.cast.most))
+
+    cast_buffers(tiles, given, (made[0], result), lambda shape, view: np.empty(shape, view.dtype), quantise)
+    return result

@@ -33,14 +33,13 @@ from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.jax.conversions import for_leaves
 from reshard.jax.exchange.resharding import ArrayTree, reshard
+from reshard.jax.slots import NamedArrays, cast_in_blocks, kind_of, put, taken
 from reshard.models import ModelPlan, Rules, plan_model
 from reshard.models.laid_buckets import LaidBucket, laid_buckets
 from reshard.models.model_planner import IN_FLIGHT
-from reshard.models.stores import Slot
 
 HeldByDevice = dict[int, dict[str, Any]]
 """Per device its buffers by name, each an array on that device."""
-NamedArrays = dict[str, Any]
 DEPTH = 2
 """Buckets under way at a time."""
 
@@ -75,7 +74,7 @@ def transfer(
 
     Args:
         arrays: a pytree of arrays; or, for a plan, its buffers: per device of the source, by its place in
-            `jax.devices()`, arrays by name that are on that device, as `plan.source_slots(device)` says them.
+            `jax.devices()`, arrays by name that are on that device, as `plan.handed_slots(device)` says them.
         target: a pytree of shardings, of which one may stand for a whole subtree; or a plan by `reshard.plan_model`.
         in_flight: bytes that a device may have under way, sent and received together, where the mesh changes; a plan
             has its own.
@@ -139,7 +138,7 @@ def _checked(tiles: Any, plan: ModelPlan) -> HeldByDevice:
     for device in plan.rules[0].mesh.devices:
         held = tiles.get(device)
         result[device] = {}
-        for name, buffer in plan.source_slots(device)[1].items():
+        for name, buffer in plan.handed_slots(device)[1].items():
             array = held.get(name) if isinstance(held, Mapping) else None
             if not isinstance(array, jax.Array) or array.devices() != {devices[device]}:
                 raise ReshardError("bad-tiles", f"buffer {name!r} of device {device} must be an array there")
@@ -207,7 +206,7 @@ class _WorkOfDevice:
         kept = part.kept()
         packing = {number: self._packing(bucket) for number, bucket in enumerate(buckets) if bucket.sends}
         unpacking = {}
-        for number, bucket in enumerate(buckets or [LaidBucket(0, [], [])]):
+        for number, bucket in enumerate(buckets or [LaidBucket(0, 0, [], [])]):
             own = kept if number == 0 else []
             if bucket.receives or own:
                 unpacking[number] = self._unpacking(bucket, own)
@@ -223,7 +222,7 @@ class _WorkOfDevice:
         return jax.sharding.SingleDeviceSharding(jax.devices()[self.device])
 
     def _zeros(self) -> NamedArrays:
-        return {name: jnp.zeros(buffer.shape, _kind(buffer.dtype)) for name, buffer in self.buffers.items()}
+        return {name: jnp.zeros(buffer.shape, kind_of(buffer.dtype)) for name, buffer in self.buffers.items()}
 
     def _packing(self, bucket: LaidBucket) -> Packing:
         names = self._buffers_of(0, [piece.tensor for message in bucket.sends for piece in message.pieces])
@@ -265,36 +264,13 @@ class _WorkOfDevice:
 
     def _read(self, tensor: int, box: Box, buffers: NamedArrays) -> Any:
         """A piece as it travels."""
-        group, slots = self.plan.group_of[tensor], self.slots[0][self.plan.names[tensor]]
-        parts = [(part, slot) for slot, part in _parts(slots, box)]
-        values = [slot.view(buffers[slot.buffer], part) for part, slot in parts]
-        if len(parts) == 1:
-            piece = values[0]
-        else:
-            piece = jnp.zeros(box.shape, values[0].dtype)
-            for (part, _), value in zip(parts, values, strict=True):
-                piece = piece.at[part.slices(box)].set(value)
-        return piece.astype(_kind(group.wire))
+        piece = taken(self.slots[0][self.plan.names[tensor]], buffers, box)
+        return piece.astype(kind_of(self.plan.group_of[tensor].wire))
 
     def _write(self, tensor: int, box: Box, piece: Any, buffers: NamedArrays) -> None:
         """Put a piece that travelled in its place."""
-        piece = piece.astype(_kind(self.plan.group_of[tensor].dtypes[1]))
-        for slot, part in _parts(self.slots[1][self.plan.names[tensor]], box):
-            value = piece[part.slices(box)]
-            value = value.transpose(slot.dims) if slot.dims else value
-            corner = slot.corner(part)
-            value = value.reshape((1,) * (len(corner) - value.ndim) + value.shape)  # of one layer of a stack
-            buffers[slot.buffer] = lax.dynamic_update_slice(buffers[slot.buffer], value, corner)
-
-
-def _parts(slots: tuple[Slot, ...], box: Box) -> list[tuple[Slot, Box]]:
-    """The slots that hold a part of a box, and which part."""
-    parts = [(slot, box if len(slots) == 1 else slot.box.intersect(box)) for slot in slots]
-    return [(slot, part) for slot, part in parts if not part.is_empty]
-
-
-def _kind(dtype: DType) -> Any:
-    return jnp.dtype(dtype.name)
+        piece = piece.astype(kind_of(self.plan.group_of[tensor].dtypes[1]))
+        buffers |= put(piece, self.slots[1][self.plan.names[tensor]], buffers, box)
 
 
 def _as_bytes(piece: Any) -> Any:
@@ -306,7 +282,7 @@ def _as_bytes(piece: Any) -> Any:
 
 
 def _from_bytes(row: Any, dtype: DType) -> Any:
-    kind = _kind(dtype)
+    kind = kind_of(dtype)
     if dtype.kind == "b":
         return row.astype(kind)
     if dtype.kind == "c":
@@ -323,7 +299,7 @@ def _run(plan: ModelPlan, tiles: HeldByDevice, donate: bool) -> HeldByDevice:
     if plan not in _MADE:
         _MADE[plan] = {device: _WorkOfDevice(plan, device).work() for device in plan.devices}
     work, devices = _MADE[plan], jax.devices()
-    held = {device: dict(buffers) for device, buffers in tiles.items()}
+    held = {device: _handed(plan, device, buffers, donate) for device, buffers in tiles.items()}
     results = {device: work[device].fresh() for device in plan.rules[1].mesh.devices}
     under_way: list[list[Any]] = []
     for number in range(max(plan.buckets.total, 1)):
@@ -354,4 +330,20 @@ def _run(plan: ModelPlan, tiles: HeldByDevice, donate: bool) -> HeldByDevice:
         for buffers in held.values():
             for array in buffers.values():
                 array.delete()
-    return results
+    return {device: _wanted(plan, device, buffers) for device, buffers in results.items()}
+
+
+def _handed(plan: ModelPlan, device: int, buffers: NamedArrays, donate: bool) -> NamedArrays:
+    """The buffers of a device as they travel, of what is handed in; what is given up is gone once it is cast."""
+    given = plan.handed_slots(device)[0], buffers
+    held = dict(cast_in_blocks(plan, device, "source", given, plan.source_slots(device)))
+    if donate and plan.scaled:
+        kept = {id(array) for array in held.values()}
+        for array in [array for array in buffers.values() if id(array) not in kept]:
+            array.delete()
+    return held
+
+
+def _wanted(plan: ModelPlan, device: int, buffers: NamedArrays) -> NamedArrays:
+    """The buffers of a device as they are wanted, of what came."""
+    return cast_in_blocks(plan, device, "target", (plan.target_slots(device)[0], buffers), plan.wanted_slots(device))

@@ -52,6 +52,8 @@ class LaidMessage(NamedTuple):
 class LaidBucket(NamedTuple):
     """What a device does for one bucket."""
 
+    number: int
+    """In the plan."""
     room: int
     """The number of the room."""
     sends: list[LaidMessage]
@@ -94,7 +96,7 @@ def laid_buckets(plan: ModelPlan, part: DevicePart, rooms: int, *, all_of_plan: 
             ends.append(moved)
         room = place % rooms
         room_bytes[room] = max(room_bytes[room], end)
-        buckets.append(LaidBucket(room, *ends))
+        buckets.append(LaidBucket(number, room, *ends))
     return LaidBuckets(buckets, tuple(room_bytes))
 
 

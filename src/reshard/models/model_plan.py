@@ -39,6 +39,7 @@ from reshard.drawing.notebooks import mimebundle
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.mesh import ENUMERABLE
+from reshard.models.block_scales import SCALE, CastTile, End, ScaledTensor, blocks_in, ruled_scales
 from reshard.models.buckets import Buckets, Load, buckets_of
 from reshard.models.catalogue import TensorType
 from reshard.models.device_part import DevicePart, Pieces
@@ -48,6 +49,7 @@ from reshard.models.model_record import parts_record, read_parts
 from reshard.models.model_table import Template, blocks_of, figures_of, templates_of
 from reshard.models.model_time import host_bytes_of, seconds_of_model, time_cut_of
 from reshard.models.ruleset import Ruled, Rules
+from reshard.models.sites import Site
 from reshard.models.stores import Buffer, HeldTensor, Slot, slots_of
 from reshard.models.templates import Moves, TensorGroup
 from reshard.network import Cut, Network
@@ -75,6 +77,8 @@ class ModelPlan:
     in_flight: int
     """Bytes that a device may have under way, sent and received together."""
     network: Network | None = None
+    scaled: tuple[ScaledTensor, ...] = ()
+    """Tensors that an end casts in blocks; `types` and `dtypes` are those that travel."""
 
     def __post_init__(self) -> None:
         if self.in_flight < 2:
@@ -100,8 +104,15 @@ class ModelPlan:
     def ruled(self) -> tuple[tuple[Ruled, ...], tuple[Ruled, ...]]:
         """Per tensor what the rules say of it: of the source, and of the target."""
         tensors = list(zip(self.names, (tensor.shape for tensor in self.types), strict=True))
-        source, target = (tuple(rules.ruled(*tensor) for tensor in tensors) for rules in self.rules)
-        return source, target
+        made = {scaled.scales: scaled for scaled in self.scaled if scaled.at == "source"}
+        source: dict[str, Ruled] = {}
+        sites: dict[Any, Site] = {}
+        for name, shape in tensors:
+            if name in made:
+                source[name] = ruled_scales(made[name], source[made[name].name], sites)
+            else:
+                source[name] = self.rules[0].ruled(name, shape)
+        return tuple(source.values()), tuple(self.rules[1].ruled(*tensor) for tensor in tensors)
 
     @cached_property
     def groups(self) -> tuple[TensorGroup, ...]:
@@ -276,6 +287,8 @@ class ModelPlan:
         """A short name for all that ranks must agree on, the same in every process."""
         state = hashlib.blake2b(digest_size=16)
         state.update(repr((VERSION, self.in_flight, self.names)).encode())
+        for scaled in self.scaled:
+            state.update(repr((scaled.name, scaled.dtype.name, scaled.cast.dtype.name, *scaled[2:])).encode())
         numbers: dict[int, int] = {}
         for group in self.groups:
             if id(group.moves) not in numbers:
@@ -361,6 +374,46 @@ class ModelPlan:
             ReshardError: `unknown-device`; `bad-argument` where stores do not fit together.
         """
         return self._slots(device, 1)
+
+    def handed_slots(self, device: int) -> tuple[dict[str, tuple[Slot, ...]], dict[str, Buffer]]:
+        """As `source_slots`, but what is handed in: before the source casts in blocks.
+
+        Raises:
+            ReshardError: as `source_slots`.
+        """
+        if not self.casts_at(device, "source"):
+            return self.source_slots(device)
+        held = dict(self._held(device, 0))
+        for scaled in (tile.scaled for tile in self.casts_at(device, "source")):
+            del held[scaled.scales]
+            held[scaled.name] = held[scaled.name]._replace(dtype=scaled.dtype)
+        return slots_of(held)
+
+    def wanted_slots(self, device: int) -> tuple[dict[str, tuple[Slot, ...]], dict[str, Buffer]]:
+        """As `target_slots`, but what comes of it: after the target has cast in blocks.
+
+        Raises:
+            ReshardError: as `target_slots`.
+        """
+        if not self.casts_at(device, "target"):
+            return self.target_slots(device)
+        held = dict(self._held(device, 1))
+        for scaled in (tile.scaled for tile in self.casts_at(device, "target")):
+            shape = blocks_in(held[scaled.name].shape, scaled.cast.block)
+            ruled = self.rules[1].ruled(scaled.scales, shape)
+            site = ruled.site
+            held[scaled.scales] = HeldTensor(ruled.store(), site.box(device), site.memory_shape(device), shape, SCALE)
+            held[scaled.name] = held[scaled.name]._replace(dtype=scaled.cast.dtype)
+        return slots_of(held)
+
+    def casts_at(self, device: int, end: End) -> list[CastTile]:
+        """What a device casts in blocks, at one end."""
+        if not self.scaled:
+            return []
+        ruled = self.ruled[end == "target"]
+        numbers = {name: number for number, name in enumerate(self.names)}
+        sites = ((scaled, ruled[numbers[scaled.name]].site) for scaled in self.scaled if scaled.at == end)
+        return [CastTile(scaled, site.box(device)) for scaled, site in sites if device in site.position_of]
 
     def __repr__(self) -> str:
         return f"<ModelPlan of {len(self.names)} tensors, {self.digest}>"  # what it is made of fills pages

@@ -8,6 +8,7 @@ from typing import Any
 from reshard.checks import checked_shape, expect, integer, listed, shown
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
+from reshard.models.block_scales import SCALE, BlockCast, End, ScaledTensor, cast_places
 from reshard.models.catalogue import TensorType
 from reshard.models.model_plan import ModelPlan
 from reshard.models.names import nearest, pattern_of
@@ -35,7 +36,8 @@ def plan_model(
         network: the devices' network, or a preset's name, to tell what it takes.
         in_flight: bytes that a device may have under way, sent and received together.
         cast: by name or pattern, the dtype at the target; the first that matches counts, and the end where the
-            elements are larger casts.
+            elements are larger casts. `f8e4m3fn/128x128` casts tensors of two dims in blocks of that size, each with
+            a scale of float32 in the tensor `NAME_scale_inv` of the target, whose rules say where that goes.
 
     Raises:
         ReshardError: `bad-argument` where a name has no rule, `bad-shape`, `unknown-dtype`, `bad-network`, `too-large`,
@@ -57,7 +59,24 @@ def plan_model(
     types = tuple(_tensor_type(name, value) for name, value in tensors.items())
     if isinstance(network, str):
         network = Network.preset(network)
-    return ModelPlan(tuple(tensors), types, _cast(tensors, types, cast), ends, in_flight, network)
+    travelling: dict[str, tuple[TensorType, DType]] = {}
+    scaled: list[ScaledTensor] = []
+    known: dict[Any, End] = {}
+    for name, tensor, dtype in zip(tensors, types, _cast(tensors, types, cast), strict=True):
+        if not isinstance(dtype, BlockCast):
+            travelling[name] = tensor, dtype
+            continue
+        places = cast_places(name, tensor, dtype, *ends, known)
+        travelling[name] = TensorType(tensor.shape, places.travels), places.travels
+        scaled.append(places.scaled)
+        if places.scaled.scales in tensors:
+            raise ReshardError(
+                "bad-argument", f"a cast in blocks makes {places.scaled.scales!r}, which is there already"
+            )
+        if places.scaled.at == "source":
+            travelling[places.scaled.scales] = places.scales, SCALE
+    sent, written = (tuple(pair[0] for pair in travelling.values()), tuple(pair[1] for pair in travelling.values()))
+    return ModelPlan(tuple(travelling), sent, written, ends, in_flight, network, tuple(scaled))
 
 
 def _tensor_type(name: str, value: Any) -> TensorType:
@@ -71,19 +90,23 @@ def _tensor_type(name: str, value: Any) -> TensorType:
     return TensorType(checked_shape(shape), dtype_named(dtype))
 
 
-def _cast(names: Mapping[str, Any], types: tuple[TensorType, ...], cast: Mapping[str, Any] | None) -> tuple[DType, ...]:
-    """The dtypes at the target."""
+def _cast(
+    names: Mapping[str, Any], types: tuple[TensorType, ...], cast: Mapping[str, Any] | None
+) -> tuple[DType | BlockCast, ...]:
+    """The dtypes at the target, or casts in blocks of tensors of as many dims."""
     if not cast:
         return tuple(tensor.dtype for tensor in types)
-    patterns = [(key, pattern_of(key), dtype_named(value)) for key, value in cast.items()]
-    result, used = [], set()
+    patterns = [(key, pattern_of(key), BlockCast.read(value) or dtype_named(value)) for key, value in cast.items()]
+    result: list[DType | BlockCast] = []
+    used = set()
     for name, tensor in zip(names, types, strict=True):
         key, dtype = next(
             ((key, dtype) for key, pattern, dtype in patterns if key == name or pattern.fullmatch(name)),
             ("", tensor.dtype),
         )
         used.add(key)
-        result.append(dtype)
+        has_blocks = isinstance(dtype, BlockCast) and len(dtype.block) == len(tensor.shape) and 0 not in tensor.shape
+        result.append(dtype if has_blocks or not isinstance(dtype, BlockCast) else tensor.dtype)
     unused = [key for key in cast if key not in used]
     if unused:
         raise ReshardError(

@@ -24,6 +24,7 @@ from reshard.checks import checked_shape, integer
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
+from reshard.models.block_scales import BlockCast, ScaledTensor
 from reshard.models.catalogue import TensorType
 from reshard.models.rule import Rule, Slice, StoreRule
 from reshard.models.ruleset import Rules
@@ -47,6 +48,7 @@ class PlanParts(NamedTuple):
     rules: tuple[Rules, Rules]
     in_flight: int
     network: Network | None
+    scaled: tuple[ScaledTensor, ...]
 
 
 def parts_record(plan: ModelPlan) -> dict[str, Any]:
@@ -64,6 +66,16 @@ def parts_record(plan: ModelPlan) -> dict[str, Any]:
         "target": rules_record(plan.rules[1]),
         "kinds": [{"shape": list(shape), "dtype": dtype, "target_dtype": after} for shape, dtype, after in kinds],
         "kind_of": tensors,
+        "scaled": [
+            {
+                "name": scaled.name,
+                "dtype": scaled.dtype.name,
+                "cast": scaled.cast.dtype.name,
+                "block": list(scaled.cast.block),
+                "at": scaled.at,
+            }
+            for scaled in plan.scaled
+        ],
     }
 
 
@@ -94,6 +106,15 @@ def read_parts(text: str) -> tuple[PlanParts, dict[str, Any]]:
             (rules_of(record["source"]), rules_of(record["target"])),
             integer(record["in_flight"], "in_flight"),
             network,
+            tuple(
+                ScaledTensor(
+                    fields["name"],
+                    dtype_named(fields["dtype"]),
+                    BlockCast(dtype_named(fields["cast"]), checked_shape(fields["block"])),
+                    fields["at"],
+                )
+                for fields in record["scaled"]
+            ),
         )
     except ReshardError:
         raise

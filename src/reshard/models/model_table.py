@@ -64,7 +64,9 @@ def blocks_of(plan: ModelPlan) -> list[Passage]:
     shared = len(ends[0] & ends[1])
     relation = "all of them the same" if ends[0] == ends[1] else f"{shared} of them the same" if shared else "others"
     total = sum(tensor.nbytes for tensor in plan.types)
-    title = f"{len(plan.names)} tensors, {bytes_text(total)}, from {len(ends[0])} devices to {len(ends[1])}, {relation}"
+    count = len(plan.names)
+    ended = f"from {len(ends[0])} devices to {len(ends[1])}, {relation}"
+    title = f"{count} tensor{'s' if count != 1 else ''}, {bytes_text(total)}, {ended}"
     rows = [
         (
             template.name,
@@ -85,6 +87,7 @@ def blocks_of(plan: ModelPlan) -> list[Passage]:
         Table([titles, *rows], {"count", "received", "busiest"}),
         "",
         (_verdict(plan), "green" if plan.received_bytes == plan.lower_bound_bytes else ""),
+        *_casts(plan),
         *_timing(plan),
     ]
 
@@ -101,6 +104,15 @@ def _verdict(plan: ModelPlan) -> str:
         f"{bytes_text(int(plan.all_received_bytes.sum()))} in all; {count} bucket{'s' if count != 1 else ''}, "
         f"at most {bytes_text(plan.in_flight)} in flight"
     )
+
+
+def _casts(plan: ModelPlan) -> list[Passage]:
+    counts: dict[str, int] = {}
+    for scaled in plan.scaled:
+        block = " x ".join(map(str, scaled.cast.block))
+        words = f"cast from {scaled.dtype} to {scaled.cast.dtype} in blocks of {block} at the {scaled.at}"
+        counts[words] = counts.get(words, 0) + 1
+    return [f"{count} tensor{'s' if count != 1 else ''} {words}" for words, count in counts.items()]
 
 
 def _timing(plan: ModelPlan) -> list[Passage]:

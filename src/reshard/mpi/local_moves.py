@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from reshard.array_tiles import Array, assembled, combined, sent_part
+from reshard.array_tiles import Array, assembled, combined, part_of, sent_part
 from reshard.box import Box
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
@@ -84,6 +84,17 @@ class MessageEnd:
             datatype.Free()
 
 
+class OwnCopy(NamedTuple):
+    """A piece that a rank has itself."""
+
+    place: tuple[slice, ...]
+    """In the tile after."""
+    of: tuple[slice, ...]
+    """In the tile before."""
+    part: tuple[slice, ...]
+    """What of it is wanted."""
+
+
 class LocalMove:
     """One rank's part of a move."""
 
@@ -136,6 +147,30 @@ class LocalMove:
         """Of both buffers."""
         return (self.sends.room_bytes or 0) + (self.receives.room_bytes or 0)
 
+    @cached_property
+    def own_copies(self) -> list[OwnCopy]:
+        """The rank's own pieces in a straight move."""
+        device, exchange, target = self.participants.device, self.move.exchange, self.target
+        copies = []
+        for piece in self.incoming if target is not None else ():
+            if target is not None and piece.sender == device:
+                place, part = target.places(piece.box)[0]
+                copies.append(OwnCopy(place, exchange.source.tile(device).owned_place(piece.box), part))
+        return copies
+
+    @cached_property
+    def _all_to_all(self) -> list[tuple[list[int], list[int], list[MPI.Datatype]]]:
+        """What Alltoallw is told of either end, but for the memory."""
+        devices = self.participants.devices
+        return [
+            (
+                [int(device in end.types) for device in devices],
+                [0] * len(devices),
+                [end.types.get(device, MPI.BYTE) for device in devices],
+            )
+            for end in (self.sends, self.receives)
+        ]
+
     def run(
         self, tile: Array | None, dtype: np.dtype[Any], out: Array | None = None, near: Mapping[int, Any] | None = None
     ) -> Array | None:
@@ -153,10 +188,16 @@ class LocalMove:
         array: Array | None = None
         received: Array | None
         if self.is_straight:
-            received = array = assembled(self.move, device, (), dtype, out)
+            is_whole = out is not None and not exchange.target.layout.has_windows
+            received = array = out if is_whole else assembled(self.move, device, (), dtype, out)
         else:
             received = None if self.target is None else np.empty(self.receives.room_bytes or 0, np.uint8)
         requests = self._posted(sent, received, near)
+        if near is None and array is not None and self.sends.room_bytes is None and tile is not None:
+            for place, of, part in self.own_copies:  # where all is straight and nothing is read from neighbours
+                part_of(array, place)[...] = part_of(part_of(tile, of), part)
+            MPI.Request.Waitall(requests)
+            return array
         tiles: Mapping[int, Any] = near or {}
 
         def arriving(pieces: Iterable[Piece]) -> Iterable[tuple[Box, Array]]:
@@ -197,12 +238,7 @@ class LocalMove:
         nothing = np.zeros(1, np.uint8)
         memories = [nothing if array is None or not array.size else memory_of(array) for array in (sent, received)]
         if self.is_dense and near is None:
-            ends = []
-            for memory, end in zip(memories, (self.sends, self.receives), strict=True):
-                types = [end.types.get(device, MPI.BYTE) for device in self.participants.devices]
-                counts = [int(device in end.types) for device in self.participants.devices]
-                ends.append([memory, counts, [0] * len(types), types])
-            comm.Alltoallw(*ends)
+            comm.Alltoallw(*([memory, *told] for memory, told in zip(memories, self._all_to_all, strict=True)))
             return []
         requests = [
             comm.Irecv([memories[1], 1, datatype], places[peer], TAG)

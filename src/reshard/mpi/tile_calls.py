@@ -6,6 +6,7 @@ Datatypes are made at the first call of a kind and kept with the communicator.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from mpi4py import MPI
 
 from reshard.array_tiles import Array, holds, plain
 from reshard.checks import expect
-from reshard.dtypes import dtype_named, value_dtype
+from reshard.dtypes import DType, dtype_named, value_dtype
 from reshard.errors import ReshardError
 from reshard.mpi.local_moves import RankPlan
 from reshard.mpi.participants import NO_TILE, check_mode, participants_of
@@ -59,7 +60,14 @@ def reshard(
     given = dtype if dtype is not None else getattr(tile if tile is not None else out, "dtype", None)
     if given is None:
         raise ReshardError("bad-argument", "a rank without a tile must say the dtype")
-    return run(make_plan(source, target, shape, dtype_named(given)), tile, comm, out=out, check=check)
+    named = _dtype_of(given) if isinstance(given, np.dtype) else dtype_named(given)
+    return run(make_plan(source, target, shape, named), tile, comm, out=out, check=check)
+
+
+@lru_cache(64)
+def _dtype_of(dtype: np.dtype[Any]) -> DType:
+    """The dtype that one of NumPy's is, whose name NumPy makes anew whenever it is asked."""
+    return dtype_named(dtype)
 
 
 def run(

@@ -19,11 +19,12 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from reshard.array_tiles import Array, holds, part_of, plain
+from reshard.array_tiles import Array, cast_in_blocks, holds, part_of, plain
 from reshard.checks import expect, integer
 from reshard.dtypes import value_dtype
 from reshard.errors import ReshardError
 from reshard.models import ModelPlan
+from reshard.models.block_scales import End
 from reshard.models.laid_buckets import LaidBucket, LaidPiece, Progress, laid_buckets
 from reshard.models.stores import Buffer, Slot, views
 from reshard.mpi.participants import Participants, participants_of
@@ -54,12 +55,23 @@ class RankTransfer:
     """One rank's part of a plan, between arrays that it knows."""
 
     def __init__(
-        self, plan: ModelPlan, participants: Participants, sources: dict[str, Array], targets: dict[str, Array]
+        self, plan: ModelPlan, participants: Participants, handed: dict[str, Array], wanted: dict[str, Array]
     ) -> None:
         """Find what to copy, and make the rooms."""
         self.plan, self.participants = plan, participants
-        self.arrays = sources, targets
+        self.handed, self.wanted = handed, wanted
         device = participants.device
+        sources = self._cast("source", (plan.handed_slots(device)[0], handed), plan.source_slots(device))
+        cast = {
+            slot.buffer
+            for tile in plan.casts_at(device, "target")
+            for slot in plan.target_slots(device)[0][tile.scaled.name]
+        }
+        targets = {
+            name: np.zeros(buffer.shape, value_dtype(buffer.dtype)) if name in cast else wanted[name]
+            for name, buffer in plan.target_slots(device)[1].items()
+        }
+        self.arrays = sources, targets
         self.slots: tuple[NamedSlots, NamedSlots] = plan.source_slots(device)[0], plan.target_slots(device)[0]
         part = plan.part_of(device)
         self.keeping: list[Copy] = []
@@ -81,7 +93,7 @@ class RankTransfer:
 
     def is_for(self, arrays: Arrays, out: Arrays) -> bool:
         """Whether these are the arrays that it was made for."""
-        ends = zip((arrays, out), self.arrays, strict=True)
+        ends = zip((arrays, out), (self.handed, self.wanted), strict=True)
         return all(given.get(name) is array for given, known in ends for name, array in known.items())
 
     def _copies(self, tensor: int, to: Array, of: Array) -> list[Copy]:
@@ -104,8 +116,25 @@ class RankTransfer:
             copies.append(Copy(within, held) if end == 0 else Copy(held, within))
         return copies
 
+    def _cast(
+        self,
+        end: End,
+        given: tuple[NamedSlots, Arrays],
+        made: tuple[NamedSlots, Mapping[str, Buffer]],
+        into: Arrays | None = None,
+    ) -> dict[str, Array]:
+        return cast_in_blocks(self.plan, self.participants.device, end, given, made, into)
+
     def run(self, progress: Progress | None) -> None:
-        """Go through the buckets."""
+        """Cast what is cast here, go through the buckets, cast what is cast there."""
+        plan, device = self.plan, self.participants.device
+        if plan.scaled:
+            self._cast("source", (plan.handed_slots(device)[0], self.handed), plan.source_slots(device), self.arrays[0])
+        self._exchange(progress)
+        if plan.scaled:
+            self._cast("target", (self.slots[1], self.arrays[1]), plan.wanted_slots(device), self.wanted)
+
+    def _exchange(self, progress: Progress | None) -> None:
         comm, places = self.participants.comm, self.participants.place_of
         total, done = sum(bucket.laid.nbytes for bucket in self.buckets), 0
         under_way: list[tuple[PackedBucket, list[MPI.Request]]] = []
@@ -158,7 +187,7 @@ def transfer(
     Where an array of `out` shares memory with one of `arrays`, that one is copied first.
 
     Args:
-        arrays: by the names of the source's buffers, those of this rank, as `plan.source_slots(rank)` says them.
+        arrays: by the names of the source's buffers, those of this rank, as `plan.handed_slots(rank)` says them.
         plan: the same on all ranks.
         comm: whose ranks are the devices; the world where it is not given.
         out: by the names of the target's buffers, what is written; fresh arrays where it is not given.
@@ -186,7 +215,7 @@ def transfer(
     except MPI.Exception as error:
         reason = error.Get_error_string()
         raise ReshardError("exchange-failed", f"the transfer of version {version} broke off: {reason}") from None
-    return dict(local.arrays[1])
+    return dict(local.wanted)
 
 
 def _prepared(arrays: Arrays, plan: ModelPlan, out: Arrays | None, participants: Participants) -> RankTransfer:
@@ -195,10 +224,10 @@ def _prepared(arrays: Arrays, plan: ModelPlan, out: Arrays | None, participants:
     kept: RankTransfer | None = participants.kept(key)
     if kept is not None and out is not None and kept.is_for(arrays, out):
         return kept
-    sources = _checked(arrays, plan.source_slots(device)[1], "arrays")
-    buffers = plan.target_slots(device)[1]
+    sources = _checked(arrays, plan.handed_slots(device)[1], "arrays")
+    buffers = plan.wanted_slots(device)[1]
     if out is None:
-        known = {plan.source_slots(device)[1][name].dtype.name: array.dtype for name, array in sources.items()}
+        known = {plan.handed_slots(device)[1][name].dtype.name: array.dtype for name, array in sources.items()}
         targets = {
             name: np.zeros(buffer.shape, known.get(buffer.dtype.name) or value_dtype(buffer.dtype))
             for name, buffer in buffers.items()

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reshard.array_tiles import cast_in_blocks
 from reshard.box import Box
 from reshard.checks import expect
 from reshard.dtypes import DType, value_dtype
@@ -38,7 +39,7 @@ def transfer(
     """Move a model: from the buffers of every device of the source to fresh ones of every device of the target.
 
     Args:
-        tiles: per device its buffers by name, as `plan.source_slots(device)` says them; they are left as they are.
+        tiles: per device its buffers by name, as `plan.handed_slots(device)` says them; they are left as they are.
         plan: what to do.
         received_bytes: filled with the bytes that each device received from others, where given.
 
@@ -51,7 +52,7 @@ def transfer(
         raise ReshardError("bad-tiles", "tiles must be buffers by device and name")
     senders, receivers = (list(rules.mesh.devices) for rules in plan.rules)
     sources = {device: plan.source_slots(device) for device in senders}
-    held = {device: _checked(tiles.get(device), sources[device][1], device) for device in senders}
+    held = {device: _handed(tiles.get(device), plan, device) for device in senders}
     under_way: dict[tuple[int, int, int], NDArray[np.uint8]] = {}
     for device in senders:
         sends = plan.part_of(device).sends
@@ -79,11 +80,28 @@ def transfer(
                 place += length
             if place != len(arrived):
                 raise ReshardError("bad-tiles", f"device {device} expects {place} bytes, not {len(arrived)}")
+        result[device] = _wanted(result[device], plan, device)
         if received_bytes is not None:
             received_bytes[device] = count
     if under_way:
         raise ReshardError("bad-tiles", f"{len(under_way)} messages of the plan have nobody who receives them")
     return result
+
+
+def _handed(given: Mapping[str, NDArray[Any]] | None, plan: ModelPlan, device: int) -> Buffers:
+    """The buffers of the source as they travel, made of what is handed in.
+
+    Raises:
+        ReshardError: `bad-tiles`; `missing-extra`.
+    """
+    slots, handed = plan.handed_slots(device)
+    checked = _checked(given, handed, device)
+    return cast_in_blocks(plan, device, "source", (slots, checked), plan.source_slots(device))
+
+
+def _wanted(moved: Buffers, plan: ModelPlan, device: int) -> Buffers:
+    """The buffers of the target, made of what came."""
+    return cast_in_blocks(plan, device, "target", (plan.target_slots(device)[0], moved), plan.wanted_slots(device))
 
 
 def _kinds(plan: ModelPlan, held: Mapping[int, Buffers], sources: Mapping[int, tuple[Slots, dict[str, Buffer]]]) -> Any:

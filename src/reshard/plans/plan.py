@@ -163,7 +163,7 @@ class Plan(ReshardWork):
             return None
         return 0.0 if self.time_cut is None else self.time_cut.seconds
 
-    @property
+    @cached_property
     def devices(self) -> tuple[int, ...]:
         """The devices of source and target, and of the steps between, in ascending order."""
         meshes = {self.source.mesh, self.target.mesh, *(step.after.mesh for step in self.steps)}

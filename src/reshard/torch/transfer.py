@@ -10,6 +10,8 @@ Both buckets together are no larger than the plan's `in_flight`.
 
 Where all ranks take part and most have something for most, a bucket is one all-to-all; else each message goes alone.
 
+A caller need not wait for all of it: see `under_way`.
+
 Copies are made by views that are kept with the plan, for as long as the same memory is handed in: one call of torch to
 pack a bucket, one to unpack it.
 Each tensor that is written is marked with the version it has, and with none while it is written.
@@ -18,7 +20,7 @@ Each tensor that is written is marked with the version it has, and with none whi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,64 +32,37 @@ from reshard.errors import ReshardError
 from reshard.models import ModelPlan
 from reshard.models.device_part import DevicePart
 from reshard.models.laid_buckets import LaidBucket, LaidMessage, LaidPiece, Progress, laid_buckets
-from reshard.models.stores import Buffer, Slot, views
+from reshard.models.stores import Buffer, views
 from reshard.torch.agreement import Statement, digest_of
+from reshard.torch.block_casts import BlockCasts
 from reshard.torch.carriers import Carrier, Parcel
 from reshard.torch.checksums import check_arrival
 from reshard.torch.conversions import dtype_of
+from reshard.torch.under_way import DEPTH, UNDER_WAY, Bucket, Copies, TransferUnderWay
 from reshard.torch.world import current_world
 
 Tensors = Mapping[str, torch.Tensor]
 MARK = "reshard_version"
 """The attribute of a tensor that says which version it holds; None while it is being written."""
-DEPTH = 2
-"""Buckets under way at a time."""
-
-
-class Copies(NamedTuple):
-    """Copies that are made together."""
-
-    to: list[torch.Tensor]
-    of: list[torch.Tensor]
-
-    def add(self, to: torch.Tensor, of: torch.Tensor) -> None:
-        """One more."""
-        self.to.append(to)
-        self.of.append(of)
-
-    def run(self) -> None:
-        """Make them."""
-        if self.to:
-            torch._foreach_copy_(self.to, self.of)
-
-
-class Bucket(NamedTuple):
-    """What a rank does for one bucket."""
-
-    packing: Copies
-    post: Callable[[], tuple[list[Any], list[Any]]]
-    unpacking: Copies
-    nbytes: int
-    """What is sent and received."""
 
 
 class LocalTransfer(NamedTuple):
     """One rank's part of a plan, between memory that it knows."""
 
-    sources: dict[str, torch.Tensor]
-    """What is read, by buffer."""
-    targets: dict[str, torch.Tensor]
-    """What is written."""
+    casts: tuple[BlockCasts, BlockCasts]
+    """From what is handed in to what is sent, and from what arrives to what is wanted; mostly the same."""
     addresses: tuple[int, ...]
-    """Of all of them."""
+    """Of all that is handed in, and all that is wanted."""
     keeping: Copies
     """What the rank has itself."""
     buckets: list[Bucket]
+    last_bucket: dict[str, int]
+    """By tensor, the number of the last bucket that brings some of it; -1 where none does."""
 
     def is_for(self, state_dict: Tensors, out: Tensors) -> bool:
         """Whether these are the tensors that it was made for, and where they were."""
         addresses = iter(self.addresses)
-        for tensors, known in ((state_dict, self.sources), (out, self.targets)):
+        for tensors, known in ((state_dict, self.casts[0].before), (out, self.casts[1].after)):
             for name, tensor in known.items():
                 held = tensors.get(name)
                 held = getattr(held, "_local_tensor", held)
@@ -100,6 +75,7 @@ _KEPT: WeakKeyDictionary[ModelPlan, LocalTransfer] = WeakKeyDictionary()
 """By plan, what was made for the memory that was last handed in."""
 
 
+@overload
 def transfer(
     state_dict: Tensors,
     plan: ModelPlan,
@@ -108,7 +84,29 @@ def transfer(
     version: int = 0,
     progress: Progress | None = None,
     verify: bool = False,
-) -> dict[str, torch.Tensor]:
+    async_op: Literal[False] = False,
+) -> dict[str, torch.Tensor]: ...
+@overload
+def transfer(
+    state_dict: Tensors,
+    plan: ModelPlan,
+    out: Tensors | None = None,
+    *,
+    version: int = 0,
+    progress: Progress | None = None,
+    verify: bool = False,
+    async_op: bool,
+) -> dict[str, torch.Tensor] | TransferUnderWay: ...
+def transfer(
+    state_dict: Tensors,
+    plan: ModelPlan,
+    out: Tensors | None = None,
+    *,
+    version: int = 0,
+    progress: Progress | None = None,
+    verify: bool = False,
+    async_op: bool = False,
+) -> dict[str, torch.Tensor] | TransferUnderWay:
     """Move a model between the ranks of the default process group, by a plan that all of them have.
 
     A rank is a device of the plan; one that is none of its devices may call too, and does nothing.
@@ -123,9 +121,11 @@ def transfer(
         progress: told how far this rank is.
         verify: whether to compare sums over all that was sent with sums over what is there; all ranks must say the
             same.
+        async_op: whether to come back once all ranks have agreed and the first buckets are under way; what comes
+            back is waited for by bucket, by tensor or as a whole. Until then `state_dict` must not change.
 
     Returns:
-        The tensors by buffer, those of `out` where it is given.
+        The tensors by buffer, those of `out` where it is given; or what to wait for, which gives them.
 
     Raises:
         ReshardError: before anything moves, `bad-argument`, `bad-tiles`, `ranks-disagree` where a rank has another plan
@@ -135,10 +135,14 @@ def transfer(
     expect(plan, ModelPlan, "what a model is transferred by")
     version = integer(version, "the version of a transfer")
     expect(verify, bool, "verify")
+    expect(async_op, bool, "async_op")
     world = current_world()
     if world.rank not in plan.devices:
-        return {}
+        nothing = TransferUnderWay([], Copies([], []), dict.fromkeys(plan.names, -1), dict, None)
+        return nothing if async_op else {}
     try:
+        if UNDER_WAY:
+            raise ReshardError("bad-argument", "a transfer is still under way; wait for it before the next")
         with torch.no_grad():
             local = _prepared(state_dict, plan, out, world.rank)
     except ReshardError as error:
@@ -147,21 +151,24 @@ def transfer(
         raise
     words = f"version {version} of the model by plan {plan.digest[:8]}{', verified' if verify else ''}"
     statement = Statement(plan.devices, digest_of(plan.digest, version, verify), words)
-    targets = local.targets
+    casting, uncasting = local.casts
+    targets = uncasting.after
     for tensor in targets.values():
         setattr(tensor, MARK, None)
     world.check(statement, "always")
     with torch.no_grad():
-        try:
-            _run(local, progress)
-            if verify:
-                check_arrival(plan, world.rank, local.sources, local.targets)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise ReshardError("exchange-failed", f"the transfer of version {version} broke off: {reason}") from None
-    for tensor in targets.values():
-        setattr(tensor, MARK, version)
-    return dict(targets) if out is None else {name: out[name] for name in targets}
+        casting.run()
+
+    def finish() -> dict[str, torch.Tensor]:
+        if verify:
+            check_arrival(plan, world.rank, casting.after, uncasting.before)
+        uncasting.run()
+        for tensor in targets.values():
+            setattr(tensor, MARK, version)
+        return dict(targets) if out is None else {name: out[name] for name in targets}
+
+    handle = TransferUnderWay(local.buckets, local.keeping, local.last_bucket, finish, progress)
+    return handle if async_op else handle.wait() or {}
 
 
 def version_of(tensors: Tensors) -> int | None:
@@ -185,24 +192,27 @@ def _prepared(state_dict: Tensors, plan: ModelPlan, out: Tensors | None, rank: i
     kept = _KEPT.get(plan)
     if kept is not None and out is not None and kept.is_for(state_dict, out):
         return kept
-    source_slots, source_buffers = plan.source_slots(rank)
-    target_slots, target_buffers = plan.target_slots(rank)
-    sources = _checked(state_dict, source_buffers, "state_dict")
+    sources = _checked(state_dict, plan.handed_slots(rank)[1], "state_dict")
     device = next((tensor.device for tensor in sources.values()), None)
+    buffers = plan.wanted_slots(rank)[1]
     if out is None:
         targets = {
             name: torch.zeros(buffer.shape, dtype=getattr(torch, buffer.dtype.name), device=device)
-            for name, buffer in target_buffers.items()
+            for name, buffer in buffers.items()
         }
     else:
-        targets = _checked(out, target_buffers, "out")
+        targets = _checked(out, buffers, "out")
     written = {tensor.untyped_storage().data_ptr() for tensor in targets.values() if tensor.numel()}
     sources = {
         name: tensor.clone() if tensor.numel() and tensor.untyped_storage().data_ptr() in written else tensor
         for name, tensor in sources.items()
     }
     device = device or next((tensor.device for tensor in targets.values()), torch.device("cpu"))
-    local = _Maker(plan, rank, (source_slots, target_slots), (sources, targets), device).local()
+    casts = (
+        BlockCasts.from_handed(plan, rank, sources, device),
+        BlockCasts.into_wanted(plan, rank, targets, device),
+    )
+    local = _Maker(plan, rank, casts, device).local()
     _KEPT[plan] = local
     return local
 
@@ -236,11 +246,12 @@ class _Maker:
         self,
         plan: ModelPlan,
         rank: int,
-        slots: tuple[Mapping[str, tuple[Slot, ...]], Mapping[str, tuple[Slot, ...]]],
-        tensors: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]],
+        casts: tuple[BlockCasts, BlockCasts],
         device: torch.device,
     ) -> None:
-        self.plan, self.slots, self.tensors, self.device = plan, slots, tensors, device
+        self.plan, self.casts, self.device = plan, casts, device
+        self.slots = casts[0].slots[1], casts[1].slots[0]
+        self.tensors = casts[0].after, casts[1].before
         self.part: DevicePart = plan.part_of(rank)
 
     def local(self) -> LocalTransfer:
@@ -263,10 +274,14 @@ class _Maker:
                     for piece in message.pieces:
                         self._copy(end, piece, room, copies)
             post = _all_to_all(bucket, room) if together else self._messages(bucket, room)
-            buckets.append(Bucket(packing, post, unpacking, bucket.nbytes))
-        sources, targets = (dict(tensors) for tensors in self.tensors)
-        addresses = tuple(tensor.data_ptr() for tensor in (*sources.values(), *targets.values()))
-        return LocalTransfer(sources, targets, addresses, keeping, buckets)
+            buckets.append(Bucket(bucket.number, packing, post, unpacking, bucket.nbytes))
+        ends = self.casts[0].before, self.casts[1].after
+        addresses = tuple(tensor.data_ptr() for tensors in ends for tensor in tensors.values())
+        last_bucket = dict.fromkeys(self.plan.names, -1)
+        for bucket in laid.buckets:
+            for message in bucket.receives:
+                last_bucket |= {self.plan.names[piece.tensor]: bucket.number for piece in message.pieces}
+        return LocalTransfer(self.casts, addresses, keeping, buckets, last_bucket)
 
     def _copy(self, end: int, piece: LaidPiece, room: torch.Tensor, copies: Copies) -> None:
         """The copies of a piece between its place in a room and its buffers."""
@@ -309,34 +324,3 @@ def _in_one(messages: list[LaidMessage], room: torch.Tensor, ranks: int) -> tupl
         sizes[message.peer] = message.stop - message.start
     start = messages[0].start if messages else 0
     return room[start : start + sum(sizes)], sizes
-
-
-def _run(local: LocalTransfer, progress: Progress | None) -> None:
-    """Go through the buckets, two under way at a time."""
-    total = sum(bucket.nbytes for bucket in local.buckets) if progress else 0
-    done = 0
-    under_way: list[tuple[Bucket, list[Any], list[Any]]] = []
-
-    def finish() -> None:
-        nonlocal done
-        bucket, sending, receiving = under_way.pop(0)
-        for work in receiving:
-            work.wait()
-        bucket.unpacking.run()
-        for work in sending:
-            work.wait()
-        if progress is not None:
-            done += bucket.nbytes
-            progress(done, total)
-
-    for number, bucket in enumerate(local.buckets):
-        if len(under_way) == DEPTH:
-            finish()
-        bucket.packing.run()
-        under_way.append((bucket, *bucket.post()))
-        if number == 0:
-            local.keeping.run()
-    while under_way:
-        finish()
-    if not local.buckets:
-        local.keeping.run()
