@@ -70,9 +70,8 @@ def _steps(steps: Sequence[Step], seconds: Sequence[float] | None) -> list[dict[
         }
         for step in steps
     ]
-    return [
-        record | {"seconds": second} for record, second in zip(records, seconds or [None] * len(steps), strict=True)
-    ]
+    times: list[float | None] = [None] * len(steps) if seconds is None else list(seconds)
+    return [record | {"seconds": time} for record, time in zip(records, times, strict=True)]
 
 
 def steps_read(records: Sequence[dict[str, Any]], reshard: Reshard) -> tuple[Step, ...]:
