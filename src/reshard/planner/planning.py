@@ -29,7 +29,7 @@ from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, candidates
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.number_of_parts import overlapped
-from reshard.planner.policy import best_first, shrinks_first
+from reshard.planner.policy import best_first, explained, shrinks_first
 from reshard.planner.shares import with_shares
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
@@ -128,7 +128,7 @@ def _planned(reshard: Reshard, options: Options) -> Plan:
     if best.parts == 1:
         best = overlapped(better_legs.with_better_legs(best))
     if best.options.network is not None:
-        best = with_shares(best, plans)
+        best = explained(with_shares(best, plans), plans[0])
     LOGGER.debug("%s: %s", reshard, ", ".join(step.kind for step in best.steps) or "nothing to do")
     return best
 
