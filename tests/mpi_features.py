@@ -20,6 +20,7 @@ from reshard.dtypes import dtype_named, value_dtype
 from reshard.errors import ReshardError
 from reshard.mpi.local_moves import RankPlan
 from reshard.mpi.participants import participants_of
+from reshard.steps import Share, chain_through
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
@@ -98,6 +99,9 @@ def parts() -> Iterator[str]:
     ]
     for number, (source, target) in enumerate(ends):
         plan = replace(rs.plan(source, target, (16, 8), "float32"), parts=2)
+        if number == 1:
+            middle = rs.Sharding.of(mesh, ("y", "x"), None)
+            plan = replace(plan, beside=(Share(chain_through(plan.reshard, middle), 1),))
         yield from agrees(plan, number, counted=False)
         out = np.zeros(rs.numpy.scatter(np.zeros((16, 8), np.float32), target)[RANK].shape, np.float32)
         tiles = rs.numpy.scatter(numbers((16, 8), "float32", number), source)

@@ -3,7 +3,9 @@
 Messages are fluid: all that are under way share what they cross, each as much as the fullest link or port of its way
 allows (max-min fairness), full duplex; when one ends, the others speed up.
 A step is a phase of messages after its latencies, or one phase for each hop of a ring; a part of the tensor begins a
-step when the part before has done it and it has done the step before.
+step when the part before, of its share, has done it and it has done the step before.
+Shares go on evenly: one waits that is further than another with as many parts under way as keep all its steps busy, so
+that none runs ahead and leaves links idle later.
 
 Ways are those that the package states: switches from the outermost level in, links the shorter way round, half and half
 where both are as long, levels of a torus in every order that has each first as often.
@@ -30,6 +32,10 @@ from reshard.network.pricing import _kind, _stages
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Stages = tuple[tuple[Level, ...], ...]
+
+
+WINDOW = 2
+"""How many parts are under way for every step of a share."""
 
 
 class Messages(NamedTuple):
@@ -275,11 +281,20 @@ def rates(messages: Sequence[tuple[Messages, Floats]], bandwidth: Floats) -> lis
     return [rate[start:stop] for start, stop in pairwise(offsets)]
 
 
+class Place(NamedTuple):
+    """Where a part of the tensor is."""
+
+    share: int
+    part: int
+    """Of its share."""
+    step: int
+
+
 @dataclass(eq=False)
 class Running:
     """A phase that is under way."""
 
-    owner: tuple[int, int, int, int]
+    owner: tuple[Place, int, int]
     phase: Phase
     left: Floats
     begun: float
@@ -288,43 +303,63 @@ class Running:
 def simulated_seconds(plan: Plan, network: Network) -> float:
     """From the first message to the last."""
     wires = Wires(network)
-    part = plan.plan_of_part
-    tracks = [
-        [track for move in step.moves for track in phases(move.exchange, part.dtype.itemsize, wires)]
-        for step in part.steps
-    ]
-    steps = [number for number, found in enumerate(tracks) if found]
-    if not steps:
+    shares = []
+    for of_part in plan.plans_by_share:
+        moves = [
+            [track for move in step.moves for track in phases(move.exchange, of_part.dtype.itemsize, wires)]
+            for step in of_part.steps
+        ]
+        shares.append([tracks for tracks in moves if tracks])
+    counts = [share.parts for share in plan.shares]
+    if not any(shares):
         return 0.0
-    done: dict[tuple[int, int], float] = {}
-    open_tracks: dict[tuple[int, int], int] = {}
+    gone = [0] * len(shares)
+    done: set[Place] = set()
+    open_tracks: dict[Place, int] = {}
     running: list[Running] = []
-    later: list[tuple[float, int, tuple[int, int, int, int]]] = []
+    later: list[tuple[float, int, tuple[Place, int, int]]] = []
     ticket, now = count(), 0.0
 
-    def begin(number: int, place: int) -> None:
-        open_tracks[number, place] = len(tracks[steps[place]])
-        for track in range(len(tracks[steps[place]])):
-            delay = tracks[steps[place]][track][0].delay + network.launch_s
-            heapq.heappush(later, (now + delay, next(ticket), (number, place, track, 0)))
+    def begin(place: Place) -> None:
+        tracks = shares[place.share][place.step]
+        open_tracks[place] = len(tracks)
+        for number, track in enumerate(tracks):
+            heapq.heappush(later, (now + track[0].delay + network.launch_s, next(ticket), (place, number, 0)))
 
-    def finish(owner: tuple[int, int, int, int]) -> None:
-        number, place, track, phase = owner
-        following = tracks[steps[place]][track][phase + 1 :]
+    def finish(owner: tuple[Place, int, int]) -> None:
+        place, track, phase = owner
+        following = shares[place.share][place.step][track][phase + 1 :]
         if following:
-            heapq.heappush(later, (now + following[0].delay, next(ticket), (number, place, track, phase + 1)))
+            heapq.heappush(later, (now + following[0].delay, next(ticket), (place, track, phase + 1)))
             return
-        open_tracks[number, place] -= 1
-        if open_tracks[number, place]:
+        open_tracks[place] -= 1
+        if open_tracks[place]:
             return
-        done[number, place] = now
-        for after in ((number + 1, place), (number, place + 1)):
-            ready = [(after[0] - 1, after[1])] if after[0] else []
-            ready += [(after[0], after[1] - 1)] if after[1] else []
-            if after[0] < plan.parts and after[1] < len(steps) and all(one in done for one in ready):
-                begin(*after)
+        done.add(place)
+        for after in (place._replace(part=place.part + 1), place._replace(step=place.step + 1)):
+            ready = [after._replace(part=after.part - 1)] if after.part else []
+            ready += [after._replace(step=after.step - 1)] if after.step else []
+            exists = after.part < counts[after.share] and after.step < len(shares[after.share])
+            if exists and all(one in done for one in ready):
+                if after.step:
+                    begin(after)
+                else:
+                    waiting.append(after)
+        gone[place.share] += place.step + 1 == len(shares[place.share])
+        begin_in_turn()
 
-    begin(0, 0)
+    waiting = [Place(number, 0, 0) for number, share in enumerate(shares) if share]
+
+    def begin_in_turn() -> None:
+        for place in list(waiting):
+            others = zip(gone, shares, counts, strict=True)
+            if place.part / counts[place.share] <= min(
+                (done + WINDOW * len(moves)) / size for done, moves, size in others if moves
+            ):
+                waiting.remove(place)
+                begin(place)
+
+    begin_in_turn()
     while running or later:  # until the next message ends, or a phase begins or may end
         speeds = rates([(one.phase.messages, one.left) for one in running], wires.bandwidth) if running else []
         due = [later[0][0] - now] if later else []
@@ -346,6 +381,6 @@ def simulated_seconds(plan: Plan, network: Network) -> float:
             finish(one.owner)
         while later and later[0][0] <= now * (1 + 1e-12):
             _, _, owner = heapq.heappop(later)
-            phase = tracks[steps[owner[1]]][owner[2]][owner[3]]
+            phase = shares[owner[0].share][owner[0].step][owner[1]][owner[2]]
             running.append(Running(owner, phase, phase.messages.amounts.copy(), now))
     return now

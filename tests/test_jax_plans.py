@@ -156,6 +156,22 @@ def test_parts_that_overlap() -> None:
     assert_holds(jax.jit(lambda x: namespace["reshard"](x, mesh))(x), ends[1], array)
 
 
+def test_shares_at_once() -> None:
+    """On rings of 2 and 4: parts that take other steps, and the program that is written of them."""
+    network = rs.Network(tuple(rs.network.Level(1 if size == 4 else 4, size, "ring", 1, 0) for size in (4, 2)))
+    array = np.arange(32 * 32, dtype=np.float32).reshape(32, 32)
+    namespace: dict[str, Any] = {}
+    for before, after in ((("x", None), (None, "x")), (("x", "y"), ("y", None))):
+        ends = sharding(GRID, *before), sharding(GRID, *after)
+        plan = rs.plan(*ends, array.shape, "float32", network=network)
+        assert len(plan.shares) > 1
+        x = jax.device_put(array, named_sharding_of(ends[0], EXPLICIT[GRID]))
+        result = jax.jit(lambda x, plan=plan: run(plan, x))(x)
+        assert_holds(result, ends[1], array)
+    exec(plan.to_code("jax"), namespace)
+    assert_holds(jax.jit(lambda x: namespace["reshard"](x, result.sharding.mesh))(x), ends[1], array)
+
+
 def test_between_two_meshes() -> None:
     devices = (9, 3, 12, 1)
     source = sharding(GRID, "x", "y")

@@ -45,20 +45,20 @@ def step(before: Sharding, after: Sharding, shape: tuple[int, ...], dtype: str =
     return Step(Reshard.of(before, after, shape, dtype_named(dtype)))
 
 
-# printed values
+# printed values, less what a device has already: those of rings count it among what it receives
 
 
 def test_all_gather_over_one_axis_of_a_v4p_cube_takes_23_us() -> None:
-    # 2BD / (W Y) with B = 1024, D = 4096, W = 9e10, Y = 4
+    # 2BD / (W Y) with B = 1024, D = 4096, W = 9e10, Y = 4; of the 4 shards 3 are received
     gather = step(Sharding.of(CUBE, "X", "Y"), Sharding.of(CUBE, None, "Y"), (1024, 4096))
     assert gather.kind == "AllGather"
-    assert seconds_of(gather, Network.preset("tpu-v4p-4x4x4")) == pytest.approx(23e-6, rel=0.02)
+    assert seconds_of(gather, Network.preset("tpu-v4p-4x4x4")) == pytest.approx(3 / 4 * 23e-6, rel=0.02)
 
 
 def test_all_gather_over_two_axes_of_a_v4p_cube_takes_46_us() -> None:
-    # 2BD / (2W)
+    # 2BD / (2W); of the 16 shards 15 are received
     gather = step(Sharding.of(CUBE, "X", "Y"), Sharding.of(CUBE, None, None), (1024, 4096))
-    assert seconds_of(gather, Network.preset("tpu-v4p-4x4x4")) == pytest.approx(46e-6, rel=0.02)
+    assert seconds_of(gather, Network.preset("tpu-v4p-4x4x4")) == pytest.approx(15 / 16 * 46e-6, rel=0.02)
 
 
 # The third value of that exercise, 190 us for an all-reduce over Z of [B_X, D_Y] {U_Z}, is left out: 4BD / W divides
@@ -69,7 +69,7 @@ def test_all_reduce_of_a_tile_takes_twice_its_bytes() -> None:
     partial = Sharding.of(CUBE, "X", "Y", unreduced="Z")
     reduce = step(partial, Sharding.of(CUBE, "X", "Y"), (1024, 4096))
     assert reduce.kind == "AllReduce"
-    expected = 4 * 1024 * 4096 / (4 * 4 * 9e10)
+    expected = 3 / 4 * 4 * 1024 * 4096 / (4 * 4 * 9e10)
     assert seconds_of(reduce, Network.preset("tpu-v4p-4x4x4")) == pytest.approx(expected, rel=1e-9)
 
 
@@ -80,7 +80,7 @@ def test_all_gather_of_256_bytes_over_an_axis_of_4_takes_2_hops() -> None:
 
 def test_all_gather_on_v5e_takes_377_us_around_and_560_us_along_a_line() -> None:
     ring, line = (Level(1, 4, link, 4.5e10, 1e-6) for link in ("ring", "line"))
-    assert formulas.all_gather(ring, 34e6) == pytest.approx(377e-6, rel=0.005)
+    assert formulas.all_gather(ring, 34e6) == pytest.approx(3 / 4 * 377e-6, rel=0.005)
     assert formulas.all_gather(line, 4 * 8.4e6) == pytest.approx(560e-6, rel=0.005)
     assert Network.preset("tpu-v5e-4x4").levels[0] == line  # no axis below 16 is closed
 
@@ -96,7 +96,7 @@ def test_a_v5e_link_is_bound_by_latency_below_45_kb() -> None:
     assert level.bandwidth * level.latency_s == pytest.approx(45e3)
     below, at, above = (formulas.all_gather(level, 16 * shard) for shard in (1e3, 45e3, 90e3))
     assert below == at == pytest.approx(8e-6)
-    assert above == pytest.approx(16e-6)
+    assert above == pytest.approx(15 / 16 * 16e-6)
 
 
 @pytest.mark.parametrize("n", [2, 3, 8, 72])
@@ -114,16 +114,16 @@ def test_bus_bandwidth_factors(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [2, 4, 8, 16, 64])
-def test_on_a_ring_nothing_depends_on_the_number_of_devices(n: int) -> None:
+def test_on_a_ring_all_but_a_share_comes_by_both_links(n: int) -> None:
     level = Level(1, n, "ring", 4.5e10, 0.0)
-    assert formulas.all_gather(level, 9e10) == pytest.approx(1)
-    assert formulas.reduce_scatter(level, 9e10) == pytest.approx(1)
-    assert formulas.all_reduce(level, 9e10) == pytest.approx(2)
+    assert formulas.all_gather(level, 9e10) == pytest.approx((n - 1) / n)
+    assert formulas.reduce_scatter(level, 9e10) == pytest.approx((n - 1) / n)
+    assert formulas.all_reduce(level, 9e10) == pytest.approx(2 * (n - 1) / n)
     assert formulas.all_to_all(level, 9e10) == pytest.approx(1 / 4)
 
 
 @pytest.mark.parametrize("link", ["switch", "ring", "one-way-ring", "line"])
-@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_an_all_to_all_is_the_traffic_of_its_pieces(link: str, n: int) -> None:
     pairs = [pair for pair in product(range(n), repeat=2) if pair[0] != pair[1]]
     senders, receivers = np.array(pairs).T
@@ -158,7 +158,7 @@ def test_groups_on_parts_of_a_ring() -> None:
         seconds_of(step(source, target, (8_000_000,), "int8"), network)
         for target in (Sharding.of(mesh, "c"), Sharding.of(mesh, ("c", "b")))
     ]
-    assert prices == pytest.approx([8e6 / 2 / 1e9, 2e6 / 2 / (1e9 / 4)])
+    assert prices == pytest.approx([3 / 4 * 8e6 / 2 / 1e9, 2e6 / 2 / 2 / (1e9 / 4)])
     line = step(Sharding.of(mesh, ("a", "b", "c")), Sharding.of(mesh, "a"), (8_000_000,), "int8")
     assert seconds_of(line, network) == pytest.approx(3 / 4 * 4e6 / 1e9)
     middle = step(Sharding.of(mesh, "b"), Sharding.of(mesh, None), (8_000_000,), "int8")

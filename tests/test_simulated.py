@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from simulated import gathered_stages, simulated_seconds
+from simulated import simulated_seconds
 from time_bounds import NETWORKS, pairs
 
 from reshard import Mesh, Network, Plan, Sharding, plan
@@ -16,18 +16,11 @@ NEAR = 0.05
 
 
 def check_price(made: Plan, network: Network) -> None:
-    """Within 5 %, and no faster than the bound.
-
-    An all-gather around rings of n may be faster by 1 / n, of which its price says nothing.
-    """
+    """Within 5 %, and no faster than the bound."""
     found = simulated_seconds(made, network)
     assert made.seconds is not None
     assert found >= (made.lower_bound_seconds or 0.0) * (1 - 1e-6), made
-    moves = [move.exchange for step in made.steps for move in step.moves]
-    stages = [stage for exchange in moves for stage in gathered_stages(exchange, network) or ()]
-    rings = [level.size for stage in stages for level in stage if level.link == "ring"]
-    least = 1 - 1 / min(rings) - NEAR if rings else 1 - NEAR
-    assert least <= found / made.seconds <= 1 + NEAR, f"{found} for {made}"
+    assert 1 - NEAR <= found / made.seconds <= 1 + NEAR, f"{found} for {made}"
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -260,4 +260,12 @@ def parts_overlap(rank: int) -> list[str]:
         rs.torch.run(plan, source, out=out)
         wrong.append(unless(same(out, wanted), f"{plan} into memory: {out}"))
         wrong.append(unless(plan.parts > 1 or after == [S0, R], f"{plan} is not in parts"))
+    rings = rs.network.Level(1, 2, "ring", 1, 0), rs.network.Level(2, 2, "ring", 1, 0)
+    for before, after in (([S0, R], [S1, R]), ([R, S1], [R, R])):
+        source = distribute_tensor(whole, mesh, before)
+        ends = (rs.torch.sharding_of(side, mesh, 2) for side in (before, after))
+        plan = rs.plan(*ends, (16, 24), "float64", network=rs.Network(rings))
+        wanted = cut(whole, spans((16, 24), (2, 2), after, place))
+        wrong.append(unless(len(plan.shares) > 1, f"{plan} is of one share"))
+        wrong.append(unless(same(rs.torch.run(plan, source).to_local(), wanted), f"{plan}: another tile"))
     return wrong

@@ -270,9 +270,12 @@ class RankPlan:
         self.digest = hashlib.blake2b(plan.to_json().encode(), digest_size=16).hexdigest()
         """The same on all ranks that run the same plan."""
         self.moves: list[LocalMove] = []
-        self.of_part: RankPlan | None = None
+        self.of_parts: list[RankPlan] = []
+        """Of every part where the tensor goes in parts; those of one share are one."""
         try:
-            self.of_part = RankPlan(plan.plan_of_part, participants) if plan.parts > 1 else None
+            if plan.parts > 1:
+                by_share = {id(share): RankPlan(share, participants) for share in plan.plans_by_share}
+                self.of_parts = [by_share[id(share)] for share in plan.plans_of_parts]
             for step in plan.steps if plan.parts == 1 else ():
                 self.moves += [LocalMove(move, participants, plan.dtype) for move in step.transfers]
             self.source_shape, self.target_shape = (
@@ -300,8 +303,8 @@ class RankPlan:
         self, tile: Array | None, dtype: np.dtype[Any], out: Array | None = None, near: Mapping[int, Any] | None = None
     ) -> Array | None:
         """The tile of the target, in fresh memory or in `out`; see `LocalMove.run`."""
-        if self.of_part is not None:
-            return self._in_parts(self.of_part, tile, dtype, out)
+        if self.of_parts:
+            return self._in_parts(tile, dtype, out)
         for number, move in enumerate(self.moves):
             target = move.target
             if tile is not None and number == 0 and move.move.exchange.source.shape != self.plan.shape:
@@ -318,10 +321,10 @@ class RankPlan:
         copied = tile if self.moves else np.array(tile, order="C")
         return np.reshape(copied, self.target_shape)  # type: ignore[arg-type]
 
-    def _in_parts(self, of_part: RankPlan, tile: Array | None, dtype: np.dtype[Any], out: Array | None) -> Array | None:
+    def _in_parts(self, tile: Array | None, dtype: np.dtype[Any], out: Array | None) -> Array | None:
         """The tile, one equal part of the tensor after the other."""
         parting, count, moved = self.plan.parting, self.plan.parts, []
-        for number in range(count):
+        for number, of_part in enumerate(self.of_parts):
             part = None if tile is None else np.ascontiguousarray(parting.cut(tile, count, number))
             moved.append(of_part.run(part, dtype))
         if self.target_shape is None:
@@ -334,8 +337,8 @@ class RankPlan:
 
     def free(self) -> None:
         """Give the datatypes back."""
-        if self.of_part is not None:
-            self.of_part.free()
+        for of_part in {id(of_part): of_part for of_part in self.of_parts}.values():
+            of_part.free()
         for move in self.moves:
             move.sends.free()
             move.receives.free()

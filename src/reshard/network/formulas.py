@@ -4,27 +4,29 @@ V is always the bytes of the gathered array: what each device has after an all-g
 reduce-scatter, and what the n devices of the group hold together around an all-to-all.
 w is the bandwidth in one direction, W = 2 w that of a link both ways, and a the latency of a hop.
 
-    bytes part         ring       one-way ring    line                   switch
-    all-gather         V / W      (n-1)/n V / w   (n-1)/n V / w          (n-1)/n V / w
+    bytes part         ring            one-way ring    line                   switch
+    all-gather         (n-1)/n V / W   (n-1)/n V / w   (n-1)/n V / w          (n-1)/n V / w
     reduce-scatter     the same
     all-reduce         twice that
-    all-to-all         V / (4W)   (n-1)/(2n) V/w  ⌊n/2⌋⌈n/2⌉/n² V / w    (n-1)/n² V / w
+    all-to-all         V / (4W)        (n-1)/(2n) V/w  ⌊n/2⌋⌈n/2⌉/n² V / w    (n-1)/n² V / w
 
-    hops               ring       one-way ring    line                   switch
-    all-gather         ⌊n/2⌋      n-1             n-1                    ⌈log2 n⌉
-    all-to-all         ⌊n/2⌋      n-1             n-1                    n-1
+    hops               ring            one-way ring    line                   switch
+    all-gather         ⌊n/2⌋           n-1             n-1                    ⌈log2 n⌉
+    all-to-all         ⌊n/2⌋           n-1             n-1                    n-1
+
+The all-to-all of an odd ring takes (n² - 1) / n² of that.
 
 On rings and lines a hop takes the longer of its latency and its bytes: data stream from neighbour to neighbour,
 so the latency is a floor, not an addend.
 Through a switch messages follow one another, each after its latency: a per hop plus the bytes.
 
 Sources: "How to Scale Your Model" (Austin et al. 2025), chapter "Sharded matrices and how to multiply them", for
-rings and the floor; Chan, Heimlich, Purkayastha, van de Geijn, "Collective communication: theory, practice, and
-experience" (2007), for switches.
+rings and the floor (it counts what a device has already among what it receives: V / W); Chan, Heimlich, Purkayastha,
+van de Geijn, "Collective communication: theory, practice, and experience" (2007), for switches.
 
 >>> level = Level(1, 4, "ring", 45e9, 1e-6)
->>> round(all_gather(level, 34e6) * 1e6)
-378
+>>> round(all_gather(level, 34e6) * 1e6), round(3 / 4 * 34e6 / 90e9 * 1e6)
+(283, 283)
 """
 
 from __future__ import annotations
@@ -39,9 +41,8 @@ from reshard.network.level import Level
 def all_gather(level: Level, gathered_bytes: float) -> float:
     """Seconds until each of n devices, with V / n bytes at first, has all V.
 
-    On a two-way ring every hop brings 2 V / n bytes, V / n from each side, at W = 2 w, and n / 2 hops are needed:
-    V / W, however many devices there are ("How to Scale Your Model").
-    An odd n would save a further 1 / n of it, which is left out.
+    On a two-way ring every hop brings 2 V / n bytes, V / n from each side, at W = 2 w, and (n - 1) / 2 hops are needed,
+    of an even ring the last one for half from each side: (n - 1) / n V / W.
     On a one-way ring or a line a device at the end receives n - 1 shards through one link.
     Through a switch: recursive doubling, ⌈log2 n⌉ messages and (n - 1) / n V through each port (Chan et al. 2007).
 
@@ -55,7 +56,7 @@ def all_gather(level: Level, gathered_bytes: float) -> float:
 
 
 def all_gather_together(levels: Sequence[Level], gathered_bytes: float) -> float:
-    """Seconds of an all-gather over several levels of a torus at once: max(Σ hops · a, V / Σ W) on rings.
+    """Seconds of an all-gather over several levels of a torus at once: max(Σ hops · a, (n - 1) / n V / Σ W) on rings.
 
     The array is cut in shares that go through the levels in different orders, so that all links are busy
     ("How to Scale Your Model": the bandwidth grows by the number of axes, the latencies of all hops add up).
@@ -64,7 +65,7 @@ def all_gather_together(levels: Sequence[Level], gathered_bytes: float) -> float
 
     >>> levels = [Level(1, 4, "ring", 45e9, 1e-6), Level(4, 4, "ring", 45e9, 1e-6)]
     >>> all_gather_together(levels, 1024) * 1e6, round(all_gather_together(levels, 8.4e6) * 1e6, 1)
-    (4.0, 46.7)
+    (4.0, 43.8)
 
     On lines of 2 and of 4 devices, the one in the corner has two links for the 7/8 that it lacks:
 
@@ -81,9 +82,8 @@ def all_gather_together(levels: Sequence[Level], gathered_bytes: float) -> float
 def _gather_share(levels: Sequence[Level], devices: int) -> float:
     """Seconds per gathered byte for what devices lack that agree along these levels of a torus."""
     parts = prod(level.size for level in levels)
-    lacked = 1.0 if all(level.link == "ring" for level in levels) else 1 - 1 / parts
     rate = sum(level.both_ways if level.link == "ring" else level.bandwidth for level in levels)
-    return lacked / rate * parts / devices
+    return (parts - 1) / rate / devices
 
 
 def reduce_scatter(level: Level, partial_bytes: float) -> float:
@@ -98,7 +98,7 @@ def all_reduce(level: Level, partial_bytes: float) -> float:
     """Seconds until each of n devices has the sum of all V partial bytes: a reduce-scatter, then an all-gather.
 
     >>> round(all_reduce(Level(1, 4, "ring", 45e9, 1e-6), 524288) * 1e6, 2)
-    11.65
+    8.74
     """
     return reduce_scatter(level, partial_bytes) + all_gather(level, partial_bytes)
 
@@ -107,19 +107,21 @@ def all_to_all(level: Level, total_bytes: float) -> float:
     """Seconds until each of n devices has sent 1 / n of its V / n bytes to each.
 
     On a two-way ring a piece of V / n² travels n / 4 hops on average; n² pieces share 2 n links, each V / 8 at w:
-    a quarter of the all-gather ("How to Scale Your Model").
+    a quarter of V / W ("How to Scale Your Model"), and 1 / n² of that less where n is odd.
     One way round the average is (n - 1) / 2 hops over n links.
     On a line the link in the middle carries all that goes from one half to the other.
     Through a switch each port carries n - 1 of the n pieces of its device; directly, so after n - 1 latencies.
 
     >>> ring, line = Level(1, 4, "ring", 45e9, 0.0), Level(1, 4, "line", 45e9, 0.0)
-    >>> all_gather(ring, 36e6) / all_to_all(ring, 36e6), round(all_gather(line, 36e6) / all_to_all(line, 36e6), 9)
-    (4.0, 3.0)
+    >>> [round(all_gather(level, 36e6) / all_to_all(level, 36e6), 9) for level in (ring, line)]
+    [3.0, 3.0]
     """
     n, w = level.size, level.bandwidth
     if level.is_switch:
         return level.latency_s * (n - 1) + (n - 1) / n**2 * total_bytes / w
-    share = {"ring": 1 / 8, "one-way-ring": (n - 1) / (2 * n)}.get(level.link, (n // 2) * ((n + 1) // 2) / n**2)
+    share = {"ring": (n * n - n % 2) / (8 * n * n), "one-way-ring": (n - 1) / (2 * n)}.get(
+        level.link, (n // 2) * ((n + 1) // 2) / n**2
+    )
     return max(level.latency_s * level.hops, share * total_bytes / w)
 
 

@@ -138,9 +138,9 @@ def run(plan: Plan, tiles: Mapping[int, Array], *, received_bytes: dict[int, int
 def _in_parts(plan: Plan, tiles: Tiles, counts: dict[int, int]) -> Tiles:
     """The target tiles, one equal part of the tensor after the other."""
     moved: list[Tiles] = []
-    for number in range(plan.parts):
+    for number, of_part in enumerate(plan.plans_of_parts):
         part = {device: plan.parting.cut(tile, plan.parts, number) for device, tile in tiles.items()}
-        for step in plan.plan_of_part.steps:
+        for step in of_part.steps:
             part = _moved(step, part, counts)
         moved.append(part)
     return {device: plan.parting.joined([part[device] for part in moved], np.concatenate) for device in moved[0]}

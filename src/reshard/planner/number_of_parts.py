@@ -27,6 +27,7 @@ from math import isqrt
 from reshard.network import busy_seconds, overlapped_seconds
 from reshard.plans import Plan
 from reshard.plans.parts import Parting
+from reshard.steps import Share
 
 MOST_PARTS = 64
 """More parts gain less than 2 % where latencies do not count."""
@@ -44,10 +45,10 @@ def overlapped(plan: Plan) -> Plan:
     if busiest >= alone * WORTH:
         return plan
     unit = Parting.of(plan.reshard, plan.steps).unit
-    waits = overlapped_seconds(plan.steps, network, 2**60) / 2**60  # of one part, on the busiest level
+    waits = overlapped_seconds([Share(plan.steps, 2**60)], network) / 2**60  # of one part, on the busiest level
     best = isqrt(int((alone - busiest) / waits)) if waits * MOST_PARTS**2 > alone - busiest else MOST_PARTS
     counts = [count for count in range(2, min(unit, MOST_PARTS) + 1) if unit % count == 0]
     near = [max((count for count in counts if count <= best), default=1), *[c for c in counts if c > best][:1]]
-    seconds = {count: overlapped_seconds(plan.steps, network, count) for count in near}
+    seconds = {count: overlapped_seconds([Share(plan.steps, count)], network) for count in near}
     least = min(near, key=lambda count: seconds[count])
     return replace(plan, parts=least) if seconds[least] < alone * WORTH else plan

@@ -23,13 +23,14 @@ from reshard.collectives.fewest_bytes import cache_clear as forget_searches
 from reshard.collectives.fewest_bytes import fewest_bytes_chain
 from reshard.collectives.one_axis import one_axis_chain
 from reshard.errors import ReshardError
-from reshard.network import Network, busy_seconds
+from reshard.network import Network, busy_seconds, forget_steps
 from reshard.notation.described import array_said, check_settled, described, dtype_said, shape_said
 from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, candidates
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.number_of_parts import overlapped
-from reshard.planner.policy import best_first, shrinks_first
+from reshard.planner.policy import best_first, explained, shrinks_first
+from reshard.planner.shares import with_shares
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
@@ -126,6 +127,8 @@ def _planned(reshard: Reshard, options: Options) -> Plan:
     best = best_first(_faster(_within(plans)))[0]
     if best.parts == 1:
         best = overlapped(better_legs.with_better_legs(best))
+    if best.options.network is not None:
+        best = explained(with_shares(best, plans), plans[0])
     LOGGER.debug("%s: %s", reshard, ", ".join(step.kind for step in best.steps) or "nothing to do")
     return best
 
@@ -212,4 +215,5 @@ def cache_clear() -> None:
     _planned.cache_clear()
     alternatives.cache_clear()
     better_legs.cache_clear()
+    forget_steps()
     forget_searches()

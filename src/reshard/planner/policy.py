@@ -47,9 +47,18 @@ def best_first(plans: list[Plan]) -> list[Plan]:
     fastest = [plan for plan in ordered if plan.seconds == ordered[0].seconds]
     best = fastest[0] if len(fastest) == 1 else min(fastest, key=fewest_bytes)
     slower = [plan for plan in ordered if plan is not best]
-    if best.received_bytes > best.lower_bound_bytes:
-        leanest = plans[0]
-        if leanest.received_bytes < best.received_bytes:
-            time = seconds_text(leanest.seconds or 0.0)
-            best = replace(best, reason=f"on {network.name or 'the network'} fewer bytes would take {time}")
-    return [best, *slower]
+    return [explained(best, plans[0]), *slower]
+
+
+def explained(plan: Plan, leanest: Plan) -> Plan:
+    """The plan with the reason why it moves more than the bound, where that is that its network is faster so.
+
+    Args:
+        plan: on a network.
+        leanest: the plan that moves least.
+    """
+    if plan.reason or plan.received_bytes <= max(plan.lower_bound_bytes, leanest.received_bytes):
+        return plan
+    name = plan.options.network.name if plan.options.network is not None else ""
+    time = seconds_text(leanest.seconds or 0.0)
+    return replace(plan, reason=f"on {name or 'the network'} fewer bytes would take {time}")

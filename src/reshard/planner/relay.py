@@ -20,29 +20,14 @@ By way of half of each block, both ports bring one row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from reshard.axis import Axis
-from reshard.deal import Deal
 from reshard.digits import Digit, Digits
 from reshard.errors import ReshardError
-from reshard.exchange import Tiling
 from reshard.mesh import Mesh
+from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts
 from reshard.problem import Reshard
-from reshard.refinement import Cuts, Refinement, refine
 from reshard.sharding import Sharding
-
-
-@dataclass(slots=True)
-class TensorDigit:
-    """A digit of a dim, and the digits of the position that cut it."""
-
-    size: int
-    source: Digit | None
-    target: Digit | None
-    shared: Digit | None = None
-    """In both middles, where no axis between hosts cuts it."""
 
 
 def relay(reshard: Reshard, boundary: int) -> tuple[Sharding, Sharding] | None:
@@ -52,42 +37,15 @@ def relay(reshard: Reshard, boundary: int) -> tuple[Sharding, Sharding] | None:
         reshard: on one mesh of consecutive devices, nothing partial.
         boundary: devices per host.
     """
-    source, target = reshard.source, reshard.target
-    mesh = source.mesh
-    if mesh != target.mesh or mesh.device_ids is not None or source.unreduced or target.unreduced:
-        return None
-    sides = Tiling.of(source, reshard.shape), Tiling.of(target, reshard.shape)
-    if not all(side.is_even() for side in sides) or any(side.layout.has_windows for side in sides):
-        return None
-    common = refine(sides[0].layout, sides[1].layout, reshard.shape, [boundary])
-    dims = None if common is None else _tensor_digits(common, reshard.shape)
+    common = common_digits(reshard, [boundary])
     inside = Digits((Digit(1, boundary),)).primes()
-    if dims is None or not _share(dims, inside, boundary):
+    if common is None or not _share(common.by_dim, inside, boundary):
         return None
+    mesh, dims = reshard.source.mesh, common.by_dim
     try:
         return _middle(mesh, dims, boundary, leaves=True), _middle(mesh, dims, boundary, leaves=False)
     except ReshardError:  # no names for a digit, or no such deal
         return None
-
-
-def _tensor_digits(common: Refinement, shape: tuple[int, ...]) -> list[list[TensorDigit]] | None:
-    """Per dim its digits, major to minor: those that position digits cut, and what is left between them."""
-    cutting: dict[Cuts, TensorDigit] = {}
-    for roles, side in ((common.source_roles, "source"), (common.target_roles, "target")):
-        for role, digit in zip(roles, common.digits, strict=True):
-            if isinstance(role, Cuts):
-                setattr(cutting.setdefault(role, TensorDigit(digit.size, None, None)), side, digit)
-    dims = []
-    for dim, size in enumerate(shape):
-        digits, length = [], size
-        for cut in sorted((cut for cut in cutting if cut.dim == dim), key=lambda cut: -cut.stride):
-            end = cut.stride * cutting[cut].size
-            if not end or length % end:
-                return None
-            digits += [TensorDigit(length // end, None, None), cutting[cut]]
-            length = cut.stride
-        dims.append([digit for digit in (*digits, TensorDigit(length, None, None)) if digit.size > 1])
-    return dims
 
 
 def _share(dims: list[list[TensorDigit]], inside: Digits, boundary: int) -> bool:
@@ -130,22 +88,9 @@ def _is_free(digit: TensorDigit, boundary: int) -> bool:
 
 def _middle(mesh: Mesh, dims: list[list[TensorDigit]], boundary: int, *, leaves: bool) -> Sharding:
     """The sharding whose hosts hold what those of one end do, cut inside as is shared."""
-    return Sharding.of(mesh, *(tuple(_listed(mesh, digits, boundary, leaves=leaves)) for digits in dims))
-
-
-def _listed(mesh: Mesh, digits: list[TensorDigit], boundary: int, *, leaves: bool) -> Iterator[Axis | Deal]:
-    """The axes of a dim, with the parts between them that no device has."""
-    parts = 1
-    for digit in digits:
-        end = digit.source if leaves else digit.target
-        cutting = end if end is not None and end.stride >= boundary else digit.shared
-        if cutting is None:
-            parts *= digit.size
-            continue
-        axes = mesh.axes_of(Digits((cutting,)))
-        if axes is None:
-            raise ReshardError("cannot-express", f"no axes are the digit {cutting}")
-        if parts > 1:
-            yield Deal.parts(parts)
-            parts = 1
-        yield from axes
+    dims_cut = []
+    for digits in dims:
+        ends = ((digit.size, digit.source if leaves else digit.target, digit.shared) for digit in digits)
+        cut = [(size, end if end is not None and end.stride >= boundary else shared) for size, end, shared in ends]
+        dims_cut.append(dim_cuts(mesh, cut))
+    return Sharding.of(mesh, *dims_cut)

@@ -25,7 +25,7 @@ from typing import Any
 
 from reshard.errors import ReshardError
 from reshard.plans.table import counted
-from reshard.steps import Step
+from reshard.steps import Share, Step
 
 SHOWN_DEVICES = 16
 """The most devices that have rows of their own."""
@@ -37,7 +37,6 @@ def chrome_trace(
     steps: Iterable[Step],
     step_seconds: Iterable[float],
     devices: Sequence[int],
-    overlapped: Sequence[tuple[float, float]] | None = None,
 ) -> str:
     """The steps as a JSON text in the trace event format.
 
@@ -45,7 +44,6 @@ def chrome_trace(
         steps: in the order in which they run.
         step_seconds: how long each takes.
         devices: those that take part; at most 16 of them, those that receive most, have rows.
-        overlapped: where steps overlap, when each begins and ends; then each has a row of its own.
 
     Raises:
         ReshardError: `bad-argument` where there is not one time of at least 0 for each step, or a device is in no
@@ -54,8 +52,6 @@ def chrome_trace(
     steps = tuple(steps)
     seconds = tuple(step_seconds)
     ends = _ends(seconds, len(steps))
-    if overlapped is not None:
-        return _in_parts(steps, seconds, overlapped)
     received = _received(steps, devices)
     ranked = sorted(range(len(devices)), key=lambda row: (-sum(received[row]), row))[:SHOWN_DEVICES]
     shown = sorted(ranked)
@@ -75,13 +71,21 @@ def chrome_trace(
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=1)
 
 
-def _in_parts(steps: Sequence[Step], seconds: Sequence[float], overlapped: Sequence[tuple[float, float]]) -> str:
-    """A row for each step, from when the first part begins it to when the last has done it."""
-    events = [_named("process_name", 0, "reshard")]
-    for row, (step, time, span) in enumerate(zip(steps, seconds, overlapped, strict=True)):
-        start, end = (round(moment * 1e9) for moment in span)
-        events += _row(row, f"step {row + 1}")
-        events.append(_complete(row, f"{row + 1} {step.kind}", start, end, _figures(step) | {"seconds": time}))
+def overlapped_trace(shares: Sequence[Share], spans: Sequence[Sequence[tuple[float, float]]]) -> str:
+    """A row for each step of each share, from when the first part begins it to when the last has done it.
+
+    Args:
+        shares: of the parts of a tensor.
+        spans: per share and step, when it begins and ends.
+    """
+    events, row = [_named("process_name", 0, "reshard")], 0
+    for number, (share, steps) in enumerate(zip(shares, spans, strict=True), 1):
+        of = f"share {number}, " if len(shares) > 1 else ""
+        for place, (step, span) in enumerate(zip(share.steps, steps, strict=True), 1):
+            start, end = (round(moment * 1e9) for moment in span)
+            events += _row(row, f"{of}step {place}")
+            events.append(_complete(row, f"{place} {step.kind}", start, end, _figures(step) | {"parts": share.parts}))
+            row += 1
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=1)
 
 

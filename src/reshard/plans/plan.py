@@ -41,16 +41,16 @@ from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange, OverlapAdd, class_digits, find_exchange, total_bound
 from reshard.network import Cut, Network, best_cut, overlapped_seconds, overlapped_spans, seconds_of
 from reshard.notation import parse_sharding
-from reshard.plans.chrome_trace import chrome_trace
+from reshard.plans.chrome_trace import chrome_trace, overlapped_trace
 from reshard.plans.mlir import write_sdy, write_shard
 from reshard.plans.options import Options
 from reshard.plans.parts import Parting
 from reshard.plans.plan_page import plan_drawing, plan_page
-from reshard.plans.plan_record import SCHEMA, differences, plan_record
+from reshard.plans.plan_record import SCHEMA, differences, plan_record, steps_read
 from reshard.plans.table import blocks
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding
-from reshard.steps import ReshardWork, Step, chain_through
+from reshard.steps import Chain, ReshardWork, Share, Step, chain_through
 from reshard.tables import bytes_text, plain
 
 CODE_ENGINES = ("jax", "torch")
@@ -64,7 +64,8 @@ class Plan(ReshardWork):
     Rules, in the order checked:
         bad-argument: every field is of its kind
         broken-chain: each step starts where the one before ended, from source to target, for this shape and dtype
-        bad-argument: the parts are at least one, and every tile on the way can be cut in so many
+        bad-argument: the parts are at least one, fewer go through other steps, and every tile on the way can be cut in
+            so many
         bad-network, too-large: the network has all devices, and every step a price on it
     """
 
@@ -78,6 +79,8 @@ class Plan(ReshardWork):
     """Why the plan moves more than the bound, where a network made it so."""
     parts: int = 1
     """In how many equal parts the tensor goes through the steps, one behind the other, so that steps overlap."""
+    beside: tuple[Share, ...] = ()
+    """Those of the parts that go through other steps, at the same time."""
     step_seconds: tuple[float, ...] | None = field(init=False, repr=False, compare=False)
     """What each step takes on the network, of the whole tensor and by itself; None without a network."""
 
@@ -85,8 +88,26 @@ class Plan(ReshardWork):
         expect(self.reshard, Reshard, "what a plan does")
         all_of(self.steps, Step, "the steps of a plan")
         expect(self.options, Options, "the options of a plan")
+        self._check_chain(self.steps)
+        for share in all_of(self.beside, Share, "the shares beside the steps of a plan"):
+            all_of(share.steps, Step, "the steps of a share")
+            self._check_chain(share.steps)
+        others = sum(expect(share.parts, int, "the parts of a share") for share in self.beside)
+        if min((share.parts for share in self.beside), default=1) < 1 or others >= expect(
+            self.parts, int, "the parts of a plan"
+        ):
+            raise ReshardError("bad-argument", f"of {shown(self.parts)} parts {others} cannot go through other steps")
+        if self.parts != 1 and self.parting.unit % self.parts:
+            runs = f"runs are of {self.parting.unit} elements"
+            raise ReshardError("bad-argument", f"{self.reshard} cannot be cut in {self.parts} parts; {runs}")
+        network = self.options.network
+        seconds = None if network is None else tuple(seconds_of(step, network) for step in self.steps)
+        object.__setattr__(self, "step_seconds", seconds)
+
+    def _check_chain(self, steps: Chain) -> None:
+        """Refuse steps that do not lead from the source to the target."""
         reached = self.source
-        for number, step in enumerate(self.steps):
+        for number, step in enumerate(steps):
             if (step.shape, step.dtype) != (self.shape, self.dtype):
                 raise ReshardError("broken-chain", f"step {number + 1} is for another shape or dtype than the plan")
             if step.before != reached:
@@ -95,14 +116,8 @@ class Plan(ReshardWork):
                     f"step {number + 1} starts at {step.before.text()}, the one before ends at {reached.text()}",
                 )
             reached = step.after
-        if reached != self.target and (self.steps or not self.source.is_equivalent_to(self.target, self.shape)):
+        if reached != self.target and (steps or not self.source.is_equivalent_to(self.target, self.shape)):
             raise ReshardError("broken-chain", f"the steps end at {reached}, not at {self.target}")
-        if expect(self.parts, int, "the parts of a plan") != 1 and (self.parts < 1 or self.parting.unit % self.parts):
-            runs = f"runs are of {self.parting.unit} elements"
-            raise ReshardError("bad-argument", f"{self.reshard} cannot be cut in {self.parts} parts; {runs}")
-        network = self.options.network
-        seconds = None if network is None else tuple(seconds_of(step, network) for step in self.steps)
-        object.__setattr__(self, "step_seconds", seconds)
 
     @property
     def source(self) -> Sharding:
@@ -117,19 +132,38 @@ class Plan(ReshardWork):
     @cached_property
     def parting(self) -> Parting:
         """Where tiles are cut in parts."""
-        return Parting.of(self.reshard, self.steps)
+        return Parting.of(self.reshard, [step for share in self.shares for step in share.steps])
 
     @cached_property
-    def plan_of_part(self) -> Plan:
-        """What every part goes through: the same steps, on a tensor of its size."""
+    def shares(self) -> tuple[Share, ...]:
+        """The parts, by the steps that they go through; those of `steps` first."""
+        others = sum(share.parts for share in self.beside)
+        return (Share(self.steps, self.parts - others), *self.beside)
+
+    @cached_property
+    def plans_by_share(self) -> tuple[Plan, ...]:
+        """What a part of each share goes through: the same steps, on a tensor of its size."""
         if self.parts == 1:
-            return self
+            return (self,)
         shape = self.parting.shape(self.shape, self.parts)
-        steps: list[Step] = []
-        for step in self.steps:
-            before = steps[-1].after if steps else self.source
-            steps.append(replace(step, reshard=replace(step.reshard, source=before, shape=shape)))
-        return Plan(replace(self.reshard, shape=shape), tuple(steps), self.options)
+        plans = []
+        for share in self.shares:
+            steps: list[Step] = []
+            for step in share.steps:
+                before = steps[-1].after if steps else self.source
+                steps.append(replace(step, reshard=replace(step.reshard, source=before, shape=shape)))
+            plans.append(Plan(replace(self.reshard, shape=shape), tuple(steps), self.options))
+        return tuple(plans)
+
+    @cached_property
+    def plans_of_parts(self) -> tuple[Plan, ...]:
+        """What every part goes through, those of all shares in turn."""
+        turns = [
+            ((place + 0.5) / share.parts, number)
+            for number, share in enumerate(self.shares)
+            for place in range(share.parts)
+        ]
+        return tuple(self.plans_by_share[number] for _, number in sorted(turns))
 
     @cached_property
     def seconds(self) -> float | None:
@@ -138,7 +172,7 @@ class Plan(ReshardWork):
             return None
         if self.parts == 1:
             return sum(self.step_seconds)
-        return overlapped_seconds(self.steps, self.options.network, self.parts)
+        return overlapped_seconds(self.shares, self.options.network)
 
     @cached_property
     def time_cut(self) -> Cut | None:
@@ -166,7 +200,8 @@ class Plan(ReshardWork):
     @cached_property
     def devices(self) -> tuple[int, ...]:
         """The devices of source and target, and of the steps between, in ascending order."""
-        meshes = {self.source.mesh, self.target.mesh, *(step.after.mesh for step in self.steps)}
+        steps = [step for share in self.shares for step in share.steps]
+        meshes = {self.source.mesh, self.target.mesh, *(step.after.mesh for step in steps)}
         return tuple(np.unique(np.concatenate([mesh.device_array for mesh in meshes])).tolist())
 
     @cached_property
@@ -176,24 +211,31 @@ class Plan(ReshardWork):
         Raises:
             ReshardError: `too-large` where the pieces are too many to list.
         """
-        return self.parts * sum(step.rounds for step in self.steps)
+        return sum(share.parts * step.rounds for share in self.shares for step in share.steps)
 
     @cached_property
     def received_bytes(self) -> int:
         """Bytes that the busiest device receives from others over all steps."""
-        moving = [step for step in self.steps if step.moves]
+        moving = [(step, times) for step, times in self._steps_with_times if step.moves]
         if len(moving) <= 1:
-            return sum(step.received_bytes for step in moving)
+            return sum(step.received_bytes * times for step, times in moving)
         devices = np.array(self.devices, dtype=np.int64)
         total = np.zeros(len(devices), dtype=np.int64)
-        for step in moving:
-            total[np.searchsorted(devices, step.after.mesh.device_array)] += step.all_received_bytes()
+        for step, times in moving:
+            total[np.searchsorted(devices, step.after.mesh.device_array)] += step.all_received_bytes() * times
         return int(total.max())
+
+    @property
+    def _steps_with_times(self) -> list[tuple[Step, int]]:
+        """The steps with how often each is taken: those of the whole tensor, or of parts where these part ways."""
+        plans = self.plans_by_share if self.beside else (self,)
+        times = [share.parts if self.beside else 1 for share in self.shares]
+        return [(step, count) for plan, count in zip(plans, times, strict=True) for step in plan.steps]
 
     @cached_property
     def total_received_bytes(self) -> int:
         """Bytes that all devices together receive from others over all steps."""
-        return sum(step.total_received_bytes for step in self.steps)
+        return sum(step.total_received_bytes * times for step, times in self._steps_with_times)
 
     @property
     def relayed_bytes(self) -> int:
@@ -211,15 +253,20 @@ class Plan(ReshardWork):
 
         It is what the busiest device receives unless tiles differ in size, or devices hold what others send too.
         """
-        exchanges = [move.exchange for step in self.steps for move in step.moves if move.exchange.total_received]
-        if len(exchanges) <= 1 and all(move.is_even and isinstance(move, DigitExchange) for move in exchanges):
+        exchanges = [
+            (move.exchange, times)
+            for step, times in self._steps_with_times
+            for move in step.moves
+            if move.exchange.total_received
+        ]
+        if len(exchanges) <= 1 and all(move.is_even and isinstance(move, DigitExchange) for move, _ in exchanges):
             return self.received_bytes
         devices = np.array(self.devices, dtype=np.int64)
         total = np.zeros(len(devices), dtype=np.int64)
         try:
-            for exchange in exchanges:
+            for exchange, times in exchanges:
                 senders, _, elements = exchange.traffic()
-                np.add.at(total, np.searchsorted(devices, senders), elements)
+                np.add.at(total, np.searchsorted(devices, senders), elements * times)
         except ReshardError:
             return None
         return int(total.max(initial=0)) * self.dtype.itemsize
@@ -232,8 +279,8 @@ class Plan(ReshardWork):
         """
         self._check_device(device)
         return sum(
-            step.received_bytes_on(device)
-            for step in self.steps
+            step.received_bytes_on(device) * times
+            for step, times in self._steps_with_times
             if device in step.before.mesh or device in step.after.mesh
         )
 
@@ -337,7 +384,8 @@ class Plan(ReshardWork):
         """
         source = prod(self._tilings[0].layout.local_shape(self.shape)) * self.dtype.itemsize
         if self.parts > 1:
-            return 2 * source + self.steps[-1].peak_bytes + sum(step.peak_bytes for step in self.steps)
+            under_way = sum(step.peak_bytes * times for step, times in self._steps_with_times)
+            return 2 * source + self.steps[-1].peak_bytes + under_way
         return max([source, *(step.peak_bytes + (source if number else 0) for number, step in enumerate(self.steps))])
 
     def transpose(self) -> Plan:
@@ -397,10 +445,10 @@ class Plan(ReshardWork):
         """
         if self.step_seconds is None:
             raise ReshardError("bad-argument", "a trace needs the prices of a plan made for a network")
-        network, spans = self.options.network, None
-        if self.parts > 1 and network is not None:
-            spans = overlapped_spans(self.steps, network, self.parts)
-        return chrome_trace(self.steps, self.step_seconds, self.devices, spans)
+        network = self.options.network
+        if self.parts == 1 or network is None:
+            return chrome_trace(self.steps, self.step_seconds, self.devices)
+        return overlapped_trace(self.shares, overlapped_spans(self.shares, network))
 
     def to_html(self) -> str:
         """The plan as a page: one file that opens from disk, needs no network, and moves.
@@ -450,18 +498,13 @@ class Plan(ReshardWork):
         try:
             shape, dtype = checked_shape(record["shape"]), dtype_named(record["dtype"])
             reshard = Reshard(parse_sharding(record["source"]), parse_sharding(record["target"]), shape, dtype)
-            steps = tuple(
-                Step(
-                    replace(reshard, source=parse_sharding(step["before"]), target=parse_sharding(step["after"])),
-                    step["kind"],
-                    step.get("near", 0),
-                    step.get("chunks", 1),
-                )
-                for step in record["steps"]
+            steps = steps_read(record["steps"], reshard)
+            beside = tuple(
+                Share(steps_read(share["steps"], reshard), share["parts"]) for share in record.get("beside", [])
             )
             network = None if record["network"] is None else Network.from_dict(record["network"])
             options = Options(network, record["basis"], record["memory_limit"])
-            plan = cls(reshard, steps, options, str(record.get("reason", "")), record.get("parts", 1))
+            plan = cls(reshard, steps, options, str(record.get("reason", "")), record.get("parts", 1), beside)
         except ReshardError:
             raise
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:

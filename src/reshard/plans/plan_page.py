@@ -90,9 +90,11 @@ def player(plan: Plan) -> Markup:
 
 def _legend(plan: Plan) -> str:
     """What a cell shows, and what the frames leave out."""
-    parts = (
-        f" Frames show the whole tensor; it goes in {plan.parts} parts, whose steps overlap." if plan.parts > 1 else ""
-    )
+    parts = ""
+    if plan.parts > 1:
+        others = plan.parts - plan.shares[0].parts
+        beside = f", {others} of them by other steps, which the table has" if others else ""
+        parts = f" Frames show the whole tensor; it goes in {plan.parts} parts, whose steps overlap{beside}."
     return _cells_legend(plan) + parts
 
 

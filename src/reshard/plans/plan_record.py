@@ -9,9 +9,14 @@ and are held against the plan when it is read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from reshard.notation import parse_sharding
 from reshard.plans.table import counted
+from reshard.problem import Reshard
+from reshard.steps import Step
 
 if TYPE_CHECKING:
     from reshard.plans.plan import Plan
@@ -32,21 +37,8 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         "basis": plan.options.basis,
         "memory_limit": plan.options.memory_limit,
         "parts": plan.parts,
-        "steps": [
-            {
-                "kind": step.kind,
-                "before": str(step.before),
-                "after": str(step.after),
-                "axes": [str(axis) for axis in step.axes],
-                "rounds": counted(step),
-                "received_bytes": step.received_bytes,
-                "peak_bytes": step.peak_bytes,
-                "near": step.near,
-                "chunks": step.chunks,
-                "seconds": seconds,
-            }
-            for step, seconds in zip(plan.steps, plan.step_seconds or [None] * len(plan.steps), strict=True)
-        ],
+        "steps": _steps(plan.steps, plan.step_seconds),
+        "beside": [{"parts": share.parts, "steps": _steps(share.steps, None)} for share in plan.beside],
         "rounds": counted(plan),
         "received_bytes": plan.received_bytes,
         "total_received_bytes": plan.total_received_bytes,
@@ -62,13 +54,49 @@ def plan_record(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _steps(steps: Sequence[Step], seconds: Sequence[float] | None) -> list[dict[str, Any]]:
+    """The fields of steps; what each takes by itself where that is known."""
+    records: list[dict[str, Any]] = [
+        {
+            "kind": step.kind,
+            "before": str(step.before),
+            "after": str(step.after),
+            "axes": [str(axis) for axis in step.axes],
+            "rounds": counted(step),
+            "received_bytes": step.received_bytes,
+            "peak_bytes": step.peak_bytes,
+            "near": step.near,
+            "chunks": step.chunks,
+        }
+        for step in steps
+    ]
+    times: list[float | None] = [None] * len(steps) if seconds is None else list(seconds)
+    return [record | {"seconds": time} for record, time in zip(records, times, strict=True)]
+
+
+def steps_read(records: Sequence[dict[str, Any]], reshard: Reshard) -> tuple[Step, ...]:
+    """The steps that these records say, built and checked anew."""
+    return tuple(
+        Step(
+            replace(reshard, source=parse_sharding(record["before"]), target=parse_sharding(record["after"])),
+            record["kind"],
+            record.get("near", 0),
+            record.get("chunks", 1),
+        )
+        for record in records
+    )
+
+
 def differences(record: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """Where a record says something else than the plan that was read from it."""
 
     def differing(fields: dict[str, Any], expected_fields: dict[str, Any]) -> list[str]:
-        return [key for key, value in expected_fields.items() if key != "steps" and fields.get(key, value) != value]
+        chains = ("steps", "beside")
+        return [key for key, value in expected_fields.items() if key not in chains and fields.get(key, value) != value]
 
     wrong = differing(record, expected)
     for number, steps in enumerate(zip(record["steps"], expected["steps"], strict=True), 1):
         wrong += [f"{key} of step {number}" for key in differing(*steps)]
+    for share, others in enumerate(zip(record.get("beside", []), expected.get("beside", []), strict=True), 1):
+        wrong += [f"{key} of share {share}" for key in differences(*others)]
     return wrong

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reshard.errors import ReshardError
+from reshard.network import seconds_of
 from reshard.plans.free_order import order_that_is_free
 from reshard.sharding import Sharding
 from reshard.steps import Step
@@ -22,7 +23,7 @@ def blocks(plan: Plan) -> list[Passage]:
     titles = ["", "step", "axes", "rounds", "received", "peak", *([] if plan.seconds is None else ["time"]), "sharding"]
     rows = [
         [
-            str(number),
+            f"{number}.{place}" if plan.beside else str(place),
             step.kind,
             ", ".join(
                 axis.name if axis.is_whole else f"{axis.name}:({axis.pre_size}){axis.size}" for axis in step.axes
@@ -30,10 +31,11 @@ def blocks(plan: Plan) -> list[Passage]:
             rounds_text(step),
             bytes_text(step.received_bytes),
             bytes_text(step.peak_bytes),
-            *([] if plan.step_seconds is None else [seconds_text(plan.step_seconds[number - 1])]),
+            *([] if plan.options.network is None else [seconds_text(seconds_of(step, plan.options.network))]),
             short(step.after, plan.source),
         ]
-        for number, step in enumerate(plan.steps, 1)
+        for number, share in enumerate(plan.shares, 1)
+        for place, step in enumerate(share.steps, 1)
     ]
     is_exact = plan.bound_kind == "exact" and plan.received_bytes == plan.lower_bound_bytes
     shape = " x ".join(map(str, plan.shape)) or "scalar"
@@ -72,7 +74,9 @@ def seconds_text(seconds: float) -> str:
 
 def _verdict(plan: Plan) -> str:
     """What the plan receives, against the bound; what it takes, where it has prices, and why; what may be better."""
-    parts = f" in {plan.parts} parts, whose steps overlap" if plan.parts > 1 else ""
+    counts = " and ".join(str(share.parts) for share in plan.shares)
+    at_once = f"{counts} of {len(plan.shares)} shares at once" if plan.beside else "whose steps overlap"
+    parts = f" in {plan.parts} parts, {at_once}" if plan.parts > 1 else ""
     time = "" if plan.seconds is None else f"takes {seconds_text(plan.seconds)}{parts}{_against_cut(plan)}"
     second = "; ".join(part for part in (time, plan.reason) if part)
     lines = [_against_bound(plan), second]

@@ -19,7 +19,7 @@ Slice
 
 from __future__ import annotations
 
-from reshard.steps.chains import Chain, chain_through, shortest_chain
+from reshard.steps.chains import Chain, Share, chain_through, shortest_chain
 from reshard.steps.step import KINDS, UNNAMED, Move, ReshardWork, Step
 
-__all__ = ["KINDS", "UNNAMED", "Chain", "Move", "ReshardWork", "Step", "chain_through", "shortest_chain"]
+__all__ = ["KINDS", "UNNAMED", "Chain", "Move", "ReshardWork", "Share", "Step", "chain_through", "shortest_chain"]

@@ -15,6 +15,7 @@ in parts may become unreduced as it lies.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from reshard.axis import Axis, aligned, merged
 from reshard.errors import ReshardError
@@ -23,6 +24,14 @@ from reshard.sharding import Sharding
 from reshard.steps.step import Step
 
 Chain = tuple[Step, ...]
+
+
+class Share(NamedTuple):
+    """Equal parts of a tensor that go through the same steps, beside others that go through other steps."""
+
+    steps: Chain
+    parts: int
+    """How many."""
 
 
 def shortest_chain(reshard: Reshard, near: int = 0) -> Chain:

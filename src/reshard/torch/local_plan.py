@@ -37,7 +37,7 @@ class LocalPlan:
     exchanges: tuple[LocalExchange, ...]
     words: str
     """What is done, for a sentence."""
-    part: LocalPlan | None = None
+    parts: tuple[LocalPlan, ...] = ()
     """What is done with each part of the tensor, where it goes in parts that overlap."""
 
     @property
@@ -82,8 +82,8 @@ class LocalPlan:
         Raises:
             ReshardError: `exchange-failed`, here or later.
         """
-        if self.part is not None and watch == UNWATCHED:
-            result = self._in_parts(self.part, tile)
+        if self.parts and watch == UNWATCHED:
+            result = self._in_parts(tile)
             return lambda: lambda: result if out is None else out.copy_(result)
         shares = out is not None and out.untyped_storage().data_ptr() == tile.untyped_storage().data_ptr()
         if not self.exchanges:  # an empty tile may be empty in another dim
@@ -117,18 +117,22 @@ class LocalPlan:
 
         return begin
 
-    def _in_parts(self, part: LocalPlan, tile: torch.Tensor) -> torch.Tensor:
+    def _in_parts(self, tile: torch.Tensor) -> torch.Tensor:
         """The target tile, its parts one behind the other: while one is in an exchange, the next is in that before."""
-        parting, parts, stages = self.plan.parting, self.plan.parts, len(part.exchanges)
-        tiles = [parting.cut(tile.resolve_conj().resolve_neg(), parts, number) for number in range(parts)]
+        parting, parts = self.plan.parting, self.parts
+        tiles = [parting.cut(tile.resolve_conj().resolve_neg(), len(parts), number) for number in range(len(parts))]
+        waves = max(number + len(part.exchanges) for number, part in enumerate(parts))
         with self._told():
-            for wave in range(parts + stages - 1):
-                under_way = [number for number in range(parts) if 0 <= wave - number < stages]
-                posts = [part.exchanges[wave - number].pack(tiles[number].contiguous()) for number in under_way]
+            for wave in range(waves):
+                under_way = [number for number, part in enumerate(parts) if 0 <= wave - number < len(part.exchanges)]
+                posts = [
+                    parts[number].exchanges[wave - number].pack(tiles[number].contiguous()) for number in under_way
+                ]
                 finishes = [post() for post in posts]
                 for number, finish in zip(under_way, finishes, strict=True):
                     tiles[number] = finish()
-        whole: torch.Tensor = parting.joined([tile.view(part.target_shape) for tile in tiles], torch.cat)
+        moved = [tile.view(part.target_shape) for tile, part in zip(tiles, parts, strict=True)]
+        whole: torch.Tensor = parting.joined(moved, torch.cat)
         return whole.view(self.target_shape)
 
     @contextmanager
@@ -184,10 +188,12 @@ def local_plan(
             exchanges.append(exchange)
     sides = (Tiling.of(side, plan.shape) for side in (before, after))
     shapes = [side.tile(rank, once=True).shape if rank in side.mesh else None for side in sides]
-    part = None
+    parts: tuple[LocalPlan, ...] = ()
     if plan.parts > 1 and before.mesh == after.mesh:
-        part = local_plan(plan.plan_of_part, rank, meshes, dtype, words, joint=joint)
-    return LocalPlan(plan, shapes[0], (0,) if shapes[1] is None else shapes[1], tuple(exchanges), words, part)
+        shares = plan.plans_by_share
+        by_share = {id(share): local_plan(share, rank, meshes, dtype, words, joint=joint) for share in shares}
+        parts = tuple(by_share[id(share)] for share in plan.plans_of_parts)
+    return LocalPlan(plan, shapes[0], (0,) if shapes[1] is None else shapes[1], tuple(exchanges), words, parts)
 
 
 def device_type_of(meshes: Mapping[Mesh, DeviceMesh]) -> str:

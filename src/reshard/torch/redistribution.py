@@ -192,7 +192,11 @@ def _prepared(
         f"{text_of(target.placements)}{ends}"
     )
     local = local_plan(plan, rank, {plan.source.mesh: source.mesh}, meta_of(planned.source).dtype, words, joint=joint)
-    steps = [(step.kind, str(step.after), step.near, step.chunks, plan.parts) for step in plan.steps]
+    steps = [
+        (step.kind, str(step.after), step.near, step.chunks, share.parts)
+        for share in plan.shares
+        for step in share.steps
+    ]
     digest = digest_of(str(plan.source), str(plan.target), shape, dtype.name, steps, plan.options.memory_limit)
     lifted = ends_of(source.mesh, target.mesh, rank)
     ranks = tuple(sorted({*plan.source.mesh.devices, *plan.target.mesh.devices}))

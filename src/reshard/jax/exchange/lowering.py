@@ -93,8 +93,8 @@ def on_device(plan: Plan, names: tuple[str, ...], tile: jax.Array) -> DeviceRun:
 def _in_parts(plan: Plan, names: tuple[str, ...], tile: jax.Array) -> DeviceRun:
     """The target tile, its parts moved by calls that do not wait for one another."""
     parts = []
-    for number in range(plan.parts):
-        part = yield from on_device(plan.plan_of_part, names, plan.parting.cut(tile, plan.parts, number))
+    for number, of_part in enumerate(plan.plans_of_parts):
+        part = yield from on_device(of_part, names, plan.parting.cut(tile, plan.parts, number))
         parts.append(part)
     return plan.parting.joined(parts, lax.concatenate)
 

@@ -1,0 +1,278 @@
+"""Ways from source to target that change what one level of a network does at a time, and what each loads.
+
+A level is used by an exchange between devices that differ along it alone, so a chain of such steps says which level
+carries how much: an all-to-all on one level loads no other.
+What the digits of a level do is one of few things:
+
+    source, target   what they do at that end
+    nothing          all devices along it hold the same
+    shared           they cut a part of the tensor that no device has at either end, so that what devices hold alike, or
+                     what one of them must pass on, is shared out
+    late             what they do at the target, and at the source where that is nothing: what is gathered last
+
+So where several levels are there the ways are walks through products of these, as many for large levels as for small.
+
+By hand, a 4 x 4 torus, columns by x and rows wanted by x, nothing by y: `x` may change at once, which loads its rings
+with all; or `y` is shared first, a quarter of the tensor changes along every ring, and `y` gathers.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.network.level import Level
+>>> mesh = Mesh.of(x=4, y=4)
+>>> network = Network((Level(1, 4, "ring", 1, 0), Level(4, 4, "ring", 1, 0)))
+>>> ends = Sharding.of(mesh, None, "x"), Sharding.of(mesh, "x", None)
+>>> ways = LevelWays.of(Reshard.of(*ends, (64, 64), "int8"), network)
+>>> direct, shared = ways.cheapest((0.9, 0.1)), ways.cheapest((0.1, 0.9))
+>>> [sharding.text() for sharding in ways.middles(direct)], ways.loads(direct)
+([], array([  0., 512.]))
+>>> [sharding.text() for sharding in ways.middles(shared)], ways.loads(shared)
+(['[{}, {"x", "y"}]', '[{"x"}, {parts(4), "y"}]'], array([384., 128.]))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import chain, product
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.digits import Digit, Digits
+from reshard.network import Level, Network
+from reshard.network.formulas import all_gather, all_to_all
+from reshard.network.traffic import loads
+from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
+
+Floats = NDArray[np.float64]
+Roles = tuple[int | None, ...]
+"""Per digit of the position the number of the tensor's digit that it cuts."""
+Path = tuple[int, ...]
+"""Numbers of states, from source to target."""
+
+PER_STEP = 1e-4
+"""What a step costs besides, at prices that make the whole cost 1."""
+MOST_STATES = 256
+CACHED = 1024
+"""Graphs that are kept."""
+
+
+class LevelGraph(NamedTuple):
+    """What digits of positions may do, and what it loads to change it on one level."""
+
+    states: tuple[Roles, ...]
+    """The source first, the target last."""
+    leads: NDArray[np.bool_]
+    """Per state and next state, whether one step leads there."""
+    seconds: Floats
+    """Per state, next state and level, per byte of the tensor."""
+
+
+@dataclass(frozen=True)
+class LevelWays:
+    """The ways of one reshard."""
+
+    reshard: Reshard
+    digits: Digits
+    """Of the position."""
+    by_dim: tuple[tuple[tuple[int, int], ...], ...]
+    """Per dim its digits, major to minor: number and size."""
+    latencies_s: tuple[float, ...]
+    """Per level the latencies of a step at least."""
+    graph: LevelGraph
+
+    @classmethod
+    def of(cls, reshard: Reshard, network: Network) -> LevelWays | None:
+        """The ways; None where tiles differ in size, values are partial, or no digits lie in levels."""
+        if reshard.source.mesh.size != network.size:
+            return None
+        common = common_digits(reshard, [level.stride for level in network.levels[1:]])
+        if common is None:
+            return None
+        _share_out(common.of_positions, common.by_dim)
+        numbered: dict[int, TensorDigit] = dict(enumerate(digit for dim in common.by_dim for digit in dim))
+        roles = [
+            tuple(next((n for n, cut in numbered.items() if getattr(cut, side) == digit), None) for digit in common[0])
+            for side in ("source", "target", "shared")
+        ]
+        graph = _graph(network, common.of_positions, *roles)
+        if graph is None:
+            return None
+        numbers = iter(numbered)
+        by_dim = tuple(tuple((next(numbers), digit.size) for digit in dim) for dim in common.by_dim)
+        latencies = tuple(level.latency_s * level.hops + network.launch_s for level in network.levels)
+        return cls(reshard, common.of_positions, by_dim, latencies, graph)
+
+    @cached_property
+    def _seconds(self) -> Floats:
+        """Per state, next state and level, of the whole tensor."""
+        size = prod(self.reshard.shape) * self.reshard.dtype.itemsize
+        seconds: Floats = self.graph.seconds * size + (self.graph.seconds > 0) * self.latencies_s
+        return seconds
+
+    def cheapest(self, prices: Sequence[float]) -> Path | None:
+        """The way that costs least where a second of each level has a price; None where there is no way.
+
+        Args:
+            prices: per level.
+        """
+        costs = np.where(self.graph.leads, self._seconds @ np.asarray(prices, dtype=np.float64) + PER_STEP, np.inf)
+        count = len(self.graph.states)
+        best = costs[0].copy()
+        behind = np.zeros(count, dtype=np.int64)
+        for _ in range(count):
+            through = best[:, None] + costs
+            nearest = through.argmin(axis=0)
+            least = through[nearest, np.arange(count)]
+            better = least < best * (1 - 1e-12)
+            if not better.any():
+                break
+            best, behind = np.where(better, least, best), np.where(better, nearest, behind)
+        if not np.isfinite(best[-1]):
+            return None
+        path = [count - 1]
+        while path[-1]:
+            path.append(int(behind[path[-1]]))
+        return tuple(path[::-1])
+
+    def loads(self, path: Path) -> Floats:
+        """Per level the seconds that a way takes."""
+        total: Floats = self._seconds[list(path[:-1]), list(path[1:])].sum(axis=0)
+        return total
+
+    def middles(self, path: Path) -> list[Sharding]:
+        """What a way passes between its ends.
+
+        Raises:
+            ReshardError: where digits have no names, or dims no such deal.
+        """
+        return [self._sharding(self.graph.states[state]) for state in path[1:-1]]
+
+    def _sharding(self, roles: Roles) -> Sharding:
+        cutting = {role: digit for role, digit in zip(roles, self.digits, strict=True) if role is not None}
+        mesh = self.reshard.source.mesh
+        dims = [dim_cuts(mesh, [(size, cutting.get(number)) for number, size in dim]) for dim in self.by_dim]
+        return Sharding.of(mesh, *dims)
+
+
+def _share_out(digits: Digits, dims: list[list[TensorDigit]]) -> None:
+    """Split off a part of the tensor for every digit of the position, as far as there is room."""
+    for digit in digits:
+        rooms = [
+            (free.size, -dim, place)
+            for dim, listed in enumerate(dims)
+            for place, free in enumerate(listed)
+            if free.source is None and free.target is None and free.shared is None and free.size % digit.size == 0
+        ]
+        if rooms:
+            _, dim, place = max(rooms)
+            rest = TensorDigit(dims[-dim][place].size // digit.size, None, None)
+            dims[-dim][place : place + 1] = [TensorDigit(digit.size, None, None, digit), rest]
+
+
+@lru_cache(CACHED)
+def _graph(network: Network, digits: Digits, source: Roles, target: Roles, shared: Roles) -> LevelGraph | None:
+    """What the digits may do; None where a digit lies in no level, or there is too much that they may do."""
+    inside = [[n for n, digit in enumerate(digits) if _lies_in(digit, level)] for level in network.levels]
+    if sum(map(len, inside)) != len(digits) or not network.levels:
+        return None
+    choices = [_choices([(source[n], target[n], shared[n]) for n in numbers]) for numbers in inside]
+    ends = [tuple(tuple(end[n] for n in numbers) for numbers in inside) for end in (source, target)]
+    if prod(map(len, choices)) > MOST_STATES or not all(map(_is_one, ends)) or ends[0] == ends[1]:
+        return None
+    states = [ends[0], *(roles for roles in product(*choices) if roles not in ends and _is_one(roles)), ends[1]]
+    place = {state: number for number, state in enumerate(states)}
+    sizes = [[digits[n].size for n in numbers] for numbers in inside]
+    tiles = [1 / prod(map(_shards, state, sizes)) for state in states]
+    leads = np.zeros((len(states), len(states)), dtype=np.bool_)
+    seconds = np.zeros((*leads.shape, len(network.levels)))
+    for number, (level, numbers) in enumerate(zip(network.levels, inside, strict=True)):
+        for before, after in product(choices[number], repeat=2):
+            taken = None if before == after else _load(level, [digits[n] for n in numbers], before, after)
+            if taken is None:
+                continue
+            for state, start in place.items():
+                stop = place.get((*state[:number], after, *state[number + 1 :])) if state[number] == before else None
+                if stop is not None:
+                    leads[start, stop] = True
+                    seconds[start, stop, number] = taken * tiles[start]
+    order = [n for numbers in inside for n in numbers]
+    in_order = [dict(zip(order, chain.from_iterable(state), strict=True)) for state in states]
+    return LevelGraph(tuple(tuple(roles[n] for n in range(len(digits))) for roles in in_order), leads, seconds)
+
+
+def _shards(roles: Roles, sizes: Sequence[int]) -> int:
+    """Into how many tiles digits of these sizes cut the tensor."""
+    return prod(size for role, size in zip(roles, sizes, strict=True) if role is not None)
+
+
+def _lies_in(digit: Digit, level: Level) -> bool:
+    return level.stride <= digit.stride and digit.end <= level.digit.end
+
+
+def _choices(roles: Sequence[tuple[int | None, int | None, int | None]]) -> list[Roles]:
+    """What the digits of a level may do, from what each does at the source, at the target, and where it is shared."""
+    listed = [
+        tuple(before for before, _, _ in roles),
+        tuple(after for _, after, _ in roles),
+        tuple(None for _ in roles),
+        tuple(before if after is None else after for before, after, _ in roles),
+        tuple(before if before == after else None for before, after, _ in roles),
+    ]
+    if all(part is not None for *_, part in roles):
+        listed.append(tuple(part for _, _, part in roles))
+    if all(part is not None for before, after, part in roles if before != after or before is None):
+        listed.append(
+            tuple(before if before == after and before is not None else part for before, after, part in roles)
+        )
+    return list(dict.fromkeys(listed))
+
+
+def _is_one(roles_by_level: Sequence[Roles]) -> bool:
+    """Whether no digit of the tensor is cut twice."""
+    cut = [role for roles in roles_by_level for role in roles if role is not None]
+    return len(set(cut)) == len(cut)
+
+
+def _load(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> float | None:
+    """Seconds per byte of a tile in which digits of a level change what they do; None where no step is known."""
+    places = [place for place, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+    if any(after[place] is not None and after[place] in before for place in places):
+        return _load_of_pieces(level, digits, before, after)
+    tile, total = 1.0 / prod(digits[place].size for place in places if before[place] is None), 0.0
+    moved = [digits[place] for place in places if before[place] is not None and after[place] is not None]
+    gathered = [digits[place] for place in places if after[place] is None]
+    for group, is_gather in ((moved, False), (gathered, True)):
+        joined = Digits(sorted(group, reverse=True)).joined()
+        if not joined:
+            continue
+        if len(joined) > 1 or (level.link == "one-way-ring" and not level.is_closed_for(joined[0])):
+            return None
+        part = replace(level.part(joined[0]), latency_s=0.0)
+        if is_gather:
+            tile *= part.size
+        total += all_gather(part, tile) if is_gather else all_to_all(part, tile * part.size)
+    return total
+
+
+def _load_of_pieces(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> float | None:
+    """The same where digits change places, so that devices send different amounts to different ones."""
+    if None in before or None in after:
+        return None
+    values = np.arange(level.size)
+    alone = replace(level, stride=1, latency_s=0.0)
+    senders, receivers = (array.ravel() for array in np.meshgrid(values, values))
+    fits = np.ones(len(senders), dtype=np.bool_)
+    for role, old in zip(before, digits, strict=True):
+        if role in after:
+            new = digits[after.index(role)]
+            sent, wanted = (Digit(digit.stride // level.stride, digit.size) for digit in (old, new))
+            fits &= sent.value(senders) == wanted.value(receivers)
+    fits &= senders != receivers
+    each = 1.0 / prod(digit.size for role, digit in zip(before, digits, strict=True) if role not in after)
+    amounts = np.full(int(fits.sum()), each)
+    return loads((alone,), senders[fits], receivers[fits], amounts).seconds((alone,), 1.0)

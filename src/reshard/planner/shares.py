@@ -1,0 +1,166 @@
+"""Shares of a tensor that go different ways at once, so that all levels of a network work.
+
+One chain loads some levels and leaves others idle; a mix of chains loads each with what all of them put there.
+The best mix is a small linear program: of ways with loads a (seconds per level, of the whole tensor) maximise the sum
+of x where Σ a x ≤ 1 on every level; the tensor then takes 1 / Σ x seconds.
+Its prices say what a second of a level is worth, and the way that is cheapest at these prices enters it, until none is
+worth more than those that are in (Dantzig and Wolfe 1960).
+There are as many shares as levels at the most.
+
+By hand, two ways that load one level for 3 s each, and one that loads both for 2 s: one third each takes 5 / 3 s, half
+of each of the first two 1.5 s.
+
+>>> best_mix(np.array([[3.0, 0.0], [0.0, 3.0], [2.0, 2.0]])).parts
+array([0.5, 0.5, 0. ])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.errors import ReshardError
+from reshard.network import Network, busy_seconds, overlapped_seconds
+from reshard.planner.level_moves import LevelWays, Path
+from reshard.planner.number_of_parts import MOST_PARTS, WORTH
+from reshard.plans import Plan
+from reshard.plans.parts import Parting
+from reshard.steps import Chain, Share, chain_through
+
+Floats = NDArray[np.float64]
+
+TRIED = 24
+"""How many ways enter a mix at the most."""
+ENOUGH = 0.005
+"""A way that makes a mix take less by no more than this is none to look for."""
+FAR = 4.0
+"""Ways that take so many times the best one are not mixed with it."""
+NEGLIGIBLE = 0.01
+"""Shares of less than so much of the tensor are left out."""
+
+
+class Mix(NamedTuple):
+    """How much of a tensor goes each way."""
+
+    parts: Floats
+    """Per way the part of the tensor."""
+    prices: Floats
+    """Per level, what a second of it is worth: in all 1 for what the whole tensor takes."""
+    seconds: float
+
+
+def best_mix(loads: Floats) -> Mix:
+    """The mix of ways whose busiest level is busy least.
+
+    Args:
+        loads: per way and level the seconds that the whole tensor takes; every way loads something.
+    """
+    ways, levels = loads.shape
+    scale = float(loads.max())
+    table = np.hstack([loads.T / scale, np.eye(levels), np.ones((levels, 1))])
+    basis = list(range(ways, ways + levels))
+    worth = np.concatenate([np.ones(ways), np.zeros(levels + 1)])  # of one more of each, at the prices
+    for _ in range(64):
+        entering = int(worth[:-1].argmax())
+        if worth[entering] <= 1e-9:
+            break
+        column = table[:, entering]
+        room = np.where(column > 1e-12, table[:, -1] / np.maximum(column, 1e-12), np.inf)
+        row = int(room.argmin())
+        table[row] /= table[row, entering]
+        for other in range(levels):
+            if other != row:
+                table[other] -= table[other, entering] * table[row]
+        worth = worth - worth[entering] * table[row]
+        basis[row] = entering
+    amounts = np.zeros(ways + levels)
+    amounts[basis] = table[:, -1]
+    total = amounts[:ways].sum()
+    return Mix(amounts[:ways] / total, np.maximum(-worth[ways:-1], 0.0) / scale, scale / total)
+
+
+def with_shares(plan: Plan, others: Sequence[Plan]) -> Plan:
+    """The plan, or one of shares that takes less time.
+
+    Args:
+        plan: the best of one chain.
+        others: further ways between the same ends.
+    """
+    network = plan.options.network
+    if network is None or plan.options.memory_limit is not None or plan.options.basis != "any" or not plan.seconds:
+        return plan
+    ways = LevelWays.of(plan.reshard, network)
+    if ways is None:
+        return plan
+    others = [other for other in others if other.steps != plan.steps and (other.seconds or 0.0) < FAR * plan.seconds]
+    chains = [plan.steps, *(other.steps for other in others)]
+    busy = [busy_seconds(steps, network)[:-1] for steps in chains]
+    for path in _worth_taking(ways, np.array(busy), plan.seconds * WORTH):
+        with suppress(ReshardError):  # digits without names
+            chains.append(chain_through(plan.reshard, *ways.middles(path)))
+            busy.append(busy_seconds(chains[-1], network)[:-1])
+    mix = best_mix(np.array(busy))
+    mixed = [(part, steps) for part, steps in zip(mix.parts, chains, strict=True) if part >= NEGLIGIBLE]
+    if mix.seconds >= plan.seconds * WORTH or [steps for _, steps in mixed] == [plan.steps]:
+        return plan
+    return _in_parts(plan, [part for part, _ in mixed], [steps for _, steps in mixed], network)
+
+
+def _worth_taking(ways: LevelWays, busy: Floats, limit: float) -> list[Path]:
+    """The ways on one level at a time that are in the best mix with chains of these loads.
+
+    None where that mix takes longer than a limit.
+    """
+    loads, paths = busy, list[Path]()
+    mix = best_mix(loads)
+    while len(paths) < TRIED:
+        path = ways.cheapest(mix.prices.tolist())
+        if path is None:
+            break
+        added = ways.loads(path)
+        if added @ mix.prices > 1 - ENOUGH or path in paths:
+            break
+        paths.append(path)
+        loads = np.vstack([loads, added])
+        mix = best_mix(loads)
+    if mix.seconds >= limit:
+        return []
+    return [path for path, part in zip(paths, mix.parts[len(busy) :], strict=True) if part >= NEGLIGIBLE]
+
+
+def _in_parts(plan: Plan, amounts: Sequence[float], chains: Sequence[Chain], network: Network) -> Plan:
+    """The plan, or one in which these parts of the tensor go through these chains, in as many parts as is best."""
+    unit = Parting.of(plan.reshard, [step for steps in chains for step in steps]).unit
+    best, least = plan, (plan.seconds or 0.0) * WORTH
+    before = float("inf")
+    for count in (count for count in range(min(unit, MOST_PARTS), 0, -1) if unit % count == 0):
+        numbers = _rounded(amounts, count)
+        shares = [Share(steps, number) for steps, number in zip(chains, numbers, strict=True) if number]
+        shares.sort(key=lambda share: -share.parts)
+        seconds = overlapped_seconds(shares, network)
+        if seconds < least:
+            least = seconds
+            best = replace(plan, steps=shares[0].steps, parts=count, beside=tuple(shares[1:]), reason="")
+        if seconds > before:  # fewer parts pay fewer latencies, and overlap less
+            break
+        before = seconds
+    return best
+
+
+def _rounded(amounts: Sequence[float], count: int) -> list[int]:
+    """Whole numbers in about these proportions, so many in all.
+
+    >>> _rounded([0.7, 0.3], 4)
+    [3, 1]
+    """
+    wanted = np.array(amounts) / sum(amounts) * count
+    numbers = np.floor(wanted).astype(int)
+    for place in np.argsort(numbers - wanted)[: count - int(numbers.sum())]:
+        numbers[place] += 1
+    result: list[int] = numbers.tolist()
+    return result

@@ -1,0 +1,111 @@
+"""The digits of a tensor's dims that digits of the position cut at both ends, and middles that they spell.
+
+By hand, 8 rows by `h` and then by `g`, wanted by `g`: of the three digits of size 2 the first is cut by both.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.sharding import Sharding
+>>> mesh = Mesh.of(h=2, g=2)
+>>> digits = common_digits(Reshard.of(Sharding.of(mesh, ("h", "g")), Sharding.of(mesh, "g"), (8,)), [2])
+>>> [(digit.size, digit.source, digit.target) for digit in digits.by_dim[0]]
+[(2, Digit(stride=2, size=2), Digit(stride=1, size=2)), (2, Digit(stride=1, size=2), None), (2, None, None)]
+>>> Sharding.of(mesh, dim_cuts(mesh, [(2, None), (2, Digit(1, 2)), (2, None)])).text()
+'[{parts(2), "g"}]'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from reshard.axis import Axis
+from reshard.deal import Deal
+from reshard.digits import Digit, Digits
+from reshard.errors import ReshardError
+from reshard.exchange import Tiling
+from reshard.mesh import Mesh
+from reshard.problem import Reshard
+from reshard.refinement import Cuts, Refinement, refine
+
+
+@dataclass(slots=True)
+class TensorDigit:
+    """A digit of a dim, and the digits of the position that cut it."""
+
+    size: int
+    source: Digit | None
+    target: Digit | None
+    shared: Digit | None = None
+    """In middles, where no end that counts cuts it."""
+
+
+class CommonDigits(NamedTuple):
+    """What both ends are made of."""
+
+    of_positions: Digits
+    by_dim: list[list[TensorDigit]]
+    """Per dim its digits, major to minor: those that position digits cut, and what is left between them."""
+
+
+def common_digits(reshard: Reshard, strides: Iterable[int]) -> CommonDigits | None:
+    """The digits of both ends; None where there are none in common, tiles differ in size, or values are partial.
+
+    Args:
+        reshard: on one mesh of consecutive devices, else there are none.
+        strides: of the position, at which its digits are cut besides.
+    """
+    source, target = reshard.source, reshard.target
+    mesh = source.mesh
+    if mesh != target.mesh or mesh.device_ids is not None or source.unreduced or target.unreduced:
+        return None
+    sides = Tiling.of(source, reshard.shape), Tiling.of(target, reshard.shape)
+    if not all(side.is_even() for side in sides) or any(side.layout.has_windows for side in sides):
+        return None
+    common = refine(sides[0].layout, sides[1].layout, reshard.shape, strides)
+    by_dim = None if common is None else _by_dim(common, reshard.shape)
+    return None if common is None or by_dim is None else CommonDigits(common.digits, by_dim)
+
+
+def _by_dim(common: Refinement, shape: Sequence[int]) -> list[list[TensorDigit]] | None:
+    cutting: dict[Cuts, TensorDigit] = {}
+    for roles, side in ((common.source_roles, "source"), (common.target_roles, "target")):
+        for role, digit in zip(roles, common.digits, strict=True):
+            if isinstance(role, Cuts):
+                setattr(cutting.setdefault(role, TensorDigit(digit.size, None, None)), side, digit)
+    dims = []
+    for dim, size in enumerate(shape):
+        digits, length = [], size
+        for cut in sorted((cut for cut in cutting if cut.dim == dim), key=lambda cut: -cut.stride):
+            end = cut.stride * cutting[cut].size
+            if not end or length % end:
+                return None
+            digits += [TensorDigit(length // end, None, None), cutting[cut]]
+            length = cut.stride
+        dims.append([digit for digit in (*digits, TensorDigit(length, None, None)) if digit.size > 1])
+    return dims
+
+
+def dim_cuts(mesh: Mesh, digits: Iterable[tuple[int, Digit | None]]) -> tuple[Axis | Deal, ...]:
+    """The axes that cut a dim, with the parts between them that no device has.
+
+    Args:
+        mesh: whose axes they are.
+        digits: of the dim, major to minor: how large, and cut by which digit of the position, if by any.
+
+    Raises:
+        ReshardError: `cannot-express` where no axes are such a digit.
+    """
+    cuts: list[Axis | Deal] = []
+    parts = 1
+    for size, cutting in digits:
+        if cutting is None:
+            parts *= size
+            continue
+        axes = mesh.axes_of(Digits((cutting,)))
+        if axes is None:
+            raise ReshardError("cannot-express", f"no axes are the digit {cutting}")
+        if parts > 1:
+            cuts.append(Deal.parts(parts))
+            parts = 1
+        cuts += axes
+    return tuple(cuts)

@@ -1,0 +1,133 @@
+"""Whether the shares of a plan, which go different ways at once, end where they must and take what is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import exp, log
+from random import Random
+
+import numpy as np
+import oracle
+import pytest
+from simulated import simulated_seconds
+from time_bounds import NETWORKS, least_seconds, pairs
+
+from reshard import Mesh, Network, Plan, ReshardError, Sharding, plan
+from reshard import numpy as engine
+from reshard.network import Level
+from reshard.planner.shares import best_mix
+from reshard.steps import Share, chain_through
+
+RINGS = Network((Level(1, 4, "ring", 1, 0), Level(4, 4, "ring", 1, 0)))
+GRID = Mesh.of(x=4, y=4)
+
+
+def check_run(made: Plan, seed: int) -> None:
+    """Every device has its tile, device by device, and received what the plan says."""
+    rng = np.random.default_rng(seed)
+    whole = rng.integers(-99, 99, made.shape).astype(made.dtype.name)
+    held = {device: whole[np.ix_(*runs)] for device, runs in oracle.ranges(made.source, made.shape).items()}
+    counts: dict[int, int] = {}
+    tiles = engine.run(made, held, received_bytes=counts)
+    for device, runs in oracle.ranges(made.target, made.shape).items():
+        np.testing.assert_array_equal(tiles[device], whole[np.ix_(*runs)])
+    assert max(counts.values()) == made.received_bytes
+    assert sum(counts.values()) == made.total_received_bytes
+    assert all(made.received_bytes_on(device) == count for device, count in counts.items())
+    assert made.received_bytes >= made.lower_bound_bytes
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("count", [3, pytest.param(40, marks=pytest.mark.slow)])
+def test_every_device_gets_its_tile(name: str, count: int) -> None:
+    mesh, network = NETWORKS[name]
+    shared = 0
+    for seed, (source, target) in enumerate(Random(count).sample(pairs(mesh, 1000), count)):
+        made = plan(source, target, (64, 128), "int16", network=network)
+        check_run(made, seed)
+        shared += len(made.shares) > 1
+        assert Plan.from_json(made.to_json()) == made
+    assert shared or count < 40
+
+
+def test_by_hand() -> None:
+    """Columns by x to rows by x, on rings of 4: 512 s along x; or shared over y 384 s there and 128 s along x.
+
+    Of p that is shared y takes 384 p and x 512 - 384 p: 2 / 3 of it, 256 s.
+    """
+    made = plan(Sharding.of(GRID, None, "x"), Sharding.of(GRID, "x", None), (64, 64), "int8", network=RINGS)
+    assert [(step.kind, step.after.text()) for step in made.steps] == [
+        ("Exchange", '[{"x", "y"}, {}]'),
+        ("AllGather", '[{"x"}, {}]'),
+    ]
+    (beside,) = made.beside
+    assert [step.kind for step in beside.steps] == ["AllToAll"]
+    assert abs((made.parts - beside.parts) / made.parts - 2 / 3) < 1 / made.parts
+    assert made.seconds == pytest.approx(256, rel=0.2)
+    assert simulated_seconds(made, RINGS) == pytest.approx(made.seconds, rel=0.05)
+    check_run(made, 0)
+
+
+def test_the_best_mix_is_that_of_a_linear_program() -> None:
+    from scipy.optimize import linprog
+
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        loads = rng.random((rng.integers(1, 9), rng.integers(1, 4))) * (rng.random() < 0.5) + rng.integers(0, 2)
+        loads[~loads.any(axis=1)] = 1.0
+        ways, levels = loads.shape
+        solved = linprog(
+            [1.0, *np.zeros(ways)],
+            A_ub=np.hstack([-np.ones((levels, 1)), loads.T]),
+            b_ub=np.zeros(levels),
+            A_eq=[[0.0, *np.ones(ways)]],
+            b_eq=[1.0],
+        )
+        mix = best_mix(loads)
+        assert mix.seconds == pytest.approx(solved.fun)
+        assert (mix.parts @ loads).max() == pytest.approx(solved.fun)
+        assert mix.parts.sum() == pytest.approx(1)
+        assert (loads @ mix.prices).min() == pytest.approx(1)
+
+
+def test_what_is_said_of_shares() -> None:
+    made = plan(Sharding.of(GRID, None, "x"), Sharding.of(GRID, "x", None), (64, 64), "int8", network=RINGS)
+    assert "of 2 shares at once" in str(made)
+    record = json.loads(made.to_json())
+    assert [share["parts"] for share in record["beside"]] == [share.parts for share in made.beside]
+    one = replace(made, beside=())
+    old = json.loads(one.to_json())
+    del old["beside"]
+    assert Plan.from_json(json.dumps(old)) == one
+    rows = [event["name"] for event in json.loads(made.to_trace())["traceEvents"] if event["ph"] == "X"]
+    assert rows == ["1 Exchange", "2 AllGather", "1 AllToAll"]
+    record["beside"][0]["steps"][0]["received_bytes"] += 1
+    with pytest.raises(
+        ReshardError, match="received_bytes of step 1 of share 1 in the text is not what the plan gives"
+    ):
+        Plan.from_json(json.dumps(record))
+
+
+def test_what_is_refused() -> None:
+    made = plan(Sharding.of(GRID, None, "x"), Sharding.of(GRID, "x", None), (64, 64), "int8", network=RINGS)
+    with pytest.raises(ReshardError, match="of 2 parts 2 cannot go through other steps"):
+        replace(made, parts=2, beside=(Share(made.steps, 2),))
+    with pytest.raises(ReshardError, match="the steps end at"):
+        replace(made, beside=(Share(made.steps[:1], 1),))
+    other = chain_through(replace(made.reshard, shape=(64, 128)))
+    with pytest.raises(ReshardError, match="for another shape"):
+        replace(made, beside=(Share(other, 1),))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_plans_are_near_the_linear_program(name: str) -> None:
+    """Of large tensors; what a program of small ones takes, times as many bytes."""
+    mesh, network = NETWORKS[name]
+    ratios = []
+    for source, target in pairs(mesh, 100):
+        priced = plan(source, target, (2**14, 2**14), "int8", network=network).seconds
+        assert priced is not None
+        ratios.append(priced / 2**20 / least_seconds(source, target, network))
+    assert exp(np.mean([log(ratio) for ratio in ratios])) <= 1.07
