@@ -80,6 +80,56 @@ def test_only_borders_are_in_the_program(mesh: Any, spec: Any, size: Any, widths
     assert max(received_bytes(found, devices)) == plan.lower_bound_bytes
 
 
+UNEVEN = [
+    ((8,), P("x"), (29,), {0: (1, 2)}),
+    ((8,), P("x"), (5, 2), {0: (2, 1)}),
+    ((8,), P("x"), (5,), {0: (7, 2)}),
+    ((4, 2), P("x", "y"), (7, 5), {0: (1, 2), 1: (1, 1)}),
+    ((2, 4), P(("y", "x"), None), (13, 3), {0: (3, 0), 1: (1, 4)}),
+    ((3,), P("x"), (10,), {0: (0, 5)}),
+]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "spec", "size", "widths", "edge"),
+    [
+        pytest.param(*case, edge, marks=[] if (number, edge) in [(0, "clip"), (2, "wrap"), (3, "pad")] else [slow])
+        for slow in [pytest.mark.slow]
+        for number, case in enumerate(UNEVEN)
+        for edge in ["wrap", "pad", "clip"]
+    ],
+)
+def test_uneven_tiles_store_their_windows_and_zeros(mesh: Any, spec: Any, size: Any, widths: Any, edge: str) -> None:
+    names, devices = ("x", "y")[: len(mesh)], int(np.prod(mesh))
+    placement = NamedSharding(
+        jax.make_mesh(mesh, names, (AxisType.Auto,) * len(mesh), devices=jax.devices()[:devices]), spec
+    )
+    owned = rs.jax.sharding_of(placement, None, len(size))
+    sharding, array = owned.with_halo(widths, edge), np.arange(1.0, np.prod(size) + 1).reshape(size)
+    expected = dealt.cut(array, sharding)
+    fill = jax.jit(lambda x: rs.jax.halo(x, widths, edge, placement))
+    found = fill(array)
+    weights = np.random.default_rng(0).integers(1, 9, found.shape).astype(found.dtype)
+    total, seen = np.zeros(size), set()
+    numbers = dealt.cut(np.arange(array.size).reshape(size), sharding)
+    for shard in found.addressable_shards:
+        window = expected[shard.device.id]
+        filled = np.pad(window, [(0, long - own) for long, own in zip(shard.data.shape, window.shape, strict=True)])
+        assert np.array_equal(np.asarray(shard.data), filled), shard.device
+        if str(shard.index) in seen:
+            continue
+        seen.add(str(shard.index))
+        cut = tuple(slice(0, own) for own in window.shape)
+        stored = window != 0  # where the window is padded it has no element
+        np.add.at(total.reshape(-1), numbers[shard.device.id][stored], weights[shard.index][cut][stored])
+    gradient = jax.jit(jax.grad(lambda x: (rs.jax.halo(x, widths, edge, placement) * weights).sum()))(array)
+    assert np.array_equal(np.asarray(gradient), total)
+    moved = collectives(fill.lower(array).compile().as_text(), devices)
+    assert {one.kind for one in moved} <= {"collective-permute"}
+    plan = rs.plan(owned, sharding, size, found.dtype.name)
+    assert max(received_bytes(moved, devices)) == plan.lower_bound_bytes
+
+
 def test_it_works_in_explicit_jit_and_is_refused_where_nothing_is_known() -> None:
     x = placed((8,), P("x"), (16,), AxisType.Explicit)
     with jax.set_mesh(x.sharding.mesh):

@@ -21,6 +21,7 @@ CASES = cases()
 AT_BOUND = {
     "roll by 1": 256,
     "gradient of a roll": 1536,
+    "gradient by central differences": 512,
     "neighbours by their numbers": 256,
     "update at a known place": 32768,
     "convolution 3 x 3, stride 2": 4096,
@@ -121,6 +122,22 @@ def test_convolutions_with_uneven_tiles_and_their_gradients() -> None:
 @pytest.mark.parametrize("kernel", range(1, 10))
 def test_all_convolutions_and_their_gradients(kernel: int) -> None:
     check_convolutions(kernel, range(1, 4), range(1, 4))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: jnp.concatenate([x] * 5) ** 2, lambda x: jnp.pad(x, (11, 13), mode="wrap") ** 2],
+    ids=["copies", "border"],
+)
+def test_what_goes_round_more_than_once(function: Any) -> None:
+    mesh = jax.make_mesh((4,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])
+    rows, x = jax.NamedSharding(mesh, jax.P("x")), np.arange(1.0, 9.0, dtype=np.float32)
+    placed = rs.jax.trace(function, x, in_shardings=rows, out_shardings=rows, mesh=mesh).propagate(goal="bytes")
+    assert any(sharding.has_windows for sharding in placed.shardings.values())
+    run, weights = rs.jax.to_jax(placed), np.random.default_rng(0).normal(size=function(x).shape).astype(np.float32)
+    np.testing.assert_array_equal(jax.jit(run)(jax.device_put(x, rows)), function(x))
+    gradients = [jax.jit(jax.grad(lambda x, f=f: (f(x) * weights).sum()))(x) for f in (run, function)]
+    np.testing.assert_allclose(*gradients, rtol=1e-5)
 
 
 def test_a_reach_that_nobody_knows_stays_whole_and_is_named() -> None:

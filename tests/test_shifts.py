@@ -22,9 +22,9 @@ MESHES = [Mesh.of(x=8), Mesh.of(x=2, y=4), Mesh.of(x=3), Mesh.of(x=2, y=2), Mesh
 class Drawn:
     """A program of shifts drawn at random, with what NumPy makes of whole arrays."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, meshes: Sequence[Mesh] = MESHES) -> None:
         self.random, self.numbers = Random(seed), np.random.default_rng(seed)
-        self.mesh = self.random.choice(MESHES)
+        self.mesh = self.random.choice(meshes)
         self.program = Program(self.mesh)
         axes = list(self.mesh.sizes)
         self.cut = self.random.choice([axes[0], axes[-1], tuple(axes), tuple(axes[::-1])])

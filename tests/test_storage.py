@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from itertools import permutations
 from math import prod
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest import mock
 
+import dealt
 import numpy as np
 import oracle
 import pytest
@@ -372,6 +374,7 @@ def test_regions_cover_a_box_in_row_major_order(shape: tuple[int, ...], elements
 MEASURED = """
 import sys
 from pathlib import Path
+from random import Random
 from reshard.cli import main
 status = main(sys.argv[1:])
 # not getrusage, whose figure starts with that of the process that started this one
@@ -402,3 +405,50 @@ def test_a_large_file_is_never_whole_in_memory(tmp_path: Path) -> None:
         start = device % 3 * 1366
         wanted = np.arange(start, min(start + 1366, rows), dtype="<f4") // (rows // 64)
         assert np.array_equal(tile, np.broadcast_to(wanted[:, None], (len(wanted), columns // 2)))
+
+
+def check_several_boxes(seed: int) -> int:
+    """Files of deals and windows, from a whole file and from one another; how many had tiles of several boxes."""
+    random = Random(seed)
+    mesh = random.choice([rs.Mesh.of(x=3), rs.Mesh.of(x=2, y=2), rs.Mesh.of(x=1, y=4), rs.Mesh.of(x=2, y=3)])
+    shape = tuple(random.randint(0, 13) for _ in range(random.randint(1, 2)))
+    source, target = dealt.drawn(random, mesh, shape, False), dealt.drawn(random, mesh, shape, True)
+    array = np.arange(1, prod(shape) + 1, dtype="<i4").reshape(shape)
+    array = np.asfortranarray(array) if random.random() < 0.3 else array
+    with fresh_folder() as folder, small_limits(random.choice([4, 40, 2**24])):
+        np.save(folder / "whole.npy", array)
+        run(folder / "whole.npy", "--target", source, "--out", folder / "first")
+        run(folder / "first", "--target", target, "--out", folder / "second")
+        windows = [dim.window for dim in target.dims if dim.window is not None]
+        for name, sharding in (("first", source), ("second", target)):
+            wanted = dealt.cut(array, sharding)  # which says -1 where a window is padded
+            assert_same(read_tiles(folder / name), {device: np.maximum(tile, 0) for device, tile in wanted.items()})
+        if all(not window.spans for window in windows):
+            back = run(folder / "second", "--target", source, "--out", folder / "third")
+            assert_same(read_tiles(folder / "third"), dealt.cut(array, source))
+            received = {tile["device"]: tile["received_bytes"] for tile in back["tiles"]}
+            missing = dealt.missing(target, source, shape)
+            assert received == {device: 4 * count for device, count in missing.items()}
+    return any(dim.deals for dim in source.dims) + bool(windows)
+
+
+def test_tiles_of_several_boxes_go_from_files_to_files() -> None:
+    assert sum(check_several_boxes(seed) for seed in range(12)) > 9
+
+
+@pytest.mark.slow
+def test_many_tiles_of_several_boxes_go_from_files_to_files() -> None:
+    for seed in range(1000, 2000):
+        check_several_boxes(seed)
+
+
+def test_an_index_says_the_boxes_of_a_zigzag(tmp_path: Path) -> None:
+    np.save(tmp_path / "whole.npy", np.arange(8))
+    run(tmp_path / "whole.npy", "--mesh", "x=2", "--target", '[{zigzag, "x"}]', "--out", tmp_path / "tiles")
+    tiles = json.loads((tmp_path / "tiles" / "index.json").read_text())["tiles"]
+    assert [tile["boxes"] for tile in tiles] == [[[[0, 2]], [[6, 8]]], [[[2, 6]]]]
+    index = tmp_path / "tiles" / "index.json"
+    index.write_text(index.read_text().replace("[[6, 8]]", "[[5, 7]]"))
+    assert "the box of device 0 is not that of its sharding" in refused(
+        "run", tmp_path / "tiles", "--target", '[{"x"}]', "--out", tmp_path / "out"
+    )

@@ -14,6 +14,7 @@ ON_FOUR = [
     "random_programs",
     "operations_of_all_kinds",
     "shifts",
+    "drawn_shifts",
     "programs_on_two_meshes",
     "loops_and_choices",
     "what_cannot_be_is_refused",

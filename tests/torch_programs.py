@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from blocks import CASES
 from programs import conflicting, generate, subscripts
+from test_shifts import Drawn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch_ranks import counted_traffic, made_once, unless
@@ -164,6 +166,31 @@ def shifts(rank: int) -> list[str]:
             unless(close(found.detach(), right.detach()), f"{rows}: {found.full_tensor()} for {right}"),
             unless(traffic.received == planned, f"{rows}: received {traffic.received}, planned {planned}"),
             unless(close(mine.grad, theirs.grad), f"{rows}: {mine.grad.full_tensor()} for {theirs.grad}"),
+        ]
+    return wrong
+
+
+def drawn_shifts(rank: int) -> list[str]:
+    """Drawn programs of shifts: windows that end early, go round more than once, or have nothing."""
+    device_mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("x",))
+    wrong = []
+    for seed in range(40):
+        drawn = Drawn(seed, [rs.torch.mesh_of(device_mesh)])
+        placed = drawn.program.propagate(goal="bytes")
+        given = [
+            distribute_tensor(
+                torch.tensor(drawn.inputs[value.name]),
+                device_mesh,
+                rs.torch.placements_of(placed.sharding(value), device_mesh, value.shape),
+            )
+            for value in placed.inputs
+        ]
+        with counted_traffic() as traffic:
+            found = rs.torch.to_torch(placed)(*given)
+        planned = sum(plan.received_bytes_on(rank) for plan in placed.plans.values())
+        wrong += [
+            unless(close(found, torch.tensor(np.array(drawn.expected))), f"seed {seed}: {found.full_tensor()}"),
+            unless(traffic.received == planned, f"seed {seed}: received {traffic.received}, planned {planned}"),
         ]
     return wrong
 

@@ -72,6 +72,21 @@ class Span(NamedTuple):
             offset += last - first
         return places
 
+    def runs_of(self, start: int, stop: int) -> list[Interval]:
+        """An interval, cut into runs that lie side by side in the array, each where it comes first.
+
+        >>> Span(((-1, 5),), ((0, 2),), 4, wraps=True).runs_of(2, 4)
+        [(3, 4), (2, 3)]
+        """
+        runs: list[Interval] = []
+        for _, part in self.places(start, stop):
+            left = [(start + part.start, start + part.stop)]
+            for low, high in runs:
+                sides = [side for begin, end in left for side in ((begin, min(end, low)), (max(begin, high), end))]
+                left = [(begin, end) for begin, end in sides if begin < end]
+            runs += left
+        return runs
+
     def owned_place(self, start: int, stop: int) -> slice:
         """Where an interval that is owned lies in the array.
 
@@ -126,6 +141,14 @@ class Tile:
         """Where the elements of a box lie in the array: an index there each, and which part of the box it is."""
         each = [span.places(*interval) for span, interval in zip(self.spans, box, strict=True)]
         return [(tuple(there for there, _ in way), tuple(part for _, part in way)) for way in product(*each)]
+
+    def boxes_of(self, box: Box) -> list[Box]:
+        """A box, cut into those that lie side by side in the array, each where it comes first."""
+        if box.is_empty:
+            return [box]
+        return [
+            Box(runs) for runs in product(*(span.runs_of(*ends) for span, ends in zip(self.spans, box, strict=True)))
+        ]
 
     def owned_place(self, box: Box) -> tuple[slice, ...]:
         """Where a box that the device owns lies in the array.

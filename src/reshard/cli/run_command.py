@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from reshard.box import Box
 from reshard.cli import output, progress
 from reshard.cli.arguments import add_meshes, add_shape, mesh_of, parse_pair, shape_of
 from reshard.cli.commands import Commands, add_command
@@ -19,7 +20,10 @@ from reshard.planner import plan as make_plan
 from reshard.plans import Plan, blocks
 from reshard.sharding import Sharding
 from reshard.tables import Table, bytes_text
+from reshard.tile import Tile
 
+MOST_BOXES = 4
+"""Of a tile that are printed."""
 EXAMPLES = """\
 examples:
   reshard run weights.npy --mesh x=2,y=4 --target '[{"x"}, {"y"}]' --out sharded
@@ -131,5 +135,11 @@ def tile_table(entries: Iterable[TileEntry], received_bytes: Mapping[int, int]) 
     rows = [("device", "file", "box", "bytes", "received")]
     for entry in entries:
         sizes = bytes_text(entry.size), bytes_text(received_bytes[entry.device])
-        rows.append((str(entry.device), entry.file, str(entry.box), *sizes))
+        rows.append((str(entry.device), entry.file, _where(entry.tile), *sizes))
     return Table(rows, {"device", "bytes", "received"})
+
+
+def _where(tile: Box | Tile) -> str:
+    """The boxes of a tile, the first ones."""
+    boxes = (tile,) if isinstance(tile, Box) else tile.boxes()
+    return ", ".join(map(str, boxes[:MOST_BOXES])) + (", ..." if len(boxes) > MOST_BOXES else "")

@@ -7,6 +7,10 @@ A border that is wider than a tile takes several hops: hop h brings what lies h 
 Dims go one after the other, and each takes the borders of those before it along, so corners come by themselves.
 All of it is permutes, slices and joins, so its derivative is the permutes the other way and additions.
 
+Where a dim is cut unevenly, tiles are blocks of the ceiling, the last ones short or empty, as XLA has them.
+Then neighbours differ, and borders come by the plan to the windows; all blocks are as long as the longest window, and
+what lies beyond a shorter one is zero.
+
 By hand, 8 rows on 4 devices with one row of each neighbour: device 1 stores rows 1, 2, 3 and 4.
 
 >>> import numpy as np
@@ -32,7 +36,12 @@ from jax.typing import ArrayLike
 from reshard.checks import shown
 from reshard.deal import Window
 from reshard.errors import ReshardError
+from reshard.exchange import Tiling
 from reshard.jax.conversions import names_in, sharding_of
+from reshard.jax.exchange.lowering import run_on_device
+from reshard.jax.exchange.rounds import Device
+from reshard.planner import plan as make_plan
+from reshard.sharding import Sharding
 
 
 def halo(
@@ -41,31 +50,33 @@ def halo(
     """The tiles of an array with borders, side by side: of size parts * (low + tile + high) in each dim.
 
     In and out of `jit`, under `grad`, `vmap` and `scan`.
+    Where the parts do not divide a dim, a tile is the ceiling, and a shorter window ends in zeros.
 
     Args:
-        x: an array whose dims are cut evenly.
+        x: an array; one of which a dim is cut unevenly says by `sharding` where it is.
         widths: per dim how many elements before each tile, and how many after it.
         edge: at the ends of the tensor the border goes round (`wrap`) or is zero (`pad`); `clip` is filled with zeros
             too, for all tiles of an array have one size, and `Sharding.with_halo` says what is not.
         sharding: a `NamedSharding`, where a traced array on Auto axes is.
 
     Raises:
-        ReshardError: `unknown-mesh` where it is not known where the array is, `not-divisible`, `bad-window`,
-            `rank-mismatch`, `bad-argument`.
+        ReshardError: `unknown-mesh` where it is not known where the array is, `bad-window`, `rank-mismatch`,
+            `bad-argument`.
     """
     x = jnp.asarray(x)
     placed = _placed(x, sharding)
     ours = sharding_of(placed, None, x.ndim)
-    ours.check_divisible(x.shape)
     windows = {dim: one.window for dim, one in enumerate(ours.with_halo(dict(widths), edge).dims) if one.window}
     if not windows:
         return x
-    cuts = [*map(names_in, placed.spec.partitions), *[()] * (x.ndim - len(placed.spec.partitions))]
-    windows = dict(sorted(windows.items(), key=lambda item: not cuts[item[0]]))  # what is whole grows last, for nothing
-    lines = {dim: _Line.of(placed.mesh.shape, cuts[dim]) for dim in windows}
     for dim, window in windows.items():
         if not x.shape[dim]:
             raise ReshardError("bad-window", f"dim {dim} of shape {x.shape} is empty; {window} has no elements")
+    if not Tiling.of(ours, x.shape).is_even():
+        return _by_plan(x, placed, ours, windows)
+    cuts = [*map(names_in, placed.spec.partitions), *[()] * (x.ndim - len(placed.spec.partitions))]
+    windows = dict(sorted(windows.items(), key=lambda item: not cuts[item[0]]))  # what is whole grows last, for nothing
+    lines = {dim: _Line.of(placed.mesh.shape, cuts[dim]) for dim in windows}
 
     def bordered(tile: jax.Array) -> jax.Array:
         for dim, window in windows.items():
@@ -76,6 +87,60 @@ def halo(
     spec = jax.P(*placed.spec.partitions)
     result: jax.Array = jax.shard_map(bordered, mesh=placed.mesh, in_specs=spec, out_specs=spec)(x)
     return result
+
+
+def _by_plan(x: jax.Array, placed: NamedSharding, ours: Sharding, windows: Mapping[int, Window]) -> jax.Array:
+    """The same of an array that is cut unevenly, padded to whole blocks."""
+    spec, names = jax.P(*placed.spec.partitions), tuple(placed.mesh.shape)
+    views = {dim: _View.of(ours, dim, x.shape[dim], window) for dim, window in windows.items()}
+    target = ours.with_windows({dim: view.window for dim, view in views.items()})
+    plan = make_plan(ours, target, x.shape, x.dtype)
+    whole = [ours.layout.parts[dim] * tile - x.shape[dim] for dim, tile in enumerate(ours.local_shape(x.shape))]
+
+    def bordered(tile: jax.Array) -> jax.Array:
+        device = Device.here(names)
+        tile = run_on_device(plan, names, tile)
+        for dim, view in views.items():
+            places = device.row_of(view.places)
+            shape = [-1 if each == dim else 1 for each in range(tile.ndim)]
+            if view.comes_twice:
+                tile = jnp.take(tile, jnp.maximum(places, 0), axis=dim)
+            tile = jnp.where((places >= 0).reshape(shape), tile, jnp.zeros_like(tile))
+        return tile
+
+    blocks = jnp.pad(x, [(0, more) for more in whole])
+    run = jax.shard_map(bordered, mesh=placed.mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    result: jax.Array = run(blocks)
+    return result
+
+
+class _View(NamedTuple):
+    """What devices store of a dim that is cut unevenly."""
+
+    window: Window
+    """What they fetch for it: of windows that meet themselves, every element once."""
+    places: np.ndarray[Any, np.dtype[np.int32]]
+    """Per position, and place of what is stored, where in what is fetched that lies; -1 where nothing is."""
+    comes_twice: bool
+    """Whether some element stands at several places."""
+
+    @classmethod
+    def of(cls, ours: Sharding, dim: int, size: int, halo: Window) -> _View:
+        """Of a dim of so many elements, with that halo."""
+        layout, positions = ours.layout, ours.mesh.positions
+        start, stop = layout.blocks(dim, size)
+        owns = start < stop
+        low, high = np.where(owns, start - halo.low, 0), np.where(owns, stop + halo.high, 0)
+        if halo.edge == "clip":
+            low, high = np.maximum(low, 0), np.minimum(high, size)
+        goes_round = halo.edge == "wrap"
+        ends = np.minimum(high, low + size) if goes_round else high
+        window = Window(spans=tuple(zip(low.tolist(), ends.tolist(), strict=True)), edge=halo.edge)
+        along = np.arange((high - low).max())[None, :]
+        elements = low[:, None] + along
+        is_there = (along < (high - low)[:, None]) & (goes_round | ((elements >= 0) & (elements < size)))
+        places = np.where(is_there, along % size if goes_round else along, -1).astype(np.int32)
+        return cls(window, places[layout.cutting[dim].index_of(positions)], bool((ends < high).any()))
 
 
 def _placed(x: jax.Array, sharding: Any) -> NamedSharding:

@@ -9,7 +9,7 @@ The gradient is the plan of the summed windows: every owner takes what others ho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -102,13 +102,28 @@ class Filling:
         self.back: LocalPlan = local_plan(back, world.rank, meshes, x.dtype, f"add what overlaps to {words}")
         ranks = tuple(sorted(source.mesh.devices))
         self.statement = Statement(ranks, digest_of("window", str(source), str(target), shape, dtype.name), words)
-        tiling = Tiling.of(target, shape)
-        ends = (tiling.tile(world.rank), tiling.tile(world.rank, once=True))
-        pairs = zip(*(_spans(end) for end in ends), strict=True)
-        self.places = [_places(stored, held) for stored, held in pairs]
+        self.view = View.of(Tiling.of(target, shape), world.rank)
 
     def stored(self, held: torch.Tensor, fill: float) -> torch.Tensor:
         """The window, of what is held of it."""
+        return self.view.stored(held, fill)
+
+
+class View(NamedTuple):
+    """How a window is made of what is held of it: each element once, in order, and nothing that is padded."""
+
+    places: tuple[list[int] | None, ...]
+    """Per dim and place of the window that of the element in what is held, -1 where it is padded; None where all are
+    alike."""
+
+    @classmethod
+    def of(cls, tiling: Tiling, rank: int) -> View:
+        """That of a rank."""
+        ends = (tiling.tile(rank), tiling.tile(rank, once=True))
+        return cls(tuple(_places(stored, held) for stored, held in zip(*map(_spans, ends), strict=True)))
+
+    def stored(self, held: torch.Tensor, fill: float) -> torch.Tensor:
+        """The window, with one value where it is padded."""
         for dim, places in enumerate(self.places):
             if places is None:
                 continue
@@ -133,7 +148,7 @@ def _spans(tile: Any) -> tuple[Span, ...]:
 
 
 def _places(stored: Span, held: Span) -> list[int] | None:
-    """Per place of a window that of the element in what is held, -1 where it is padded; None where all are alike."""
+    """The places of a dim, as of `View`."""
     where = {element: place for place, element in enumerate(held.indices())}
     places = [where.get(element, -1) for element in stored.indices()]
     return None if places == list(range(len(where))) else places

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from reshard.checks import expect, shown
 from reshard.errors import ReshardError
+from reshard.exchange import Tiling
 from reshard.mesh import Mesh
 from reshard.operations.interpreter import BoxExtents, check_computable, compute
 from reshard.propagation import Operation, Placement, Value
@@ -31,6 +32,7 @@ from reshard.propagation.running import Engine, run
 from reshard.sharding import Sharding
 from reshard.torch.conversions import gradient_placements, mesh_of, placements_of, spec_of
 from reshard.torch.graph_operator import refuse_traced
+from reshard.torch.halo import View
 from reshard.torch.local_plan import device_type_of, local_plan
 from reshard.torch.redistribute import Linear, redistribute
 from reshard.torch.verbs import VERBS
@@ -150,18 +152,11 @@ class _Rank(Engine):
             blank = torch.empty(self._shape(value, sharding), dtype=_dtype(value), device=self.device)
             return lambda *tiles: torch.stack(tiles).reshape(blank.shape) if tiles else blank
         if value in self.placed.plans:
-            plan, words = self.placed.plans[value], f"reshard {value.name}"
-            forward = local_plan(plan, self.rank, self.meshes, _dtype(value), words)
-            if not forward.exchanges:
-                return forward.run
-            # That of the gradient is made when it is asked for: where a reduction is no sum there is none.
-            backward = cache(lambda: local_plan(plan.transpose(), self.rank, self.meshes, _dtype(value), words))
-
-            def run_back(gradient: torch.Tensor) -> torch.Tensor:
-                refuse_traced("the gradient of a program", gradient)
-                return backward().run(gradient.contiguous())
-
-            return lambda tile: Linear.apply(tile, forward.run, run_back)  # type: ignore[no-untyped-call]
+            if sharding.has_windows and self.rank in sharding.mesh:
+                view = View.of(Tiling.of(sharding, value.shape), self.rank)
+                bring = self._moved(value)
+                return lambda tile: view.stored(bring(tile), 0)
+            return self._moved(value)
         check_computable(operation)
         if self.rank not in sharding.mesh:
             # The empty tile of a rank that has no part in the value, for the gradient a function of all operands.
@@ -169,6 +164,21 @@ class _Rank(Engine):
         shardings = [self.placed.sharding(value) for value in operation.values]
         extents = BoxExtents(operation, shardings, self.rank)
         return lambda *tiles: compute(VERBS, operation, extents, tiles).contiguous()
+
+    def _moved(self, value: Value) -> RankFunction:
+        """What brings a tile to where a value is; of a window each element once."""
+        plan, words = self.placed.plans[value], f"reshard {value.name}"
+        forward = local_plan(plan, self.rank, self.meshes, _dtype(value), words)
+        if not forward.exchanges:
+            return forward.run
+        # That of the gradient is made when it is asked for: where a reduction is no sum there is none.
+        backward = cache(lambda: local_plan(plan.transpose(), self.rank, self.meshes, _dtype(value), words))
+
+        def run_back(gradient: torch.Tensor) -> torch.Tensor:
+            refuse_traced("the gradient of a program", gradient)
+            return backward().run(gradient.contiguous())
+
+        return lambda tile: Linear.apply(tile, forward.run, run_back)  # type: ignore[no-untyped-call]
 
     def _end(self, value: Value) -> _End:
         """An input or a result, on the mesh of torch that has its devices."""

@@ -1,5 +1,6 @@
 """Tensors on disk: read in pieces, resharded from files to files, checked, and never whole in memory.
 
+    several_boxes.py  tiles that are no box, in parts
     encoding.py      how elements lie in files
     npy.py           headers of `.npy` files
     pieces_by_region.py  a tensor in regions that fit memory, and what lies in each
@@ -17,14 +18,15 @@ import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 from reshard.cli.storage.folder import check_absent, check_room, shared_folder
-from reshard.cli.storage.index import NAME, FolderIndex, TileEntry, read_index, tile_files
+from reshard.cli.storage.index import NAME, FolderIndex, TileEntry, read_index
 from reshard.cli.storage.inputs import Input, open_input
-from reshard.cli.storage.streaming import Advance, TensorFiles, TileTransfer, check, transfers_of, write
+from reshard.cli.storage.streaming import Advance, TensorFiles, TileTransfer, check, pieces_of, transfers_of, write
 from reshard.errors import ReshardError, refusing
-from reshard.exchange import Piece
+from reshard.exchange import Tiling
 from reshard.models.checkpoints.peers import Alone, Peers, agreed, share
 from reshard.plans import Plan
 
@@ -81,7 +83,7 @@ def reshard_files(
             if number > 1 and peers.rank == 0:
                 shutil.rmtree(partial / f"exchange-{number - 1}")
             if number < len(transfers):
-                files = TensorFiles(source.encoding, tile_files(entries.values(), source.encoding, stage))
+                files = TensorFiles.of_tiles(entries.values(), source.encoding, stage)
         index = FolderIndex(plan.target, plan.shape, source.encoding, tuple(entries.values()))
         if peers.rank == 0:
             _write_index(index, partial)
@@ -97,9 +99,16 @@ def _transfers_with_sizes(plan: Plan, source: Input, out: Path) -> tuple[list[Ti
     if devices > MAX_FILES:
         raise ReshardError("too-large", f"{devices} devices are too many for a file each; there may be {MAX_FILES}")
     itemsize = source.encoding.dtype.itemsize
-    sizes = [int(tiling.all_elements.sum()) * itemsize + tiling.mesh.size * HEADER_BYTES for tiling in tilings]
+    sizes = [_stored(tiling) * itemsize + tiling.mesh.size * HEADER_BYTES for tiling in tilings]
     check_room(out, max(after + before for before, after in zip([0, *sizes], sizes, strict=False)))
     return transfers, sizes
+
+
+def _stored(tiling: Tiling) -> int:
+    """The elements that all files store; in windows the same may stand several times."""
+    if tiling.layout.has_windows:
+        return sum(prod(tiling.tile(device).shape) for device in tiling.mesh.devices)
+    return int(tiling.all_elements.sum())
 
 
 def _write_index(index: FolderIndex, folder: Path) -> None:
@@ -111,9 +120,9 @@ def _write_index(index: FolderIndex, folder: Path) -> None:
 
 
 def _straight(transfer: TileTransfer, plan: Plan) -> TileTransfer:
-    """The same tiles, each as one box of the whole: what a file that holds the whole tensor is compared by.
+    """The same tiles, each in boxes of the whole: what a file that holds the whole tensor is compared by.
 
     It says where every element must be without the exchange that brought it there.
     """
     anyone, target = plan.source.mesh.device_at(0), transfer.target
-    return TileTransfer(target, lambda device: [Piece(anyone, device, target.box(device), 0)], only=transfer.only)
+    return TileTransfer(target, lambda device: pieces_of(target, device, anyone), only=transfer.only)

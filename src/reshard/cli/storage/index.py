@@ -14,6 +14,7 @@ r"""The index of a folder of tiles: a small JSON file that says what the tiles a
      ]
     }
 
+A tile of several boxes has `boxes`, in the order in which they are stored, in place of `box`.
 Bytes and checksum (CRC-32, as zip and gzip have it) are of the whole file, its header included.
 """
 
@@ -38,6 +39,7 @@ from reshard.errors import ReshardError, refusing
 from reshard.models.checkpoints.files import TileFile
 from reshard.notation import parse_mesh, parse_sharding
 from reshard.sharding import Sharding
+from reshard.tile import Tile
 
 NAME = "index.json"
 SCHEMA = "reshard.tiles/1"
@@ -53,7 +55,7 @@ class TileEntry:
     device: int
     file: str
     """The name of its file in the folder."""
-    box: Box
+    tile: Box | Tile
     """Where it lies in the tensor."""
     size: int
     """Bytes of the file."""
@@ -94,10 +96,14 @@ def tile_record(entry: TileEntry) -> dict[str, Any]:
     return {
         "device": entry.device,
         "file": entry.file,
-        "box": entry.box,
+        **_where(entry.tile),
         "bytes": entry.size,
         "crc32": f"{entry.crc32:08x}",
     }
+
+
+def _where(tile: Box | Tile) -> dict[str, Any]:
+    return {"box": tile} if isinstance(tile, Box) else {"boxes": list(tile.boxes())}
 
 
 def read_index(folder: Path) -> FolderIndex:
@@ -144,26 +150,29 @@ def _checked(record: dict[str, Any]) -> FolderIndex:
     tiles = record["tiles"]
     if not isinstance(tiles, list) or [tile["device"] for tile in tiles] != devices:
         raise ValueError("its tiles must be those of the devices of its mesh, in that order")
-    entries = [_entry(tile, layout.box(position, shape)) for position, tile in enumerate(tiles)]
+    entries = [_entry(tile, layout.tile(position, shape)) for position, tile in enumerate(tiles)]
     return FolderIndex(sharding, shape, encoding, tuple(entries))
 
 
-def _entry(tile: dict[str, Any], box: Box) -> TileEntry:
-    """A tile as a record gives it, in the box of its sharding."""
-    device, name, size, crc32 = tile["device"], tile["file"], tile["bytes"], tile["crc32"]
+def _entry(record: dict[str, Any], tile: Box | Tile) -> TileEntry:
+    """A tile as a record gives it, where its sharding has it."""
+    device, name, size, crc32 = record["device"], record["file"], record["bytes"], record["crc32"]
     if type(device) is not int or type(size) is not int or size < 0:
         raise ValueError("device and bytes of a tile must be integers")
     if not isinstance(name, str) or name in ("", ".", "..", NAME) or re.search(r"[/\\\x00\ud800-\udfff]", name):
         raise ValueError(f"the file of device {device} must be a name in the folder, got: {name!r}")
     if not isinstance(crc32, str) or not re.fullmatch(r"[0-9a-f]{8}", crc32):
         raise ValueError(f"the crc32 of device {device} must be 8 hexadecimal digits, got: {crc32!r}")
-    if Box((start, stop) for start, stop in tile["box"]) != box:  # in the text 4.0 equals 4
+    (where, expected), *_ = _where(tile).items()
+    told = [record[where]] if where == "box" else record[where]
+    boxes = [Box((start, stop) for start, stop in box) for box in told]
+    if boxes != ([expected] if where == "box" else expected):  # in the text 4.0 equals 4
         raise ValueError(f"the box of device {device} is not that of its sharding")
-    return TileEntry(device, name, box, size, int(crc32, 16))
+    return TileEntry(device, name, tile, size, int(crc32, 16))
 
 
 def tile_files(entries: Iterable[TileEntry], encoding: Encoding, folder: Path) -> dict[int, TileFile]:
-    """Where each device's elements lie, every file's size and header checked.
+    """Where each device's elements lie, every file's size and header checked; of several boxes as one array.
 
     Raises:
         ReshardError: `bad-file` where a file is missing, is a link, or is not what the index says.
@@ -178,8 +187,9 @@ def tile_files(entries: Iterable[TileEntry], encoding: Encoding, folder: Path) -
         if status.st_size != entry.size:
             raise ReshardError("bad-file", f"{path} has {status.st_size} bytes; the index says {entry.size}")
         header = read_header(path)
-        expected = (encoding.stored, entry.box.shape, encoding.fortran and len(entry.box) > 1)
+        expected = (encoding.stored, entry.tile.shape, encoding.fortran and len(entry.tile.shape) > 1)
         if (header.descr, header.shape, header.fortran) != expected:
             raise ReshardError("bad-file", f"the header of {path} is not what the index says")
-        files[entry.device] = TileFile(path, header.offset, encoding.stored_box(entry.box))
+        box = entry.tile if isinstance(entry.tile, Box) else Box.whole(entry.tile.shape)
+        files[entry.device] = TileFile(path, header.offset, encoding.stored_box(box))
     return files

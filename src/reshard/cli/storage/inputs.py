@@ -12,7 +12,7 @@ import numpy as np
 from reshard.box import Box
 from reshard.cli.storage import npy
 from reshard.cli.storage.encoding import Encoding, encoding_of
-from reshard.cli.storage.index import NAME, FolderIndex, TileEntry, read_index, tile_files
+from reshard.cli.storage.index import NAME, FolderIndex, TileEntry, read_index
 from reshard.cli.storage.streaming import Advance, TensorFiles
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
@@ -48,7 +48,7 @@ class Input:
             ReshardError: `bad-file` where a tile in a folder is not what the index says; `too-large`.
         """
         if self.index is not None:
-            return TensorFiles(self.encoding, tile_files(self.entries, self.encoding, self.path))
+            return TensorFiles.of_tiles(self.entries, self.encoding, self.path)
         whole = TileFile(self.path, self.offset, self.encoding.stored_box(Box.whole(self.shape)))
         tiling = Tiling.of(sharding, self.shape)
         devices = sharding.mesh.device_array.tolist()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,15 @@ from reshard.array_tiles import combined
 from reshard.box import Box
 from reshard.cli.storage import pieces_by_region
 from reshard.cli.storage.encoding import Encoding
-from reshard.cli.storage.index import TileEntry
+from reshard.cli.storage.index import TileEntry, tile_files
 from reshard.cli.storage.npy import header_bytes
+from reshard.cli.storage.several_boxes import Holdings, Making, parts_of_tile
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
 from reshard.exchange import Piece, Tiling
 from reshard.models.checkpoints.files import FileReader, FileWriter, TileFile, bytes_of
 from reshard.plans import Plan
+from reshard.tile import Tile
 
 CALL_BYTES = 2**13
 """Bytes that could be read in the time that the call for one run takes."""
@@ -51,6 +53,18 @@ class TensorFiles:
     blank: frozenset[int] = frozenset()
     """Devices whose tiles are the identity of the reduction, and stand in no file."""
     reduction: str = "sum"
+    tiles: Mapping[int, Tile] = field(default_factory=dict)
+    """Per device of several boxes what its file stores."""
+
+    @classmethod
+    def of_tiles(cls, entries: Collection[TileEntry], encoding: Encoding, folder: Path) -> TensorFiles:
+        """Of a folder of tiles.
+
+        Raises:
+            ReshardError: `bad-file`.
+        """
+        tiles = {entry.device: entry.tile for entry in entries if isinstance(entry.tile, Tile)}
+        return cls(encoding, tile_files(entries, encoding, folder), tiles=tiles)
 
 
 @dataclass(frozen=True)
@@ -89,9 +103,14 @@ def transfers_of(plan: Plan) -> list[TileTransfer]:
         transfers += [TileTransfer(move.exchange.target, move.exchange.incoming, *move[1:]) for move in step.transfers]
         # A scalar may be moved as a vector of one element, but is a scalar in the end.
         transfers[-1] = replace(transfers[-1], target=Tiling.of(step.after, step.shape))
-    boxes = ((device, target.box(device)) for device in target.mesh.device_array.tolist())
-    own = {device: [] if box.is_empty else [Piece(device, device, box, 0)] for device, box in boxes}
-    return transfers or [TileTransfer(target, own.__getitem__)]
+    return transfers or [TileTransfer(target, lambda device: pieces_of(target, device, device))]
+
+
+def pieces_of(target: Tiling, device: int, sender: int) -> list[Piece]:
+    """The tile of a device, taken from one sender."""
+    tile = target.tile(device)
+    boxes = (tile,) if isinstance(tile, Box) else tile.boxes()
+    return [Piece(sender, device, box, 0) for box in boxes if not box.is_empty]
 
 
 def parts(transfer: TileTransfer, source: TensorFiles, dtype: np.dtype[Any]) -> Iterator[tuple[int, NDArray[Any], int]]:
@@ -108,6 +127,9 @@ def parts(transfer: TileTransfer, source: TensorFiles, dtype: np.dtype[Any]) -> 
         A device, a part of its tile as a contiguous array that is only to be read, and how many bytes of what it is
         made of came from others.
     """
+    if source.tiles or transfer.target.layout.weaves:
+        yield from _parts_of_several_boxes(transfer, source, dtype)
+        return
     encoding = source.encoding
     elements = max(1, pieces_by_region.REGION_BYTES // dtype.itemsize)
 
@@ -127,6 +149,23 @@ def parts(transfer: TileTransfer, source: TensorFiles, dtype: np.dtype[Any]) -> 
                 for device, part, arriving in receipts:
                     received = sum(box.size for sender, box in arriving if sender != device)
                     yield device, _combined(transfer, part, arriving, sources), received * dtype.itemsize
+
+
+def _parts_of_several_boxes(
+    transfer: TileTransfer, source: TensorFiles, dtype: np.dtype[Any]
+) -> Iterator[tuple[int, NDArray[Any], int]]:
+    """The same, device by device: what lies side by side in a file may be anywhere in the tensor."""
+    encoding, elements = source.encoding, max(1, pieces_by_region.REGION_BYTES // dtype.itemsize)
+    holdings = Holdings(encoding, dtype, dict(source.files), dict(source.tiles), source.blank, source.reduction)
+    with FileReader() as reader, np.errstate(all="ignore"):
+        for device in transfer.devices:
+            tile, pieces = transfer.target.tile(device), list(transfer.incoming(device))
+            received = sum(piece.box.size for piece in pieces if piece.sender != device) * dtype.itemsize
+            making = Making(pieces, transfer.reduction, transfer.classes, transfer.fill)
+            stored = pieces_by_region.regions(encoding.stored_box(Box.whole(tile.shape)), elements)
+            for part in parts_of_tile(tile, making, holdings, reader, stored):
+                yield device, part, received
+                received = 0
 
 
 def _combined(transfer: TileTransfer, part: Box, pieces: list[tuple[int, Box]], sources: RegionReader) -> NDArray[Any]:
@@ -200,10 +239,10 @@ def write(
     entries = {}
     with FileWriter() as writer:
         for device in transfer.devices:
-            box = transfer.target.box(device)
-            header, name = header_bytes(source.encoding, box.shape), f"device-{device:0{digits}d}.npy"
+            tile = transfer.target.tile(device)
+            header, name = header_bytes(source.encoding, tile.shape), f"device-{device:0{digits}d}.npy"
             writer.append(folder / name, header)
-            entries[device] = TileEntry(device, name, box, len(header), zlib.crc32(header))
+            entries[device] = TileEntry(device, name, tile, len(header), zlib.crc32(header))
         for device, part, part_received in parts(transfer, source, dtype):
             entry, data = entries[device], bytes_of(part)
             writer.append(folder / entry.file, data)
@@ -231,7 +270,7 @@ def check(
     sizes, sums = {}, {}
     with FileReader() as reader:
         for device, entry in entries.items():
-            path, header = folder / entry.file, header_bytes(source.encoding, entry.box.shape)
+            path, header = folder / entry.file, header_bytes(source.encoding, entry.tile.shape)
             if _read_back(reader, path, 0, len(header)).tobytes() != header or path.stat().st_size != entry.size:
                 raise ReshardError("verify-failed", f"{path} lacks the header or the size that was written")
             sizes[device], sums[device] = len(header), zlib.crc32(header)

@@ -46,6 +46,7 @@ from reshard.digits import Digit, Digits
 from reshard.exchange import DigitExchange
 from reshard.jax.exchange.chunked import chunk_elements, moved_in_chunks
 from reshard.jax.exchange.joint import CallKind, DeviceRun, GroupCall, run_alone
+from reshard.jax.exchange.meeting import added, repeated
 from reshard.jax.exchange.rounds import COMBINE, Device, bits_of, in_rounds, of_device
 from reshard.plans import Plan
 from reshard.refinement import Cuts, Role
@@ -107,7 +108,8 @@ def _in_bounded_memory(plan: Plan, device: Device, tile: jax.Array) -> DeviceRun
             if len(move.exchange.target.shape) != tile.ndim:  # of a scalar, seen as a vector
                 tile = lax.reshape(tile, (1,))
             if step.moves:
-                tile = moved_in_chunks(move, room, device, tile)
+                tile = moved_in_chunks(move, room, device, added(move.exchange.source, device, tile))
+                tile = repeated(move.exchange.target, device, tile)
             else:
                 tile = yield from _moved(move, device, tile)
         tile = tile if step.shape else lax.reshape(tile, ())
@@ -136,7 +138,9 @@ def _moved(move: Move, device: Device, tile: jax.Array) -> DeviceRun:
     ):
         tile = yield from _in_groups(exchange, device, tile, move.reduction or "sum")
     else:
+        tile = added(exchange.source, device, tile)
         tile = yield from in_rounds(exchange, device, tile, reduction=move.reduction or move.fill)
+        tile = repeated(exchange.target, device, tile)
     return lax.div(tile, lax.full_like(tile, move.classes)) if move.reduction == "avg" else tile
 
 

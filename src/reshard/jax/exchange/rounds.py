@@ -135,6 +135,7 @@ def rounds_of(exchange: Exchange) -> list[Round]:
         return _permutations(exchange)
     mesh = exchange.target.mesh
     pieces = [piece for device in mesh.device_array.tolist() for piece in exchange.incoming(device)]
+    pieces = _side_by_side(exchange, pieces) if is_woven else pieces
     rounds = [*schedule(pieces, one_shape=True, staying=True), *_travelling(pieces)]
     return [_round(exchange, of_round) for of_round in rounds]
 
@@ -150,6 +151,22 @@ def _permutations(exchange: DigitExchange) -> list[Round]:
         start = np.maximum(held[senders], goal)
         rounds.append(Round(exchange.piece_shape, senders, positions, start - held[senders], start - goal))
     return rounds
+
+
+def _side_by_side(exchange: Exchange, pieces: Iterable[Piece]) -> list[Piece]:
+    """The pieces, cut where what is one box in the tensor does not lie side by side at an end."""
+    ends = (exchange.source, "sender"), (exchange.target, "receiver")
+    for tiling, end in ends:
+        if not (tiling.layout.has_windows or tiling.layout.is_summed):
+            continue
+        tiles = {device: tiling.tile(device) for device in tiling.mesh.devices}
+        pieces = [
+            piece._replace(box=box)
+            for piece in pieces
+            for tile in [tiles[getattr(piece, end)]]
+            for box in (tile.boxes_of(piece.box) if isinstance(tile, Tile) else [piece.box])
+        ]
+    return list(pieces)
 
 
 def _travelling(pieces: Iterable[Piece]) -> list[list[Piece]]:

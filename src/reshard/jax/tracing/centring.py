@@ -5,6 +5,9 @@ device adds up is read from one side, and what it puts comes from the other.
 Over all n rows, row i of the sum is row i + 1 of u and row i - 1, so one row comes from each side, and what is put is
 where it is; the rows at the ends, which are not put, are computed of what goes round, and dropped.
 
+What is joined of a middle and two ends, each computed of slices, is so too: three sums of whole tensors, of which
+each is chosen where it is joined.
+
 By hand, of 8 elements of which 6 are put: the sum is of two rolls of 8.
 
 >>> import jax
@@ -38,6 +41,10 @@ LARGEST_SHARE = 2
 """What is put is centred where the whole is less than so many times as large in every dim."""
 
 
+MOST_JOINED = 3
+"""Of so many joined parts at most each is computed in all places."""
+
+
 class Centred:
     """A value that is put inside a tensor, as a function of whole tensors.
 
@@ -53,6 +60,8 @@ class Centred:
         self.sources: dict[Any, None] = {}
         """What it is made of, in order."""
         self.slices = 0
+        self.farthest = 0
+        """How far at most what a slice takes is from where it is put."""
         self.known: dict[Any, bool] = {}
 
     def is_made_of_slices(self, atom: Any) -> bool:
@@ -82,6 +91,8 @@ class Centred:
             if source.aval.shape == tuple(self.whole):
                 self.sources[source] = None
                 self.slices += 1
+                ends = zip(self.start, maker.params["start_indices"], strict=True)
+                self.farthest = max(self.farthest, *(abs(there - here) for there, here in ends))
                 return True
         if name == "broadcast_in_dim":
             return maker.invars[0].aval.shape == () and self.reaches(maker.invars[0])
@@ -125,3 +136,27 @@ class Centred:
             if there != here:
                 array = jax.numpy.roll(array, there - here, dim)
         return array
+
+
+def joined(makers: Mapping[Any, Any], parts: Sequence[Any], dim: int, whole: Shape) -> list[Centred] | None:
+    """Parts that lie one after another in a dim, as functions of whole tensors; None where that is not worth it.
+
+    It is where one part is nearly all, computed of slices, and the others reach no farther.
+    """
+    start, centred = 0, []
+    for part in parts:
+        if isinstance(part, Literal):
+            return None
+        place = [start if each == dim else 0 for each in range(len(whole))]
+        centred.append(Centred(makers, place, part.aval.shape, whole))
+        start += part.aval.shape[dim]
+    if not 1 < len(parts) <= MOST_JOINED:
+        return None
+    main = max(range(len(parts)), key=lambda number: parts[number].aval.shape[dim])
+    if not centred[main].is_made_of_slices(parts[main]):
+        return None
+    near = all(
+        each.reaches(part) and each.farthest <= centred[main].farthest
+        for each, part in zip(centred, parts, strict=True)
+    )
+    return centred if near else None

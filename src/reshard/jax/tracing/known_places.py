@@ -32,7 +32,7 @@ from jax import lax
 from jax.extend.core import Literal, Primitive
 
 from reshard.dtypes import identity
-from reshard.jax.tracing.centring import Centred
+from reshard.jax.tracing.centring import Centred, joined
 from reshard.operations.pattern import Shape
 
 ROLL = Primitive("roll")
@@ -69,6 +69,8 @@ class KnownPlaces:
             return self._dynamic_update(equation)
         if name == "scatter" or name in COMBINED:
             return self._scatter(equation)
+        if name == "concatenate":
+            return self._joined(equation)
         return equation
 
     def number(self, atom: Any) -> Any:
@@ -160,6 +162,24 @@ class KnownPlaces:
             return _called(equation, [base, atom], lambda x, y: _put(x, lax.reshape(y, shape), start))
         made, places = centred.function(atom), [*centred.sources]
         return _called(equation, [base, *places], lambda x, *arrays: _chosen(x, made(*arrays), start, atom.aval.shape))
+
+    def _joined(self, equation: Any) -> Any:
+        """What is joined, each part computed in all places where all are made of slices, and chosen in its own."""
+        parts, whole = equation.invars, equation.outvars[0].aval.shape
+        centred = joined(self.makers, parts, equation.params["dimension"], whole)
+        if centred is None:
+            return equation
+        sources = [*dict.fromkeys(source for each in centred for source in each.sources)]
+
+        def made(*arrays: Any) -> Any:
+            known = dict(zip(sources, arrays, strict=True))
+            result = None
+            for each, part in zip(centred, parts, strict=True):
+                own = each.function(part)(*(known[source] for source in each.sources))
+                result = own if result is None else _chosen(result, own, each.start, each.shape)
+            return result
+
+        return _called(equation, sources, made)
 
     def _start(self, index: Any, dims: Sequence[int], table: Shape, sizes: Sequence[int]) -> list[int] | None:
         """Where a part of some sizes begins that an index names, if it lies inside."""
