@@ -120,7 +120,7 @@ def check_end(page: Any, sharding: rs.Sharding, shape: tuple[int, ...], *, whole
 @contextlib.contextmanager
 def loaded(browser: Any, text: str, folder: Path, **options: Any) -> Iterator[Opened]:
     with opened(browser, text, folder / "page.html", **options) as opening:
-        opening.page.wait_for_selector("body[data-ready]")
+        opening.page.wait_for_selector("body[data-ready]", timeout=60_000)
         yield opening
 
 
