@@ -321,24 +321,29 @@ UNREACHED = """() => {
 
 
 @needs_chromium
-def test_the_keyboard_reaches_all_that_can_be_used_on_every_page(browser: Any, tmp_path: Path) -> None:
-    for name, text in (other_pages() | {"plan": PLANS["nothing"].to_html()}).items():
-        with opened(browser, text, tmp_path / "page.html") as opening:
-            page, keys = opening.page, opening.page.keyboard
-            page.evaluate("window.reached = new Set()")
-            page.evaluate("document.addEventListener('focusin', (event) => window.reached.add(event.target))")
-            for _ in range(len(page.evaluate(UNREACHED)) + 2):
-                keys.press("Tab")
-            assert page.evaluate(UNREACHED) == [], name
-            if closed := page.query_selector("details:not([open]) summary"):
-                closed.focus()
-                keys.press("Enter")
-                assert closed.evaluate("summary => summary.parentElement.open"), name
-            if copy := page.query_selector("details[open] button.copy"):
-                copy.focus()
-                keys.press("Enter")
-                page.wait_for_function("button => ['copied', 'selected'].includes(button.textContent)", arg=copy)
-            opening.check_quiet()
+@pytest.mark.parametrize(
+    "name",
+    ["dumps", *(pytest.param(name, marks=pytest.mark.slow) for name in
+                ("plan", "einsum", "placement", "model", "report", "two reports", "comparison"))],
+)  # fmt: skip
+def test_the_keyboard_reaches_all_that_can_be_used(name: str, browser: Any, tmp_path: Path) -> None:
+    text = PLANS["nothing"].to_html() if name == "plan" else other_pages()[name]
+    with opened(browser, text, tmp_path / "page.html") as opening:
+        page, keys = opening.page, opening.page.keyboard
+        page.evaluate("window.reached = new Set()")
+        page.evaluate("document.addEventListener('focusin', (event) => window.reached.add(event.target))")
+        for _ in range(len(page.evaluate(UNREACHED)) + 2):
+            keys.press("Tab")
+        assert page.evaluate(UNREACHED) == []
+        if closed := page.query_selector("details:not([open]) summary"):
+            closed.focus()
+            keys.press("Enter")
+            assert closed.evaluate("summary => summary.parentElement.open")
+        if copy := page.query_selector("details[open] button.copy"):
+            copy.focus()
+            keys.press("Enter")
+            page.wait_for_function("button => ['copied', 'selected'].includes(button.textContent)", arg=copy)
+        opening.check_quiet()
 
 
 def test_the_page_of_a_report_draws_its_operations_with_what_is_found_on_them() -> None:

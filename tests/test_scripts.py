@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,8 +16,8 @@ from reshard.drawing.shell import asset
 DENO = shutil.which("deno", path=Path(sys.executable).parent) or shutil.which("deno")
 pytestmark = pytest.mark.skipif(DENO is None, reason="deno is absent, which has no wheel for this machine")
 
-SCRIPTS = ("page.js", "plan_model.js", "player.js")
-"""Those of a plan's page, one after the other; the first is that of all pages."""
+PAGES = {"page.js": ("page.js",), "plan.js": ("page.js", "plan_model.js", "player.js"), "notebook.js": ("notebook.js",)}
+"""Which scripts stand one after the other in a page, or in a notebook."""
 CONFIGURATION = {
     "compilerOptions": {
         "checkJs": True,
@@ -25,38 +26,37 @@ CONFIGURATION = {
     },
     "lint": {"rules": {"tags": ["recommended"], "include": ["eqeqeq", "no-eval", "no-throw-literal"]}},
 }
-WRONG = "\n/** @param {number} count */\nconst twice = (count) => 2 * count;\ntwice('2');\n"
-UNTIDY = "\nvar counted = 1 == 2;\n"
+WRONG = "/** @param {number} count */\nconst twice = (count) => 2 * count;\ntwice('2');\nvar counted = 1 == 2;\n"
+"""What both checkers must complain of."""
 
 
-def complaints(command: str, script: str, folder: Path) -> str:
-    """What one of the checkers says of a script; nothing where it is content."""
+@pytest.fixture(scope="module")
+def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each checker says of all scripts, each a file of its own, and of the one that is wrong."""
+    folder = tmp_path_factory.mktemp("scripts")
     (folder / "deno.json").write_text(json.dumps(CONFIGURATION), encoding="utf-8")
-    (folder / "script.js").write_text(script, encoding="utf-8")
-    done = subprocess.run(
-        [str(DENO), command, "script.js"],
-        cwd=folder,
-        env={"DENO_DIR": str(folder / "cache"), "DENO_NO_UPDATE_CHECK": "1", "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stderr if done.returncode else ""
+    (folder / "wrong.js").write_text(WRONG, encoding="utf-8")
+    for name, parts in PAGES.items():
+        (folder / name).write_text("\n".join(map(asset, parts)), encoding="utf-8")
+    environment = {"DENO_DIR": str(folder / "cache"), "DENO_NO_UPDATE_CHECK": "1", "NO_COLOR": "1"}
+    said = {}
+    both = ("notebook.js", "plan.js", "wrong.js")
+    for checker, names in (("check", ("page.js", *both)), ("lint", both)):  # page.js makes what the others use
+        command = [str(DENO), checker, *names]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 1, done.stderr
+        said[checker] = done.stderr
+    return said
 
 
-def test_scripts_have_the_types_that_they_say(tmp_path: Path) -> None:
-    script = "\n".join(map(asset, SCRIPTS))
-    assert complaints("check", script, tmp_path) == ""
-    assert complaints("lint", script, tmp_path) == ""
+@pytest.mark.parametrize("checker", ["check", "lint"])
+def test_scripts_are_complained_of_nowhere(checker: str, complaints: dict[str, str]) -> None:
+    places = re.findall(r"(\w+\.js):\d+:\d+", complaints[checker])
+    assert set(places) == {"wrong.js"}, complaints[checker]
 
 
-@pytest.mark.parametrize("name", [SCRIPTS[0], "notebook.js"])
-def test_a_script_that_stands_alone_needs_no_other(name: str, tmp_path: Path) -> None:
-    assert complaints("check", asset(name), tmp_path) == ""
-
-
-def test_what_is_wrong_is_complained_of(tmp_path: Path) -> None:
-    script = asset("page.js")
-    assert "TS2345" in complaints("check", script + WRONG, tmp_path)
-    assert "no-var" in complaints("lint", script + UNTIDY, tmp_path)
-    assert "eqeqeq" in complaints("lint", script + UNTIDY, tmp_path)
+@pytest.mark.parametrize(
+    ("checker", "words"), [("check", ["TS2345"]), ("lint", ["no-var", "eqeqeq", "no-unused-vars"])], ids=str
+)
+def test_what_is_wrong_is_complained_of(checker: str, words: list[str], complaints: dict[str, str]) -> None:
+    assert [word for word in words if word not in complaints[checker]] == []
