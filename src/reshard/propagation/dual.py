@@ -11,7 +11,7 @@ On the way each takes its cheapest choice, given those before it, which is where
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -125,27 +125,30 @@ class Within(NamedTuple):
 def _ends(model: Model, shares: Shares, within: Within | None, *, exact: bool) -> list[End]:
     """The values and operations of a model in their order, linked by what reshards cost."""
     ends: dict[int, End] = {}
-    tables: dict[tuple[int, bytes, bytes, bool, float], Costs] = {}
-    alike: dict[bytes, Any] = {}
+    tables: dict[tuple[object, ...], Costs] = {}
+    free: dict[int, Costs] = {}
+    alike: dict[bytes, Costs] = {}
     once = Once()
-
-    def shared(array: Any) -> Any:
-        """The first array that is equal to one."""
-        return alike.setdefault(array.tobytes(), array)
 
     def end_of(variable: Variable) -> End:
         end = ends.get(id(variable))
         if end is None:
             domain = variable.domain if within is None else within.domains[id(variable)]
-            cost = np.zeros(len(domain)) if variable.rent is None else variable.rent[domain]
-            end = ends[id(variable)] = End(variable, shared(cost), domain)
+            if variable.rent is None:
+                cost = free.setdefault(len(domain), np.zeros(len(domain)))
+            else:
+                cost = variable.rent[domain]
+            end = ends[id(variable)] = End(variable, cost, domain)
         return end
 
     for node in model.nodes:
         choices = np.arange(len(node.layouts)) if within is None else within.layouts[node.number]
         around = [end_of(edge.variable) for edge in node.uses]
-        cost = node.cost if within is None else node.cost[choices]
-        own = ends[id(node)] = End(node, shared(cost), choices)
+        cost = node.cost
+        if within is not None:
+            cost = cost[choices]
+            cost = alike.setdefault(cost.tobytes(), cost)
+        own = ends[id(node)] = End(node, cost, choices)
         around += [end_of(edge.variable) for edge in node.makes]
         for edge, end in zip(node.edges, around, strict=True):
             picks = edge.picks if within is None else Picks(edge.picks.numbers[choices])
@@ -153,10 +156,11 @@ def _ends(model: Model, shares: Shares, within: Within | None, *, exact: bool) -
             if not edge.is_result:
                 scale *= shares.get(edge.key, 1.0)
             known = edge.table.price if exact else edge.table.bound
-            key = id(known), end.choices.tobytes(), picks.options.tobytes(), edge.is_result, scale
+            pair = (id(end.choices), id(picks)) if within is None else (end.choices.tobytes(), picks.options.tobytes())
+            key = id(known), *pair, edge.is_result, scale
             if key not in tables:
-                pair = (picks.options, end.choices) if edge.is_result else (end.choices, picks.options)
-                cut = known[np.ix_(*pair)] * scale
+                rows, columns = (picks.options, end.choices) if edge.is_result else (end.choices, picks.options)
+                cut = known[np.ix_(rows, columns)] * scale
                 tables[key] = np.ascontiguousarray(cut.T if edge.is_result else cut)
             Link(end, own, tables[key], picks, edge.variable.count, once)
     for variable in model.variables:  # those that nothing reads

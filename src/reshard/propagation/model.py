@@ -79,6 +79,9 @@ class Model:
         self._tables: dict[tuple[object, ...], Table] = {}
         self.besides = Besides()
         self._layouts: dict[tuple[object, ...], Layouts] = {}
+        self._shardings: dict[tuple[int, int, str, str], Sharding] = {}
+        self._domains: dict[bytes, Numbers] = {}
+        self._costs: dict[tuple[int, float], Costs] = {}
         for operation in graph.operations:
             if net.calculations[
                 operation.result.number
@@ -337,7 +340,8 @@ class Model:
         if self.is_pinned and self.flowing[number]:
             cut = self.flowing[number][0].dims
             domain = [n for n in domain if options.all[n].dims == cut] or domain
-        return np.array(domain, dtype=np.int64)
+        numbers = np.array(domain, dtype=np.int64)
+        return self._domains.setdefault(numbers.tobytes(), numbers)
 
     def _node(self, alike: Sequence[Operation]) -> Node:
         """Operations that are computed alike, with their layouts."""
@@ -348,15 +352,20 @@ class Model:
         trips, layouts = net.trip_counts(number), self._layouts_of(operation)
         per_flop = self.goal.per_flop(operation.arithmetic) + self.besides.per_flop or TIE_BREAK
         rents = self.besides.rents
-        node = Node(number, layouts, layouts.flops * (trips[-1] * per_flop * len(alike)))
+        work = id(layouts), trips[-1] * per_flop * len(alike)
+        if work not in self._costs:
+            self._costs[work] = layouts.flops * work[1]
+        node = Node(number, layouts, self._costs[work])
         for place, options in enumerate(tensors):
             is_result = place == len(tensors) - 1
             often = trips[place] * (1 + TAKEN_APART if operation.name == "element" and not is_result else 1)
             for variable in dict.fromkeys(self.variables[each.values[place].number] for each in alike):
-                values = {value.number for value in (each.values[place] for each in alike)}
-                own = [rents[n] for n in values if n in rents and self.variables[n] is variable]
-                rent = sum(rent.made if is_result else rent.wanted for rent in own)
-                rent /= max(often * variable.count, 1.0)  # a loop may have no turns
+                rent = 0.0
+                if rents:
+                    values = {value.number for value in (each.values[place] for each in alike)}
+                    own = [rents[n] for n in values if n in rents and self.variables[n] is variable]
+                    rent = sum(rent.made if is_result else rent.wanted for rent in own)
+                    rent /= max(often * variable.count, 1.0)  # a loop may have no turns
                 is_one = is_result and operation.name in IDENTICAL  # what is wanted and what is kept are one
                 table = self._table(variable.number, options, rent, is_result=is_result, is_one=is_one)
                 edge = Edge(node, place, variable, options, table, layouts.picks[place], often, is_result=is_result)
@@ -457,7 +466,10 @@ class Model:
         if said is not None and options.pieces.mesh == said.mesh and self.given[number] == chosen:
             return self.net.sharding(number, [axes for axes, _ in self.said[number]], said)
         uneven = self.net.uneven if said is None else said.uneven
-        return options.pieces.sharding(chosen, self.waiting[number][1], uneven)
+        key = id(options), option, self.waiting[number].reduction, uneven
+        if key not in self._shardings:
+            self._shardings[key] = options.pieces.sharding(chosen, self.waiting[number].reduction, uneven)
+        return self._shardings[key]
 
     def learn(self, edge: Edge, source: int, target: int) -> bool:
         """Ask the planner what a reshard costs; whether that is not what was thought."""

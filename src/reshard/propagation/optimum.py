@@ -33,7 +33,7 @@ from reshard.propagation.trees import tree
 from reshard.propagation.ways import compute_layout
 from reshard.sharding import Sharding
 
-CANDIDATES = 10
+CANDIDATES = 12
 """How many choices are begun with, at most."""
 CLOSE = 2e-3
 """How far from the bound, as a part of the cost, a choice for a larger program is good enough for no further ones."""
@@ -77,8 +77,6 @@ class Optimum(NamedTuple):
     """Per operation that computes, by its number."""
     origins: Mapping[tuple[int, Sharding], Sharding]
     """Per value, by its number, and sharding in which it is wanted, that from which it is brought there."""
-    paid: Mapping[int, float]
-    """Per operation that computes, what would be saved without it: its work, and reshards that no other shares."""
     cost: float
     """Of what the goal adds up, reshard by reshard."""
     bound: float
@@ -222,7 +220,7 @@ def _begun(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], boo
         if any(_is_proved(each, bounded.bound, enough) for each in candidates):
             break
         candidates.append(Descent(model, *bounded.step(is_late)))
-    if not any(_is_proved(each, bounded.bound) for each in candidates):
+    if len(model.nodes) <= SMALL and not any(_is_proved(each, bounded.bound) for each in candidates):
         alone = Dual(model, bounded.shares, exact=True)
         alone.run(AXIS_TURNS, is_late)
         candidates.append(Descent(model, *alone.choice()))
@@ -300,7 +298,8 @@ def _axis_by_axis(model: Model, bounded: Bounded, best: Descent, is_late: Callab
     ]
     if sum(len(pieces.all) for pieces in model.pieces.values()) < 2:
         return best
-    ways = [(*axis, shares) for shares in (bounded.shares, None) for axis in axes]
+    divisions = (bounded.shares, None) if len(model.nodes) <= SMALL else (bounded.shares,)
+    ways = [(*axis, shares) for shares in divisions for axis in axes]
     quiet = turn = 0
     while quiet < len(ways) and turn < ROUNDS and not is_late():
         mesh, name, shares = ways[turn % len(ways)]
@@ -375,26 +374,35 @@ def _explained(model: Model, best: Descent, bound: float) -> Optimum:
                 best.keep(variable, wanted)
     shardings = [model.sharding(number, best.options[id(variable)]) for number, variable in enumerate(model.variables)]
     layouts: dict[int, ComputeLayout] = {}
+    known: dict[tuple[int, int], ComputeLayout] = {}
     origins: dict[tuple[int, Sharding], Sharding] = {}
     for node in model.nodes:
         operation = net.graph.operations[node.number]
         if operation.name in IDENTICAL:
             continue
-        mesh = net.meshes[node.number]
-        layouts[node.number] = compute_layout(
-            net.calculations[node.number],
-            model.pieces[mesh],
-            node.layouts,
-            best.layouts[node.number],
-            model.along(operation),
-            net.uneven,
-        )
+        key = id(node.layouts), best.layouts[node.number]
+        if key not in known:
+            known[key] = compute_layout(
+                net.calculations[node.number],
+                model.pieces[net.meshes[node.number]],
+                node.layouts,
+                best.layouts[node.number],
+                model.along(operation),
+                net.uneven,
+            )
+        layouts[node.number] = known[key]
     for variable in best.variables:
         for (table, _), wants in best.wants(variable).items():
             for before, after in tree(table, best.options[id(variable)], sorted(wants)):
                 if table.is_own and before != best.options[id(variable)]:
                     pair = [model.sharding(variable.number, option) for option in (after, before)]
                     origins[variable.number, pair[0]] = pair[1]
-    paid = {node.number: best.paid(node) for node in model.nodes if node.number in layouts}
     picked = Numbered([best.options[id(variable)] for variable in model.variables], dict(best.layouts))
-    return Optimum(shardings, layouts, origins, paid, best.cost, bound, picked)
+    return Optimum(shardings, layouts, origins, best.cost, bound, picked)
+
+
+def paid_for(model: Model, best: Optimum) -> dict[int, float]:
+    """Per operation that computes, what would be saved without it: its work, and reshards that no other shares."""
+    options = {id(variable): option for variable, option in zip(model.variables, best.picked.options, strict=True)}
+    descent = Descent(model, options, dict(best.picked.layouts))
+    return {node.number: descent.paid(node) for node in model.nodes if node.number in best.layouts}

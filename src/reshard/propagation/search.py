@@ -136,7 +136,7 @@ class LayoutSearch:
     def placed(self, best: Optimum, limits: Limits = NO_LIMITS) -> Placement:
         """What comes of a choice; single operations are looked at again where that leaves work below a limit."""
         reasons = [reason(self.net, self.flows, number, sharding) for number, sharding in enumerate(best.shardings)]
-        again = settled(self.net, self.chooser, best)
+        again = settled(self.model, self.chooser, best)
         placed = explicit(self.program, self.net, self.chooser, again, reasons)
         if again is best or limits.let_compute(placed):
             return placed

@@ -11,9 +11,8 @@ from reshard.contraction.chooser import Chooser
 from reshard.contraction.pairwise import Contracted, best_way
 from reshard.contraction.prices import Effort, Price
 from reshard.errors import ReshardError
-from reshard.propagation.fixpoint import Net
-from reshard.propagation.model import TIE_BREAK
-from reshard.propagation.optimum import Optimum
+from reshard.propagation.model import TIE_BREAK, Model
+from reshard.propagation.optimum import Optimum, paid_for
 
 MOST_OPERATIONS = 48
 """Up to how many operations that compute are looked at."""
@@ -23,13 +22,14 @@ EFFORT = 400
 """After how much effort no further one is."""
 
 
-def settled(net: Net, chooser: Chooser, best: Optimum) -> Optimum:
+def settled(model: Model, chooser: Chooser, best: Optimum) -> Optimum:
     """A choice with what is cheaper for an operation that pays for all its reshards alone."""
     if len(best.layouts) > MOST_OPERATIONS:
         return best
+    net, costs = model.net, paid_for(model, best)
     layouts, chains = dict(best.layouts), dict[int, Contracted]()
     saved, spent = 0.0, 0
-    for number, paid in sorted(best.paid.items(), key=lambda item: (-item[1], net.weights[item[0]])):
+    for number, paid in sorted(costs.items(), key=lambda item: (-item[1], net.weights[item[0]])):
         if spent > EFFORT:
             break
         if net.calculations[number].reaches:  # whose windows an einsum does not know
@@ -40,7 +40,7 @@ def settled(net: Net, chooser: Chooser, best: Optimum) -> Optimum:
         except ReshardError:
             continue
         spent += effort.spent
-        cost = _cost(way.price(chooser), chooser, is_alone=len(best.paid) == 1)
+        cost = _cost(way.price(chooser), chooser, is_alone=len(costs) == 1)
         if cost <= paid * (1 + ALIKE):  # of equals, what an einsum alone would have
             saved += paid - cost
             if len(list(way.parts())) > 1:
