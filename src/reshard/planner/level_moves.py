@@ -123,8 +123,9 @@ class LevelWays:
     def _leads(self) -> NDArray[np.bool_]:
         """Per state and next state, whether a step leads there whose tiles are no larger than those of both ends."""
         tiles = self.graph.tiles * self._size
-        fits = tiles <= max(tiles[0], tiles[-1], SMALL_BYTES)
-        return self.graph.leads & fits[:, None] & fits
+        fits: NDArray[np.bool_] = tiles <= max(tiles[0], tiles[-1], SMALL_BYTES)
+        leads: NDArray[np.bool_] = self.graph.leads & fits[:, None] & fits
+        return leads
 
     def cheapest(self, prices: Sequence[float]) -> Path | None:
         """The way that costs least where a second of each level has a price; None where there is no way.
