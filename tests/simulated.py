@@ -5,7 +5,7 @@ allows (max-min fairness), full duplex; when one ends, the others speed up.
 A step is a phase of messages after its latencies, or one phase for each hop of a ring; a part of the tensor begins a
 step when the part before, of its share, has done it and it has done the step before.
 Shares go on evenly: one waits that is further than another with as many parts under way as keep all its steps busy, so
-that none runs ahead and leaves links idle later.
+that none runs ahead and leaves links idle later; a share of one step has two parts under way.
 
 Ways are those that the package states: switches from the outermost level in, links the shorter way round, half and half
 where both are as long, levels of a torus in every order that has each first as often.
@@ -314,6 +314,7 @@ def simulated_seconds(plan: Plan, network: Network) -> float:
     if not any(shares):
         return 0.0
     gone = [0] * len(shares)
+    abreast = [2 if len(moves) == 1 and len(shares) > 1 else 1 for moves in shares]
     done: set[Place] = set()
     open_tracks: dict[Place, int] = {}
     running: list[Running] = []
@@ -336,8 +337,9 @@ def simulated_seconds(plan: Plan, network: Network) -> float:
         if open_tracks[place]:
             return
         done.add(place)
-        for after in (place._replace(part=place.part + 1), place._replace(step=place.step + 1)):
-            ready = [after._replace(part=after.part - 1)] if after.part else []
+        following_part = place._replace(part=place.part + abreast[place.share])
+        for after in (following_part, place._replace(step=place.step + 1)):
+            ready = [after._replace(part=after.part - 1)] if after.part and abreast[after.share] == 1 else []
             ready += [after._replace(step=after.step - 1)] if after.step else []
             exists = after.part < counts[after.share] and after.step < len(shares[after.share])
             if exists and all(one in done for one in ready):
@@ -348,7 +350,11 @@ def simulated_seconds(plan: Plan, network: Network) -> float:
         gone[place.share] += place.step + 1 == len(shares[place.share])
         begin_in_turn()
 
-    waiting = [Place(number, 0, 0) for number, share in enumerate(shares) if share]
+    waiting = [
+        Place(number, part, 0)
+        for number, share in enumerate(shares)
+        for part in range(min(abreast[number], counts[number]) if share else 0)
+    ]
 
     def begin_in_turn() -> None:
         for place in list(waiting):

@@ -44,6 +44,7 @@ from reshard.digits import Digit, Digits
 from reshard.network import Level, Network
 from reshard.network.formulas import all_gather, all_to_all
 from reshard.network.traffic import loads
+from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
@@ -70,6 +71,10 @@ class LevelGraph(NamedTuple):
     """Per state and next state, whether one step leads there."""
     seconds: Floats
     """Per state, next state and level, per byte of the tensor."""
+    latencies_s: Floats
+    """Likewise the latencies, however little is sent."""
+    tiles: Floats
+    """Per state, which part of the tensor a tile is."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +86,6 @@ class LevelWays:
     """Of the position."""
     by_dim: tuple[tuple[tuple[int, int], ...], ...]
     """Per dim its digits, major to minor: number and size."""
-    latencies_s: tuple[float, ...]
-    """Per level the latencies of a step at least."""
     graph: LevelGraph
 
     @classmethod
@@ -104,15 +107,25 @@ class LevelWays:
             return None
         numbers = iter(numbered)
         by_dim = tuple(tuple((next(numbers), digit.size) for digit in dim) for dim in common.by_dim)
-        latencies = tuple(level.latency_s * level.hops + network.launch_s for level in network.levels)
-        return cls(reshard, common.of_positions, by_dim, latencies, graph)
+        return cls(reshard, common.of_positions, by_dim, graph)
 
     @cached_property
     def _seconds(self) -> Floats:
         """Per state, next state and level, of the whole tensor."""
-        size = prod(self.reshard.shape) * self.reshard.dtype.itemsize
-        seconds: Floats = self.graph.seconds * size + (self.graph.seconds > 0) * self.latencies_s
+        seconds: Floats = self.graph.seconds * self._size + self.graph.latencies_s
         return seconds
+
+    @property
+    def _size(self) -> int:
+        return prod(self.reshard.shape) * self.reshard.dtype.itemsize
+
+    @cached_property
+    def _leads(self) -> NDArray[np.bool_]:
+        """Per state and next state, whether a step leads there whose tiles are no larger than those of both ends."""
+        tiles = self.graph.tiles * self._size
+        fits: NDArray[np.bool_] = tiles <= max(tiles[0], tiles[-1], SMALL_BYTES)
+        leads: NDArray[np.bool_] = self.graph.leads & fits[:, None] & fits
+        return leads
 
     def cheapest(self, prices: Sequence[float]) -> Path | None:
         """The way that costs least where a second of each level has a price; None where there is no way.
@@ -120,7 +133,7 @@ class LevelWays:
         Args:
             prices: per level.
         """
-        costs = np.where(self.graph.leads, self._seconds @ np.asarray(prices, dtype=np.float64) + PER_STEP, np.inf)
+        costs = np.where(self._leads, self._seconds @ np.asarray(prices, dtype=np.float64) + PER_STEP, np.inf)
         count = len(self.graph.states)
         best = costs[0].copy()
         behind = np.zeros(count, dtype=np.int64)
@@ -189,7 +202,7 @@ def _graph(network: Network, digits: Digits, source: Roles, target: Roles, share
     sizes = [[digits[n].size for n in numbers] for numbers in inside]
     tiles = [1 / prod(map(_shards, state, sizes)) for state in states]
     leads = np.zeros((len(states), len(states)), dtype=np.bool_)
-    seconds = np.zeros((*leads.shape, len(network.levels)))
+    seconds, latencies_s = np.zeros((2, *leads.shape, len(network.levels)))
     for number, (level, numbers) in enumerate(zip(network.levels, inside, strict=True)):
         for before, after in product(choices[number], repeat=2):
             taken = None if before == after else _load(level, [digits[n] for n in numbers], before, after)
@@ -199,10 +212,12 @@ def _graph(network: Network, digits: Digits, source: Roles, target: Roles, share
                 stop = place.get((*state[:number], after, *state[number + 1 :])) if state[number] == before else None
                 if stop is not None:
                     leads[start, stop] = True
-                    seconds[start, stop, number] = taken * tiles[start]
+                    seconds[start, stop, number] = taken.seconds * tiles[start]
+                    latencies_s[start, stop, number] = taken.latency_s + network.launch_s * (taken.seconds > 0)
     order = [n for numbers in inside for n in numbers]
     in_order = [dict(zip(order, chain.from_iterable(state), strict=True)) for state in states]
-    return LevelGraph(tuple(tuple(roles[n] for n in range(len(digits))) for roles in in_order), leads, seconds)
+    roles_of_digits = tuple(tuple(roles[n] for n in range(len(digits))) for roles in in_order)
+    return LevelGraph(roles_of_digits, leads, seconds, latencies_s, np.array(tiles))
 
 
 def _shards(roles: Roles, sizes: Sequence[int]) -> int:
@@ -238,12 +253,20 @@ def _is_one(roles_by_level: Sequence[Roles]) -> bool:
     return len(set(cut)) == len(cut)
 
 
-def _load(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> float | None:
-    """Seconds per byte of a tile in which digits of a level change what they do; None where no step is known."""
+class LevelLoad(NamedTuple):
+    """What a change of roles asks of its level."""
+
+    seconds: float
+    """Per byte of a tile."""
+    latency_s: float
+
+
+def _load(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> LevelLoad | None:
+    """What it takes that digits of a level change what they do; None where no step is known."""
     places = [place for place, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
     if any(after[place] is not None and after[place] in before for place in places):
         return _load_of_pieces(level, digits, before, after)
-    tile, total = 1.0 / prod(digits[place].size for place in places if before[place] is None), 0.0
+    tile, seconds, latency_s = 1.0 / prod(digits[place].size for place in places if before[place] is None), 0.0, 0.0
     moved = [digits[place] for place in places if before[place] is not None and after[place] is not None]
     gathered = [digits[place] for place in places if after[place] is None]
     for group, is_gather in ((moved, False), (gathered, True)):
@@ -252,27 +275,28 @@ def _load(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) ->
             continue
         if len(joined) > 1 or (level.link == "one-way-ring" and not level.is_closed_for(joined[0])):
             return None
-        part = replace(level.part(joined[0]), latency_s=0.0)
+        part = level.part(joined[0])
+        at_once = replace(part, latency_s=0.0)
         if is_gather:
             tile *= part.size
-        total += all_gather(part, tile) if is_gather else all_to_all(part, tile * part.size)
-    return total
+        seconds += all_gather(at_once, tile) if is_gather else all_to_all(at_once, tile * part.size)
+        latency_s += all_gather(part, 0.0) if is_gather else all_to_all(part, 0.0)
+    return LevelLoad(seconds, latency_s)
 
 
-def _load_of_pieces(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> float | None:
+def _load_of_pieces(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> LevelLoad | None:
     """The same where digits change places, so that devices send different amounts to different ones."""
     if None in before or None in after:
         return None
     values = np.arange(level.size)
-    alone = replace(level, stride=1, latency_s=0.0)
+    alone = replace(level, stride=1)
     senders, receivers = (array.ravel() for array in np.meshgrid(values, values))
-    fits = np.ones(len(senders), dtype=np.bool_)
+    fits = senders != receivers
     for role, old in zip(before, digits, strict=True):
         if role in after:
             new = digits[after.index(role)]
             sent, wanted = (Digit(digit.stride // level.stride, digit.size) for digit in (old, new))
             fits &= sent.value(senders) == wanted.value(receivers)
-    fits &= senders != receivers
     each = 1.0 / prod(digit.size for role, digit in zip(before, digits, strict=True) if role not in after)
-    amounts = np.full(int(fits.sum()), each)
-    return loads((alone,), senders[fits], receivers[fits], amounts).seconds((alone,), 1.0)
+    carried = loads((alone,), senders[fits], receivers[fits], np.full(int(fits.sum()), each))
+    return LevelLoad(carried.carried[0] / level.bandwidth, carried.latency_s)
