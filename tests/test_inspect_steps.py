@@ -1,4 +1,4 @@
-"""Training steps with AdamW: what `inspect` advises is worth it, and saves what it says; `-m slow` goes through them."""
+"""Training steps with AdamW: what `inspect` advises is worth it and saves what it says; all of them are slow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("jax")
 
-from jax_steps import STEPS, as_advised, by_constraints, report_of  # noqa: E402
+from jax_steps import STEPS, as_advised, by_constraints, report_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 ADVISED = {"tensor parallel": 0, "sequence to heads": 8, "experts": 4}
