@@ -5,6 +5,7 @@ count what every device received.
 
 >>> from reshard.mesh import Mesh
 >>> from reshard.planner import plan
+>>> from reshard.sharding import Sharding
 >>> mesh = Mesh.of(x=2)
 >>> rows, columns = Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "x")
 >>> tiles = scatter(np.arange(4).reshape(2, 2), rows)
