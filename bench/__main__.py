@@ -2,6 +2,7 @@
 
 python -m bench [planning] [networks] [bases] [engine] [disk] [contraction] [programs] [redistribute]
     [contraction_jax] [contraction_torch] [resharding_jax] [models] [mpi] [shifts] [transfer] [time]
+    [inspecting]
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from bench import (
     contraction_torch,
     disk,
     engine,
+    inspecting,
     models,
     mpi,
     networks,
@@ -53,6 +55,7 @@ GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "mpi": mpi.rows,
     "shifts": shifts.rows,
     "transfer": transfer.rows,
+    "inspecting": inspecting.rows,
 }
 RESULTS = Path(__file__).parent / "RESULTS.md"
 HEAD = """# Results

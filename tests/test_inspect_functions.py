@@ -108,6 +108,20 @@ def test_an_advice_that_is_followed_saves_what_it_said() -> None:
     assert not after.findings
 
 
+def test_what_swallowed_its_pieces_is_joined_by_its_name() -> None:
+    """XLA makes the pieces of an all-to-all where it multiplies, so nothing has the sizes of the tile before."""
+    source, target = P(None, ("data", "model"), None), P(("model", "data"), None, None)
+
+    def sent(gate: Any, x: Any) -> Any:
+        to = constrained(constrained(jnp.einsum("nx,ne->xne", gate, x), on(*source)), on(*target))
+        return jnp.sin(to).sum((0, 2))
+
+    report = inspect(jax.jit(sent, in_shardings=(on(("data", "model")),) * 2), floats(48, 6), floats(48, 12))
+    (finding,) = report.findings
+    assert finding.call == f"rs.jax.reshard(x, {target}, source={source})"
+    assert (finding.received_bytes, finding.lower_bound_bytes) == (1920 + 2304, 1920)
+
+
 def test_arguments_that_are_there_and_a_function_without_jit() -> None:
     x = jax.device_put(np.ones((6, 6), np.float32), on("data", "model"))
     report = inspect(lambda x: constrained(x * 2, on("model", "data")), x)

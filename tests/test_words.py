@@ -244,6 +244,29 @@ def test_objects_of_jax_mean_what_jax_says() -> None:
 
 
 @pytest.mark.engine
+def test_objects_of_jax_are_taken_where_ours_are() -> None:
+    jax = pytest.importorskip("jax")
+    mesh = jax.make_mesh((2, 4), ("x", "y"), devices=jax.devices()[:8])
+    sharding, ours = jax.NamedSharding(mesh, jax.P("x", "y")), rs.Sharding.of(XY, "x", "y")
+    whole = np.arange(64.0).reshape(8, 8)
+    tiles = rs.numpy.scatter(whole, sharding)
+    assert {device: tile.tolist() for device, tile in tiles.items()} == {
+        device: tile.tolist() for device, tile in rs.numpy.scatter(whole, ours).items()
+    }
+    assert np.array_equal(rs.numpy.gather(tiles, sharding, (8, 8)), whole)
+    assert np.array_equal(rs.numpy.halo(tiles, sharding, {0: (1, 1)})[5], rs.numpy.halo(tiles, ours, {0: (1, 1)})[5])
+    program = rs.Program(mesh)
+    assert str(program.annotations[program.input("a", (8, 8), "f32", sharding)]) == str(ours)
+    assert rs.Rules.of(mesh, {".*": jax.P("x")}).sharding("a", (8, 8)) == rs.Sharding.of(XY, "x", None)
+    assert repr(rs.show(sharding, (8, 8))) == repr(rs.show(ours, (8, 8)))
+    assert repr(rs.show(mesh)) == repr(rs.show(XY))
+    for call in (lambda: rs.numpy.scatter(whole, 3), lambda: rs.Program(3), lambda: rs.Rules.of(3, {})):
+        with pytest.raises(rs.ReshardError) as refusal:
+            call()
+        assert refusal.value.code == "bad-argument"
+
+
+@pytest.mark.engine
 def test_what_is_traced_says_where_it_lies_only_where_it_knows() -> None:
     jax = pytest.importorskip("jax")
     plans: list[Any] = []

@@ -56,15 +56,17 @@ def shape_of(text: str) -> tuple[int, ...]:
 def tensor_said(args: argparse.Namespace) -> tuple[tuple[int, ...], str]:
     """The shape and the dtype of what is moved, from `--shape` and `--dtype`, or from a type as one of the ends.
 
+    Where nothing says the shape, the command is misused.
+
     Raises:
-        ReshardError: `bad-argument` where nothing says the shape, `rank-mismatch` where two differ; as `shape_of`.
+        ReshardError: `rank-mismatch` where two shapes differ; as `shape_of`.
     """
     types = [said for text in (args.shape, args.source, args.target) if text and (said := parse_type(text)) is not None]
     shapes = [checked_shape(said.shape) for said in types]
     if args.shape is not None:
         shapes.insert(0, shape_of(args.shape))
     if not shapes:
-        raise ReshardError("bad-argument", "the shape must be given, as --shape 2048,512 or in a type, as f32[8@x,8]")
+        args.misuse("the shape must be given, as --shape 2048,512 or in a type, as f32[8@x,8]")
     for other in shapes:
         if other != shapes[0]:
             raise ReshardError("rank-mismatch", f"the shape is {shapes[0]}, but a type says {other}")

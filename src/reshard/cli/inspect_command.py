@@ -33,6 +33,7 @@ A text may be HLO before or after partitioning, a lowered module, a log, or a mi
 Of a dump folder the last module before partitioning and the one after optimisation are read; a dump made with
 --xla_dump_hlo_pass_re=spmd.* tells the most.
 Modules of one name belong together: what one asks for is joined with what the other sends.
+Modules that JAX_DUMP_IR_TO=FOLDER has JAX write tell what propagate would receive.
 """
 DUMP = "--xla_dump_to={} --xla_dump_hlo_pass_re=spmd.* --xla_dump_hlo_as_text"
 

@@ -48,6 +48,7 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("source", metavar="SOURCE", help="the sharding in which the tensor is")
     parser.add_argument("target", metavar="TARGET", help="the sharding in which it is wanted")
+    parser.set_defaults(misuse=parser.error)
 
 
 def subject(args: argparse.Namespace, basis: str | None = None) -> Plan:

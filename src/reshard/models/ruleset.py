@@ -42,6 +42,7 @@ from reshard.models.sites import Site
 from reshard.models.specs import cuts_of
 from reshard.models.stores import Store
 from reshard.models.systems import system_rules
+from reshard.notation import as_mesh
 from reshard.notation.described import described
 from reshard.notation.grammar import mentioning
 from reshard.sharding import Sharding
@@ -101,7 +102,7 @@ class Rules:
     @classmethod
     def of(
         cls,
-        mesh: Mesh,
+        mesh: Any,
         rules: Mapping[str, Any] | Iterable[Rule],
         default: Any = None,
         pads: Mapping[str, int] | None = None,
@@ -109,7 +110,7 @@ class Rules:
         """Rules from loose input.
 
         Args:
-            mesh: the devices.
+            mesh: the devices: ours, a text, or JAX's or torch's.
             rules: by pattern a spec or the fields of a rule, in order; or rules.
             default: the same for names that no pattern matches; None refuses them.
             pads: by pattern, the multiple that dim 0 is padded to.
@@ -117,7 +118,7 @@ class Rules:
         Raises:
             ReshardError: `bad-argument`, `syntax`, `unknown-axis`, `different-meshes`.
         """
-        expect(mesh, Mesh, "the mesh of rules")
+        mesh = as_mesh(mesh)
         if isinstance(rules, Mapping):
             made = [rule_of(pattern, value) for pattern, value in rules.items()]
         else:

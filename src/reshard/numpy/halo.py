@@ -16,6 +16,7 @@ import numpy as np
 from reshard.array_tiles import Array
 from reshard.checks import expect
 from reshard.errors import ReshardError
+from reshard.notation import as_sharding
 from reshard.numpy.tiles import Tiles, run
 from reshard.planner import plan
 from reshard.sharding import Sharding
@@ -35,7 +36,7 @@ def halo(
     Raises:
         ReshardError: `bad-window`, `rank-mismatch`, `bad-tiles`.
     """
-    expect(sharding, Sharding, "what tiles are said to lie by")
+    sharding = as_sharding(sharding)
     target = sharding.owned().with_halo(widths, edge)
     first = next(iter(expect(tiles, dict, "tiles", "bad-tiles").values()), None)
     if first is None:

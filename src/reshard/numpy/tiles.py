@@ -5,6 +5,7 @@ count what every device received.
 
 >>> from reshard.mesh import Mesh
 >>> from reshard.planner import plan
+>>> from reshard.sharding import Sharding
 >>> mesh = Mesh.of(x=2)
 >>> rows, columns = Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "x")
 >>> tiles = scatter(np.arange(4).reshape(2, 2), rows)
@@ -25,30 +26,34 @@ import numpy as np
 
 from reshard.array_tiles import COMBINE, Array, assembled, combined, empty, holds, part_of, plain, sent_part, view_of
 from reshard.box import Box
-from reshard.checks import expect
+from reshard.checks import checked_shape, expect
 from reshard.dtypes import dtype_named, identity
 from reshard.errors import ReshardError
 from reshard.exchange import Tiling
+from reshard.notation import as_sharding
 from reshard.plans import Plan
-from reshard.sharding import Sharding
 from reshard.steps import Move, Step
 from reshard.tile import Tile
 
 Tiles = dict[int, Array]
 
 
-def scatter(array: Array, sharding: Sharding) -> Tiles:
+def scatter(array: Array, sharding: Any) -> Tiles:
     """Cut an array into the tiles of a sharding: one fresh array per device.
 
     Along unreduced axes the first device holds the value and the others the identity of the reduction (under
     avg all hold the value), so that `gather` gives the array back.
     Where windows are summed the owners hold the value and the borders are zero, as is what windows are padded with.
 
+    Args:
+        array: the whole.
+        sharding: whatever says one with its mesh, as `rs.plan` takes it.
+
     Raises:
-        ReshardError: `rank-mismatch`, `reduction-dtype`, `too-large`.
+        ReshardError: `rank-mismatch`, `reduction-dtype`, `too-large`, or as `rs.plan` for the sharding.
     """
     array = plain(array, "what is scattered")
-    expect(sharding, Sharding, "what an array is scattered by")
+    sharding = as_sharding(sharding, None, array.ndim)
     tiling = Tiling.of(sharding, array.shape)
     if sharding.unreduced:
         dtype_named(array.dtype).check_reduction(sharding.reduction)
@@ -68,13 +73,15 @@ def scatter(array: Array, sharding: Sharding) -> Tiles:
     return tiles
 
 
-def gather(tiles: Mapping[int, Array], sharding: Sharding, shape: Sequence[int]) -> Array:
+def gather(tiles: Mapping[int, Array], sharding: Any, shape: Sequence[int]) -> Array:
     """Put the tiles of a sharding together: the whole array, partial values combined.
 
     Raises:
         ReshardError: `bad-tiles` where tiles are missing or of a wrong shape or dtype; `rank-mismatch`.
     """
-    tiling = Tiling.of(expect(sharding, Sharding, "what tiles are gathered by"), shape)
+    shape = checked_shape(shape)
+    sharding = as_sharding(sharding, None, len(shape))
+    tiling = Tiling.of(sharding, shape)
     dtype = _check_tiles(tiles, tiling, None)
     whole = empty(tiling.shape, dtype)
     if sharding.is_summed:

@@ -13,7 +13,7 @@ whoever has an equal one, pickled, copied or read from JSON, gets the same answe
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -98,7 +98,8 @@ def reshard_of(source: Any, target: Any, shape: Sequence[int] | None = None, dty
     [{"x"}, {}], uneven=chunk -> [{}, {"x"}]
     """
     if type(shape) is not tuple and (said := array_said(shape)) is not None:
-        shape, dtype = said.shape, said.dtype if dtype is None else dtype
+        is_list = len(said.shape) == 1 and isinstance(shape, Iterable)  # of sizes, in an array
+        shape, dtype = (shape, dtype) if is_list else (said.shape, said.dtype if dtype is None else dtype)
     if isinstance(source, Sharding) and isinstance(target, Sharding) and shape is not None:
         return Reshard.of(source, target, shape, "float32" if dtype is None else dtype)
     check_settled(target)

@@ -24,7 +24,7 @@ from reshard.dim_sharding import DimSharding
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.notation import as_sharding
+from reshard.notation import as_mesh, as_sharding
 from reshard.operations.attributes import check_attributes
 from reshard.operations.blocks import Block, Branch, Choice, Loop, around
 from reshard.operations.kinds import ENTERING, LEAVING
@@ -51,15 +51,14 @@ class NewValue(NamedTuple):
 class Builder(Graph):
     """A graph that grows, and what was said about the shardings of its values."""
 
-    def __init__(self, mesh: Mesh | Mapping[str, Mesh], *, even_ends: bool = False) -> None:
+    def __init__(self, mesh: Any, *, even_ends: bool = False) -> None:
         meshes = dict(mesh) if isinstance(mesh, Mapping) else {"mesh": mesh}
-        for name, each in meshes.items():
+        for name in meshes:
             if not NAME.fullmatch(expect(name, str, "the name of a mesh")):
                 raise ReshardError("bad-argument", f"the name of a mesh must be a word, got: {shown(name)}")
-            expect(each, Mesh, "the mesh of a program")
         if not meshes:
             raise ReshardError("bad-argument", "a program must have a mesh at least")
-        self.meshes: dict[str, Mesh] = meshes
+        self.meshes: dict[str, Mesh] = {name: as_mesh(each) for name, each in meshes.items()}
         self.operations: list[Operation] = []
         self.annotations: dict[Value, Sharding] = {}
         """What was said about a value's sharding."""

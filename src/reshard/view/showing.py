@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from reshard.checks import shown
+from reshard.checks import checked_shape, shown
 from reshard.drawing.notebooks import framed
 from reshard.errors import ReshardError
+from reshard.foreign import mesh_record, sharding_record
 from reshard.mesh import Mesh
+from reshard.notation import as_mesh, as_sharding
 from reshard.sharding import Sharding
 from reshard.view.cuts import draw_holders
 
@@ -45,17 +47,28 @@ class Shown:
         return self.forms["text/plain"]
 
 
-def show(value: HasPage | Sharding | Mesh, shape: Sequence[int] | None = None) -> Shown:
+def _ours(value: Any, shape: Sequence[int] | None) -> Any:
+    """A mesh or a sharding of JAX or torch as ours; all else as it is."""
+    if isinstance(value, HasPage | Sharding | Mesh):
+        return value
+    if mesh_record(value) is not None:
+        return as_mesh(value)
+    ndim = None if shape is None else len(checked_shape(shape))
+    return value if sharding_record(value, ndim) is None else as_sharding(value, None, ndim)
+
+
+def show(value: Any, shape: Sequence[int] | None = None) -> Shown:
     """Something for a notebook to show: the whole page of a plan, or the tensor of a sharding.
 
     Args:
-        value: a plan, a placement, a report, a comparison; a sharding, a mesh.
+        value: a plan, a placement, a report, a comparison; a sharding, a mesh, ours or of JAX or torch.
         shape: of the tensor, for a sharding; without it one of the smallest size that all shards divide.
 
     Raises:
         ReshardError: `bad-argument` where the value is none of these, or a shape is given to what has its own;
             `rank-mismatch`, `bad-shape`, `too-large`.
     """
+    value = _ours(value, shape)
     if isinstance(value, Sharding) and shape is not None:
         return Shown(value.drawn(shape) | {"text/plain": draw_holders(value, shape)})
     if shape is not None:

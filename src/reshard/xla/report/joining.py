@@ -2,6 +2,8 @@
 
 A reshard is joined with a run of collectives where the sizes of the tiles at both ends, how often both run and, where
 there are several, the source lines leave no doubt.
+Where what computes a tile has swallowed its pieces, the sizes do not tell; there it is the name and the source line,
+which the collectives have from the reshard, if no other one has them.
 A warning is joined with the reshard of the same ends and tile.
 """
 
@@ -150,10 +152,47 @@ def _join(reshards: list[ReportedReshard], runs: dict[CollectiveRun, OpSite], mo
                     reshards[number], received_bytes=size, known_by=COUNTED, collectives=runs[run].collectives
                 )
                 used_runs.add(run)
+    _join_by_name(reshards, runs, module, used_runs)
     for number, reshard in enumerate(reshards):
         if reshard.received_bytes is None and reshard.lower_bound_bytes == 0 and reshard.branch().startswith("slice"):
             reshards[number] = replace(reshard, received_bytes=0, known_by=PREDICTED)
     return used_runs
+
+
+def _join_by_name(
+    reshards: list[ReportedReshard],
+    runs: dict[CollectiveRun, OpSite],
+    module: Module,
+    used_runs: set[CollectiveRun],
+) -> None:
+    """Give reshards that are left the runs that are left and have their name and place, one each or all to one."""
+    by_name: dict[tuple[Any, ...], tuple[list[int], list[CollectiveRun]]] = {}
+    for number, reshard in enumerate(reshards):
+        if reshard.lower_bound_bytes:
+            key = reshard.op_name, reshard.place, reshard.executions
+            by_name.setdefault(key, ([], []))[0].append(number)
+    for run, site in runs.items():
+        names = {(one.attributes.get("op_name", ""), module.source_of(one)) for one in run.collectives}
+        op_name, place = names.pop() if len(names) == 1 else ("", "")
+        if run not in used_runs and op_name and place and (key := (op_name, place, site.executions)) in by_name:
+            by_name[key][1].append(run)
+    for numbers, named in by_name.values():
+        sizes = [runs[run].received_bytes for run in named]
+        if not named or None in sizes or any(reshards[number].received_bytes is not None for number in numbers):
+            continue
+        shares = [named] if len(numbers) == 1 else [[run] for run in named]
+        bounds = [reshards[number].lower_bound_bytes or 0 for number in numbers]
+        if len(shares) != len(numbers) or (len(numbers) > 1 and len({*sizes}) + len({*bounds}) > 2):
+            continue
+        received = [sum(runs[run].received_bytes or 0 for run in share) for share in shares]
+        if any(size < bound for size, bound in zip(received, bounds, strict=True)):
+            continue
+        for number, share, size in zip(numbers, shares, received, strict=True):
+            names_of_share = tuple(name for run in share for name in runs[run].collectives)
+            reshards[number] = replace(
+                reshards[number], received_bytes=size, known_by=COUNTED, collectives=names_of_share
+            )
+        used_runs.update(named)
 
 
 def _reshard_of(chain: ParameterChain, site: OpSite, meshes: Mapping[str, Mesh], ends: ProgramEnds) -> OpSite:
