@@ -15,10 +15,10 @@ A rule's spec is of the tensor as it is called and shaped by itself, whatever it
 >>> rules = Rules.of(mesh, {r".*\.(q|k|v)_proj\.weight": '[{"model"}, {}]', "*norm*": "replicated"})
 >>> print(rules.sharding("layers.3.q_proj.weight", (8, 4)).text(), rules.sharding("norm.weight", (4,)).text())
 [{"model"}, {}] [{}]
->>> rules.sharding("layers.3.o_proj.weight", (8, 4))
+>>> rules.sharding("o_proj", (8, 4))
 Traceback (most recent call last):
     ...
-reshard.errors.ReshardError: no rule matches 'layers.3.o_proj.weight'; patterns are '.*\\.(q|k|v)_proj\\.weight', …
+reshard.errors.ReshardError: no rule matches 'o_proj'; the nearest patterns are '.*\\.(q|k|v)_proj\\.weight', '*norm*'
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from reshard.checks import checked_shape, expect, integer, listed, shown
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.models.documents import load, rule_of
-from reshard.models.names import pattern_of
+from reshard.models.names import nearest, pattern_of
 from reshard.models.rule import Rule
 from reshard.models.sites import Site
 from reshard.models.specs import cuts_of
@@ -203,8 +203,8 @@ class Rules:
             if match is not None:
                 return Ruled(self._site(rule, match, tuple(shape)), rule, match)
         if self.default is None:
-            shown_first = ", ".join([*(repr(rule.match) for rule in self.rules[:1]), *["…"][: len(self.rules) - 1]])
-            raise ReshardError("bad-argument", f"no rule matches {name!r}; patterns are {shown_first or 'none'}")
+            patterns = nearest(name, (rule.match for rule in self.rules))
+            raise ReshardError("bad-argument", f"no rule matches {name!r}; the nearest patterns are {patterns}")
         match = self.default.pattern.fullmatch(name)
         if match is None:
             raise ReshardError("bad-argument", f"no rule matches {shown(name)}")
