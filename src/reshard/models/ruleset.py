@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ import numpy as np
 
 from reshard.checks import checked_shape, expect, integer, listed, shown
 from reshard.errors import ReshardError
+from reshard.foreign import whole_mesh_record
 from reshard.mesh import Mesh
 from reshard.models.documents import load, rule_of
 from reshard.models.names import nearest, pattern_of
@@ -155,6 +156,8 @@ class Rules:
     def held_by(cls, tensors: Mapping[str, Any]) -> Rules:
         """The rules that live tensors follow: each by its name, where it lies.
 
+        A DTensor on a slice of a mesh is taken as replicated over the rest of it, for each rank has its own slice.
+
         Args:
             tensors: by name DTensors, arrays of JAX, or whatever else says its sharding, shape and dtype.
 
@@ -164,7 +167,7 @@ class Rules:
         rules = []
         for name, tensor in tensors.items():
             with mentioning(f"tensor {name!r}"):
-                sharding = described([tensor], [None])[0].sharding
+                sharding = _on_whole_mesh(described([tensor], [None])[0].sharding, tensor)
             rules.append(Rule(re.escape(name), sharding, sharding.mesh))
         devices = sorted({device for rule in rules if rule.mesh for device in rule.mesh.devices})
         return cls(Mesh.of(devices=len(devices), device_ids=devices), tuple(rules))
@@ -246,3 +249,12 @@ class Rules:
             family = (self._mesh_numbers[id(mesh)], tuple(part.axis for part in rule.on), () if is_single else numbers)
             site = self._sites[key] = Site(shape, cuts, padded, places.ravel(), family, (family, numbers))
         return site
+
+
+def _on_whole_mesh(sharding: Sharding, tensor: Any) -> Sharding:
+    """The sharding on the mesh that a live tensor's is a slice of."""
+    record = whole_mesh_record(tensor)
+    whole = None if record is None else Mesh.of_record(record)
+    if whole is None or any(whole.sizes.get(name) != size for name, size in sharding.mesh.axes):
+        return sharding
+    return replace(sharding, mesh=whole) if set(sharding.mesh.devices) <= set(whole.devices) else sharding
