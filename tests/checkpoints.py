@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +145,23 @@ def check_mutations(source: Path, file: str, count: int, folder: Path) -> None:
                     tensor.read_into(np.empty(tensor.shape, raw_dtype(tensor.dtype)), Box.whole(tensor.shape), reader)
         except rs.ReshardError:
             continue
+
+
+def peak_mib(*arguments: object) -> float:
+    """The most that a command held in a process of its own."""
+    running = "try: runpy.run_module('reshard', run_name='__main__')"
+    return _peak(f"import resource, runpy, sys\n{running}\nfinally: {SAYING}", *arguments)
+
+
+def peak_of_loading(*modules: str) -> float:
+    """The most that a process held that loads some modules and nothing else."""
+    return _peak(f"import {', '.join(modules)}, resource, sys; {SAYING}")
+
+
+SAYING = "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+
+
+def _peak(program: str, *arguments: object) -> float:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(answer.stderr.split()[-1]) / 1024

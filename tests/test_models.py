@@ -131,6 +131,9 @@ def test_every_model_between_all_systems_at_its_size(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "name", ["llama-3-8b", *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name != "llama-3-8b")]
+)
+@pytest.mark.parametrize(
     ("source", "target"),
     [
         (rs.Mesh.of(x=64), rs.Mesh.of(x=48)),
@@ -138,14 +141,14 @@ def test_every_model_between_all_systems_at_its_size(name: str) -> None:
         (rs.Mesh.of(x=4, y=2), rs.Mesh.of(x=2, y=4)),
     ],
 )
-def test_clusters_grow_and_shrink(source: rs.Mesh, target: rs.Mesh) -> None:
+def test_clusters_grow_and_shrink(source: rs.Mesh, target: rs.Mesh, name: str) -> None:
     axes = list(source.sizes)
     for first, second in itertools.permutations((source, target)):
         ends = [
             rs.Rules.of(mesh, {"*norm*": (tuple(axes),), "*": (axes[0], axes[-1] if len(axes) > 1 else None)})
             for mesh in (first, second)
         ]
-        check_bound(rs.plan_model(MODELS["llama-3-8b"].tensors(), *ends))
+        check_bound(rs.plan_model(MODELS[name].tensors(), *ends))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from checkpoints import check_mutations, load_safetensors, save_safetensors
+from checkpoints import check_mutations, load_safetensors, peak_mib, peak_of_loading, save_safetensors
 
 from reshard.cli import checkpoint_command, main
 from reshard.dtypes import dtype_named
@@ -151,18 +151,6 @@ def test_what_a_device_reads_alone_was_told(source: Path, capsys: pytest.Capture
     assert first["requests"] == 3 + 3 + 5 + 5 + 1 + 1 + 1
 
 
-SAYING = "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
-IDLE = f"import reshard, resource, sys; {SAYING}"
-RUNNING = f"import resource, runpy, sys\ntry: runpy.run_module('reshard', run_name='__main__')\nfinally: {SAYING}"
-
-
-def peak_mib(*arguments: object) -> float:
-    """The most that a command held in a process of its own, or the package alone."""
-    command = [sys.executable, "-c", RUNNING if arguments else IDLE, *map(str, arguments)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(answer.stderr.split()[-1]) / 1024
-
-
 def blank(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     """A file of safetensors that takes no room on the disk."""
     header = safetensors.header_of({name: (dtype_named("f32"), shape) for name, shape in shapes.items()}, {})
@@ -176,7 +164,7 @@ def blank(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
 def test_little_is_held(tmp_path: Path) -> None:
     """Of 64 MiB no more than 24 beside the package, NumPy included, to any form."""
     blank(tmp_path / "m.safetensors", {str(number): (1024, 2048) for number in range(8)})
-    idle = peak_mib()
+    idle = peak_of_loading("reshard")
     assert peak_mib("checkpoint", "convert", tmp_path / "m.safetensors", tmp_path / "dcp", "--to", "dcp") < idle + 24
     assert peak_mib("checkpoint", "convert", tmp_path / "dcp", tmp_path / "out") < idle + 24
 
@@ -190,7 +178,7 @@ def test_four_gibibytes_go_under_a_quarter(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text(
         "mesh: {x: 4}\nrules:\n  - {match: a, spec: \"P(None, 'x')\"}\ndefault: replicated"
     )
-    idle = peak_mib()
+    idle = peak_of_loading("reshard")
     rules = "--rules", tmp_path / "rules.yaml"
     held = peak_mib("checkpoint", "convert", tmp_path / "m.safetensors", tmp_path / "out", "--memory", "256MiB", *rules)
     assert held < idle + 256

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import check_mutations, load_safetensors, save_safetensors
+from checkpoints import check_mutations, load_safetensors, peak_mib, peak_of_loading, save_safetensors
 
 from reshard.box import Box
 from reshard.cli import main
@@ -172,3 +173,19 @@ def plain_array(folder: Path) -> Path:
 @pytest.mark.parametrize("file", ["_METADATA", "w/.zarray", "w/0.0"])
 def test_a_changed_checkpoint_of_orbax_is_read_or_refused(file: str, count: int, tmp_path: Path) -> None:
     check_mutations(plain_array(tmp_path), file, count, tmp_path / "changed")
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is counted otherwise")
+def test_memory_is_kept_both_ways(tmp_path: Path) -> None:
+    """192 MiB that do not pack well, cut by columns for four devices, within 64 MiB beside the packages."""
+    values = np.random.default_rng(0).integers(0, 2**32, (6144, 8192), np.uint32)
+    save_safetensors(tmp_path / "m.safetensors", {"w": values})
+    (tmp_path / "rules.yaml").write_text("mesh: {x: 4}\nrules:\n  - {match: w, spec: \"P(None, 'x')\"}")
+    idle = peak_of_loading("tensorstore", "reshard.cli.checkpoint_command")
+    options = "--memory", "64MiB", "--no-sync", "--rules", tmp_path / "rules.yaml"
+    held = peak_mib("checkpoint", "convert", tmp_path / "m.safetensors", tmp_path / "out", "--to", "orbax", *options)
+    assert held < idle + 64
+    assert peak_mib("checkpoint", "convert", tmp_path / "out", tmp_path / "back", *options[:-2]) < idle + 64
+    assert (tmp_path / "back" / "model.safetensors").stat().st_size > values.nbytes

@@ -15,6 +15,7 @@ ON_FOUR = [
     "nothing_is_allocated",
     "a_caller_need_not_wait",
     "casts_in_blocks_agree",
+    "live_state_dicts_go_as_they_are",
     "arrival_is_verified",
     "memory_may_be_shared",
     "another_version_is_refused",

@@ -77,6 +77,11 @@ def test_small_models_on_eight_ranks(tmp_path: Path) -> None:
     assert not found, "\n".join(found[:5])
 
 
+def test_shared_tiles_on_one_host(tmp_path: Path) -> None:
+    found = wrong_features(["shared_tiles", "memory"], 4, tmp_path)
+    assert not any(found.values()), found
+
+
 @pytest.mark.slow
 def test_all_on_one_host(tmp_path: Path) -> None:
     found = wrong_features(ON_FOUR, 4, tmp_path)

@@ -348,3 +348,29 @@ def casts_in_blocks_agree(rank: int) -> list[str]:
 def of_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
     """An array with its values, also of a dtype that NumPy lacks."""
     return torch.from_numpy(array.view(f"i{array.itemsize}").copy()).view(getattr(torch, array.dtype.name))
+
+
+def live_state_dicts_go_as_they_are(rank: int) -> list[str]:
+    """Of FSDP2 and TP together, biases and norms on a slice of the mesh among them: to whole tensors, and back."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 10, bias=False), torch.nn.Linear(10, 5), torch.nn.LayerNorm(5))
+    whole = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+    state = model.state_dict()
+    everywhere = rs.Rules.of(rs.Mesh.of(x=4), {}, "replicated")
+    moved = rs.torch.transfer(state, rs.plan_model(state, everywhere), version=1)
+    wrong = [unless(torch.equal(moved[name], value), name) for name, value in whole.items()]
+    before = {name: value.to_local().clone() for name, value in state.items()}
+    for value in state.values():
+        value.to_local().zero_()
+    back = rs.plan_model(
+        {name: (tuple(value.shape), value.dtype) for name, value in whole.items()}, everywhere, rs.Rules.held_by(state)
+    )
+    rs.torch.transfer(whole, back, state, version=2)
+    return [*wrong, *(unless(torch.equal(state[n].to_local(), value), n) for n, value in before.items())]

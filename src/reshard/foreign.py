@@ -144,6 +144,15 @@ def mesh_record(value: Any) -> MeshRecord | None:
     return MeshRecord(axes, device_numbers(value.devices.flat))
 
 
+def whole_mesh_record(tensor: Any) -> MeshRecord | None:
+    """The mesh that a DTensor's is a slice of, where it is one; every rank has its own slice, but all have that one."""
+    mesh = getattr(tensor, "device_mesh", None)
+    root = getattr(mesh, "_get_root_mesh", None)
+    if mesh is None or not callable(root) or root() is mesh:
+        return None
+    return mesh_record(root())
+
+
 def device_numbers(devices: Iterable[Any]) -> tuple[int, ...]:
     """The places of devices of JAX in the list of their backend."""
     listed = list(devices)

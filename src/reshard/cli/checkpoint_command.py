@@ -20,6 +20,7 @@ from reshard.models.checkpoints.dcp_writing import dcp_files
 from reshard.models.checkpoints.files import Reads
 from reshard.models.checkpoints.layouts import WrittenFiles, casts_of, device_files, whole_files
 from reshard.models.checkpoints.opening import open_checkpoint
+from reshard.models.checkpoints.orbax import give_memory_back
 from reshard.models.checkpoints.orbax_layout import orbax_arrays
 from reshard.models.checkpoints.peers import Alone, Peers, agreed
 from reshard.models.checkpoints.stored import Checkpoint
@@ -177,7 +178,10 @@ def _convert(args: argparse.Namespace, memory: int | None) -> None:
     peers = peers_of_job()
     try:
         with agreed(peers):
-            work = _work(open_checkpoint(args.source), args, memory, peers)
+            source = open_checkpoint(args.source)
+            if "orbax" in (source.form, args.to):
+                give_memory_back()
+            work = _work(source, args, memory, peers)
         reads = _converted(work)
     except ReshardError:
         if peers.rank:

@@ -15,17 +15,17 @@ A rule's spec is of the tensor as it is called and shaped by itself, whatever it
 >>> rules = Rules.of(mesh, {r".*\.(q|k|v)_proj\.weight": '[{"model"}, {}]', "*norm*": "replicated"})
 >>> print(rules.sharding("layers.3.q_proj.weight", (8, 4)).text(), rules.sharding("norm.weight", (4,)).text())
 [{"model"}, {}] [{}]
->>> rules.sharding("layers.3.o_proj.weight", (8, 4))
+>>> rules.sharding("o_proj", (8, 4))
 Traceback (most recent call last):
     ...
-reshard.errors.ReshardError: no rule matches 'layers.3.o_proj.weight'; patterns are '.*\\.(q|k|v)_proj\\.weight', …
+reshard.errors.ReshardError: no rule matches 'o_proj'; the nearest patterns are '.*\\.(q|k|v)_proj\\.weight', '*norm*'
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,9 +34,10 @@ import numpy as np
 
 from reshard.checks import checked_shape, expect, integer, listed, shown
 from reshard.errors import ReshardError
+from reshard.foreign import whole_mesh_record
 from reshard.mesh import Mesh
 from reshard.models.documents import load, rule_of
-from reshard.models.names import pattern_of
+from reshard.models.names import nearest, pattern_of
 from reshard.models.rule import Rule
 from reshard.models.sites import Site
 from reshard.models.specs import cuts_of
@@ -156,6 +157,8 @@ class Rules:
     def held_by(cls, tensors: Mapping[str, Any]) -> Rules:
         """The rules that live tensors follow: each by its name, where it lies.
 
+        A DTensor on a slice of a mesh is taken as replicated over the rest of it, for each rank has its own slice.
+
         Args:
             tensors: by name DTensors, arrays of JAX, or whatever else says its sharding, shape and dtype.
 
@@ -165,7 +168,7 @@ class Rules:
         rules = []
         for name, tensor in tensors.items():
             with mentioning(f"tensor {name!r}"):
-                sharding = described([tensor], [None])[0].sharding
+                sharding = _on_whole_mesh(described([tensor], [None])[0].sharding, tensor)
             rules.append(Rule(re.escape(name), sharding, sharding.mesh))
         devices = sorted({device for rule in rules if rule.mesh for device in rule.mesh.devices})
         return cls(Mesh.of(devices=len(devices), device_ids=devices), tuple(rules))
@@ -204,8 +207,8 @@ class Rules:
             if match is not None:
                 return Ruled(self._site(rule, match, tuple(shape)), rule, match)
         if self.default is None:
-            shown_first = ", ".join([*(repr(rule.match) for rule in self.rules[:1]), *["…"][: len(self.rules) - 1]])
-            raise ReshardError("bad-argument", f"no rule matches {name!r}; patterns are {shown_first or 'none'}")
+            patterns = nearest(name, (rule.match for rule in self.rules))
+            raise ReshardError("bad-argument", f"no rule matches {name!r}; the nearest patterns are {patterns}")
         match = self.default.pattern.fullmatch(name)
         if match is None:
             raise ReshardError("bad-argument", f"no rule matches {shown(name)}")
@@ -247,3 +250,12 @@ class Rules:
             family = (self._mesh_numbers[id(mesh)], tuple(part.axis for part in rule.on), () if is_single else numbers)
             site = self._sites[key] = Site(shape, cuts, padded, places.ravel(), family, (family, numbers))
         return site
+
+
+def _on_whole_mesh(sharding: Sharding, tensor: Any) -> Sharding:
+    """The sharding on the mesh that a live tensor's is a slice of."""
+    record = whole_mesh_record(tensor)
+    whole = None if record is None else Mesh.of_record(record)
+    if whole is None or any(whole.sizes.get(name) != size for name, size in sharding.mesh.axes):
+        return sharding
+    return replace(sharding, mesh=whole) if set(sharding.mesh.devices) <= set(whole.devices) else sharding

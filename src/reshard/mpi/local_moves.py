@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from reshard.array_tiles import Array, assembled, combined, part_of, sent_part
+from reshard.array_tiles import Array, assembled, part_of, sent_part
 from reshard.box import Box
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
@@ -84,13 +84,14 @@ class MessageEnd:
             datatype.Free()
 
 
-class OwnCopy(NamedTuple):
-    """A piece that a rank has itself."""
+class PieceCopy(NamedTuple):
+    """A piece that is read where it lies."""
 
+    piece: Piece
     place: tuple[slice, ...]
     """In the tile after."""
-    of: tuple[slice, ...]
-    """In the tile before."""
+    of: tuple[slice, ...] | None
+    """In the tile before; None where that is summed first."""
     part: tuple[slice, ...]
     """What of it is wanted."""
 
@@ -148,14 +149,17 @@ class LocalMove:
         return (self.sends.room_bytes or 0) + (self.receives.room_bytes or 0)
 
     @cached_property
-    def own_copies(self) -> list[OwnCopy]:
-        """The rank's own pieces in a straight move."""
-        device, exchange, target = self.participants.device, self.move.exchange, self.target
-        copies = []
-        for piece in self.incoming if target is not None else ():
-            if target is not None and piece.sender == device:
-                place, part = target.places(piece.box)[0]
-                copies.append(OwnCopy(place, exchange.source.tile(device).owned_place(piece.box), part))
+    def copies_in_turn(self) -> list[PieceCopy]:
+        """The pieces that come into a straight move, those of the next ranks first: not all ranks read one memory."""
+        participants, exchange, copies = self.participants, self.move.exchange, []
+        own = participants.place_of[participants.device]
+        count = len(participants.devices)
+        for piece in sorted(self.incoming, key=lambda piece: (participants.place_of[piece.sender] - own) % count):
+            if self.target is not None:
+                place, part = self.target.places(piece.box)[0]
+                is_summed = exchange.source.layout.is_summed
+                of = None if is_summed else exchange.source.tile(piece.sender).owned_place(piece.box)
+                copies.append(PieceCopy(piece, place, of, part))
         return copies
 
     @cached_property
@@ -193,32 +197,35 @@ class LocalMove:
         else:
             received = None if self.target is None else np.empty(self.receives.room_bytes or 0, np.uint8)
         requests = self._posted(sent, received, near)
-        if near is None and array is not None and self.sends.room_bytes is None and tile is not None:
-            for place, of, part in self.own_copies:  # where all is straight and nothing is read from neighbours
-                part_of(array, place)[...] = part_of(part_of(tile, of), part)
-            MPI.Request.Waitall(requests)
-            return array
         tiles: Mapping[int, Any] = near or {}
 
         def arriving(pieces: Iterable[Piece]) -> Iterable[tuple[Box, Array]]:
             for piece in pieces:
                 if piece.sender == device or piece.sender in tiles:
-                    values = tile if piece.sender == device else self._neighbour(tiles, piece.sender, dtype)
-                    yield piece.box, sent_part(values, piece.box, exchange.source, piece.sender)  # type: ignore[arg-type]
+                    values: Any = tile if piece.sender == device else self._neighbour(tiles, piece.sender, dtype)
+                    yield piece.box, sent_part(values, piece.box, exchange.source, piece.sender)
                 elif received is not None and not self.is_straight:
                     start = self.receives.starts[piece]
                     room = received[start : start + piece.box.size * dtype.itemsize]
                     yield piece.box, room.view(dtype).reshape(piece.box.shape)
 
         if array is not None and self.target is not None:
-            seen = [piece for piece in self.incoming if piece.sender == device or piece.sender in tiles]
-            combined(array, self.target, arriving(seen), None, 1)
+            for piece, place, of, part in self.copies_in_turn:
+                if piece.sender == device or piece.sender in tiles:
+                    values = tile if piece.sender == device else self._neighbour(tiles, piece.sender, dtype)
+                    part_of(array, place)[...] = part_of(self._sent(values, piece, of), part)
             MPI.Request.Waitall(requests)
             return array
         MPI.Request.Waitall(requests)
         if self.target is None:
             return None
         return assembled(self.move, device, arriving(self.incoming), dtype, out)
+
+    def _sent(self, values: Any, piece: Piece, of: tuple[slice, ...] | None) -> Array:
+        """What is sent of a piece, of a tile that lies at hand."""
+        return (
+            sent_part(values, piece.box, self.move.exchange.source, piece.sender) if of is None else part_of(values, of)
+        )
 
     def _neighbour(self, near: Mapping[int, Any], device: int, dtype: np.dtype[Any]) -> Array:
         tile: Array = near[device].view(dtype).reshape(self.move.exchange.source.tile(device).shape)

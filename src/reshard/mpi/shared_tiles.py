@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
 from reshard.array_tiles import Array
 from reshard.checks import checked_shape, expect
@@ -69,6 +70,36 @@ class SharedTile:
         self.host.Free()
 
 
+class NumberBoard:
+    """Six numbers of each rank of a host, that all read: an all-reduce for the price of a barrier.
+
+    There are two boards, that are taken in turn: who writes on one has seen all others done with it, for they have
+    come to the barrier of the other.
+    """
+
+    def __init__(self, participants: Participants) -> None:
+        """To be made by all of them at once, all being on one host."""
+        self.tile = SharedTile(participants, 2 * 6 * 8)
+        self.rows = [memory.view(np.uint64).reshape(2, 6) for memory in self.tile.memories.values()]
+        self.own = self.tile.own.view(np.uint64).reshape(2, 6)
+        self.turn = 0
+
+    def largest(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """The largest of each that any rank shows, once all have shown theirs."""
+        self.own[self.turn] = numbers
+        self.tile.wait()
+        self.tile.see()
+        largest: NDArray[np.uint64] = np.max([rows[self.turn] for rows in self.rows], axis=0)
+        self.turn = 1 - self.turn
+        return largest
+
+    def free(self) -> None:
+        """Give the memory back, with all ranks of the host."""
+        self.rows.clear()
+        del self.own
+        self.tile.free()
+
+
 def empty(sharding: Sharding, shape: Sequence[int], dtype: Any, comm: MPI.Intracomm | None = None) -> Array | None:
     """An array for the tile of this rank, not filled, in memory that the ranks of a host share.
 
@@ -97,6 +128,8 @@ def empty(sharding: Sharding, shape: Sequence[int], dtype: Any, comm: MPI.Intrac
     local_shape = tiling.tile(participants.device).shape
     number = 1 + max(participants.shared, default=0)
     tile = participants.shared[number] = SharedTile(participants, prod(local_shape) * kind.itemsize)
+    if participants.board is None and tile.host.size == len(participants.devices):
+        participants.board = NumberBoard(participants)
     array: Array = tile.own.view(kind).reshape(local_shape)
     return array
 

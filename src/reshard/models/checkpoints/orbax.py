@@ -14,7 +14,9 @@ Reads(requests=4, nbytes=96)
 
 from __future__ import annotations
 
+import ctypes
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -39,6 +41,10 @@ MOST_PACKED = 2**15
 """No chunk is packed to less than a part of so many of its bytes: what zstandard does at the most."""
 SMALL_CHUNK = 2**20
 """Bytes of a chunk that are made room for whatever files say."""
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""What glibc calls them."""
+KEPT_BYTES = 2**16
+"""Larger blocks are given back."""
 LEAVES = ("jax.Array", "np.ndarray", "scalar")
 """What is kept as an array."""
 
@@ -54,6 +60,17 @@ def tensorstore() -> Any:
     except ModuleNotFoundError:
         raise MissingExtraError("tensorstore is not installed: pip install 'reshard[orbax]'") from None
     return package
+
+
+def give_memory_back() -> None:
+    """Have the C library give large blocks back as they are freed, for all of the process.
+
+    By itself glibc keeps what tensorstore's threads free, as much again as is held; elsewhere this does nothing.
+    """
+    adjust = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if adjust is not None:
+        adjust(MMAP_THRESHOLD, KEPT_BYTES)
+        adjust(TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def spec_of(folder: Path, name: str, zarr: str, is_database: bool) -> dict[str, Any]:
