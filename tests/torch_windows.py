@@ -149,6 +149,62 @@ def interleaved(rank: int) -> Iterator[str]:
     yield unless(torch.equal(found.full_tensor(), _numbers((4, 8)).flatten()), f"{flat.placements} -> {found}")
 
 
+def own_partials(rank: int) -> Iterator[str]:
+    """Partial placements of torch's own operations come out as torch's redistribute has them, and go back."""
+    line, square = _mesh(4), _mesh(2, 2)
+    rows = distribute_tensor(_numbers((8, 6)), line, [Shard(0)])
+    cells = distribute_tensor(_numbers((8, 6)), square, [Shard(0), Shard(1)])
+    norms = [
+        torch.linalg.vector_norm(rows, 2, 0),
+        torch.linalg.vector_norm(rows, 3),
+        torch.linalg.vector_norm(cells, 2, 1),
+    ]
+    truths = [(rows > 5).any(0), (rows > -9).all(0), (cells > 7).any(1), (cells < 8).all(0)]
+    for x in (*norms, *truths):
+        yield unless(
+            any(placement.is_partial() for placement in x.placements), f"{x.placements} has nothing to combine"
+        )
+        whole = x.redistribute(x.device_mesh, [Replicate()] * x.device_mesh.ndim).to_local()
+        ends: list[list[Any]] = [[Replicate()] * x.device_mesh.ndim]
+        if x.ndim:
+            ends.append([Shard(-1), *ends[0][1:]])
+        for end in ends:
+            found = RS.redistribute(x, end)
+            text = f"{x.placements} -> {end}"
+            yield unless(
+                str(found.placements) == str(tuple(end)).replace("-1", "0") and found.dtype == x.dtype,
+                f"{text}: {found.placements}",
+            )
+            yield unless(torch.allclose(found.full_tensor(), whole), f"{text}: {found.full_tensor()} for {whole}")
+            back = RS.redistribute(found, x.placements)
+            yield unless(back.placements == x.placements, f"{text} and back: {back.placements}")
+            again = RS.redistribute(back, [Replicate()] * x.device_mesh.ndim)
+            yield unless(torch.allclose(again.to_local(), whole), f"{text}, back and here: {again} for {whole}")
+    table, places = _numbers((8, 4)), torch.tensor([[5, 0, 7], [2, 2, 6]])
+    for mesh, cut in ((line, [Shard(0)]), (square, [Replicate(), Shard(0)])):
+        for end in ([Replicate()] * mesh.ndim, [Replicate()] * (mesh.ndim - 1) + [Shard(2)]):
+            weight = distribute_tensor(table, mesh, cut).requires_grad_()
+            numbers = distribute_tensor(places, mesh, [Replicate()] * mesh.ndim)
+            looked_up = F.embedding(numbers, weight)
+            yield unless("MaskP" in str(looked_up.placements), f"{looked_up.placements}")
+            with counted_traffic() as traffic:
+                found = RS.redistribute(looked_up, end, check="never")
+            text = f"embedding cut by {cut} -> {end}"
+            yield unless(torch.equal(found.full_tensor(), F.embedding(places, table)), f"{text}: {found.full_tensor()}")
+            sharded = rs.Sharding.of(RS.mesh_of(mesh), *[None] * 3, unreduced=["xyz"[mesh.ndim - 1]])
+            plan = rs.plan(sharded, RS.sharding_of(found), (2, 3, 4), "float64")
+            yield unless(traffic.received == plan.received_bytes_on(rank), f"{text}: {traffic.received} bytes")
+            (found * found).sum().backward()
+            theirs = table.clone().requires_grad_()
+            (F.embedding(places, theirs) ** 2).sum().backward()
+            yield unless(torch.equal(weight.grad.full_tensor(), theirs.grad), f"{text}: {weight.grad.full_tensor()}")
+    whole = RS.sharding_of([Replicate()], line, 1)
+    yield unless(torch.equal(RS.redistribute(norms[0], whole).to_local(), norms[0].full_tensor()), "to a sharding")
+    norm = norms[0].detach().requires_grad_()
+    RS.redistribute(norm, [Replicate()]).sum().backward()
+    yield unless(torch.equal(norm.grad.full_tensor(), torch.ones(6).double()), f"gradient {norm.grad}")
+
+
 def convolutions(rank: int) -> Iterator[str]:
     """Convolutions and poolings, and their gradients, are those of the whole."""
     line, square = _mesh(4), _mesh(2, 2)

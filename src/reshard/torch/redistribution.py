@@ -27,7 +27,7 @@ from reshard.torch.conversions import (
 from reshard.torch.exchange import Finish, Post
 from reshard.torch.lifting import ends_of
 from reshard.torch.local_plan import LocalPlan, local_plan
-from reshard.torch.stand_ins import Map, StandIns, stand_ins
+from reshard.torch.stand_ins import Map, StandIns, norms_in, stand_ins
 from reshard.torch.world import World
 
 PLAIN = Options()
@@ -132,7 +132,8 @@ def _made(
     shape = tuple(meta.shape)
     target_mesh = source.mesh if mesh is None else mesh
     try:
-        placements = target_placements(target, target_mesh, len(shape), shape, source.placements)
+        kept = (*source.placements, *norms_in(target))
+        placements = target_placements(target, target_mesh, len(shape), shape, kept)
     except ReshardError as error:
         if mesh is None and isinstance(target, Sharding) and error.code in ("different-meshes", "cannot-express"):
             raise ReshardError(error.code, f"{error}; give the DeviceMesh that the result is on") from None

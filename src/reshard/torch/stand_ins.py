@@ -9,13 +9,14 @@
 | all of bools, `Partial("product")` | as bytes | min | as bools |
 
 What is reduced is planned under the stand-in; what stays partial stays what it was.
+What is whole becomes partial in these ways too, but for a mask, which only an embedding makes.
 
 By hand, a 2-norm over two ranks that hold 3 and 4: both are squared, the sum of 9 and 16 is 25, its root 5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -60,8 +61,11 @@ def stand_ins(source: DTensorSpec, target: tuple[Placement, ...], mesh: DeviceMe
     kinds = {kind_of(placement) for placement in partials}
     if kinds == {"sum", "avg"}:
         return _averages(source, target, mesh)
-    if meta_of(source).dtype == torch.bool and len(kinds) == 1 and kinds <= set(OF_BOOLS):
+    wanted = {kind_of(placement) for placement in target} - {""}
+    if meta_of(source).dtype == torch.bool and len(kinds | wanted) == 1 and kinds | wanted <= set(OF_BOOLS):
         return _bools(source, target)
+    if "norm" in wanted and not kinds:  # one rank holds the value, the others 0: parts of which it is the norm
+        return StandIns(source, tuple(map(_plain, target)))
     if not kinds & {"mask", "norm"}:
         return StandIns(source, target)
     if len({*partials} if kinds == {"norm"} else kinds - {"mask", "sum"}) > ("norm" in kinds):
@@ -78,6 +82,12 @@ def stand_ins(source: DTensorSpec, target: tuple[Placement, ...], mesh: DeviceMe
         power = float(partials[0].norm_type)
         return StandIns(_with(source, sums), target, partial(torch.pow, exponent=power), lambda x: x.pow_(1 / power))
     return StandIns(_with(source, sums), target, partial(_masked, [p for p in partials if kind_of(p) == "mask"]))
+
+
+def norms_in(target: Any) -> tuple[Placement, ...]:
+    """The placements of a target that are norms, which have no sharding and yet may be asked for."""
+    placements = target if isinstance(target, Sequence) else (target,)
+    return tuple(each for each in placements if isinstance(each, Placement) and kind_of(each) == "norm")
 
 
 def kind_of(placement: Placement) -> str:
