@@ -28,7 +28,7 @@ from bench.timing import Row, seconds, within
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # the layer, and the solver, lie with the tests
 
-from drawn_programs import GOALS, Compared, compare
+from drawn_programs import CLOSE, GOALS, compare
 from llama import Sizes, layer, normalised, shardings
 
 SEQUENCE = 4096
@@ -304,17 +304,8 @@ def drawn(goal: str) -> Iterator[Row]:
     yield Row(f"{about}: cost over the least, in sum", f"{total:.4f}", f"at most {most}", total <= most)
     yield Row(f"{about}: at the optimum", f"{at_optimum:.0%}", f"at least {least:.0%}", at_optimum >= least)
     yield Row(f"{about}: the worst", f"{worst:.3f}", f"at most {highest}", worst <= highest)
-    wrong = sum(map(is_wrong, solved))
+    wrong = sum(case.is_wrong for case in solved)
     yield Row(f"{about}: bounds above the least, or wrongly proved", str(wrong), "none", not wrong)
-
-
-CLOSE = 1 + 1e-4
-"""Bytes are whole, and the solver's fractions are not."""
-
-
-def is_wrong(case: Compared) -> bool:
-    """Whether a bound is above what the solver reaches, or something is said to be proved that it improves on."""
-    return case.bound > case.costs[1] * CLOSE or (case.is_proved and case.ratio > CLOSE)
 
 
 # Chains of products

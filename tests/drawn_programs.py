@@ -216,6 +216,8 @@ def draw(seed: int) -> Drawn:
 
 GOALS = {"balanced": 1 / milp.WORK_PER_BYTE, "bytes": 0.0}
 """What an operation counts, in bytes."""
+CLOSE = 1 + 1e-4
+"""Bytes are whole, and the solver's fractions are not."""
 MOST_WORK = 1.05
 """Of the even share, where work does not count."""
 
@@ -246,6 +248,11 @@ class Compared:
     def ratio(self) -> float:
         """What propagation costs over the least."""
         return max(self.costs[0], 1.0) / max(self.costs[1], 1.0)
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether its bound is above what the solver reaches, or it is said to be proved and the solver has less."""
+        return self.bound > self.costs[1] * CLOSE or (self.is_proved and self.ratio > CLOSE)
 
     @property
     def mesh(self) -> str:
@@ -303,6 +310,7 @@ def summaries(cases: Sequence[Compared]) -> Iterator[str]:
         yield f"{name:12}{len(group):5}{share:12.0%}" + "".join(f"{ratio:8.3f}" for ratio in columns)
     yield f"below all of the solver's space: {[case.seed for case in cases if case.is_below]}"
     yield f"not proved: {[case.seed for case in cases if not case.is_optimal]}"
+    yield f"bounds above the least, or wrongly proved: {[case.seed for case in cases if case.is_wrong]}"
     placing, solving = (sum(case.seconds[n] for case in cases) for n in (0, 1))
     yield f"seconds: propagation {placing:.1f}, solver {solving:.1f}"
     yield from (line(case) for case in sorted(cases, key=lambda case: -case.ratio)[:8])
