@@ -39,7 +39,7 @@ def check_run(made: Plan, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("count", [3, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(40, marks=pytest.mark.slow)])
 def test_every_device_gets_its_tile(name: str, count: int) -> None:
     mesh, network = NETWORKS[name]
     shared = 0
@@ -52,11 +52,11 @@ def test_every_device_gets_its_tile(name: str, count: int) -> None:
 
 
 def test_by_hand() -> None:
-    """Columns by x to rows by x, on rings of 4: 512 s along x; or shared over y 384 s there and 128 s along x.
+    """Columns by x to rows by x, on rings of 4: 8192 s along x; or shared over y 6144 s there and 2048 s along x.
 
-    Of p that is shared y takes 384 p and x 512 - 384 p: 2 / 3 of it, 256 s.
+    Of p that is shared y takes 6144 p and x 8192 - 6144 p: 2 / 3 of it, 4096 s.
     """
-    made = plan(Sharding.of(GRID, None, "x"), Sharding.of(GRID, "x", None), (64, 64), "int8", network=RINGS)
+    made = plan(Sharding.of(GRID, None, "x"), Sharding.of(GRID, "x", None), (256, 256), "int8", network=RINGS)
     assert [(step.kind, step.after.text()) for step in made.steps] == [
         ("Exchange", '[{"x", "y"}, {}]'),
         ("AllGather", '[{"x"}, {}]'),
@@ -64,7 +64,7 @@ def test_by_hand() -> None:
     (beside,) = made.beside
     assert [step.kind for step in beside.steps] == ["AllToAll"]
     assert abs((made.parts - beside.parts) / made.parts - 2 / 3) < 1 / made.parts
-    assert made.seconds == pytest.approx(256, rel=0.2)
+    assert made.seconds == pytest.approx(4096, rel=0.1)
     assert simulated_seconds(made, RINGS) == pytest.approx(made.seconds, rel=0.05)
     check_run(made, 0)
 

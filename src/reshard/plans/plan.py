@@ -34,19 +34,17 @@ from typing import Any
 
 import numpy as np
 
-from reshard.checks import all_of, checked_shape, expect, shown
+from reshard.checks import all_of, expect, shown
 from reshard.drawing.notebooks import mimebundle
-from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange, OverlapAdd, class_digits, find_exchange, total_bound
-from reshard.network import Cut, Network, best_cut, overlapped_seconds, overlapped_spans, seconds_of
-from reshard.notation import parse_sharding
+from reshard.network import Cut, best_cut, overlapped_seconds, overlapped_spans, seconds_of
 from reshard.plans.chrome_trace import chrome_trace, overlapped_trace
 from reshard.plans.mlir import write_sdy, write_shard
 from reshard.plans.options import Options
 from reshard.plans.parts import Parting
 from reshard.plans.plan_page import plan_drawing, plan_page
-from reshard.plans.plan_record import SCHEMA, differences, plan_record, steps_read
+from reshard.plans.plan_record import differences, plan_fields, plan_record, reading_record, record_read
 from reshard.plans.table import blocks
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding
@@ -488,27 +486,9 @@ class Plan(ReshardWork):
             ReshardError: `bad-plan-text` where the text is no such JSON or a figure in it is not the plan's;
                 and what the shardings and steps themselves raise.
         """
-        try:
-            record = json.loads(text)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ReshardError("bad-plan-text", f"a plan must be JSON text: {str(error).rstrip('.')}") from None
-        schema = record.get("schema") if isinstance(record, dict) else None
-        if schema != SCHEMA:
-            raise ReshardError("bad-plan-text", f"a plan must have the schema {SCHEMA!r}, got: {schema!r}")
-        try:
-            shape, dtype = checked_shape(record["shape"]), dtype_named(record["dtype"])
-            reshard = Reshard(parse_sharding(record["source"]), parse_sharding(record["target"]), shape, dtype)
-            steps = steps_read(record["steps"], reshard)
-            beside = tuple(
-                Share(steps_read(share["steps"], reshard), share["parts"]) for share in record.get("beside", [])
-            )
-            network = None if record["network"] is None else Network.from_dict(record["network"])
-            options = Options(network, record["basis"], record["memory_limit"])
-            plan = cls(reshard, steps, options, str(record.get("reason", "")), record.get("parts", 1), beside)
-        except ReshardError:
-            raise
-        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            raise ReshardError("bad-plan-text", f"a plan lacks a field or has one of another type: {error}") from None
+        record = record_read(text)
+        with reading_record():
+            plan = cls(**plan_fields(record))
         wrong = differences(record, plan.as_dict())
         if wrong:
             raise ReshardError("bad-plan-text", f"{wrong[0]} in the text is not what the plan gives")

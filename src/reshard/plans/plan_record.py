@@ -9,14 +9,21 @@ and are held against the plan when it is read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from reshard.checks import checked_shape
+from reshard.dtypes import dtype_named
+from reshard.errors import ReshardError
+from reshard.network import Network
 from reshard.notation import parse_sharding
+from reshard.plans.options import Options
 from reshard.plans.table import counted
 from reshard.problem import Reshard
-from reshard.steps import Step
+from reshard.steps import Share, Step
 
 if TYPE_CHECKING:
     from reshard.plans.plan import Plan
@@ -74,7 +81,55 @@ def _steps(steps: Sequence[Step], seconds: Sequence[float] | None) -> list[dict[
     return [record | {"seconds": time} for record, time in zip(records, times, strict=True)]
 
 
-def steps_read(records: Sequence[dict[str, Any]], reshard: Reshard) -> tuple[Step, ...]:
+def record_read(text: str) -> dict[str, Any]:
+    """The record in a JSON text.
+
+    Raises:
+        ReshardError: `bad-plan-text` where it is none of `SCHEMA`.
+    """
+    try:
+        record = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ReshardError("bad-plan-text", f"a plan must be JSON text: {str(error).rstrip('.')}") from None
+    schema = record.get("schema") if isinstance(record, dict) else None
+    if not isinstance(record, dict) or schema != SCHEMA:
+        raise ReshardError("bad-plan-text", f"a plan must have the schema {SCHEMA!r}, got: {schema!r}")
+    return record
+
+
+@contextmanager
+def reading_record() -> Iterator[None]:
+    """Refuse a record that lacks a field, or has one of another type, as `bad-plan-text`."""
+    try:
+        yield
+    except ReshardError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise ReshardError("bad-plan-text", f"a plan lacks a field or has one of another type: {error}") from None
+
+
+def plan_fields(record: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the plan that a record says, by their names.
+
+    Raises:
+        ReshardError: what the shardings and steps themselves raise.
+    """
+    shape, dtype = checked_shape(record["shape"]), dtype_named(record["dtype"])
+    reshard = Reshard(parse_sharding(record["source"]), parse_sharding(record["target"]), shape, dtype)
+    network = None if record["network"] is None else Network.from_dict(record["network"])
+    return {
+        "reshard": reshard,
+        "steps": _steps_read(record["steps"], reshard),
+        "options": Options(network, record["basis"], record["memory_limit"]),
+        "reason": str(record.get("reason", "")),
+        "parts": record.get("parts", 1),
+        "beside": tuple(
+            Share(_steps_read(share["steps"], reshard), share["parts"]) for share in record.get("beside", [])
+        ),
+    }
+
+
+def _steps_read(records: Sequence[dict[str, Any]], reshard: Reshard) -> tuple[Step, ...]:
     """The steps that these records say, built and checked anew."""
     return tuple(
         Step(
