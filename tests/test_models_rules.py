@@ -97,6 +97,12 @@ def test_heads_stay_whole(heads: int, devices: int, rows: list[tuple[int, int]])
     assert [site.box(device)[0] for device in range(devices)] == rows
 
 
+@pytest.mark.parametrize("mesh", ["x=2,y=4", "Mesh('x': 2, 'y': 4)", "DeviceMesh((x=2, y=4), 'cpu', stride=(4, 1))"])
+def test_a_mesh_in_any_of_its_text_forms(mesh: str, tmp_path: Path) -> None:
+    rules = load(f"mesh: \"{mesh}\"\nrules: [{{match: '.*', spec: \"P(None, 'y')\"}}]\n", tmp_path)
+    assert rules.sharding("a", (4, 8)) == rs.Sharding.of(rs.Mesh.of(x=2, y=4), None, "y")
+
+
 REFUSED = {
     "mesh: {x: 2}\nmesh: {x: 3}": ("syntax", "has the key 'mesh' twice"),
     "mesh: &m {x: 2}\nmeshes: {b: *m}": ("syntax", "has an alias"),

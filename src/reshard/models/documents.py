@@ -23,6 +23,7 @@ from reshard.checks import integer, listed, shown
 from reshard.errors import ReshardError, refusing
 from reshard.mesh import Mesh
 from reshard.models.rule import Rule, RuleList, Slice, StoreRule
+from reshard.notation import parse_mesh
 from reshard.sharding import Sharding
 
 MAX_BYTES = 2**22
@@ -175,6 +176,9 @@ def _store(value: Any, match: str) -> StoreRule:
 
 
 def _mesh(value: Any, what: str, device_ids: tuple[int, ...] | None = None) -> Mesh:
+    if isinstance(value, str):  # in any of its text forms
+        mesh = parse_mesh(value)
+        return mesh if device_ids is None or mesh.device_ids is not None else Mesh.of(mesh.sizes, device_ids=device_ids)
     sizes = dict(_mapping(value, what))
     ids = sizes.pop("device_ids", device_ids)
     return Mesh.of(sizes, device_ids=ids)
