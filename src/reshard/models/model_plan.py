@@ -38,7 +38,7 @@ from reshard.drawing.notebooks import mimebundle
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.mesh import ENUMERABLE
-from reshard.models.block_scales import SCALE, CastTile, End, ScaledTensor, blocks_in, ruled_scales
+from reshard.models.block_scales import SCALE, CastEnd, CastTile, ScaledTensor, blocks_in, ruled_scales
 from reshard.models.buckets import Buckets, Load, buckets_of
 from reshard.models.catalogue import TensorType
 from reshard.models.device_part import DevicePart, Pieces
@@ -389,7 +389,7 @@ class ModelPlan:
             held[scaled.name] = held[scaled.name]._replace(dtype=scaled.cast.dtype)
         return slots_of(held)
 
-    def casts_at(self, device: int, end: End) -> list[CastTile]:
+    def casts_at(self, device: int, end: CastEnd) -> list[CastTile]:
         """What a device casts in blocks, at one end."""
         if not self.scaled:
             return []
