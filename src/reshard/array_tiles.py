@@ -22,7 +22,7 @@ from reshard.dtypes import DType, combining, identity, value_dtype
 from reshard.errors import ReshardError
 from reshard.exchange import Tiling
 from reshard.models import ModelPlan
-from reshard.models.block_scales import End, ScaledTensor, Slots, cast_buffers, quantised
+from reshard.models.block_scales import CastEnd, ScaledTensor, Slots, cast_buffers, quantised
 from reshard.models.stores import Buffer
 from reshard.steps import Move
 from reshard.tile import Tile
@@ -143,7 +143,7 @@ def holds(dtype: np.dtype[Any], planned: DType, is_combined: bool) -> bool:
 def cast_in_blocks(
     plan: ModelPlan,
     device: int,
-    end: End,
+    end: CastEnd,
     given: tuple[Slots, Mapping[str, Array]],
     made: tuple[Slots, Mapping[str, Buffer]],
     into: Mapping[str, Array] | None = None,

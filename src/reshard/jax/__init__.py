@@ -7,6 +7,7 @@ stablehlo/       `rs.Program.from_stablehlo`: a program from a module in text
 halo.py          `halo`: tiles with borders
 tiles.py         `reshard_tiles`: tiles of several boxes, side by side in an array
 transfer.py      `transfer`: a whole model, by its plan
+slots.py         boxes of tensors in buffers; casts in blocks
 programs.py      `to_jax`: a placed program as a function
 verbs.py         what JAX does with arrays, for the interpreter of operations
 conversions.py   meshes and shardings, to and from JAX's

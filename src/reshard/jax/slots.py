@@ -18,7 +18,7 @@ from jax import numpy as jnp
 from reshard.box import Box
 from reshard.dtypes import DType
 from reshard.models import ModelPlan
-from reshard.models.block_scales import End, Slots, cover, quantised
+from reshard.models.block_scales import CastEnd, Slots, cover, quantised
 from reshard.models.stores import Buffer, Slot, views
 
 NamedArrays = dict[str, Any]
@@ -58,7 +58,7 @@ def put(values: Any, slots: tuple[Slot, ...], buffers: Mapping[str, Any], box: B
 def cast_in_blocks(
     plan: ModelPlan,
     device: int,
-    end: End,
+    end: CastEnd,
     given: tuple[Slots, NamedArrays],
     made: tuple[Slots, Mapping[str, Buffer]],
 ) -> NamedArrays:

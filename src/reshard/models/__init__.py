@@ -7,6 +7,7 @@ rule.py, specs.py, documents.py, systems.py, catalogue.py
                 one rule; from its spec to a sharding; rules as YAML; systems and models that many people have
 ruleset.py      rules, and what they say of a name
 templates.py    tensors that agree, and what goes from site to site, found once for them
+block_scales.py casts in blocks that share a scale, and which end makes them
 buckets.py      what travels together
 device_part.py  one device's messages
 grouping.py     the groups of a model, and which holders send

@@ -39,7 +39,7 @@ from reshard.models.stores import Slot, views
 SUFFIX = "_scale_inv"
 """What is put behind a tensor's name to name its scales."""
 SCALE = dtype_named("f32")
-End = Literal["source", "target"]
+CastEnd = Literal["source", "target"]
 
 
 class BlockCast(NamedTuple):
@@ -78,7 +78,7 @@ class ScaledTensor(NamedTuple):
     dtype: DType
     """Before it is cast."""
     cast: BlockCast
-    at: End
+    at: CastEnd
     """Which end casts; only from the source do scales travel."""
 
     @property
@@ -124,7 +124,7 @@ class CastPlaces(NamedTuple):
 
 
 def cast_places(
-    name: str, tensor: TensorType, cast: BlockCast, source: Rules, target: Rules, known: dict[Any, End]
+    name: str, tensor: TensorType, cast: BlockCast, source: Rules, target: Rules, known: dict[Any, CastEnd]
 ) -> CastPlaces:
     """Which end casts a tensor.
 
@@ -150,8 +150,8 @@ def cast_places(
     return CastPlaces(cast.dtype if scaled.at == "source" else tensor.dtype, scaled, scales)
 
 
-def _end(name: str, block: tuple[int, ...], before: Site, after: Site, wanted: Site) -> End:
-    at: End = "source" if is_whole(before, block) else "target"
+def _end(name: str, block: tuple[int, ...], before: Site, after: Site, wanted: Site) -> CastEnd:
+    at: CastEnd = "source" if is_whole(before, block) else "target"
     if at == "target" and not is_whole(after, block):
         raise ReshardError(
             "bad-argument", f"{name!r} is cut inside blocks of {shown(block)} at both ends, so none could scale them"

@@ -23,7 +23,6 @@ received 144 B on the busiest device, 0, the lower bound; 576 B in all; 1 bucket
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,13 +38,13 @@ from reshard.drawing.notebooks import mimebundle
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.mesh import ENUMERABLE
-from reshard.models.block_scales import SCALE, CastTile, End, ScaledTensor, blocks_in, ruled_scales
+from reshard.models.block_scales import SCALE, CastEnd, CastTile, ScaledTensor, blocks_in, ruled_scales
 from reshard.models.buckets import Buckets, Load, buckets_of
 from reshard.models.catalogue import TensorType
 from reshard.models.device_part import DevicePart, Pieces
 from reshard.models.grouping import groups_of
 from reshard.models.model_page import model_drawing, model_page
-from reshard.models.model_record import parts_record, read_parts
+from reshard.models.model_record import digest_of_model, parts_record, read_parts
 from reshard.models.model_table import Template, blocks_of, figures_of, templates_of
 from reshard.models.model_time import host_bytes_of, seconds_of_model, time_cut_of
 from reshard.models.ruleset import Ruled, Rules
@@ -55,8 +54,6 @@ from reshard.models.templates import Moves, TensorGroup
 from reshard.network import Cut, Network
 from reshard.tables import Passage, plain
 
-VERSION = 1
-"""Of what a digest says."""
 NO_ROWS: Positions = np.zeros(0, dtype=np.int64)
 
 
@@ -285,21 +282,7 @@ class ModelPlan:
     @cached_property
     def digest(self) -> str:
         """A short name for all that ranks must agree on, the same in every process."""
-        state = hashlib.blake2b(digest_size=16)
-        state.update(repr((VERSION, self.in_flight, self.names)).encode())
-        for scaled in self.scaled:
-            state.update(repr((scaled.name, scaled.dtype.name, scaled.cast.dtype.name, *scaled[2:])).encode())
-        numbers: dict[int, int] = {}
-        for group in self.groups:
-            if id(group.moves) not in numbers:
-                numbers[id(group.moves)] = len(numbers)
-                tilings = group.moves.exchange.source, group.moves.exchange.target
-                state.update(repr([(tiling.layout, tiling.shape) for tiling in tilings]).encode())
-            said = numbers[id(group.moves)], group.first, group.dtypes[0].name, group.dtypes[1].name
-            state.update(repr(said).encode())
-            for numbers_of in (group.source.devices, group.target.devices, np.array(group.members)):
-                state.update(np.ascontiguousarray(numbers_of, dtype="<i8").tobytes())
-        return state.hexdigest()
+        return digest_of_model(self)
 
     def part_of(self, device: int) -> DevicePart:
         """What a device sends, receives and keeps, in the global order.
@@ -324,7 +307,7 @@ class ModelPlan:
                     receives.append(_pieces(moves, rows, members, peers, itemsize))
             place = group.source.position_of.get(device)
             if place is not None:
-                for turn, chosen in _by_turn(group, members):
+                for turn, chosen in group.by_turn(members):
                     holder = moves.base[place] + moves.offsets[(moves.number[place] - turn) % moves.replicas]
                     rows = moves.rows_from.get(int(holder), NO_ROWS)
                     if len(rows):
@@ -406,7 +389,7 @@ class ModelPlan:
             held[scaled.name] = held[scaled.name]._replace(dtype=scaled.cast.dtype)
         return slots_of(held)
 
-    def casts_at(self, device: int, end: End) -> list[CastTile]:
+    def casts_at(self, device: int, end: CastEnd) -> list[CastTile]:
         """What a device casts in blocks, at one end."""
         if not self.scaled:
             return []
@@ -466,12 +449,6 @@ class ModelPlan:
             if record.get(figure) != getattr(plan, figure):
                 raise ReshardError("bad-plan-text", f"{figure} in the text is not what the plan gives")
         return plan
-
-
-def _by_turn(group: TensorGroup, members: Positions) -> list[tuple[int, Positions]]:
-    """The members by the turn that they have."""
-    turns = group.turns()
-    return [(int(turn), members[turns == turn]) for turn in np.unique(turns)]
 
 
 def _pieces(moves: Moves, rows: Positions, members: Positions, peers: Positions, itemsize: int) -> Pieces:

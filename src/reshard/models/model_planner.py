@@ -8,7 +8,7 @@ from typing import Any
 from reshard.checks import checked_shape, expect, integer, listed, shown
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
-from reshard.models.block_scales import SCALE, BlockCast, End, ScaledTensor, cast_places
+from reshard.models.block_scales import SCALE, BlockCast, CastEnd, ScaledTensor, cast_places
 from reshard.models.catalogue import TensorType
 from reshard.models.model_plan import ModelPlan
 from reshard.models.names import nearest, pattern_of
@@ -61,7 +61,7 @@ def plan_model(
         network = Network.preset(network)
     travelling: dict[str, tuple[TensorType, DType]] = {}
     scaled: list[ScaledTensor] = []
-    known: dict[Any, End] = {}
+    known: dict[Any, CastEnd] = {}
     for name, tensor, dtype in zip(tensors, types, _cast(tensors, types, cast), strict=True):
         if not isinstance(dtype, BlockCast):
             travelling[name] = tensor, dtype

@@ -16,9 +16,12 @@ True
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from reshard.checks import checked_shape, integer
 from reshard.dtypes import DType, dtype_named
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "reshard.model-plan/1"
 """Names the form of the JSON text; it changes when a reader of the old form would be wrong."""
+VERSION = 1
+"""Of what a digest says."""
 
 
 class PlanParts(NamedTuple):
@@ -216,3 +221,22 @@ def _rule_of(fields: Mapping[str, Any], meshes: list[Mesh]) -> Rule:
 def _tuples(value: Any) -> Any:
     """Lists as tuples, all the way down."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def digest_of_model(plan: ModelPlan) -> str:
+    """A short name for all of a plan that ranks must agree on, the same in every process."""
+    state = hashlib.blake2b(digest_size=16)
+    state.update(repr((VERSION, plan.in_flight, plan.names)).encode())
+    for scaled in plan.scaled:
+        state.update(repr((scaled.name, scaled.dtype.name, scaled.cast.dtype.name, *scaled[2:])).encode())
+    numbers: dict[int, int] = {}
+    for group in plan.groups:
+        if id(group.moves) not in numbers:
+            numbers[id(group.moves)] = len(numbers)
+            tilings = group.moves.exchange.source, group.moves.exchange.target
+            state.update(repr([(tiling.layout, tiling.shape) for tiling in tilings]).encode())
+        said = numbers[id(group.moves)], group.first, group.dtypes[0].name, group.dtypes[1].name
+        state.update(repr(said).encode())
+        for numbers_of in (group.source.devices, group.target.devices, np.array(group.members)):
+            state.update(np.ascontiguousarray(numbers_of, dtype="<i8").tobytes())
+    return state.hexdigest()

@@ -185,3 +185,8 @@ class TensorGroup:
     def turns(self) -> Positions:
         """Per member, the holder that it takes."""
         return (np.arange(len(self.members)) + self.first) % self.moves.replicas
+
+    def by_turn(self, members: Positions) -> list[tuple[int, Positions]]:
+        """The members, as an array, by the turn that they have."""
+        turns = self.turns()
+        return [(int(turn), members[turns == turn]) for turn in np.unique(turns)]

@@ -24,7 +24,7 @@ from reshard.checks import expect, integer
 from reshard.dtypes import value_dtype
 from reshard.errors import ReshardError
 from reshard.models import ModelPlan
-from reshard.models.block_scales import End
+from reshard.models.block_scales import CastEnd
 from reshard.models.laid_buckets import LaidBucket, LaidPiece, Progress, laid_buckets
 from reshard.models.stores import Buffer, Slot, views
 from reshard.mpi.participants import Participants, participants_of
@@ -118,7 +118,7 @@ class RankTransfer:
 
     def _cast(
         self,
-        end: End,
+        end: CastEnd,
         given: tuple[NamedSlots, Arrays],
         made: tuple[NamedSlots, Mapping[str, Buffer]],
         into: Arrays | None = None,

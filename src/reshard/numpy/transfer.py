@@ -27,10 +27,10 @@ from reshard.checks import expect
 from reshard.dtypes import DType, value_dtype
 from reshard.errors import ReshardError
 from reshard.models import ModelPlan
-from reshard.models.stores import Buffer, Slot, views
+from reshard.models.block_scales import Slots
+from reshard.models.stores import Buffer, views
 
 Buffers = dict[str, NDArray[Any]]
-Slots = dict[str, tuple[Slot, ...]]
 
 
 def transfer(

@@ -38,6 +38,8 @@ tiles.py           `reshard`: local tensors between shardings that no placements
 halo.py            `halo`: windows around tiles, and their gradients
 sliding.py         operations that reach over the edge of a tile: rolls, convolutions, pooling, running sums
 transfer.py        `transfer`: a whole model, by its plan
+under_way.py       a transfer that its caller waits for by bucket
+block_casts.py     casts in blocks that share a scale
 checksums.py       whether it has arrived
 programs.py        a placed program as a function of DTensors
 verbs.py           what torch does with tensors, for the interpreter of operations

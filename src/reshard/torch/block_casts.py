@@ -11,7 +11,7 @@ from reshard.models import ModelPlan
 from reshard.models.block_scales import CastTile, ScaledTensor, Slots, blocks_in, cast_buffers
 from reshard.models.stores import Buffer
 
-Tensors = dict[str, torch.Tensor]
+TensorsByName = dict[str, torch.Tensor]
 
 
 class BlockCasts(NamedTuple):
@@ -19,11 +19,11 @@ class BlockCasts(NamedTuple):
 
     tiles: list[CastTile]
     slots: tuple[Slots, Slots]
-    before: Tensors
-    after: Tensors
+    before: TensorsByName
+    after: TensorsByName
 
     @classmethod
-    def from_handed(cls, plan: ModelPlan, rank: int, handed: Tensors, device: torch.device) -> BlockCasts:
+    def from_handed(cls, plan: ModelPlan, rank: int, handed: TensorsByName, device: torch.device) -> BlockCasts:
         """From what is handed in to what travels."""
         tiles = plan.casts_at(rank, "source")
         slots, buffers = plan.source_slots(rank)
@@ -31,7 +31,7 @@ class BlockCasts(NamedTuple):
         return cls(tiles, (plan.handed_slots(rank)[0], slots), handed, after)
 
     @classmethod
-    def into_wanted(cls, plan: ModelPlan, rank: int, wanted: Tensors, device: torch.device) -> BlockCasts:
+    def into_wanted(cls, plan: ModelPlan, rank: int, wanted: TensorsByName, device: torch.device) -> BlockCasts:
         """From what has travelled to what is wanted."""
         tiles = plan.casts_at(rank, "target")
         slots, buffers = plan.target_slots(rank)
@@ -54,7 +54,9 @@ def _written(tiles: list[CastTile], slots: Slots) -> set[str]:
     return {slot.buffer for name in names for slot in slots.get(name, ())}
 
 
-def _joined(tensors: Tensors, made: set[str], buffers: Mapping[str, Buffer], device: torch.device) -> Tensors:
+def _joined(
+    tensors: TensorsByName, made: set[str], buffers: Mapping[str, Buffer], device: torch.device
+) -> TensorsByName:
     """The tensors, with some in the place of those that are cast."""
     return {
         name: torch.zeros(buffer.shape, dtype=getattr(torch, buffer.dtype.name), device=device)
