@@ -13,8 +13,10 @@ jax = pytest.importorskip("jax")
 from jax import numpy as jnp  # noqa: E402
 from jax.sharding import AxisType, NamedSharding, PartitionSpec  # noqa: E402
 from jax_hlo import collectives, received_bytes  # noqa: E402
+from test_tiles import drawn_reshard  # noqa: E402
 
 import reshard as rs  # noqa: E402
+from reshard.jax.exchange.lowering import run_on_device  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -179,3 +181,35 @@ def test_uneven_tiles_are_not_side_by_side() -> None:
     zigzag = rs.parse_sharding('[{zigzag, "x"}]', rs.Mesh.of(x=4))
     with pytest.raises(rs.ReshardError, match=r'the source \[\{zigzag, "x"\}\] cuts shape \(9,\) into uneven tiles'):
         rs.jax.reshard_tiles(jnp.ones(9), zigzag, zigzag)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [0, 60, 120])
+def test_drawn_tiles_of_several_boxes_and_windows(first: int) -> None:
+    done = 0
+    for seed in range(first, first + 60):
+        source, target, shape = drawn_reshard(seed)
+        plan = rs.plan(source, target, shape, "float32")
+        if source.mesh != target.mesh or 0 in shape or not plan.steps:
+            continue
+        names, devices = tuple(source.mesh.sizes), source.mesh.device_array.tolist()
+        grid = np.array(jax.devices()[: len(devices)]).reshape(tuple(source.mesh.sizes.values()))
+        array = np.arange(1.0, np.prod(shape) + 1, dtype=np.float32).reshape(shape)
+        held, expected = dealt.cut(array, source), dealt.cut(array, target)
+        tiles = np.zeros((len(devices), *source.local_shape(shape)), np.float32)
+        for number, device in enumerate(devices):
+            tiles[(number, *map(slice, held[device].shape))] = np.maximum(held[device], 0)
+
+        def moved(x: Any, plan: rs.Plan = plan, names: tuple[str, ...] = names) -> Any:
+            return run_on_device(plan, names, x[0])[None]
+
+        on_mesh = jax.shard_map(
+            moved, mesh=jax.sharding.Mesh(grid, names), in_specs=P(names), out_specs=P(names), check_vma=False
+        )
+        found = np.asarray(jax.jit(on_mesh)(tiles))
+        for number, device in enumerate(devices):
+            stored = found[(number, *map(slice, expected[device].shape))]
+            inside = expected[device] > 0  # what is padded is anything
+            assert np.array_equal(stored[inside], expected[device][inside]), f"seed {seed}: device {device}"
+        done += 1
+    assert done > 20

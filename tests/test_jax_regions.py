@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -263,3 +264,27 @@ partitioned.def_partition(
 def test_what_has_no_operation_of_its_own_stays_cut(function: Callable[..., Any], received: int | None) -> None:
     placed = placed_as(function, (floats(8, 8),), (P("x"),))
     assert received is None or placed.received_bytes == received
+
+
+def test_a_ragged_all_to_all_is_the_collective_that_it_was() -> None:
+    """The backend of CPUs cannot compile it, so the lowered programs are compared."""
+    mesh = jax.make_mesh((4, 2), ("e", "x"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:8])
+    cut = jax.P("e")
+
+    def routed(x: Any, *places: Any) -> Any:
+        def on_tiles(x: Any, *places: Any) -> Any:
+            room = jnp.zeros((16, *x.shape[1:]), x.dtype)
+            return lax.ragged_all_to_all(x, room, *(each[0] for each in places), axis_name="e")
+
+        on_mesh = jax.shard_map(on_tiles, mesh=mesh, in_specs=cut, out_specs=cut, check_vma=False)
+        return on_mesh(jnp.tanh(x), *places)
+
+    arrays = [np.ones((32, 4), np.float32), *[np.zeros((4, 4), np.int32)] * 4]
+    ends = (jax.NamedSharding(mesh, cut),) * 5
+    placed = rs.jax.trace(routed, *arrays, in_shardings=ends, mesh=mesh).propagate()
+    assert placed.received_bytes == 0
+    assert not placed.without_rule
+    lowered = [jax.jit(each, in_shardings=ends).lower(*arrays).as_text() for each in (rs.jax.to_jax(placed), routed)]
+    calls = [re.findall(r"@ragged_all_to_all\(.*?\) (\{.*)", text) for text in lowered]
+    assert len(calls[0]) == 1
+    assert calls[0] == calls[1]

@@ -31,12 +31,13 @@ from reshard.mesh import Mesh
 from reshard.network import Network
 from reshard.network.inflow import groups_of
 from reshard.operations.operation import Operation, Value
-from reshard.operations.rules import COMBINED, waiting_operands
+from reshard.operations.rules import waiting_operands
 from reshard.propagation.borders import lacked, with_windows
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.nodes import Besides, Edge, Node, Rent, Variable
 from reshard.propagation.space import Costs, Numbers, Option, Options, Pieces
 from reshard.propagation.trees import BARRED, Table
+from reshard.propagation.waiting import IDENTICAL, waiting_of
 from reshard.propagation.ways import Along, Layouts, layouts_of
 from reshard.sharding import Sharding
 
@@ -48,8 +49,6 @@ TAKEN_APART = 1e-6
 """By how much, as a part of it, moving what a loop takes apart costs more as a whole, since that must be held."""
 MOST_WAITING = 3
 """Along how many pieces a value that is cut unevenly may wait."""
-IDENTICAL = ("output", "reshard", "carry", "last")
-"""Operations that want their operands as their result is kept."""
 
 
 class Model:
@@ -72,7 +71,7 @@ class Model:
         self.said = [self._said(number, flows[0]) for number in range(len(graph.operations))]
         self.pieces = {mesh: self._pieces(mesh, flows) for mesh in dict.fromkeys(net.meshes)}
         self.given = [self._given(number) for number in range(len(graph.operations))]
-        self.waiting = self._waiting(flows)
+        self.waiting = waiting_of(net, self.pieces, flows)
         self._flowing: dict[tuple[Any, ...], list[Option]] = {}
         self.flowing = [self._options_of(number, flows) for number in range(len(graph.operations))]
         self._options = self._all_options()
@@ -151,54 +150,6 @@ class Model:
                 if given is not None:
                     lists.update(dict.fromkeys((given.unreduced, given.replicated)))
         return Pieces(mesh, sorted(lists, key=lambda axes: list(map(str, axes))))
-
-    def _waiting(self, flows: Sequence[Flow]) -> list[Along]:
-        """Per value the pieces along which it may come out unreduced, and of which reduction."""
-        net = self.net
-        waiting: list[Along] = []
-        for number, operation in enumerate(net.graph.operations):
-            pieces, said = self.pieces[net.meshes[number]], net.graph.annotations.get(operation.result)
-            if not operation.operands or operation.name in IDENTICAL:
-                own = frozenset(pieces.of(said.unreduced) or ()) if said is not None else frozenset[int]()
-                waiting.append(Along(own, said.reduction if said is not None else "sum"))
-                continue
-            calculation, own = net.calculations[number], self._combined(number, flows)
-            reduction = calculation.reduction if own else ""
-            for wait in calculation.waits:
-                operands = [operation.operands[n].number for n in wait.operands]
-                along = frozenset(
-                    piece
-                    for n in operands
-                    if waiting[n].reduction == wait.reduction and net.meshes[n] == net.meshes[number]
-                    for piece in waiting[n].pieces
-                )
-                if along and reduction in ("", wait.reduction):
-                    own, reduction = own | along, wait.reduction
-            waiting.append(Along(own, reduction or "sum"))
-        for number, operation in enumerate(net.graph.operations):
-            if operation.name in IDENTICAL and waiting[number].pieces:  # what is wanted unreduced may be kept so
-                own, reduction = waiting[operation.operands[0].number]
-                if operation.operands[0] not in net.graph.annotations and (
-                    not own or reduction == waiting[number].reduction
-                ):
-                    waiting[operation.operands[0].number] = Along(
-                        own | waiting[number].pieces, waiting[number].reduction
-                    )
-        return waiting
-
-    def _combined(self, number: int, flows: Sequence[Flow]) -> frozenset[int]:
-        """The pieces that may cut a label along which results combine: evenly, or as flows have it of an operand."""
-        net = self.net
-        pieces, rule = self.pieces[net.meshes[number]], net.rules[number]
-        combined = {label for label, role in enumerate(rule.roles) if role in COMBINED}
-        lengths = [rule.sizes[label] for label in combined]
-        own = {n for n, size in enumerate(pieces.sizes.tolist()) if any(length % size == 0 for length in lengths)}
-        for term, operand in enumerate(net.graph.operations[number].operands):
-            if net.meshes[operand.number] != net.meshes[number]:
-                continue
-            alone = [dim for dim, group in enumerate(rule.terms[term]) if len(group) == 1 and group[0] in combined]
-            own.update(n for flow in flows for dim in alone for n in pieces.of(flow.dims[operand.number][dim]) or ())
-        return frozenset(own)
 
     def _options_of(self, number: int, flows: Sequence[Flow]) -> list[Option]:
         """The options of a value that flows have; of an end that must be even, as far as they divide it."""

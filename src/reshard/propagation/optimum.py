@@ -24,12 +24,13 @@ from reshard.mesh import Mesh
 from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Dual, Picked, Shares, Within
 from reshard.propagation.fixpoint import Flow
-from reshard.propagation.model import IDENTICAL, SAME, Model
+from reshard.propagation.model import SAME, Model
 from reshard.propagation.nodes import Besides
 from reshard.propagation.shares import Bounded, even_shares, moved, untied
 from reshard.propagation.space import Option
 from reshard.propagation.ties import classes_of
 from reshard.propagation.trees import tree
+from reshard.propagation.waiting import IDENTICAL
 from reshard.propagation.ways import compute_layout
 from reshard.sharding import Sharding
 

@@ -225,7 +225,7 @@ def in_rounds(exchange: Exchange, device: Device, tile: jax.Array, *, reduction:
     if len(rounds) == 1 and rounds[0].shape == shape and len(rounds[0].receivers) == devices:
         (at,) = starts_from(cuts, device)
         return (yield from rounds[0].sent(_cut(tile, at, shape)))
-    slots = None if combine or len(rounds) > MANY_ROUNDS else _slots(rounds, devices, shape)
+    slots = None if combine or not 0 < len(rounds) <= MANY_ROUNDS else _slots(rounds, devices, shape)
     if slots is not None:
         boxes = []
         for round_, at in zip(rounds, starts_from(cuts, device), strict=True):

@@ -1,0 +1,84 @@
+"""Along which pieces of axes values may wait: the sums, maxima … that devices have made of their parts.
+
+A result waits along a piece that cuts a label which it lacks, and along what its operands wait, where the operation
+lets them.
+A piece cuts such a label evenly, or as propagation has it of an operand: an odd number of rows is cut by what cut
+the rows of which it was made.
+
+By hand, on x = 4, a sum of 6 elements: nothing cuts 6 evenly, but the input is cut so, and its sum may wait along x.
+
+>>> from reshard.propagation.program import Program
+>>> from reshard.sharding import Sharding
+>>> program = Program(Mesh.of(x=4))
+>>> value = program.input("a", (6,), "float32", Sharding.of(program.mesh, "x"))
+>>> total = program.op("i->", value, name="sum")
+>>> net = Net(program)
+>>> flows = net.runs(None)
+>>> waiting_of(net, {program.mesh: Pieces(program.mesh, [])}, flows)[total.number].pieces
+frozenset({0})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from reshard.mesh import Mesh
+from reshard.operations.rules import COMBINED
+from reshard.propagation.fixpoint import Flow, Net
+from reshard.propagation.space import Pieces
+from reshard.propagation.ways import Along
+
+IDENTICAL = ("output", "reshard", "carry", "last")
+"""Operations that want their operands as their result is kept."""
+
+
+def waiting_of(net: Net, pieces_on: Mapping[Mesh, Pieces], flows: Sequence[Flow]) -> list[Along]:
+    """Per value the pieces along which it may come out unreduced, and of which reduction.
+
+    Args:
+        net: the program.
+        pieces_on: per mesh its pieces.
+        flows: runs of propagation, which say where a label is cut that its pieces do not divide.
+    """
+    waiting: list[Along] = []
+    for number, operation in enumerate(net.graph.operations):
+        pieces, said = pieces_on[net.meshes[number]], net.graph.annotations.get(operation.result)
+        if not operation.operands or operation.name in IDENTICAL:
+            own = frozenset(pieces.of(said.unreduced) or ()) if said is not None else frozenset[int]()
+            waiting.append(Along(own, said.reduction if said is not None else "sum"))
+            continue
+        calculation, own = net.calculations[number], _combined(net, pieces, number, flows)
+        reduction = calculation.reduction if own else ""
+        for wait in calculation.waits:
+            operands = [operation.operands[n].number for n in wait.operands]
+            along = frozenset(
+                piece
+                for n in operands
+                if waiting[n].reduction == wait.reduction and net.meshes[n] == net.meshes[number]
+                for piece in waiting[n].pieces
+            )
+            if along and reduction in ("", wait.reduction):
+                own, reduction = own | along, wait.reduction
+        waiting.append(Along(own, reduction or "sum"))
+    for number, operation in enumerate(net.graph.operations):
+        if operation.name in IDENTICAL and waiting[number].pieces:  # what is wanted unreduced may be kept so
+            own, reduction = waiting[operation.operands[0].number]
+            if operation.operands[0] not in net.graph.annotations and (
+                not own or reduction == waiting[number].reduction
+            ):
+                waiting[operation.operands[0].number] = Along(own | waiting[number].pieces, waiting[number].reduction)
+    return waiting
+
+
+def _combined(net: Net, pieces: Pieces, number: int, flows: Sequence[Flow]) -> frozenset[int]:
+    """The pieces that may cut a label along which results combine: evenly, or as flows have it of an operand."""
+    rule = net.rules[number]
+    combined = {label for label, role in enumerate(rule.roles) if role in COMBINED}
+    lengths = [rule.sizes[label] for label in combined]
+    own = {n for n, size in enumerate(pieces.sizes.tolist()) if any(length % size == 0 for length in lengths)}
+    for term, operand in enumerate(net.graph.operations[number].operands):
+        if net.meshes[operand.number] != net.meshes[number]:
+            continue
+        alone = [dim for dim, group in enumerate(rule.terms[term]) if len(group) == 1 and group[0] in combined]
+        own.update(n for flow in flows for dim in alone for n in pieces.of(flow.dims[operand.number][dim]) or ())
+    return frozenset(own)
