@@ -247,9 +247,54 @@ def test_a_thousand_devices_and_a_hundred_rounds_stay_small() -> None:
     assert plan.rounds == 127
     text = plan.to_html()
     assert len(text.encode()) <= 1_500_000
+    assert 1 < len(drawn_memory(text, 1)) <= 64  # runs of neighbours
     block = re.search(r'<script type="application/json" id="data">(.*?)</script>', text)
     assert block
     assert json.loads(block[1])["moves"][0]["pieces"]["count"] == 1024 * 128
+
+
+def drawn_memory(text: str, step: int) -> dict[int, dict[str, str]]:
+    """Per device and part, the bytes that the chart of a step writes."""
+    chart = re.search(rf"<svg[^>]*><title>memory of each device in step {step}</title>.*?</svg>", text)
+    assert chart
+    parts: dict[int, dict[str, str]] = {}
+    for device, part, amount in re.findall(r"<title>(\d+): ([a-z, ]+) (\d[^<]*)</title>", chart[0]):
+        parts.setdefault(int(device), {})[part] = amount
+    return parts
+
+
+@pytest.mark.parametrize("name", ["uneven", "disjoint", "zigzag", "scattered", "slice"])
+def test_memory_is_drawn_for_each_device_and_step(name: str) -> None:
+    plan = PLANS[name]
+    text = plan.to_html()
+    for number, step in enumerate(plan.steps, 1):
+        drawn = drawn_memory(text, number)
+        for device in plan.devices:
+            for part, sharding in (("tile before", step.before), ("tile after", step.after)):
+                boxes = [list(box) for box in sharding.boxes(device, plan.shape)] if device in sharding.mesh else []
+                count = int(covered(boxes, plan.shape).sum()) * plan.dtype.itemsize
+                assert drawn[device].get(part) == (f"{count} B" if count else None), (device, part)
+        needs = [sum(int(amount.removesuffix(" B")) for amount in parts.values()) for parts in drawn.values()]
+        assert max(needs) <= plan.peak_bytes
+        assert f"most {max(needs)} B" in text
+
+
+def test_a_limit_is_a_line_over_the_memory_of_each_device() -> None:
+    ends = PLANS["exchange"].source, PLANS["exchange"].target
+    text = rs.plan(*ends, (8, 8), "float32", memory_limit=110).to_html()
+    charts = re.findall(r"<title>memory of [^<]*</title>.*?</svg>", text)
+    assert len(charts) >= 2
+    assert all("limit 110 B" in chart for chart in charts)
+    kept = drawn_memory(text, 1)
+    assert all(sum(int(amount.split()[0]) for amount in parts.values()) <= 110 for parts in kept.values())
+
+
+def test_a_product_has_the_bound_of_what_its_devices_lack() -> None:
+    line = mesh(x=4)
+    cut = rs.Sharding.of(line, "x", None)
+    product = rs.einsum("ij,jk->ik", cut, cut, shapes=[(8, 8), (8, 8)], target=cut)
+    assert product.received_bytes == 6 * 8 * 4  # each device lacks six of the eight rows of the second operand
+    assert "bound 192 B" in product.to_html()
 
 
 @needs_chromium

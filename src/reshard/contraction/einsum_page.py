@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reshard.contraction.formula import comparison_table, tensor_text
-from reshard.drawing.charts import bars
+from reshard.drawing.charts import LimitLine, bars
 from reshard.drawing.held_tiles import draw_held
 from reshard.drawing.markup import Markup, joined, tag
 from reshard.drawing.shell import PageSection, copyable, figure, page, passages
@@ -75,9 +75,22 @@ def _costs(plan: EinsumPlan) -> list[Markup]:
             columns = received_by_step(moved.steps, devices)
             if columns:
                 stacks[f"{turn}. {name}"] = np.sum(columns, axis=0)
-    drawn = [received_figure(stacks, devices, [])]
+    bound = _received_bound(plan, devices.tolist())
+    drawn = [received_figure(stacks, devices, [] if bound is None else [LimitLine("bound", bound)])]
     if plan.network is not None:
         times = {"time": [plan.communication_seconds or 0.0, plan.arithmetic_seconds or 0.0]}
         chart = bars(["communication", "arithmetic"], times, seconds_text, title="seconds")
         drawn.append(figure("seconds of a device, one after the other or overlapped", chart))
-    return drawn
+    return [tag("div", *drawn, class_="row")]
+
+
+def _received_bound(plan: EinsumPlan, devices: Sequence[int]) -> int | None:
+    """What some device receives at the least where these tensors move so; None where a reshard has no bound.
+
+    A device lacks parts of several tensors, so its bounds add up; those of different devices do not.
+    """
+    moves = [moved for part in plan.parts() for moved in part.plans]
+    if any(moved.steps and moved.bound_kind == "unreduced" for moved in moves):
+        return None
+    sums = [sum(moved.lower_bound_bytes_on(device) for moved in moves) for device in devices]
+    return max([*sums, *(moved.lower_bound_bytes for moved in moves)])

@@ -17,6 +17,7 @@ from reshard.drawing.shell import PageSection, copyable, figure, page, passages
 from reshard.drawing.tensor_frame import DRAWN, TensorFrame, content_cells, draw_frame
 from reshard.errors import ReshardError
 from reshard.notation import to_mlir_list, to_named, to_partition_spec, to_placements, to_xla
+from reshard.plans.device_memory import memory_by_step
 from reshard.plans.player_data import host_level, hosts_of, player_data, received_by_step
 from reshard.plans.table import blocks, counted, seconds_text
 from reshard.sharding import Sharding
@@ -58,7 +59,7 @@ def plan_page(plan: Plan, alternatives: Iterable[Plan] = ()) -> str:
         PageSection(
             "bytes",
             "Bytes, memory and time" if plan.seconds else "Bytes and memory",
-            [_received(plan), _memory(plan), *_time(plan)],
+            [tag("div", _received(plan), _memory(plan), *_device_memory(plan), *_time(plan), class_="row")],
         ),
         PageSection("alternatives", "What else would do", [_alternatives(plan, list(alternatives))]),
         PageSection("steps", "Steps", [passages(blocks(plan)[4:5])]),
@@ -216,17 +217,25 @@ def received_figure(stacks: Mapping[str, Positions], devices: Positions, lines: 
         devices: in ascending order.
         lines: across.
     """
+    drawn = _device_bars(stacks, devices, lines, "bytes received")
+    bound = "; the bound is that of the device that lacks most" if lines else ""
+    return figure(f"bytes received, {_each(devices)}{bound}", drawn)
+
+
+def _device_bars(stacks: Mapping[str, Positions], devices: Positions, lines: Sequence[LimitLine], title: str) -> Markup:
+    """A bar per device, in parts; of many devices one per run of neighbours."""
     groups, names = _groups(devices, None)
     columns = {}
     for part, column in stacks.items():
         largest = np.zeros(len(names), dtype=np.int64)
         np.maximum.at(largest, groups, column)
         columns[part] = largest.tolist()
+    return bars(names, columns or {"nothing": [0] * len(names)}, bytes_of, lines=lines, title=title)
+
+
+def _each(devices: Positions) -> str:
     many = len(devices) > DRAWN_DEVICES
-    each = "the most of a run of neighbours, named by the first" if many else "device by device"
-    drawn = bars(names, columns or {"nothing": [0] * len(names)}, bytes_of, lines=lines, title="bytes received")
-    bound = "; the bound is that of the device that lacks most" if lines else ""
-    return figure(f"bytes received, {each}{bound}", drawn)
+    return "the most of a run of neighbours, named by the first" if many else "device by device"
 
 
 def _received(plan: Plan) -> Markup:
@@ -248,6 +257,21 @@ def _memory(plan: Plan) -> Markup:
     lines += [] if limit is None else [LimitLine("limit", limit)]
     drawn = bars(steps or ["nothing"], {"peak": peaks or [0]}, bytes_of, lines=lines, title="memory of a device")
     return figure("bytes that a device needs at most, step by step; the source tile besides where it is kept", drawn)
+
+
+def _device_memory(plan: Plan) -> list[Markup]:
+    """What each device needs in each step, part by part, all steps on one scale, with the limit."""
+    devices = np.array(plan.devices, dtype=np.int64)
+    memories = memory_by_step(plan)
+    most = max((int(np.sum(list(memory.values()), axis=0).max(initial=0)) for memory in memories if memory), default=0)
+    limit = plan.options.memory_limit
+    lines = [LimitLine("most", most), *([] if limit is None else [LimitLine("limit", limit)])]
+    drawings = []
+    for number, (step, memory) in enumerate(zip(plan.steps, memories, strict=True), 1):
+        caption = f"bytes needed in step {number}, {step.kind}, {_each(devices)}"
+        title = f"memory of each device in step {number}"
+        drawings.append(figure(caption, _device_bars(memory, devices, lines, title)))
+    return drawings
 
 
 def _time(plan: Plan) -> list[Markup]:

@@ -257,12 +257,21 @@ class Step(ReshardWork):
     def peak_bytes_in(self, chunks: int) -> int:
         """What `peak_bytes` would be with pieces in so many chunks."""
         tiles = [prod(tiling.layout.local_shape(tiling.shape)) for tiling in self._tilings]
-        tiles += [prod(move.exchange.target.layout.local_shape(move.exchange.target.shape)) for move in self.moves[:-1]]
+        return sum(tiles) * self.dtype.itemsize + self.between_bytes + self.buffer_bytes_in(chunks)
+
+    @property
+    def between_bytes(self) -> int:
+        """Bytes of the refined tile between two moves."""
+        targets = [move.exchange.target for move in self.moves[:-1]]
+        return sum(prod(tiling.layout.local_shape(tiling.shape)) for tiling in targets) * self.dtype.itemsize
+
+    def buffer_bytes_in(self, chunks: int) -> int:
+        """Bytes of the largest piece, or of one of its chunks."""
         pieces = []
         for move in self.moves if self.kind != "Slice" else ():
             longest = max(move.exchange.piece_shape, default=1)
             pieces.append(-(-longest // chunks) * (move.exchange.largest_piece // max(longest, 1)))
-        return (sum(tiles) + max(pieces, default=0)) * self.dtype.itemsize
+        return max(pieces, default=0) * self.dtype.itemsize
 
     @property
     def most_chunks(self) -> int:
