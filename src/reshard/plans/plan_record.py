@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from reshard.checks import checked_shape
+from reshard.checks import checked_shape, expect
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.network import Network
@@ -116,6 +116,7 @@ def plan_fields(record: dict[str, Any]) -> dict[str, Any]:
     """
     shape, dtype = checked_shape(record["shape"]), dtype_named(record["dtype"])
     reshard = Reshard(parse_sharding(record["source"]), parse_sharding(record["target"]), shape, dtype)
+    shares = expect(record.get("beside", []), list, "the shares beside the steps of a plan", "bad-plan-text")
     network = None if record["network"] is None else Network.from_dict(record["network"])
     return {
         "reshard": reshard,
@@ -123,9 +124,7 @@ def plan_fields(record: dict[str, Any]) -> dict[str, Any]:
         "options": Options(network, record["basis"], record["memory_limit"]),
         "reason": str(record.get("reason", "")),
         "parts": record.get("parts", 1),
-        "beside": tuple(
-            Share(_steps_read(share["steps"], reshard), share["parts"]) for share in record.get("beside", [])
-        ),
+        "beside": tuple(Share(_steps_read(share["steps"], reshard), share["parts"]) for share in shares),
     }
 
 
