@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 
 def memory_by_step(plan: Plan) -> list[dict[str, Positions]]:
-    """Per step and part, the bytes of each device of the plan, in ascending order of devices; parts of none left out.
+    """Per step and part, the bytes of each device of the plan, in ascending order of devices.
 
     From the second step on the source tile is kept besides.
+    All steps have the same parts, those that are of any.
     """
     devices = np.array(plan.devices, dtype=np.int64)
     source = _tile_bytes(plan, plan.source, devices)
@@ -41,8 +42,9 @@ def memory_by_step(plan: Plan) -> list[dict[str, Positions]]:
             "tile after": after,
             "pieces on the way": takes_part * step.buffer_bytes_in(step.chunks),
         }
-        memories.append({name: column for name, column in parts.items() if column.any()})
-    return memories
+        memories.append(parts)
+    present = [name for name in (memories[0] if memories else ()) if any(memory[name].any() for memory in memories)]
+    return [{name: memory[name] for name in present} for memory in memories]
 
 
 def _tile_bytes(plan: Plan, sharding: Sharding, devices: Positions) -> Positions:

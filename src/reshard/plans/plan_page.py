@@ -256,7 +256,7 @@ def _memory(plan: Plan) -> Markup:
     lines = [LimitLine("whole tensor", whole)] if whole <= 4 * max(peaks, default=1) else []
     lines += [] if limit is None else [LimitLine("limit", limit)]
     drawn = bars(steps or ["nothing"], {"peak": peaks or [0]}, bytes_of, lines=lines, title="memory of a device")
-    return figure("bytes that a device needs at most, step by step; the source tile besides where it is kept", drawn)
+    return figure("bytes of the largest tiles and pieces, step by step, without the source tile that is kept", drawn)
 
 
 def _device_memory(plan: Plan) -> list[Markup]:
