@@ -16,7 +16,7 @@ from time_bounds import NETWORKS, least_seconds, pairs
 from reshard import Mesh, Network, Plan, ReshardError, Sharding, plan
 from reshard import numpy as engine
 from reshard.network import Level
-from reshard.planner.shares import best_mix
+from reshard.planner.mixes import best_mix
 from reshard.steps import Share, chain_through
 
 RINGS = Network((Level(1, 4, "ring", 1, 0), Level(4, 4, "ring", 1, 0)))

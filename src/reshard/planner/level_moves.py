@@ -43,17 +43,11 @@ from numpy.typing import NDArray
 from reshard.digits import Digit, Digits
 from reshard.network import Level, Network
 from reshard.network.formulas import all_gather, all_to_all
-from reshard.network.traffic import loads
+from reshard.network.traffic import Floats, loads
 from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
-
-Floats = NDArray[np.float64]
-Roles = tuple[int | None, ...]
-"""Per digit of the position the number of the tensor's digit that it cuts."""
-Path = tuple[int, ...]
-"""Numbers of states, from source to target."""
 
 PER_STEP = 1e-4
 """What a step costs besides, at prices that make the whole cost 1."""
@@ -65,8 +59,9 @@ CACHED = 1024
 class LevelGraph(NamedTuple):
     """What digits of positions may do, and what it loads to change it on one level."""
 
-    states: tuple[Roles, ...]
-    """The source first, the target last."""
+    states: tuple[tuple[int | None, ...], ...]
+    """The source first, the target last; each says per digit of the position the number of the tensor's digit that it
+    cuts."""
     leads: NDArray[np.bool_]
     """Per state and next state, whether one step leads there."""
     seconds: Floats
@@ -127,7 +122,7 @@ class LevelWays:
         leads: NDArray[np.bool_] = self.graph.leads & fits[:, None] & fits
         return leads
 
-    def cheapest(self, prices: Sequence[float]) -> Path | None:
+    def cheapest(self, prices: Sequence[float]) -> tuple[int, ...] | None:
         """The way that costs least where a second of each level has a price; None where there is no way.
 
         Args:
@@ -152,12 +147,12 @@ class LevelWays:
             path.append(int(behind[path[-1]]))
         return tuple(path[::-1])
 
-    def loads(self, path: Path) -> Floats:
+    def loads(self, path: tuple[int, ...]) -> Floats:
         """Per level the seconds that a way takes."""
         total: Floats = self._seconds[list(path[:-1]), list(path[1:])].sum(axis=0)
         return total
 
-    def middles(self, path: Path) -> list[Sharding]:
+    def middles(self, path: tuple[int, ...]) -> list[Sharding]:
         """What a way passes between its ends.
 
         Raises:
@@ -165,7 +160,7 @@ class LevelWays:
         """
         return [self._sharding(self.graph.states[state]) for state in path[1:-1]]
 
-    def _sharding(self, roles: Roles) -> Sharding:
+    def _sharding(self, roles: tuple[int | None, ...]) -> Sharding:
         cutting = {role: digit for role, digit in zip(roles, self.digits, strict=True) if role is not None}
         mesh = self.reshard.source.mesh
         dims = [dim_cuts(mesh, [(size, cutting.get(number)) for number, size in dim]) for dim in self.by_dim]
@@ -188,7 +183,13 @@ def _share_out(digits: Digits, dims: list[list[TensorDigit]]) -> None:
 
 
 @lru_cache(CACHED)
-def _graph(network: Network, digits: Digits, source: Roles, target: Roles, shared: Roles) -> LevelGraph | None:
+def _graph(
+    network: Network,
+    digits: Digits,
+    source: tuple[int | None, ...],
+    target: tuple[int | None, ...],
+    shared: tuple[int | None, ...],
+) -> LevelGraph | None:
     """What the digits may do; None where a digit lies in no level, or there is too much that they may do."""
     inside = [[n for n, digit in enumerate(digits) if _lies_in(digit, level)] for level in network.levels]
     if sum(map(len, inside)) != len(digits) or not network.levels:
@@ -220,7 +221,7 @@ def _graph(network: Network, digits: Digits, source: Roles, target: Roles, share
     return LevelGraph(roles_of_digits, leads, seconds, latencies_s, np.array(tiles))
 
 
-def _shards(roles: Roles, sizes: Sequence[int]) -> int:
+def _shards(roles: tuple[int | None, ...], sizes: Sequence[int]) -> int:
     """Into how many tiles digits of these sizes cut the tensor."""
     return prod(size for role, size in zip(roles, sizes, strict=True) if role is not None)
 
@@ -229,7 +230,7 @@ def _lies_in(digit: Digit, level: Level) -> bool:
     return level.stride <= digit.stride and digit.end <= level.digit.end
 
 
-def _choices(roles: Sequence[tuple[int | None, int | None, int | None]]) -> list[Roles]:
+def _choices(roles: Sequence[tuple[int | None, int | None, int | None]]) -> list[tuple[int | None, ...]]:
     """What the digits of a level may do, from what each does at the source, at the target, and where it is shared."""
     listed = [
         tuple(before for before, _, _ in roles),
@@ -247,7 +248,7 @@ def _choices(roles: Sequence[tuple[int | None, int | None, int | None]]) -> list
     return list(dict.fromkeys(listed))
 
 
-def _is_one(roles_by_level: Sequence[Roles]) -> bool:
+def _is_one(roles_by_level: Sequence[tuple[int | None, ...]]) -> bool:
     """Whether no digit of the tensor is cut twice."""
     cut = [role for roles in roles_by_level for role in roles if role is not None]
     return len(set(cut)) == len(cut)
@@ -261,7 +262,9 @@ class LevelLoad(NamedTuple):
     latency_s: float
 
 
-def _load(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> LevelLoad | None:
+def _load(
+    level: Level, digits: Sequence[Digit], before: tuple[int | None, ...], after: tuple[int | None, ...]
+) -> LevelLoad | None:
     """What it takes that digits of a level change what they do; None where no step is known."""
     places = [place for place, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
     if any(after[place] is not None and after[place] in before for place in places):
@@ -284,7 +287,9 @@ def _load(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) ->
     return LevelLoad(seconds, latency_s)
 
 
-def _load_of_pieces(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> LevelLoad | None:
+def _load_of_pieces(
+    level: Level, digits: Sequence[Digit], before: tuple[int | None, ...], after: tuple[int | None, ...]
+) -> LevelLoad | None:
     """The same where digits change places, so that devices send different amounts to different ones."""
     if None in before or None in after:
         return None

@@ -28,9 +28,9 @@ from reshard.notation.described import array_said, check_settled, described, dty
 from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, candidates
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
+from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import overlapped
 from reshard.planner.policy import best_first, explained, shrinks_first
-from reshard.planner.shares import with_shares
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding

@@ -102,14 +102,14 @@ class Filling:
         self.back: LocalPlan = local_plan(back, world.rank, meshes, x.dtype, f"add what overlaps to {words}")
         ranks = tuple(sorted(source.mesh.devices))
         self.statement = Statement(ranks, digest_of("window", str(source), str(target), shape, dtype.name), words)
-        self.view = View.of(Tiling.of(target, shape), world.rank)
+        self.view = HeldWindow.of(Tiling.of(target, shape), world.rank)
 
     def stored(self, held: torch.Tensor, fill: float) -> torch.Tensor:
         """The window, of what is held of it."""
         return self.view.stored(held, fill)
 
 
-class View(NamedTuple):
+class HeldWindow(NamedTuple):
     """How a window is made of what is held of it: each element once, in order, and nothing that is padded."""
 
     places: tuple[list[int] | None, ...]
@@ -117,7 +117,7 @@ class View(NamedTuple):
     alike."""
 
     @classmethod
-    def of(cls, tiling: Tiling, rank: int) -> View:
+    def of(cls, tiling: Tiling, rank: int) -> HeldWindow:
         """That of a rank."""
         ends = (tiling.tile(rank), tiling.tile(rank, once=True))
         return cls(tuple(_places(stored, held) for stored, held in zip(*map(_spans, ends), strict=True)))
@@ -148,7 +148,7 @@ def _spans(tile: Any) -> tuple[Span, ...]:
 
 
 def _places(stored: Span, held: Span) -> list[int] | None:
-    """The places of a dim, as of `View`."""
+    """The places of a dim, as of `HeldWindow`."""
     where = {element: place for place, element in enumerate(held.indices())}
     places = [where.get(element, -1) for element in stored.indices()]
     return None if places == list(range(len(where))) else places

@@ -32,7 +32,7 @@ from reshard.propagation.running import Engine, run
 from reshard.sharding import Sharding
 from reshard.torch.conversions import gradient_placements, mesh_of, placements_of, spec_of
 from reshard.torch.graph_operator import refuse_traced
-from reshard.torch.halo import View
+from reshard.torch.halo import HeldWindow
 from reshard.torch.local_plan import device_type_of, local_plan
 from reshard.torch.redistribute import Linear, redistribute
 from reshard.torch.verbs import VERBS
@@ -153,7 +153,7 @@ class _Rank(Engine):
             return lambda *tiles: torch.stack(tiles).reshape(blank.shape) if tiles else blank
         if value in self.placed.plans:
             if sharding.has_windows and self.rank in sharding.mesh:
-                view = View.of(Tiling.of(sharding, value.shape), self.rank)
+                view = HeldWindow.of(Tiling.of(sharding, value.shape), self.rank)
                 bring = self._moved(value)
                 return lambda tile: view.stored(bring(tile), 0)
             return self._moved(value)

@@ -32,7 +32,7 @@ from reshard.models.checkpoints.files import FileReader, TileFile
 from reshard.tile import Tile
 
 
-class Share(NamedTuple):
+class RegionPart(NamedTuple):
     """What a box gives to a region of an array."""
 
     box: Box
@@ -114,7 +114,7 @@ def parts_of_tile(
         yield np.ascontiguousarray(part.T if holdings.encoding.fortran else part)
 
 
-def shares(tile: Box | Tile, box: Box, region: Box) -> Iterator[Share]:
+def shares(tile: Box | Tile, box: Box, region: Box) -> Iterator[RegionPart]:
     """What a box of the tensor gives to a region of the array of a tile."""
     for place, part in tile.places(box):
         inside = [
@@ -125,7 +125,7 @@ def shares(tile: Box | Tile, box: Box, region: Box) -> Iterator[Share]:
                 begin + (within.start or 0) - along.start
                 for (begin, _), within, along in zip(box, part, place, strict=True)
             ]
-            yield Share(
+            yield RegionPart(
                 Box((start + low, start + high) for start, (low, high) in zip(starts, inside, strict=True)),
                 tuple(slice(low - edge, high - edge) for (low, high), (edge, _) in zip(inside, region, strict=True)),
             )

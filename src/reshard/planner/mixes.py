@@ -22,17 +22,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reshard.errors import ReshardError
 from reshard.network import Network, busy_seconds, overlapped_seconds
-from reshard.planner.level_moves import LevelWays, Path
+from reshard.network.traffic import Floats
+from reshard.planner.level_moves import LevelWays
 from reshard.planner.number_of_parts import MOST_PARTS, WORTH
 from reshard.plans import Plan
 from reshard.plans.parts import Parting
 from reshard.steps import Chain, Share, chain_through
-
-Floats = NDArray[np.float64]
 
 TRIED = 24
 """How many ways enter a mix at the most."""
@@ -111,12 +109,12 @@ def with_shares(plan: Plan, others: Sequence[Plan]) -> Plan:
     return _in_parts(plan, [part for part, _ in mixed], [steps for _, steps in mixed], network)
 
 
-def _worth_taking(ways: LevelWays, busy: Floats, limit: float) -> list[Path]:
+def _worth_taking(ways: LevelWays, busy: Floats, limit: float) -> list[tuple[int, ...]]:
     """The ways on one level at a time that are in the best mix with chains of these loads.
 
     None where that mix takes longer than a limit.
     """
-    loads, paths = busy, list[Path]()
+    loads, paths = busy, list[tuple[int, ...]]()
     mix = best_mix(loads)
     while len(paths) < TRIED:
         path = ways.cheapest(mix.prices.tolist())
