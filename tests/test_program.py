@@ -466,3 +466,28 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "cannot be read" in capsys.readouterr().err
     assert main(["propagate", str(file), "--why", "nobody"]) == 1
     assert "there is no value 'nobody'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ('P("x", None)', '[{"x"}, {}]'),
+        ("PartitionSpec(('y', 'x'))  // major to minor", '[{"y", "x"}, {}]'),
+        ("[Replicate(), Shard(dim=1)]", '[{}, {"y"}], uneven=chunk'),
+        ("(Shard(0), Replicate())", '[{"x"}, {}], uneven=chunk'),
+        ('[{}, {"y"}]', '[{}, {"y"}]'),
+        ('#sdy.sharding<@mesh, [{"x"}, {?}]>', '[{"x"}, {?}]'),
+    ],
+)
+def test_the_shardings_of_a_text_may_be_those_of_jax_and_torch(written: str, read: str) -> None:
+    """Beside values whose names begin as these do."""
+    lines = ['sdy.mesh @mesh = <["x"=2, "y"=3]>', f"Shard = input : float32[6, 6] {written}"]
+    program = Program.parse("\n".join([*lines, 'P = tanh "ij->ij" (Shard)', "out = output (P)"]))
+    assert program.annotations[program.value("Shard")].text() == read
+    assert str(Program.parse(str(program))) == str(program)
+
+
+def test_a_sharding_that_is_none_is_told_with_its_line() -> None:
+    lines = ['sdy.mesh @mesh = <["x"=2]>', 'a = input : float32[6, 6] P("z")', "out = output (a)"]
+    with pytest.raises(ReshardError, match=r'^line 2, value a: axis "z" is not in mesh'):
+        Program.parse("\n".join(lines))

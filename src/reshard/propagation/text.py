@@ -10,7 +10,8 @@ may be left out where they follow.
 `{tied=a}` that a value is sharded as another is; whatever else stands in braces is an attribute.
 The ends of a block stand in it, without a pattern; `loop 12 reverse unroll=2` has all that a loop may say.
 Lines may stand in any order; `//` begins a comment.
-Shardings are in Shardy's notation, the last thing on their line.
+A sharding is the last thing on its line, and written in Shardy's notation; JAX's specs and torch's placements,
+`P("x", None)` and `[Shard(0), Replicate()]`, are read too.
 
 >>> from reshard.propagation.program import Program
 >>> program = Program.parse('''
@@ -46,6 +47,7 @@ from typing import Any
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
+from reshard.notation import parse_sharding
 from reshard.notation.grammar import Form, checked_text, number, parse, placed, rule
 from reshard.notation.shardy import read_mesh, read_sharding
 from reshard.operations.blocks import Block, Choice, Loop
@@ -184,7 +186,7 @@ FORM = Form(
         "STRING": "a text in double quotes",
         "NUMBER": "a size",
         "SIGNED": "a number",
-        "SHARDING": "a sharding such as `<@mesh, [{}]>`",
+        "SHARDING": "a sharding such as `<@mesh, [{}]>` or `P(None)`",
     },
     builder=_ProgramBuilder(),
 )
@@ -244,12 +246,18 @@ def _read(text: str, program: Builder, items: Sequence[Line | Braces], choice: O
         try:
             value = _add(program, item)
             if item.sharding is not None:
-                sharding, start = item.sharding
-                program.annotate(value, read_sharding(sharding, program.meshes, whole=text, offset=start))
+                program.annotate(value, _sharding_of(value, *item.sharding, text, program.meshes))
         except ReshardError as error:
             number = text.count("\n", 0, item.start) + 1
             told = str(error).removeprefix(f"value {item.name}: ")
             raise ReshardError(error.code, f"line {number}, value {item.name}: {told}") from None
+
+
+def _sharding_of(value: Value, said: str, start: int, text: str, meshes: Mapping[str, Mesh]) -> Sharding:
+    """The sharding of a value as its line says it."""
+    if said.startswith("<"):
+        return read_sharding(said, meshes, whole=text, offset=start)
+    return parse_sharding(said.partition("//")[0], meshes, len(value.shape))
 
 
 def _opened(text: str, program: Builder, braces: Braces, choice: OpenChoice | None) -> AbstractContextManager[object]:
