@@ -31,7 +31,7 @@ SETTINGS: dict[str | None, list[dict[str, int]]] = {
 GOALS = [(None, "bytes"), (None, "balanced"), *((network, None) for network in SETTINGS if network)]
 DRAWN = 250
 """Cases of each setting."""
-SAMPLE = 12
+SAMPLE = 8
 
 
 class Case(NamedTuple):

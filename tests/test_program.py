@@ -196,9 +196,10 @@ def test_dimension_sharding_divisibility() -> None:
 # What a placed program says and does.
 
 
+@pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 40), marks=pytest.mark.slow)], ids=["few", "many"])
 @pytest.mark.parametrize("make", [generate, conflicting, odd])
-def test_values_and_bytes_device_by_device(make: object) -> None:
-    for seed in range(40):
+def test_values_and_bytes_device_by_device(make: object, seeds: range) -> None:
+    for seed in seeds:
         program = make(seed)  # type: ignore[operator]
         placed = program.propagate("h100-1x4" if program.mesh.size == 4 and seed % 2 else None)
         if sum(np.prod(value.shape) for value in placed.values) > 400_000:
@@ -236,8 +237,9 @@ def test_a_placement_is_a_value_of_its_own() -> None:
     assert (again.text(), again.table(), again.received_bytes) == (text, placed.table(), placed.received_bytes)
 
 
-def test_given_shardings_are_kept() -> None:
-    for seed in range(60):
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 60), marks=pytest.mark.slow)], ids=["few", "many"])
+def test_given_shardings_are_kept(seeds: range) -> None:
+    for seed in seeds:
         program = conflicting(seed)
         placed = program.propagate()
         for value, given in program.annotations.items():
@@ -362,8 +364,9 @@ def test_ten_thousand_operations_take_no_more_than_what_is_distinct() -> None:
 # Texts and refusals.
 
 
-def test_text_parses_back() -> None:
-    for seed in range(60):
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 60), marks=pytest.mark.slow)], ids=["few", "many"])
+def test_text_parses_back(seeds: range) -> None:
+    for seed in seeds:
         program = (generate if seed % 2 else conflicting)(seed)
         assert str(Program.parse(str(program))) == str(program)
         placed = program.propagate()

@@ -90,11 +90,11 @@ class Plan(ReshardWork):
         for share in all_of(self.beside, Share, "the shares beside the steps of a plan"):
             all_of(share.steps, Step, "the steps of a share")
             self._check_chain(share.steps)
-        others = sum(expect(share.parts, int, "the parts of a share") for share in self.beside)
-        if min((share.parts for share in self.beside), default=1) < 1 or others >= expect(
-            self.parts, int, "the parts of a plan"
-        ):
-            raise ReshardError("bad-argument", f"of {shown(self.parts)} parts {others} cannot go through other steps")
+        if expect(self.parts, int, "the parts of a plan") < 1:
+            raise ReshardError("bad-argument", f"{self.reshard} cannot be cut in {shown(self.parts)} parts")
+        beside = [expect(share.parts, int, "the parts of a share") for share in self.beside]
+        if min(beside, default=1) < 1 or sum(beside) >= self.parts:
+            raise ReshardError("bad-argument", f"of {self.parts} parts {sum(beside)} cannot go through other steps")
         if self.parts != 1 and self.parting.unit % self.parts:
             runs = f"runs are of {self.parting.unit} elements"
             raise ReshardError("bad-argument", f"{self.reshard} cannot be cut in {self.parts} parts; {runs}")
@@ -185,6 +185,7 @@ class Plan(ReshardWork):
         0 where nothing must move, and where no bound is known: where values become partial, and windows are summed.
 
         >>> from reshard.mesh import Mesh
+        >>> from reshard.network import Network
         >>> mesh = Mesh.of(x=2, y=2)
         >>> reshard = Reshard.of(Sharding.of(mesh, ("x", "y")), Sharding.of(mesh, None), (3_600_000,), "int8")
         >>> plan = Plan(reshard, (Step(reshard),), Options(Network.preset("tpu-v5e-2x2")))
