@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from test_jax_programs import assert_close  # noqa: E402
 from tilefiles import command  # noqa: E402
 
 import reshard as rs  # noqa: E402
+from reshard.cli import main  # noqa: E402
 from reshard.jax import partition_spec_of, to_jax, trace  # noqa: E402
 from reshard.propagation import Program  # noqa: E402
 
@@ -417,12 +419,12 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "cannot-express",
         "line 3: func.call: @main calls itself",
     ),
-    "a sharding of HLO": (
-        module("""  %0 = stablehlo.custom_call @Sharding(%a) {mhlo.sharding = "{replicated}"}
+    "a manual sharding of HLO": (
+        module("""  %0 = stablehlo.custom_call @Sharding(%a) {mhlo.sharding = "{manual}"}
     : (tensor<8x8xf32>) -> tensor<8x8xf32>
   return %0 : tensor<8x8xf32>"""),
         "cannot-express",
-        "line 3: stablehlo.custom_call: shardings must be those of the sdy dialect",
+        "line 3: stablehlo.custom_call: HLO does not say what a manual computation shares out",
     ),
     "a sort that falls": (
         module("""  %0 = "stablehlo.sort"(%a) <{dimension = 0 : i64}> ({
@@ -475,3 +477,92 @@ def test_shardings_go_through_a_custom_call_by_the_rule_that_shardy_knows() -> N
     )
     assert "einsum" in names(program)
     assert not program.without_rule
+
+
+# HLO from before partitioning.
+
+
+HLO = """HloModule jit_f, num_partitions=4NAMES
+
+ENTRY main {
+  p = f32[8,4]{1,0} parameter(0), sharding={devices=[4,1]<=[4]}
+  q = f32[4,6]{1,0} parameter(1), sharding={devices=[1,2,2]<=[2,2]T(1,0) last_tile_dim_replicate}
+  c = f32[8,4]{1,0} custom-call(p), custom_call_target="Sharding", sharding={devices=[2,2]<=[4]}CONFIG
+  t = f32[8,6]{1,0} dot(c, q), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT r = f32[8,6]{1,0} tanh(t), sharding={replicated}
+}
+"""
+NAMES = r', frontend_attributes={xla.sdy.meshes={mesh = #sdy.mesh<["x"=2, "y"=2]>}}'
+
+
+def hlo(names: str = "", config: str = "") -> str:
+    return HLO.replace("NAMES", names).replace("CONFIG", config)
+
+
+@pytest.mark.parametrize(("names", "axes"), [("", "ab"), (NAMES, "xy")])
+def test_hlo_is_read_with_its_shardings(names: str, axes: str) -> None:
+    first, second = axes
+    program = Program.from_stablehlo(hlo(names))
+    assert program.mesh == rs.Mesh.of({first: 2, second: 2})
+    given = {value.name: sharding.text() for value, sharding in program.annotations.items()}
+    assert given["arg0"] == f'[{{"{first}", "{second}"}}, {{}}]'
+    assert given["arg1"] == f'[{{}}, {{"{second}"}}]'
+    assert f'[{{"{first}"}}, {{"{second}"}}]' in given.values()
+    assert given["result"] == "[{}, {}]"
+    placed = program.propagate()
+    p, q = np.arange(32, dtype=np.float32).reshape(8, 4) / 32, np.arange(24, dtype=np.float32).reshape(4, 6) / 24
+    found = rs.numpy.run_program(placed, {"arg0": p, "arg1": q})
+    assert np.allclose(found["result"], np.tanh(p @ q), rtol=1e-6)
+
+
+def test_dims_that_hlo_leaves_unspecified_are_open() -> None:
+    program = Program.from_stablehlo(hlo(config=', backend_config="unspecified_dims=[1]"'))
+    assert '[{"a"}, {"b", ?}]' in [sharding.text() for sharding in program.annotations.values()]
+
+
+def test_what_jax_dumps_is_placed_as_what_it_lowers() -> None:
+    """The same layer, by way of XLA's text."""
+    module = lowered(lambda x, w: jnp.tanh(x @ w) @ w.T, jax.ShapeDtypeStruct((16, 8), "float32", sharding=on("x")),
+                     jax.ShapeDtypeStruct((8, 32), "float32", sharding=on(None, "y")))  # fmt: skip
+    computation = jax._src.lib._jax.mlir.mlir_module_to_xla_computation(
+        module.replace("{\n", f"{{\n{MESH_LINE}\n", 1) if "sdy.mesh" not in module else module
+    )
+    text = computation.get_hlo_module().to_string()
+    from_text, from_module = Program.from_stablehlo(text), Program.from_stablehlo(module)
+    assert from_text.propagate().received_bytes == from_module.propagate().received_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        (hlo().replace("HloModule jit_f,", "HloModule jit_f, is_scheduled=true,"), "cannot-express", "before optimi"),
+        (hlo().replace("sharding={devices=[2,2]<=[4]}", "sharding={manual}"), "cannot-express", "manual computation"),
+        (hlo().replace("[2,2]<=[4]}", "[2,2]<=[2,2]T(1,0)}"), "", ""),
+        ("HloModule m\nENTRY e {\n  ROOT p = f32[8] parameter(0)\n}\n", "unknown-mesh", "no mesh with axes"),
+        ("HloModule m\nENTRY e {\n  ROOT p = what(0)\n}\n", "syntax", "XLA refuses the text"),
+        ("HloModule", "syntax", "XLA refuses the text"),
+    ],
+    ids=["compiled", "manual", "another order", "no sharding", "no operation", "cut short"],
+)
+def test_hlo_is_read_or_refused(text: str, code: str, says: str) -> None:
+    if not code:
+        assert Program.from_stablehlo(text).propagate().received_bytes
+        return
+    with pytest.raises(rs.ReshardError, match=says) as refused:
+        Program.from_stablehlo(text)
+    assert refused.value.code == code
+
+
+def test_a_dump_of_hlo_alone_tells_what_propagate_would_receive(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("x",))
+    rows, columns = NamedSharding(mesh, P("x")), NamedSharding(mesh, P(None, "x"))
+    x = jax.ShapeDtypeStruct((8, 4), "float32", sharding=rows)
+    program = jax.jit(jnp.tanh, out_shardings=columns).trace(x).lower()
+    texts = {"before": program.as_text(dialect="hlo"), "cpu_after": program.compile().as_text()}
+    for place, text in texts.items():
+        (tmp_path / f"module_0001.jit_tanh.{place}_optimizations.txt").write_text(str(text))
+    assert main(["inspect", "--json", str(tmp_path)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["placed_bytes"], record["placed_why"]) == (24, "")

@@ -33,7 +33,8 @@ A text may be HLO before or after partitioning, a lowered module, a log, or a mi
 Of a dump folder the last module before partitioning and the one after optimisation are read; a dump made with
 --xla_dump_hlo_pass_re=spmd.* tells the most.
 Modules of one name belong together: what one asks for is joined with what the other sends.
-Modules that JAX_DUMP_IR_TO=FOLDER has JAX write tell what propagate would receive.
+Modules that JAX_DUMP_IR_TO=FOLDER has JAX write, or XLA's text before optimizations,
+tell what propagate would receive.
 """
 DUMP = "--xla_dump_to={} --xla_dump_hlo_pass_re=spmd.* --xla_dump_hlo_as_text"
 
@@ -146,5 +147,5 @@ def _program_inspected(program: Sequence[str], mesh: Mesh | None) -> tuple[Repor
             hint = "; it must not set XLA_FLAGS itself, but add to them" if any(lowered.glob("*")) else ""
             raise ReshardError("bad-file", what + hint)
         report = inspect_dump(folder, mesh=mesh)
-        tell_placed(report, modules_in([lowered]), os.environ.get("JAX_DUMP_IR_TO", "FOLDER"))
+        tell_placed(report, modules_in([lowered, folder]), os.environ.get("JAX_DUMP_IR_TO", "FOLDER"))
     return report, process.returncode

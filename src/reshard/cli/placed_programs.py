@@ -1,7 +1,8 @@
 """What `propagate` would receive for the programs of a dump, one line in a report.
 
-XLA's texts say what became of a program, and not the operations and shardings that it had; JAX writes those where
-`JAX_DUMP_IR_TO` names a folder, as modules of StableHLO with the names that XLA's modules have.
+What XLA compiled says what became of a program, and not the operations and shardings that it had; JAX writes those
+where `JAX_DUMP_IR_TO` names a folder, as modules of StableHLO with the names that XLA's modules have.
+Without them a dump's own text before optimizations is read.
 
 >>> name_of("module @jit_step attributes {a = 1} {")
 'jit_step'
@@ -21,27 +22,33 @@ from reshard.xla.report import Report
 
 SEARCH_S = 30.0
 """For how long, of all programs together, a better placement is looked for."""
-HINT = "HLO does not tell its operations; JAX_DUMP_IR_TO={} has JAX write them beside it"
-_NAME = re.compile(r"^\s*module\s+@\"?([\w.<>-]+)", re.MULTILINE)
+HINT = "what is compiled does not tell its operations; JAX_DUMP_IR_TO={} has JAX write them beside it"
+_NAME = re.compile(r"^\s*(?:module\s+@\"?|HloModule\s+)([\w.<>-]+)", re.MULTILINE)
 
 
 def name_of(module: str) -> str:
-    """The name of a module of MLIR; nothing where it has none."""
+    """The name of a module of MLIR or HLO; nothing where it has none."""
     found = _NAME.search(module)
     return found.group(1) if found else ""
 
 
 def modules_in(folders: Iterable[Path]) -> list[str]:
-    """The modules of MLIR in folders, in the order of their files; what cannot be read is left out."""
-    texts = []
-    for folder in folders:
-        for path in sorted(folder.glob("*.mlir")):
-            try:
-                text = path.read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                continue
-            texts.append(text)
-    return [module for text in texts if (module := module_in(text)) is not None]
+    """The modules in folders as they were before XLA, in the order of their files; what cannot be read is left out.
+
+    Those of StableHLO, or of HLO before optimizations where there are none.
+    """
+    dumped = [path for folder in folders for path in sorted(folder.glob("*")) if path.is_file()]
+    lowered = [_text_of(path) for path in dumped if path.suffix == ".mlir"]
+    modules = [module for text in lowered if (module := module_in(text)) is not None]
+    return modules or [_text_of(path) for path in dumped if path.name.endswith(".before_optimizations.txt")]
+
+
+def _text_of(path: Path) -> str:
+    """What a file holds; nothing where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def tell_placed(report: Report, modules: Iterable[str], folder: str) -> None:

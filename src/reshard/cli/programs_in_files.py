@@ -1,4 +1,4 @@
-r"""Programs as files have them: in text of our own, or as a module of StableHLO among whatever else a log holds.
+r"""Programs as files have them: our own text, HLO, or a module of StableHLO among whatever else a log holds.
 
 >>> log = "I0000 compiling\nmodule @jit_f {\n  func.func public @main() {\n    return\n  }\n}\ndone\n"
 >>> print(module_in(log))
@@ -35,9 +35,8 @@ def read_program(path: str) -> Program:
     """The program in a file, in a folder of dumps, or on standard input.
 
     Raises:
-        ReshardError: `bad-file` where nothing can be read, or a folder holds several modules; `bad-program` where only
-            HLO is there, which says no more of shardings than what was made of them; and as `Program.parse` and
-            `Program.from_stablehlo`.
+        ReshardError: `bad-file` where nothing can be read, or a folder holds several modules; `bad-program` where a
+            folder holds none, but other texts; and as `Program.parse` and `Program.from_stablehlo`.
     """
     texts = _texts_at(path)
     modules = {name: module for name, text in texts if (module := module_in(text)) is not None}
@@ -48,10 +47,10 @@ def read_program(path: str) -> Program:
     if not texts:
         raise ReshardError("bad-file", f"{path} holds no text")
     name, text = texts[0]
-    if len(texts) > 1 or _HLO.search(text):
+    if len(texts) > 1:
         hint = "it must be StableHLO, as jax.jit(f).lower(...).as_text() gives it, or JAX itself with JAX_DUMP_IR_TO"
         raise ReshardError("bad-program", f"{name} holds no program whose shardings can be carried: {hint}")
-    return Program.parse(text)
+    return Program.from_stablehlo(text) if _HLO.search(text) else Program.parse(text)
 
 
 def _texts_at(path: str) -> list[tuple[str, str]]:

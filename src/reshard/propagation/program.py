@@ -393,6 +393,7 @@ class Program(Builder):
     def from_stablehlo(text: str) -> Program:
         """The program of a module of StableHLO with annotations of the sdy dialect, as `lowered.as_text()` gives it.
 
+        HLO's own shardings are read too, and HLO's text from before partitioning, as XLA dumps it.
         Calls stand where they are called, loops and branches are blocks, and a custom call or a manual computation
         is one operation with the shardings that it states.
 

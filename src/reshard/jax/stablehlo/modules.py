@@ -38,6 +38,15 @@ from jaxlib.mlir.dialects import sdy
 
 from reshard.checks import expect
 from reshard.errors import ReshardError
+from reshard.jax.stablehlo.hlo import (
+    HLO,
+    hlo_sharding,
+    mesh_of_texts,
+    named_meshes,
+    parts_of,
+    said_beside,
+    stablehlo_of,
+)
 from reshard.jax.stablehlo.loops_and_choices import CountedLoop, choice, sliced, while_loop
 from reshard.jax.stablehlo.lowered_functions import jaxpr_of
 from reshard.jax.stablehlo.mlir_attributes import integer, line_of, said, type_of, word
@@ -57,7 +66,7 @@ BLOCKS = {"stablehlo.while": while_loop, "stablehlo.case": choice, "stablehlo.if
 REGIONS = {"stablehlo.custom_call": custom_call, "sdy.manual_computation": manual_computation}
 COPIES = ("stablehlo.optimization_barrier", "sdy.propagation_barrier", "sdy.data_flow_edge", "sdy.func_data_flow_edge")
 """Operations whose results are their operands, under names of their own."""
-MARKS = ("Sharding", "annotate_device_placement")
+MARKS = ("Sharding", "annotate_device_placement", "xla.sdy.FuncResultSharding")
 """Custom calls that only say something of their operand."""
 RULES = "builtin.module(func.func(sdy-populate-op-sharding-rules))"
 """The pass that writes its sharding rule on every operation."""
@@ -74,7 +83,7 @@ def program_of(text: str) -> Program:
     """The program of a module of StableHLO.
 
     Args:
-        text: MLIR, with the meshes and shardings of the sdy dialect.
+        text: MLIR, with the meshes and shardings of the sdy dialect or those of HLO; or HLO before partitioning.
 
     Raises:
         ReshardError: `syntax` where MLIR refuses the text, `unknown-mesh` where it defines no mesh, `cannot-express`
@@ -88,11 +97,11 @@ def program_of(text: str) -> Program:
         raise ReshardError("syntax", f"line {line}: a number of {len(endless.group())} digits")
     with mlir.make_ir_context(), jax.enable_x64(True):
         try:
-            module = ir.Module.parse(text.encode("utf-8", "replace"))
+            module = ir.Module.parse(stablehlo_of(text) if HLO.search(text) else text.encode("utf-8", "replace"))
         except ir.MLIRError as error:
             reasons = [f"{line_of(each.location)}: {each.message}" for each in error.error_diagnostics]
             raise ReshardError("syntax", "; ".join(reasons) or "the text is no module of MLIR") from None
-        if "custom_call" in text:  # Shardy knows the rules of those that XLA knows
+        if "custom_call" in text or HLO.search(text):  # Shardy knows the rules of those that XLA knows
             passmanager.PassManager.parse(RULES).run(module.operation)
         reading = Reading(module)
         reading.main()
@@ -109,9 +118,13 @@ class Reading(Tracing):
             if op.name == "sdy.mesh":
                 with located(op):
                     found[word(op, "sym_name")] = read_mesh(str(op.attributes["mesh"]))[1]
+        found = found or named_meshes(module)
         named = {name: mesh for name, mesh in found.items() if mesh.axes}
         if not named:
-            raise ReshardError("unknown-mesh", "the module defines no mesh with axes: sdy.mesh @mesh = <[...]>")
+            shared = mesh_of_texts(_hlo_texts(module))
+            if shared is None:
+                raise ReshardError("unknown-mesh", "the module defines no mesh with axes: sdy.mesh @mesh = <[...]>")
+            named = found = {"mesh": shared}
         super().__init__(Program(next(iter(named.values())), even_ends=True))
         self.meshes: dict[str, Mesh] = {
             name: self.program.mesh if mesh.is_empty else mesh for name, mesh in found.items()
@@ -208,8 +221,6 @@ class Reading(Tracing):
                 if name in op.attributes:
                     return [self.held(operands[0], self.sharding(op.attributes[name]))]
         if op.name == "stablehlo.custom_call" and word(op, "call_target_name") in MARKS:
-            if "mhlo.sharding" in op.attributes and "sdy.sharding" not in op.attributes:
-                raise ReshardError("cannot-express", "shardings must be those of the sdy dialect, not of HLO")
             return operands
         if op.name in REGIONS:
             return REGIONS[op.name](self, op, operands)
@@ -250,9 +261,22 @@ class Reading(Tracing):
 
     def _annotated(self, op: ir.Operation, results: list[Any]) -> list[Any]:
         """What an operation gives, as it says itself."""
-        if "sdy.sharding" not in op.attributes:
+        said: Sequence[Sharding | None]
+        if "sdy.sharding" in op.attributes:
+            said = self.shardings(op.attributes["sdy.sharding"])
+        elif (beside := said_beside(op.attributes)) is not None:
+            said = self.shardings(beside)
+        elif "mhlo.sharding" in op.attributes:
+            config = word(op, "backend_config") if "backend_config" in op.attributes else ""
+            texts = parts_of(word(op, "mhlo.sharding"))
+            texts = texts if len(texts) == len(results) else texts * len(results)
+            said = [
+                hlo_sharding(text, self.meshes, len(type_of(result).shape), config)
+                for text, result in zip(texts, op.results, strict=True)
+            ]
+        else:
             return results
-        pairs = zip(results, self.shardings(op.attributes["sdy.sharding"]), strict=True)
+        pairs = zip(results, said, strict=True)
         return [value if value is None else self.held(value, sharding) for value, sharding in pairs]
 
     def _optional(self, op: ir.Operation, name: str, count: int) -> list[Sharding | None]:
@@ -262,9 +286,15 @@ class Reading(Tracing):
         """What a function says of an argument or a result."""
         each = said(function, name)
         words = {} if each is None else each[number]
-        if "mhlo.sharding" in words and "sdy.sharding" not in words:
-            raise ReshardError("cannot-express", "shardings must be those of the sdy dialect, not of HLO")
-        return self.sharding(words["sdy.sharding"]) if "sdy.sharding" in words else None
+        if "sdy.sharding" in words:
+            return self.sharding(words["sdy.sharding"])
+        if (beside := said_beside(words)) is not None:
+            return self.sharding(beside)
+        if "mhlo.sharding" not in words:
+            return None
+        types = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+        ends = types.inputs if name == "arg_attrs" else types.results
+        return hlo_sharding(words["mhlo.sharding"].value, self.meshes, ir.RankedTensorType(ends[number]).rank)
 
     def _output_name(self, function: ir.Operation, number: int, count: int) -> str:
         each, name = said(function, "res_attrs"), "result" if count == 1 else f"result.{number}"
@@ -287,6 +317,11 @@ class Reading(Tracing):
         scalars, without_rule, groups = state
         self._scalars, self.program.without_rule = dict(scalars), without_rule.copy()
         self._groups = dict(groups)
+
+
+def _hlo_texts(module: ir.Module) -> list[str]:
+    """All shardings of HLO in a module."""
+    return re.findall(r'mhlo\.sharding = "([^"]*)"', str(module))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ ends can be written on, so that the two can be compared by eye.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from reshard.digits import Digits, nest
@@ -77,16 +77,25 @@ def _shardy(text: str) -> str:
 
 def joined(source: Sharding, target: Sharding) -> tuple[Sharding, Sharding]:
     """The same two on one mesh, where neither names devices and cuts of the one and the other nest."""
-    meshes = source.mesh, target.mesh
-    if meshes[0] == meshes[1] or any(mesh.is_empty for mesh in meshes) or meshes[0].size != meshes[1].size:
+    if source.mesh == target.mesh or source.unreduced or target.unreduced:
         return source, target
-    if any(mesh.device_ids is not None for mesh in meshes) or source.unreduced or target.unreduced:
-        return source, target
-    cuts = meshes[0].digits.cuts | meshes[1].digits.cuts
-    if not nest(cuts):
-        return source, target
-    mesh = Mesh.of_digits(Digits.between(cuts))
-    return _on_mesh(source, mesh), _on_mesh(target, mesh)
+    mesh = shared_mesh((source.mesh, target.mesh))
+    return (source, target) if mesh is None else (_on_mesh(source, mesh), _on_mesh(target, mesh))
+
+
+def shared_mesh(meshes: Iterable[Mesh]) -> Mesh | None:
+    """A mesh with an axis for each part into which meshes cut the same devices; None where their cuts do not nest.
+
+    >>> shared_mesh([Mesh.of(x=4, y=2), Mesh.of(z=2, w=4)])
+    Mesh.of(a=2, b=2, c=2)
+    >>> shared_mesh([Mesh.of(x=3, y=2), Mesh.of(x=2, y=3)]) is None
+    True
+    """
+    each = tuple(meshes)
+    if len({mesh.size for mesh in each}) != 1 or any(mesh.is_empty or mesh.device_ids is not None for mesh in each):
+        return None
+    cuts = set[int]().union(*(mesh.digits.cuts for mesh in each))
+    return Mesh.of_digits(Digits.between(cuts)) if nest(cuts) else None
 
 
 def _on_mesh(sharding: Sharding, mesh: Mesh) -> Sharding:
