@@ -22,7 +22,7 @@ from reshard.dtypes import DType, combining, identity, value_dtype
 from reshard.errors import ReshardError
 from reshard.exchange import Tiling
 from reshard.models import ModelPlan
-from reshard.models.block_scales import CastEnd, ScaledTensor, Slots, cast_buffers, quantised
+from reshard.models.block_scales import CastEnd, ScaledTensor, Slots, cast_buffers, quantised, written_buffers
 from reshard.models.stores import Buffer
 from reshard.steps import Move
 from reshard.tile import Tile
@@ -163,8 +163,7 @@ def cast_in_blocks(
     """
     tiles = plan.casts_at(device, end)
     if into is None:
-        names = [key for tile in tiles for key in (tile.scaled.name, tile.scaled.scales)]
-        written = {slot.buffer for name in names for slot in made[0][name]}
+        written = written_buffers(tiles, made[0])
         result = {
             name: np.zeros(buffer.shape, value_dtype(buffer.dtype)) if name in written else given[1][name]
             for name, buffer in made[1].items()

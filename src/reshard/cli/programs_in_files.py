@@ -18,6 +18,7 @@ from pathlib import Path
 from reshard.errors import ReshardError, refusing
 from reshard.propagation import Program
 from reshard.xla.read.scan import closing
+from reshard.xla.read.shardings import HLO
 from reshard.xla.report.dumps import decoded
 
 _MODULE = re.compile(
@@ -28,7 +29,6 @@ _MODULE = re.compile(
 _ALIASES = re.compile(r"(?:^#[^\n]*\n)+\Z", re.MULTILINE)
 SUFFIXES = (".mlir", ".txt", ".log")
 """Of the files of a folder that are looked into."""
-_HLO = re.compile(r"^HloModule\b", re.MULTILINE)
 
 
 def read_program(path: str) -> Program:
@@ -50,7 +50,7 @@ def read_program(path: str) -> Program:
     if len(texts) > 1:
         hint = "it must be StableHLO, as jax.jit(f).lower(...).as_text() gives it, or JAX itself with JAX_DUMP_IR_TO"
         raise ReshardError("bad-program", f"{name} holds no program whose shardings can be carried: {hint}")
-    return Program.from_stablehlo(text) if _HLO.search(text) else Program.parse(text)
+    return Program.from_stablehlo(text) if HLO.search(text) else Program.parse(text)
 
 
 def _texts_at(path: str) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from jax import numpy as jnp
 from reshard.box import Box
 from reshard.dtypes import DType
 from reshard.models import ModelPlan
-from reshard.models.block_scales import CastEnd, Slots, cover, quantised
+from reshard.models.block_scales import CastEnd, Slots, cover, quantised, written_buffers
 from reshard.models.stores import Buffer, Slot, views
 
 NamedArrays = dict[str, Any]
@@ -72,8 +72,7 @@ def cast_in_blocks(
         made: the slots and the buffers after.
     """
     tiles = [tile for tile in plan.casts_at(device, end) if not tile.box.is_empty]
-    names = [key for tile in plan.casts_at(device, end) for key in (tile.scaled.name, tile.scaled.scales)]
-    written = {slot.buffer for name in names for slot in made[0][name]}
+    written = written_buffers(plan.casts_at(device, end), made[0])
 
     def cast(arrays: NamedArrays, most: Any) -> NamedArrays:
         result = {name: jnp.zeros(made[1][name].shape, kind_of(made[1][name].dtype)) for name in sorted(written)}

@@ -191,6 +191,17 @@ class CastTile(NamedTuple):
     box: Box
 
 
+def written_buffers(tiles: Iterable[CastTile], slots: Slots) -> set[str]:
+    """The buffers that casts of these tiles write: those of their elements and of their scales.
+
+    Args:
+        tiles: that a device casts.
+        slots: of the buffers after.
+    """
+    names = [key for tile in tiles for key in (tile.scaled.name, tile.scaled.scales)]
+    return {slot.buffer for name in names for slot in slots.get(name, ())}
+
+
 def cast_buffers(
     tiles: Iterable[CastTile],
     given: tuple[Slots, Mapping[str, Any]],

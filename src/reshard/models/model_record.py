@@ -17,7 +17,6 @@ True
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +32,7 @@ from reshard.models.rule import Rule, Slice, StoreRule
 from reshard.models.ruleset import Rules
 from reshard.network import Network
 from reshard.notation import parse_sharding
+from reshard.plans.plan_record import reading_record, record_read
 from reshard.sharding import Sharding
 
 if TYPE_CHECKING:
@@ -90,14 +90,9 @@ def read_parts(text: str) -> tuple[PlanParts, dict[str, Any]]:
     Raises:
         ReshardError: `bad-plan-text`, and what rules and networks raise.
     """
-    try:
-        record = json.loads(text)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ReshardError("bad-plan-text", f"a model's plan must be JSON text: {str(error).rstrip('.')}") from None
-    schema = record.get("schema") if isinstance(record, dict) else None
-    if schema != SCHEMA:
-        raise ReshardError("bad-plan-text", f"a model's plan must have the schema {SCHEMA!r}, got: {schema!r}")
-    try:
+    what = "a model's plan"
+    record = record_read(text, SCHEMA, what)
+    with reading_record(what):
         kinds = [
             (TensorType(checked_shape(kind["shape"]), dtype_named(kind["dtype"])), dtype_named(kind["target_dtype"]))
             for kind in record["kinds"]
@@ -121,12 +116,6 @@ def read_parts(text: str) -> tuple[PlanParts, dict[str, Any]]:
                 for fields in record["scaled"]
             ),
         )
-    except ReshardError:
-        raise
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise ReshardError(
-            "bad-plan-text", f"a model's plan lacks a field or has one of another type: {error}"
-        ) from None
     return parts, record
 
 

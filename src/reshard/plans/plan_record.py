@@ -81,31 +81,36 @@ def _steps(steps: Sequence[Step], seconds: Sequence[float] | None) -> list[dict[
     return [record | {"seconds": time} for record, time in zip(records, times, strict=True)]
 
 
-def record_read(text: str) -> dict[str, Any]:
+def record_read(text: str, schema: str = SCHEMA, what: str = "a plan") -> dict[str, Any]:
     """The record in a JSON text.
 
+    Args:
+        text: of a plan of any kind.
+        schema: that it must name.
+        what: the plan is called in refusals.
+
     Raises:
-        ReshardError: `bad-plan-text` where it is none of `SCHEMA`.
+        ReshardError: `bad-plan-text` where it is no record, or one of another schema.
     """
     try:
         record = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ReshardError("bad-plan-text", f"a plan must be JSON text: {str(error).rstrip('.')}") from None
-    schema = record.get("schema") if isinstance(record, dict) else None
-    if not isinstance(record, dict) or schema != SCHEMA:
-        raise ReshardError("bad-plan-text", f"a plan must have the schema {SCHEMA!r}, got: {schema!r}")
+        raise ReshardError("bad-plan-text", f"{what} must be JSON text: {str(error).rstrip('.')}") from None
+    said = record.get("schema") if isinstance(record, dict) else None
+    if not isinstance(record, dict) or said != schema:
+        raise ReshardError("bad-plan-text", f"{what} must have the schema {schema!r}, got: {said!r}")
     return record
 
 
 @contextmanager
-def reading_record() -> Iterator[None]:
-    """Refuse a record that lacks a field, or has one of another type, as `bad-plan-text`."""
+def reading_record(what: str = "a plan") -> Iterator[None]:
+    """Refuse a record that lacks a field, or has one of another type, as `bad-plan-text`; `what` says of what."""
     try:
         yield
     except ReshardError:
         raise
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise ReshardError("bad-plan-text", f"a plan lacks a field or has one of another type: {error}") from None
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise ReshardError("bad-plan-text", f"{what} lacks a field or has one of another type: {error}") from None
 
 
 def plan_fields(record: dict[str, Any]) -> dict[str, Any]:

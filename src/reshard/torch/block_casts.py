@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from reshard.models import ModelPlan
-from reshard.models.block_scales import CastTile, ScaledTensor, Slots, blocks_in, cast_buffers
+from reshard.models.block_scales import CastTile, ScaledTensor, Slots, blocks_in, cast_buffers, written_buffers
 from reshard.models.stores import Buffer
 
 TensorsByName = dict[str, torch.Tensor]
@@ -27,7 +27,7 @@ class BlockCasts(NamedTuple):
         """From what is handed in to what travels."""
         tiles = plan.casts_at(rank, "source")
         slots, buffers = plan.source_slots(rank)
-        after = _joined(handed, _written(tiles, slots), buffers, device)
+        after = _joined(handed, written_buffers(tiles, slots), buffers, device)
         return cls(tiles, (plan.handed_slots(rank)[0], slots), handed, after)
 
     @classmethod
@@ -35,7 +35,7 @@ class BlockCasts(NamedTuple):
         """From what has travelled to what is wanted."""
         tiles = plan.casts_at(rank, "target")
         slots, buffers = plan.target_slots(rank)
-        before = _joined(wanted, _written(tiles, slots), buffers, device)
+        before = _joined(wanted, written_buffers(tiles, slots), buffers, device)
         return cls(tiles, (slots, plan.wanted_slots(rank)[0]), before, wanted)
 
     def run(self) -> None:
@@ -47,11 +47,6 @@ class BlockCasts(NamedTuple):
             lambda shape, view: torch.empty(shape, dtype=view.dtype, device=view.device),
             quantised,
         )
-
-
-def _written(tiles: list[CastTile], slots: Slots) -> set[str]:
-    names = [key for tile in tiles for key in (tile.scaled.name, tile.scaled.scales)]
-    return {slot.buffer for name in names for slot in slots.get(name, ())}
 
 
 def _joined(

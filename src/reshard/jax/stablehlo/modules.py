@@ -38,25 +38,24 @@ from jaxlib.mlir.dialects import sdy
 
 from reshard.checks import expect
 from reshard.errors import ReshardError
-from reshard.jax.stablehlo.hlo import (
-    HLO,
-    hlo_sharding,
-    mesh_of_texts,
-    named_meshes,
-    parts_of,
-    said_beside,
-    stablehlo_of,
-)
 from reshard.jax.stablehlo.loops_and_choices import CountedLoop, choice, sliced, while_loop
 from reshard.jax.stablehlo.lowered_functions import jaxpr_of
 from reshard.jax.stablehlo.mlir_attributes import integer, line_of, said, type_of, word
 from reshard.jax.stablehlo.opaque_calls import custom_call, manual_computation
+from reshard.jax.stablehlo.translated_hlo import (
+    hlo_sharding,
+    mesh_of_texts,
+    named_meshes,
+    said_beside,
+    stablehlo_of,
+)
 from reshard.jax.tracing.emitter import known_number
 from reshard.jax.tracing.functions import Tracing, free_name
 from reshard.mesh import Mesh
 from reshard.notation.shardy import read_mesh, read_sharding
 from reshard.propagation import Program, Value
 from reshard.sharding import Sharding
+from reshard.xla.read.shardings import HLO, parts_of
 
 Known = dict[Any, Any]
 """The values of the program by those of the text."""

@@ -21,6 +21,7 @@ from reshard.errors import ReshardError
 from reshard.notation import parse_mesh
 from reshard.xla.read.ir import ArrayShape, Computation, Instruction, Module, Result
 from reshard.xla.read.scan import closing, fields, natural, split
+from reshard.xla.read.shardings import mesh_texts, parts_of
 
 INSTRUCTION = re.compile(r"\s*(ROOT\s+)?%?([A-Za-z_][^\s=%(){},]*)\s=\s+(?=[(a-z])")
 """How the line of an instruction begins."""
@@ -30,7 +31,6 @@ _SHAPE = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\]")
 _ARRAY = re.compile(r"[a-z][a-z0-9]*\[[\d,<= ?]*\](?:\{[^{}]*\})?")
 _TABLES = {"FileNames", "FunctionNames", "FileLocations", "StackFrames"}
 _ROW = re.compile(r"\s*(\d+)\s+(.*)")
-_MESHES = re.compile(r"([A-Za-z_][\w.$]*|\"[^\"]*\")\s*=\s*#sdy\.mesh")
 _NEEDED = re.compile(
     r"(?:sharding|calls|to_apply|body|condition|branch_computations|true_computation|false_computation|index"
     r"|called_computations|replica_groups|source_target_pairs|channel_id|direction|custom_call_target)="
@@ -116,15 +116,11 @@ def _read_header(module: Module, text: str, number: int) -> None:
             setattr(module, key, count)
         else:
             module.note(number, f"{name} is no number of at least 1", value)
-    meshes = attributes.get("frontend_attributes", "")
-    for head in _MESHES.finditer(meshes):
-        stop = closing(meshes, meshes.find("<", head.end())) if "<" in meshes[head.end() :] else -1
-        end = meshes.find(">", stop) + 1 if stop >= 0 else 0
-        text = meshes[head.end() : end or None].replace('\\"', '"')
+    for name, said in mesh_texts(attributes.get("frontend_attributes", "")):
         try:
-            module.meshes[head.group(1).strip('"')] = parse_mesh(text[text.find("<") : text.find(">") + 1])
+            module.meshes[name] = parse_mesh(said[said.find("<") : said.find(">") + 1])
         except ReshardError:
-            module.note(number, "a mesh cannot be read", text)
+            module.note(number, "a mesh cannot be read", said)
 
 
 @lru_cache(1024)
@@ -190,7 +186,7 @@ def _read_instruction(line: str, number: int, head: re.Match[str]) -> Instructio
         operands,
         number,
         attributes,
-        _shardings(attributes.get("sharding", "")),
+        parts_of(attributes.get("sharding", "")),
         bool(head.group(1)),
         printed,
     )
@@ -220,12 +216,6 @@ def metadata_of(text: str) -> dict[str, str]:
     """
     matches = {key: match for key, pattern in _METADATA.items() if (match := pattern.search(text)) is not None}
     return {key: ":".join(filter(None, match.groups())) for key, match in matches.items()}
-
-
-def _shardings(text: str) -> tuple[str, ...]:
-    if not text:
-        return ()
-    return tuple(split(text.strip()[1:-1])) if re.match(r"\{\s*\{", text) else (text,)
 
 
 def _locations(rows: dict[str, dict[str, str]]) -> dict[str, str]:

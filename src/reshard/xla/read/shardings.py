@@ -12,7 +12,7 @@ ends can be written on, so that the two can be compared by eye.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from reshard.digits import Digits, nest
@@ -20,8 +20,11 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.notation import parse_sharding, to_xla
 from reshard.sharding import Sharding
-from reshard.xla.read.scan import closing
+from reshard.xla.read.scan import closing, split
 
+HLO = re.compile(r"^HloModule\b[^\n]*", re.MULTILINE)
+"""The line with which a module of HLO begins."""
+_MESHES = re.compile(r"([A-Za-z_][\w.$]*|\"[^\"]*\")\s*=\s*#sdy\.mesh")
 _NAMED = re.compile(r"\{\s*mesh\[")
 _META = re.compile(r",?\s*metadata=\{.*")
 
@@ -73,6 +76,29 @@ def _shardy(text: str) -> str:
     ids = f", device_ids=[{devices.group(1)}]" if devices else ""
     rest = rest[devices.end() :] if devices else rest
     return f"#sdy.sharding<mesh<{mesh}{ids}>{rest}>".replace("'", '"')
+
+
+def parts_of(text: str) -> tuple[str, ...]:
+    """The shardings in HLO's text of a tuple's, or the one that it is; none in an empty text.
+
+    >>> parts_of("{{replicated}, {devices=[2]<=[2]}}"), parts_of("{replicated}")
+    (('{replicated}', '{devices=[2]<=[2]}'), ('{replicated}',))
+    """
+    if not text:
+        return ()
+    return tuple(split(text.strip()[1:-1])) if re.match(r"\{\s*\{", text) else (text,)
+
+
+def mesh_texts(text: str) -> Iterator[tuple[str, str]]:
+    """The meshes that JAX writes beside a module of HLO: names, and texts in Shardy's notation.
+
+    >>> dict(mesh_texts('{mesh = #sdy.mesh<["x"=2]>, "m-2" = #sdy.mesh<["y"=4]>}'))
+    {'mesh': '<["x"=2]>', 'm-2': '<["y"=4]>'}
+    """
+    for head in _MESHES.finditer(text):
+        stop = closing(text, text.find("<", head.end())) if "<" in text[head.end() :] else -1
+        end = text.find(">", stop) + 1 if stop >= 0 else 0
+        yield head.group(1).strip('"'), text[head.end() : end or None].replace('\\"', '"')
 
 
 def joined(source: Sharding, target: Sharding) -> tuple[Sharding, Sharding]:

@@ -25,14 +25,10 @@ from jaxlib.mlir import ir
 
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.notation import parse_sharding
-from reshard.notation.shardy import read_mesh
+from reshard.notation import parse_mesh, parse_sharding
 from reshard.sharding import Sharding
-from reshard.xla.read.scan import closing
-from reshard.xla.read.shardings import read_sharding, shared_mesh
+from reshard.xla.read.shardings import HLO, mesh_texts, parts_of, read_sharding, shared_mesh
 
-HLO = re.compile(r"^HloModule\b[^\n]*", re.MULTILINE)
-"""The line with which a module of HLO begins."""
 SYNTAX, NO_WORD = 3, 4
 """How the translation ends where it refuses: at the text, or at what the text says."""
 REFUSALS = {
@@ -55,7 +51,6 @@ sys.stdout.buffer.write(translated)
 """Run in a process of its own, since XLA's parser falls over some texts, and the process with it."""
 LONGEST_S = 120.0
 """After so long a translation is given up."""
-_MESH = re.compile(r'"?([\w.-]+)"?\s*=\s*#sdy\.mesh(<[^>]*>)')
 _UNSPECIFIED = re.compile(r"unspecified_dims=\[([\d,\s]*)\]")
 
 
@@ -89,7 +84,7 @@ def stablehlo_of(text: str) -> bytes:
 def named_meshes(module: ir.Module) -> dict[str, Mesh]:
     """The meshes that JAX wrote beside a module of HLO, by their names."""
     said = _beside(module.operation.attributes, "xla.sdy.meshes") or ""
-    return {name: read_mesh(f"#sdy.mesh{mesh}")[1] for name, mesh in _MESH.findall(said)}
+    return {name: parse_mesh(text) for name, text in mesh_texts(said)}
 
 
 def said_beside(attributes: Any) -> ir.Attribute | None:
@@ -109,26 +104,6 @@ def mesh_of_texts(texts: Iterable[str]) -> Mesh | None:
     """A mesh on which all shardings of HLO can be said; None where there is none, or none of them says a mesh."""
     tiled = dict.fromkeys(part for text in texts for part in parts_of(text) if "devices=" in part)
     return shared_mesh(parse_sharding(text).mesh for text in tiled) if tiled else None
-
-
-def parts_of(text: str) -> list[str]:
-    """The shardings in the text of a tuple's, or the one that it is.
-
-    >>> parts_of("{{replicated}, {devices=[2]<=[2]}}"), parts_of("{replicated}")
-    (['{replicated}', '{devices=[2]<=[2]}'], ['{replicated}'])
-    """
-    text = text.strip()
-    inner = text[1:-1].strip()
-    if not inner.startswith("{"):
-        return [text]
-    parts, place = [], inner.find("{")
-    while place >= 0:
-        stop = closing(inner, place)
-        if stop < 0:
-            break
-        parts.append(inner[place:stop])
-        place = inner.find("{", stop)
-    return parts
 
 
 def hlo_sharding(text: str, meshes: Mapping[str, Mesh], ndim: int, config: str = "") -> Sharding | None:
