@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from plans_shared import share_plans
 
 PRELOADED = ["torch.distributed.tensor", "reshard.torch", "torch_ranks"]
 LIMIT_S = 240
@@ -75,6 +76,7 @@ def run_ranks(
 def _rank(worker: Callable[..., Any], rank: int, size: int, folder: str, timeout_s: float, args: Any) -> None:
     torch.set_num_threads(1)
     logging.getLogger("torch").setLevel(logging.ERROR)  # torch tells of its own slow ways
+    share_plans(Path(folder) / "plans")
     try:
         store = dist.FileStore(f"{folder}/store", size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))

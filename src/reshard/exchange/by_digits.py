@@ -64,7 +64,7 @@ from reshard.digits import Digits, P, Positions
 from reshard.errors import ReshardError
 from reshard.exchange.pieces import Exchange, Piece, PieceTable, Tiling
 from reshard.mesh import ENUMERABLE, Mesh
-from reshard.refinement import Cuts, Refinement, Unreduced, refine
+from reshard.refinement import Cuts, Refinement, Role, Unreduced, refine
 
 
 @dataclass(frozen=True)
@@ -234,39 +234,38 @@ class DigitExchange(Exchange):
             offsets[dim] = [first + value * stride for first in offsets[dim] for value in range(size)]
         return offsets
 
-    def _pieces(self, position: int, number: int) -> tuple[int, list[Box]]:
-        """The position that sends to a position in one of the k permutations, and the boxes that it sends."""
-        sender, starts = self._sources(position, number)
-        sizes = list(zip(self.common.lengths, self.target.shape, strict=True))
-        if self.loose_values == 1:
-            ends = zip(starts, sizes, strict=True)
-            boxes = [Box([(min(start, size), min(start + length, size)) for start, (length, size) in ends])]
-        else:
-            boxes = [
-                Box(
-                    [
-                        (min(start, size), min(start + length, size))
-                        for start, (length, size) in zip(at, sizes, strict=True)
-                    ]
-                )
-                for at in product(
-                    *(map(start.__add__, more) for start, more in zip(starts, self._loose_offsets, strict=True))
-                )
-            ]
-        return sender, [box for box in boxes if not box.is_empty]
+    def _boxes(self, corner: tuple[int, ...]) -> list[Box]:
+        """What goes from one position to another in one round, from where it begins per dim."""
+        lengths, shape = self.common.lengths, self.target.shape
+        corners = [corner]
+        if self.loose_values > 1:
+            each_dim = zip(corner, self._loose_offsets, strict=True)
+            corners = list(product(*([start + offset for offset in offsets] for start, offsets in each_dim)))
+        boxes = []
+        for starts in corners:
+            sides = zip(starts, lengths, shape, strict=True)
+            intervals = [(start, min(start + length, size)) for start, length, size in sides if start < size]
+            if len(intervals) == len(shape):
+                boxes.append(Box(intervals))
+        return boxes
 
     def incoming(self, device: int) -> list[Piece]:
         if device not in self.receivers:
             self._check_device(device)
             return []
         self._check_count(self.gathered_values * self.loose_values)
-        position, devices = self.receivers.position_of(device), self.source.mesh.devices
+        position, devices, digits = self.receivers.position_of(device), self.source.mesh.devices, self.common.digits
+        first, starts = self._sources(position, 0)
+        senders = [(first, tuple(starts))]
+        for i in self.gathered:
+            value, size = digits[self.determined_by[i]].value(position), digits[i].size
+            steps = [(value + turn) % size - value for turn in range(size)]
+            senders = _moved(senders, steps, digits[i].stride, self.common.source_roles[i])
         place = self._at(self.spread).index_of(position)
-        pieces = ((number, *self._pieces(position, number)) for number in range(self.gathered_values))
         return [
             Piece(devices[sender], device, box, number * self.spread_values + place)
-            for number, sender, boxes in pieces
-            for box in boxes
+            for number, (sender, corner) in enumerate(senders)
+            for box in self._boxes(corner)
         ]
 
     def outgoing(self, device: int) -> list[Piece]:
@@ -274,25 +273,44 @@ class DigitExchange(Exchange):
             self._check_device(device)
             return []
         self._check_count(self.gathered_values * self.loose_values)
-        position, devices = self.source.mesh.position_of(device), self.receivers.devices
-        spread = self._at(self.spread).offsets().tolist()
-        pieces = []
-        for number in range(self.gathered_values):
-            values = {}
-            for i, (digit, j) in enumerate(zip(self.common.digits, self.determined_by, strict=True)):
-                added = number // self._round_steps[i] if i in self._round_steps else 0
-                values[j] = (digit.value(position) - added) % digit.size
-            first = sum(value * self.common.digits[j].stride for j, value in values.items())
-            for place, offset in enumerate(spread):
-                sender, boxes = self._pieces(first + offset, number)
-                if sender == position:  # two near senders' digits may want one of the receiver's
-                    turn = number * self.spread_values + place
-                    pieces += [Piece(device, devices[first + offset], box, turn) for box in boxes]
-        return pieces
+        position, devices, digits = self.source.mesh.position_of(device), self.receivers.devices, self.common.digits
+        values = {j: digit.value(position) for digit, j in zip(digits, self.determined_by, strict=True)}
+        first = sum(value * digits[j].stride for j, value in values.items())
+        sender, starts = self._sources(first, 0)
+        if sender != position:  # two near senders' digits want different values of one of the receiver's
+            return []
+        receivers = [(first, tuple(starts))]
+        for i in self.gathered:
+            j, size = self.determined_by[i], digits[i].size
+            steps = [(values[j] - turn) % size - values[j] for turn in range(size)]
+            receivers = _moved(receivers, steps, digits[j].stride, self.common.target_roles[j])
+        for j in self.spread:
+            receivers = _moved(receivers, range(digits[j].size), digits[j].stride, self.common.target_roles[j])
+        return [
+            Piece(device, devices[receiver], box, turn)
+            for turn, (receiver, corner) in enumerate(receivers)
+            for box in self._boxes(corner)
+        ]
 
     def _check_count(self, count: int) -> None:
         if count > ENUMERABLE:
             raise ReshardError("too-large", f"{count} pieces are too many to list one by one")
+
+
+Place = tuple[int, tuple[int, ...]]
+"""A position, and where what it sends or receives begins, per dim."""
+
+
+def _moved(places: list[Place], steps: Iterable[int], stride: int, role: Role) -> list[Place]:
+    """Each place with a digit of its position moved by every step, and its corner where the digit cuts a dim."""
+    if not isinstance(role, Cuts):
+        return [(position + step * stride, corner) for position, corner in places for step in steps]
+    dim, cut = role.dim, role.stride
+    return [
+        (position + step * stride, (*corner[:dim], corner[dim] + step * cut, *corner[dim + 1 :]))
+        for position, corner in places
+        for step in steps
+    ]
 
 
 def senders_by_round(
