@@ -251,8 +251,9 @@ def models() -> Iterator[str]:
         ends = rs.Rules.preset(source, model), rs.Rules.preset(target, model, first_device=first)
         plans.append(rs.plan_model(model.tensors(), *ends, in_flight=1 << 16))
     mesh = rs.Mesh.of(x=SIZE)
-    turned = rs.Rules.of(mesh, {r"(.*)\.(a|b)": {"spec": '[{}, {"x"}]', "store": {"name": r"\1", "transpose": True}}})
-    tensors = {"m.a": ((9, 16), "f32"), "n.b": ((8, 5), "bf16")}
+    stored = {"spec": '[{}, {"x"}]', "store": {"name": r"\1", "transpose": True}}
+    turned = rs.Rules.of(mesh, {r"(.*)\.(a|b)": stored, "e": "packed_colwise"})
+    tensors = {"m.a": ((9, 16), "f32"), "n.b": ((8, 5), "bf16"), "e": ((2, 20, 3), "i16")}
     plans.append(rs.plan_model(tensors, rs.Rules.of(mesh, {}, ("x",)), turned, cast={"m.a": "bf16", "n.b": "f32"}))
     for plan in plans:
         held = {device: plan.source_slots(device)[1] for device in plan.rules[0].mesh.devices}

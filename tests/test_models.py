@@ -145,7 +145,7 @@ def test_clusters_grow_and_shrink(source: rs.Mesh, target: rs.Mesh, name: str) -
     axes = list(source.sizes)
     for first, second in itertools.permutations((source, target)):
         ends = [
-            rs.Rules.of(mesh, {"*norm*": (tuple(axes),), "*": (axes[0], axes[-1] if len(axes) > 1 else None)})
+            rs.Rules.of(mesh, {r".*(norm|bias).*": (tuple(axes),), "*": (axes[0], axes[-1] if len(axes) > 1 else None)})
             for mesh in (first, second)
         ]
         check_bound(rs.plan_model(MODELS[name].tensors(), *ends))

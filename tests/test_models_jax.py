@@ -68,8 +68,9 @@ def test_a_small_model_arrives_as_with_numpy(family: str, source: str, target: s
 def test_transposed_and_cast_views_in_many_buckets() -> None:
     mesh = rs.Mesh.of(x=4)
     turned = {"spec": '[{}, {"x"}]', "store": {"name": r"\1", "transpose": True}}
-    target = rs.Rules.of(mesh, {r"(.*)\.(a|b)": turned}, ("x",))
+    target = rs.Rules.of(mesh, {r"(.*)\.(a|b)": turned, "e": "packed_colwise"}, ("x",))
     tensors = {"m.a": ((9, 16), "f32"), "n.b": ((8, 5), "bf16"), "p": ((7,), "bool"), "q": ((6, 2), "c64")}
+    tensors["e"] = (2, 10, 3), "i16"
     plan = rs.plan_model(
         tensors, rs.Rules.of(mesh, {}, ("x",)), target, in_flight=256, cast={"m.a": "bf16", "n.b": "f32"}
     )

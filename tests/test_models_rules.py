@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 
 import reshard as rs
+from reshard.box import Box
 from reshard.models import MODELS
 
-PLANS = json.loads((Path(__file__).parent / "data" / "tp_plans.json").read_text())["plans"]
+TRANSFORMERS = json.loads((Path(__file__).parent / "data" / "tp_plans.json").read_text())
+PLANS = TRANSFORMERS["plans"]
 MESH = rs.Mesh.of(pp=3, data=2, model=4)
 
 
@@ -109,8 +112,11 @@ REFUSED = {
     "mesh: {1: 2}": ("syntax", "has the key 1, which is no text"),
     "mesh: {x: 2}\nrules: [{match: a, spec: [{x}]}]": ("syntax", "quote it"),
     "mesh: {x: 2}\nrules: [{match: '(', spec: rep}]": ("syntax", "is no regular expression"),
-    "mesh: {x: 2}\nrules: [{match: a, spec: diagonal}]\n": ("bad-argument", "style 'diagonal' is none of"),
-    "mesh: {x: 2}\nrules: [{match: a, spec: packed_colwise}]\n": ("cannot-express", "cuts each part"),
+    "mesh: {x: 2}\nrules: [{match: a, spec: diagonal}]\n": ("bad-argument", "style 'diagonal' of rule 'a' is none of"),
+    "mesh: {x: 2}\nrules: [{match: a, spec: moe_tp_experts}]\n": ("bad-argument", "is of modules and cuts no weights"),
+    "mesh: {x: 2}\nrules: [{match: a, spec: keep_full_weight}]\n": ("cannot-express", "is of a plan for FSDP"),
+    "mesh: {x: 2}\nrules: [{match: a, spec: packed_colwise, heads: 2}]\n": ("cannot-express", "in a dim of heads"),
+    "mesh: {x: 2}\nrules: [{match: a, spec: packed_colwise, pad: 8}]\n": ("cannot-express", "a tensor that is padded"),
     "mesh: {x: 2}\nrules: [{match: a, colour: red}]": ("syntax", "has a field 'colour'"),
     "mesh: {x: 2}\nrules: [{match: a, on: {y: 0}}]": ("unknown-axis", "on axis 'y'"),
     "mesh: {x: 2}\nrules: [{match: a, on: {x: 2}}]": ("bad-argument", "number 2 of axis x, which has 2"),
@@ -185,6 +191,56 @@ def test_a_plan_of_transformers_is_read(tmp_path: Path) -> None:
     assert rules.sharding("model.layers.3.self_attn.o_proj.weight", (8, 8)).text() == '[{}, {"tp"}]'
     assert rules.sharding("model.layers.3.self_attn.q_proj.bias", (8,)).text() == '[{"tp"}]'
     assert rules.sharding("model.norm.weight", (8,)).text() == "[{}]"
+
+
+def rows_of(placement: str, shape: list[int], rank: int, ranks: int) -> list[list[int]]:
+    """Per dim the places that a rank has, as torch cuts: in chunks of the ceiling, a strided shard part by part."""
+    rows = [list(range(size)) for size in shape]
+    found = re.search(r"dim=(-?\d+)", placement)
+    if found is not None:
+        dim, parts = int(found[1]) % len(shape), re.search(r"(?:split_factor|sf)=(\d+)", placement)
+        length = shape[dim] // (int(parts[1]) if parts else 1)
+        runs = [rows[dim][start : start + length] for start in range(0, shape[dim], length)]
+        chunk = -(-length // ranks)
+        rows[dim] = [place for run in runs for place in run[rank * chunk : (rank + 1) * chunk]]
+    return rows
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS["applied"])
+def test_a_plan_cuts_what_transformers_cuts(name: str) -> None:
+    """Of every parameter of a model on 4 ranks, by the placements that transformers gives it."""
+    applied = TRANSFORMERS["applied"][name]
+    rules = rs.Rules.preset("tp_plan:tp=4", applied["plan"])
+    for parameter, (shape, placement) in applied["parameters"].items():
+        site = rules.ruled(parameter, tuple(shape)).site
+        for rank in range(4):
+            tile = site.tile(rank)
+            boxes = [tile] if isinstance(tile, Box) else tile.boxes()
+            held = [sorted({place for run in runs for place in range(*run)}) for runs in zip(*boxes, strict=True)]
+            assert held == rows_of(placement, shape, rank, 4), (parameter, rank)
+            assert sum(box.size for box in boxes) == math.prod(map(len, held)), (parameter, rank)
+
+
+def test_every_style_of_a_plan_is_known() -> None:
+    """Each that some configuration of transformers says; what is of modules alone cuts nothing."""
+    plan = {f"layers.*.m{number}.w": style for number, style in enumerate(TRANSFORMERS["styles"])}
+    rules = rs.Rules.preset("tp_plan:tp=2", plan)
+    for number, style in enumerate(plan.values()):
+        sharding = rules.sharding(f"model.layers.0.m{number}.w", (4, 4))
+        is_cut = any(dim.axes for dim in sharding.dims)
+        assert is_cut == ("row" in style or "col" in style or style == "grouped_gemm"), style
+    for style, code in (("diagonal", "bad-argument"), ("keep_full_weight", "cannot-express")):
+        with pytest.raises(rs.ReshardError, match=f"style '{style}' of plan 'layers") as refused:
+            rs.Rules.preset("tp_plan:tp=2", {"layers.*.w": style})
+        assert refused.value.code == code
+    with pytest.raises(rs.ReshardError, match="must name a file"):
+        rs.Rules.preset("tp_plan:tp=2")
+
+
+def test_a_parameter_goes_before_its_module() -> None:
+    rules = rs.Rules.preset("tp_plan:tp=2", {"layers.*.experts": "grouped_gemm", "layers.*.experts.bias": "replicate"})
+    assert rules.sharding("layers.0.experts.bias", (4,)).text() == "[{}]"
+    assert rules.sharding("layers.0.experts.up", (4, 2)).text() == '[{"tp"}, {}]'
 
 
 @pytest.mark.parametrize(

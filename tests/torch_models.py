@@ -373,4 +373,29 @@ def live_state_dicts_go_as_they_are(rank: int) -> list[str]:
         {name: (tuple(value.shape), value.dtype) for name, value in whole.items()}, everywhere, rs.Rules.held_by(state)
     )
     rs.torch.transfer(whole, back, state, version=2)
-    return [*wrong, *(unless(torch.equal(state[n].to_local(), value), n) for n, value in before.items())]
+    wrong += [unless(torch.equal(state[n].to_local(), value), n) for n, value in before.items()]
+    return [*wrong, *_packed_shards_go_as_they_are(rank)]
+
+
+def _packed_shards_go_as_they_are(rank: int) -> list[str]:
+    """A rank's tile of gate and up is a part of each: as torch cuts it, to columns, and back to where it lay."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    values = torch.arange(2 * 20 * 8).reshape(2, 20, 8)
+    halves = torch.cat([half.tensor_split([3, 6, 9], 1)[rank] for half in values.chunk(2, 1)], 1)
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+    packed = DTensor.from_local(
+        halves.clone(), mesh, [_StridedShard(1, split_factor=2)], run_check=False, shape=values.shape,
+        stride=values.stride(),
+    )  # fmt: skip
+    rules = rs.Rules.of(rs.Mesh.of(tp=4), {"w": "packed_colwise"}), rs.Rules.of(rs.Mesh.of(x=4), {}, (None, None, "x"))
+    plan = rs.plan_model({"w": packed}, rules[1])
+    columns = rs.torch.transfer({"w": packed}, plan, version=1)["w"]
+    back = rs.torch.transfer({"w": columns}, rs.plan_model({"w": (values.shape, "i64")}, rules[1], rules[0]), version=1)
+    return [
+        unless(torch.equal(columns, values.chunk(4, 2)[rank]), columns),
+        unless(torch.equal(back["w"], halves), back["w"]),
+        unless(plan.received_bytes == plan.lower_bound_bytes, plan.received_bytes),
+    ]

@@ -327,7 +327,7 @@ class ModelPlan:
             site = ruled.site
             if device in site.position_of:
                 dtype = self.types[number].dtype if end == 0 else self.dtypes[number]
-                yield name, HeldTensor(ruled.store(), site.box(device), site.memory_shape(device), site.shape, dtype)
+                yield name, HeldTensor(ruled.store(), site.tile(device), site.memory_shape(device), site.shape, dtype)
 
     @cached_property
     def _known_slots(self) -> dict[tuple[int, int], tuple[dict[str, tuple[Slot, ...]], dict[str, Buffer]]]:
@@ -385,7 +385,7 @@ class ModelPlan:
             shape = blocks_in(held[scaled.name].shape, scaled.cast.block)
             ruled = self.rules[1].ruled(scaled.scales, shape)
             site = ruled.site
-            held[scaled.scales] = HeldTensor(ruled.store(), site.box(device), site.memory_shape(device), shape, SCALE)
+            held[scaled.scales] = HeldTensor(ruled.store(), site.tile(device), site.memory_shape(device), shape, SCALE)
             held[scaled.name] = held[scaled.name]._replace(dtype=scaled.cast.dtype)
         return slots_of(held)
 

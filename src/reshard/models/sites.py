@@ -28,6 +28,7 @@ from reshard.exchange import Tiling
 from reshard.layout import Layout, Tie
 from reshard.mesh import Mesh
 from reshard.sharding import Sharding
+from reshard.tile import Tile
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,6 @@ class Site:
         plain = self.cuts.layout_for(self.shape)
         if self.padded is None or self.padded == self.shape:
             return plain
-        self.cuts.check_plain("a tensor that is padded")
         return PaddedLayout(plain.dims, plain.unreduced, plain.positions, padded=self.padded)
 
     @cached_property
@@ -101,13 +101,25 @@ class Site:
         return {device: position for position, device in enumerate(self.devices.tolist())}
 
     def box(self, device: int) -> Box:
-        """Where the tile of a device lies."""
+        """Where the tile of a device lies.
+
+        Raises:
+            ReshardError: `cannot-express` where it is not one box.
+        """
         return self.layout.box(self.position_of[device], self.shape)
+
+    def tile(self, device: int) -> Box | Tile:
+        """What a device holds: a box, or several in one array.
+
+        Raises:
+            ReshardError: `cannot-express` where a window makes it another array than of its boxes.
+        """
+        return self.box(device) if self.cuts.has_windows else self.layout.tile(self.position_of[device], self.shape)
 
     def memory_shape(self, device: int) -> tuple[int, ...]:
         """The shape of a device's memory for its tile: the tile's own, unless it is padded to the largest."""
         is_padded = isinstance(self.layout, PaddedLayout)
-        return self.layout.local_shape(self.shape) if is_padded else self.box(device).shape
+        return self.layout.local_shape(self.shape) if is_padded else self.tile(device).shape
 
     def tiling(self, mesh: Mesh) -> Tiling:
         """The tiling on a mesh of as many devices."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 from math import prod
 
 from reshard.axis import Axis
+from reshard.deal import Deal
 from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
@@ -25,20 +26,35 @@ CUT_DIMS: dict[str, int | None] = {
     "colwise_rep": -2,
     "colwise_gather_output": -2,
     "local_colwise": -2,
+    "packed_colwise": -2,
+    "local_packed_colwise": -2,
     "rowwise": -1,
     "rowwise_rep": -1,
     "rowwise_split_input": -1,
     "local_rowwise": -1,
+    "packed_rowwise": -1,
+    "local_packed_rowwise": -1,
     "embedding_rowwise": 0,
+    "embedding_colwise": 1,
     "grouped_gemm": 0,
     "replicated": None,
+    "replicate": None,
     "rep": None,
     "replicated_with_grad_allreduce": None,
     "sequence_parallel": None,
+    "mla_kv_a_proj": None,
+    "ep_router": None,
+    "gather": None,
+    "local": None,
 }
-"""By style, the dim of a weight (…, out, in) that it cuts; a vector goes with the rows of colwise."""
-PACKED = ("packed_colwise", "packed_rowwise")
-"""Styles of tensors of several parts, each of which is cut by itself."""
+"""By style, the dim of a weight (…, out, in) that it cuts; a vector goes with the rows of colwise, and whole with
+rowwise. The names are those of Hugging Face's transformers 4.50 to 5.23."""
+PACKED_PARTS = 2
+"""The parts of a tensor that a packed style cuts, each by itself: gate and up."""
+OF_MODULES = ("moe_tp_experts", "ep_dispatch_experts", "moe_identity_expert", "local_params", "all_reduce")
+"""Styles that say what a module does with activations, and nothing of weights."""
+OF_FSDP = ("keep_full_weight", "free_full_weight")
+"""Styles that say when weights are gathered, and nothing of where they lie."""
 STYLE_AXES = ("tp", "model", "tensor")
 """The axes that a style cuts by: the first that the mesh has, or its last axis."""
 
@@ -64,7 +80,10 @@ def cuts_of(
     if rule.heads is not None:
         sharding = _by_heads(rule, sharding, shape, padded)
     sharding.layout_for(shape)
-    return sharding, None if tuple(padded) == shape else tuple(padded)
+    if tuple(padded) == shape:
+        return sharding, None
+    sharding.check_plain("a tensor that is padded")
+    return sharding, tuple(padded)
 
 
 def _by_heads(rule: Rule, sharding: Sharding, shape: tuple[int, ...], padded: list[int]) -> Sharding:
@@ -73,6 +92,8 @@ def _by_heads(rule: Rule, sharding: Sharding, shape: tuple[int, ...], padded: li
     dim = next((number for number, cut in enumerate(sharding.dims) if cut.axes), None)
     if dim is None:
         return sharding
+    if sharding.dims[dim].deals:
+        raise ReshardError("cannot-express", f"rule {rule.match!r} deals blocks in a dim of heads")
     if shape[dim] % heads:
         raise ReshardError("bad-argument", f"rule {rule.match!r} has {heads} heads in a dim of {shape[dim]} elements")
     sizes = sharding.mesh.sizes
@@ -112,16 +133,38 @@ def _spec(rule: Rule, mesh: Mesh, ndim: int) -> Sharding:
         return Sharding.of(mesh, *(tuple(entry) if isinstance(entry, list) else entry for entry in entries))
     style = spec.strip()
     if style in CUT_DIMS:
-        dim = CUT_DIMS[style]
-        if dim is not None:
-            dim = max(dim, -ndim) % ndim if ndim > 1 or (ndim and dim != -1) else None
-        axis = next((name for name in STYLE_AXES if name in mesh.sizes), list(mesh.sizes)[-1])
-        return Sharding.of(mesh, *(axis if number == dim else None for number in range(ndim)))
-    if style in PACKED:
-        raise ReshardError(
-            "cannot-express",
-            f"style {style!r} of rule {rule.match!r} cuts each part of a tensor; give the parts as tensors",
-        )
+        return _styled(style, mesh, ndim)
     if style.isidentifier():
-        raise ReshardError("bad-argument", f"style {style!r} is none of {', '.join(CUT_DIMS)}")
+        check_style(style, f"rule {rule.match!r}")
+        raise ReshardError("bad-argument", f"style {style!r} of rule {rule.match!r} is of modules and cuts no weights")
     return parse_sharding(style, mesh, ndim)
+
+
+def check_style(style: str, what: str) -> None:
+    """Refuse a style that says nothing known of tensor parallelism.
+
+    Args:
+        style: its name.
+        what: what has it, for the sentence.
+
+    Raises:
+        ReshardError: `cannot-express` for one of a plan for FSDP, `bad-argument` for one that is not known.
+    """
+    if style in OF_FSDP:
+        raise ReshardError(
+            "cannot-express", f"style {style!r} of {what} is of a plan for FSDP, which cuts dim 0 of all: take fsdp:8"
+        )
+    if style not in CUT_DIMS and style not in OF_MODULES:
+        known = ", ".join((*CUT_DIMS, *OF_MODULES))
+        raise ReshardError("bad-argument", f"style {style!r} of {what} is none of {known}")
+
+
+def _styled(style: str, mesh: Mesh, ndim: int) -> Sharding:
+    """The cuts that a style says, of a tensor of so many dims."""
+    dim = CUT_DIMS[style]
+    is_vector = ndim == 1
+    if dim is not None:
+        dim = 0 if dim == -2 and is_vector else None if is_vector and dim else dim % ndim if ndim else None
+    axis = next((name for name in STYLE_AXES if name in mesh.sizes), list(mesh.sizes)[-1])
+    cut = [Deal.parts(PACKED_PARTS), axis] if "packed_" in style and not is_vector else axis
+    return Sharding.of(mesh, *(cut if number == dim else None for number in range(ndim)))

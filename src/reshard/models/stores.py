@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 from reshard.box import Box
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
+from reshard.tile import Tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,25 @@ class HeldTensor(NamedTuple):
     """One tensor's tile on a device, with what places it."""
 
     store: Store
-    box: Box
+    tile: Box | Tile
     memory_shape: tuple[int, ...]
-    """Of the room for the tile; larger than the box where it is padded."""
+    """Of the room for the tile; larger than the tile where it is padded."""
     shape: tuple[int, ...]
     """Of the whole tensor."""
     dtype: DType
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.shape)
+
+    @property
+    def placed_boxes(self) -> list[tuple[Box, tuple[int, ...]]]:
+        """The boxes of the tile, each with where it begins in the room."""
+        if isinstance(self.tile, Box):
+            return [(self.tile, (0,) * self.ndim)]
+        corners = ((box, self.tile.owned_place(box)) for box in self.tile.boxes())
+        return [(box, tuple(place.start for place in corner)) for box, corner in corners]
 
 
 class Slot(NamedTuple):
@@ -144,7 +158,7 @@ def slots_of(held: Mapping[str, HeldTensor]) -> tuple[dict[str, tuple[Slot, ...]
         if len(names) == 1 and held[names[0]].store.stack is None and not held[names[0]].store.order:
             tile = held[names[0]]
             dims = _checked_dims(tile)
-            slots[names[0]] = (Slot(tile.box, buffer, (0,) * len(tile.box), None, dims),)
+            slots[names[0]] = tuple(Slot(box, buffer, start, None, dims) for box, start in tile.placed_boxes)
             buffers[buffer] = Buffer(_ordered(tile.memory_shape, dims), tile.dtype)
         else:
             buffers[buffer] = _joined(buffer, {name: held[name] for name in names}, slots)
@@ -192,52 +206,52 @@ def _laid(
     dim, rest = store.dim, None
     chunks = {}
     for name, tile in tiles:
-        if not 0 <= dim < max(len(tile.box), 1):
+        if not 0 <= dim < max(tile.ndim, 1):
             raise ReshardError("bad-argument", f"tensor {name!r} has no dim {dim} to be laid along in {buffer!r}")
         others = tile.memory_shape[:dim] + tile.memory_shape[dim + 1 :]
         if rest not in (None, others):
             raise ReshardError("bad-argument", f"tensor {name!r} does not fit beside the others of buffer {buffer!r}")
         rest = others
         chunks[name] = _chunks(name, tile)
-    counts = {len(boxes) for boxes in chunks.values()}
+    counts = {len(runs) for runs in chunks.values()}
     if len(counts) > 1:
         raise ReshardError("bad-argument", f"tensors of buffer {buffer!r} have different numbers of groups on a device")
     found: dict[str, list[Slot]] = {name: [] for name, _ in tiles}
     place = 0
     for turn in range(counts.pop()):
         for name, tile in tiles:
-            box, length = chunks[name][turn]
-            start = tuple(place if number == dim else 0 for number in range(len(box)))
-            found[name].append(Slot(box, buffer, start, stack, _checked_dims(tile)))
+            placed, length = chunks[name][turn]
+            for box, corner in placed:
+                start = tuple(place + low if number == dim else low for number, low in enumerate(corner))
+                found[name].append(Slot(box, buffer, start, stack, _checked_dims(tile)))
             place += length
     slots.update({name: tuple(parts) for name, parts in found.items()})
     shape = tiles[0][1].memory_shape
     return (*shape[:dim], place, *shape[dim + 1 :]) if shape else shape
 
 
-def _chunks(name: str, tile: HeldTensor) -> list[tuple[Box, int]]:
-    """The boxes of a tile's groups, each with the length of its room along the dim of the groups."""
+def _chunks(name: str, tile: HeldTensor) -> list[tuple[list[tuple[Box, tuple[int, ...]]], int]]:
+    """The placed boxes of a tile's groups, each with the length of its room along the dim of the groups."""
     store, dim = tile.store, tile.store.dim
     if store.groups == 1:
-        return [(tile.box, tile.memory_shape[dim] if tile.box else 1)]
-    size, (start, stop) = tile.shape[dim], tile.box[dim]
+        return [(tile.placed_boxes, tile.memory_shape[dim] if tile.ndim else 1)]
+    if not isinstance(tile.tile, Box):
+        raise ReshardError("cannot-express", f"the tile of {name!r} is several boxes, which groups cannot hold")
+    size, (start, stop) = tile.shape[dim], tile.tile[dim]
     length = size // store.groups
     if size % store.groups or start % length or stop % length:
         raise ReshardError(
             "bad-argument", f"the tile [{start}, {stop}) of {name!r} does not end between groups of {length}"
         )
-    return [
-        (Box([*tile.box[:dim], (low, low + length), *tile.box[dim + 1 :]]), length)
-        for low in range(start, stop, length)
-    ]
+    ends = tile.tile[:dim], tile.tile[dim + 1 :]
+    corner = (0,) * tile.ndim
+    return [([(Box([*ends[0], (low, low + length), *ends[1]]), corner)], length) for low in range(start, stop, length)]
 
 
 def _checked_dims(tile: HeldTensor) -> tuple[int, ...]:
     dims = tile.store.dims
-    if dims and sorted(dims) != list(range(len(tile.box))):
-        raise ReshardError(
-            "bad-argument", f"the order of dims {list(dims)} does not fit a tensor of {len(tile.box)} dims"
-        )
+    if dims and sorted(dims) != list(range(tile.ndim)):
+        raise ReshardError("bad-argument", f"the order of dims {list(dims)} does not fit a tensor of {tile.ndim} dims")
     return dims
 
 

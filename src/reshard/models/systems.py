@@ -5,7 +5,8 @@
     fsdp:8                        dim 0 of every tensor in chunks
     megatron:tp=2,pp=4,ep=16      stages, or with unequal ones pp=24+23+23+24; also etp=, dp=
     vllm:tp=8,dp=8,ep=on          experts over all of tp x dp, whole under ep=on and cut under ep=off; also replicas=
-    tp_plan:config.json,tp=8      the globs and styles of a file of transformers
+    tp_plan:config.json,tp=8      the globs and styles of a file of transformers; or tp_plan:tp=8 and, for the model,
+                                  the plan itself, as model.tp_plan has it
 
 Devices are numbered as each system numbers its ranks: tensor parallelism fastest, stages slowest.
 Names of buffers are the system's, with the layer and the expert numbered through the whole model.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from math import gcd
 from pathlib import Path
@@ -31,6 +33,7 @@ from reshard.errors import ReshardError, refusing
 from reshard.mesh import Mesh
 from reshard.models.catalogue import ModelShape, model_named
 from reshard.models.rule import Rule, RuleList, Slice, StoreRule
+from reshard.models.specs import OF_MODULES, check_style
 
 SYSTEMS: dict[str, set[str]] = {
     "hf": {"tp"},
@@ -42,6 +45,8 @@ SYSTEMS: dict[str, set[str]] = {
 """By name, the sizes that each takes; "" is one without a name."""
 LAYER = r"model\.layers\.(\d+)\."
 EXPERT = LAYER + r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\."
+IN_MODEL = r"(?:(?:model|language_model|text_model|transformer|backbone)\.)*"
+"""The modules that hold the one that a plan of transformers names things in."""
 REST = r"(weight\w*)"
 """A weight, and its scales."""
 
@@ -63,7 +68,7 @@ def system_rules(system: str, model: Any, first_device: int) -> RuleList:
     if name == "hf" and "tp" not in options:
         return RuleList(_mesh(first_device, device=1), (), Rule(".*"))
     if name == "tp_plan":
-        return _tp_plan(options, system, first_device)
+        return _tp_plan(options, system, model, first_device)
     if not isinstance(model, ModelShape):
         raise ReshardError("bad-argument", f"the rules of {system} need a model, as qwen3-30b-a3b, got: {shown(model)}")
     return {"hf": _transformers, "megatron": _megatron, "vllm": _vllm}[name](options, system, model, first_device)
@@ -102,8 +107,18 @@ def _blocks(count: int, parts: int) -> tuple[int, ...]:
     return tuple(itertools.accumulate(sizes))[:-1]
 
 
-def _tp_plan(options: Mapping[str, str], system: str, first_device: int) -> RuleList:
-    path = Path(options.get("", ""))
+def _tp_plan(options: Mapping[str, str], system: str, model: Any, first_device: int) -> RuleList:
+    plan = _plan_of_file(Path(options[""])) if "" in options else model
+    if not isinstance(plan, Mapping) or not all(isinstance(text, str) for pair in plan.items() for text in pair):
+        raise ReshardError(
+            "bad-argument", f"{system} must name a file, as tp_plan:config.json,tp=8, or be given globs and styles"
+        )
+    return RuleList(
+        _mesh(first_device, tp=_size(options, "tp", system)), tuple(tp_plan_rules(plan)), Rule(".*", "replicated")
+    )
+
+
+def _plan_of_file(path: Path) -> Mapping[str, str]:
     with refusing("bad-file", f"{path} could not be read"):
         text = path.read_text(encoding="utf-8", errors="replace")
     try:
@@ -113,21 +128,25 @@ def _tp_plan(options: Mapping[str, str], system: str, first_device: int) -> Rule
     plan = config.get("base_model_tp_plan", config) if isinstance(config, dict) else None
     if not isinstance(plan, dict) or not all(isinstance(value, str) for value in plan.values()):
         raise ReshardError("bad-file", f"{path} must hold a base_model_tp_plan of globs and styles")
-    return RuleList(
-        _mesh(first_device, tp=_size(options, "tp", system)), tuple(tp_plan_rules(plan)), Rule(".*", "replicated")
-    )
+    return plan
 
 
 def tp_plan_rules(plan: Mapping[str, str]) -> Iterator[Rule]:
-    r"""The rules of a plan of transformers: globs over the names of modules to styles; `*` stands for a number.
+    r"""The rules of a plan of transformers: globs over names of modules and parameters to styles.
+
+    `*` stands for a number. What a plan says of a parameter goes before what it says of its module.
+
+    Raises:
+        ReshardError: `bad-argument`, `cannot-express` where a style says nothing known.
 
     >>> [rule.match for rule in tp_plan_rules({"layers.*.mlp.up_proj": "colwise"})]
-    ['(?:model\\.)?layers\\.\\d+\\.mlp\\.up_proj(?:\\.\\w+)?']
+    ['(?:(?:model|language_model|text_model|transformer|backbone)\\.)*layers\\.\\d+\\.mlp\\.up_proj(?:\\.\\w+)?']
     """
-    for glob, style in plan.items():
-        pattern = r"\d+".join(part.replace(".", r"\.") for part in glob.split("*"))
-        if style not in ("ep_router", "moe_tp_experts", "ep_dispatch_experts", "all_reduce"):  # of activations
-            yield Rule(rf"(?:model\.)?{pattern}(?:\.\w+)?", style)
+    for glob, style in sorted(plan.items(), key=lambda entry: -entry[0].count(".")):
+        check_style(style, f"plan {glob!r}")
+        pattern = r"\d+".join(map(re.escape, glob.split("*")))
+        if style not in OF_MODULES:
+            yield Rule(rf"{IN_MODEL}{pattern}(?:\.\w+)?", style)
 
 
 def _fused(name: str, key: str, order: tuple[str, ...], **more: Any) -> StoreRule:

@@ -264,7 +264,7 @@ def device_files(checkpoint: Checkpoint, rules: Rules, casts: Casts) -> WrittenF
     devices = {}
     for device in sorted(rules.mesh.devices):
         held = {
-            name: HeldTensor(store, site.box(device), site.memory_shape(device), site.shape, dtypes[name])
+            name: HeldTensor(store, site.tile(device), site.memory_shape(device), site.shape, dtypes[name])
             for name, (site, store) in placed.items()
             if device in site.position_of
         }
