@@ -40,8 +40,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh as JaxMesh
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from reshard.box import Box
 from reshard.dtypes import dtype_named
@@ -50,13 +49,12 @@ from reshard.exchange import Exchange
 from reshard.jax.conversions import sharding_of
 from reshard.jax.exchange.lowering import run_on_device
 from reshard.jax.exchange.rounds import Device, Starts, starts_from
+from reshard.jax.exchange.stacked import StackedProgram, run_stacked, stacked_program
 from reshard.mesh import Mesh
 from reshard.notation import parse_sharding, to_xla
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan
 from reshard.sharding import Sharding
-
-STACKED = PartitionSpec("devices")
 
 
 def reshard_across(x: jax.Array, target: NamedSharding) -> jax.Array:
@@ -141,7 +139,7 @@ def _on_same_devices(x: jax.Array, source: Sharding, goal: Sharding, target: Nam
     """One program over the target's devices in its order, in which both ends are stacked tiles."""
     devices = tuple(target._device_assignment)
     program = _exchanger(devices, source, goal, x.shape, x.dtype.name)
-    tiles = _run(program, {shard.device: [shard.data] for shard in x.addressable_shards}, devices)
+    tiles = run_stacked(program, {shard.device: [shard.data] for shard in x.addressable_shards}, devices)
     return _assembled(x.shape, target, [tiles[device][0] for device in devices if device in tiles])
 
 
@@ -150,7 +148,7 @@ def _exchanger(
     devices: tuple[Any, ...], source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: str
 ) -> StackedProgram:
     plan = make_plan(source, target, shape, dtype)
-    return _compiled(lambda tile: (run_on_device(plan, ("devices",), tile),), devices)
+    return stacked_program(lambda tile: (run_on_device(plan, ("devices",), tile),), devices)
 
 
 def _in_order(sharding: Sharding) -> Sharding | None:
@@ -277,33 +275,10 @@ def _run_alike(
     results: dict[int, list[Any]] = {}
     for group in groups.values():
         ordered = tuple(devices[number] for number in group)
-        by_device = _run(program_of(ordered, group), {devices[number]: arrays[number] for number in group}, ordered)
+        of_group = {devices[number]: arrays[number] for number in group}
+        by_device = run_stacked(program_of(ordered, group), of_group, ordered)
         results |= {number: by_device[devices[number]] for number in group}
     return results
-
-
-StackedProgram = Callable[..., tuple[Any, ...]]
-"""Over the devices of a flat mesh, from arrays stacked along their first dim to such arrays."""
-
-
-def _run(program: StackedProgram, arrays: dict[Any, list[Any]], devices: tuple[Any, ...]) -> dict[Any, list[Any]]:
-    """What the program makes on each device of its arrays, of which this process has some."""
-    sharding = NamedSharding(_flat(devices), STACKED)
-    stacked = [
-        jax.make_array_from_single_device_arrays(
-            (alike[0].shape[0] * len(devices), *alike[0].shape[1:]), sharding, list(alike)
-        )
-        for alike in zip(*(arrays[device] for device in devices if device in arrays), strict=True)
-    ]
-    with jax.set_mesh(_flat(devices)):  # another that is set would be taken for that of the program
-        made = program(*stacked)
-    results = [{shard.device: shard.data for shard in result.addressable_shards} for result in made]
-    return {device: [of_devices[device] for of_devices in results] for device in arrays}
-
-
-@lru_cache(256)
-def _flat(devices: tuple[Any, ...]) -> JaxMesh:
-    return JaxMesh(np.array(devices, dtype=object), ("devices",))
 
 
 @lru_cache(1024)
@@ -318,7 +293,7 @@ def _cutter(devices: tuple[Any, ...], boxes: tuple[tuple[Box, ...], ...]) -> Sta
         corners = starts_from(tables, Device.here(("devices",)))
         return tuple(lax.dynamic_slice(tile, corner, shape) for corner, shape in zip(corners, shapes, strict=True))
 
-    return _compiled(cut, devices)
+    return stacked_program(cut, devices)
 
 
 @lru_cache(1024)
@@ -333,8 +308,4 @@ def _joiner(devices: tuple[Any, ...], shape: tuple[int, ...], puts: tuple[Box, .
             tile = lax.dynamic_update_slice(tile, piece, [low for low, _ in box])
         return (tile,)
 
-    return _compiled(join, devices)
-
-
-def _compiled(body: StackedProgram, devices: tuple[Any, ...]) -> StackedProgram:
-    return jax.jit(jax.shard_map(body, mesh=_flat(devices), in_specs=STACKED, out_specs=STACKED, check_vma=False))
+    return stacked_program(join, devices)

@@ -1,0 +1,469 @@
+"""What devices do for a bucket: pack rows of bytes before it travels, put those that came into their buffers after it.
+
+Devices that cut pieces of equal shapes out of buffers of equal shapes do so in one program, which looks up where each
+of them cuts: so a mesh whose tiles are alike packs in one call, and unpacks in one, however many devices it has.
+Buckets that are alike share their programs.
+
+By hand, 4 rows that two devices hold by halves go to columns: the piece that device 0 sends begins at (0, 1) of its
+buffer, that of device 1 at (0, 0), and both are 2 x 1.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.models import Rules, plan_model
+>>> mesh = Mesh.of(x=2)
+>>> plan = plan_model({"w": ((4, 2), "u8")}, Rules.of(mesh, {}, ("x",)), Rules.of(mesh, {}, (None, "x")))
+>>> packings = [DeviceBuckets(plan, device).packing(0) for device in range(2)]
+>>> [packing.corners for packing in packings], packings[0].form == packings[1].form
+([((0, 1),), ((0, 0),)], True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+from jax.sharding import NamedSharding
+
+from reshard.box import Box
+from reshard.dtypes import DType, dtype_named
+from reshard.jax.exchange.stacked import STACKED, StackedProgram, flat_mesh, run_stacked, stacked_program
+from reshard.jax.slots import NamedArrays, kind_of
+from reshard.models import ModelPlan
+from reshard.models.laid_buckets import LaidBucket, LaidMessage, laid_buckets
+from reshard.models.stores import Buffer, Slot
+
+
+class BufferForm(NamedTuple):
+    """A buffer as a program sees it."""
+
+    shape: tuple[int, ...]
+    """(1,) for one of no dims, for arrays are stacked along their first."""
+    dtype: str
+
+    @classmethod
+    def of(cls, buffer: Buffer) -> BufferForm:
+        """That of a buffer."""
+        return cls(buffer.shape or (1,), buffer.dtype.name)
+
+
+class PartForm(NamedTuple):
+    """What of a piece lies in one buffer."""
+
+    buffer: int
+    """Its number among those of the program."""
+    sizes: tuple[int, ...]
+    """Per dim of the buffer."""
+    dims: tuple[int, ...]
+    """The dims of the tensor in the order of the buffer."""
+    within: Box
+    """Where it lies in the piece."""
+
+
+class PieceForm(NamedTuple):
+    """A piece of a tensor in the buffers of one end."""
+
+    shape: tuple[int, ...]
+    wire: str
+    """The dtype that travels."""
+    parts: tuple[PartForm, ...]
+
+
+class RowForm(NamedTuple):
+    """What goes to one peer, or comes from it."""
+
+    pieces: tuple[tuple[int, PieceForm], ...]
+    """Each with the byte at which it begins."""
+    nbytes: int
+
+
+class PackingForm(NamedTuple):
+    """A program that packs."""
+
+    buffers: tuple[BufferForm, ...]
+    rows: tuple[RowForm, ...]
+
+
+class UnpackingForm(NamedTuple):
+    """A program that unpacks."""
+
+    read: tuple[BufferForm, ...]
+    written: tuple[BufferForm, ...]
+    kept: tuple[tuple[PieceForm, PieceForm], ...]
+    """What a device copies itself: at the source, and at the target."""
+    rows: tuple[RowForm, ...]
+
+
+class DevicePacking(NamedTuple):
+    """What one device packs."""
+
+    form: PackingForm
+    corners: tuple[tuple[int, ...], ...]
+    """Where each part of its pieces begins in its buffer."""
+    names: tuple[str, ...]
+    """Of the buffers that it reads."""
+    peers: tuple[int, ...]
+    """Whom each row goes to."""
+
+
+class DeviceUnpacking(NamedTuple):
+    """What one device unpacks."""
+
+    form: UnpackingForm
+    read_corners: tuple[tuple[int, ...], ...]
+    written_corners: tuple[tuple[int, ...], ...]
+    read: tuple[str, ...]
+    """Of the buffers that are copied on the device itself."""
+    written: tuple[str, ...]
+    peers: tuple[int, ...]
+    """Whom each row comes from."""
+
+
+class DeviceBuckets:
+    """Tells what one device does for each bucket; what it has itself comes with the first."""
+
+    def __init__(self, plan: ModelPlan, device: int) -> None:
+        self.plan = plan
+        self.slots = plan.source_slots(device)[0], plan.target_slots(device)[0]
+        self.buffers = plan.source_slots(device)[1], plan.target_slots(device)[1]
+        part = plan.part_of(device)
+        self.buckets = laid_buckets(plan, part, 1, all_of_plan=True).buckets or [LaidBucket(0, 0, [], [])]
+        self.kept = part.kept()
+
+    def packing(self, number: int) -> DevicePacking | None:
+        """What it packs for a bucket; None for nothing."""
+        messages = self.buckets[number].sends
+        if not messages:
+            return None
+        names = self._buffers_of(0, (piece.tensor for message in messages for piece in message.pieces))
+        rows, corners, peers = self._rows(0, messages, names)
+        return DevicePacking(PackingForm(self._forms(0, names), rows), corners, names, peers)
+
+    def unpacking(self, number: int) -> DeviceUnpacking | None:
+        """What it unpacks of a bucket; None for nothing."""
+        messages, kept = self.buckets[number].receives, self.kept if number == 0 else []
+        if not messages and not kept:
+            return None
+        read = self._buffers_of(0, (tensor for tensor, _ in kept))
+        arriving = (piece.tensor for message in messages for piece in message.pieces)
+        written = self._buffers_of(1, (*(tensor for tensor, _ in kept), *arriving))
+        own = [(self._piece(0, tensor, box, read), self._piece(1, tensor, box, written)) for tensor, box in kept]
+        own.sort()
+        rows, corners, peers = self._rows(1, messages, written)
+        copied = tuple((taken[0], put[0]) for taken, put in own)
+        return DeviceUnpacking(
+            UnpackingForm(self._forms(0, read), self._forms(1, written), copied, rows),
+            tuple(corner for taken, _ in own for corner in taken[1]),
+            (*(corner for _, put in own for corner in put[1]), *corners),
+            read,
+            written,
+            peers,
+        )
+
+    def _buffers_of(self, end: int, tensors: Iterable[int]) -> tuple[str, ...]:
+        names = (self.plan.names[tensor] for tensor in sorted(set(tensors)))
+        return tuple(dict.fromkeys(slot.buffer for name in names for slot in self.slots[end][name]))
+
+    def _forms(self, end: int, names: tuple[str, ...]) -> tuple[BufferForm, ...]:
+        return tuple(BufferForm.of(self.buffers[end][name]) for name in names)
+
+    def _rows(
+        self, end: int, messages: list[LaidMessage], names: tuple[str, ...]
+    ) -> tuple[tuple[RowForm, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]:
+        """The rows, those of one form together, with all corners and peers in their order."""
+        rows = []
+        for message in messages:
+            pieces = [(start, *self._piece(end, tensor, box, names)) for tensor, box, start in message.pieces]
+            forms = tuple((start - message.start, form) for start, form, _ in pieces)
+            starts = [corner for *_, of_piece in pieces for corner in of_piece]
+            rows.append((RowForm(forms, message.stop - message.start), message.peer, starts))
+        rows.sort()
+        corners = tuple(corner for *_, of_row in rows for corner in of_row)
+        return tuple(form for form, *_ in rows), corners, tuple(peer for _, peer, _ in rows)
+
+    def _piece(
+        self, end: int, tensor: int, box: Box, names: tuple[str, ...]
+    ) -> tuple[PieceForm, tuple[tuple[int, ...], ...]]:
+        """A piece in the buffers of an end, and where its parts begin in them."""
+        slots = self.slots[end][self.plan.names[tensor]]
+        parts, corners = [], []
+        for slot in slots:
+            part = box if len(slots) == 1 else slot.box.intersect(box)
+            if not part.is_empty:
+                parts.append(_part_form(slot, part, box, names))
+                corners.append(slot.corner(part) or (0,))
+        wire = self.plan.group_of[tensor].wire.name
+        return PieceForm(box.shape, wire, tuple(parts)), tuple(corners)
+
+
+def _part_form(slot: Slot, part: Box, piece: Box, names: tuple[str, ...]) -> PartForm:
+    dims = slot.dims or tuple(range(len(part)))
+    sizes = tuple(part.shape[dim] for dim in dims)
+    sizes = sizes if slot.stack is None else (1, *sizes)
+    return PartForm(names.index(slot.buffer), sizes or (1,), dims, part.within(piece))
+
+
+# Programs
+
+
+class _Corners:
+    """The corners of a device's boxes, one after the other, as a program sees them."""
+
+    def __init__(self, table: Any) -> None:
+        self.table, self.used = table, 0
+
+    def next(self, rank: int) -> list[Any]:
+        """The next one, in a buffer of so many dims."""
+        row = self.table[0, self.used]
+        self.used += 1
+        return [row[dim] for dim in range(rank)]
+
+
+def _read(piece: PieceForm, buffers: list[Any], corners: _Corners) -> Any:
+    """A piece as it travels."""
+    values = []
+    for part in piece.parts:
+        value = lax.dynamic_slice(buffers[part.buffer], corners.next(len(part.sizes)), part.sizes)
+        value = value.reshape(tuple(part.within.shape[dim] for dim in part.dims))
+        values.append(value.transpose(tuple(part.dims.index(dim) for dim in range(len(part.dims)))))
+    whole = values[0]
+    if len(values) > 1:
+        whole = jnp.zeros(piece.shape, whole.dtype)
+        for part, value in zip(piece.parts, values, strict=True):
+            whole = whole.at[_slices(part.within)].set(value)
+    return whole.astype(kind_of(dtype_named(piece.wire)))
+
+
+def _write(value: Any, piece: PieceForm, buffers: list[Any], corners: _Corners) -> None:
+    """Put a piece that travelled in its place."""
+    for part in piece.parts:
+        buffer = buffers[part.buffer]
+        block = value[_slices(part.within)].astype(buffer.dtype).transpose(part.dims).reshape(part.sizes)
+        buffers[part.buffer] = lax.dynamic_update_slice(buffer, block, corners.next(len(part.sizes)))
+
+
+def _slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(low, high) for low, high in box)
+
+
+def _as_bytes(piece: Any) -> Any:
+    if piece.dtype == jnp.bool_:
+        return piece.astype(jnp.uint8).reshape(-1)
+    if jnp.issubdtype(piece.dtype, jnp.complexfloating):
+        piece = jnp.stack([piece.real, piece.imag], -1)
+    return lax.bitcast_convert_type(piece, jnp.uint8).reshape(-1)
+
+
+def _from_bytes(row: Any, dtype: DType) -> Any:
+    kind = kind_of(dtype)
+    if dtype.kind == "b":
+        return row.astype(kind)
+    if dtype.kind == "c":
+        parts = lax.bitcast_convert_type(row.reshape(-1, 2, dtype.itemsize // 2), jnp.finfo(kind).dtype)
+        return lax.complex(parts[:, 0], parts[:, 1])
+    return lax.bitcast_convert_type(row.reshape(-1, dtype.itemsize) if dtype.itemsize > 1 else row, kind)
+
+
+@lru_cache(256)
+def _packer(devices: tuple[Any, ...], form: PackingForm) -> StackedProgram:
+    """From the corners and the buffers to the rows."""
+
+    def pack(table: Any, *buffers: Any) -> tuple[Any, ...]:
+        corners, rows = _Corners(table), []
+        for row in form.rows:
+            parts, end = [], 0
+            for start, piece in row.pieces:
+                parts += [jnp.zeros(start - end, jnp.uint8)] if start > end else []
+                parts.append(_as_bytes(_read(piece, list(buffers), corners)))
+                end = start + parts[-1].size
+            parts += [jnp.zeros(row.nbytes - end, jnp.uint8)] if row.nbytes > end else []
+            rows.append(jnp.concatenate(parts) if len(parts) > 1 else parts[0])
+        return tuple(rows)
+
+    return stacked_program(pack, devices)
+
+
+@lru_cache(256)
+def _unpacker(devices: tuple[Any, ...], form: UnpackingForm) -> StackedProgram:
+    """From the corners, what is read, what is written and the rows to what is written, and a number to wait for."""
+    first = 2 + len(form.read)
+
+    def unpack(taken: Any, put: Any, *arrays: Any) -> tuple[Any, ...]:
+        corners = _Corners(taken), _Corners(put)
+        held, rows = list(arrays[: len(form.read)]), arrays[len(form.read) + len(form.written) :]
+        targets = list(arrays[len(form.read) : len(form.read) + len(form.written)])
+        for source, target in form.kept:
+            _write(_read(source, held, corners[0]), target, targets, corners[1])
+        for row, values in zip(form.rows, rows, strict=True):
+            for start, piece in row.pieces:
+                wire = dtype_named(piece.wire)
+                size = int(np.prod(piece.shape, dtype=np.int64)) * wire.itemsize
+                value = _from_bytes(values[start : start + size], wire).reshape(piece.shape)
+                _write(value, piece, targets, corners[1])
+        return (*targets, jnp.zeros((1,), jnp.uint8))
+
+    return stacked_program(unpack, devices, tuple(range(first, first + len(form.written))))
+
+
+# Devices that are alike
+
+_Work = TypeVar("_Work")
+
+
+def _somewhere(by_device: Mapping[int, _Work | None]) -> dict[int, _Work]:
+    """What there is to do, of the devices that have something."""
+    return {device: work for device, work in by_device.items() if work is not None}
+
+
+def _by_form(work: Mapping[int, Any]) -> Iterator[dict[int, Any]]:
+    """What devices do, those together whose programs are the same."""
+    groups: dict[Any, dict[int, Any]] = {}
+    for device, of_device in work.items():
+        groups.setdefault(of_device.form, {})[device] = of_device
+    yield from groups.values()
+
+
+def _table(corners: Iterable[tuple[tuple[int, ...], ...]], devices: tuple[Any, ...]) -> jax.Array:
+    """The corners of all devices, a row each on its own."""
+    rows = list(corners)
+    rank = max((len(corner) for row in rows for corner in row), default=1)
+    table = np.zeros((len(rows), max(map(len, rows)), rank), np.int32)
+    for place, row in enumerate(rows):
+        for number, corner in enumerate(row):
+            table[place, number, : len(corner)] = corner
+    return jax.device_put(table, NamedSharding(flat_mesh(devices), STACKED))
+
+
+class Packing(NamedTuple):
+    """What devices that are alike do before a bucket travels."""
+
+    members: dict[int, DevicePacking]
+    devices: tuple[Any, ...]
+    corners: jax.Array
+
+    @classmethod
+    def of(cls, members: dict[int, DevicePacking]) -> Packing:
+        """Of these devices."""
+        devices = tuple(jax.devices()[number] for number in members)
+        return cls(members, devices, _table((member.corners for member in members.values()), devices))
+
+    def run(self, held: Mapping[int, NamedArrays]) -> dict[tuple[int, int], Any]:
+        """The rows, by sender and receiver."""
+        form = next(iter(self.members.values())).form
+        places = zip(self.members.items(), self.devices, strict=True)
+        arrays = {at: [held[number][name] for name in member.names] for (number, member), at in places}
+        made = run_stacked(_packer(self.devices, form), arrays, self.devices, self.corners)
+        return {
+            (number, peer): row
+            for (number, member), at in zip(self.members.items(), self.devices, strict=True)
+            for peer, row in zip(member.peers, made[at], strict=True)
+        }
+
+
+class Unpacking(NamedTuple):
+    """What devices that are alike do once a bucket is there."""
+
+    members: dict[int, DeviceUnpacking]
+    devices: tuple[Any, ...]
+    corners: tuple[jax.Array, jax.Array]
+
+    @classmethod
+    def of(cls, members: dict[int, DeviceUnpacking]) -> Unpacking:
+        """Of these devices."""
+        devices = tuple(jax.devices()[number] for number in members)
+        taken, put = (
+            _table((getattr(member, name) for member in members.values()), devices)
+            for name in ("read_corners", "written_corners")
+        )
+        return cls(members, devices, (taken, put))
+
+    def run(
+        self, held: Mapping[int, NamedArrays], results: dict[int, NamedArrays], rows: Mapping[tuple[int, int], Any]
+    ) -> list[Any]:
+        """Put the rows, by sender and receiver, into the results; numbers to wait for come back."""
+        form = next(iter(self.members.values())).form
+        arrays = {}
+        for (number, member), at in zip(self.members.items(), self.devices, strict=True):
+            read = [held[number][name] for name in member.read]
+            written = [results[number][name] for name in member.written]
+            arrays[at] = [*read, *written, *(rows[peer, number] for peer in member.peers)]
+        made = run_stacked(_unpacker(self.devices, form), arrays, self.devices, *self.corners)
+        for (number, member), at in zip(self.members.items(), self.devices, strict=True):
+            results[number].update(zip(member.written, made[at][:-1], strict=True))
+        return [made[at][-1] for at in self.devices]
+
+
+class PlanPrograms(NamedTuple):
+    """All that devices do for a plan, by the number of the bucket."""
+
+    packing: tuple[tuple[Packing, ...], ...]
+    unpacking: tuple[tuple[Unpacking, ...], ...]
+    last_read: tuple[dict[int, tuple[str, ...]], ...]
+    """Per bucket and device, the buffers that are read for the last time to pack it."""
+
+    @classmethod
+    def of(cls, plan: ModelPlan) -> PlanPrograms:
+        """Those of a plan."""
+        by_device = {device: DeviceBuckets(plan, device) for device in plan.devices}
+        numbers = range(max(plan.buckets.total, 1))
+        packing = [_somewhere({d: buckets.packing(number) for d, buckets in by_device.items()}) for number in numbers]
+        unpacking = [
+            _somewhere({d: buckets.unpacking(number) for d, buckets in by_device.items()}) for number in numbers
+        ]
+        return cls(
+            tuple(tuple(map(Packing.of, _by_form(work))) for work in packing),
+            tuple(tuple(map(Unpacking.of, _by_form(work))) for work in unpacking),
+            _last_read(packing, unpacking[0]),
+        )
+
+
+def _last_read(
+    packing: list[dict[int, DevicePacking]], first: Mapping[int, DeviceUnpacking]
+) -> tuple[dict[int, tuple[str, ...]], ...]:
+    """Per bucket and device, the buffers that nothing reads once it is packed."""
+    seen: dict[int, set[str]] = {}
+    result: list[dict[int, tuple[str, ...]]] = []
+    for number in reversed(range(len(packing))):
+        if number == 0:  # what devices copy themselves is read after the first bucket is packed
+            for device, unpacking in first.items():
+                seen.setdefault(device, set()).update(unpacking.read)
+        done = {}
+        for device, of_device in packing[number].items():
+            names = seen.setdefault(device, set())
+            done[device] = tuple(name for name in of_device.names if name not in names)
+            names.update(of_device.names)
+        result.append(done)
+    return tuple(reversed(result))
+
+
+def fresh_buffers(plan: ModelPlan) -> dict[int, NamedArrays]:
+    """The buffers of the target, of zeros, in one program for devices whose buffers are alike."""
+    groups: dict[tuple[BufferForm, ...], list[int]] = {}
+    names = {}
+    for number in plan.rules[1].mesh.devices:
+        buffers = plan.target_slots(number)[1]
+        names[number] = list(buffers)
+        groups.setdefault(tuple(map(BufferForm.of, buffers.values())), []).append(number)
+    results: dict[int, NamedArrays] = {}
+    for forms, numbers in groups.items():
+        devices = tuple(jax.devices()[number] for number in numbers)
+        made = run_stacked(_zeros(devices, forms), {device: [] for device in devices}, devices)
+        for number, at in zip(numbers, devices, strict=True):
+            results[number] = dict(zip(names[number], made[at], strict=True))
+    return results
+
+
+@lru_cache(256)
+def _zeros(devices: tuple[Any, ...], forms: tuple[BufferForm, ...]) -> StackedProgram:
+    sharding = NamedSharding(flat_mesh(devices), STACKED)
+
+    def zeros() -> tuple[Any, ...]:
+        shapes = ((form.shape[0] * len(devices), *form.shape[1:]) for form in forms)
+        return tuple(
+            jnp.zeros(shape, kind_of(dtype_named(form.dtype))) for shape, form in zip(shapes, forms, strict=True)
+        )
+
+    return jax.jit(zeros, out_shardings=sharding)
