@@ -43,23 +43,36 @@ class Buckets(NamedTuple):
     """Of buckets."""
 
 
+class _End(NamedTuple):
+    """What a tensor asks of one end, its family and its site by numbers."""
+
+    family: int
+    site: int
+    nbytes: int
+
+
 class _OpenBucket:
     """What a bucket has so far: per family the busiest site, and the sum of these."""
 
     def __init__(self) -> None:
-        self.by_site: dict[Hashable, int] = {}
-        self.by_family: dict[Hashable, int] = {}
+        self.by_site: dict[int, int] = {}
+        self.by_family: dict[int, int] = {}
         self.total = 0
 
-    def grown(self, family: Hashable, site: Hashable, amount: int) -> int:
-        """By how much the sum grows when a site gets more."""
-        return max(0, self.by_site.get(site, 0) + amount - self.by_family.get(family, 0))
-
-    def add(self, family: Hashable, site: Hashable, amount: int) -> None:
-        """Let a site have more."""
-        self.total += self.grown(family, site, amount)
-        self.by_site[site] = self.by_site.get(site, 0) + amount
-        self.by_family[family] = max(self.by_family.get(family, 0), self.by_site[site])
+    def takes(self, ends: Sequence[_End], cap: int) -> bool:
+        """Whether there is room for more at these ends, which then is taken; a bucket without any takes all."""
+        grown, total = [], self.total
+        for family, site, nbytes in ends:
+            load = self.by_site.get(site, 0) + nbytes
+            busiest = self.by_family.get(family, 0)
+            total += max(0, load - busiest)
+            grown.append((family, site, load, max(load, busiest)))
+        if self.total and total > cap:
+            return False
+        for family, site, load, busiest in grown:
+            self.by_site[site], self.by_family[family] = load, busiest
+        self.total = total
+        return True
 
 
 def buckets_of(
@@ -79,20 +92,20 @@ def buckets_of(
     """
     first, parts = [-1] * len(loads), [1] * len(loads)
     bucket, filling = 0, _OpenBucket()
+    numbers: dict[Hashable, int] = {}
+    known: dict[int, tuple[_End, _End]] = {}  # many tensors have the same load
     for number in order:
         load = loads[number]
         amount = load.received_bytes + load.sent_bytes
         if not amount:
             continue
-        ends = (
-            (("in", load.target_family), ("in", load.target), load.received_bytes),
-            (("out", load.source_family), ("out", load.source), load.sent_bytes),
-        )
         if amount <= cap:
-            if filling.total + sum(filling.grown(*end) for end in ends) > cap:
+            if id(load) not in known:
+                known[id(load)] = _ends(load, numbers)
+            ends = known[id(load)]
+            if not filling.takes(ends, cap):
                 bucket, filling = bucket + 1, _OpenBucket()
-            for end in ends:
-                filling.add(*end)
+                filling.takes(ends, cap)
             first[number] = bucket
             continue
         count = _parts(number, amount, cap, largest_part)
@@ -100,6 +113,14 @@ def buckets_of(
         first[number], parts[number] = bucket, count
         bucket, filling = bucket + count, _OpenBucket()
     return Buckets(first, parts, bucket + bool(filling.total))
+
+
+def _ends(load: Load, numbers: dict[Hashable, int]) -> tuple[_End, _End]:
+    """Both ends of a load; what stands for a family or a site is numbered as it comes."""
+    receiver = ("in", "family", load.target_family), ("in", load.target)
+    sender = ("out", "family", load.source_family), ("out", load.source)
+    places = [numbers.setdefault(key, len(numbers)) for key in (*receiver, *sender)]
+    return _End(places[0], places[1], load.received_bytes), _End(places[2], places[3], load.sent_bytes)
 
 
 def _parts(number: int, amount: int, cap: int, largest_part: Callable[[int, int], int]) -> int:
