@@ -109,6 +109,16 @@ def test_what_is_said_of_shares() -> None:
         Plan.from_json(json.dumps(record))
 
 
+def test_mlir_says_that_it_takes_the_whole_tensor_one_way() -> None:
+    ends = Sharding.of(GRID, "y", "x"), Sharding.of(GRID, None, "y")
+    made = plan(*ends, (64, 128), "int16", network=RINGS)
+    assert made.beside
+    said, module = made.to_mlir().split("\n", 1)
+    assert said.startswith("// the whole tensor, step by step; the plan takes it in ")
+    assert said.endswith(f"{sum(share.parts for share in made.beside)} of them by other steps")
+    assert module == replace(made, beside=(), parts=1).to_mlir()
+
+
 def test_what_is_refused() -> None:
     made = plan(Sharding.of(GRID, None, "x"), Sharding.of(GRID, "x", None), (64, 64), "int8", network=RINGS)
     with pytest.raises(ReshardError, match="of 2 parts 2 cannot go through other steps"):

@@ -268,4 +268,8 @@ def parts_overlap(rank: int) -> list[str]:
         wanted = cut(whole, spans((16, 24), (2, 2), after, place))
         wrong.append(unless(len(plan.shares) > 1, f"{plan} is of one share"))
         wrong.append(unless(same(rs.torch.run(plan, source).to_local(), wanted), f"{plan}: another tile"))
+        names = {}
+        exec(plan.to_code("torch"), names)
+        code = names["reshard"](source.to_local())
+        wrong.append(unless(same(code, wanted) and len(names["WAYS"]) > 1, f"{plan} as code: {code}"))
     return wrong

@@ -49,7 +49,7 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding
-from reshard.steps import Chain, Step, shortest_chain
+from reshard.steps import Chain, Step, shortest_chain, step_of
 
 COLLECTIVES = ("AllGather", "Slice", "AllToAll", "Permute", "ReduceScatter", "AllReduce", "ToUnreduced")
 """The kinds of steps that a chain is made of."""
@@ -115,7 +115,7 @@ class _Planner:
     def _step(self, before: Sharding, after: Sharding) -> Step | None:
         """The one collective that leads there, if one does."""
         try:
-            step = Step(self._between(before, after))
+            step = step_of(self._between(before, after))
         except ReshardError as error:
             if error.code != "bad-step":
                 raise
@@ -143,9 +143,9 @@ class _Planner:
         last = shortest_chain(self._between(source, target))[-1]
         first, is_proved = self.chain(source, last.before)
         if not first and not source.mesh.same_order_as(target.mesh):
-            first = (Step(self._between(source, last.before)),)  # the last step must know the order
+            first = (step_of(self._between(source, last.before)),)  # the last step must know the order
         before = first[-1].after if first else source
-        steps = (*first, Step(self._between(before, target)))
+        steps = (*first, step_of(self._between(before, target)))
         return steps, is_proved and len(first) < 2 and not total_bytes(first)
 
     def _even(self, source: Sharding, target: Sharding) -> tuple[Chain, bool] | None:

@@ -105,7 +105,8 @@ def code_of(plan: Plan) -> str:
     ours, ends = refined_ends(plan)
     specs = [partition_spec_of(end) for end in ends]
     body, tables = _traced(plan, ours, specs)
-    kinds = ", ".join(step.kind for step in plan.steps) or "nothing is sent"
+    ways = [", ".join(step.kind for step in share.steps) for share in plan.shares]
+    kinds = " beside ".join(ways) or "nothing is sent"
     unreduced = any(end.unreduced for end in ends)
     explicit = ", all of them Explicit" if unreduced else ""
     what = f"{plan.dtype}{list(plan.shape)}, from {plan.source.text()} to {plan.target.text()}"

@@ -34,7 +34,7 @@ from reshard.planner.policy import best_first, explained, shrinks_first
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
-from reshard.steps import Chain
+from reshard.steps import Chain, step_of
 
 LOGGER = logging.getLogger("reshard")
 CACHED_PLANS = 1024
@@ -216,5 +216,6 @@ def cache_clear() -> None:
     _planned.cache_clear()
     alternatives.cache_clear()
     better_legs.cache_clear()
+    step_of.cache_clear()
     forget_steps()
     forget_searches()

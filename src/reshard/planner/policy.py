@@ -36,10 +36,7 @@ def shrinks_first(plan: Plan) -> bool:
 
 
 def best_first(plans: list[Plan]) -> list[Plan]:
-    """The plans by time on their network, then as without one; the best says why, where it moves more than the first.
-
-    The first of `plans` is that of the shortest chain, which moves least.
-    """
+    """The plans by time on their network, then as without one."""
     network = plans[0].options.network if plans else None
     if len(plans) < 2 or network is None:
         return sorted(plans, key=fewest_bytes) if len(plans) > 1 else plans
@@ -47,7 +44,7 @@ def best_first(plans: list[Plan]) -> list[Plan]:
     fastest = [plan for plan in ordered if plan.seconds == ordered[0].seconds]
     best = fastest[0] if len(fastest) == 1 else min(fastest, key=fewest_bytes)
     slower = [plan for plan in ordered if plan is not best]
-    return [explained(best, plans[0]), *slower]
+    return [best, *slower]
 
 
 def explained(plan: Plan, leanest: Plan) -> Plan:

@@ -409,6 +409,9 @@ class Plan(ReshardWork):
     def to_mlir(self, dialect: str = "sdy") -> str:
         """The plan as an MLIR module: collectives of the sdy dialect, or of the shard dialect.
 
+        The module takes the whole tensor through `steps`, one after the other; where the plan takes it in parts, or
+        some of these other ways, its first line says so.
+
         Args:
             dialect: sdy or shard; neither has an Exchange, which a plan in the basis of collectives does without.
 
@@ -419,7 +422,12 @@ class Plan(ReshardWork):
         writers = {"sdy": write_sdy, "shard": write_shard}
         if dialect not in writers:
             raise ReshardError("bad-argument", f"dialect must be sdy or shard, got: {shown(dialect)}")
-        return writers[dialect](self.reshard, self.steps)
+        text = writers[dialect](self.reshard, self.steps)
+        if self.parts == 1:
+            return text
+        others = f", {self.parts - self.shares[0].parts} of them by other steps" if self.beside else ""
+        said = f"the whole tensor, step by step; the plan takes it in {self.parts} parts, whose steps overlap{others}"
+        return f"// {said}\n{text}"
 
     def to_code(self, engine: str) -> str:
         """The source of a function that does the plan with an engine's own library, and needs nothing of this one.

@@ -20,6 +20,17 @@ Slice
 from __future__ import annotations
 
 from reshard.steps.chains import Chain, Share, chain_through, shortest_chain
-from reshard.steps.step import KINDS, UNNAMED, Move, ReshardWork, Step
+from reshard.steps.step import KINDS, UNNAMED, Move, ReshardWork, Step, step_of
 
-__all__ = ["KINDS", "UNNAMED", "Chain", "Move", "ReshardWork", "Share", "Step", "chain_through", "shortest_chain"]
+__all__ = [
+    "KINDS",
+    "UNNAMED",
+    "Chain",
+    "Move",
+    "ReshardWork",
+    "Share",
+    "Step",
+    "chain_through",
+    "shortest_chain",
+    "step_of",
+]

@@ -21,7 +21,7 @@ from reshard.axis import Axis, aligned, merged
 from reshard.errors import ReshardError
 from reshard.problem import Reshard, becomes_unreduced, stays_unreduced
 from reshard.sharding import Sharding
-from reshard.steps.step import Step
+from reshard.steps.step import Step, step_of
 
 Chain = tuple[Step, ...]
 
@@ -48,7 +48,7 @@ def shortest_chain(reshard: Reshard, near: int = 0) -> Chain:
     if middle is not None:
         legs = replace(reshard, target=middle), replace(reshard, source=middle)
         return tuple(
-            step for leg in legs if leg.source != leg.target for step in shortest_chain(leg, near) or (Step(leg),)
+            step for leg in legs if leg.source != leg.target for step in shortest_chain(leg, near) or (step_of(leg),)
         )
     if not becoming:
         return _single(reshard, near)
@@ -102,8 +102,8 @@ def _by_way_of(middle: Sharding, reshard: Reshard, near: int) -> Chain:
     first = _single(to_middle, near)
     same_layout = before.layout_for(reshard.shape) == middle.layout_for(reshard.shape)
     if not first and not (same_layout and before.mesh.device_ids == middle.mesh.device_ids):
-        first = (Step(to_middle),)  # one placement, but the last step must know its digits
-    return (*first, Step(replace(reshard, source=middle if first else before)))
+        first = (step_of(to_middle),)  # one placement, but the last step must know its digits
+    return (*first, step_of(replace(reshard, source=middle if first else before)))
 
 
 def _cut_as_before(before: Sharding, whole: Sharding, becoming: tuple[Axis, ...]) -> Sharding | None:
@@ -127,7 +127,7 @@ def _single(reshard: Reshard, near: int) -> Chain:
         before.layout_for(shape) == after.layout_for(shape) and before.mesh.device_ids == after.mesh.device_ids
     ):
         return ()
-    step = Step(reshard, near=near)
+    step = step_of(reshard, near)
     # partial values that stay so may count their classes in another order, and still lie where they are wanted
     unmoved = step.kind == "Slice" or (after.unreduced and before.mesh.device_ids != after.mesh.device_ids)
     return () if unmoved and before.is_equivalent_to(after, shape) else (step,)

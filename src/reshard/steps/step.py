@@ -22,7 +22,7 @@ A `Step` is checked when it is built: its name must be the right one, so a plan 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, ClassVar, NamedTuple
 
@@ -50,6 +50,8 @@ from reshard.tile import Tile
 KINDS = ("Slice", "Permute", "AllGather", "AllToAll", "ReduceScatter", "AllReduce", "Exchange", "ToUnreduced")
 """Every kind of step."""
 UNNAMED = ""
+CACHED = 4096
+"""Steps that are kept."""
 
 
 class Move(NamedTuple):
@@ -277,6 +279,16 @@ class Step(ReshardWork):
     def most_chunks(self) -> int:
         """The number of chunks beyond which they get no smaller: the longest dim of a piece."""
         return max((longest for move in self.moves for longest in move.exchange.piece_shape), default=1) or 1
+
+
+@lru_cache(CACHED)
+def step_of(reshard: Reshard, near: int = 0) -> Step:
+    """The one step between these ends; kept, for chains that are compared have many steps in common.
+
+    Raises:
+        ReshardError: as `Step`.
+    """
+    return Step(reshard, near=near)
 
 
 def _kind_of(exchanges: tuple[Exchange, ...]) -> str:

@@ -67,17 +67,60 @@ Every rank calls `reshard` with its tile and gets its new one; ranks without a t
 import torch
 import torch.distributed as dist
 
-# Per exchange: by rank the shape before and after, copies (to, from), turns (sends, receives by peer);
-# how what arrives in one place is combined; by what the sum is divided; what stands where nothing arrives.
-EXCHANGES = [
+# Ways from the old tiles to the new, each of exchanges: by rank the shape before and after, copies (to, from), turns
+# (sends, receives by peer); how what arrives in one place is combined; by what the sum is divided; what stands where
+# nothing arrives.
+WAYS = [
 '''
+
+WHOLE = """
+
+def reshard(tile):
+    (tile,) = together([moved(tile, WAYS[0])])
+    return tile.reshape(SHAPES.get(dist.get_rank(), (0,)))
+"""
+
+IN_PARTS = """
+# Which way each part of the tensor goes; along this dim every so many elements give each part its share.
+WAY_OF_PART, DIM, UNIT = {ways}, {parting.dim}, {parting.unit}
+SHARE = UNIT // len(WAY_OF_PART)
+
+
+def reshard(tile):
+    parts = together([moved(cut(tile, part), WAYS[way]) for part, way in enumerate(WAY_OF_PART)])
+    shape = SHAPES.get(dist.get_rank(), (0,))
+    if 0 in shape:
+        return tile.new_empty(shape)
+    rows = [part.reshape(*shape[:DIM], shape[DIM] // UNIT, SHARE, *shape[DIM + 1 :]) for part in parts]
+    return torch.cat(rows, DIM + 1).reshape(shape)
+
+
+def cut(tile, part):
+    if not tile.numel():
+        return tile
+    before, size, after = tile.shape[:DIM], tile.shape[DIM], tile.shape[DIM + 1 :]
+    units = tile.reshape(*before, size // UNIT, len(WAY_OF_PART), SHARE, *after)
+    return units.select(DIM + 1, part).reshape(*before, -1, *after)
+"""
 
 BODY = """
 
-def reshard(tile):
+def together(runs):
+    ended = {}
+    while len(ended) < len(runs):  # all messages of a turn are under way before any is waited for
+        for number, run in enumerate(runs):
+            try:
+                number in ended or next(run)
+            except StopIteration as end:
+                ended[number] = end.value
+    return [ended[number] for number in range(len(runs))]
+
+
+def moved(tile, exchanges):
     rank = dist.get_rank()
-    for rows, combine, divisor, fill in EXCHANGES:
+    for rows, combine, divisor, fill in exchanges:
         if rank not in rows:
+            yield
             continue
         before, after, copies, turns = rows[rank]
         tile = tile.reshape(before)
@@ -91,6 +134,7 @@ def reshard(tile):
             arrived = [out.new_empty(at(out, place).shape) for _, place in receives]
             works = [dist.irecv(as_bytes(part), peer) for part, (peer, _) in zip(arrived, receives)]
             works += [dist.isend(as_bytes(part), peer) for part, (peer, _) in zip(sent, sends)]
+            yield
             for work in works:
                 work.wait()
             for part, (_, place) in zip(arrived, receives):
@@ -102,7 +146,7 @@ def reshard(tile):
                 if combine is not None:
                     written.append(place)
         tile = out if divisor == 1 else out.div_(divisor)
-    return tile.reshape(SHAPES.get(rank, (0,)))
+    return tile
 
 
 def at(tile, place):
@@ -122,6 +166,7 @@ def code_of(plan: Plan) -> str:
     """The text of a module with a function `reshard(tile)`: what a plan does on every rank, with torch alone.
 
     It sends and receives in the default process group, eagerly, and checks nothing.
+    Parts of the tensor go at once, all shares of the plan among them.
 
     Args:
         plan: whose devices are global ranks.
@@ -130,23 +175,38 @@ def code_of(plan: Plan) -> str:
         ReshardError: `bad-argument`; `too-large` where the messages are too many to write out.
     """
     expect(plan, Plan, "what becomes code")
-    is_limited, lines, count = plan.options.memory_limit is not None, [], 0
-    for step in plan.steps:
-        for move in step.transfers:
-            rows = _rows(move, step, is_limited=is_limited)
-            count += sum(row.size for row in rows.values())
-            if count > MOST:
-                raise ReshardError("too-large", f"{plan.reshard} has more than {MOST} messages and copies to write out")
-            combine = f"torch.{COMBINE[move.reduction].__name__}" if move.reduction else None
-            divisor = move.classes if move.reduction == "avg" else 1
-            fill = None if move.fill is None else step.dtype.identity(move.fill)
-            literal = f"float({str(fill)!r})" if isinstance(fill, float) else repr(fill)
-            table = "\n".join(f"    {rank}: {row.text}," for rank, row in rows.items())
-            lines.append(f"    ({{\n{table}\n    }}, {combine}, {divisor}, {literal}),")
+    ways, count = [], 0
+    for of_part in plan.plans_by_share:
+        exchanges = []
+        for step in of_part.steps:
+            for move in step.transfers:
+                rows = _rows(move, step, is_limited=plan.options.memory_limit is not None)
+                count += sum(row.size for row in rows.values())
+                if count > MOST:
+                    raise ReshardError(
+                        "too-large", f"{plan.reshard} has more than {MOST} messages and copies to write out"
+                    )
+                exchanges.append(_exchange_text(move, step, rows))
+        ways.append("[\n" + "".join(exchanges) + "],\n")
     shapes = {rank: plan.target.box(rank, plan.shape).shape for rank in plan.target.mesh.devices}
     size = "x".join(map(str, plan.shape)) or "a scalar"
+    body = WHOLE
+    if plan.parts > 1:
+        numbers = {id(of_part): way for way, of_part in enumerate(plan.plans_by_share)}
+        way_of_part = [numbers[id(of_part)] for of_part in plan.plans_of_parts]
+        body = IN_PARTS.format(ways=way_of_part, parting=plan.parting)
     head = HEAD.format(what=f"{size} of {plan.dtype} from {plan.source.text()} to {plan.target.text()}")
-    return head + "\n".join([*lines, "]", f"SHAPES = {shapes}"]) + "\n" + BODY
+    return "".join([head, *ways, f"]\nSHAPES = {shapes}\n", body, BODY])
+
+
+def _exchange_text(move: Move, step: Step, rows: dict[int, Row]) -> str:
+    """The exchange as it stands in the table."""
+    combine = f"torch.{COMBINE[move.reduction].__name__}" if move.reduction else None
+    divisor = move.classes if move.reduction == "avg" else 1
+    fill = None if move.fill is None else step.dtype.identity(move.fill)
+    literal = f"float({str(fill)!r})" if isinstance(fill, float) else repr(fill)
+    table = "".join(f"    {rank}: {row.text},\n" for rank, row in rows.items())
+    return f"    ({{\n{table}    }}, {combine}, {divisor}, {literal}),\n"
 
 
 def _rows(move: Move, step: Step, *, is_limited: bool) -> dict[int, Row]:
