@@ -74,6 +74,9 @@ class DType:
     finite_range: tuple[float, float] | None = None
     """The least and the largest value of a float that has no infinities, or of an integer of fewer bits than bytes."""
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     def __str__(self) -> str:
         return self.name
 

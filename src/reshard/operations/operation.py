@@ -39,6 +39,10 @@ class Value:
     number: int
     """Its place among the values of its program, in the order in which they were made."""
 
+    def __hash__(self) -> int:
+        """By what tells values apart: they are looked up often."""
+        return hash((self.name, self.number))
+
 
 @dataclass(frozen=True)
 class Operation:

@@ -51,6 +51,8 @@ class Dual:
         """What is decided exactly, from what its neighbours choose."""
         places = {gone.end.place for gone in self.gone}
         self.ends = [end for end in ends if end.place not in places]
+        for link in {id(link): link for end in self.ends for link in end.links}.values():
+            link.open()
         self.before = [[link for link in end.links if link.other(end).place < end.place] for end in self.ends]
         self.after = [[link for link in end.links if link.other(end).place > end.place] for end in self.ends]
         self.settled = sum(gone.settled for gone in self.gone)
@@ -160,7 +162,7 @@ def _ends(model: Model, shares: Shares, within: Within | None, *, exact: bool) -
             key = id(known), *pair, edge.is_result, scale
             if key not in tables:
                 rows, columns = (picks.options, end.choices) if edge.is_result else (end.choices, picks.options)
-                cut = known[np.ix_(rows, columns)] * scale
+                cut = known[rows[:, None], columns] * scale
                 tables[key] = np.ascontiguousarray(cut.T if edge.is_result else cut)
             Link(end, own, tables[key], picks, edge.variable.count, once)
     for variable in model.variables:  # those that nothing reads
@@ -170,15 +172,15 @@ def _ends(model: Model, shares: Shares, within: Within | None, *, exact: bool) -
 
 def _push(end: End, ahead: list[Link], behind: list[Link]) -> float:
     """Gather what the links of an end say, and hand it on to those ahead; the least of what is kept."""
+    said_behind = [link.message_to(end) for link in behind]
+    said_ahead = [link.message_to(end) for link in ahead]
     total = end.cost.copy()
-    for link in behind:
-        total += link.message_to(end)
-    for link in ahead:
-        total += link.message_to(end)
+    for said in (*said_behind, *said_ahead):
+        total += said
     part = 1.0 / max(len(ahead), len(behind), 1)
-    for link in behind:
-        link.take(end, -link.message_to(end))
+    for link, said in zip(behind, said_behind, strict=True):
+        link.take(end, -said)
     handed = total * part
-    for link in ahead:
-        link.take(end, handed - link.message_to(end))
+    for link, said in zip(ahead, said_ahead, strict=True):
+        link.take(end, handed - said)
     return float(total.min()) * (1.0 - part * len(ahead))

@@ -169,11 +169,14 @@ class Net:
             if operation.operands and operation.name not in ("reshard", "output", "carry", "last")
         ]
 
+    @cached_property
+    def _trips(self) -> list[int]:
+        """Per value how often it is made."""
+        return [operation.trip_count for operation in self.graph.operations]
+
     def trip_counts(self, number: int) -> tuple[int, ...]:
         """How often each operand of an operation is moved where it must be, and last how often the result is made."""
-        operations = self.graph.operations
-        operation = operations[number]
-        return tuple(operations[value.number].trip_count for value in operation.values)
+        return tuple(self._trips[value.number] for value in self.graph.operations[number].values)
 
     @cached_property
     def order(self) -> list[int]:

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import combinations, product
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,11 +24,8 @@ import numpy as np
 from reshard.axis import Axes, is_prefix
 from reshard.contraction.chooser import Chooser
 from reshard.contraction.prices import Ends
-from reshard.digits import Digits
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.network import Network
-from reshard.network.inflow import groups_of
 from reshard.operations.operation import Operation, Value
 from reshard.operations.rules import waiting_operands
 from reshard.propagation.borders import lacked, with_windows
@@ -75,11 +71,15 @@ class Model:
         self._flowing: dict[tuple[Any, ...], list[Option]] = {}
         self.flowing = [self._options_of(number, flows) for number in range(len(graph.operations))]
         self._options = self._all_options()
+        self._own_options = [
+            self._options[mesh, value.shape] for mesh, value in zip(net.meshes, net.values, strict=True)
+        ]
         self._tables: dict[tuple[object, ...], Table] = {}
         self.besides = Besides()
         self._layouts: dict[tuple[object, ...], Layouts] = {}
         self._shardings: dict[tuple[int, int, str, str], Sharding] = {}
         self._domains: dict[bytes, Numbers] = {}
+        self._open: dict[tuple[int, frozenset[int], int], list[int]] = {}
         self._costs: dict[tuple[int, float], Costs] = {}
         for operation in graph.operations:
             if net.calculations[
@@ -235,7 +235,7 @@ class Model:
             domain = self._domain(number)
             if number in alike or tied[number] != number:
                 first = variables[tied[number] if tied[number] != number else alike[number]]
-                is_same = first.options is self._options[self.net.meshes[number], value.shape]
+                is_same = first.options is self._own_options[number]
                 both = np.intersect1d(first.domain, domain)
                 if is_same and len(both):
                     first.domain = both
@@ -244,7 +244,7 @@ class Model:
                 if tied[number] != number:
                     names = f"{self.net.values[tied[number]].name} and {value.name}"
                     raise ReshardError("bad-program", f"{names} are tied, and cannot be sharded alike")
-            options = self._options[self.net.meshes[number], value.shape]
+            options = self._own_options[number]
             variables.append(Variable(number, options, domain, self._table(number, options)))
         return variables
 
@@ -252,7 +252,7 @@ class Model:
         """The numbers of the options that a value may have."""
         graph = self.net.graph
         operation = graph.operations[number]
-        options = self._options[self.net.meshes[number], operation.result.shape]
+        options = self._own_options[number]
         given, annotation = self.given[number], graph.annotations.get(operation.result)
         if given is not None and annotation is not None:
             said = self.said[number]
@@ -276,16 +276,10 @@ class Model:
         else:
             users = self.net.users[number]
             waits = operation.name not in ("input", "output") and any(
-                can_wait(graph.operations[user]) or self.waiting[user][0] for user in users
+                self.waiting[user][0] or can_wait(graph.operations[user]) for user in users
             )
             along = self.waiting[number][0] if waits else frozenset[int]()
-            domain = [
-                n
-                for n, option in enumerate(options.all)
-                if along.issuperset(option.unreduced)
-                and option.sharding is None
-                and (options.is_even[n] or option._replace(unreduced=()) in self.flowing[number])
-            ]
+            domain = self._open_domain(options, along, self.flowing[number])
         if graph.even_ends and operation.name in ("input", "output"):
             domain = [n for n in domain if options.is_even[n] or options.all[n] == given] or domain
         if self.is_pinned and self.flowing[number]:
@@ -294,12 +288,24 @@ class Model:
         numbers = np.array(domain, dtype=np.int64)
         return self._domains.setdefault(numbers.tobytes(), numbers)
 
+    def _open_domain(self, options: Options, along: frozenset[int], flowing: list[Option]) -> list[int]:
+        """The numbers of the options of a value of which nothing is said, which may wait along some pieces."""
+        key = id(options), along, id(flowing)
+        if key not in self._open:
+            self._open[key] = [
+                n
+                for n, option in enumerate(options.all)
+                if along.issuperset(option.unreduced)
+                and option.sharding is None
+                and (options.is_even[n] or option._replace(unreduced=()) in flowing)
+            ]
+        return self._open[key]
+
     def _node(self, alike: Sequence[Operation]) -> Node:
         """Operations that are computed alike, with their layouts."""
         operation = alike[0]
         number = operation.result.number
-        net, mesh = self.net, self.net.meshes[number]
-        tensors = [self._options[mesh, value.shape] for value in operation.values]
+        net, tensors = self.net, self._tensors(operation)
         trips, layouts = net.trip_counts(number), self._layouts_of(operation)
         per_flop = self.goal.per_flop(operation.arithmetic) + self.besides.per_flop or TIE_BREAK
         rents = self.besides.rents
@@ -324,10 +330,19 @@ class Model:
                 (variable.makers if is_result else variable.uses).append(edge)
         return node
 
+    def _tensors(self, operation: Operation) -> list[Options]:
+        """The options of the values of an operation on the mesh of its result."""
+        mesh = self.net.meshes[operation.result.number]
+        return [
+            self._own_options[value.number]
+            if self.net.meshes[value.number] is mesh
+            else self._options[mesh, value.shape]
+            for value in operation.values
+        ]
+
     def _layouts_of(self, operation: Operation) -> Layouts:
         number = operation.result.number
         net, mesh = self.net, self.net.meshes[number]
-        tensors = [self._options[mesh, value.shape] for value in operation.values]
         key: tuple[object, ...]
         if operation.name in IDENTICAL:
             domain = self.variables[number].domain
@@ -336,7 +351,7 @@ class Model:
                 used = (domain,) * len(operation.operands)
                 self._layouts[key] = Layouts(used, domain, np.zeros(len(domain)), domain, domain)
             return self._layouts[key]
-        along = self.along(operation)
+        tensors, along = self._tensors(operation), self.along(operation)
         key = net.calculations[number], tuple(map(id, tensors)), along
         if key not in self._layouts:
             calculation = net.calculations[number]
@@ -370,7 +385,7 @@ class Model:
                 self._tables[id(free), rent, is_result] = free.rented(np.where(is_there, 0.0, besides))
             return self._tables[id(free), rent, is_result]
         value = self.net.values[number]
-        own = self._options[self.net.meshes[number], value.shape]
+        own = self._own_options[number]
         reduction = self.waiting[number][1]
         key = id(own), id(wanted), value.dtype, reduction
         if key not in self._tables:
@@ -403,10 +418,8 @@ class Model:
 
     def _bound(self, options: Options, itemsize: int) -> Costs:
         """What reshards between options cost at the least."""
-        network, mesh = self.goal.network, options.pieces.mesh
-        if network is None:
-            return options.received() * itemsize
-        return _seconds(options, network, mesh, itemsize)
+        network = self.goal.network
+        return options.received() * itemsize if network is None else options.seconds(network, itemsize)
 
     def sharding(self, number: int, option: int, wanted: Options | None = None) -> Sharding:
         """An option as the sharding of a value, as it was given where it was."""
@@ -465,21 +478,3 @@ def can_wait(operation: Operation) -> bool:
     return operation.name not in ("reshard", "output") and any(
         waiting_operands(operation, reduction) for reduction in ("sum", "max", "min", "product")
     )
-
-
-def _seconds(options: Options, network: Network, mesh: Mesh, itemsize: int) -> Costs:
-    """What reshards take on a network at the least: what comes into the slowest group of devices."""
-    bound = np.zeros((len(options.all), len(options.all)))
-    own = [mesh.digit_of(piece) for piece in options.pieces.all]
-    for group in groups_of(network, mesh):
-        joined = Digits(sorted(group.digits, reverse=True)).joined()
-        within = [any(Digits((digit,)).within(other) == (digit,) for other in joined) for digit in own]
-        inside = [number for number, is_within in enumerate(within) if is_within]
-        if prod(options.pieces.sizes[inside].tolist()) != group.digits.size and len(inside) < len(own):
-            continue
-        received = options.received(inside) * itemsize
-        if len(inside) < len(own):
-            received = np.where(options.is_even[:, None] & options.is_even[None, :], received, 0.0)
-        devices = mesh.size // options.pieces.count(inside)
-        bound = np.maximum(bound, group.seconds(received / devices, network.launch_s))
-    return bound

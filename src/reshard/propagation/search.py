@@ -27,9 +27,11 @@ that it has, and of the other whole.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from math import prod
@@ -236,6 +238,19 @@ class LayoutSearch:
         raise _refused(small, limits.memory or 0)
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection meanwhile: of a large program all that is made is kept, and would be gone through often."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@_uncollected()
 def place(
     program: Builder,
     goal: Goal,

@@ -32,8 +32,10 @@ from numpy.typing import NDArray
 from reshard.axis import Axes, Axis, split_points
 from reshard.axis import pieces as pieces_of
 from reshard.contraction.compute_layout import closed_sharding
-from reshard.digits import nest
+from reshard.digits import Digits, nest
 from reshard.mesh import Mesh
+from reshard.network import Network
+from reshard.network.inflow import groups_of
 from reshard.sharding import Sharding
 
 Numbers = NDArray[np.int64]
@@ -321,6 +323,24 @@ class Options:
         foreign = [number for number, option in enumerate(self.all) if option.sharding is not None]
         received[foreign], received[:, foreign] = 0.0, 0.0
         return np.asarray(received)
+
+    def seconds(self, network: Network, itemsize: int) -> Costs:
+        """Per pair what a reshard takes on a network at the least: what comes into the slowest group of devices."""
+        mesh = self.pieces.mesh
+        bound = np.zeros((len(self.all), len(self.all)))
+        own = [mesh.digit_of(piece) for piece in self.pieces.all]
+        for group in groups_of(network, mesh):
+            joined = Digits(sorted(group.digits, reverse=True)).joined()
+            within = [any(Digits((digit,)).within(other) == (digit,) for other in joined) for digit in own]
+            inside = [number for number, is_within in enumerate(within) if is_within]
+            if prod(self.pieces.sizes[inside].tolist()) != group.digits.size and len(inside) < len(own):
+                continue
+            received = self.received(inside) * itemsize
+            if len(inside) < len(own):
+                received = np.where(self.is_even[:, None] & self.is_even[None, :], received, 0.0)
+            devices = mesh.size // self.pieces.count(inside)
+            bound = np.maximum(bound, group.seconds(received / devices, network.launch_s))
+        return bound
 
 
 def _begin(lists: Sequence[tuple[int, ...]]) -> NDArray[np.bool_]:

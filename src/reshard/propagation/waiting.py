@@ -22,12 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from reshard.axis import Axes
+from reshard.contraction.tasks import Calculation
 from reshard.mesh import Mesh
-from reshard.operations.rules import COMBINED
+from reshard.operations.rules import COMBINED, Rule
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.space import Pieces
 from reshard.propagation.ways import Along
 
+Cuts = tuple[Axes, ...]
+"""Per dim of a value its axes."""
 IDENTICAL = ("output", "reshard", "carry", "last")
 """Operations that want their operands as their result is kept."""
 
@@ -41,25 +45,24 @@ def waiting_of(net: Net, pieces_on: Mapping[Mesh, Pieces], flows: Sequence[Flow]
         flows: runs of propagation, which say where a label is cut that its pieces do not divide.
     """
     waiting: list[Along] = []
+    known: dict[tuple[object, ...], Along] = {}
     for number, operation in enumerate(net.graph.operations):
         pieces, said = pieces_on[net.meshes[number]], net.graph.annotations.get(operation.result)
         if not operation.operands or operation.name in IDENTICAL:
             own = frozenset(pieces.of(said.unreduced) or ()) if said is not None else frozenset[int]()
             waiting.append(Along(own, said.reduction if said is not None else "sum"))
             continue
-        calculation, own = net.calculations[number], _combined(net, pieces, number, flows)
-        reduction = calculation.reduction if own else ""
-        for wait in calculation.waits:
-            operands = [operation.operands[n].number for n in wait.operands]
-            along = frozenset(
-                piece
-                for n in operands
-                if waiting[n].reduction == wait.reduction and net.meshes[n] == net.meshes[number]
-                for piece in waiting[n].pieces
-            )
-            if along and reduction in ("", wait.reduction):
-                own, reduction = own | along, wait.reduction
-        waiting.append(Along(own, reduction or "sum"))
+        mesh, calculation = net.meshes[number], net.calculations[number]
+        operands = [
+            (waiting[operand.number], tuple(flow.dims[operand.number] for flow in flows))
+            if net.meshes[operand.number] == mesh
+            else None
+            for operand in operation.operands
+        ]
+        key = id(calculation), id(pieces), *operands
+        if key not in known:
+            known[key] = _result_of(net.rules[number], calculation, pieces, operands)
+        waiting.append(known[key])
     for number, operation in enumerate(net.graph.operations):
         if operation.name in IDENTICAL and waiting[number].pieces:  # what is wanted unreduced may be kept so
             own, reduction = waiting[operation.operands[0].number]
@@ -70,15 +73,33 @@ def waiting_of(net: Net, pieces_on: Mapping[Mesh, Pieces], flows: Sequence[Flow]
     return waiting
 
 
-def _combined(net: Net, pieces: Pieces, number: int, flows: Sequence[Flow]) -> frozenset[int]:
+def _result_of(
+    rule: Rule, calculation: Calculation, pieces: Pieces, operands: Sequence[tuple[Along, tuple[Cuts, ...]] | None]
+) -> Along:
+    """Along which pieces a result may wait.
+
+    Args:
+        rule: of the operation.
+        calculation: what it computes.
+        pieces: of the mesh.
+        operands: per operand along what it may wait, and per flow the axes of its dims; None for one on another mesh.
+    """
+    own = _combined(rule, pieces, [() if operand is None else operand[1] for operand in operands])
+    reduction = calculation.reduction if own else ""
+    for wait in calculation.waits:
+        waits = [operand[0] for operand in (operands[n] for n in wait.operands) if operand is not None]
+        along = frozenset(piece for each in waits if each.reduction == wait.reduction for piece in each.pieces)
+        if along and reduction in ("", wait.reduction):
+            own, reduction = own | along, wait.reduction
+    return Along(own, reduction or "sum")
+
+
+def _combined(rule: Rule, pieces: Pieces, flowing: Sequence[tuple[Cuts, ...]]) -> frozenset[int]:
     """The pieces that may cut a label along which results combine: evenly, or as flows have it of an operand."""
-    rule = net.rules[number]
     combined = {label for label, role in enumerate(rule.roles) if role in COMBINED}
     lengths = [rule.sizes[label] for label in combined]
     own = {n for n, size in enumerate(pieces.sizes.tolist()) if any(length % size == 0 for length in lengths)}
-    for term, operand in enumerate(net.graph.operations[number].operands):
-        if net.meshes[operand.number] != net.meshes[number]:
-            continue
+    for term, flows in enumerate(flowing):
         alone = [dim for dim, group in enumerate(rule.terms[term]) if len(group) == 1 and group[0] in combined]
-        own.update(n for flow in flows for dim in alone for n in pieces.of(flow.dims[operand.number][dim]) or ())
+        own.update(n for cuts in flows for dim in alone for n in pieces.of(cuts[dim]) or ())
     return frozenset(own)
