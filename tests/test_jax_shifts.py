@@ -21,13 +21,13 @@ CASES = cases()
 AT_BOUND = {
     "roll by 1": 256,
     "gradient of a roll": 1536,
-    "gradient by central differences": 512,
     "neighbours by their numbers": 256,
     "update at a known place": 32768,
     "convolution 3 x 3, stride 2": 4096,
     "gradient of a convolution, stride 2": 6144,
     "gradient of a pooling 3": 22528,
     "running sum": 448,
+    "attention in a window, by mask": 32704,
     "top 8 over a vocabulary, places": 2688,
 }
 """Functions with what the busiest device receives."""
@@ -63,7 +63,12 @@ def test_values_and_bytes(name: str) -> None:
     placed, (compiled,), arrays = programs(case)
     busiest = max(received_bytes(collectives(compiled.as_text(), DEVICES), DEVICES))
     assert busiest == placed.received_bytes == AT_BOUND[name]
-    assert case.least is None or busiest <= 1.8 * case.least
+    if (
+        "running" in name
+    ):  # one row in a chain of exchanges; in two at the least 2 (p - 2) / p, and p - 1 for p - 2 here
+        assert busiest * DEVICES == 2 * (DEVICES - 1) * (case.least or 0)
+    else:
+        assert case.least is None or busiest <= 1.1 * case.least
     np.testing.assert_allclose(compiled(*arrays), case.function(*map(np.asarray, arrays)), rtol=2e-3, atol=2e-3)
 
 

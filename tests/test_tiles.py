@@ -58,6 +58,14 @@ def test_who_stores_what(dim: str, size: int, expected: list[list[int]]) -> None
     }
 
 
+def test_what_is_filled_is_not_what_is_gone_round_to() -> None:
+    pads, rounds = (rs.parse_sharding(f"[{{halo(3, 4, {edge})}}]", X3) for edge in ("pad", "wrap"))
+    assert not pads.is_equivalent_to(rounds, (12,))
+    check_reshard(pads, rounds, (12,))
+    inner = [rs.parse_sharding(f"[{{window(2:7, {edge})}}]", X3) for edge in ("pad", "wrap")]
+    assert inner[0].is_equivalent_to(inner[1], (12,))
+
+
 def test_a_part_may_stand_between_two_axes() -> None:
     sharding = Sharding.of(X2Y2, ("x", rs.Deal.parts(2), "y"))
     assert [[list(box[0]) for box in sharding.boxes(device, (8,))] for device in range(4)] == [

@@ -8,7 +8,7 @@ import numpy as np
 
 from reshard.digits import Positions
 from reshard.layout import Layout
-from reshard.tile import Tile
+from reshard.tile import Span, Tile
 
 
 def same_placement(layouts: tuple[Layout, Layout], devices: tuple[Positions, Positions], shape: Sequence[int]) -> bool:
@@ -41,10 +41,16 @@ def _numbered_tiles(layouts: Sequence[Layout], orders: Sequence[Positions], shap
     for layout, positions in zip(layouts, orders, strict=True):
         keys: list[object] = []
         for tile in (layout.tile(position, shape) for position in positions.tolist()):
-            spans = tile.spans if isinstance(tile, Tile) else tuple(((run,), (run,)) for run in tile)
-            keys.append(None if tile.is_empty else tuple((span[0], span[1]) for span in spans))
+            spans = tile.spans if isinstance(tile, Tile) else tuple(Span((run,), (run,), run[1]) for run in tile)
+            keys.append(None if tile.is_empty else tuple(map(_stored, spans)))
         columns.append(np.array([[numbers.setdefault(key, len(numbers))] for key in keys], dtype=np.int64))
     return columns
+
+
+def _stored(span: Span) -> tuple[object, ...]:
+    """What a device has of a dim; beyond the ends it has what it goes round to, or nothing."""
+    goes_round = span.wraps and any(start < 0 or stop > span.size for start, stop in span.stored)
+    return span.stored, span.owned, goes_round
 
 
 def _labels(rows: Positions) -> Positions:

@@ -5,6 +5,15 @@ A block needs nothing of the others to run over its own elements; then the last 
 all, run, and what comes before a block is added to all that is in it.
 These are operations like others, so what they cost and where the dim is cut best is found as for any other.
 
+What goes between devices are rows of block sums, cut along another dim for the running: each of p devices receives
+2 (p - 1) / p of a row, in two exchanges.
+A chain, in which each hands on what comes before the next, receives one row on each, in p - 1 exchanges one after
+another.
+In two exchanges the busiest receives 2 (p - 2) / p of a row at the least, per number of which 2 (p - 2) are received:
+all that comes before the last block is either received there or where it is summed for it, p - 1 numbers with the
+sums; and of the p - 2 others that lack something each receives one more, but for one that has all from summing (to
+have all on a second takes more numbers than it spares).
+
 By hand, the sums of 1, 2, 3, 4 in two blocks: 1, 3 and 3, 7 by themselves; before the second comes 3, so 1, 3, 6, 10.
 
 >>> from reshard.mesh import Mesh

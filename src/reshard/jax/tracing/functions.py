@@ -36,16 +36,18 @@ import numpy as np
 from jax._src.interpreters.partial_eval import dce_jaxpr
 from jax._src.state.discharge import discharge_state
 from jax._src.state.types import AbstractRef
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import Mesh as JaxMesh
 
 from reshard.checks import shown
 from reshard.errors import ReshardError
 from reshard.jax.conversions import AnyMesh, for_leaves, mesh_of, sharding_of
+from reshard.jax.tracing.banding import in_bands
 from reshard.jax.tracing.control_flow import cond, scan, while_loop
 from reshard.jax.tracing.emitter import CALLS, Emitter, Signature, labels, plain_dtype
 from reshard.jax.tracing.equations import MADE_OF_OTHERS, equation_values
+from reshard.jax.tracing.planes import inlined
 from reshard.jax.tracing.regions import shard_map
 from reshard.jax.tracing.shortening import shortened
 from reshard.mesh import Mesh
@@ -99,6 +101,8 @@ def trace(
     outs = for_leaves(out_shardings, out_shape, "out_shardings")
     ins = [_sharding_of_aval(aval) if asked is None else asked for asked, aval in zip(ins, leaves, strict=True)]
     own_mesh = _mesh(mesh, [*ins, *outs])
+    closed = in_bands(ClosedJaxpr(jaxpr, closed.consts), own_mesh.size)
+    jaxpr = closed.jaxpr
     program = Program(own_mesh, even_ends=True)  # JAX holds no others
     program.signature = Signature(in_tree, out_tree)
     tracing = Tracing(program)
@@ -164,12 +168,19 @@ class Tracing(Emitter):
                 apart = equation.params["prevent_cse"]
                 held = apart if isinstance(apart, tuple) else [apart] * len(operands)
                 operands = [self.barrier(*pair) for pair in zip(operands, held, strict=True)]
-            results = self.closed(equation.params[CALLS[name]], operands)
+            called = equation.params[CALLS[name]]
+            results = self.seen(called, operands) if inlined(equation) is not None else self.closed(called, operands)
             return [self.constrained(*pair) for pair in zip(results, outs, strict=True)]
         return equation_values(self, equation, operands)
 
     def closed(self, called: Any, operands: Sequence[Value]) -> list[Value]:
         """The results of a jaxpr that may have constants of its own."""
+        if not hasattr(called, "consts"):
+            called = ClosedJaxpr(called, ())
+        return self.seen(in_bands(called, self.program.mesh.size), operands)
+
+    def seen(self, called: Any, operands: Sequence[Value]) -> list[Value]:
+        """The same, where bands in it have been seen from outside."""
         inner, consts = (called.jaxpr, called.consts) if hasattr(called, "consts") else (called, ())
         return self.run(inner, [self.literal(value) for value in consts], operands)
 

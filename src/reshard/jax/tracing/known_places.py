@@ -50,9 +50,14 @@ COMBINED: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 class KnownPlaces:
-    """What is known of the numbers in a jaxpr."""
+    """What is known of the numbers in a jaxpr.
 
-    def __init__(self) -> None:
+    Args:
+        most: more numbers than so many are not worked out.
+    """
+
+    def __init__(self, most: int = MOST_NUMBERS) -> None:
+        self.most = most
         self.makers: dict[Any, Any] = {}
         """Per variable the equation that makes it."""
         self.numbers: dict[Any, Any] = {}
@@ -80,7 +85,7 @@ class KnownPlaces:
         if atom not in self.numbers:
             self.numbers[atom] = None
             maker = self.makers.get(atom)
-            if maker is not None and _is_small(maker):
+            if maker is not None and _is_small(maker, self.most):
                 inside = [self.number(source) for source in maker.invars]
                 if all(value is not None for value in inside):
                     with jax.ensure_compile_time_eval():
@@ -200,13 +205,13 @@ class KnownPlaces:
         return [min(max(int(place), 0), full - size) for place, full, size in zip(places, table, sizes, strict=True)]
 
 
-def _is_small(equation: Any) -> bool:
-    """Whether an equation makes few numbers, and nothing else."""
+def _is_small(equation: Any, most: int) -> bool:
+    """Whether an equation makes so many numbers at most, and nothing else."""
     avals = [var.aval for var in equation.outvars]
     return not equation.effects and all(
         isinstance(getattr(aval, "dtype", None), np.dtype)
         and np.dtype(aval.dtype).kind in "iub"
-        and prod(aval.shape) <= MOST_NUMBERS
+        and prod(aval.shape) <= most
         for aval in avals
     )
 

@@ -135,6 +135,8 @@ class _Shortening:
             return equation
         whole = view.source.aval.shape
         cut = [(start, size - stop) for start, stop, size in zip(view.start, view.stop, whole, strict=True)]
+        if any(map(any, config)) and any(any(ends) and not any(entry) for ends, entry in zip(cut, config, strict=True)):
+            return equation  # of which less goes elsewhere than of the whole
         if any(
             left and width > 0
             for lefts, entry in zip(cut, config, strict=True)
