@@ -13,6 +13,8 @@ from model_layouts import SMALL, scaled_case, scaled_plans  # noqa: E402
 
 import reshard as rs  # noqa: E402
 from reshard.dtypes import value_dtype  # noqa: E402
+from reshard.jax.bucket_programs import PlanPrograms, _packer, _unpacker  # noqa: E402
+from reshard.jax.exchange.stacked import STACKED, flat_mesh  # noqa: E402
 from reshard.models import ModelPlan  # noqa: E402
 
 pytestmark = pytest.mark.engine
@@ -68,12 +70,11 @@ def test_a_small_model_arrives_as_with_numpy(family: str, source: str, target: s
 def test_transposed_and_cast_views_in_many_buckets() -> None:
     mesh = rs.Mesh.of(x=4)
     turned = {"spec": '[{}, {"x"}]', "store": {"name": r"\1", "transpose": True}}
-    target = rs.Rules.of(mesh, {r"(.*)\.(a|b)": turned, "e": "packed_colwise"}, ("x",))
+    source = rs.Rules.of(mesh, {"s": "replicated"}, ("x",))
+    target = rs.Rules.of(mesh, {r"(.*)\.(a|b)": turned, "e": "packed_colwise", "s": "replicated"}, ("x",))
     tensors = {"m.a": ((9, 16), "f32"), "n.b": ((8, 5), "bf16"), "p": ((7,), "bool"), "q": ((6, 2), "c64")}
-    tensors["e"] = (2, 10, 3), "i16"
-    plan = rs.plan_model(
-        tensors, rs.Rules.of(mesh, {}, ("x",)), target, in_flight=256, cast={"m.a": "bf16", "n.b": "f32"}
-    )
+    tensors |= {"e": ((2, 10, 3), "i16"), "s": ((), "f32")}
+    plan = rs.plan_model(tensors, source, target, in_flight=256, cast={"m.a": "bf16", "n.b": "f32"})
     assert plan.buckets.total == 3
     check(plan, donate=False)
 
@@ -94,6 +95,42 @@ def test_a_pytree_goes_to_other_devices() -> None:
     back = rs.jax.transfer(moved, jax.NamedSharding(meshes[1], jax.P("a")))
     assert np.array_equal(back["w"], x["w"])
     assert back["w"].sharding.is_equivalent_to(jax.NamedSharding(meshes[1], jax.P("a")), 2)
+
+
+def memory_of(program: Any, devices: tuple[Any, ...], *arrays: tuple[tuple[int, ...], str]) -> Any:
+    """What the compiler says of a program whose devices have arrays of these shapes."""
+    sharding = jax.NamedSharding(flat_mesh(devices), STACKED)
+    shapes = [
+        jax.ShapeDtypeStruct((shape[0] * len(devices), *shape[1:]), dtype, sharding=sharding) for shape, dtype in arrays
+    ]
+    return program.lower(*shapes).compile().memory_analysis()
+
+
+def test_a_bucket_between_two_meshes_is_packed_in_one_program_and_unpacked_in_one() -> None:
+    """On all four devices of each; and what they hold meanwhile is their tile and the bucket, into the buffers."""
+    shapes = {f"layers.{number}.w": ((64, 256), "float32") for number in range(6)}
+    ends = (
+        rs.Rules.of(rs.Mesh.of(x=4), {}, ("x",)),
+        rs.Rules.of(rs.Mesh.of({"x": 4}, device_ids=range(4, 8)), {}, (None, "x")),
+    )
+    plan = rs.plan_model(shapes, *ends, in_flight=1 << 17)
+    programs, tile = PlanPrograms.of(plan), 64 * 256
+    assert plan.buckets.total == 3
+    assert [len(groups) for groups in (*programs.packing, *programs.unpacking, programs.fresh)] == [1] * 7
+    for packing, unpacking in zip(programs.packing, programs.unpacking, strict=True):
+        (packs,), (unpacks,) = packing, unpacking
+        forms = packs.members[0].form, unpacks.members[4].form
+        tiles = [buffer[:2] for buffer in forms[0].buffers]
+        table = (packs.corners.addressable_shards[0].data.shape, "int32")
+        memory = memory_of(_packer(packs.devices, forms[0]), packs.devices, table, *tiles)
+        bucket = memory.output_size_in_bytes
+        assert bucket <= 2 * tile + 256  # and a table of pointers
+        assert memory.temp_size_in_bytes <= 256, memory
+        tables = [(table.addressable_shards[0].data.shape, "int32") for table in unpacks.corners]
+        rows = [((sum(piece.size for piece in row),), row[0].wire) for row in forms[1].rows]
+        memory = memory_of(_unpacker(unpacks.devices, forms[1]), unpacks.devices, *tables, *forms[1].written, *rows)
+        assert memory.alias_size_in_bytes == 2 * tile
+        assert memory.temp_size_in_bytes <= 256, memory
 
 
 def test_what_does_not_fit_is_refused() -> None:

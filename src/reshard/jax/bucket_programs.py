@@ -1,4 +1,4 @@
-"""What devices do for a bucket: pack rows of bytes before it travels, put those that came into their buffers after it.
+"""What devices do for a bucket: pack rows of elements before it travels, and put those that came into their buffers.
 
 Devices that cut pieces of equal shapes out of buffers of equal shapes do so in one program, which looks up where each
 of them cuts: so a mesh whose tiles are alike packs in one call, and unpacks in one, however many devices it has.
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -29,7 +30,7 @@ from jax import numpy as jnp
 from jax.sharding import NamedSharding
 
 from reshard.box import Box
-from reshard.dtypes import DType, dtype_named
+from reshard.dtypes import dtype_named
 from reshard.jax.exchange.stacked import STACKED, StackedProgram, flat_mesh, run_stacked, stacked_program
 from reshard.jax.slots import NamedArrays, kind_of
 from reshard.models import ModelPlan
@@ -71,20 +72,21 @@ class PieceForm(NamedTuple):
     """The dtype that travels."""
     parts: tuple[PartForm, ...]
 
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
 
-class RowForm(NamedTuple):
-    """What goes to one peer, or comes from it."""
 
-    pieces: tuple[tuple[int, PieceForm], ...]
-    """Each with the byte at which it begins."""
-    nbytes: int
+Line = tuple[int, str]
+"""A peer, and the dtype of what goes to it or comes from it in one row: so rows hold elements, and no bytes."""
 
 
 class PackingForm(NamedTuple):
     """A program that packs."""
 
     buffers: tuple[BufferForm, ...]
-    rows: tuple[RowForm, ...]
+    rows: tuple[tuple[PieceForm, ...], ...]
 
 
 class UnpackingForm(NamedTuple):
@@ -94,7 +96,7 @@ class UnpackingForm(NamedTuple):
     written: tuple[BufferForm, ...]
     kept: tuple[tuple[PieceForm, PieceForm], ...]
     """What a device copies itself: at the source, and at the target."""
-    rows: tuple[RowForm, ...]
+    rows: tuple[tuple[PieceForm, ...], ...]
 
 
 class DevicePacking(NamedTuple):
@@ -105,7 +107,7 @@ class DevicePacking(NamedTuple):
     """Where each part of its pieces begins in its buffer."""
     names: tuple[str, ...]
     """Of the buffers that it reads."""
-    peers: tuple[int, ...]
+    lines: tuple[Line, ...]
     """Whom each row goes to."""
 
 
@@ -118,7 +120,7 @@ class DeviceUnpacking(NamedTuple):
     read: tuple[str, ...]
     """Of the buffers that are copied on the device itself."""
     written: tuple[str, ...]
-    peers: tuple[int, ...]
+    lines: tuple[Line, ...]
     """Whom each row comes from."""
 
 
@@ -139,8 +141,8 @@ class DeviceBuckets:
         if not messages:
             return None
         names = self._buffers_of(0, (piece.tensor for message in messages for piece in message.pieces))
-        rows, corners, peers = self._rows(0, messages, names)
-        return DevicePacking(PackingForm(self._forms(0, names), rows), corners, names, peers)
+        rows, corners, lines = self._rows(0, messages, names)
+        return DevicePacking(PackingForm(self._forms(0, names), rows), corners, names, lines)
 
     def unpacking(self, number: int) -> DeviceUnpacking | None:
         """What it unpacks of a bucket; None for nothing."""
@@ -152,7 +154,7 @@ class DeviceBuckets:
         written = self._buffers_of(1, (*(tensor for tensor, _ in kept), *arriving))
         own = [(self._piece(0, tensor, box, read), self._piece(1, tensor, box, written)) for tensor, box in kept]
         own.sort()
-        rows, corners, peers = self._rows(1, messages, written)
+        rows, corners, lines = self._rows(1, messages, written)
         copied = tuple((taken[0], put[0]) for taken, put in own)
         return DeviceUnpacking(
             UnpackingForm(self._forms(0, read), self._forms(1, written), copied, rows),
@@ -160,7 +162,7 @@ class DeviceBuckets:
             (*(corner for _, put in own for corner in put[1]), *corners),
             read,
             written,
-            peers,
+            lines,
         )
 
     def _buffers_of(self, end: int, tensors: Iterable[int]) -> tuple[str, ...]:
@@ -172,17 +174,16 @@ class DeviceBuckets:
 
     def _rows(
         self, end: int, messages: list[LaidMessage], names: tuple[str, ...]
-    ) -> tuple[tuple[RowForm, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]:
-        """The rows, those of one form together, with all corners and peers in their order."""
-        rows = []
+    ) -> tuple[tuple[tuple[PieceForm, ...], ...], tuple[tuple[int, ...], ...], tuple[Line, ...]]:
+        """The rows, those of one form together, with all corners and lines in their order."""
+        by_line: dict[Line, list[tuple[PieceForm, tuple[tuple[int, ...], ...]]]] = {}
         for message in messages:
-            pieces = [(start, *self._piece(end, tensor, box, names)) for tensor, box, start in message.pieces]
-            forms = tuple((start - message.start, form) for start, form, _ in pieces)
-            starts = [corner for *_, of_piece in pieces for corner in of_piece]
-            rows.append((RowForm(forms, message.stop - message.start), message.peer, starts))
-        rows.sort()
-        corners = tuple(corner for *_, of_row in rows for corner in of_row)
-        return tuple(form for form, *_ in rows), corners, tuple(peer for _, peer, _ in rows)
+            for tensor, box, _ in message.pieces:
+                piece = self._piece(end, tensor, box, names)
+                by_line.setdefault((message.peer, piece[0].wire), []).append(piece)
+        rows = sorted((tuple(form for form, _ in pieces), line) for line, pieces in by_line.items())
+        corners = (corner for _, line in rows for _, of_piece in by_line[line] for corner in of_piece)
+        return tuple(form for form, _ in rows), tuple(corners), tuple(line for _, line in rows)
 
     def _piece(
         self, end: int, tensor: int, box: Box, names: tuple[str, ...]
@@ -249,24 +250,6 @@ def _slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(low, high) for low, high in box)
 
 
-def _as_bytes(piece: Any) -> Any:
-    if piece.dtype == jnp.bool_:
-        return piece.astype(jnp.uint8).reshape(-1)
-    if jnp.issubdtype(piece.dtype, jnp.complexfloating):
-        piece = jnp.stack([piece.real, piece.imag], -1)
-    return lax.bitcast_convert_type(piece, jnp.uint8).reshape(-1)
-
-
-def _from_bytes(row: Any, dtype: DType) -> Any:
-    kind = kind_of(dtype)
-    if dtype.kind == "b":
-        return row.astype(kind)
-    if dtype.kind == "c":
-        parts = lax.bitcast_convert_type(row.reshape(-1, 2, dtype.itemsize // 2), jnp.finfo(kind).dtype)
-        return lax.complex(parts[:, 0], parts[:, 1])
-    return lax.bitcast_convert_type(row.reshape(-1, dtype.itemsize) if dtype.itemsize > 1 else row, kind)
-
-
 @lru_cache(256)
 def _packer(devices: tuple[Any, ...], form: PackingForm) -> StackedProgram:
     """From the corners and the buffers to the rows."""
@@ -274,13 +257,8 @@ def _packer(devices: tuple[Any, ...], form: PackingForm) -> StackedProgram:
     def pack(table: Any, *buffers: Any) -> tuple[Any, ...]:
         corners, rows = _Corners(table), []
         for row in form.rows:
-            parts, end = [], 0
-            for start, piece in row.pieces:
-                parts += [jnp.zeros(start - end, jnp.uint8)] if start > end else []
-                parts.append(_as_bytes(_read(piece, list(buffers), corners)))
-                end = start + parts[-1].size
-            parts += [jnp.zeros(row.nbytes - end, jnp.uint8)] if row.nbytes > end else []
-            rows.append(jnp.concatenate(parts) if len(parts) > 1 else parts[0])
+            pieces = [_read(piece, list(buffers), corners).reshape(-1) for piece in row]
+            rows.append(jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0])
         return tuple(rows)
 
     return stacked_program(pack, devices)
@@ -298,11 +276,10 @@ def _unpacker(devices: tuple[Any, ...], form: UnpackingForm) -> StackedProgram:
         for source, target in form.kept:
             _write(_read(source, held, corners[0]), target, targets, corners[1])
         for row, values in zip(form.rows, rows, strict=True):
-            for start, piece in row.pieces:
-                wire = dtype_named(piece.wire)
-                size = int(np.prod(piece.shape, dtype=np.int64)) * wire.itemsize
-                value = _from_bytes(values[start : start + size], wire).reshape(piece.shape)
-                _write(value, piece, targets, corners[1])
+            end = 0
+            for piece in row:
+                start, end = end, end + piece.size
+                _write(values[start:end].reshape(piece.shape), piece, targets, corners[1])
         return (*targets, jnp.zeros((1,), jnp.uint8))
 
     return stacked_program(unpack, devices, tuple(range(first, first + len(form.written))))
@@ -350,16 +327,16 @@ class Packing(NamedTuple):
         devices = tuple(jax.devices()[number] for number in members)
         return cls(members, devices, _table((member.corners for member in members.values()), devices))
 
-    def run(self, held: Mapping[int, NamedArrays]) -> dict[tuple[int, int], Any]:
-        """The rows, by sender and receiver."""
+    def run(self, held: Mapping[int, NamedArrays]) -> dict[tuple[int, Line], Any]:
+        """The rows, by sender and line."""
         form = next(iter(self.members.values())).form
         places = zip(self.members.items(), self.devices, strict=True)
         arrays = {at: [held[number][name] for name in member.names] for (number, member), at in places}
         made = run_stacked(_packer(self.devices, form), arrays, self.devices, self.corners)
         return {
-            (number, peer): row
+            (number, line): row
             for (number, member), at in zip(self.members.items(), self.devices, strict=True)
-            for peer, row in zip(member.peers, made[at], strict=True)
+            for line, row in zip(member.lines, made[at], strict=True)
         }
 
 
@@ -381,19 +358,62 @@ class Unpacking(NamedTuple):
         return cls(members, devices, (taken, put))
 
     def run(
-        self, held: Mapping[int, NamedArrays], results: dict[int, NamedArrays], rows: Mapping[tuple[int, int], Any]
+        self, held: Mapping[int, NamedArrays], results: dict[int, NamedArrays], rows: Mapping[tuple[int, Line], Any]
     ) -> list[Any]:
-        """Put the rows, by sender and receiver, into the results; numbers to wait for come back."""
+        """Put the rows, by sender and line, into the results; numbers to wait for come back."""
         form = next(iter(self.members.values())).form
         arrays = {}
         for (number, member), at in zip(self.members.items(), self.devices, strict=True):
             read = [held[number][name] for name in member.read]
             written = [results[number][name] for name in member.written]
-            arrays[at] = [*read, *written, *(rows[peer, number] for peer in member.peers)]
+            arrays[at] = [*read, *written, *(rows[peer, (number, wire)] for peer, wire in member.lines)]
         made = run_stacked(_unpacker(self.devices, form), arrays, self.devices, *self.corners)
         for (number, member), at in zip(self.members.items(), self.devices, strict=True):
             results[number].update(zip(member.written, made[at][:-1], strict=True))
         return [made[at][-1] for at in self.devices]
+
+
+class Fresh(NamedTuple):
+    """The buffers of the target of devices that are alike, before anything is in them."""
+
+    names: dict[int, tuple[str, ...]]
+    """Per device, in the order of the program."""
+    devices: tuple[Any, ...]
+    forms: tuple[tuple[BufferForm, bool], ...]
+    """Each with whether all of it is written; what is padding is zero."""
+
+    @classmethod
+    def of(cls, by_device: Mapping[int, DeviceBuckets]) -> tuple[Fresh, ...]:
+        """Those of all devices of the target."""
+        groups: dict[tuple[tuple[BufferForm, bool], ...], dict[int, tuple[str, ...]]] = {}
+        for number, of_device in by_device.items():
+            buffers = of_device.buffers[1]
+            written = dict.fromkeys(buffers, 0)
+            for slot in (slot for slots in of_device.slots[1].values() for slot in slots):
+                written[slot.buffer] += slot.box.size
+            forms = ((BufferForm.of(each), written[name] == prod(each.shape)) for name, each in buffers.items())
+            groups.setdefault(tuple(forms), {})[number] = tuple(buffers)
+        devices = jax.devices()
+        return tuple(cls(names, tuple(devices[n] for n in names), forms) for forms, names in groups.items())
+
+    def run(self) -> dict[int, NamedArrays]:
+        """The buffers by device."""
+        made = run_stacked(_maker(self.devices, self.forms), {device: [] for device in self.devices}, self.devices)
+        places = zip(self.names.items(), self.devices, strict=True)
+        return {number: dict(zip(names, made[at], strict=True)) for (number, names), at in places}
+
+
+@lru_cache(256)
+def _maker(devices: tuple[Any, ...], forms: tuple[tuple[BufferForm, bool], ...]) -> StackedProgram:
+    def make() -> tuple[Any, ...]:
+        made = []
+        for (shape, dtype), is_written in forms:
+            shape = (shape[0] * len(devices), *shape[1:])
+            kind = kind_of(dtype_named(dtype))
+            made.append(lax.empty(shape, kind) if is_written else jnp.zeros(shape, kind))
+        return tuple(made)
+
+    return jax.jit(make, out_shardings=NamedSharding(flat_mesh(devices), STACKED))
 
 
 class PlanPrograms(NamedTuple):
@@ -403,11 +423,15 @@ class PlanPrograms(NamedTuple):
     unpacking: tuple[tuple[Unpacking, ...], ...]
     last_read: tuple[dict[int, tuple[str, ...]], ...]
     """Per bucket and device, the buffers that are read for the last time to pack it."""
+    fresh: tuple[Fresh, ...]
+    scalars: dict[int, tuple[str, ...]]
+    """Per device the buffers of the target that have no dims, and here have one."""
 
     @classmethod
     def of(cls, plan: ModelPlan) -> PlanPrograms:
         """Those of a plan."""
         by_device = {device: DeviceBuckets(plan, device) for device in plan.devices}
+        wanting = {device: by_device[device] for device in plan.rules[1].mesh.devices}
         numbers = range(max(plan.buckets.total, 1))
         packing = [_somewhere({d: buckets.packing(number) for d, buckets in by_device.items()}) for number in numbers]
         unpacking = [
@@ -417,6 +441,8 @@ class PlanPrograms(NamedTuple):
             tuple(tuple(map(Packing.of, _by_form(work))) for work in packing),
             tuple(tuple(map(Unpacking.of, _by_form(work))) for work in unpacking),
             _last_read(packing, unpacking[0]),
+            Fresh.of(wanting),
+            {d: tuple(name for name, each in of.buffers[1].items() if not each.shape) for d, of in wanting.items()},
         )
 
 
@@ -437,33 +463,3 @@ def _last_read(
             names.update(of_device.names)
         result.append(done)
     return tuple(reversed(result))
-
-
-def fresh_buffers(plan: ModelPlan) -> dict[int, NamedArrays]:
-    """The buffers of the target, of zeros, in one program for devices whose buffers are alike."""
-    groups: dict[tuple[BufferForm, ...], list[int]] = {}
-    names = {}
-    for number in plan.rules[1].mesh.devices:
-        buffers = plan.target_slots(number)[1]
-        names[number] = list(buffers)
-        groups.setdefault(tuple(map(BufferForm.of, buffers.values())), []).append(number)
-    results: dict[int, NamedArrays] = {}
-    for forms, numbers in groups.items():
-        devices = tuple(jax.devices()[number] for number in numbers)
-        made = run_stacked(_zeros(devices, forms), {device: [] for device in devices}, devices)
-        for number, at in zip(numbers, devices, strict=True):
-            results[number] = dict(zip(names[number], made[at], strict=True))
-    return results
-
-
-@lru_cache(256)
-def _zeros(devices: tuple[Any, ...], forms: tuple[BufferForm, ...]) -> StackedProgram:
-    sharding = NamedSharding(flat_mesh(devices), STACKED)
-
-    def zeros() -> tuple[Any, ...]:
-        shapes = ((form.shape[0] * len(devices), *form.shape[1:]) for form in forms)
-        return tuple(
-            jnp.zeros(shape, kind_of(dtype_named(form.dtype))) for shape, form in zip(shapes, forms, strict=True)
-        )
-
-    return jax.jit(zeros, out_shardings=sharding)

@@ -1,6 +1,6 @@
 """A whole model between devices of one process, by its plan: in buckets, from device to device.
 
-For a bucket each device packs what it sends into one row of bytes per peer, the rows go from device to device in one
+For a bucket each device packs what it sends into one row per peer and dtype, the rows go from device to device in one
 call, and each device puts those that came into its buffers, whose memory it uses again.
 Devices that are alike do so in one program: between two meshes of even tiles a bucket takes three calls.
 Two buckets are under way at a time, together no larger than the plan's `in_flight`; before the next is packed, the
@@ -30,7 +30,7 @@ import jax
 from reshard.checks import expect
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
-from reshard.jax.bucket_programs import PlanPrograms, fresh_buffers
+from reshard.jax.bucket_programs import Line, PlanPrograms
 from reshard.jax.conversions import for_leaves
 from reshard.jax.exchange.resharding import ArrayTree, reshard
 from reshard.jax.slots import NamedArrays, cast_in_blocks
@@ -184,18 +184,19 @@ def _run(plan: ModelPlan, tiles: HeldByDevice, donate: bool) -> HeldByDevice:
         _MADE[plan] = PlanPrograms.of(plan)
     programs, devices = _MADE[plan], jax.devices()
     held = {device: _handed(plan, device, buffers, donate) for device, buffers in tiles.items()}
-    results = fresh_buffers(plan)
+    results = {number: buffers for alike in programs.fresh for number, buffers in alike.run().items()}
     under_way: list[list[Any]] = []
-    for packing, unpacking, last_read in zip(*programs, strict=True):
+    buckets = zip(programs.packing, programs.unpacking, programs.last_read, strict=True)
+    for packing, unpacking, last_read in buckets:
         if len(under_way) == DEPTH:
             jax.block_until_ready(under_way.pop(0))
-        rows: dict[tuple[int, int], Any] = {}
+        rows: dict[tuple[int, Line], Any] = {}
         for alike in packing:
             rows |= alike.run(held)
         for device, names in last_read.items() if donate else ():
             for name in names:
                 held[device].pop(name).delete()
-        arrived = jax.device_put(list(rows.values()), [devices[peer] for _, peer in rows])
+        arrived = jax.device_put(list(rows.values()), [devices[peer] for _, (peer, _) in rows])
         coming = dict(zip(rows, arrived, strict=True))
         del rows
         under_way.append([done for alike in unpacking for done in alike.run(held, results, coming)])
@@ -203,13 +204,17 @@ def _run(plan: ModelPlan, tiles: HeldByDevice, donate: bool) -> HeldByDevice:
         for buffers in held.values():
             for array in buffers.values():
                 array.delete()
+    for device, names in programs.scalars.items():
+        results[device] |= {name: results[device][name].reshape(()) for name in names}
     return {device: _wanted(plan, device, buffers) for device, buffers in results.items()}
 
 
 def _handed(plan: ModelPlan, device: int, buffers: NamedArrays, donate: bool) -> NamedArrays:
     """The buffers of a device as they travel, of what is handed in; what is given up is gone once it is cast."""
-    given = plan.handed_slots(device)[0], buffers
-    held = dict(cast_in_blocks(plan, device, "source", given, plan.source_slots(device)))
+    held = dict(buffers)
+    if plan.scaled:
+        given = plan.handed_slots(device)[0], buffers
+        held = dict(cast_in_blocks(plan, device, "source", given, plan.source_slots(device)))
     if donate and plan.scaled:
         kept = {id(array) for array in held.values()}
         for array in [array for array in buffers.values() if id(array) not in kept]:
@@ -224,6 +229,6 @@ def _handed(plan: ModelPlan, device: int, buffers: NamedArrays, donate: bool) ->
 
 def _wanted(plan: ModelPlan, device: int, buffers: NamedArrays) -> NamedArrays:
     """The buffers of a device as they are wanted, of what came."""
-    slots, forms = plan.target_slots(device)
-    arrived = {name: array if forms[name].shape else array.reshape(()) for name, array in buffers.items()}
-    return cast_in_blocks(plan, device, "target", (slots, arrived), plan.wanted_slots(device))
+    if not plan.scaled:
+        return buffers
+    return cast_in_blocks(plan, device, "target", (plan.target_slots(device)[0], buffers), plan.wanted_slots(device))
