@@ -2,7 +2,7 @@
 
 python -m bench [planning] [networks] [bases] [engine] [disk] [contraction] [programs] [redistribute]
     [contraction_jax] [contraction_torch] [resharding_jax] [models] [mpi] [shifts] [transfer] [time]
-    [inspecting]
+    [inspecting] [prices]
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from bench import (
     mpi,
     networks,
     planning,
+    prices,
     programs,
     redistribute,
     resharding_jax,
@@ -53,6 +54,7 @@ GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "models": models.rows,
     "time": time.rows,
     "mpi": mpi.rows,
+    "prices": prices.rows,
     "shifts": shifts.rows,
     "transfer": transfer.rows,
     "inspecting": inspecting.rows,

@@ -21,8 +21,12 @@ from reshard.steps import Step
 def noisy(network: Network, rng: Random, *, spread: float, stalls: float = 0.0):  # type: ignore[no-untyped-def]
     def time_exchange(level: int, n_bytes: int, pairs: tuple[tuple[int, int], ...]) -> float:
         found = network.levels[level]
-        assert len(pairs) * found.size == network.size
-        assert all(there - here == found.stride and found.digit.value(here) == 0 for here, there in pairs)
+        for ends in zip(*pairs, strict=True):  # every device sends once and receives once
+            assert sorted(ends) == list(range(network.size))
+        across = [other.digit for place, other in enumerate(network.levels) if place != level]
+        for here, there in pairs:
+            assert all(digit.value(here) == digit.value(there) for digit in across)
+            assert (found.digit.value(there) - found.digit.value(here)) % found.size == 1
         seconds = found.latency_s + n_bytes / found.bandwidth
         return seconds * rng.lognormvariate(0, spread) * (8 if rng.random() < stalls else 1)
 

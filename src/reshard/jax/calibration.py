@@ -1,7 +1,7 @@
 """A network fitted to the devices at hand: what a message costs, measured by sending messages.
 
-One level per axis of a mesh; along each, the devices that come first send to the next, all at once, in one
-`ppermute`: the same operation that a round of an exchange is.
+One level per axis of a mesh; along each, every device sends to the next, all at once, in one `ppermute`: the same
+operation that a round of an exchange is.
 What it takes to start the program is in the latency, so rounds are priced with it, and the planner prefers one
 collective to many rounds where that is what the devices say.
 

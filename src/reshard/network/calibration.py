@@ -85,13 +85,17 @@ def fitted(levels: Sequence[Level], time_exchange: Timer, sizes: Sequence[int], 
 
 
 def neighbours(levels: Sequence[Level], number: int) -> Pairs:
-    """All devices that come first along a level, each with the next: every link or port carries one message.
+    """All devices, each with the next along a level: as in an exchange, every link or port carries one message.
 
-    >>> neighbours([Level(1, 2, "switch", 1e9, 0), Level(2, 4, "ring", 1e9, 0)], 1)
-    ((0, 2), (1, 3))
+    Whatever ports have in common, as devices that are threads of one machine have its memory, is then in the figures.
+
+    >>> neighbours([Level(1, 2, "switch", 1e9, 0), Level(2, 3, "ring", 1e9, 0)], 1)
+    ((0, 2), (1, 3), (2, 4), (3, 5), (4, 0), (5, 1))
     """
-    across = Digits(level.digit for place, level in enumerate(levels) if place != number)
-    return tuple((first, first + levels[number].stride) for first in sorted(across.offsets().tolist()))
+    level = levels[number]
+    devices = sorted(Digits(level.digit for level in levels).offsets().tolist())
+    nexts = ((device, (level.digit.value(device) + 1) % level.size - level.digit.value(device)) for device in devices)
+    return tuple((device, device + step * level.stride) for device, step in nexts if step > 0 or level.link != "line")
 
 
 def fit_level(number: int, sizes: Sequence[int], times: Sequence[float]) -> LevelFit:

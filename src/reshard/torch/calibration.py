@@ -1,25 +1,32 @@
 """A network fitted to the ranks at hand: what a message costs, measured by sending messages.
 
-One level per dim of a mesh; along each, the ranks that come first send to the next, all at once, as the messages of an
-exchange go.
+One level per dim of a mesh; along each, every rank sends to the next, all at once, as the messages of an exchange go.
+What a step takes besides, before its messages are under way and after they have come, is that of a step of a few bytes.
 All ranks time every message and take the longest of all, so that each of them fits the same network.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import distribute_tensor
 
 from reshard.checks import expect
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.network import Calibration, Network
+from reshard.network import Calibration, Network, seconds_of
 from reshard.network.calibration import Pairs
-from reshard.torch.conversions import mesh_of
+from reshard.plans import Plan
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
+from reshard.steps import Step
+from reshard.torch.conversions import mesh_of, placements_of
+from reshard.torch.planned import run
 from reshard.torch.world import current_world
 
 SIZES = tuple(2**power for power in range(10, 25, 2))
@@ -47,15 +54,18 @@ def calibrate(mesh: DeviceMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 
     guess = Network.of(ours, {name: ("switch", 1e9, 1e-6) for name, _ in ours.axes}, name="ranks")
 
     def time_exchange(_: int, n_bytes: int, pairs: Pairs) -> float:
-        memory = torch.zeros(n_bytes, dtype=torch.uint8, device=mesh.device_type)
-        operations = [dist.P2POp(dist.isend, memory, receiver) for sender, receiver in pairs if sender == rank]
-        operations += [dist.P2POp(dist.irecv, memory, sender) for sender, receiver in pairs if receiver == rank]
-        fastest = min(_timed(operations, mesh.device_type) for _ in range(RUNS + 1))  # the first opens connections
-        slowest = torch.tensor(fastest, dtype=torch.float64, device=mesh.device_type)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        return float(slowest)
+        sent, room = torch.zeros((2, n_bytes), dtype=torch.uint8, device=mesh.device_type)
+        operations = [dist.P2POp(dist.isend, sent, receiver) for sender, receiver in pairs if sender == rank]
+        operations += [dist.P2POp(dist.irecv, room, sender) for sender, receiver in pairs if receiver == rank]
 
-    return guess.calibrate(time_exchange, sizes=sizes, repeats=repeats)
+        def exchange() -> None:
+            for work in dist.batch_isend_irecv(operations) if operations else ():
+                work.wait()
+
+        return _fastest(exchange, mesh.device_type)
+
+    network, fit = guess.calibrate(time_exchange, sizes=sizes, repeats=repeats)
+    return replace(network, launch_s=_launch_seconds(mesh, network)), fit
 
 
 def calibrate_like(mesh: Mesh, *, repeats: int = 3) -> tuple[Network, Calibration] | None:
@@ -75,12 +85,28 @@ def calibrate_like(mesh: Mesh, *, repeats: int = 3) -> tuple[Network, Calibratio
     return found if rank == 0 else None
 
 
-def _timed(operations: list[dist.P2POp], device_type: str) -> float:
-    """Seconds until all is sent and received, begun together."""
-    dist.barrier()
-    begun = time.perf_counter()
-    for work in dist.batch_isend_irecv(operations) if operations else ():
-        work.wait()
-    if device_type != "cpu":
-        torch.accelerator.synchronize()
-    return time.perf_counter() - begun
+def _launch_seconds(mesh: DeviceMesh, network: Network) -> float:
+    """What a step of a few bytes along the last dim takes beyond its messages; 0 on one rank."""
+    ours = mesh_of(mesh)
+    name, size = ours.axes[-1]
+    if size == 1:
+        return 0.0
+    gather = Step(Reshard.of(Sharding.of(ours, name), Sharding.of(ours, None), (size,)))
+    plan = Plan(gather.reshard, (gather,))
+    tile = distribute_tensor(torch.zeros(size, device=mesh.device_type), mesh, placements_of(plan.source, mesh))
+    return max(0.0, _fastest(lambda: run(plan, tile), mesh.device_type) - seconds_of(gather, network))
+
+
+def _fastest(call: Callable[[], object], device_type: str) -> float:
+    """Seconds until all ranks, which begin together, have done it, in the fastest of some runs."""
+    fastest = float("inf")
+    for _ in range(RUNS + 1):  # the first opens connections
+        dist.barrier()
+        begun = time.perf_counter()
+        call()
+        if device_type != "cpu":
+            torch.accelerator.synchronize()
+        fastest = min(fastest, time.perf_counter() - begun)
+    slowest = torch.tensor(fastest, dtype=torch.float64, device=device_type)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return float(slowest)

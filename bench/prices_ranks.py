@@ -1,0 +1,170 @@
+"""What every rank of the benchmark of prices runs: a network fitted to the ranks, then plans timed beside their prices.
+
+Of every reshard the plan and what else would do are run in turn, from a barrier to the last rank; the fastest run
+counts, as where the network is fitted: what else the machine does is not the plan.
+Three engines take the same reshards: torch over gloo, JAX on CPU devices in one process, MPI.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import reshard as rs
+from reshard.network import Network, seconds_of
+from reshard.network.calibration import Pairs
+
+MESH = rs.Mesh.of(a=2, b=2)
+SIDES = (64, 256, 1024, 2048)
+"""Of squares of float32: 16 KiB to 16 MiB."""
+SIZES = tuple(2**power for power in range(10, 25, 2))
+WAYS, RUNS = 3, 15
+Timed = tuple[int, float, float]
+"""The number of the reshard, what a plan of it should take and what it took, in seconds."""
+
+
+def reshards(count: int) -> list[tuple[rs.Sharding, rs.Sharding, int]]:
+    """So many: ends that need traffic, and how long the sides are."""
+    rng = random.Random(18)
+    shardings = [
+        rs.Sharding.of(MESH, *([axis for axis, home in zip("ab", homes, strict=True) if home == dim] for dim in (0, 1)))
+        for homes in itertools.product((None, 0, 1), repeat=2)
+    ]
+    ends = itertools.permutations(shardings, 2)
+    moving = [pair for pair in ends if rs.plan(*pair, (8, 8)).received_bytes]
+    return [(*pair, SIDES[number % len(SIDES)]) for number, pair in enumerate(rng.sample(moving, count))]
+
+
+def timed(
+    count: int,
+    network: Network,
+    call_of: Callable[[rs.Plan], Callable[[], object]],
+    barrier: Callable[[], object],
+    slowest: Callable[[float], float],
+) -> list[Timed]:
+    """Every reshard, by its plan and by what else would do."""
+    found: list[Timed] = []
+    for number, (source, target, side) in enumerate(reshards(count)):
+        plan = rs.plan(source, target, (side, side), "float32", network=network)
+        plans = [plan, *rs.alternatives(plan)][:WAYS]
+        calls = [call_of(way) for way in plans]
+        times: list[list[float]] = [[] for _ in calls]
+        for _ in range(RUNS):
+            for call, column in zip(calls, times, strict=True):
+                barrier()
+                begun = time.perf_counter()
+                call()
+                column.append(slowest(time.perf_counter() - begun))
+        found += [(number, way.seconds or 0.0, min(column)) for way, column in zip(plans, times, strict=True)]
+    return found
+
+
+def on_torch(count: int) -> list[Timed]:
+    """By gloo, on the ranks of the default process group."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    network, _ = rs.torch.calibrate(mesh)
+
+    def call_of(plan: rs.Plan) -> Callable[[], object]:
+        placements = rs.torch.placements_of(plan.source, mesh)
+        x = distribute_tensor(torch.zeros(plan.shape), mesh, placements)
+        return lambda: rs.torch.run(plan, x)
+
+    def slowest(seconds: float) -> float:
+        longest = torch.tensor(seconds, dtype=torch.float64)
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
+        return float(longest)
+
+    return timed(count, network, call_of, dist.barrier, slowest)
+
+
+def on_jax(count: int) -> list[Timed]:
+    """On four CPU devices of one process."""
+    import jax
+    from jax.sharding import NamedSharding
+
+    mesh = jax.make_mesh((2, 2), ("a", "b"), devices=jax.devices()[:4])
+    network, _ = rs.jax.calibrate(mesh)
+
+    def call_of(plan: rs.Plan) -> Callable[[], object]:
+        held = NamedSharding(mesh, rs.jax.partition_spec_of(plan.source))
+        x = jax.device_put(np.zeros(plan.shape, np.float32), held)
+        program = jax.jit(lambda x: rs.jax.run(plan, x)).lower(x).compile()
+        return lambda: jax.block_until_ready(program(x))
+
+    return timed(count, network, call_of, lambda: None, float)
+
+
+def on_mpi(count: int) -> list[Timed]:
+    """On the ranks that `mpiexec` started."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+
+    def time_exchange(_: int, n_bytes: int, pairs: Pairs) -> float:
+        sent, room = np.zeros(n_bytes, np.uint8), np.zeros(n_bytes, np.uint8)
+        best = float("inf")
+        for _ in range(6):
+            world.Barrier()
+            begun = time.perf_counter()
+            requests = [world.Irecv(room, start) for start, stop in pairs if stop == world.rank]
+            requests += [world.Isend(sent, stop) for start, stop in pairs if start == world.rank]
+            MPI.Request.Waitall(requests)
+            best = min(best, time.perf_counter() - begun)
+        return world.allreduce(best, MPI.MAX)
+
+    guess = Network.of(MESH, dict.fromkeys("ab", ("switch", 1e9, 1e-6)), name="ranks")
+    network, _ = guess.calibrate(time_exchange, sizes=SIZES)
+    small = rs.plan(rs.Sharding.of(MESH, "b"), rs.Sharding.of(MESH, None), (2,))
+    tile = np.zeros(1, np.float32)
+    launch_s = float("inf")
+    for _ in range(RUNS):
+        world.Barrier()
+        begun = time.perf_counter()
+        rs.mpi.run(small, tile)
+        launch_s = min(launch_s, world.allreduce(time.perf_counter() - begun, MPI.MAX))
+    network = replace(network, launch_s=max(0.0, launch_s - sum(seconds_of(step, network) for step in small.steps)))
+
+    def call_of(plan: rs.Plan) -> Callable[[], object]:
+        tile = np.zeros(plan.source.local_shape(plan.shape), np.float32)
+        return lambda: rs.mpi.run(plan, tile)
+
+    return timed(count, network, call_of, world.Barrier, lambda seconds: world.allreduce(seconds, MPI.MAX))
+
+
+def main(told: dict[str, Any], rank: int) -> None:
+    """Measure on one engine; the first rank writes what was found."""
+    if told["engine"] == "torch":
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=f"file://{told['store']}", rank=rank, world_size=told["ranks"])
+        found = on_torch(told["count"])
+        dist.barrier()
+        dist.destroy_process_group()
+    elif told["engine"] == "mpi":
+        from mpi4py import MPI
+
+        found, rank = on_mpi(told["count"]), MPI.COMM_WORLD.rank
+    else:
+        found = on_jax(told["count"])
+    if rank == 0:
+        Path(told["out"]).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), int(sys.argv[2]))
