@@ -27,8 +27,8 @@ POLL_S = 0.002
 def share_plans(folder: Path) -> None:
     """Have this process plan einsums and reshards together with all others that share the folder."""
     store = _Store(folder)
-    contraction._planned = store.shared(contraction._planned)  # type: ignore[assignment]
-    planning._planned = store.shared(planning._planned)  # type: ignore[assignment]
+    contraction._planned = store.shared(contraction._planned)
+    planning._planned = store.shared(planning._planned)
 
 
 class _Store:

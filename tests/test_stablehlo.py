@@ -126,7 +126,7 @@ def test_what_numpy_lacks_jax_runs(name: str) -> None:
     function, draw = FUNCTIONS[name]
     arguments = draw()
     text = lowered(function, *arguments).replace("{\n", f"{{\n{MESH_LINE}\n", 1)
-    found = to_jax(rs.Program.from_stablehlo(text).propagate())(*arguments)
+    found = jax.jit(to_jax(rs.Program.from_stablehlo(text).propagate()))(*arguments)
     assert_close(jax.tree.leaves(found), jax.tree.leaves(function(*map(jnp.asarray, arguments))))
 
 

@@ -18,7 +18,15 @@ import torch
 import torch.distributed as dist
 from plans_shared import share_plans
 
-PRELOADED = ["torch.distributed.tensor", "reshard.torch", "torch_ranks"]
+PRELOADED = [
+    "torch.distributed.tensor.experimental",
+    "torch._dynamo.backends.debugging",  # what a first compilation would load, in every rank anew
+    "torch._functorch.aot_autograd",
+    "torch._inductor.debug",
+    "torch._inductor.pattern_matcher",
+    "reshard.torch",
+    "torch_ranks",
+]
 LIMIT_S = 240
 COMMUNICATE = (
     "all_",

@@ -159,10 +159,15 @@ class Search:
             (layout, target) for layout in layouts for target in self.chooser.targets(self.task, layout.shardings[-1])
         ]
 
-    def _elements_of(self, layout: ComputeLayout) -> int:
-        """Elements that lie elsewhere than a layout has them: of the orders of a row, the leanest has the fewest."""
+    def _elements_of(self, layout: ComputeLayout) -> tuple[int, int]:
+        """Elements that lie elsewhere than a layout has them: of the orders of a row, the leanest has the fewest.
+
+        First those of the busiest devices: of `[{"y", "x"}]` into `[{"z", "x"}]` or `[{"x", "z"}]` one lacks its whole
+        tile both ways, but of the first half of the devices nothing.
+        """
         ends = ends_of(self.task, layout, self.chooser.targets(self.task, layout.shardings[-1])[0])
-        return sum(self.prices.missing(source, target, shape) for source, target, shape, _ in ends)
+        lacking = [self.prices.missing(source, target, shape) for source, target, shape, _ in ends]
+        return sum(each.busiest for each in lacking), sum(each.total for each in lacking)
 
     def _price_for(
         self, layout: ComputeLayout, target: Sharding, row: int, limit: Price | None, ranking: Ranking, rival: float

@@ -27,6 +27,8 @@ KEPT = 4
 """How many chains go on after each contraction."""
 BUDGET = 512
 """How much is planned along one path before the cheapest chain so far goes on alone; see `Effort.allow`."""
+BUDGET_AT_ONCE = 1024
+"""How much is planned where all operands are contracted at once, with the layouts near the best among it."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def best_way(task: Task, chooser: Chooser, effort: Effort, *, prove: bool = Fals
     """
     is_long = len(task.sources) > 2 and task.is_einsum
     if is_long and not prove:
-        effort.allow(BUDGET)
+        effort.allow(BUDGET_AT_ONCE)
     ways = [Contracted(task, best_of(task, chooser, effort, prove=prove), tuple(range(len(task.sources))))]
     if is_long:
         ways += pairwise(task, chooser, effort, prove=prove)

@@ -197,6 +197,15 @@ class Effort:
         return True
 
 
+class Missing(NamedTuple):
+    """Elements that devices do not hold."""
+
+    busiest: int
+    """On the device that lacks most."""
+    total: int
+    """On all devices."""
+
+
 class Prices:
     """What the planner says of reshards on one network, each asked once.
 
@@ -212,7 +221,9 @@ class Prices:
         """The last one of the planner."""
         self._moved: dict[Ends, Moved] = {}
         self._answers: dict[Ends, Plan | ReshardError] = {}
-        self._missing: dict[tuple[Sharding, Sharding, tuple[int, ...]], int] = {}
+        self._missing: dict[tuple[Sharding, Sharding, tuple[int, ...]], Missing] = {}
+        self._combined: dict[tuple[Sharding, Sharding, tuple[int, ...]], int] = {}
+        """Elements that arrive at the busiest device at the least, where values are combined."""
         self._tilings: dict[tuple[Sharding, tuple[int, ...]], Tiling] = {}
 
     def plan(self, source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: DType) -> Plan:
@@ -252,8 +263,8 @@ class Prices:
         except ReshardError:
             return STUCK
 
-    def missing(self, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> int:
-        """Elements of a tile of the target, at most, that lie elsewhere; partial values count as values.
+    def missing(self, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Missing:
+        """Elements of the target's tiles that lie elsewhere; partial values count as values.
 
         Planning a reshard on a large mesh takes milliseconds, this microseconds.
         """
@@ -261,7 +272,7 @@ class Prices:
         if key not in self._missing:
             before, after = self._tiling(source, shape), self._tiling(target, shape)
             lacking = after.all_elements - overlap_elements(before, after)
-            self._missing[key] = int(lacking.max(initial=0))
+            self._missing[key] = Missing(int(lacking.max(initial=0)), int(lacking.sum()))
         return self._missing[key]
 
     def known(self, ends: Ends) -> Moved | None:
@@ -278,16 +289,16 @@ class Prices:
         if source is target or target.unreduced:
             return 0
         if not source.unreduced:
-            return self.missing(source, target, shape) * dtype.itemsize
+            return self.missing(source, target, shape).busiest * dtype.itemsize
         key = source, target, shape
-        if key not in self._missing:
+        if key not in self._combined:
             sizes, devices, numel = source.mesh.sizes, target.mesh.size, prod(shape)
             classes, tile = shards(source.unreduced, sizes), prod(target.local_shape(shape))
             share = 0
             if tile * prod(shards(dim.axes, target.mesh.sizes) for dim in target.dims) == numel:
                 share = tile + (classes - 2) * numel // devices
-            self._missing[key] = max(tile, share) if classes > 1 and source.mesh == target.mesh else 0
-        return self._missing[key] * dtype.itemsize
+            self._combined[key] = max(tile, share) if classes > 1 and source.mesh == target.mesh else 0
+        return self._combined[key] * dtype.itemsize
 
     def _tiling(self, sharding: Sharding, shape: tuple[int, ...]) -> Tiling:
         key = (sharding, shape)

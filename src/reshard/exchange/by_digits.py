@@ -56,6 +56,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -256,7 +257,7 @@ class DigitExchange(Exchange):
         self._check_count(self.gathered_values * self.loose_values)
         position, devices, digits = self.receivers.position_of(device), self.source.mesh.devices, self.common.digits
         first, starts = self._sources(position, 0)
-        senders = [(first, tuple(starts))]
+        senders = [Partner(first, tuple(starts))]
         for i in self.gathered:
             value, size = digits[self.determined_by[i]].value(position), digits[i].size
             steps = [(value + turn) % size - value for turn in range(size)]
@@ -279,7 +280,7 @@ class DigitExchange(Exchange):
         sender, starts = self._sources(first, 0)
         if sender != position:  # two near senders' digits want different values of one of the receiver's
             return []
-        receivers = [(first, tuple(starts))]
+        receivers = [Partner(first, tuple(starts))]
         for i in self.gathered:
             j, size = self.determined_by[i], digits[i].size
             steps = [(values[j] - turn) % size - values[j] for turn in range(size)]
@@ -297,18 +298,22 @@ class DigitExchange(Exchange):
             raise ReshardError("too-large", f"{count} pieces are too many to list one by one")
 
 
-Place = tuple[int, tuple[int, ...]]
-"""A position, and where what it sends or receives begins, per dim."""
+class Partner(NamedTuple):
+    """Who sends to a device, or receives from it, in one round."""
+
+    position: int
+    corner: tuple[int, ...]
+    """Where what goes between them begins, per dim."""
 
 
-def _moved(places: list[Place], steps: Iterable[int], stride: int, role: Role) -> list[Place]:
-    """Each place with a digit of its position moved by every step, and its corner where the digit cuts a dim."""
+def _moved(partners: list[Partner], steps: Iterable[int], stride: int, role: Role) -> list[Partner]:
+    """Each partner with a digit of its position moved by every step, and its corner where the digit cuts a dim."""
     if not isinstance(role, Cuts):
-        return [(position + step * stride, corner) for position, corner in places for step in steps]
+        return [Partner(position + step * stride, corner) for position, corner in partners for step in steps]
     dim, cut = role.dim, role.stride
     return [
-        (position + step * stride, (*corner[:dim], corner[dim] + step * cut, *corner[dim + 1 :]))
-        for position, corner in places
+        Partner(position + step * stride, (*corner[:dim], corner[dim] + step * cut, *corner[dim + 1 :]))
+        for position, corner in partners
         for step in steps
     ]
 
