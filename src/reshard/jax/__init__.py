@@ -5,7 +5,7 @@ contraction/     `einsum`
 tracing/         `trace`: a program from a function
 stablehlo/       `rs.Program.from_stablehlo`: a program from a module in text
 halo.py          `halo`: tiles with borders
-tiles.py         `reshard_tiles`: tiles of several boxes, side by side in an array
+reshard_tiles.py `reshard_tiles`: tiles of several boxes, side by side in an array
 transfer.py      `transfer`: a whole model, by its plan
 slots.py         boxes of tensors in buffers; casts in blocks
 programs.py      `to_jax`: a placed program as a function
@@ -40,7 +40,7 @@ from reshard.jax.conversions import hlo_sharding_of, mesh_of, named_sharding_of,
 from reshard.jax.exchange.resharding import reshard
 from reshard.jax.exchange.whole_plans import run
 from reshard.jax.halo import halo
-from reshard.jax.tiles import reshard_tiles
+from reshard.jax.reshard_tiles import reshard_tiles
 from reshard.jax.transfer import transfer
 
 if TYPE_CHECKING:  # what `__getattr__` gives, said to type checkers

@@ -16,7 +16,7 @@ By hand, 8 rows on a mesh of 2 x 2: `[Shard(0), Shard(0)]` gives the ranks rows 
 
 >>> _, record = read_sharding("[_S(0, 2), S(0)]")
 >>> cuts_of(record, (2, 2), 1)
-[[Cut(mesh_dim=1, parts=1), Cut(mesh_dim=0, parts=1)]]
+[[MeshDimCut(mesh_dim=1, parts=1), MeshDimCut(mesh_dim=0, parts=1)]]
 
 A `_StridedShard` to whose right nothing cuts its dim interleaves rows: it is `Deal.parts` of that number, each of which
 the mesh dim cuts by itself; so does one behind an order that is said beside.
@@ -83,7 +83,7 @@ class _AxisNames(NamedTuple):
     names: tuple[str, ...]
 
 
-class Cut(NamedTuple):
+class MeshDimCut(NamedTuple):
     """A mesh dim that cuts a dim."""
 
     mesh_dim: int
@@ -297,7 +297,7 @@ def read_mesh(text: str) -> MeshRecord:
     return record
 
 
-def cuts_of(record: PlacementsRecord, sizes: Sequence[int], ndim: int) -> list[list[Cut]]:
+def cuts_of(record: PlacementsRecord, sizes: Sequence[int], ndim: int) -> list[list[MeshDimCut]]:
     """Per dim the mesh dims that cut it, major to minor, in the order given or out of the split factors.
 
     Read from the right, each mesh dim goes where those already placed before it make up its split factor.
@@ -323,27 +323,27 @@ def cuts_of(record: PlacementsRecord, sizes: Sequence[int], ndim: int) -> list[l
             if any(is_strided[:-1]) or (any(is_strided) and list(cut) != sorted(cut)):
                 problem = f"strided shards of {text_of(placements)} are no order of mesh dims"
                 raise ReshardError("cannot-express", problem)
-        return [[Cut(mesh_dim, placements[mesh_dim].split_factor) for mesh_dim in cut] for cut in cuts]
-    lists: list[list[Cut]] = [[] for _ in range(ndim)]
+        return [[MeshDimCut(mesh_dim, placements[mesh_dim].split_factor) for mesh_dim in cut] for cut in cuts]
+    lists: list[list[MeshDimCut]] = [[] for _ in range(ndim)]
     for mesh_dim, placement in reversed(list(enumerate(placements))):
         if placement.kind != SHARD:
             continue
         interleaved = lists[placement.dim]
         products = list(itertools.accumulate((one.parts * sizes[one.mesh_dim] for one in interleaved), mul, initial=1))
         if placement.split_factor in products:
-            interleaved.insert(products.index(placement.split_factor), Cut(mesh_dim))
+            interleaved.insert(products.index(placement.split_factor), MeshDimCut(mesh_dim))
             continue
         if interleaved or placement.split_factor < 1:
             problem = f"placement {repr_of(placement)} in {text_of(placements)} interleaves rows"
             raise ReshardError("cannot-express", f"{problem} as no order of mesh dims does")
-        interleaved.append(Cut(mesh_dim, placement.split_factor))
+        interleaved.append(MeshDimCut(mesh_dim, placement.split_factor))
     return lists
 
 
-def shards_of(cuts: Sequence[Sequence[Cut]], sizes: Sequence[int]) -> Mapping[int, PlacementRecord]:
+def shards_of(cuts: Sequence[Sequence[MeshDimCut]], sizes: Sequence[int]) -> Mapping[int, PlacementRecord]:
     """By mesh dim the shard, strided where it interleaves parts, or mesh dims to its right cut its dim before it.
 
-    >>> {mesh_dim: repr_of(shard) for mesh_dim, shard in shards_of([(Cut(1), Cut(0))], (2, 2)).items()}
+    >>> {mesh_dim: repr_of(shard) for mesh_dim, shard in shards_of([(MeshDimCut(1), MeshDimCut(0))], (2, 2)).items()}
     {1: 'Shard(dim=0)', 0: '_StridedShard(dim=0, sf=2)'}
     """
     return {
@@ -452,7 +452,7 @@ def write_sharding(sharding: Sharding) -> str:
         raise ReshardError("cannot-express", problem)
     places = {name: place for place, name in enumerate(sharding.mesh.sizes)}
     cuts = [
-        [Cut(places[axis.name], parts_before(dim, place)) for place, axis in enumerate(dim.axes)]
+        [MeshDimCut(places[axis.name], parts_before(dim, place)) for place, axis in enumerate(dim.axes)]
         for dim in sharding.dims
     ]
     by_mesh_dim = dict(shards_of(cuts, list(sharding.mesh.sizes.values())))

@@ -2,7 +2,7 @@
 
 tiles.py         `scatter`, `run` and `gather`: a plan moves tiles
 halo.py          `halo`: tiles with a border
-contraction.py   `einsum`: tiles are moved and contracted
+einsum.py        `einsum`: tiles are moved and contracted
 verbs.py         what NumPy does with arrays, for the interpreter of operations
 programs.py      `run_program`: a placed program, operation by operation
 transfer.py      `transfer`: a whole model, by its plan
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from reshard.array_tiles import COMBINE
 from reshard.dtypes import identity
-from reshard.numpy.contraction import einsum
+from reshard.numpy.einsum import einsum
 from reshard.numpy.halo import halo
 from reshard.numpy.programs import run_program
 from reshard.numpy.tiles import gather, run, scatter

@@ -34,7 +34,7 @@ einsum.py          the einsum of DTensors, and its gradients
 einsum_operator.py the same as one operator in a graph
 local_einsum.py    what one rank does for it, kept per kind of call
 contraction.py     one rank's part of an einsum, and of its overlap with what it needs
-tiles.py           `reshard`: local tensors between shardings that no placements say
+reshard_tile.py    `reshard`: local tensors between shardings that no placements say
 halo.py            `halo`: windows around tiles, and their gradients
 sliding.py         operations that reach over the edge of a tile: rolls, convolutions, pooling, running sums
 transfer.py        `transfer`: a whole model, by its plan
@@ -62,6 +62,7 @@ from reshard.torch.installing import Installation, install, uninstall
 from reshard.torch.planned import run
 from reshard.torch.programs import to_torch
 from reshard.torch.redistribute import redistribute, workspace_size
+from reshard.torch.reshard_tile import reshard
 from reshard.torch.sliding import (
     avg_pool,
     conv1d,
@@ -76,7 +77,6 @@ from reshard.torch.sliding import (
     pad,
     roll,
 )
-from reshard.torch.tiles import reshard
 from reshard.torch.transfer import transfer, version_of
 
 __all__ = [

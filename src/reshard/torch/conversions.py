@@ -39,7 +39,7 @@ from reshard.dtypes import REDUCTIONS, DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.foreign import PlacementsRecord, placements_record
 from reshard.mesh import Mesh
-from reshard.notation.placements import Cut, cuts_of, shards_of
+from reshard.notation.placements import MeshDimCut, cuts_of, shards_of
 from reshard.notation.placements import sharding_of as sharding_of_placements
 from reshard.sharding import Sharding
 
@@ -288,13 +288,13 @@ def _placements_of(sharding: Sharding, mesh: DeviceMesh, shape: tuple[int, ...] 
     cuts = []
     for dim, digits in enumerate(layout.cutting):
         weave = layout.weave(dim)
-        cut = [] if weave else list(map(Cut, mesh_dims(digits)))
+        cut = [] if weave else list(map(MeshDimCut, mesh_dims(digits)))
         parts, devices = 1, iter(layout.dims[dim])
         for shards, deal in weave.stages if weave else ():
             parts *= deal.numbers[0] if deal and deal.kind == "parts" else 1
             if shards > 1:
                 first, *others = mesh_dims(next(devices))
-                cut += [Cut(first, parts), *map(Cut, others)]
+                cut += [MeshDimCut(first, parts), *map(MeshDimCut, others)]
                 parts = 1
         cuts.append(cut)
     partial = mesh_dims(layout.unreduced)
@@ -314,7 +314,7 @@ def _placements_of(sharding: Sharding, mesh: DeviceMesh, shape: tuple[int, ...] 
     return placements
 
 
-def _shards(cuts: Sequence[Sequence[Cut]], mesh: DeviceMesh) -> dict[int, Placement]:
+def _shards(cuts: Sequence[Sequence[MeshDimCut]], mesh: DeviceMesh) -> dict[int, Placement]:
     """By mesh dim the shard, strided where mesh dims to its right cut its dim before it."""
     return {
         mesh_dim: _shard(shard.dim, shard.split_factor)
@@ -333,7 +333,7 @@ def spelled_out(spec: DTensorSpec) -> tuple[Placement, ...]:
     return tuple(shards.get(mesh_dim, placement) for mesh_dim, placement in enumerate(spec.placements))
 
 
-def _add_trivial(cuts: list[list[Cut]], partial: list[int], sharding: Sharding, mesh: Mesh) -> None:
+def _add_trivial(cuts: list[list[MeshDimCut]], partial: list[int], sharding: Sharding, mesh: Mesh) -> None:
     """Put back the axes of size 1, which have no digit, where the sharding names those of this very mesh."""
     if sharding.mesh.axes != mesh.axes:
         return
@@ -341,7 +341,7 @@ def _add_trivial(cuts: list[list[Cut]], partial: list[int], sharding: Sharding, 
     for dim, cut in zip(sharding.dims, cuts, strict=True):
         for mesh_dim in (trivial[axis.name] for axis in dim.axes if axis.name in trivial):
             place = next((place for place, after in enumerate(cut) if after.mesh_dim > mesh_dim), len(cut))
-            cut.insert(place, Cut(mesh_dim))
+            cut.insert(place, MeshDimCut(mesh_dim))
     partial += [trivial[axis.name] for axis in sharding.unreduced if axis.name in trivial]
 
 

@@ -24,7 +24,7 @@ from reshard.torch.agreement import Statement, check_mode, digest_of
 from reshard.torch.conversions import dtype_of, mesh_of, sharding_of
 from reshard.torch.graph_operator import is_traced
 from reshard.torch.local_plan import LocalPlan, local_plan
-from reshard.torch.tiles import ThereAndBack
+from reshard.torch.reshard_tile import ThereAndBack
 from reshard.torch.world import World, current_world
 
 

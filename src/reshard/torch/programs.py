@@ -180,14 +180,14 @@ class _Rank(Engine):
 
         return lambda tile: Linear.apply(tile, forward.run, run_back)  # type: ignore[no-untyped-call]
 
-    def _end(self, value: Value) -> _End:
+    def _end(self, value: Value) -> _DTensorEnd:
         """An input or a result, on the mesh of torch that has its devices."""
         sharding = self.placed.sharding(value)
         devices = {*sharding.mesh.devices}
         fitting = [theirs for mesh, theirs in self.meshes.items() if {*mesh.devices} == devices]
         if not fitting:
             raise ReshardError("different-meshes", f"no DeviceMesh is given for {sharding.mesh}")
-        return _End(value, sharding, self.meshes.get(sharding.mesh, fitting[0]))
+        return _DTensorEnd(value, sharding, self.meshes.get(sharding.mesh, fitting[0]))
 
     def _shape(self, value: Value, sharding: Sharding) -> tuple[int, ...]:
         """Of the rank's tile."""
@@ -207,7 +207,7 @@ def _dtype(value: Value) -> torch.dtype:
     return dtype
 
 
-class _End:
+class _DTensorEnd:
     """An input or a result of a program, as a DTensor."""
 
     def __init__(self, value: Value, sharding: Sharding, mesh: DeviceMesh) -> None:
