@@ -186,16 +186,18 @@ def _searched(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], 
     """The best choice that is found."""
     best = _begun(model, bounded, flow, is_late)
     known: Descent | None = None
-    settled = 0.0
+    settled, gains = 0.0, True
     kicks = KICKED if len(model.nodes) <= SMALL else 0
     for _ in range(max(FEWEST_LESSONS, LESSONS // max(len(model.nodes), 1))):
         has_changed = abs(best.cost - settled) > WORTH * best.cost
-        if has_changed and not _is_proved(best, bounded.bound) and not is_late():
+        if has_changed and gains and not _is_proved(best, bounded.bound) and not is_late():
+            before = best.cost
             if len(model.nodes) <= SMALL:  # what was learnt may be far from where the search began
                 for shares in (bounded.shares, None):
                     best = _with_messages(best, shares)
             best = _axis_by_axis(model, bounded, best, is_late)
             settled = best.cost
+            gains = len(model.nodes) <= SMALL or settled < before * (1 - WORTH)
         was_wrong = _learnt(model, best)
         best, known = (Descent(model, each.options, each.layouts) for each in (best, known or best))
         if best.cost < known.cost:
