@@ -266,25 +266,45 @@ def test_what_has_no_operation_of_its_own_stays_cut(function: Callable[..., Any]
     assert received is None or placed.received_bytes == received
 
 
-def test_a_ragged_all_to_all_is_the_collective_that_it_was() -> None:
-    """The backend of CPUs cannot compile it, so the lowered programs are compared."""
-    mesh = jax.make_mesh((4, 2), ("e", "x"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:8])
+def routed(mesh: Any) -> Any:
+    """Rows of each of 4 groups that go to others, as numbers of the group say."""
     cut = jax.P("e")
 
-    def routed(x: Any, *places: Any) -> Any:
+    def function(x: Any, *places: Any) -> Any:
         def on_tiles(x: Any, *places: Any) -> Any:
-            room = jnp.zeros((16, *x.shape[1:]), x.dtype)
+            room = jnp.full((16, *x.shape[1:]), -1, x.dtype)
             return lax.ragged_all_to_all(x, room, *(each[0] for each in places), axis_name="e")
 
         on_mesh = jax.shard_map(on_tiles, mesh=mesh, in_specs=cut, out_specs=cut, check_vma=False)
         return on_mesh(jnp.tanh(x), *places)
 
-    arrays = [np.ones((32, 4), np.float32), *[np.zeros((4, 4), np.int32)] * 4]
-    ends = (jax.NamedSharding(mesh, cut),) * 5
-    placed = rs.jax.trace(routed, *arrays, in_shardings=ends, mesh=mesh).propagate()
+    return function
+
+
+def test_a_ragged_all_to_all_goes_where_its_numbers_say() -> None:
+    """On CPUs, which have no such collective, in equal parts; elsewhere lowered as the collective that it was."""
+    mesh = jax.make_mesh((4, 2), ("e", "x"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:8])
+    rng, ends = np.random.default_rng(0), (jax.NamedSharding(mesh, jax.P("e")),) * 5
+    sizes = rng.integers(0, 3, (4, 2, 4)).transpose(0, 2, 1).reshape(4, 8)  # two slices to each, of at most two rows
+    starts = rng.integers(0, 7, (4, 8))
+    received = sizes.reshape(4, 4, 2).transpose(1, 0, 2).reshape(4, 8)
+    at = (np.cumsum(received, 1) - received).reshape(4, 4, 2).transpose(1, 0, 2).reshape(4, 8)
+    x = rng.normal(size=(32, 4)).astype(np.float32)
+    arrays = [x, *(numbers.astype(np.int32) for numbers in (starts, sizes, at, received))]
+    placed = rs.jax.trace(routed(mesh), *arrays, in_shardings=ends, mesh=mesh).propagate()
     assert placed.received_bytes == 0
     assert not placed.without_rule
-    lowered = [jax.jit(each, in_shardings=ends).lower(*arrays).as_text() for each in (rs.jax.to_jax(placed), routed)]
+    expected = np.full((4, 16, 4), -1, np.float32)
+    for sender, tile in enumerate(np.tanh(x).reshape(4, 8, 4)):
+        for number in range(8):
+            count, first, place = (table[sender, number] for table in (sizes, starts, at))
+            rows = tile[first : first + count]
+            expected[number // 2, place : place + len(rows)] = rows
+    function = rs.jax.to_jax(placed)
+    found = jax.jit(function)(*map(jax.device_put, arrays, ends))
+    np.testing.assert_allclose(found, expected.reshape(64, 4), rtol=1e-6)
+    traced = [jax.jit(each, in_shardings=ends).trace(*arrays) for each in (function, routed(mesh))]
+    lowered = [each.lower(lowering_platforms=("tpu",)).as_text() for each in traced]
     calls = [re.findall(r"@ragged_all_to_all\(.*?\) (\{.*)", text) for text in lowered]
     assert len(calls[0]) == 1
     assert calls[0] == calls[1]

@@ -15,6 +15,7 @@ What they move is the region's own affair: it stands in no figure of the placeme
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -49,10 +50,34 @@ def _summed(x: Any, *, axes: Any) -> Any:
     return lax.psum(x, axes)
 
 
+def _routed(*operands: Any, **params: Any) -> Any:
+    """Rows that go where numbers say: in equal parts on a backend of CPUs, which has no such collective."""
+    return lax.platform_dependent(
+        *operands, cpu=partial(_in_equal_parts, **params), default=partial(lax.ragged_all_to_all, **params)
+    )
+
+
+def _in_equal_parts(
+    operand: Any, room: Any, first: Any, _: Any, places: Any, lengths: Any, *, axis_name: Any, axis_index_groups: Any
+) -> Any:
+    """The same, each device sending all its rows from the first that is meant, of which the receiver keeps its own."""
+    size = operand.shape[0]
+    twice = jnp.concatenate([operand, jnp.zeros_like(operand)])
+    sent = jax.vmap(lambda start: lax.dynamic_slice_in_dim(twice, start, size))(first)
+    rows, places = (
+        lax.all_to_all(each, axis_name, 0, 0, axis_index_groups=axis_index_groups, tiled=True)
+        for each in (sent, places)
+    )
+    numbers = jnp.arange(size)
+    targets = jnp.where(numbers < lengths[:, None], places[:, None] + numbers, room.shape[0])
+    return room.at[targets].set(rows, mode="drop")
+
+
 COLLECTIVES: dict[str, Callable[..., Any]] = {
     "axis_index": lax.axis_index,
     "psum_invariant": _summed,
     "all_gather_invariant": _gathered,
+    "ragged_all_to_all": _routed,
 }
 """Primitives that are done by others: those of one axis alone, and those that rest on what is checked elsewhere."""
 
