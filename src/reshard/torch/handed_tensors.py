@@ -137,9 +137,7 @@ def check_apart(tensors: Mapping[str, torch.Tensor]) -> None:
         if tensor.is_inference() and not torch.is_inference_mode_enabled():
             raise ReshardError("bad-tiles", f"{name!r} of out is of inference mode, in which alone it can be written")
         if tensor.is_conj() or tensor.is_neg():
-            raise ReshardError(
-                "bad-tiles", f"{name!r} of out is a conjugate or negative of what lies in memory"
-            )
+            raise ReshardError("bad-tiles", f"{name!r} of out is a conjugate or negative of what lies in memory")
         view = _View.of(name, tensor)
         if any(not stride and length > 1 for length, stride in zip(view.shape, view.strides, strict=True)):
             raise ReshardError("bad-tiles", f"{name!r} of out is expanded: its elements share memory")
