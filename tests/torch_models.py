@@ -222,14 +222,69 @@ def another_version_is_refused(rank: int) -> list[str]:
 
 
 def what_does_not_fit_is_refused(rank: int) -> list[str]:
-    """On the rank itself as what it is, on the others as its refusal."""
+    """On the rank itself as what it is, on the others as its refusal; the next call works."""
     plan, whole = _simple()
-    state = {"w": whole.chunk(4)[rank].double() if rank == 3 else whole.chunk(4)[rank]}
+    state, out = {"w": whole.chunk(4)[rank]}, {"w": torch.zeros(8, 2)}
+    mine = {
+        "dtype": ({"w": state["w"].double()}, out),
+        "absent": ({}, out),
+        "sparse": ({"w": state["w"].to_sparse()}, out),
+        "no memory": (state, {"w": torch.zeros(8, 2, device="meta")}),
+        "expanded": (state, {"w": torch.zeros(8, 1).expand(8, 2)}),
+        "conjugate": (state, {"w": torch._neg_view(torch.zeros(8, 2))}),  # type: ignore[attr-defined]
+    }
+    wrong = []
+    for number, (what, handed) in enumerate(mine.items()):
+        try:
+            rs.torch.transfer(*((handed[0], plan, handed[1]) if rank == 3 else (state, plan, out)), version=number)
+            wrong.append(f"{what}: not refused")
+        except rs.ReshardError as error:
+            wrong.append(unless(error.code == ("bad-tiles" if rank == 3 else "ranks-disagree"), f"{what}: {error}"))
+    rs.torch.transfer(state, plan, out, version=9)
+    wrong.append(unless(torch.equal(out["w"], whole.chunk(4, 1)[rank]), out))
+    return [*wrong, *_where_memory_may_be_shared(rank), *_dtensors_that_lie_elsewhere(rank)]
+
+
+def _where_memory_may_be_shared(rank: int) -> list[str]:
+    """Tied weights may, and columns of one buffer lie apart; what lies on each other is refused."""
+    ends = rs.Rules.of(rs.Mesh.of(x=4), {}, ("x",)), rs.Rules.of(rs.Mesh.of(x=4), {}, "replicated")
+    plan = rs.plan_model(dict.fromkeys("ab", ((4, 2), "f32")), *ends)
+    row, memory = torch.arange(8.0).reshape(4, 2), torch.zeros(20)
+    wrong = []
+    for number, (a, b) in enumerate([(memory[:8], memory[:8]), (memory[0:16:2], memory[1:16:2])]):
+        out = {"a": a.view(4, 2), "b": b.view(4, 2)}
+        rs.torch.transfer(dict.fromkeys("ab", row[rank : rank + 1]), plan, out, version=number)
+        wrong += [unless(torch.equal(tensor, row), tensor) for tensor in out.values()]
     try:
-        rs.torch.transfer(state, plan)
+        rs.torch.transfer(
+            dict.fromkeys("ab", row[rank : rank + 1]), plan, {"a": memory[:8].view(4, 2), "b": memory[7:15].view(4, 2)}
+        )
+        wrong.append("not refused")
     except rs.ReshardError as error:
-        return [unless(error.code == ("bad-tiles" if rank == 3 else "ranks-disagree"), error)]
-    return ["not refused"]
+        wrong.append(unless(error.code in ("bad-tiles", "ranks-disagree"), error))
+    return wrong
+
+
+def _dtensors_that_lie_elsewhere(rank: int) -> list[str]:
+    """Of the planned local shape, but by another order of axes, or partial: refused, at either end."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    ours = rs.Mesh.of(a=2, b=2)
+    swapped = rs.Rules.of(ours, {}, (("b", "a"),)), rs.Rules.of(ours, {}, "replicated")
+    cut = DTensor.from_local(torch.zeros(2, 1), mesh, [Shard(0), Shard(0)], run_check=False)
+    partial = DTensor.from_local(torch.zeros(8, 1), mesh, [Replicate(), Partial()], run_check=False)
+    there, back = (rs.plan_model({"w": ((8, 1), "f32")}, *ends) for ends in (swapped, swapped[::-1]))
+    calls = ((cut, there, None), (partial, back, None), (torch.zeros(8, 1), back, {"w": cut}))
+    wrong = []
+    for source, plan, out in calls:
+        try:
+            rs.torch.transfer({"w": source}, plan, out)
+            wrong.append(f"{source} is taken on {rank}")
+        except rs.ReshardError as error:
+            wrong.append(unless("is a DTensor of shape (8, 1) laid as" in str(error), error))
+    return wrong
 
 
 def a_late_rank(rank: int) -> list[str]:

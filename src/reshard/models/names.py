@@ -1,6 +1,6 @@
 """Names of tensors: patterns for them, and the known ones near to one that is not known.
 
-A pattern is a regular expression that must match a whole name.
+A pattern is a regular expression that must match a whole name; its `.` stands for any letter, a line's end too.
 One that begins with `*` or with `glob:` is a glob, whose `*` stands for any text, dots too, and whose `?` stands for
 one letter.
 
@@ -33,11 +33,11 @@ def pattern_of(text: str) -> re.Pattern[str]:
     expect(text, str, "a pattern for names")
     if text.startswith((GLOB, "*")):
         glob = text.removeprefix(GLOB)
-        return re.compile("".join({"*": "(.*)", "?": "(.)"}.get(letter, re.escape(letter)) for letter in glob))
+        text = "".join({"*": "(.*)", "?": "(.)"}.get(letter, re.escape(letter)) for letter in glob)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of sets that a later Python may read otherwise
-            return re.compile(text)
+            return re.compile(text, re.DOTALL)
     except (re.error, OverflowError, RecursionError) as error:
         raise ReshardError("syntax", f"the pattern {shown(text)} is no regular expression: {error}") from None
 

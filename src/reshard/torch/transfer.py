@@ -38,6 +38,7 @@ from reshard.torch.block_casts import BlockCasts
 from reshard.torch.carriers import Carrier, Parcel
 from reshard.torch.checksums import check_arrival
 from reshard.torch.conversions import dtype_of
+from reshard.torch.handed_tensors import check_apart, check_laid, check_strided
 from reshard.torch.under_way import DEPTH, UNDER_WAY, Bucket, Copies, TransferUnderWay
 from reshard.torch.world import current_world
 
@@ -145,9 +146,9 @@ def transfer(
             raise ReshardError("bad-argument", "a transfer is still under way; wait for it before the next")
         with torch.no_grad():
             local = _prepared(state_dict, plan, out, world.rank)
-    except ReshardError as error:
+    except Exception as error:  # whatever it is, the others are not to wait for this rank
         if len(plan.devices) > 1:
-            world.agreement.refuse(plan.devices, f"{error.code}: {error}")
+            world.agreement.refuse(plan.devices, f"{getattr(error, 'code', type(error).__name__)}: {error}")
         raise
     words = f"version {version} of the model by plan {plan.digest[:8]}{', verified' if verify else ''}"
     statement = Statement(plan.devices, digest_of(plan.digest, version, verify), words)
@@ -193,6 +194,7 @@ def _prepared(state_dict: Tensors, plan: ModelPlan, out: Tensors | None, rank: i
     if kept is not None and out is not None and kept.is_for(state_dict, out):
         return kept
     sources = _checked(state_dict, plan.handed_slots(rank)[1], "state_dict")
+    check_laid(state_dict, plan, 0, rank)
     device = next((tensor.device for tensor in sources.values()), None)
     buffers = plan.wanted_slots(rank)[1]
     if out is None:
@@ -202,6 +204,8 @@ def _prepared(state_dict: Tensors, plan: ModelPlan, out: Tensors | None, rank: i
         }
     else:
         targets = _checked(out, buffers, "out")
+        check_laid(out, plan, 1, rank)
+        check_apart(targets)
     written = {tensor.untyped_storage().data_ptr() for tensor in targets.values() if tensor.numel()}
     sources = {
         name: tensor.clone() if tensor.numel() and tensor.untyped_storage().data_ptr() in written else tensor
@@ -229,6 +233,7 @@ def _checked(tensors: Tensors, buffers: Mapping[str, Buffer], what: str) -> dict
         tensor = _local(tensors.get(name))
         if not isinstance(tensor, torch.Tensor):
             raise ReshardError("bad-tiles", f"{what} has no tensor {name!r}")
+        check_strided(name, tensor, what)
         if tuple(tensor.shape) != buffer.shape or dtype_of(tensor.dtype) != buffer.dtype:
             raise ReshardError(
                 "bad-tiles",
