@@ -8,9 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from math import exp, log
+from typing import NamedTuple
 
 import reshard as rs
 from bench.timing import Row
+from reshard.axis import Axis
 from reshard.network import Network
 
 MESHES: dict[str, list[dict[str, int]]] = {
@@ -40,11 +42,23 @@ def drawn(mesh: rs.Mesh, rng: random.Random, *, partial: bool = False) -> rs.Sha
     return rs.Sharding.of(mesh, *dims, unreduced=unreduced)
 
 
-def ratios(network: Network, shape: tuple[int, int], count: int, *, partial: bool) -> dict[str, list[float]]:
-    """Per kind of plan how many times the least they take, over so many pairs of which something must cross."""
+class Drawn(NamedTuple):
+    """A pair of which something must cross, planned."""
+
+    kind: str
+    """The steps of the plan's first share."""
+    is_whole: bool
+    """Whether no axis is a part of a level."""
+    ratio: float
+    """How many times the least the plan takes."""
+
+
+def ratios(network: Network, shape: tuple[int, int], count: int, *, partial: bool) -> list[Drawn]:
+    """So many pairs of which something must cross."""
     rng = random.Random(f"{network.name} {shape} {partial}")
-    found: dict[str, list[float]] = defaultdict(list)
-    while sum(map(len, found.values())) < count:
+    found: list[Drawn] = []
+    edges = {level.stride for level in network.levels}
+    while len(found) < count:
         mesh = rs.Mesh.of(rng.choice(MESHES[network.name]))
         source, target = drawn(mesh, rng, partial=partial), drawn(mesh, rng)
         if partial and not source.unreduced:
@@ -52,7 +66,8 @@ def ratios(network: Network, shape: tuple[int, int], count: int, *, partial: boo
         plan = rs.plan(source, target, shape, "bf16", network=network)
         if plan.lower_bound_seconds and plan.seconds:
             kind = " + ".join(step.kind for step in plan.steps)
-            found[kind].append(plan.seconds / plan.lower_bound_seconds)
+            strides = {mesh.digit_of(Axis(name)).stride for name in mesh.sizes}
+            found.append(Drawn(kind, strides <= edges, plan.seconds / plan.lower_bound_seconds))
     return found
 
 
@@ -67,7 +82,7 @@ def rows() -> Iterator[Row]:
         network = Network.preset(name)
         for what, shape, partial in (("even", EVEN, False), ("uneven", UNEVEN, False), ("partial", EVEN, True)):
             found = ratios(network, shape, PAIRS if what == "even" else FEW, partial=partial)
-            values = [ratio for kind in found.values() for ratio in kind]
+            values = [pair.ratio for pair in found]
             mean = geomean(values)
             figures = (
                 f"{mean:.3f} times the least in the geometric mean, {statistics.median(values):.3f} in the median, "
@@ -76,9 +91,16 @@ def rows() -> Iterator[Row]:
             wanted, holds = ("at most 1.10", mean <= 1.1) if what == "even" else ("", None)
             yield Row(f"plans on {name}, {len(values)} {what} pairs of {shape[0]} x {shape[1]}", figures, wanted, holds)
             if what == "even":
-                furthest = sorted(found.items(), key=lambda item: -sum(map(log, item[1])))[:KINDS]
+                by_kind: dict[str, list[float]] = defaultdict(list)
+                for pair in found:
+                    by_kind[pair.kind].append(pair.ratio)
+                furthest = sorted(by_kind.items(), key=lambda item: -sum(map(log, item[1])))[:KINDS]
                 kinds = [f"{kind}: {len(some)} pairs, {geomean(some):.3f}" for kind, some in furthest]
                 yield Row(f"the kinds of plan furthest from it, {name}", "; ".join(kinds), "", None)
+                for is_whole, which in ((True, "that are whole levels"), (False, "that are parts of levels")):
+                    some = [pair.ratio for pair in found if pair.is_whole == is_whole]
+                    told = f"{geomean(some):.3f} times, {len(some)} pairs"
+                    yield Row(f"of these the pairs on axes {which}, {name}", told, "", None)
         whole = replace(network, levels=tuple(replace(level, latency_s=0.0) for level in network.levels), launch_s=0.0)
-        values = [ratio for kind in ratios(whole, EVEN, FEW, partial=False).values() for ratio in kind]
+        values = [pair.ratio for pair in ratios(whole, EVEN, FEW, partial=False)]
         yield Row(f"the same without latencies, {name}, {FEW} pairs", f"{geomean(values):.3f} times", "", None)

@@ -25,6 +25,7 @@ from reshard.collectives.fewest_bytes import fewest_bytes_chain
 from reshard.digits import Digit
 from reshard.errors import ReshardError
 from reshard.network import Network
+from reshard.planner.level_moves import LevelWays
 from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.relay import relay
 from reshard.planner.spread import collides, spread
@@ -49,11 +50,21 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Cha
     boundaries = sorted({*level_strides(network), size} - {1})
     slower = (outer.stride for inner, outer in pairwise(network.levels) if outer.bandwidth < inner.bandwidth)
     yield from chains_by_detours(reshard, boundaries, {stride for stride in slower if stride < size})
+    with suppress(ReshardError):  # digits without names
+        yield from _by_levels(reshard, network)
     with suppress(ReshardError):  # not all ends have one
         yield fewest_bytes_chain(reshard)[0]
     if prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES:
         with suppress(ReshardError):
             yield all_gathered(reshard)
+
+
+def _by_levels(reshard: Reshard, network: Network) -> Iterator[Chain]:
+    """What takes least, step by step, of all ways that change one level at a time."""
+    ways = LevelWays.of(reshard, network)
+    path = None if ways is None else ways.cheapest([1.0] * len(network.levels))
+    if ways is not None and path is not None:
+        yield chain_through(reshard, *ways.middles(path))
 
 
 def level_strides(network: Network) -> list[int]:
