@@ -124,7 +124,7 @@ class Layout:
         """The shape of the largest tile: the ceiling of each size over its shards."""
         if self.weaves:
             return tuple(self._longest(dim, size) for dim, size in enumerate(shape))
-        return tuple(-(-size // parts) for size, parts in zip(shape, self.parts, strict=True))
+        return tuple([-(-size // parts) for size, parts in zip(shape, self.parts, strict=True)])
 
     def _longest(self, dim: int, size: int) -> int:
         weave = self.weave(dim)

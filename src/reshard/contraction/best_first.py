@@ -128,11 +128,11 @@ class Search:
             chosen = dict(sorted(chosen.items(), key=lambda item: item[1].price)[:keep])
             useful = self.effort.spent
             if len(chosen) == keep:
-                limit = max(one.price for one in chosen.values())
+                limit = max(choice.price for choice in chosen.values())
                 ranking.limit_to(limit)
         if not chosen:
             raise self.prices.refusal or ReshardError("no-plan", f"no compute layout is known for {self.task.pattern}")
-        return [one._replace(is_proved=is_proved) for one in chosen.values()]
+        return [choice._replace(is_proved=is_proved) for choice in chosen.values()]
 
     def _near(self, row: int) -> NDArray[np.bool_]:
         """The rows near one: where one piece does another thing, or one axis as a whole; and those that always are."""

@@ -48,9 +48,9 @@ def _divides(end: Sharding | None, shape: Sequence[int]) -> bool:
     return end is None or all(size % end.layout_for(shape).shards(dim) == 0 for dim, size in enumerate(shape))
 
 
-def _overlap(one: Digit, other: Digit) -> bool:
+def _overlap(first: Digit, second: Digit) -> bool:
     """Whether two digits have values in common, wherever their ends are."""
-    return one.stride < other.stride * other.size and other.stride < one.stride * one.size
+    return first.stride < second.stride * second.size and second.stride < first.stride * first.size
 
 
 class _Cut(NamedTuple):
@@ -210,10 +210,10 @@ class Bounds:
         source = self.task.sources[term]
         tiles = self._sides(term, parts)
         tile = tiles.prod(axis=1)
-        here = self._end_sides(term, source, cut)
-        if here is None:
+        held = self._end_sides(term, source, cut)
+        if held is None:
             return np.zeros(len(tile))
-        moved: Amounts = tile - np.minimum(tiles, here).prod(axis=1)
+        moved: Amounts = tile - np.minimum(tiles, held).prod(axis=1)
         waits = {1 + len(self.table.labels) + n for n, wait in enumerate(self.task.waits) if term in wait.operands}
         if any(term in wait.operands and len(wait.operands) > 1 for wait in self.task.waits):
             # what waits with another may become unreduced, for which nothing moves

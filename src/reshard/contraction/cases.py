@@ -36,12 +36,12 @@ TEXTS = {
 
 def cases_of(pattern: Pattern, sources: Sequence[Sharding]) -> dict[str, str]:
     """Per axis that cuts an operand, or along which one is unreduced, its case; of several, the worst."""
-    found: dict[str, str] = {}
+    cases: dict[str, str] = {}
     names = dict.fromkeys(axis.name for source in sources for axis in source.axes() if axis not in source.replicated)
     for name in sorted(names, key=lambda name: [*sources[0].mesh.sizes, name].index(name)):
         used = [_labels(term, source, name) for term, source in zip(pattern.operands, sources, strict=True)]
-        found[name] = _case(pattern, [labels for labels in used if labels])
-    return found
+        cases[name] = _case(pattern, [labels for labels in used if labels])
+    return cases
 
 
 def _labels(term: tuple[tuple[str, ...], ...], source: Sharding, name: str) -> set[str]:
@@ -50,8 +50,8 @@ def _labels(term: tuple[tuple[str, ...], ...], source: Sharding, name: str) -> s
     def has(axes: Sequence[Axis]) -> bool:
         return any(axis.name == name for axis in axes)
 
-    found = {group[0] for group, dim in zip(term, source.dims, strict=True) if group and has(dim.axes)}
-    return found | ({PARTIAL} if has(source.unreduced) else set())
+    labels = {group[0] for group, dim in zip(term, source.dims, strict=True) if group and has(dim.axes)}
+    return labels | ({PARTIAL} if has(source.unreduced) else set())
 
 
 def _case(pattern: Pattern, used: Sequence[set[str]]) -> str:
@@ -59,7 +59,7 @@ def _case(pattern: Pattern, used: Sequence[set[str]]) -> str:
     if PARTIAL in labels:
         return "partial"
     contracted = {label for label in labels if pattern.role(label) == "contracted"}
-    if len(used) > 1 and (len(labels) > 1 or any(one != labels for one in used)):
+    if len(used) > 1 and (len(labels) > 1 or any(operand != labels for operand in used)):
         return "case 4"
     if not contracted:
         return "case 1"

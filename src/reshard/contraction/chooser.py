@@ -230,17 +230,18 @@ class Chooser:
         most = None if limit is None else (1 + ROUNDING) * limit.cost
         moved: list[Moved] = []
         for number, ends in enumerate(ends_of(task, layout, target)):
-            one = self.prices.moved(*ends)
-            cost += one.price.cost * trips[number]
+            move = self.prices.moved(*ends)
+            cost += move.price.cost * trips[number]
             if (
                 limit is not None
                 and most is not None
                 and (
-                    cost > most or (not goal.is_sum and one.price.received_bytes * trips[number] > limit.received_bytes)
+                    cost > most
+                    or (not goal.is_sum and move.price.received_bytes * trips[number] > limit.received_bytes)
                 )
             ):
                 return None
-            moved.append(one)
+            moved.append(move)
         if cost == float("inf"):
             return None
         return price_of(moved, trips, flops * trips[-1], goal, task.calculation.dtype)

@@ -96,7 +96,7 @@ class EinsumPlan:
     @cached_property
     def given(self) -> int:
         """The number of tensors that are handed in."""
-        return sum(isinstance(one, int) for part in self.parts() for one in part.inputs)
+        return sum(isinstance(origin, int) for part in self.parts() for origin in part.inputs)
 
     @cached_property
     def expression(self) -> Pattern:
@@ -104,7 +104,9 @@ class EinsumPlan:
         terms: dict[int, Term] = {}
         for part in self.parts():
             terms |= {
-                one: term for one, term in zip(part.inputs, part.pattern.operands, strict=True) if isinstance(one, int)
+                origin: term
+                for origin, term in zip(part.inputs, part.pattern.operands, strict=True)
+                if isinstance(origin, int)
             }
         return Pattern(tuple(terms[number] for number in sorted(terms)), self.pattern.output)
 
@@ -125,11 +127,11 @@ class EinsumPlan:
         Raises:
             ReshardError: `unknown-device`.
         """
-        found = {}
+        sizes = {}
         for label, size in self.sizes.items():
             start, stop = self.layout.interval(label, size, device)
-            found[label] = stop - start
-        return found
+            sizes[label] = stop - start
+        return sizes
 
     @property
     def dtype(self) -> DType:
@@ -278,10 +280,10 @@ class EinsumPlan:
     @property
     def case(self) -> str:
         """The cases in one line, such as `case 2` or `case 4 on X, case 2 on Y`; case 1 where no axis is in the way."""
-        found = {axis: case for axis, case in self.cases.items() if case != "case 1"}
-        if len(set(found.values())) <= 1:
-            return next(iter(found.values()), "case 1")
-        return ", ".join(f"{case} on {axis}" for axis, case in found.items())
+        cases = {axis: case for axis, case in self.cases.items() if case != "case 1"}
+        if len(set(cases.values())) <= 1:
+            return next(iter(cases.values()), "case 1")
+        return ", ".join(f"{case} on {axis}" for axis, case in cases.items())
 
     def to_html(self) -> str:
         """The plan as a page: one file that opens from disk and needs no network.

@@ -84,7 +84,13 @@ def _named_parts(plan: EinsumPlan) -> list[tuple[EinsumPlan, list[str]]]:
     parts = list(plan.parts())
     names = {id(part): f"T{number}" for number, part in enumerate(parts, 1)} | {id(plan): _letter(plan.given)}
     return [
-        (part, [*(_letter(one) if isinstance(one, int) else names[id(one)] for one in part.inputs), names[id(part)]])
+        (
+            part,
+            [
+                *(_letter(origin) if isinstance(origin, int) else names[id(origin)] for origin in part.inputs),
+                names[id(part)],
+            ],
+        )
         for part in parts
     ]
 
@@ -97,8 +103,8 @@ def _chain(part: EinsumPlan, names: Sequence[str]) -> list[str]:
     """The operands as they are given and as they are used, and the result as it is made and as it is wanted."""
     *operands, result = names
     terms = part.pattern.terms
-    given = [tensor_text(*one) for one in zip(operands, part.pattern.operands, part.sources, strict=True)]
-    used = [tensor_text(*one) for one in zip(operands, part.pattern.operands, part.layouts, strict=True)]
+    given = [tensor_text(*tensor) for tensor in zip(operands, part.pattern.operands, part.sources, strict=True)]
+    used = [tensor_text(*tensor) for tensor in zip(operands, part.pattern.operands, part.layouts, strict=True)]
     made, wanted = (tensor_text(result, terms[-1], end) for end in (part.output.source, part.target))
     return [
         " · ".join(given),

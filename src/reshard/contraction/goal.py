@@ -42,13 +42,13 @@ class Goal:
         Raises:
             ReshardError: `bad-argument` for a name that there is not, or bytes wanted on a network; `bad-network`.
         """
-        found = Network.named(network, "the network")
+        described = Network.named(network, "the network")
         if name is None:
-            name = default if found is None else "seconds"
-        if name not in ("bytes", "balanced", "seconds") or (name == "seconds") != (found is not None):
-            asked = "seconds, on a network" if found is not None else "bytes or balanced; seconds need a network"
+            name = default if described is None else "seconds"
+        if name not in ("bytes", "balanced", "seconds") or (name == "seconds") != (described is not None):
+            asked = "seconds, on a network" if described is not None else "bytes or balanced; seconds need a network"
             raise ReshardError("bad-argument", f"the goal must be {asked}, got: {shown(name)}")
-        return cls(found, BALANCE if name == "balanced" else None)
+        return cls(described, BALANCE if name == "balanced" else None)
 
     @property
     def name(self) -> str:

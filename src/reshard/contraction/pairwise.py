@@ -66,7 +66,7 @@ class Contracted:
         calculation = self.task.calculation
         reshards = ends_of(self.task, self.chosen.layout, self.chosen.target)
         *operands, output = [chooser.prices.plan(*ends) for ends in reshards]
-        inputs = tuple(one if isinstance(one, int) else one.plan(chooser) for one in self.inputs)
+        inputs = tuple(maker if isinstance(maker, int) else maker.plan(chooser) for maker in self.inputs)
         return EinsumPlan(
             calculation.pattern,
             calculation.sizes,
@@ -125,10 +125,10 @@ def _along(path: Path, task: Task, chooser: Chooser, effort: Effort, *, prove: b
             if further and effort.is_over:
                 break
             for product in _products(live, pair, task, chooser, effort, prove=prove):
-                rest = [one for place, one in enumerate(live) if place not in pair]
-                after = (*rest, _Live(product.task.pattern.output, product.chosen.target, product))
+                waiting = [tensor for place, tensor in enumerate(live) if place not in pair]
+                after = (*waiting, _Live(product.task.pattern.output, product.chosen.target, product))
                 further.append((_spent(after), after))
-        states = [live for _, live in sorted(further, key=lambda one: one[0])[:KEPT]]
+        states = [live for _, live in sorted(further, key=lambda state: state[0])[:KEPT]]
     chains = [live[0].origin for live in states[:1]]
     return [
         replace(chain, chosen=chain.chosen._replace(is_proved=False))
@@ -139,8 +139,8 @@ def _along(path: Path, task: Task, chooser: Chooser, effort: Effort, *, prove: b
 
 def _spent(live: Sequence[_Live]) -> Price:
     """What the products that are made cost one after the other."""
-    made = [one.origin for one in live if isinstance(one.origin, Contracted)]
-    return added(NOTHING, *(part.chosen.price for product in made for part in product.parts()))
+    products = [tensor.origin for tensor in live if isinstance(tensor.origin, Contracted)]
+    return added(NOTHING, *(part.chosen.price for product in products for part in product.parts()))
 
 
 def _products(
@@ -149,11 +149,11 @@ def _products(
     """The product of two tensors: where it is wanted, if it is the last, or in several places."""
     is_last = len(live) == 2
     operands = [live[place] for place in pair]
-    pattern = pair_pattern([one.term for one in live], pair, task.pattern.output)
+    pattern = pair_pattern([tensor.term for tensor in live], pair, task.pattern.output)
     product = Task(
         Calculation.of_einsum(pattern, task.sizes, task.calculation.dtypes[-1]),
         task.mesh,
-        tuple(one.sharding for one in operands),
+        tuple(operand.sharding for operand in operands),
         task.target if is_last else None,
     )
     seen: set[Sharding] = set()
@@ -172,4 +172,4 @@ def _products(
         for chosen in places:
             if chosen.target not in seen:
                 seen.add(chosen.target)
-                yield Contracted(product, chosen, tuple(one.origin for one in operands))
+                yield Contracted(product, chosen, tuple(operand.origin for operand in operands))

@@ -37,8 +37,8 @@ def _paths(pattern: Pattern, sizes: tuple[int, ...]) -> tuple[Path, ...]:
     *operands, output = map(frozenset, pattern.ungrouped.term_labels)
     sizes_of = {label: max(size, 1) for label, size in zip(pattern.labels, sizes, strict=True)}
     finders = (paths.optimal if count <= EXACT else paths.auto, paths.greedy)
-    found = [finder(list(operands), output, sizes_of, None) for finder in finders]
-    pairs = [tuple((min(pair), max(pair)) for pair in path if len(pair) == 2) for path in found]
+    paths = [finder(list(operands), output, sizes_of, None) for finder in finders]
+    pairs = [tuple((min(pair), max(pair)) for pair in path if len(pair) == 2) for path in paths]
     made = [path for path in pairs if len(path) == count - 1]
     return tuple(dict.fromkeys([*made, *(ALL_ORDERS if count == 3 else ())]))
 
@@ -64,7 +64,7 @@ def pair_pattern(terms: Sequence[Term], pair: tuple[int, int], output: Term) -> 
     chosen = [terms[place] for place in pair]
     if len(terms) == 2:
         return Pattern(tuple(chosen), output)
-    rest = [term for place, term in enumerate(terms) if place not in pair]
-    needed = {label for term in [*rest, output] for group in term for label in group}
+    remaining = [term for place, term in enumerate(terms) if place not in pair]
+    needed = {label for term in [*remaining, output] for group in term for label in group}
     kept = dict.fromkeys(label for term in chosen for group in term for label in group if label in needed)
     return Pattern(tuple(chosen), tuple((label,) for label in kept))

@@ -130,10 +130,10 @@ def moved_by(plan: Plan, times_more: int = 1, goal: Goal = BY_BYTES) -> Moved:
 
 def busiest(moved: Iterable[tuple[Moved, int]]) -> int:
     """Bytes that the busiest device receives over several reshards, each made so many times, on whatever meshes."""
-    moving = [(one, trips) for one, trips in moved if one.tallies and trips]
+    moving = [(move, trips) for move, trips in moved if move.tallies and trips]
     if len(moving) < 2:
-        return sum(one.price.received_bytes * trips for one, trips in moving)
-    tallies = [Tally(tally.mesh, tally.received * trips) for one, trips in moving for tally in one.tallies]
+        return sum(move.price.received_bytes * trips for move, trips in moving)
+    tallies = [Tally(tally.mesh, tally.received * trips) for move, trips in moving for tally in move.tallies]
     if len({(tally.mesh.size, tally.mesh.device_ids) for tally in tallies}) == 1:
         return int(np.max(sum(tally.received for tally in tallies)))
     devices = np.unique(np.concatenate([tally.mesh.device_array for tally in tallies]))
@@ -145,12 +145,12 @@ def busiest(moved: Iterable[tuple[Moved, int]]) -> int:
 
 def price_of(moved: Sequence[Moved], trips: Sequence[int], flops: int, goal: Goal, dtype: DType) -> Price:
     """The price of an operation: its reshards, each made so many times, and its arithmetic in a dtype."""
-    costs = [one.price.cost * count for one, count in zip(moved, trips, strict=True)]
+    costs = [move.price.cost * count for move, count in zip(moved, trips, strict=True)]
     return Price(
         sum(costs, flops * goal.per_flop(dtype)),
         busiest(zip(moved, trips, strict=True)),
-        sum(one.price.total_received_bytes * count for one, count in zip(moved, trips, strict=True)),
-        sum(one.price.steps * count for one, count in zip(moved, trips, strict=True)),
+        sum(move.price.total_received_bytes * count for move, count in zip(moved, trips, strict=True)),
+        sum(move.price.steps * count for move, count in zip(moved, trips, strict=True)),
         flops,
     )
 
