@@ -249,5 +249,5 @@ def place_as(program: Program, shardings: Mapping[str, Sharding]) -> Placement:
     net, chooser = Net(program), Chooser(Goal(), is_for_many=True)
     dims = [tuple(dim.axes for dim in shardings[value.name].dims) for value in program.values]
     flow = Flow(dims, [{} for _ in dims])
-    best = optimum(Model(net, [flow], chooser, is_pinned=True), flow)
+    best = optimum(Model(net, [flow], chooser, is_pinned=True), [flow])
     return explicit(program, net, chooser, best, ["from elsewhere"] * len(dims))

@@ -88,12 +88,12 @@ class Optimum(NamedTuple):
     """Per operation that is contracted two operands at a time, by its number."""
 
 
-def optimum(model: Model, flow: Flow, deadline: float | None = None) -> Optimum:
+def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) -> Optimum:
     """The cheapest choice that is found.
 
     Args:
         model: the program.
-        flow: the outcome of propagation, with which to begin besides.
+        flows: outcomes of propagation, with which to begin besides; the first with all annotations at once.
         deadline: when to end with the best so far, by `time.monotonic`.
     """
 
@@ -104,7 +104,7 @@ def optimum(model: Model, flow: Flow, deadline: float | None = None) -> Optimum:
     is_tied = len(set(classes)) <= FEW * len(classes)
     small = model.tied(classes) if is_tied else model
     bounded = Bounded(small)
-    best = _searched(small, bounded, flow, is_late)
+    best = _searched(small, bounded, flows, is_late)
     if is_tied:
         options = {
             id(own): best.options[id(shared)] for own, shared in zip(model.variables, small.variables, strict=True)
@@ -182,9 +182,9 @@ def crossed(model: Model, best: Optimum, other: Optimum, may: Callable[[Optimum]
     return explained(descent)
 
 
-def _searched(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], bool]) -> Descent:
+def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Callable[[], bool]) -> Descent:
     """The best choice that is found."""
-    best = _begun(model, bounded, flow, is_late)
+    best = _begun(model, bounded, flows, is_late)
     known: Descent | None = None
     settled, gains = 0.0, True
     kicks = KICKED if len(model.nodes) <= SMALL else 0
@@ -212,9 +212,9 @@ def _searched(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], 
     return known or best
 
 
-def _begun(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], bool]) -> Descent:
+def _begun(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Callable[[], bool]) -> Descent:
     """The best of what propagation has and of what messages lead to, with the better parts of others."""
-    flowing, first = Descent(model, *_flowing(model, flow)), Descent(model, *bounded.step(is_late))
+    flowing, first = Descent(model, *_flowing(model, flows[0])), Descent(model, *bounded.step(is_late))
     if len(model.nodes) <= SMALL or flowing.cost <= PROMISING * bounded.bound:
         flowing.run()
     candidates = [flowing, first]
@@ -232,6 +232,20 @@ def _begun(model: Model, bounded: Bounded, flow: Flow, is_late: Callable[[], boo
         return best
     best.run()
     for other in others[:CROSSED]:
+        if best.cross(other.options, other.layouts):
+            best.run()
+    return _with_flows(best, flows[1:])
+
+
+def _with_flows(best: Descent, flows: Sequence[Flow]) -> Descent:
+    """A choice, or what an outcome of propagation has where that is cheaper, with the better parts of the others.
+
+    A stream of values that are cut alike from end to end is seldom reached from another value by value.
+    """
+    for flow in {tuple(flow.dims): flow for flow in flows}.values():
+        other = Descent(best.model, *_flowing(best.model, flow))
+        if other.cost < best.cost:
+            best, other = other, best
         if best.cross(other.options, other.layouts):
             best.run()
     return best

@@ -133,7 +133,7 @@ class LayoutSearch:
 
     def best(self, flow: Flow | None = None) -> Optimum:
         """The cheapest choice that is found, from an outcome of propagation or from its own."""
-        return optimum(self.model, flow or self.flows[0], self.deadline)
+        return optimum(self.model, [flow or self.flows[0], *self.flows[1:]], self.deadline)
 
     def placed(self, best: Optimum, limits: Limits = NO_LIMITS) -> Placement:
         """What comes of a choice; single operations are looked at again where that leaves work below a limit."""
