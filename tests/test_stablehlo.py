@@ -263,6 +263,25 @@ def test_shardings_of_ends_constraints_and_operations() -> None:
     assert [value.name for value in program.outputs] == ["loss"]
 
 
+def test_meshes_within_shardings_are_meshes() -> None:
+    sharding = '#sdy.sharding<mesh<["a"=2, "b"=4]>, [{"a"}, {?}]>'
+    text = f"func.func @main(%a: tensor<8x8xf32> {{sdy.sharding = {sharding}}}) -> tensor<8x8xf32> {{\n  return %a"
+    program = Program.from_stablehlo(f"{text} : tensor<8x8xf32>\n}}")
+    assert program.mesh == rs.Mesh.of(a=2, b=4)
+    assert text_of(program, "input") == ['[{"a"}, {?}]']
+
+
+def test_what_has_no_result_may_say_where_it_runs() -> None:
+    program = Program.from_stablehlo(f"""{MESH_LINE}
+sdy.mesh @one = <[], device_ids=[0]>
+func.func @main(%a: tensor<8x8xf32>) -> tensor<8x8xf32> {{
+  stablehlo.custom_call @called_back(%a)
+    {{has_side_effect = true, sdy.sharding = #sdy.sharding_per_value<[<@one, []>]>}} : (tensor<8x8xf32>) -> ()
+  return %a : tensor<8x8xf32>
+}}""")
+    assert names(program) == ["input", "output"]
+
+
 def test_a_call_stands_where_it_is_called() -> None:
     double = """func.func private @f(%b: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>})
       -> tensor<8x8xf32> {
@@ -369,7 +388,9 @@ def test_the_values_of_a_group_are_sharded_alike() -> None:
 def test_constants(text: str, dtype: str, array: list[Any]) -> None:
     kind = f"tensor<2x{dtype}>"
     body = f"  %0 = stablehlo.constant dense<{text}> : {kind}\n  return %0 : {kind}"
-    found = to_jax(program_of(body, "", kind).propagate())()
+    as_shardy_has_it = program_of(body.replace("stablehlo.", "sdy."), "", kind)
+    assert str(as_shardy_has_it) == str(program_of(body, "", kind))
+    found = to_jax(as_shardy_has_it.propagate())()
     np.testing.assert_array_equal(np.asarray(found, complex), np.asarray(array, complex))
 
 

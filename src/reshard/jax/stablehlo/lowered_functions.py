@@ -371,6 +371,7 @@ FUNCTIONS: dict[str, Callable[[ir.Operation], ArrayFunction]] = {
     "stablehlo.cholesky": cholesky,
     "stablehlo.compare": compare,
     "stablehlo.concatenate": lambda op: lambda *arrays: lax.concatenate(arrays, integer(op, "dimension")),
+    "sdy.constant": constant,
     "stablehlo.constant": constant,
     "stablehlo.convert": lambda op: partial(lax.convert_element_type, new_dtype=type_of(op.results[0]).dtype),
     "stablehlo.convolution": convolution,
