@@ -57,6 +57,9 @@ CASES = {
     "8b-tpu-v5p-4x4x4": Search(step(LLAMA_8B), "tpu-v5p-4x4x4", 95 * 10**9),
     "70b-tpu-v5p-4x4x4": Search(step(LLAMA_70B), "tpu-v5p-4x4x4", 95 * 10**9),
     "8b-h100-8x8-not-remade": Search(step(LLAMA_8B), "h100-8x8", 80 * 10**9, is_checkpointed=False),
+    "70b-h100-8x8-not-remade": Search(step(LLAMA_70B), "h100-8x8", 80 * 10**9, is_checkpointed=False),
+    "8b-tpu-v5p-4x4x4-not-remade": Search(step(LLAMA_8B), "tpu-v5p-4x4x4", 95 * 10**9, is_checkpointed=False),
+    "70b-tpu-v5p-4x4x4-not-remade": Search(step(LLAMA_70B), "tpu-v5p-4x4x4", 95 * 10**9, is_checkpointed=False),
     "8b-h100-8x8-two-axes": Search(step(LLAMA_8B, 8, 8), "h100-8x8", 80 * 10**9),
     "70b-h100-8x8-two-axes": Search(step(LLAMA_70B, 8, 8), "h100-8x8", 80 * 10**9),
 }

@@ -16,23 +16,23 @@ from reshard.propagation.trees import arborescence
 from reshard.propagation.ways import Picks
 
 
-def check(count: int) -> None:
+def check(count: int, at_optimum: float) -> None:
     cases = [compare(seed) for seed in range(count)]
     solved = [case for case in cases if case.is_optimal]
     assert len(solved) > 0.9 * count
     assert sum(case.costs[0] for case in solved) <= 1.02 * sum(case.costs[1] for case in solved)
-    assert sum(case.ratio <= CLOSE for case in solved) >= 0.9 * len(solved)
+    assert sum(case.ratio <= CLOSE for case in solved) >= at_optimum * len(solved)
     assert max(case.ratio for case in solved) <= 1.3
     assert [case.seed for case in solved if case.is_wrong] == []
 
 
 def test_small_programs_are_at_the_optimum() -> None:
-    check(14)
+    check(14, at_optimum=1.0)
 
 
 @pytest.mark.slow
 def test_five_hundred_small_programs_are_at_the_optimum() -> None:
-    check(500)
+    check(500, at_optimum=0.9)
 
 
 @pytest.mark.slow
@@ -123,6 +123,35 @@ def test_the_goal_decides() -> None:
     assert balanced.received_bytes + balanced.flops // 2000 <= few.flops // 2000
     with pytest.raises(ReshardError, match="the goal must be bytes or balanced"):
         program.propagate(goal="speed")
+
+
+def test_of_as_few_bytes_the_least_work_is_chosen() -> None:
+    """The sum waits along y, so 128 B are received whatever x does: a quarter of the rows, or all on every device."""
+    text = """
+sdy.mesh @mesh = <["x"=4, "y"=2]>
+a = input : float32[8, 32] <@mesh, [{}, {"y"}]>
+b = input : float32[32, 16] <@mesh, [{"y"}, {}]>
+c = einsum "ij,jk->ik" (a, b)
+d = copy "ij->ij" (c) <@mesh, [{"x"}, {}]>
+out = output (d) <@mesh, [{"x"}, {}]>
+"""
+    placed = Program.parse(text).propagate(goal="bytes")
+    assert placed.received_bytes == placed.cost == placed.bound == 128
+    assert placed.flops == 2 * 2 * 16 * 16 + 1 * 16
+
+
+def test_what_another_mesh_wants_is_brought_there_at_once() -> None:
+    """Five rows of eight and more come from elsewhere, however they are kept before: all of them, and nothing twice."""
+    text = """
+sdy.mesh @few = <["a"=3]>
+sdy.mesh @more = <["a"=6]>
+a = input : float32[8, 8] <@few, [{"a"}, {}]>
+b = tanh "ij->ij" (a)
+out = output (b) <@more, [{}, {}]>
+"""
+    placed = Program.parse(text).propagate()
+    assert sum(plan.received_bytes for plan in placed.plans.values()) == 8 * 8 * 4
+    assert placed.is_proved
 
 
 # Reshards of one value, made of one another

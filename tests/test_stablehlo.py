@@ -263,6 +263,45 @@ def test_shardings_of_ends_constraints_and_operations() -> None:
     assert [value.name for value in program.outputs] == ["loss"]
 
 
+def test_meshes_within_shardings_are_meshes() -> None:
+    sharding = '#sdy.sharding<mesh<["a"=2, "b"=4]>, [{"a"}, {?}]>'
+    text = f"func.func @main(%a: tensor<8x8xf32> {{sdy.sharding = {sharding}}}) -> tensor<8x8xf32> {{\n  return %a"
+    program = Program.from_stablehlo(f"{text} : tensor<8x8xf32>\n}}")
+    assert program.mesh == rs.Mesh.of(a=2, b=4)
+    assert text_of(program, "input") == ['[{"a"}, {?}]']
+
+
+def test_what_has_no_result_may_say_where_it_runs() -> None:
+    program = Program.from_stablehlo(f"""{MESH_LINE}
+sdy.mesh @one = <[], device_ids=[0]>
+func.func @main(%a: tensor<8x8xf32>) -> tensor<8x8xf32> {{
+  stablehlo.custom_call @called_back(%a)
+    {{has_side_effect = true, sdy.sharding = #sdy.sharding_per_value<[<@one, []>]>}} : (tensor<8x8xf32>) -> ()
+  return %a : tensor<8x8xf32>
+}}""")
+    assert names(program) == ["input", "output"]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("f32", "float32"), ("i32", "int32"), ("ui8", "uint8")])
+def test_a_sort_may_put_the_largest_first(kind: str, dtype: str) -> None:
+    """Along a cut dim, with other elements in the same order, equal ones in the order in which they were."""
+    both = f"tensor<8x4x{kind}>, tensor<8x4xi32>"
+    body = f"""  %0:2 = "stablehlo.sort"(%a, %b) <{{dimension = 0 : i64, is_stable = true}}> ({{
+  ^bb0(%x: tensor<{kind}>, %y: tensor<{kind}>, %u: tensor<i32>, %v: tensor<i32>):
+    %1 = stablehlo.compare GT, %x, %y : (tensor<{kind}>, tensor<{kind}>) -> tensor<i1>
+    stablehlo.return %1 : tensor<i1>
+  }}) : ({both}) -> ({both})
+  return %0#0, %0#1 : {both}"""
+    arguments = f'%a: tensor<8x4x{kind}> {{sdy.sharding = #sdy.sharding<@mesh, [{{"x"}}, {{}}]>}}, %b: tensor<8x4xi32>'
+    placed = program_of(body, arguments, f"({both})").propagate()
+    rng = np.random.default_rng(0)
+    keys, others = rng.integers(0, 5, (8, 4)).astype(dtype), rng.integers(0, 99, (8, 4)).astype("int32")
+    order = np.argsort(-keys.astype("int64"), axis=0, kind="stable")
+    found = to_jax(placed)(keys, others)
+    np.testing.assert_array_equal(found[0], np.take_along_axis(keys, order, 0))
+    np.testing.assert_array_equal(found[1], np.take_along_axis(others, order, 0))
+
+
 def test_a_call_stands_where_it_is_called() -> None:
     double = """func.func private @f(%b: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>})
       -> tensor<8x8xf32> {
@@ -274,6 +313,21 @@ def test_a_call_stands_where_it_is_called() -> None:
     program = program_of(body, more=double)
     assert names(program) == ["input", "copy", "add", "copy", "add", "output"]
     assert text_of(program, "copy") == ['[{"x"}, {}]'] * 2
+
+
+def test_what_a_called_function_says_of_its_result_is_kept() -> None:
+    """It is whole there, though who calls it wants partial sums; Shardy's pipeline leaves them partial."""
+    partial = '[{}, {}], unreduced={"x"}'
+    called = f"""func.func private @f(%b: tensor<8x8xf32>)
+    -> (tensor<8x8xf32> {{sdy.sharding = #sdy.sharding<@mesh, [{{}}, {{}}]>}}) {{
+  %0 = sdy.sharding_constraint %b <@mesh, {partial}> : tensor<8x8xf32>
+  return %0 : tensor<8x8xf32>
+}}"""
+    call = "func.call @f({}) : (tensor<8x8xf32>) -> tensor<8x8xf32>"
+    body = f"  %0 = {call.format('%a')}\n  %1 = {call.format('%0')}\n  return %1 : tensor<8x8xf32>"
+    program = program_of(body, f"%a: tensor<8x8xf32> {{sdy.sharding = #sdy.sharding<@mesh, {partial}>}}", more=called)
+    assert text_of(program, "copy") == [partial, "[{}, {}]"] * 2
+    assert program.propagate().received_bytes == 2 * 8 * 8 * 4
 
 
 def test_a_choice_goes_by_what_is_true() -> None:
@@ -369,7 +423,9 @@ def test_the_values_of_a_group_are_sharded_alike() -> None:
 def test_constants(text: str, dtype: str, array: list[Any]) -> None:
     kind = f"tensor<2x{dtype}>"
     body = f"  %0 = stablehlo.constant dense<{text}> : {kind}\n  return %0 : {kind}"
-    found = to_jax(program_of(body, "", kind).propagate())()
+    as_shardy_has_it = program_of(body.replace("stablehlo.", "sdy."), "", kind)
+    assert str(as_shardy_has_it) == str(program_of(body, "", kind))
+    found = to_jax(as_shardy_has_it.propagate())()
     np.testing.assert_array_equal(np.asarray(found, complex), np.asarray(array, complex))
 
 
@@ -426,10 +482,10 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "cannot-express",
         "line 3: stablehlo.custom_call: HLO does not say what a manual computation shares out",
     ),
-    "a sort that falls": (
+    "a sort by what is no order": (
         module("""  %0 = "stablehlo.sort"(%a) <{dimension = 0 : i64}> ({
   ^bb0(%x: tensor<f32>, %y: tensor<f32>):
-    %1 = stablehlo.compare GT, %x, %y : (tensor<f32>, tensor<f32>) -> tensor<i1>
+    %1 = stablehlo.compare NE, %x, %y : (tensor<f32>, tensor<f32>) -> tensor<i1>
     stablehlo.return %1 : tensor<i1>
   }) : (tensor<8x8xf32>) -> tensor<8x8xf32>
   return %0 : tensor<8x8xf32>"""),

@@ -10,7 +10,7 @@ Where two choices differ, every part in which they do is taken over from the oth
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -69,13 +69,31 @@ class Descent:
         )
 
     def leaving(self, node: Node, but: Edge | None = None) -> Costs:
-        """Per layout of an operation, what it takes to bring its result to where it is kept."""
+        """Per layout of an operation, what it takes to bring its result to where it is kept, or to keep it as made."""
         cost = np.zeros(len(node.layouts))
         for edge in node.makes:
             if edge is not but:
-                moved = edge.table.price[edge.picks.options, self.options[id(edge.variable)]]
-                cost += moved[edge.picks.places] * edge.times
+                kept, made = self.options[id(edge.variable)], edge.picks.options
+                moved = edge.table.price[made, kept] * edge.times
+                if edge.variable.follows:
+                    rent = edge.variable.rent
+                    instead = 0.0 if rent is None else rent[made] - rent[kept]
+                    moved = np.where(np.isin(made, edge.variable.domain), np.minimum(moved, instead), moved)
+                cost += moved[edge.picks.places]
         return cost
+
+    def _following(self, nodes: Iterable[Node], layouts: Mapping[int, int]) -> dict[int, int]:
+        """The options of results that nothing reads, where they are to be kept as other layouts make them."""
+        options = {}
+        for node in nodes:
+            for edge in node.makes:
+                variable, layout = edge.variable, layouts.get(node.number, self.layouts[node.number])
+                made, kept = edge.picks.listed[layout], self.options[id(variable)]
+                if made != kept and variable.follows and made in variable.domain:
+                    instead = 0.0 if variable.rent is None else float(variable.rent[made] - variable.rent[kept])
+                    if instead < edge.table.price[made, kept] * edge.times:
+                        options[id(variable)] = made
+        return options
 
     def shared(self, variable: Variable) -> float:
         """What the reshards of a value cost, and holding it."""
@@ -190,6 +208,7 @@ class Descent:
             nodes: all that have one of the variables, or another layout.
         """
         touched = list({node.number: node for node in nodes}.values())
+        options = self._following(touched, layouts) | options
         variables = list({id(e.variable): e.variable for node in touched for e in node.edges}.values())
         before = sum(map(self.node_cost, touched)) + sum(map(self.shared, variables))
         old_options = {key: self.options[key] for key in options}

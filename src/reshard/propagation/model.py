@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import combinations, product
+from math import ceil, prod
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,9 @@ from reshard.sharding import Sharding
 SAME = 1e-9
 """As a part of them, by how much two numbers for one cost may differ."""
 TIE_BREAK = 1e-10
-"""What an operation costs where work only decides between equals."""
+"""What an operation costs at the least where work only decides between equals."""
+LESS_THAN_A_BYTE = 0.5
+"""What all operations of one device together cost then, as long as that is more for each: so bytes go first."""
 TAKEN_APART = 1e-6
 """By how much, as a part of it, moving what a loop takes apart costs more as a whole, since that must be held."""
 MOST_WAITING = 3
@@ -76,6 +79,11 @@ class Model:
         ]
         self._tables: dict[tuple[object, ...], Table] = {}
         self.besides = Besides()
+        alone = sum(map(self._work_alone, net.computed))
+        self.tie_break = TIE_BREAK if self.goal.is_sum else max(TIE_BREAK, LESS_THAN_A_BYTE / max(alone, 1))
+        """What an operation costs where work only decides between equals."""
+        self.has_exact_ties = not self.goal.is_sum and self.tie_break * alone <= LESS_THAN_A_BYTE
+        """Whether all work together costs less than a byte."""
         self._layouts: dict[tuple[object, ...], Layouts] = {}
         self._shardings: dict[tuple[int, int, str, str], Sharding] = {}
         self._domains: dict[bytes, Numbers] = {}
@@ -128,6 +136,17 @@ class Model:
         rented.variables = [variables[id(variable)] for variable in self.variables]
         rented.nodes = [rented._node([self.net.graph.operations[node.number]]) for node in self.nodes]
         return rented
+
+    def _work_alone(self, number: int) -> int:
+        """The operations of a device that does all of an operation."""
+        calculation = self.net.calculations[number]
+        sizes = calculation.label_sizes
+        each = (stage.operations * prod(sizes[label] for label in stage.labels) for stage in calculation.stages)
+        return sum(each) * self.net.trip_counts(number)[-1]
+
+    def bound_of(self, bound: float) -> float:
+        """A bound without what decides between equals: of whole bytes."""
+        return float(ceil(bound * (1 - SAME) - LESS_THAN_A_BYTE)) if self.has_exact_ties else bound
 
     def _said(self, number: int, flow: Flow) -> list[tuple[Axes, bool]]:
         """Per dim of a value the axes that were given and seen, and whether it is open."""
@@ -307,7 +326,7 @@ class Model:
         number = operation.result.number
         net, tensors = self.net, self._tensors(operation)
         trips, layouts = net.trip_counts(number), self._layouts_of(operation)
-        per_flop = self.goal.per_flop(operation.arithmetic) + self.besides.per_flop or TIE_BREAK
+        per_flop = self.goal.per_flop(operation.arithmetic) + self.besides.per_flop or self.tie_break
         rents = self.besides.rents
         work = id(layouts), trips[-1] * per_flop * len(alike)
         if work not in self._costs:

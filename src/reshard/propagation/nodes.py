@@ -53,6 +53,11 @@ class Variable:
     uses: list[Edge] = field(default_factory=list)
     makers: list[Edge] = field(default_factory=list)
 
+    @property
+    def follows(self) -> bool:
+        """Whether nothing reads it and it may be kept as it is made, as an output of which nothing is said."""
+        return not self.uses and len(self.makers) == 1 and len(self.domain) > 1
+
 
 @dataclass(eq=False)
 class Node:

@@ -114,8 +114,8 @@ def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) 
         whole = Dual(model, shares)
         whole.begin(bounded.dual, classes)
         whole.run(WHOLE_TURNS, is_late)
-        return _explained(model, Descent(model, options, layouts), max(whole.bound, 0.0))
-    return _explained(model, best, max(bounded.bound, 0.0))
+        return _explained(model, Descent(model, options, layouts), max(model.bound_of(whole.bound), 0.0))
+    return _explained(model, best, max(model.bound_of(bounded.bound), 0.0))
 
 
 def changed(
@@ -385,8 +385,10 @@ def _explained(model: Model, best: Descent, bound: float) -> Optimum:
     net = model.net
     for node in model.nodes:
         operation, variable = net.graph.operations[node.number], node.uses[0].variable
-        if operation.name == "output" and len(variable.uses) == 1 and variable.makers:
-            wanted = best.options[id(node.makes[0].variable)]
+        result = node.makes[0].variable
+        is_alike = result.options is variable.options  # else they lie on two meshes
+        if operation.name == "output" and is_alike and len(variable.uses) == 1 and variable.makers:
+            wanted = best.options[id(result)]
             if wanted in variable.domain:  # what only an output reads is made where that wants it
                 best.keep(variable, wanted)
     shardings = [model.sharding(number, best.options[id(variable)]) for number, variable in enumerate(model.variables)]

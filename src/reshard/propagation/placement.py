@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import floor
 from typing import Any
 
 from reshard.contraction.chooser import Chooser
@@ -44,6 +45,8 @@ from reshard.propagation.text import write
 from reshard.sharding import Sharding
 from reshard.tables import Table, bytes_text, plain
 
+WHOLE = 1e-9
+"""As a part of them, by how much a sum of whole bytes may miss a whole number."""
 PROVED = 1e-7
 """As a part of the cost, by how much a bound may miss what it proves: sums of large numbers round."""
 
@@ -368,9 +371,10 @@ def explicit(program: Builder, net: Net, chooser: Chooser, best: Optimum, reason
                 placing.places[end.result] = placing.moved(value, target, end.result.name, reason)
     for value, said in program.annotations.items():
         placing.shardings[placing.places[value]] = _as_said(placing.shardings[placing.places[value]], said)
+    cost = best.cost if chooser.goal.is_sum else float(floor(best.cost * (1 + WHOLE)))  # less work is no byte
     return Placement(
         dict(program.meshes), tuple(placing.operations), placing.shardings, placing.plans, placing.work,
-        placing.reasons, chooser.goal, best.cost, min(best.bound, best.cost), Counter(program.without_rule),
+        placing.reasons, chooser.goal, cost, min(best.bound, cost), Counter(program.without_rule),
         program.signature,
     )  # fmt: skip
 

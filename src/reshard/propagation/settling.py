@@ -11,7 +11,7 @@ from reshard.contraction.chooser import Chooser
 from reshard.contraction.pairwise import Contracted, best_way
 from reshard.contraction.prices import Effort, Price
 from reshard.errors import ReshardError
-from reshard.propagation.model import TIE_BREAK, Model
+from reshard.propagation.model import Model
 from reshard.propagation.optimum import Optimum, paid_for
 
 MOST_OPERATIONS = 48
@@ -40,7 +40,7 @@ def settled(model: Model, chooser: Chooser, best: Optimum) -> Optimum:
         except ReshardError:
             continue
         spent += effort.spent
-        cost = _cost(way.price(chooser), chooser, is_alone=len(costs) == 1)
+        cost = _cost(way.price(chooser), chooser, 0.0 if len(costs) == 1 else model.tie_break)
         if cost <= paid * (1 + ALIKE):  # of equals, what an einsum alone would have
             saved += paid - cost
             if len(list(way.parts())) > 1:
@@ -50,8 +50,8 @@ def settled(model: Model, chooser: Chooser, best: Optimum) -> Optimum:
     return best._replace(layouts=layouts, chains=chains, cost=best.cost - saved)
 
 
-def _cost(price: Price, chooser: Chooser, *, is_alone: bool) -> float:
+def _cost(price: Price, chooser: Chooser, tie_break: float) -> float:
     """What the goal adds up; of equal bytes the work, but for one operation alone, which goes as an einsum does."""
     if chooser.goal.is_sum:
         return price.cost
-    return price.received_bytes + (0.0 if is_alone else TIE_BREAK * price.flops)
+    return price.received_bytes + tie_break * price.flops

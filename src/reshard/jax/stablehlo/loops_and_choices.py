@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from jaxlib.mlir import ir
 
-from reshard.jax.stablehlo.mlir_attributes import constant_array, integers, maker, type_of, word
+from reshard.jax.stablehlo.mlir_attributes import constant_array, integers, is_constant, maker, type_of, word
 from reshard.jax.tracing.emitter import known_number
 from reshard.operations.blocks import Block, around
 from reshard.propagation import Program, Value
@@ -228,7 +228,7 @@ def _counter(
         elif isinstance(value, ir.BlockArgument):
             place = value.arg_number
             found = known_number(reading.program, operands[place]) if ends[place] == body.arguments[place] else None
-        elif op is not None and op.name == "stablehlo.constant":
+        elif op is not None and is_constant(op):
             found = constant_array(op).item()
         return None if found is None else int(found)
 
@@ -295,7 +295,7 @@ def _is_inside(op: ir.Operation | None) -> bool:
     least = maker(op.operands[0])
     if op.name == "stablehlo.convert":
         return bool(type_of(op.operands[0]).dtype == bool)
-    return least is not None and least.name == "stablehlo.constant" and bool(constant_array(least) >= 0)
+    return least is not None and is_constant(least) and bool(constant_array(least) >= 0)
 
 
 def sliced(reading: Reading, op: ir.Operation, operands: Sequence[Any]) -> list[Any] | None:

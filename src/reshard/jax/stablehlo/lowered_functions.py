@@ -262,20 +262,25 @@ _CANONICAL = {"compare", "select", "constant"}
 
 
 def sort(op: ir.Operation) -> ArrayFunction:
-    """Tensors in the order of the first, smallest first."""
+    """Tensors in the order of the first: smallest first, or largest first, which is that of its complement."""
     (block,) = op.regions[0].blocks
     *body, end = (each.operation for each in block.operations)
     last = body[-1] if body else end
     names = {each.name.removeprefix("stablehlo.") for each in body[:-1]}
     dim, stable = integer(op, "dimension", -1), bool(integer(op, "is_stable"))
-    rising = word(last, "comparison_direction") in ("LT", "LE")
+    kind, direction = type_of(op.operands[0]).dtype.kind, word(last, "comparison_direction")
+    falling = direction in ("GT", "GE") and kind != "c"
     compares = last.name == "stablehlo.compare" and [*end.operands] == [*last.results] and names <= _CANONICAL
     first = [_arguments(value) for value in last.operands] if compares else []
-    if not rising or first != [{block.arguments[0]}, {block.arguments[1]}]:
-        raise ReshardError("cannot-express", "a sort must put the smallest elements of its first operand first")
-    if len(op.operands) == 1:
-        return lambda array: lax.sort(array, dimension=dim, is_stable=stable)
-    return lambda *arrays: lax.sort(arrays, dimension=dim, is_stable=stable, num_keys=1)
+    if not (falling or direction in ("LT", "LE")) or first != [{block.arguments[0]}, {block.arguments[1]}]:
+        raise ReshardError("cannot-express", "a sort must go by the size of the elements of its first operand")
+    complement = (lax.bitwise_not if kind in "iub" else lax.neg) if falling else lambda array: array
+
+    def in_order(key: Any, *others: Any) -> Any:
+        key, *others = lax.sort((complement(key), *others), dimension=dim, is_stable=stable, num_keys=1)
+        return (complement(key), *others)
+
+    return in_order
 
 
 def _arguments(value: Any) -> set[Any]:
@@ -371,6 +376,7 @@ FUNCTIONS: dict[str, Callable[[ir.Operation], ArrayFunction]] = {
     "stablehlo.cholesky": cholesky,
     "stablehlo.compare": compare,
     "stablehlo.concatenate": lambda op: lambda *arrays: lax.concatenate(arrays, integer(op, "dimension")),
+    "sdy.constant": constant,
     "stablehlo.constant": constant,
     "stablehlo.convert": lambda op: partial(lax.convert_element_type, new_dtype=type_of(op.results[0]).dtype),
     "stablehlo.convolution": convolution,

@@ -81,6 +81,11 @@ def padding(op: ir.Operation, dims: int) -> list[tuple[int, int]]:
     return [(0, 0)] * dims if pairs is None else [(int(low), int(high)) for low, high in np.array(pairs)]
 
 
+def is_constant(op: ir.Operation) -> bool:
+    """Whether it makes elements that stand in the text."""
+    return op.name in ("stablehlo.constant", "sdy.constant")
+
+
 def constant_array(op: ir.Operation) -> Any:
     """The elements of a constant; of one that is the same everywhere, that one, without dims.
 

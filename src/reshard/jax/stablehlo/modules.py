@@ -69,6 +69,8 @@ MARKS = ("Sharding", "annotate_device_placement", "xla.sdy.FuncResultSharding")
 """Custom calls that only say something of their operand."""
 RULES = "builtin.module(func.func(sdy-populate-op-sharding-rules))"
 """The pass that writes its sharding rule on every operation."""
+LIFTED = "builtin.module(sdy-lift-inlined-meshes)"
+"""The pass that gives a name to every mesh that stands within a sharding."""
 PLACED = ("stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice")
 """Operations that a loop may know better."""
 
@@ -102,6 +104,8 @@ def program_of(text: str) -> Program:
             raise ReshardError("syntax", "; ".join(reasons) or "the text is no module of MLIR") from None
         if "custom_call" in text or HLO.search(text):  # Shardy knows the rules of those that XLA knows
             passmanager.PassManager.parse(RULES).run(module.operation)
+        if "mesh<" in text:
+            passmanager.PassManager.parse(LIFTED).run(module.operation)
         reading = Reading(module)
         reading.main()
         return reading.program
@@ -261,6 +265,8 @@ class Reading(Tracing):
     def _annotated(self, op: ir.Operation, results: list[Any]) -> list[Any]:
         """What an operation gives, as it says itself."""
         said: Sequence[Sharding | None]
+        if not results:  # what only has an effect may say where
+            return results
         if "sdy.sharding" in op.attributes:
             said = self.shardings(op.attributes["sdy.sharding"])
         elif (beside := said_beside(op.attributes)) is not None:
