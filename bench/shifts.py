@@ -46,15 +46,22 @@ def received(text: str) -> int:
     return max(totals.values())
 
 
+def functions() -> dict[str, Any]:
+    """Those that are measured."""
+    from jax_habits import habits  # noqa: PLC0415
+    from jax_shifts import cases  # noqa: PLC0415
+
+    return cases() | habits()
+
+
 def figures_of(name: str) -> dict[str, Any]:
     """Bytes of both ways; their results are compared."""
     import jax  # noqa: PLC0415
     import numpy as np  # noqa: PLC0415
-    from jax_shifts import cases  # noqa: PLC0415
 
     import reshard as rs  # noqa: PLC0415
 
-    case = cases()[name]
+    case = functions()[name]
     mesh = jax.make_mesh(
         case.axes, ("x", "y")[: len(case.axes)], axis_types=(jax.sharding.AxisType.Auto,) * len(case.axes)
     )
@@ -91,11 +98,9 @@ def figures_of(name: str) -> dict[str, Any]:
 
 def figures() -> dict[str, Any]:
     """Those of all functions, or of those that are named."""
-    from jax_shifts import cases  # noqa: PLC0415
-
     names = [name for name in sys.argv[1:] if name != TASK and not name.startswith("--")]
     found: dict[str, Any] = {}
-    for name in names or cases():
+    for name in names or functions():
         found[name] = figures_of(name)
         print(name, found[name], file=sys.stderr, flush=True)
     return found

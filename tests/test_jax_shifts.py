@@ -11,17 +11,18 @@ jax = pytest.importorskip("jax")
 
 from jax import lax  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
+from jax_habits import habits  # noqa: E402
 from jax_hlo import collectives, received_bytes  # noqa: E402
 from jax_shifts import DEVICES, Case, cases  # noqa: E402
 
 import reshard as rs  # noqa: E402
 
 pytestmark = pytest.mark.engine
-CASES = cases()
+CASES = cases() | habits()
 AT_BOUND = {
     "roll by 1": 256,
     "gradient of a roll": 1536,
-    "neighbours by their numbers": 256,
+    "shift by a pad that is cut": 256,
     "update at a known place": 32768,
     "convolution 3 x 3, stride 2": 4096,
     "gradient of a convolution, stride 2": 6144,

@@ -16,5 +16,11 @@ def test_on_four_ranks() -> None:
 
 
 @pytest.mark.slow
+def test_pads_and_pools_on_four_ranks() -> None:
+    names = ["pads", "pools", "named_paddings"]
+    assert wrong_features("torch_windows", names, 4) == {name: [] for name in names}
+
+
+@pytest.mark.slow
 def test_every_convolution_on_four_ranks() -> None:
     assert wrong_features("torch_windows", ["many_convolutions"], 4) == {"many_convolutions": []}

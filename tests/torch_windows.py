@@ -61,7 +61,12 @@ def halos(rank: int) -> Iterator[str]:
 
 
 def _compared(
-    text: str, ours: Callable[..., DTensor], theirs: Callable[..., torch.Tensor], x: DTensor, *weights: DTensor
+    text: str,
+    ours: Callable[..., DTensor],
+    theirs: Callable[..., torch.Tensor],
+    x: DTensor,
+    *weights: DTensor,
+    same: Callable[[torch.Tensor, torch.Tensor], bool] = torch.equal,
 ) -> Iterator[str]:
     """Values, and gradients of operand and weights, are those of the whole."""
     operands = [x.requires_grad_(), *(weight.requires_grad_() for weight in weights)]
@@ -71,13 +76,13 @@ def _compared(
     expected = theirs(*wholes)
     yield unless(tuple(found.shape) == tuple(expected.shape), f"{text}: shape {found.shape}, not {expected.shape}")
     yield unless(tuple(found.placements) == tuple(x.placements), f"{text}: {found.placements}")
-    yield unless(torch.equal(found.full_tensor(), expected), f"{text}: values")
+    yield unless(same(found.full_tensor(), expected), f"{text}: values")
     cotangent = _numbers(tuple(expected.shape))
     expected.backward(cotangent)
     found.backward(distribute_tensor(cotangent, found.device_mesh, found.placements))
     for number, (operand, whole) in enumerate(zip(operands, wholes, strict=True)):
         assert operand.grad is not None
-        yield unless(torch.equal(operand.grad.full_tensor(), whole.grad), f"{text}: gradient of operand {number}")
+        yield unless(same(operand.grad.full_tensor(), whole.grad), f"{text}: gradient of operand {number}")
 
 
 def moves(rank: int) -> Iterator[str]:
@@ -285,6 +290,87 @@ def many_convolutions(rank: int) -> Iterator[str]:
                     options = {"stride": stride, "dilation": dilation, "padding": padding}
                     text = f"{kernel} {options} {size}"
                     yield from _compared(text, partial(RS.conv1d, **options), partial(F.conv1d, **options), x, weight)
+
+
+def pads(rank: int) -> Iterator[str]:
+    """Pads of what lies in the tensor, over tiles that they reach past, and asymmetric ones."""
+    line, square = _mesh(4), _mesh(2, 2)
+    for mesh, placements, shape, widths in (
+        (line, [Shard(2)], (2, 1, 11), (7, 3)),
+        (line, [Shard(2)], (1, 2, 3), (2, 1)),
+        (line, [Shard(2)], (1, 1, 9), (-2, 5)),
+        (square, [Shard(2), Shard(3)], (1, 2, 7, 6), (3, 5, 0, 4)),
+        (square, [Shard(2), Shard(2)], (1, 1, 6, 5), (1, 2, 5, 1)),
+        (square, [Replicate(), Shard(3)], (1, 2, 5, 8), (7, 6, 4, 3)),
+    ):
+        for mode in ("reflect", "replicate", "circular", "constant"):
+            if mode == "circular" and min(widths) < 0:
+                continue
+            x = distribute_tensor(_numbers(shape), mesh, placements)
+            ours, theirs = (partial(each, mode=mode) for each in (RS.pad, F.pad))
+            yield from _compared(
+                f"{mode} {widths} {placements} {shape}",
+                partial(ours, widths=widths),
+                partial(theirs, pad=widths),
+                x,
+            )
+
+
+POOLED: list[tuple[tuple[int, ...], list[Any], tuple[int, ...]]] = [
+    ((4,), [Shard(2)], (1, 2, 13)),
+    ((4,), [Shard(2)], (1, 1, 5)),
+    ((2, 2), [Shard(2), Shard(3)], (1, 2, 9, 8)),
+    ((2, 2), [Shard(3), Shard(3)], (1, 1, 4, 11)),
+    ((2, 2), [Shard(0), Shard(2)], (3, 1, 7, 4, 5)),
+]
+"""Meshes, placements and shapes."""
+
+
+def pools(rank: int) -> Iterator[str]:
+    """Poolings with places rounded up, with what is padded not counted, and over tiles of nothing."""
+    for sizes_of_mesh, placements, shape in POOLED:
+        mesh = _mesh(*sizes_of_mesh)
+        count, elements = len(shape) - 2, int(np.prod(shape))
+        order = torch.randperm(elements, generator=torch.Generator().manual_seed(elements)).double().view(shape)
+        for kernel, stride, padding in ((3, 2, 1), (2, 3, 1), (4, 2, 0), (3, 1, 1), (2, 2, 1)):
+            for ceil_mode in (False, True):
+                sizes = {"stride": stride, "padding": padding, "ceil_mode": ceil_mode}
+                text = f"{kernel} {sizes} {placements} {shape}"
+                own, whole = RS.max_pool, (F.max_pool1d, F.max_pool2d, F.max_pool3d)[count - 1]
+                x = distribute_tensor(order, mesh, placements)
+                yield from _compared(
+                    f"max {text}", partial(own, kernel=kernel, **sizes), partial(whole, kernel_size=kernel, **sizes), x
+                )
+                for with_padding in (True, False):
+                    sizes["count_include_pad"] = with_padding
+                    own, whole = RS.avg_pool, (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[count - 1]
+                    x = distribute_tensor(order, mesh, placements)
+                    yield from _compared(
+                        f"average {text} {with_padding}",
+                        partial(own, kernel=kernel, **sizes),
+                        partial(whole, kernel_size=kernel, **sizes),
+                        x,
+                        same=torch.allclose,  # sums of thirds, in another order
+                    )
+
+
+def named_paddings(rank: int) -> Iterator[str]:
+    """Convolutions padded by `same` and `valid`, in groups, of even kernels, by images of few rows."""
+    line = _mesh(4)
+    for kernel, dilation, groups, size in ((4, 1, 1, 13), (3, 2, 4, 9), (2, 3, 2, 5), (6, 1, 4, 3), (1, 1, 2, 2)):
+        for padding in ("same", "valid"):
+            if padding == "valid" and dilation * (kernel - 1) >= size:
+                continue
+            x = distribute_tensor(_numbers((2, 4, size)), line, [Shard(2)])
+            weight = distribute_tensor(_numbers((8, 4 // groups, kernel)), line, [Replicate()])
+            options = {"padding": padding, "dilation": dilation, "groups": groups}
+            yield from _compared(
+                f"conv1d {kernel} {size} {options}",
+                partial(RS.conv1d, **options),
+                partial(F.conv1d, **options),
+                x,
+                weight,
+            )
 
 
 def sequences(rank: int) -> Iterator[str]:

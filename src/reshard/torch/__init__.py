@@ -36,7 +36,9 @@ local_einsum.py    what one rank does for it, kept per kind of call
 contraction.py     one rank's part of an einsum, and of its overlap with what it needs
 reshard_tile.py    `reshard`: local tensors between shardings that no placements say
 halo.py            `halo`: windows around tiles, and their gradients
-sliding.py         operations that reach over the edge of a tile: rolls, convolutions, pooling, running sums
+sliding.py         operations that reach over the edge of a tile: rolls, convolutions, running sums
+padding.py         pads, of a constant or of the tensor itself
+pooling.py         the largest and the average of windows
 transfer.py        `transfer`: a whole model, by its plan
 under_way.py       a transfer that its caller waits for by bucket
 block_casts.py     casts in blocks that share a scale
@@ -59,12 +61,13 @@ from reshard.torch.conversions import mesh_of, placements_of, sharding_of
 from reshard.torch.einsum import einsum
 from reshard.torch.halo import halo
 from reshard.torch.installing import Installation, install, uninstall
+from reshard.torch.padding import pad
 from reshard.torch.planned import run
+from reshard.torch.pooling import avg_pool, max_pool
 from reshard.torch.programs import to_torch
 from reshard.torch.redistribute import redistribute, workspace_size
 from reshard.torch.reshard_tile import reshard
 from reshard.torch.sliding import (
-    avg_pool,
     conv1d,
     conv2d,
     conv3d,
@@ -73,8 +76,6 @@ from reshard.torch.sliding import (
     conv_transpose3d,
     cumsum,
     flip,
-    max_pool,
-    pad,
     roll,
 )
 from reshard.torch.transfer import transfer, version_of

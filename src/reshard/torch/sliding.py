@@ -1,4 +1,4 @@
-"""Operations that reach over the edge of a tile: roll, flip, pad, convolutions, pooling, running sums.
+"""Operations that reach over the edge of a tile: roll, flip, convolutions, running sums; pads and pooling rest on it.
 
 Each rank makes its tile of the result out of a window of the operand: what the tile reaches is arithmetic
 (`reshard.reach`), filling the window is one exchange of what the rank lacks (`halo`), and the rest is torch's own
@@ -35,7 +35,7 @@ def roll(x: DTensor, shifts: Numbers, dims: Numbers) -> DTensor:
         ReshardError: `bad-argument`, `rank-mismatch`, and as `halo`.
     """
     check_tensor(x)
-    by, along = _several(shifts, "shifts"), [_dim(x, dim) for dim in _several(dims, "dims")]
+    by, along = several(shifts, "shifts"), [dim_of(x, dim) for dim in several(dims, "dims")]
     if len(by) != len(along) or len(set(along)) < len(along):
         raise ReshardError("bad-argument", f"shifts and dims must be as many, of different dims, got: {by} and {along}")
     reaches = {
@@ -43,7 +43,7 @@ def roll(x: DTensor, shifts: Numbers, dims: Numbers) -> DTensor:
         for shift, dim in zip(by, along, strict=True)
         if x.shape[dim] and shift % x.shape[dim]
     }
-    return _slid(x, reaches, tuple(x.shape), lambda part: part)
+    return slid(x, reaches, tuple(x.shape), lambda part: part)
 
 
 def flip(x: DTensor, dims: Numbers) -> DTensor:
@@ -53,35 +53,9 @@ def flip(x: DTensor, dims: Numbers) -> DTensor:
         ReshardError: `bad-argument`, `rank-mismatch`, and as `halo`.
     """
     check_tensor(x)
-    along = [_dim(x, dim) for dim in _several(dims, "dims")]
+    along = [dim_of(x, dim) for dim in several(dims, "dims")]
     reaches = {dim: Reach(stride=-1, low=1 - x.shape[dim], edge="clip") for dim in along}
-    return _slid(x, reaches, tuple(x.shape), lambda part: part.flip(along))
-
-
-def pad(x: DTensor, widths: Sequence[int], mode: str = "constant", value: float = 0) -> DTensor:
-    """`torch.nn.functional.pad` with a constant, or `circular`: what lies beyond the last dim's ends comes first.
-
-    The result is cut as torch cuts a tensor of its size, so rows move to where they belong then.
-
-    Raises:
-        ReshardError: `bad-argument`, `rank-mismatch`, and as `halo`.
-    """
-    check_tensor(x)
-    numbers = _several(widths, "widths")
-    if mode not in ("constant", "circular") or len(numbers) % 2 or len(numbers) > 2 * x.ndim:
-        raise ReshardError("bad-argument", f"a pad must be constant or circular, of pairs, got: {mode} {numbers}")
-    edge = "wrap" if mode == "circular" else "pad"
-    shape, reaches = list(x.shape), {}
-    for number in range(len(numbers) // 2):
-        low, high = numbers[2 * number : 2 * number + 2]
-        dim = x.ndim - 1 - number
-        shape[dim] += low + high
-        if edge == "wrap" and not (0 <= low <= x.shape[dim] and 0 <= high <= x.shape[dim]):
-            raise ReshardError("bad-argument", f"a circular pad must be within size {x.shape[dim]}, got: {low}, {high}")
-        if shape[dim] < 0:
-            raise ReshardError("bad-argument", f"a pad of {low}, {high} leaves nothing of size {x.shape[dim]}")
-        reaches[dim] = Reach(low=low, edge=edge)
-    return _slid(x, reaches, tuple(shape), lambda part: part, value)
+    return slid(x, reaches, tuple(x.shape), lambda part: part.flip(along))
 
 
 def conv1d(x: DTensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **options: Any) -> DTensor:
@@ -115,7 +89,7 @@ def _channels_whole(x: DTensor, weight: torch.Tensor, count: int) -> DTensor:
     Raises:
         ReshardError: `rank-mismatch`.
     """
-    x = _whole(_reduced(x), {1})
+    x = _whole(reduced(x), {1})
     if x.ndim != count + 2 or weight.ndim != count + 2:
         raise ReshardError("rank-mismatch", f"a convolution over {count} dims has operands of {count + 2}")
     return x
@@ -127,20 +101,40 @@ def _convolved(
     weight: Any,
     bias: Any = None,
     stride: Numbers = 1,
-    padding: Numbers = 0,
+    padding: Numbers | str = 0,
     dilation: Numbers = 1,
     groups: int = 1,
 ) -> DTensor:
     x = _channels_whole(x, weight, count)
     kernel = tuple(weight.shape[2:])
-    steps, pads, spread = (_each(numbers, count) for numbers in (stride, padding, dilation))
-    reaches = _reaches(kernel, steps, pads, spread)
-    shape = (x.shape[0], weight.shape[0], *_sizes(x.shape[2:], kernel, steps, pads, spread))
+    steps, spread = (each(numbers, count) for numbers in (stride, dilation))
+    if isinstance(padding, str):
+        pads, sizes = _named_padding(padding, tuple(x.shape[2:]), kernel, steps, spread)
+    else:
+        pads = each(padding, count)
+        sizes = slid_sizes(x.shape[2:], kernel, steps, pads, spread)
+    reaches = sliding_reaches(kernel, steps, pads, spread)
+    shape = (x.shape[0], weight.shape[0], *sizes)
     weight, bias = (_local_weight(one, x) for one in (weight, bias))
     function: Callable[..., torch.Tensor] = (F.conv1d, F.conv2d, F.conv3d)[count - 1]
     options = {"stride": steps, "dilation": spread, "groups": groups}
     weights = [one for one in (weight, bias) if one is not None]
-    return _slid(x, reaches, shape, lambda part: function(part, weight, bias, **options), weights=weights)
+    return slid(x, reaches, shape, lambda part: function(part, weight, bias, **options), weights=weights)
+
+
+def _named_padding(
+    padding: str, sizes: tuple[int, ...], kernel: tuple[int, ...], steps: tuple[int, ...], spread: tuple[int, ...]
+) -> tuple[tuple[int, ...], Sequence[int]]:
+    """What torch means by `valid`, and by `same`, which has one place more behind where it cannot have as many before.
+
+    Raises:
+        ReshardError: `bad-argument`.
+    """
+    if padding == "valid":
+        return (0,) * len(kernel), slid_sizes(sizes, kernel, steps, (0,) * len(kernel), spread)
+    if padding != "same" or set(steps) != {1}:
+        raise ReshardError("bad-argument", f"a padding is numbers, valid, or same with a stride of 1, got: {padding}")
+    return tuple(apart * (length - 1) // 2 for length, apart in zip(kernel, spread, strict=True)), sizes
 
 
 def conv_transpose1d(x: DTensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **options: Any) -> DTensor:
@@ -181,7 +175,7 @@ def _transposed(
 ) -> DTensor:
     x = _channels_whole(x, weight, count)
     kernel = tuple(weight.shape[2:])
-    steps, pads, more, spread = (_each(numbers, count) for numbers in (stride, padding, output_padding, dilation))
+    steps, pads, more, spread = (each(numbers, count) for numbers in (stride, padding, output_padding, dilation))
     if min(steps) < 1 or any(
         extra >= max(pair) for extra, pair in zip(more, zip(steps, spread, strict=True), strict=True)
     ):
@@ -214,7 +208,7 @@ def _transposed(
         return made if bias is None else made + bias.reshape(-1, *[1] * count)
 
     weights = [one for one in (weight, bias) if one is not None]
-    return _slid(x, reaches, shape, tile, weights=weights)
+    return slid(x, reaches, shape, tile, weights=weights)
 
 
 def _every(
@@ -227,54 +221,6 @@ def _every(
     return part.new_zeros((part.shape[0], channels, *[0] * (part.ndim - 2))) + 0 * (part.sum() + weight.sum())
 
 
-def max_pool(
-    x: DTensor, kernel: Numbers, stride: Numbers | None = None, padding: Numbers = 0, dilation: Numbers = 1
-) -> DTensor:
-    """`max_pool1d`, `2d` or `3d` by the number of dims after batch and channels: only borders travel.
-
-    Raises:
-        ReshardError: `bad-argument`, `rank-mismatch`, and as `halo`.
-    """
-    functions = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
-    return _pooled(x, functions, kernel, stride, padding, dilation, fill=float("-inf"))
-
-
-def avg_pool(x: DTensor, kernel: Numbers, stride: Numbers | None = None, padding: Numbers = 0) -> DTensor:
-    """`avg_pool1d`, `2d` or `3d` by the number of dims after batch and channels; what is padded counts as zero.
-
-    Raises:
-        ReshardError: `bad-argument`, `rank-mismatch`, and as `halo`.
-    """
-    return _pooled(x, (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d), kernel, stride, padding, 1, fill=0)
-
-
-def _pooled(
-    x: DTensor,
-    functions: Sequence[Callable[..., torch.Tensor]],
-    kernel: Numbers,
-    stride: Numbers | None,
-    padding: Numbers,
-    dilation: Numbers,
-    *,
-    fill: float,
-) -> DTensor:
-    x = _reduced(x)
-    count = x.ndim - 2
-    if not 1 <= count <= 3:
-        raise ReshardError("rank-mismatch", f"a pooling is of batch, channels and 1 to 3 dims, got: {tuple(x.shape)}")
-    lengths = _each(kernel, count)
-    steps = lengths if stride is None else _each(stride, count)
-    pads, spread = _each(padding, count), _each(dilation, count)
-    if any(2 * low > length for low, length in zip(pads, lengths, strict=True)):
-        raise ReshardError("bad-argument", f"a pooling is padded by half its kernel {lengths} at most, got: {pads}")
-    reaches = _reaches(lengths, steps, pads, spread)
-    shape = (*x.shape[:2], *_sizes(x.shape[2:], lengths, steps, pads, spread))
-    options = {"stride": steps, **({"dilation": spread} if fill else {})}
-    if fill and not x.dtype.is_floating_point:
-        raise ReshardError("bad-argument", f"a pooling by maximum is of floating point numbers, got: {x.dtype}")
-    return _slid(x, reaches, shape, lambda part: functions[count - 1](part, lengths, **options), fill)
-
-
 def cumsum(x: DTensor, dim: int) -> DTensor:
     """`torch.cumsum`: each rank adds up its own, then the sums of the ranks before it travel, one element a line each.
 
@@ -282,7 +228,7 @@ def cumsum(x: DTensor, dim: int) -> DTensor:
         ReshardError: `bad-argument`, `rank-mismatch`, and as `redistribute`.
     """
     check_tensor(x)
-    dim = _dim(x, dim)
+    dim = dim_of(x, dim)
     sharding = sharding_of(x)
     digits = sharding.layout.cutting[dim]
     local = x.to_local()
@@ -292,16 +238,16 @@ def cumsum(x: DTensor, dim: int) -> DTensor:
         shape[dim] = digits.size
         cutting = {n for n, placement in enumerate(x.placements) if placement.is_shard(dim)}
         totals = redistribute(
-            _tensor_of(local.sum(dim, keepdim=True), x, shape),
+            tensor_of(local.sum(dim, keepdim=True), x, shape),
             [Replicate() if n in cutting else placement for n, placement in enumerate(x.placements)],
         )
         gradients = [Partial() if n in cutting else placement for n, placement in enumerate(x.placements)]
         before = digits.index_of(sharding.mesh.position_of(torch.distributed.get_rank()))
         own = own + totals.to_local(grad_placements=gradients).narrow(dim, 0, before).sum(dim, keepdim=True)
-    return _tensor_of(own, x, list(x.shape))
+    return tensor_of(own, x, list(x.shape))
 
 
-def _slid(
+def slid(
     x: DTensor,
     reaches: dict[int, Reach],
     shape: tuple[int, ...],
@@ -317,10 +263,10 @@ def _slid(
         local = part.new_zeros(local_shape) + sum(one.sum() * 0 for one in (part, *weights))
     else:
         local = function(part)
-    return _tensor_of(local, x, shape)
+    return tensor_of(local, x, shape)
 
 
-def _tensor_of(local: torch.Tensor, like: DTensor, shape: Sequence[int]) -> DTensor:
+def tensor_of(local: torch.Tensor, like: DTensor, shape: Sequence[int]) -> DTensor:
     """A tile as the tensor of a shape, cut as another."""
     stride = make_contiguous_strides_for(tuple(shape))
     return DTensor.from_local(
@@ -328,7 +274,7 @@ def _tensor_of(local: torch.Tensor, like: DTensor, shape: Sequence[int]) -> DTen
     )
 
 
-def _reduced(x: DTensor) -> DTensor:
+def reduced(x: DTensor) -> DTensor:
     """The same without partial values."""
     if any(placement.is_partial() for placement in getattr(x, "placements", ())):
         return redistribute(x, [Replicate() if placement.is_partial() else placement for placement in x.placements])
@@ -357,12 +303,13 @@ def _local_weight(weight: Any, x: DTensor) -> Any:
     return weight.to_local(grad_placements=gradients)
 
 
-def _reaches(kernel: Any, steps: Any, pads: Any, spread: Any) -> dict[int, Reach]:
+def sliding_reaches(kernel: Any, steps: Any, pads: Any, spread: Any) -> dict[int, Reach]:
+    """Per dim what a kernel reaches, after batch and channels."""
     numbers = enumerate(zip(kernel, steps, pads, spread, strict=True), 2)
     return {dim: Reach(length, step, apart, low) for dim, (length, step, low, apart) in numbers}
 
 
-def _sizes(sizes: Any, kernel: Any, steps: Any, pads: Any, spread: Any) -> list[int]:
+def slid_sizes(sizes: Any, kernel: Any, steps: Any, pads: Any, spread: Any) -> list[int]:
     """Of the result: one per place where the whole kernel fits into what is padded."""
     numbers = zip(sizes, kernel, steps, pads, spread, strict=True)
     result = [(size + 2 * low - apart * (length - 1) - 1) // step + 1 for size, length, step, low, apart in numbers]
@@ -371,20 +318,35 @@ def _sizes(sizes: Any, kernel: Any, steps: Any, pads: Any, spread: Any) -> list[
     return result
 
 
-def _several(numbers: Numbers, what: str) -> list[int]:
+def several(numbers: Numbers, what: str) -> list[int]:
+    """One number or more.
+
+    Raises:
+        ReshardError: `bad-argument`.
+    """
     listing = [numbers] if isinstance(numbers, int) else listed(numbers, what)
     return [integer(number, f"each of {what}") for number in listing]
 
 
-def _each(numbers: Numbers, count: int) -> tuple[int, ...]:
-    listing = _several(numbers, "numbers")
+def each(numbers: Numbers, count: int) -> tuple[int, ...]:
+    """A number for each of so many dims.
+
+    Raises:
+        ReshardError: `bad-argument`.
+    """
+    listing = several(numbers, "numbers")
     listing = listing * count if len(listing) == 1 else listing
     if len(listing) != count:
         raise ReshardError("bad-argument", f"{count} numbers or one are needed, got: {listing}")
     return tuple(listing)
 
 
-def _dim(x: DTensor, dim: int) -> int:
+def dim_of(x: DTensor, dim: int) -> int:
+    """A dim, counted from the first.
+
+    Raises:
+        ReshardError: `rank-mismatch`.
+    """
     if not -x.ndim <= integer(dim, "a dim") < x.ndim:
         raise ReshardError("rank-mismatch", f"dim {dim} is none of {x.ndim} dims")
     return dim % x.ndim

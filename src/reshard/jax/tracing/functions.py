@@ -47,7 +47,7 @@ from reshard.jax.tracing.banding import in_bands
 from reshard.jax.tracing.control_flow import cond, scan, while_loop
 from reshard.jax.tracing.emitter import CALLS, Emitter, Signature, labels, plain_dtype
 from reshard.jax.tracing.equations import MADE_OF_OTHERS, equation_values
-from reshard.jax.tracing.planes import inlined
+from reshard.jax.tracing.planes import flattened, inlined, only_moves
 from reshard.jax.tracing.regions import shard_map
 from reshard.jax.tracing.shortening import shortened
 from reshard.mesh import Mesh
@@ -127,8 +127,10 @@ class Tracing(Emitter):
 
     def run(self, jaxpr: Any, consts: Sequence[Value], arguments: Sequence[Value]) -> list[Value]:
         """The results of a jaxpr."""
-        known: dict[Any, Value] = dict(zip(jaxpr.constvars, consts, strict=True))
-        known.update(zip(jaxpr.invars, arguments, strict=True))
+        flat = flattened(jaxpr, consts, only_moves)
+        known: dict[Any, Value] = dict(zip(jaxpr.invars, arguments, strict=True))
+        for var, value in flat.constants.items():
+            known[var] = value if isinstance(value, Value) else self.literal(value)
 
         def read(atom: Any) -> Value:
             if not isinstance(atom, Literal):
@@ -136,10 +138,10 @@ class Tracing(Emitter):
             aval: Any = atom.aval
             return self.literal(np.asarray(atom.val, aval.dtype))
 
-        for equation in shortened(jaxpr):
+        for equation in shortened(flat.equations, flat.results):
             results = self.equation(equation, [read(atom) for atom in equation.invars])
             known.update(zip(equation.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        return [read(atom) for atom in flat.results]
 
     def equation(self, equation: Any, operands: list[Value]) -> list[Value]:
         """The results of an equation."""

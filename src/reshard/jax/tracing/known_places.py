@@ -5,6 +5,7 @@ Where the numbers are made of nothing that is given, they are worked out here, a
 reads neighbours as every slice does.
 
     gather of rows i, i + 1, ...            a slice, or a roll where they go on behind the last at the first
+    gather of a few runs                    slices one after another, as of neighbours but for the ends
     gather of rows i + j, of few j          slices side by side
     gather, dynamic slice of one part       a slice
     scatter of one part                     a pad of it, chosen where it is put, or combined with what is there
@@ -41,6 +42,8 @@ MOST_NUMBERS = 1 << 16
 """More numbers are not worked out."""
 MOST_SIDES = 16
 """Of how many slices side by side a gather is made, at most."""
+MOST_RUNS = 3
+"""Of so many runs one after another at most."""
 COMBINED: dict[str, tuple[Callable[..., Any], str]] = {
     "scatter-add": (lax.add, "sum"),
     "scatter-mul": (lax.mul, "product"),
@@ -235,7 +238,19 @@ def _rows(equation: Any, dim: int, places: list[int], table: Shape) -> Any:
     if {step % table[dim] for step in steps} == {1}:
         params = {"dims": (dim,), "shifts": (-places[0] % table[dim],), "sizes": (len(places),)}
         return equation.replace(primitive=ROLL, invars=equation.invars[:1], params=params)
-    return equation
+    ends = [
+        0,
+        *(place for place, (before, after) in enumerate(pairwise(places), 1) if after != before + 1),
+        len(places),
+    ]
+    if len(ends) - 1 > MOST_RUNS:
+        return equation
+    runs = [(places[start], places[stop - 1] + 1) for start, stop in pairwise(ends)]
+    return _called(
+        equation,
+        equation.invars[:1],
+        lambda x: lax.concatenate([lax.slice_in_dim(x, *run, axis=dim) for run in runs], dim),
+    )
 
 
 def _sides(equation: Any, dim: int, places: Any, table: Shape) -> Any:

@@ -14,7 +14,7 @@ By hand, of 4 x 4 scores into which a mask of 4 columns is repeated:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any, NamedTuple
 
@@ -60,8 +60,14 @@ class Flat(NamedTuple):
     results: list[Any]
 
 
-def flattened(jaxpr: Any, consts: Iterable[Any]) -> Flat:
-    """A jaxpr with its calls taken apart, as far as these say nothing about shardings."""
+def flattened(jaxpr: Any, consts: Iterable[Any], only: Callable[[Any], bool] | None = None) -> Flat:
+    """A jaxpr with its calls taken apart, as far as these say nothing about shardings.
+
+    Args:
+        jaxpr: of any function.
+        consts: its constants.
+        only: of a called jaxpr, whether it is to be; without it each is.
+    """
     flat = Flat([], dict(zip(jaxpr.constvars, consts, strict=True)), [])
 
     def add(inner: Any, names: dict[Any, Any], *, is_called: bool) -> list[Any]:
@@ -71,7 +77,7 @@ def flattened(jaxpr: Any, consts: Iterable[Any]) -> Flat:
         for equation in inner.eqns:
             operands = [renamed(atom) for atom in equation.invars]
             called = inlined(equation)
-            if called is not None:
+            if called is not None and (only is None or only(called)):
                 body, constants = (called.jaxpr, called.consts) if hasattr(called, "consts") else (called, ())
                 known = {var: Var(var.aval) for var in body.constvars}
                 flat.constants.update(zip(known.values(), constants, strict=True))
@@ -85,6 +91,19 @@ def flattened(jaxpr: Any, consts: Iterable[Any]) -> Flat:
 
     flat.results.extend(add(jaxpr, {}, is_called=False))
     return flat
+
+
+MOVING = frozenset([*RESHAPED, "broadcast_in_dim", "concatenate", "convert_element_type", "pad", "slice", "split"])
+"""Primitives that put elements elsewhere, and do nothing else."""
+
+
+def only_moves(called: Any) -> bool:
+    """Whether a called jaxpr, and what that calls, only puts elements elsewhere."""
+    for equation in getattr(called, "jaxpr", called).eqns:
+        inner = inlined(equation)
+        if not (only_moves(inner) if inner is not None else str(equation.primitive) in MOVING):
+            return False
+    return True
 
 
 def inlined(equation: Any) -> Any:

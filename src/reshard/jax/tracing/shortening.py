@@ -7,6 +7,7 @@ What is looked at is where the elements come from, whatever the function was cal
     concatenate (x[6:8], x[0:6])         roll of x by 2: runs of one tensor that follow each other, round its end
     concatenate (x[7:8], x, x[0:1])      the same, of 10 elements: a border that goes round
     pad (x[2:8]) with 2 behind           pad of x by -2 before and 2 behind
+    (pad x by 1 before)[0:8]             pad of x by 1 before and -1 behind
     pad (x[2:8]) + pad (x[0:2])          roll of x by -2, where the one is zero in all places that the other fills
 
 By hand, of 8 elements:
@@ -15,7 +16,7 @@ By hand, of 8 elements:
 >>> def shifted(x):
 ...     return jax.numpy.roll(x, 2)
 >>> inner = jax.make_jaxpr(shifted)(jax.numpy.zeros(8)).jaxpr.eqns[0].params["jaxpr"].jaxpr
->>> [(str(equation.primitive), equation.params) for equation in shortened(inner)]
+>>> [(str(equation.primitive), equation.params) for equation in shortened(inner.eqns, inner.outvars)]
 [('roll', {'dims': (0,), 'shifts': (2,), 'sizes': (8,)})]
 """
 
@@ -52,13 +53,13 @@ class Padded(NamedTuple):
     high: int
 
 
-def shortened(jaxpr: Any) -> list[Any]:
-    """The equations of a jaxpr, with rolls and pads for what is taken apart to be put together."""
+def shortened(given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """The equations of a jaxpr with some results, with rolls and pads for what is taken apart to be put together."""
     shortening, known = _Shortening(), KnownPlaces()
-    equations = [shortening.of(known.of(equation)) for equation in jaxpr.eqns]
-    if not shortening.has_found and equations == list(jaxpr.eqns):
+    equations = [shortening.of(known.of(equation)) for equation in given]
+    if not shortening.has_found and equations == [*given]:
         return equations
-    read = {var for var in jaxpr.outvars if not isinstance(var, Literal)}
+    read = {var for var in results if not isinstance(var, Literal)}
     kept = []
     for equation in reversed(equations):
         if not equation.effects and not read & {*equation.outvars}:
@@ -74,6 +75,8 @@ class _Shortening:
     def __init__(self) -> None:
         self.views: dict[Any, View] = {}
         self.pads: dict[Any, Padded] = {}
+        self.padded: dict[Any, Any] = {}
+        """Per pad without gaps the equation that makes it."""
         self.has_found = False
 
     def view(self, atom: Any) -> View | None:
@@ -86,6 +89,9 @@ class _Shortening:
         """An equation, or a shorter one."""
         name, params = str(equation.primitive), equation.params
         if name == "slice" and set(params["strides"] or (1,)) == {1}:
+            padded = self._slice_of_pad(equation)
+            if padded is not None:
+                return padded
             view = self.view(equation.invars[0])
             if view is not None:
                 self.views[equation.outvars[0]] = view.within(params["start_indices"], params["limit_indices"])
@@ -133,6 +139,7 @@ class _Shortening:
         view, config = self.view(equation.invars[0]), equation.params["padding_config"]
         if view is None or any(gap for _, _, gap in config):
             return equation
+        self.padded[equation.outvars[0]] = equation
         whole = view.source.aval.shape
         cut = [(start, size - stop) for start, stop, size in zip(view.start, view.stop, whole, strict=True)]
         if any(map(any, config)) and any(any(ends) and not any(entry) for ends, entry in zip(cut, config, strict=True)):
@@ -156,6 +163,20 @@ class _Shortening:
         return equation.replace(
             invars=[view.source, fill], params={"padding_config": tuple((*width, 0) for width in widths)}
         )
+
+    def _slice_of_pad(self, equation: Any) -> Any:
+        """What is left of a pad, as a pad that is not as wide; None of anything else."""
+        maker = None if isinstance(equation.invars[0], Literal) else self.padded.get(equation.invars[0])
+        if maker is None:
+            return None
+        ends = zip(equation.params["start_indices"], equation.params["limit_indices"], strict=True)
+        sizes = maker.outvars[0].aval.shape
+        config = tuple(
+            (int(low) - start, int(high) - (size - stop), 0)
+            for (low, high, _), (start, stop), size in zip(maker.params["padding_config"], ends, sizes, strict=True)
+        )
+        self.has_found = True
+        return self._pad(maker.replace(outvars=equation.outvars, params={"padding_config": config}))
 
     def _add(self, equation: Any) -> Any:
         """Two pads of one tensor, each zero where the other is not, as a roll."""
