@@ -305,6 +305,14 @@ def transfers_refused() -> Iterator[str]:
     code = "bad-tiles" if RANK == 3 else many
     yield from refused(lambda: rs.mpi.transfer(short, plan, out=out), code, "shape (2, 3)")
     yield from unless(not out["w"].any(), "written")
+    both = rs.plan_model(dict.fromkeys("wv", ((8, 8), "f32")), *ends)
+    held, memory = {"w": state["w"], "v": state["w"]}, np.zeros(32, np.float32)
+    on_each_other = {"w": memory[:16].reshape(8, 2), "v": memory[8:24].reshape(8, 2)}
+    apart = {"w": memory[:16].reshape(8, 2), "v": memory[16:].reshape(8, 2)}
+    code = "bad-tiles" if RANK == 2 else many
+    yield from refused(
+        lambda: rs.mpi.transfer(held, both, out=on_each_other if RANK == 2 else apart), code, "lie on each other"
+    )
     rs.mpi.transfer(state, plan, out=out, version=9)
     yield from unless(np.array_equal(out["w"], whole[:, 2 * RANK : 2 * RANK + 2]), out)
     memory = state["w"].copy()

@@ -156,3 +156,27 @@ def test_items_are_zips_with_right_sums(tmp_path: Path) -> None:
     for info in dcp.FileSystemReader(out).read_metadata().storage_data.values():
         data = (out / info.relative_path).read_bytes()[info.offset : info.offset + info.length]
         assert zipfile.ZipFile(io.BytesIO(data)).testzip() is None
+
+
+@pytest.mark.parametrize("to", ["dcp", "tiles"])
+def test_a_rank_may_have_a_part_of_gate_and_one_of_up(to: str, tmp_path: Path) -> None:
+    """Two boxes of one tensor, which torch does not save: written so that it loads them."""
+    experts = np.arange(2 * 20 * 6, dtype=np.float32).reshape(2, 20, 6)
+    save_safetensors(tmp_path / "m.safetensors", {"experts.gate_up_proj": experts, "n": np.arange(3)})
+    (tmp_path / "rules.yaml").write_text(
+        "mesh: {tp: 4}\nrules: [{match: '.*gate_up_proj', spec: packed_colwise}]\ndefault: replicated\n"
+    )
+    out = tmp_path / to
+    rules = "--rules", tmp_path / "rules.yaml"
+    assert run("convert", tmp_path / "m.safetensors", out, "--to", to, "--check", *rules) == 0
+    assert run("diff", tmp_path / "m.safetensors", out) == 0
+    if to == "dcp":
+        torch = pytest.importorskip("torch")
+        from torch.distributed import checkpoint
+
+        state = {"experts.gate_up_proj": torch.zeros(2, 20, 6)}
+        checkpoint.load(state, checkpoint_id=str(out), no_dist=True)
+        assert np.array_equal(state["experts.gate_up_proj"].numpy(), experts)
+    else:
+        tile = open_checkpoint(out / "device-00001.safetensors").tensors["experts.gate_up_proj"]
+        assert tile.shape == (2, 6, 6)  # 3-5 of gate, 13-15 of up

@@ -30,7 +30,8 @@ import jax
 from reshard.checks import expect
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
-from reshard.jax.bucket_programs import Line, PlanPrograms
+from reshard.jax.bucket_forms import Line
+from reshard.jax.bucket_programs import PlanPrograms
 from reshard.jax.conversions import for_leaves
 from reshard.jax.exchange.resharding import ArrayTree, reshard
 from reshard.jax.slots import NamedArrays, cast_in_blocks
@@ -196,7 +197,7 @@ def _run(plan: ModelPlan, tiles: HeldByDevice, donate: bool) -> HeldByDevice:
         for device, names in last_read.items() if donate else ():
             for name in names:
                 held[device].pop(name).delete()
-        arrived = jax.device_put(list(rows.values()), [devices[peer] for _, (peer, _) in rows])
+        arrived = jax.device_put(list(rows.values()), [devices[line.peer] for _, line in rows])
         coming = dict(zip(rows, arrived, strict=True))
         del rows
         under_way.append([done for alike in unpacking for done in alike.run(held, results, coming)])

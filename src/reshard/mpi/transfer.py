@@ -27,6 +27,7 @@ from reshard.models import ModelPlan
 from reshard.models.block_scales import CastEnd
 from reshard.models.laid_buckets import LaidBucket, LaidPiece, Progress, laid_buckets
 from reshard.models.stores import Buffer, Slot, views
+from reshard.models.written_views import WrittenView, check_apart
 from reshard.mpi.participants import Participants, participants_of
 
 Arrays = Mapping[str, Array]
@@ -237,6 +238,7 @@ def _prepared(arrays: Arrays, plan: ModelPlan, out: Arrays | None, participants:
         for name, array in targets.items():
             if not array.flags.writeable:
                 raise ReshardError("bad-tiles", f"{name!r} of out cannot be written")
+        check_apart(WrittenView.of_array(name, array) for name, array in targets.items() if array.size)
     for name in _overlapping(sources, targets):
         sources[name] = sources[name].copy()
     local = RankTransfer(plan, participants, sources, targets)

@@ -1,75 +1,30 @@
 """Whether tensors that are handed in are as a plan says, and can be read and written piece by piece.
 
 A DTensor says itself where its tile lies; where that is elsewhere than the plan has it, the bytes would go astray.
-Tensors that are written must not lie on each other: what came last would stand in both.
-Two that are the same view of the same memory may, as tied weights are: both get the same values.
 
 >>> memory = torch.zeros(6)
->>> check_apart({"a": memory[:4], "b": memory[4:], "tied": memory[:4]})
->>> check_apart({"a": memory[:4], "b": memory[3:]})
+>>> check_written({"a": memory[:4], "b": memory[4:], "tied": memory[:4]})
+>>> check_written({"a": memory[:4], "b": memory[3:]})
 Traceback (most recent call last):
     ...
 reshard.errors.ReshardError: 'a' and 'b' of out lie on each other in memory
->>> check_apart({"even": memory[::2], "odd": memory[1::2]})
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
 from reshard.box import Box
 from reshard.errors import ReshardError
 from reshard.models import ModelPlan
+from reshard.models.written_views import WrittenView, check_apart
 from reshard.notation.described import described
 from reshard.sharding import Sharding
-
-MOST_WORK = 10**4
-"""That NumPy may spend on whether two views share an element; beyond it they are taken as apart."""
-
-
-class _View(NamedTuple):
-    """What of the memory a tensor is, in bytes; nothing is read."""
-
-    start: int
-    stop: int
-    name: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    itemsize: int
-
-    @classmethod
-    def of(cls, name: str, tensor: torch.Tensor) -> _View:
-        """That of a tensor with elements."""
-        size = tensor.element_size()
-        strides = tuple(stride * size for stride in tensor.stride())
-        extent = sum((length - 1) * stride for length, stride in zip(tensor.shape, strides, strict=True))
-        start = tensor.data_ptr()
-        return cls(start, start + extent + size, name, tuple(tensor.shape), strides, size)
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        return {
-            "version": 3,
-            "data": (self.start, True),
-            "shape": self.shape,
-            "strides": self.strides,
-            "typestr": f"|V{self.itemsize}",
-        }
-
-    def is_on(self, other: _View) -> bool:
-        """Whether they share an element and are not the same view."""
-        if self._replace(name="") == other._replace(name=""):
-            return False
-        try:
-            return np.shares_memory(np.asarray(self), np.asarray(other), MOST_WORK)  # type: ignore[arg-type]
-        except np.exceptions.TooHardError:
-            return False
 
 
 def check_strided(name: str, tensor: torch.Tensor, what: str) -> None:
@@ -124,7 +79,7 @@ def _said_by(tensor: Any) -> Sharding | None:
     return None
 
 
-def check_apart(tensors: Mapping[str, torch.Tensor]) -> None:
+def check_written(tensors: Mapping[str, torch.Tensor]) -> None:
     """Refuse tensors that cannot be written, or lie on themselves or on each other.
 
     Raises:
@@ -138,14 +93,7 @@ def check_apart(tensors: Mapping[str, torch.Tensor]) -> None:
             raise ReshardError("bad-tiles", f"{name!r} of out is of inference mode, in which alone it can be written")
         if tensor.is_conj() or tensor.is_neg():
             raise ReshardError("bad-tiles", f"{name!r} of out is a conjugate or negative of what lies in memory")
-        view = _View.of(name, tensor)
-        if any(not stride and length > 1 for length, stride in zip(view.shape, view.strides, strict=True)):
-            raise ReshardError("bad-tiles", f"{name!r} of out is expanded: its elements share memory")
-        views.append(view)
-    reaching: list[_View] = []
-    for view in sorted(views):
-        reaching = [other for other in reaching if other.stop > view.start]
-        for other in reaching:
-            if view.is_on(other):
-                raise ReshardError("bad-tiles", f"{other.name!r} and {view.name!r} of out lie on each other in memory")
-        reaching.append(view)
+        size = tensor.element_size()
+        strides = (stride * size for stride in tensor.stride())
+        views.append(WrittenView.of(name, tensor.data_ptr(), tensor.shape, strides, size))
+    check_apart(views)

@@ -38,7 +38,7 @@ from reshard.torch.block_casts import BlockCasts
 from reshard.torch.carriers import Carrier, Parcel
 from reshard.torch.checksums import check_arrival
 from reshard.torch.conversions import dtype_of
-from reshard.torch.handed_tensors import check_apart, check_laid, check_strided
+from reshard.torch.handed_tensors import check_laid, check_strided, check_written
 from reshard.torch.under_way import DEPTH, UNDER_WAY, Bucket, Copies, TransferUnderWay
 from reshard.torch.world import current_world
 
@@ -205,7 +205,7 @@ def _prepared(state_dict: Tensors, plan: ModelPlan, out: Tensors | None, rank: i
     else:
         targets = _checked(out, buffers, "out")
         check_laid(out, plan, 1, rank)
-        check_apart(targets)
+        check_written(targets)
     written = {tensor.untyped_storage().data_ptr() for tensor in targets.values() if tensor.numel()}
     sources = {
         name: tensor.clone() if tensor.numel() and tensor.untyped_storage().data_ptr() in written else tensor
