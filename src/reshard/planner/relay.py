@@ -22,9 +22,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from reshard.axis import Axis
 from reshard.digits import Digit, Digits
 from reshard.errors import ReshardError
+from reshard.exchange import Tiling
 from reshard.mesh import Mesh
+from reshard.planner.spread import all_cuts
 from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
@@ -39,13 +42,54 @@ def relay(reshard: Reshard, boundary: int) -> tuple[Sharding, Sharding] | None:
     """
     common = common_digits(reshard, [boundary])
     inside = Digits((Digit(1, boundary),)).primes()
-    if common is None or not _share(common.by_dim, inside, boundary):
+    mesh = reshard.source.mesh
+    if common is not None and not _share(common.by_dim, inside, boundary):
         return None
-    mesh, dims = reshard.source.mesh, common.by_dim
     try:
+        if common is None:
+            return _by_a_free_dim(reshard, boundary)
+        dims = common.by_dim
         return _middle(mesh, dims, boundary, leaves=True), _middle(mesh, dims, boundary, leaves=False)
     except ReshardError:  # no names for a digit, or no such deal
         return None
+
+
+def _by_a_free_dim(reshard: Reshard, boundary: int) -> tuple[Sharding, Sharding] | None:
+    """Middles cut inside hosts along a dim that hosts cut at neither end: then digits inside need not nest.
+
+    Raises:
+        ReshardError: where dims have no such deal.
+
+    >>> mesh = Mesh.of(h=2, g=6)
+    >>> ends = Sharding.of(mesh, ("h", "g"), None), Sharding.of(mesh, ("g", "h"), None)
+    >>> [middle.text() for middle in relay(Reshard.of(*ends, (24, 12)), 6)]
+    ['[{"h"}, {"g"}]', '[{parts(6), "h"}, {"g"}]']
+    """
+    source, target, shape = reshard.source, reshard.target, reshard.shape
+    mesh, ends = source.mesh, (source, target)
+    if mesh != target.mesh or mesh.device_ids is not None or any(end.unreduced or end.is_woven for end in ends):
+        return None
+    cuts_of_ends = [all_cuts(end, boundary) for end in ends]
+    inside = mesh.parts_within([Axis(name) for name in mesh.sizes], Digit(1, boundary))
+    if None in cuts_of_ends or not all(Tiling.of(end, shape).is_even() for end in ends):
+        return None
+    free = [
+        (size, -dim)
+        for dim, size in enumerate(shape)
+        if size % boundary == 0 and all(cut.inside for cuts in cuts_of_ends if cuts is not None for cut in cuts[dim])
+    ]
+    if not free:
+        return None
+    middles = []
+    for cuts in cuts_of_ends:
+        digits = [
+            [(cut.stop // cut.start, None if cut.inside else mesh.digit_of(cut.axis)) for cut in listed]
+            for listed in cuts or ()
+        ]
+        dims = [dim_cuts(mesh, listed) for listed in digits]
+        dims[-max(free)[1]] = tuple(inside)
+        middles.append(Sharding.of(mesh, *dims))
+    return middles[0], middles[1]
 
 
 def _share(dims: list[list[TensorDigit]], inside: Digits, boundary: int) -> bool:

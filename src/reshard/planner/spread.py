@@ -55,7 +55,7 @@ def spread(end: Sharding, other: Sharding, shape: Sequence[int], boundary: int) 
         None where there is none, or it is `end` itself.
     """
     sizes = end.mesh.sizes
-    end_cuts, other_cuts = _all_cuts(end, boundary), _all_cuts(other, boundary)
+    end_cuts, other_cuts = all_cuts(end, boundary), all_cuts(other, boundary)
     if end_cuts is None or other_cuts is None:
         return None
     barriers = [[cut for cut in cuts if not cut.inside] for cuts in other_cuts]
@@ -83,7 +83,7 @@ def spread(end: Sharding, other: Sharding, shape: Sequence[int], boundary: int) 
 
 def collides(end: Sharding, other: Sharding, boundary: int) -> bool:
     """Whether an axis inside hosts cuts a dim where axes between hosts cut it at the other end."""
-    end_cuts, other_cuts = _all_cuts(end, boundary), _all_cuts(other, boundary)
+    end_cuts, other_cuts = all_cuts(end, boundary), all_cuts(other, boundary)
     if end_cuts is None or other_cuts is None:
         return False
     return any(
@@ -100,7 +100,7 @@ def _firm(cuts: list[AxisCut], barrier: list[AxisCut]) -> list[AxisCut]:
     return cuts[: next(meets, len(cuts))]
 
 
-def _all_cuts(sharding: Sharding, boundary: int) -> list[list[AxisCut]] | None:
+def all_cuts(sharding: Sharding, boundary: int) -> list[list[AxisCut]] | None:
     """Per dim its cuts, major to minor; None on one device, or where no split of axes holds what lies inside hosts."""
     mesh = sharding.mesh
     if mesh.is_maximal:
