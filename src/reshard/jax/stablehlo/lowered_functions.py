@@ -277,8 +277,8 @@ def sort(op: ir.Operation) -> ArrayFunction:
     complement = (lax.bitwise_not if kind in "iub" else lax.neg) if falling else lambda array: array
 
     def in_order(key: Any, *others: Any) -> Any:
-        key, *others = lax.sort((complement(key), *others), dimension=dim, is_stable=stable, num_keys=1)
-        return (complement(key), *others)
+        ordered = lax.sort((complement(key), *others), dimension=dim, is_stable=stable, num_keys=1)
+        return (complement(ordered[0]), *ordered[1:])
 
     return in_order
 
