@@ -36,8 +36,8 @@ def floats(*shape: int) -> Any:
 def placed_as(function: Callable[..., Any], arguments: Any, ins: Any, outs: Any = None) -> Placement:
     """The placement of a function, which gives what the function gives."""
     placed = rs.jax.trace(function, *arguments, in_shardings=ins, out_shardings=outs, mesh=MESH).propagate()
-    given = jax.jit(rs.jax.to_jax(placed))(*arguments)
-    jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, 2e-4, 1e-4), given, function(*arguments))
+    ours, theirs = jax.jit(rs.jax.to_jax(placed))(*arguments), jax.jit(function)(*arguments)
+    jax.tree.map(lambda mine, wanted: np.testing.assert_allclose(mine, wanted, 2e-4, 1e-4), ours, theirs)
     assert not placed.without_rule
     return placed
 
