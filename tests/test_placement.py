@@ -220,3 +220,23 @@ def test_what_is_eliminated_leaves_the_least_as_it_was(seed: int) -> None:
     assert min(found) == min(map(cost, product(*(range(len(costs)) for costs in own))))
     if not left:
         assert found == [sum(each.settled for each in gone)]
+
+
+def test_a_stream_is_cut_along_features_where_its_scales_are() -> None:
+    """By hand: per layer 3/4 of f32[4, 256] for the sum of products, and again to have it whole for the next ones.
+
+    Cut along rows instead, as from value to value it begins, every scale must be brought to all: 768 bytes a layer.
+    """
+    mesh, layers = Mesh.of(data=2, model=4), 4
+    program = Program(mesh)
+    x = program.input("x", (8, 256), "float32", Sharding.of(mesh, "data", None))
+    for n in range(layers):
+        scale = program.input(f"scale{n}", (256,), "float32", Sharding.of(mesh, "model"))
+        up = program.input(f"up{n}", (256, 512), "float32", Sharding.of(mesh, None, "model"))
+        down = program.input(f"down{n}", (512, 256), "float32", Sharding.of(mesh, "model", None))
+        length = program.op("b->b", program.op("bd,bd->b", x, x), name="rsqrt")
+        scaled = program.op("bd,d->bd", program.op("bd,b->bd", x, length, name="mul"), scale, name="mul")
+        hidden = program.op("bf->bf", program.op("bd,df->bf", scaled, up), name="tanh")
+        x = program.op("bd,bd->bd", x, program.op("bf,fd->bd", hidden, down), name="add")
+    program.output(x, Sharding.of(mesh, "data", None))
+    assert program.propagate().received_bytes < (2 * layers + 0.5) * 3072
