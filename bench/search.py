@@ -36,6 +36,7 @@ class Search:
     def traced(self, *, is_annotated: bool) -> rs.Program:
         """The step, with the inputs as the recipe has them, or as they may be."""
         remade = jax.checkpoint(layer) if self.is_checkpointed else layer
+        jax.clear_caches()  # which know a step by its shapes, whichever layer it had
         with mock.patch.object(bench.programs, "layer", remade):
             if is_annotated:
                 return self.case.program(self.case.mesh)
