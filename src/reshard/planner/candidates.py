@@ -60,11 +60,15 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Cha
 
 
 def _by_levels(reshard: Reshard, network: Network) -> Iterator[Chain]:
-    """What takes least, step by step, of all ways that change one level at a time."""
+    """What takes least, step by step, of all ways that change one level at a time; by tiles of one box alone.
+
+    Engines move tiles of several boxes in more messages than prices count, which decides where latencies do.
+    """
     ways = LevelWays.of(reshard, network)
     path = None if ways is None else ways.cheapest([1.0] * len(network.levels))
-    if ways is not None and path is not None:
-        yield chain_through(reshard, *ways.middles(path))
+    middles = [] if ways is None or path is None else ways.middles(path)
+    if path is not None and not any(middle.is_woven for middle in middles):
+        yield chain_through(reshard, *middles)
 
 
 def level_strides(network: Network) -> list[int]:
