@@ -16,9 +16,9 @@ from jax_bands import BANDS, FEATURES, SIZE, WHOLE  # noqa: E402
 from jax_hlo import collectives, received_bytes  # noqa: E402
 
 import reshard as rs  # noqa: E402
-from reshard.jax.tracing.banding import in_bands  # noqa: E402
-from reshard.jax.tracing.masks import EVERYWHERE, Band, Facts  # noqa: E402
-from reshard.jax.tracing.planes import Plane, flattened  # noqa: E402
+from reshard.jax.tracing.bands.banding import in_bands  # noqa: E402
+from reshard.jax.tracing.bands.masks import EVERYWHERE, Band, Facts  # noqa: E402
+from reshard.jax.tracing.bands.planes import Plane, flattened  # noqa: E402
 
 pytestmark = pytest.mark.engine
 WITH_GRADIENT = ["causal, a large number", "capped"]

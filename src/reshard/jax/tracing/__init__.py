@@ -10,6 +10,5 @@ slices.py        slices at a place, single elements
 ragged.py        products of rows with operands of their groups
 rearranging.py   transposes, reshapes, slices, and what puts tensors together
 windows.py       convolutions, and what else goes over a tensor with a window
-banding.py       attention in a window, by its mask: of scores a band; what masks say in `masks`, `planes` and
-                 `sinking`, what is computed in `band_blocks`, `band_values` and `band_ends`
+bands/           attention in a window, by its mask: of scores a band
 """

@@ -43,11 +43,10 @@ from jax.sharding import Mesh as JaxMesh
 from reshard.checks import shown
 from reshard.errors import ReshardError
 from reshard.jax.conversions import AnyMesh, for_leaves, mesh_of, sharding_of
-from reshard.jax.tracing.banding import in_bands
+from reshard.jax.tracing.bands import flattened, in_bands, inlined, only_moves
 from reshard.jax.tracing.control_flow import cond, scan, while_loop
 from reshard.jax.tracing.emitter import CALLS, Emitter, Signature, labels, plain_dtype
 from reshard.jax.tracing.equations import MADE_OF_OTHERS, equation_values
-from reshard.jax.tracing.planes import flattened, inlined, only_moves
 from reshard.jax.tracing.regions import shard_map
 from reshard.jax.tracing.shortening import shortened
 from reshard.mesh import Mesh

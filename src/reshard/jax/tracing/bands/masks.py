@@ -10,7 +10,7 @@ What is made of nothing that is given and is small is looked at.
 By hand, a row sees itself and the two columns before: column - row is -2, -1 or 0.
 
 >>> import jax, jax.numpy as jnp
->>> from reshard.jax.tracing.planes import flattened
+>>> from reshard.jax.tracing.bands.planes import flattened
 >>> def near(padding):
 ...     rows, columns = jnp.arange(8)[:, None], jnp.arange(8)
 ...     return (rows - columns < 3) & (columns <= rows) & padding
@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend.core import Literal
 
+from reshard.jax.tracing.bands.planes import NOWHERE, Flat, Plane, operand_planes
 from reshard.jax.tracing.known_places import KnownPlaces
-from reshard.jax.tracing.planes import NOWHERE, Flat, Plane, operand_planes
 
 MOST_LOOKED_AT = 1 << 20
 """So many numbers are worked out where their equations alone tell nothing."""

@@ -6,7 +6,7 @@ There nobody sees any more what it is; made anew in the turn it costs a comparis
 By hand, a scan that is handed a mask takes nothing but its carry when that is made within:
 
 >>> import jax, jax.numpy as jnp
->>> from reshard.jax.tracing.planes import flattened
+>>> from reshard.jax.tracing.bands.planes import flattened
 >>> def turns(x):
 ...     mask = jnp.arange(4)[:, None] >= jnp.arange(4)
 ...     return jax.lax.scan(lambda x, _: (jnp.where(mask, x, 0), None), x, None, 2)[0]
@@ -26,7 +26,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-from reshard.jax.tracing.planes import Flat
+from reshard.jax.tracing.bands.planes import Flat
 
 REMATERIALIZED = ("checkpoint", "remat2")
 """Blocks of which nothing is kept for a gradient."""

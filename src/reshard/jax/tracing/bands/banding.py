@@ -30,10 +30,10 @@ import numpy as np
 from jax._src.interpreters.partial_eval import dce_jaxpr
 from jax.extend.core import ClosedJaxpr, Literal
 
-from reshard.jax.tracing.band_ends import BandEnd, BandEnds
-from reshard.jax.tracing.band_values import UnseenError
-from reshard.jax.tracing.planes import Flat, flattened
-from reshard.jax.tracing.sinking import REMATERIALIZED, Sinking
+from reshard.jax.tracing.bands.band_ends import BandEnd, BandEnds
+from reshard.jax.tracing.bands.band_values import UnseenError
+from reshard.jax.tracing.bands.planes import Flat, flattened
+from reshard.jax.tracing.bands.sinking import REMATERIALIZED, Sinking
 
 
 def in_bands(closed: Any, devices: int) -> Any:

@@ -15,9 +15,9 @@ import numpy as np
 from jax import lax
 
 from reshard.dtypes import identity
-from reshard.jax.tracing.band_blocks import BeyondBand, Blocks, spread
-from reshard.jax.tracing.band_values import BandValues, MadeOf, UnseenError, multiplied
-from reshard.jax.tracing.planes import REDUCED, Plane, product_dims
+from reshard.jax.tracing.bands.band_blocks import BeyondBand, Blocks, spread
+from reshard.jax.tracing.bands.band_values import BandValues, MadeOf, UnseenError, multiplied
+from reshard.jax.tracing.bands.planes import REDUCED, Plane, product_dims
 
 
 class BandEnd(NamedTuple):

@@ -16,10 +16,10 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Literal
 
-from reshard.jax.tracing.band_blocks import BeyondBand, Blocks, spread
+from reshard.jax.tracing.bands.band_blocks import BeyondBand, Blocks, spread
+from reshard.jax.tracing.bands.masks import NEVER, Band, Facts
+from reshard.jax.tracing.bands.planes import NOWHERE, REDUCED, RESHAPED, Flat, Plane, operand_planes
 from reshard.jax.tracing.equations import ELEMENTWISE
-from reshard.jax.tracing.masks import NEVER, Band, Facts
-from reshard.jax.tracing.planes import NOWHERE, REDUCED, RESHAPED, Flat, Plane, operand_planes
 
 MOVED = ("broadcast_in_dim", "transpose", "convert_element_type", "copy", "copy_p", "stop_gradient", *RESHAPED)
 """Primitives of which every element is one of the operand."""
