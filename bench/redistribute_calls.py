@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import reshard as rs
 from bench.timing import medians, seconds
 from reshard.planner import cache_clear
-from reshard.torch.conversions import sharding_of, spec_of
+from reshard.torch.dtensor_specs import sharding_of, spec_of
 
 SIZES = (2, 8, 4, 4)
 SHAPE = (256, 256, 256)

@@ -24,7 +24,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import reshard as rs
-from reshard.torch.conversions import mesh_of, placements_of, sharding_of
+from reshard.torch.dtensor_specs import mesh_of, placements_of, sharding_of
 from reshard.torch.redistribution import redistribution_for
 from reshard.torch.world import current_world
 

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import reshard as rs
 from reshard.torch.comparison import Comparison, explain
-from reshard.torch.conversions import mesh_of
+from reshard.torch.dtensor_specs import mesh_of
 from reshard.torch.planners import PLANNERS, Route
 
 pytestmark = pytest.mark.engine

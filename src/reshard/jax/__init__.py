@@ -10,16 +10,16 @@ transfer.py      `transfer`: a whole model, by its plan
 slots.py         boxes of tensors in buffers; casts in blocks
 programs.py      `to_jax`: a placed program as a function
 verbs.py         what JAX does with arrays, for the interpreter of operations
-conversions.py   meshes and shardings, to and from JAX's
+jax_shardings.py meshes and shardings, to and from JAX's
 calibration.py   a network fitted to the devices at hand
 inspection.py    `inspect`: what a compiled function moves
 patching.py      `patched`: plans under JAX's own calls
-code.py          `code_of`: a plan as a function of JAX alone
+traced_code.py   `code_of`: a plan as a function of JAX alone
 
 Whatever moves does so by a plan that was made before the program runs, from shardings alone: for an array that is
 there by itself, for a traced one by its type, by what is said, or by XLA once it has propagated.
 `contraction` rests on `exchange`, `tracing` on `contraction`, `stablehlo` on `tracing`.
-Shardings become JAX's in `conversions` alone.
+Shardings become JAX's in `jax_shardings` alone.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from jax._src import source_info_util
 
 from reshard.jax.calibration import calibrate
 from reshard.jax.contraction.einsum import einsum
-from reshard.jax.conversions import hlo_sharding_of, mesh_of, named_sharding_of, partition_spec_of, sharding_of
 from reshard.jax.exchange.resharding import reshard
 from reshard.jax.exchange.whole_plans import run
 from reshard.jax.halo import halo
+from reshard.jax.jax_shardings import hlo_sharding_of, mesh_of, named_sharding_of, partition_spec_of, sharding_of
 from reshard.jax.reshard_tiles import reshard_tiles
 from reshard.jax.transfer import transfer
 
@@ -67,7 +67,7 @@ __all__ = [
 source_info_util.register_exclusion(str(Path(__file__).parent))  # an operation's line in a dump is its caller's
 
 LATER = {
-    "code_of": "reshard.jax.code",
+    "code_of": "reshard.jax.traced_code",
     "inspect": "reshard.jax.inspection",
     "patched": "reshard.jax.patching",
     "program_of": "reshard.jax.stablehlo.modules",

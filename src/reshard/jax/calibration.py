@@ -23,7 +23,7 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.checks import expect
-from reshard.jax.conversions import jax_mesh_like, mesh_of
+from reshard.jax.jax_shardings import jax_mesh_like, mesh_of
 from reshard.mesh import Mesh
 from reshard.network import Calibration, Network
 from reshard.network.calibration import Pairs

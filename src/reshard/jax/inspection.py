@@ -27,7 +27,7 @@ from jax.stages import Compiled, Lowered
 
 from reshard.checks import shown
 from reshard.errors import ReshardError
-from reshard.jax.conversions import AnyMesh, mesh_of, sharding_of
+from reshard.jax.jax_shardings import AnyMesh, mesh_of, sharding_of
 from reshard.mesh import Mesh
 from reshard.xla.report import ProgramEnd, ProgramEnds, Report, inspect_dump, inspect_texts
 

@@ -32,8 +32,8 @@ from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.jax.bucket_forms import Line
 from reshard.jax.bucket_programs import PlanPrograms
-from reshard.jax.conversions import for_leaves
 from reshard.jax.exchange.resharding import ArrayTree, reshard
+from reshard.jax.jax_shardings import for_leaves
 from reshard.jax.slots import NamedArrays, cast_in_blocks
 from reshard.models import ModelPlan, Rules, plan_model
 from reshard.models.model_planner import IN_FLIGHT

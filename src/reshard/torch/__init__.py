@@ -18,11 +18,11 @@ carriers.py        the process groups that messages go by
 
 Beside it:
 
-conversions.py     meshes, placements and specs to ours and back
+dtensor_specs.py   meshes, placements and specs to ours and back
 world.py           what is kept for a default process group
 agreement.py       whether all ranks ask for the same
 planned.py         a plan that was made before, run as it is
-code.py            a plan as a function of torch alone
+table_code.py      a plan as a function of torch alone
 installing.py      plans under DTensor's own redistribution
 calibration.py     a network fitted to the ranks at hand
 comparison.py      our plan beside those of torch's planners
@@ -55,9 +55,8 @@ except ModuleNotFoundError:  # an ImportError for `from reshard import torch`, w
     raise ModuleNotFoundError("torch is not installed: pip install 'reshard[torch]'", name="torch") from None
 
 from reshard.torch.calibration import calibrate
-from reshard.torch.code import code_of
 from reshard.torch.comparison import explain
-from reshard.torch.conversions import mesh_of, placements_of, sharding_of
+from reshard.torch.dtensor_specs import mesh_of, placements_of, sharding_of
 from reshard.torch.einsum import einsum
 from reshard.torch.halo import halo
 from reshard.torch.installing import Installation, install, uninstall
@@ -78,6 +77,7 @@ from reshard.torch.sliding import (
     flip,
     roll,
 )
+from reshard.torch.table_code import code_of
 from reshard.torch.transfer import transfer, version_of
 
 __all__ = [

@@ -25,7 +25,7 @@ from reshard.plans import Plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
 from reshard.steps import Step
-from reshard.torch.conversions import mesh_of, placements_of
+from reshard.torch.dtensor_specs import mesh_of, placements_of
 from reshard.torch.planned import run
 from reshard.torch.world import current_world
 

@@ -29,7 +29,7 @@ from reshard.planner import plan as planned
 from reshard.plans import Plan
 from reshard.sharding import Sharding
 from reshard.tables import Table, bytes_text, plain
-from reshard.torch.conversions import dtype_of, meta_of, normalized, placements_of, sharding_of, spec_of
+from reshard.torch.dtensor_specs import dtype_of, meta_of, normalized, placements_of, sharding_of, spec_of
 from reshard.torch.planners import PLANNERS, Route, route
 
 FIGURES = ("received", "peak", "received on CPU", "peak on CPU")

@@ -20,7 +20,7 @@ from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.operations.pattern import Pattern
 from reshard.torch.agreement import check_mode, digest_of
-from reshard.torch.conversions import AnyPlacements, as_key, mesh_of
+from reshard.torch.dtensor_specs import AnyPlacements, as_key, mesh_of
 from reshard.torch.einsum_operator import einsum_traced, specs_in_graph
 from reshard.torch.graph_operator import keep_named, named, refuse_traced
 from reshard.torch.local_einsum import EinsumRequest, LocalEinsum, flowing_to, local_einsum

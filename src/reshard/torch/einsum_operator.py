@@ -15,7 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from reshard.torch.agreement import digest_of
-from reshard.torch.conversions import gradient_placements, meta_of, spec_of, spelled_out
+from reshard.torch.dtensor_specs import gradient_placements, meta_of, spec_of, spelled_out
 from reshard.torch.graph_operator import keep_named, named
 from reshard.torch.local_einsum import EinsumRequest, LocalEinsum, factors_of, flowing_to, local_einsum
 from reshard.torch.world import CAPACITY, current_world

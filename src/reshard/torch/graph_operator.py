@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Placement
 from reshard.errors import ReshardError
 from reshard.plans import Options, Plan
 from reshard.torch.agreement import digest_of
-from reshard.torch.conversions import (
+from reshard.torch.dtensor_specs import (
     AnyPlacements,
     as_key,
     gradient_placements,

@@ -21,7 +21,7 @@ from reshard.planner import plan as make_plan
 from reshard.sharding import Sharding
 from reshard.tile import Span, Tile
 from reshard.torch.agreement import Statement, check_mode, digest_of
-from reshard.torch.conversions import dtype_of, mesh_of, sharding_of
+from reshard.torch.dtensor_specs import dtype_of, mesh_of, sharding_of
 from reshard.torch.graph_operator import is_traced
 from reshard.torch.local_plan import LocalPlan, local_plan
 from reshard.torch.reshard_tile import ThereAndBack

@@ -33,7 +33,7 @@ from torch.utils._debug_mode import get_active_debug_mode
 
 from reshard.errors import ReshardError
 from reshard.torch.agreement import check_mode
-from reshard.torch.conversions import spelled_out
+from reshard.torch.dtensor_specs import spelled_out
 from reshard.torch.graph_operator import exchanged_in_graph, is_traced
 from reshard.torch.redistribute import EagerCall, Memory
 from reshard.torch.redistribution import redistribution_for

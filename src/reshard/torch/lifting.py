@@ -19,7 +19,7 @@ from typing import NamedTuple
 from torch.distributed.device_mesh import DeviceMesh
 
 from reshard.mesh import Mesh
-from reshard.torch.conversions import CACHED, mesh_of
+from reshard.torch.dtensor_specs import CACHED, mesh_of
 
 
 class LiftedEnds(NamedTuple):

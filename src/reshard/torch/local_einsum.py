@@ -20,7 +20,7 @@ from reshard.operations.pattern import Pattern
 from reshard.sharding import Sharding
 from reshard.torch.agreement import Statement, digest_of
 from reshard.torch.contraction import LocalContraction, local_contraction
-from reshard.torch.conversions import (
+from reshard.torch.dtensor_specs import (
     dtype_of,
     gradient_placements,
     mesh_of,

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from reshard.deal import Window
 from reshard.errors import ReshardError
 from reshard.reach import Reach
-from reshard.torch.conversions import sharding_of
+from reshard.torch.dtensor_specs import sharding_of
 from reshard.torch.halo import check_tensor, window
 from reshard.torch.sliding import several, slid, tensor_of
 

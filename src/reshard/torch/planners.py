@@ -26,7 +26,7 @@ import torch
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
 
-from reshard.torch.conversions import meta_of, sharding_of
+from reshard.torch.dtensor_specs import meta_of, sharding_of
 
 PLANNERS = ("greedy", "min-cost")
 """Torch's planners, the one that runs by itself first."""

@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812  # as all of torch's users call it
 from torch.distributed.tensor import DTensor
 
 from reshard.errors import ReshardError
-from reshard.torch.conversions import sharding_of
+from reshard.torch.dtensor_specs import sharding_of
 from reshard.torch.sliding import Numbers, each, reduced, slid, slid_sizes, sliding_reaches
 
 

@@ -30,7 +30,7 @@ from reshard.operations.interpreter import BoxExtents, check_computable, compute
 from reshard.propagation import Operation, Placement, Value
 from reshard.propagation.running import Engine, run
 from reshard.sharding import Sharding
-from reshard.torch.conversions import gradient_placements, mesh_of, placements_of, spec_of
+from reshard.torch.dtensor_specs import gradient_placements, mesh_of, placements_of, spec_of
 from reshard.torch.graph_operator import refuse_traced
 from reshard.torch.halo import HeldWindow
 from reshard.torch.local_plan import device_type_of, local_plan

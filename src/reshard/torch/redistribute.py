@@ -22,7 +22,7 @@ from reshard.checks import expect, shown
 from reshard.errors import ReshardError
 from reshard.plans import Options
 from reshard.torch.agreement import check_mode
-from reshard.torch.conversions import AnyPlacements, gradient_placements, meta_of, of_dtype
+from reshard.torch.dtensor_specs import AnyPlacements, gradient_placements, meta_of, of_dtype
 from reshard.torch.graph_operator import is_traced, redistribute_traced
 from reshard.torch.lifting import ends_of
 from reshard.torch.local_plan import tile_of

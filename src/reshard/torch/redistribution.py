@@ -13,7 +13,7 @@ from reshard.planner import plan as make_plan
 from reshard.plans import Options, Plan
 from reshard.sharding import Sharding
 from reshard.torch.agreement import Statement, digest_of
-from reshard.torch.conversions import (
+from reshard.torch.dtensor_specs import (
     AnyPlacements,
     as_key,
     dtype_of,

@@ -17,7 +17,7 @@ from reshard.errors import ReshardError
 from reshard.planner import plan as make_plan
 from reshard.sharding import Sharding
 from reshard.torch.agreement import Statement, check_mode, digest_of
-from reshard.torch.conversions import dtype_of
+from reshard.torch.dtensor_specs import dtype_of
 from reshard.torch.local_plan import LocalPlan, local_plan
 from reshard.torch.world import World, current_world
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from reshard.checks import integer, listed, shown
 from reshard.errors import ReshardError
 from reshard.reach import Reach, window_for
-from reshard.torch.conversions import sharding_of
+from reshard.torch.dtensor_specs import sharding_of
 from reshard.torch.halo import check_tensor, window
 from reshard.torch.redistribute import redistribute
 

@@ -28,7 +28,7 @@ from torch.distributed.tensor import Partial, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from reshard.errors import ReshardError
-from reshard.torch.conversions import dtype_of, meta_of, spec_of, text_of
+from reshard.torch.dtensor_specs import dtype_of, meta_of, spec_of, text_of
 
 Map = Callable[[torch.Tensor], torch.Tensor]
 OF_BOOLS = {"sum": "max", "product": "min"}

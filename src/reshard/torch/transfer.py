@@ -37,7 +37,7 @@ from reshard.torch.agreement import Statement, digest_of
 from reshard.torch.block_casts import BlockCasts
 from reshard.torch.carriers import Carrier, Parcel
 from reshard.torch.checksums import check_arrival
-from reshard.torch.conversions import dtype_of
+from reshard.torch.dtensor_specs import dtype_of
 from reshard.torch.handed_tensors import check_laid, check_strided, check_written
 from reshard.torch.under_way import DEPTH, UNDER_WAY, Bucket, Copies, TransferUnderWay
 from reshard.torch.world import current_world

@@ -11,7 +11,7 @@ from reshard.errors import ReshardError
 from reshard.operations.interpreter import Verbs, functions
 from reshard.operations.kinds import KindForm
 from reshard.operations.pattern import Shape
-from reshard.torch.conversions import dtype_of
+from reshard.torch.dtensor_specs import dtype_of
 
 Tensor = torch.Tensor
 

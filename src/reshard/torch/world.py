@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from reshard.errors import ReshardError
 from reshard.torch.agreement import Agreement, Statement
-from reshard.torch.conversions import forget_meshes
+from reshard.torch.dtensor_specs import forget_meshes
 from reshard.torch.lifting import forget_lifted
 
 T = TypeVar("T")

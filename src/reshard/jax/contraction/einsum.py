@@ -30,8 +30,8 @@ from reshard.checks import listed
 from reshard.errors import ReshardError
 from reshard.jax.contraction.einsum_primitive import MeshEinsum, bind, on_every_device, placed
 from reshard.jax.contraction.local import LocalProduct
-from reshard.jax.conversions import AnyMesh, Target, as_array, check_form, mesh_of
 from reshard.jax.exchange.traced import target_in
+from reshard.jax.jax_shardings import AnyMesh, Target, as_array, check_form, mesh_of
 from reshard.network import Network
 from reshard.operations.pattern import Pattern
 

@@ -28,7 +28,6 @@ from reshard.contraction import EinsumPlan, alternatives
 from reshard.contraction import einsum as make_plan
 from reshard.errors import ReshardError
 from reshard.jax.contraction.local import LocalProduct, contract_on_device
-from reshard.jax.conversions import AnyMesh, mesh_of, partition_spec_of, sharding_of
 from reshard.jax.exchange.primitive import (
     MeshReshard,
     filled,
@@ -41,6 +40,7 @@ from reshard.jax.exchange.primitive import (
 from reshard.jax.exchange.primitive import bind as reshard_to
 from reshard.jax.exchange.resharding import by_names_of
 from reshard.jax.exchange.traced import source_in, target_in
+from reshard.jax.jax_shardings import AnyMesh, mesh_of, partition_spec_of, sharding_of
 from reshard.mesh import Mesh
 from reshard.network import Network
 from reshard.operations.gradient import backward_of, fresh_label

@@ -46,10 +46,10 @@ from reshard.box import Box
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import Exchange
-from reshard.jax.conversions import sharding_of
 from reshard.jax.exchange.lowering import run_on_device
 from reshard.jax.exchange.rounds import Device, Starts, starts_from
 from reshard.jax.exchange.stacked import StackedProgram, run_stacked, stacked_program
+from reshard.jax.jax_shardings import sharding_of
 from reshard.mesh import Mesh
 from reshard.notation import parse_sharding, to_xla
 from reshard.planner import plan as make_plan

@@ -40,8 +40,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 
 from reshard.errors import ReshardError
-from reshard.jax.conversions import AnyMesh, HloSharding, mesh_of, names_in, sharding_of
 from reshard.jax.exchange.lowering import run_on_device
+from reshard.jax.jax_shardings import AnyMesh, HloSharding, mesh_of, names_in, sharding_of
 from reshard.mesh import Mesh
 from reshard.network import Network
 from reshard.planner import plan as make_plan

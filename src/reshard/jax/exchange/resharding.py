@@ -30,7 +30,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reshard.checks import expect, shown
 from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
-from reshard.jax.conversions import (
+from reshard.jax.exchange.across import reshard_across
+from reshard.jax.exchange.primitive import MeshReshard, filled, run_program
+from reshard.jax.exchange.traced import checked_spec, is_in_program, left_open, mesh_that_is_set, reshard_traced
+from reshard.jax.jax_shardings import (
     AnyMesh,
     AnySharding,
     Target,
@@ -40,9 +43,6 @@ from reshard.jax.conversions import (
     named_sharding_of,
     sharding_of,
 )
-from reshard.jax.exchange.across import reshard_across
-from reshard.jax.exchange.primitive import MeshReshard, filled, run_program
-from reshard.jax.exchange.traced import checked_spec, is_in_program, left_open, mesh_that_is_set, reshard_traced
 from reshard.network import Network
 from reshard.sharding import Sharding
 

@@ -34,7 +34,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 
 from reshard.errors import ReshardError
-from reshard.jax.conversions import (
+from reshard.jax.exchange.primitive import MeshReshard, bind, devices_of, filled, free_mesh, plan_of
+from reshard.jax.jax_shardings import (
     AnyMesh,
     Target,
     mesh_of,
@@ -44,7 +45,6 @@ from reshard.jax.conversions import (
     partition_spec_of,
     sharding_of,
 )
-from reshard.jax.exchange.primitive import MeshReshard, bind, devices_of, filled, free_mesh, plan_of
 from reshard.network import Network
 from reshard.sharding import Sharding
 

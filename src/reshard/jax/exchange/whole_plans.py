@@ -27,7 +27,11 @@ from jax.typing import ArrayLike
 
 from reshard.checks import expect
 from reshard.errors import ReshardError
-from reshard.jax.conversions import (
+from reshard.jax.exchange.across import run_across
+from reshard.jax.exchange.primitive import MeshReshard, filled, run_program
+from reshard.jax.exchange.rounds import bits_of
+from reshard.jax.exchange.traced import bound, is_in_program, mesh_that_is_set
+from reshard.jax.jax_shardings import (
     AnyMesh,
     as_array,
     jax_mesh_like,
@@ -37,10 +41,6 @@ from reshard.jax.conversions import (
     refined,
     sharding_of,
 )
-from reshard.jax.exchange.across import run_across
-from reshard.jax.exchange.primitive import MeshReshard, filled, run_program
-from reshard.jax.exchange.rounds import bits_of
-from reshard.jax.exchange.traced import bound, is_in_program, mesh_that_is_set
 from reshard.mesh import Mesh
 from reshard.notation import parse_sharding, to_xla
 from reshard.plans import Plan

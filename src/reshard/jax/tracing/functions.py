@@ -42,7 +42,7 @@ from jax.sharding import Mesh as JaxMesh
 
 from reshard.checks import shown
 from reshard.errors import ReshardError
-from reshard.jax.conversions import AnyMesh, for_leaves, mesh_of, sharding_of
+from reshard.jax.jax_shardings import AnyMesh, for_leaves, mesh_of, sharding_of
 from reshard.jax.tracing.bands import flattened, in_bands, inlined, only_moves
 from reshard.jax.tracing.control_flow import cond, scan, while_loop
 from reshard.jax.tracing.emitter import CALLS, Emitter, Signature, labels, plain_dtype

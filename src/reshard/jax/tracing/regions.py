@@ -25,7 +25,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 from reshard.errors import ReshardError
-from reshard.jax.conversions import mesh_of, sharding_of
+from reshard.jax.jax_shardings import mesh_of, sharding_of
 from reshard.jax.tracing.emitter import CALLS, TileFunction
 from reshard.mesh import Mesh
 from reshard.operations.interpreter import Extents

@@ -46,9 +46,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from reshard.checks import expect
 from reshard.errors import ReshardError
-from reshard.jax.conversions import partition_spec_of
 from reshard.jax.exchange.lowering import run_on_device
 from reshard.jax.exchange.whole_plans import refined_ends
+from reshard.jax.jax_shardings import partition_spec_of
 from reshard.mesh import Mesh
 from reshard.plans import Plan
 
