@@ -158,3 +158,21 @@ def test_only_borders_move(function: Any, least: int) -> None:
     results = compiled(*(jax.device_put(array, end) for array in given))
     for own, theirs in zip(jax.tree.leaves(results), jax.tree.leaves(function(*given)), strict=True):
         np.testing.assert_allclose(own, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_random_keys_beside_a_mask() -> None:
+    """Keys are no numbers, chosen or known or handed to a scan as they may be."""
+    outside = jax.random.key(7)
+
+    def function(q: Any, k: Any, v: Any) -> Any:
+        keys = jnp.where(jnp.arange(SIZE)[:, None] == jnp.arange(SIZE), outside, jax.random.key(1))
+        near = abs(jnp.arange(SIZE)[:, None] - jnp.arange(SIZE)) < 2
+
+        def layer(h: Any, key: Any) -> Any:
+            weights = jax.nn.softmax(jnp.where(near, h @ k.T, -jnp.inf))
+            noise = jax.random.uniform(key, h.shape) + jax.random.uniform(jax.random.fold_in(outside, 1), h.shape)
+            return weights @ v + noise, None
+
+        return jax.lax.scan(layer, q, jax.random.split(outside, 2))[0] + jax.random.uniform(keys[0, 0], q.shape)
+
+    check_same(function, 8, is_banded=True)

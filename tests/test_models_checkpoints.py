@@ -111,7 +111,7 @@ def killing(*arguments: object) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("count", [10, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [5, pytest.param(300, marks=pytest.mark.slow)])
 def test_a_conversion_that_is_killed_is_gone_on_with(count: int, tmp_path: Path) -> None:
     """At whatever moment, again and again."""
     killing("rounds", count, tmp_path)

@@ -142,7 +142,7 @@ class BandValues:
             constants.append(need.is_constant)
         if all(constants) and name != "dot_general":
             same = needs[0].number if needs[0] is not None and name in MOVED else None
-            dtype = np.dtype(maker.outvars[0].aval.dtype)
+            dtype = maker.outvars[0].aval.dtype
             return Need(band, True, None if same is None else float(np.array(same).astype(dtype)))
         factors = {"mul": constants, "div": [True, constants[-1]]}.get(name, [])
         if name not in LINEAR or factors.count(False) > (name == "mul"):

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend.core import Literal
 
-from reshard.jax.tracing.bands.planes import NOWHERE, Flat, Plane, operand_planes
+from reshard.jax.tracing.bands.planes import NOWHERE, Flat, Plane, number_kind, operand_planes
 from reshard.jax.tracing.known_places import KnownPlaces
 
 MOST_LOOKED_AT = 1 << 20
@@ -123,7 +123,7 @@ class Facts:
         self.known = KnownPlaces(MOST_LOOKED_AT)
         self.known.makers = self.makers
         for var, value in flat.constants.items():
-            if getattr(value, "dtype", None) is not None and np.dtype(value.dtype).kind in "iub":
+            if number_kind(getattr(value, "dtype", None)) in set("iub"):
                 self.known.numbers[var] = np.asarray(value)
         self.facets: dict[tuple[Any, Plane], Facets] = {}
 
@@ -209,7 +209,7 @@ class Facts:
         if found is None:
             return None
         largest = (abs(found.row) + abs(found.column)) * max((1, *atom.aval.shape)) + abs(found.constant)
-        return found if largest < (1 << 31 if np.dtype(atom.aval.dtype).kind == "i" else 1 << 24) else None
+        return found if largest < (1 << 31 if number_kind(atom.aval.dtype) == "i" else 1 << 24) else None
 
     def _affine(self, atom: Any, plane: Plane) -> Affine | None:
         maker = self.makers.get(atom)
@@ -265,10 +265,9 @@ class Facts:
 
 def _is_exact(atom: Any) -> bool:
     """Whether sums of places are what they are in integers."""
-    dtype, size = np.dtype(atom.aval.dtype), max((1, *atom.aval.shape))
-    if dtype.kind == "f":
-        return size < 1 << 20 and dtype.itemsize >= 4
-    return dtype.kind == "i" and dtype.itemsize >= 4 and size < 1 << 28
+    kind, size = number_kind(atom.aval.dtype), max((1, *atom.aval.shape))
+    most = {"f": 1 << 20, "i": 1 << 28}
+    return size < most.get(kind, 0) and atom.aval.dtype.itemsize >= 4
 
 
 def _is_integer(literal: Any) -> bool:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 from jax._src.core import Var
 from jax.extend.core import Literal
 from jax.sharding import NamedSharding
@@ -34,6 +36,11 @@ INLINED = {
 """Calls that are taken apart to see what goes through them, and the parameter that has the jaxpr."""
 REDUCED = ("reduce_sum", "reduce_max", "reduce_min")
 RESHAPED = ("reshape", "squeeze", "expand_dims")
+
+
+def number_kind(dtype: Any) -> str:
+    """NumPy's letter for numbers of a dtype; none for what are no numbers, as random keys."""
+    return "" if dtype is None or jax.numpy.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype).kind
 
 
 class Plane(NamedTuple):

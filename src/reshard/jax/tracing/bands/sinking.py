@@ -26,7 +26,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-from reshard.jax.tracing.bands.planes import Flat
+from reshard.jax.tracing.bands.planes import Flat, number_kind
 
 REMATERIALIZED = ("checkpoint", "remat2")
 """Blocks of which nothing is kept for a gradient."""
@@ -74,7 +74,7 @@ class Sinking:
             for number, atom in enumerate(atoms)
             if not isinstance(atom, Literal)
             and (atom in self.makers or atom in self.lines)
-            and np.dtype(atom.aval.dtype).kind in "biu"
+            and number_kind(atom.aval.dtype) in set("biu")
             and atom.aval.ndim
             and (steps := self._steps(atom)) is not None
             and steps <= MOST_STEPS
@@ -128,8 +128,8 @@ class Sinking:
 
 def _line(value: Any) -> Callable[[], Any] | None:
     """How known numbers that follow each other evenly are made."""
-    dtype = getattr(value, "dtype", None)
-    if dtype is None or jax.numpy.ndim(value) != 1 or np.dtype(dtype).kind not in "iu" or not len(value):
+    dtype: Any = getattr(value, "dtype", None)
+    if number_kind(dtype) not in set("iu") or value.ndim != 1 or not len(value):
         return None
     numbers = np.asarray(value).astype(np.int64)
     step = int(numbers[1] - numbers[0]) if len(numbers) > 1 else 0
