@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 
@@ -74,15 +76,28 @@ def machine() -> str:
     )
 
 
+def pace() -> float:
+    """How long a million additions of Python take, in ms, the median of five times: a host that others use varies."""
+    times = []
+    for _ in range(5):
+        start = perf_counter()
+        total = 0
+        for number in range(1_000_000):
+            total += number
+        times.append(1e3 * (perf_counter() - start))
+    return statistics.median(times)
+
+
 def section(name: str) -> str:
     """A group's rows as a table, shown as they come."""
-    lines = [f"Measured by `python -m bench {name}` on {machine()}.", ""]
-    lines += ["| what | measured | aimed at | |", "| --- | --- | --- | --- |"]
+    before = pace()
+    lines = ["| what | measured | aimed at | |", "| --- | --- | --- | --- |"]
     for row in GROUPS[name]():
         mark = {True: "holds", False: "MISSED", None: ""}[row.holds]
         lines.append(f"| {row.what.replace('|', '/')} | {row.measured} | {row.wanted} | {mark} |")
         print(f"{row.what}: {row.measured}  {row.wanted}  {mark}", flush=True)
-    return "\n".join(lines)
+    paces = f"A million additions of Python took {before:.0f} ms before it and {pace():.0f} ms after it."
+    return "\n".join([f"Measured by `python -m bench {name}` on {machine()}. {paces}", "", *lines])
 
 
 def sections_of(text: str) -> dict[str, str]:
