@@ -25,7 +25,6 @@ from jax import lax
 from jax import numpy as jnp
 from jax.sharding import NamedSharding
 
-from reshard.box import Box
 from reshard.dtypes import dtype_named
 from reshard.jax.bucket_forms import (
     BufferForm,
@@ -66,7 +65,7 @@ def _read(piece: PieceForm, buffers: list[Any], corners: _Corners) -> Any:
     if len(values) > 1:
         whole = jnp.zeros(piece.shape, whole.dtype)
         for part, value in zip(piece.parts, values, strict=True):
-            whole = whole.at[_slices(part.within)].set(value)
+            whole = whole.at[part.within.slices()].set(value)
     return whole.astype(kind_of(dtype_named(piece.wire)))
 
 
@@ -74,12 +73,8 @@ def _write(value: Any, piece: PieceForm, buffers: list[Any], corners: _Corners) 
     """Put a piece that travelled in its place."""
     for part in piece.parts:
         buffer = buffers[part.buffer]
-        block = value[_slices(part.within)].astype(buffer.dtype).transpose(part.dims).reshape(part.sizes)
+        block = value[part.within.slices()].astype(buffer.dtype).transpose(part.dims).reshape(part.sizes)
         buffers[part.buffer] = lax.dynamic_update_slice(buffer, block, corners.next(len(part.sizes)))
-
-
-def _slices(box: Box) -> tuple[slice, ...]:
-    return tuple(slice(low, high) for low, high in box)
 
 
 @lru_cache(256)

@@ -30,8 +30,6 @@ from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.space import Pieces
 from reshard.propagation.ways import Along
 
-DimAxes = tuple[Axes, ...]
-"""Per dim of a value its axes."""
 IDENTICAL = ("output", "reshard", "carry", "last")
 """Operations that want their operands as their result is kept."""
 
@@ -74,7 +72,10 @@ def waiting_of(net: Net, pieces_on: Mapping[Mesh, Pieces], flows: Sequence[Flow]
 
 
 def _result_of(
-    rule: Rule, calculation: Calculation, pieces: Pieces, operands: Sequence[tuple[Along, tuple[DimAxes, ...]] | None]
+    rule: Rule,
+    calculation: Calculation,
+    pieces: Pieces,
+    operands: Sequence[tuple[Along, tuple[tuple[Axes, ...], ...]] | None],
 ) -> Along:
     """Along which pieces a result may wait.
 
@@ -94,7 +95,7 @@ def _result_of(
     return Along(own, reduction or "sum")
 
 
-def _combined(rule: Rule, pieces: Pieces, flowing: Sequence[tuple[DimAxes, ...]]) -> frozenset[int]:
+def _combined(rule: Rule, pieces: Pieces, flowing: Sequence[tuple[tuple[Axes, ...], ...]]) -> frozenset[int]:
     """The pieces that may cut a label along which results combine: evenly, or as flows have it of an operand."""
     combined = {label for label, role in enumerate(rule.roles) if role in COMBINED}
     lengths = [rule.sizes[label] for label in combined]

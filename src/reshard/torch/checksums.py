@@ -26,7 +26,6 @@ from reshard.errors import ReshardError
 from reshard.models import ModelPlan
 from reshard.models.stores import views
 
-TensorsByName = Mapping[str, torch.Tensor]
 CHUNK = 1 << 20
 """Elements whose places are counted at a time."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -63,7 +62,9 @@ def tile_sum(values: torch.Tensor, box: Box, shape: tuple[int, ...]) -> int:
     return int(total)
 
 
-def check_arrival(plan: ModelPlan, rank: int, sources: TensorsByName, targets: TensorsByName) -> None:
+def check_arrival(
+    plan: ModelPlan, rank: int, sources: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+) -> None:
     """Refuse a target that is not what the source was; all ranks of the plan must call it.
 
     Args:

@@ -4,6 +4,7 @@ functions.py     `trace`: a program from a function, through calls
 control_flow.py  loops and choices
 emitter.py       an operation of it, with what one device does
 equations.py     a rule per primitive
+evaluation.py    what an equation makes of arrays
 indexed.py       gathers and scatters
 regions.py       what devices do by themselves, in a shard_map
 slices.py        slices at a place, single elements

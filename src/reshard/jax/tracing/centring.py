@@ -28,6 +28,7 @@ import jax
 from jax import lax
 from jax.extend.core import Literal
 
+from reshard.jax.tracing.evaluation import literal_array, results_of
 from reshard.operations.pattern import Shape
 
 _ONE_BY_ONE = """
@@ -107,8 +108,7 @@ class Centred:
 
             def value(atom: Any) -> Any:
                 if isinstance(atom, Literal):
-                    number: Any = atom.aval
-                    return jax.numpy.asarray(atom.val, number.dtype)
+                    return jax.numpy.asarray(literal_array(atom))
                 if atom.aval.shape == ():
                     return known[atom]
                 if atom not in values:
@@ -124,7 +124,7 @@ class Centred:
                 operands = [value(source) for source in maker.invars]
                 if name not in ("clamp", "select_n"):
                     operands = [lax.broadcast(one, self.whole) if one.ndim == 0 else one for one in operands]
-                return maker.primitive.bind(*operands, **maker.primitive.get_bind_params(maker.params))
+                return results_of(maker, operands)[0]
 
             return value(atom)
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from reshard.jax.tracing.evaluation import results_of
 from reshard.operations.interpreter import Extents
 from reshard.operations.kinds import KINDS
 from reshard.operations.pattern import Pattern, Shape, Term
@@ -174,8 +175,6 @@ def evaluated(equation: Any, number: int = 0, **changed: Any) -> TileFunction:
     """The primitive itself, with parameters changed; where it has several results, one of them."""
 
     def run(extents: Extents, tiles: Sequence[Any]) -> Any:
-        params = equation.primitive.get_bind_params({**equation.params, **changed})
-        results = equation.primitive.bind(*tiles, **params)
-        return results[number] if equation.primitive.multiple_results else results
+        return results_of(equation, tiles, {**equation.params, **changed})[number]
 
     return run

@@ -47,6 +47,7 @@ from reshard.jax.tracing.bands import flattened, in_bands, inlined, only_moves
 from reshard.jax.tracing.control_flow import cond, scan, while_loop
 from reshard.jax.tracing.emitter import CALLS, Emitter, Signature, labels, plain_dtype
 from reshard.jax.tracing.equations import MADE_OF_OTHERS, equation_values
+from reshard.jax.tracing.evaluation import literal_array
 from reshard.jax.tracing.regions import shard_map
 from reshard.jax.tracing.shortening import shortened
 from reshard.mesh import Mesh
@@ -132,10 +133,7 @@ class Tracing(Emitter):
             known[var] = value if isinstance(value, Value) else self.literal(value)
 
         def read(atom: Any) -> Value:
-            if not isinstance(atom, Literal):
-                return known[atom]
-            aval: Any = atom.aval
-            return self.literal(np.asarray(atom.val, aval.dtype))
+            return self.literal(literal_array(atom)) if isinstance(atom, Literal) else known[atom]
 
         for equation in shortened(flat.equations, flat.results):
             results = self.equation(equation, [read(atom) for atom in equation.invars])

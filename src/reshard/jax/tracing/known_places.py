@@ -34,6 +34,7 @@ from jax.extend.core import Literal, Primitive
 
 from reshard.dtypes import identity
 from reshard.jax.tracing.centring import Centred, joined
+from reshard.jax.tracing.evaluation import results_of
 from reshard.operations.pattern import Shape
 
 ROLL = Primitive("roll")
@@ -92,9 +93,7 @@ class KnownPlaces:
                 inside = [self.number(source) for source in maker.invars]
                 if all(value is not None for value in inside):
                     with jax.ensure_compile_time_eval():
-                        params = maker.primitive.get_bind_params(maker.params)
-                        results = maker.primitive.bind(*map(jax.numpy.asarray, inside), **params)
-                    results = results if maker.primitive.multiple_results else [results]
+                        results = results_of(maker, [*map(jax.numpy.asarray, inside)])
                     self.numbers.update(zip(maker.outvars, map(np.asarray, results), strict=True))
         return self.numbers[atom]
 

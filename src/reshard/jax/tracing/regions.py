@@ -27,6 +27,7 @@ from jax.extend.core import Literal
 from reshard.errors import ReshardError
 from reshard.jax.jax_shardings import mesh_of, sharding_of
 from reshard.jax.tracing.emitter import CALLS, TileFunction
+from reshard.jax.tracing.evaluation import literal_array, results_of
 from reshard.mesh import Mesh
 from reshard.operations.interpreter import Extents
 from reshard.operations.pattern import Term
@@ -190,10 +191,7 @@ class Body:
         known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
 
         def read(atom: Any) -> Any:
-            if not isinstance(atom, Literal):
-                return known[atom]
-            aval: Any = atom.aval
-            return np.asarray(atom.val, aval.dtype)  # without the mesh on which it was
+            return literal_array(atom) if isinstance(atom, Literal) else known[atom]
 
         for equation in jaxpr.eqns:
             results = self.equation(equation, [read(atom) for atom in equation.invars])
@@ -222,9 +220,8 @@ class Body:
             params[key] = renamed if many else renamed[0]
         if name in COLLECTIVES:
             results = COLLECTIVES[name](*operands, **params)
-        else:
-            results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(params))
-        return list(results) if equation.primitive.multiple_results else [results]
+            return list(results) if equation.primitive.multiple_results else [results]
+        return results_of(equation, operands, params)
 
     def renamed(self, closed: Any) -> Any:
         """The jaxpr of a loop or a branch, with the names of the axes here."""

@@ -18,6 +18,7 @@ from reshard.dtypes import identity
 from reshard.jax.tracing.bands.band_blocks import BeyondBand, Blocks, spread
 from reshard.jax.tracing.bands.band_values import BandValues, MadeOf, UnseenError, multiplied
 from reshard.jax.tracing.bands.planes import REDUCED, Plane, product_dims
+from reshard.jax.tracing.evaluation import results_of
 
 
 class BandEnd(NamedTuple):
@@ -96,8 +97,7 @@ class BandEnds(BandValues):
         size = self.block_shape(equation.invars[0].aval.shape, plane, blocks, 1)
 
         def run(array: Any, dims: Any) -> Any:
-            params = equation.primitive.get_bind_params({**equation.params, "axes": tuple(sorted(dims))})
-            return equation.primitive.bind(array, **params)
+            return results_of(equation, [array], {**equation.params, "axes": tuple(sorted(dims))})[0]
 
         over = [dim + 1 for dim in first]
         if not end.over_columns:

@@ -20,6 +20,7 @@ from reshard.jax.tracing.bands.band_blocks import BeyondBand, Blocks, spread
 from reshard.jax.tracing.bands.masks import NEVER, Band, Facts
 from reshard.jax.tracing.bands.planes import NOWHERE, REDUCED, RESHAPED, Flat, Plane, operand_planes
 from reshard.jax.tracing.equations import ELEMENTWISE
+from reshard.jax.tracing.evaluation import results_of
 
 MOVED = ("broadcast_in_dim", "transpose", "convert_element_type", "copy", "copy_p", "stop_gradient", *RESHAPED)
 """Primitives of which every element is one of the operand."""
@@ -283,7 +284,7 @@ def made_in_blocks(maker: Any, operands: Sequence[Any], size: Sequence[int]) -> 
     """An equation of tensors that have their blocks first."""
     name, params = str(maker.primitive), maker.params
     if name in ELEMENTWISE:
-        return maker.primitive.bind(*spread(operands, size), **maker.primitive.get_bind_params(params))
+        return results_of(maker, spread(operands, size))[0]
     if name == "dot_general":
         return multiplied(maker, operands)
     (operand,) = operands[:1]
@@ -298,7 +299,7 @@ def made_in_blocks(maker: Any, operands: Sequence[Any], size: Sequence[int]) -> 
         return lax.reshape(operand, tuple(size))
     if name in REDUCED:
         changed = {**params, "axes": tuple(axis + 1 for axis in params["axes"])}
-        return maker.primitive.bind(operand, **maker.primitive.get_bind_params(changed))
+        return results_of(maker, [operand], changed)[0]
     raise UnseenError
 
 
@@ -308,5 +309,4 @@ def multiplied(equation: Any, operands: Sequence[Any]) -> Any:
         tuple(tuple(dim + 1 for dim in dims) for dims in pair) for pair in equation.params["dimension_numbers"]
     )
     numbers = contracted, tuple((0, *dims) for dims in batch)
-    params = equation.primitive.get_bind_params({**equation.params, "dimension_numbers": numbers})
-    return equation.primitive.bind(*operands, **params)
+    return results_of(equation, operands, {**equation.params, "dimension_numbers": numbers})[0]

@@ -26,7 +26,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax._src.interpreters.partial_eval import dce_jaxpr
 from jax.extend.core import ClosedJaxpr, Literal
 
@@ -34,6 +33,7 @@ from reshard.jax.tracing.bands.band_ends import BandEnd, BandEnds
 from reshard.jax.tracing.bands.band_values import UnseenError
 from reshard.jax.tracing.bands.planes import Flat, flattened
 from reshard.jax.tracing.bands.sinking import REMATERIALIZED, Sinking
+from reshard.jax.tracing.evaluation import literal_array, results_of
 
 
 def in_bands(closed: Any, devices: int) -> Any:
@@ -89,10 +89,7 @@ def _run(jaxpr: Any, flat: Flat, values: BandEnds, ends: dict[int, BandEnd], arr
     known: dict[Any, Any] = dict(flat.constants) | dict(zip(jaxpr.invars, arrays, strict=True))
 
     def read(atom: Any) -> Any:
-        if not isinstance(atom, Literal):
-            return known[atom]
-        aval: Any = atom.aval
-        return np.asarray(atom.val, aval.dtype)
+        return literal_array(atom) if isinstance(atom, Literal) else known[atom]
 
     values.begin(read)
     for number, equation in enumerate(flat.equations):
@@ -103,10 +100,8 @@ def _run(jaxpr: Any, flat: Flat, values: BandEnds, ends: dict[int, BandEnd], arr
             except UnseenError:
                 del ends[number]
         if results is None:
-            params = equation.primitive.get_bind_params(equation.params)
             with equation.ctx.manager:
-                results = equation.primitive.bind(*map(read, equation.invars), **params)
-            results = results if equation.primitive.multiple_results else [results]
+                results = results_of(equation, [*map(read, equation.invars)])
         known.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in flat.results]
 

@@ -27,6 +27,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from reshard.jax.tracing.bands.planes import Flat, number_kind
+from reshard.jax.tracing.evaluation import literal_array, results_of
 
 REMATERIALIZED = ("checkpoint", "remat2")
 """Blocks of which nothing is kept for a gradient."""
@@ -113,16 +114,14 @@ class Sinking:
 
     def _array(self, atom: Any, made: dict[Any, Any]) -> Any:
         if isinstance(atom, Literal):
-            aval: Any = atom.aval
-            return np.asarray(atom.val, aval.dtype)
+            return literal_array(atom)
         if atom not in made:
             if atom in self.lines:
                 made[atom] = self.lines[atom]()
             else:
                 maker = self.makers[atom]
                 operands = [self._array(source, made) for source in maker.invars]
-                result = maker.primitive.bind(*operands, **maker.primitive.get_bind_params(maker.params))
-                made[atom] = result[0] if maker.primitive.multiple_results else result
+                (made[atom],) = results_of(maker, operands)
         return made[atom]
 
 
