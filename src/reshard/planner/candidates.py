@@ -20,7 +20,7 @@ from dataclasses import replace
 from itertools import islice, pairwise
 from math import prod
 
-from reshard.axis import Axis, aligned, difference, merged
+from reshard.axis import Axis, aligned, common_prefix, difference, merged
 from reshard.collectives.fewest_bytes import fewest_bytes_chain
 from reshard.digits import Digit
 from reshard.errors import ReshardError
@@ -56,7 +56,7 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Cha
         yield fewest_bytes_chain(reshard)[0]
     if prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES:
         with suppress(ReshardError):
-            yield all_gathered(reshard)
+            yield gathered(reshard)
 
 
 def _by_levels(reshard: Reshard, network: Network) -> Iterator[Chain]:
@@ -74,6 +74,15 @@ def _by_levels(reshard: Reshard, network: Network) -> Iterator[Chain]:
 def level_strides(network: Network) -> list[int]:
     """The strides of the device number at which a level of the network begins, the innermost left out."""
     return [level.stride for level in network.levels[1:]]
+
+
+def gathered(reshard: Reshard) -> Chain:
+    """All that the ends cut otherwise gathered, then each its part."""
+    source, target = reshard.source, reshard.target
+    if source.mesh != target.mesh or source.is_woven or target.is_woven:
+        return all_gathered(reshard)
+    kept = [common_prefix(before.axes, after.axes) for before, after in zip(source.dims, target.dims, strict=True)]
+    return chain_through(reshard, Sharding.of(target.mesh, *kept, uneven=target.uneven))
 
 
 def all_gathered(reshard: Reshard) -> Chain:

@@ -26,7 +26,7 @@ from reshard.errors import ReshardError
 from reshard.network import Network, busy_seconds, forget_steps
 from reshard.notation.described import array_said, check_settled, described, dtype_said, shape_said
 from reshard.planner import better_legs
-from reshard.planner.candidates import all_gathered, candidates
+from reshard.planner.candidates import all_gathered, candidates, gathered
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import overlapped
@@ -120,7 +120,7 @@ def _planned(reshard: Reshard, options: Options) -> Plan:
         plans = [Plan(reshard, steps, options) for steps in dict.fromkeys(candidates(reshard, options.network))]
         if options.memory_limit is not None:
             with suppress(ReshardError):
-                plans.append(Plan(reshard, all_gathered(reshard), options))
+                plans.append(Plan(reshard, gathered(reshard), options))
         if options.memory_limit is None:
             plans = list(filter(shrinks_first, plans))
     else:
