@@ -28,7 +28,7 @@ BEFORE_NEAR = 12
 """After how much work in vain the rows near the best are looked at."""
 LOWEST = 4
 """How many rows with the lowest bounds count as near."""
-TIMES_ON_NETWORK = 3
+TIMES_ON_NETWORK = 6
 """How many times that on a network, where a plan counts more."""
 PATIENCE = 30
 """How many times as much again where all of a price is expected to be saved; by the square of the part that is."""
@@ -109,7 +109,7 @@ class Search:
                     if looks_near and not self.effort.is_over:
                         near = ranking.next_of(self._near(next(iter(chosen))))
                     if near is None and limit is not None:
-                        is_proved = False
+                        is_proved = self.goal.is_sum and ranking.least() >= limit.cost * SLACK
                         break
                     row = row if near is None else near
                     rival = np.inf  # on to a price, whatever others are expected to take

@@ -70,6 +70,10 @@ class Ranking:
             return None
         return int(self._order[np.where(fresh, self._totals(), np.inf).argmin()])
 
+    def least(self) -> float:
+        """The first component of a price, at the least, in the rows that wait."""
+        return float(self._lowest[0][self._order[self._waiting]].min(initial=np.inf))
+
     def gain(self) -> float:
         """Which part of the price the best row that waits is expected to save."""
         best = float(self._totals().min())
