@@ -12,6 +12,7 @@ from drawn_programs import CLOSE, compare
 from reshard import Mesh, Program, ReshardError, Sharding
 from reshard.numpy import run_program
 from reshard.propagation.elimination import End, Link, eliminate
+from reshard.propagation.space import MOST_ROWS, Options, Pieces
 from reshard.propagation.trees import arborescence
 from reshard.propagation.ways import Picks
 
@@ -240,3 +241,13 @@ def test_a_stream_is_cut_along_features_where_its_scales_are() -> None:
         x = program.op("bd,bd->bd", x, program.op("bf,fd->bd", hidden, down), name="add")
     program.output(x, Sharding.of(mesh, "data", None))
     assert program.propagate().received_bytes < (2 * layers + 0.5) * 3072
+
+
+def test_what_is_named_is_in_the_space_of_a_mesh_of_many_axes() -> None:
+    """Of eight axes `c` and `h` are named: both do what they can, and of the others as many as there is room for."""
+    mesh = Mesh.of(dict.fromkeys("abcdefgh", 2))
+    named = [dim.axes for dim in Sharding.of(mesh, "c", "h").dims]
+    options = Options(Pieces(mesh, named), (64, 64), waiting=range(8))
+    assert len(options.all) <= len(Pieces(mesh, named).orders) * MOST_ROWS
+    doing = [{row[piece] for row in options.doing.tolist()} for piece in range(8)]
+    assert doing == [{0, 1, 2, 3}] * 4 + [{0}] * 3 + [{0, 1, 2, 3}]

@@ -412,7 +412,8 @@ class Model:
                 bound = self._bound(own, value.dtype.itemsize)
                 windows = [n for n, option in enumerate(own.all) if option.has_windows]
                 odd = {n for n, option in enumerate(own.all) if option.sharding is not None}.difference(windows)
-                pairs = [(a, b) for a, b in product(range(len(own.all)), repeat=2) if a in odd or b in odd]
+                every = range(len(own.all))
+                pairs = [*product(sorted(odd), every), *product([n for n in every if n not in odd], sorted(odd))]
                 for window, lacking in lacked(own, self.net.uneven).items():
                     bound[:, window] = lacking * (value.dtype.itemsize * self.goal.per_byte)
                 bound[windows, :] = np.inf  # no value is kept so

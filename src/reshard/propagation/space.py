@@ -7,6 +7,9 @@ operation gives each piece to a label, to none, or to operands that wait.
 Both are complete: a piece may go anywhere where it cuts evenly, whether or not an annotation brought it there; where
 it does not, only what annotations and flows have.
 Several pieces cut one dim in the order of the mesh, in one that an annotation has, or turned round.
+Where there are so many pieces that a value would have more than `MOST_ROWS` ways, those that nothing names stay out of
+it, the last ones first, and then pieces go where flows have them alone, beside waiting: tables of pairs of options
+grow with the square of their number.
 
 Options are numbered, shape by shape, and layouts (`ways.py`) are arrays of these numbers, so that all of them are
 looked at together.
@@ -42,6 +45,8 @@ Numbers = NDArray[np.int64]
 Costs = NDArray[np.float64]
 MOST_OPTIONS = 350
 """Up to how many options of a tensor of five dims axes are cut for the sake of labels shorter than they."""
+MOST_ROWS = 6**4
+"""How many ways there may be to give pieces to the dims of a tensor: as many as four pieces have with four dims."""
 MOST_ORDERS = 3
 """How many orders of the pieces are looked at that something has."""
 
@@ -92,6 +97,9 @@ class Pieces:
         self._numbers = {piece: number for number, piece in enumerate(self.all)}
         self._cuts = cuts
         self._known: dict[Axes, tuple[int, ...] | None] = {}
+        named = {number for axes in lists for number in self.of(axes) or ()}
+        self.rest: list[int] = [number for number in range(len(self.all)) if number not in named]
+        """The pieces that nothing names."""
         canonical = tuple(range(len(self.all)))
         orders = {canonical: None}
         for axes in lists:
@@ -161,9 +169,8 @@ class Options:
         self.numbers: dict[Option, int] = {}
         count = len(pieces.all)
         self._places = self.roles ** np.arange(count, dtype=np.int64)
-        waiting = frozenset(waiting)
-        allowed = [[0, *range(1, self.roles - 1), *([self.roles - 1] if n in waiting else [])] for n in range(count)]
-        rows = rows_of(allowed)
+        besides = list(besides)
+        rows = rows_of(self._allowed(frozenset(waiting), besides))
         shards = self._shards(rows)
         sizes = np.array(shape, dtype=np.int64)
         rows = rows[((shards == 1) | ((sizes > 0) & (sizes % shards == 0))).all(axis=1)]
@@ -182,6 +189,22 @@ class Options:
             for order, lookup in zip(pieces.orders, self._lookups, strict=True):
                 if self._option(row[0].tolist(), order) == option:
                     lookup[self.codes(row)[0]] = number
+
+    def _allowed(self, waiting: frozenset[int], flowing: Sequence[Option]) -> list[list[int]]:
+        """Per piece what it may do: all it can, or, where that is too much, nothing or what it does in flows."""
+        waits = [[self.roles - 1] if number in waiting else [] for number in range(len(self.pieces.all))]
+        allowed = [[0, *range(1, self.roles - 1), *wait] for wait in waits]
+        for number in reversed(self.pieces.rest):
+            if prod(map(len, allowed)) > MOST_ROWS:
+                allowed[number] = [0]
+        for number in reversed(range(len(allowed))):
+            if prod(map(len, allowed)) > MOST_ROWS and len(allowed[number]) > 1:
+                dims = {1 + dim for option in flowing for dim, cut_by in enumerate(option.dims) if number in cut_by}
+                allowed[number] = [0, *sorted(dims), *waits[number]]
+        for number in reversed(range(len(allowed))):
+            if prod(map(len, allowed)) > MOST_ROWS:
+                allowed[number] = [0]
+        return allowed
 
     def _option(self, row: Sequence[int], order: Sequence[int]) -> Option:
         dims: list[list[int]] = [[] for _ in self.shape]
