@@ -27,7 +27,7 @@ AT_BOUND = {
     "convolution 3 x 3, stride 2": 4096,
     "gradient of a convolution, stride 2": 6144,
     "gradient of a pooling 3": 22528,
-    "running sum": 448,
+    "running sum": 256,
     "attention in a window, by mask": 32704,
     "top 8 over a vocabulary, places": 2688,
 }
@@ -64,12 +64,7 @@ def test_values_and_bytes(name: str) -> None:
     placed, (compiled,), arrays = programs(case)
     busiest = max(received_bytes(collectives(compiled.as_text(), DEVICES), DEVICES))
     assert busiest == placed.received_bytes == AT_BOUND[name]
-    if (
-        "running" in name
-    ):  # one row in a chain of exchanges; in two at the least 2 (p - 2) / p, and p - 1 for p - 2 here
-        assert busiest * DEVICES == 2 * (DEVICES - 1) * (case.least or 0)
-    else:
-        assert case.least is None or busiest <= 1.1 * case.least
+    assert case.least is None or busiest <= 1.1 * case.least
     np.testing.assert_allclose(compiled(*arrays), case.function(*map(np.asarray, arrays)), rtol=2e-3, atol=2e-3)
 
 
@@ -78,11 +73,12 @@ def test_values_and_bytes(name: str) -> None:
 def test_no_byte_more_than_plain_jit(name: str) -> None:
     _, (ours, plain), arrays = programs(CASES[name], with_plain=True)
     for own, theirs in zip(jax.tree.leaves(ours(*arrays)), jax.tree.leaves(plain(*arrays)), strict=True):
-        np.testing.assert_allclose(own, theirs, rtol=2e-3, atol=2e-3)
+        np.testing.assert_allclose(own, theirs, rtol=2e-3, atol=2e-3 + 1e-6 * float(abs(theirs).max(initial=0)))
     if "scan" in name or "times" in name:  # whose collectives stand in loops
         return
     received = [max(received_bytes(collectives(way.as_text(), DEVICES), DEVICES)) for way in (ours, plain)]
     assert received[0] <= received[1]
+    assert CASES[name].least is None or received[0] <= 1.1 * CASES[name].least
 
 
 def convolved(kernel: int, strides: range, dilations: range) -> Any:

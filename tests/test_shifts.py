@@ -210,11 +210,61 @@ def test_on_a_network() -> None:
     assert "window(-3:131069, 131069:262141, ... wrap)" in str(placed)
 
 
-def test_a_running_sum_by_hand() -> None:
-    placed = placed_rows(lambda p, a: p.running("cumsum", a, 0))
-    assert placed.received_bytes == 3 * 4  # the sums of the three other blocks
-    made = [operation.name for operation in placed.operations]
-    assert made.count("cumsum") == 2
+def running_sums(
+    mesh: Mesh, cut: Sequence[Any], name: str = "cumsum", *, reverse: bool = False
+) -> tuple[Program, Array]:
+    program, shape = Program(mesh), (48, 16)[: len(cut)]
+    rows = Sharding.of(mesh, *cut)
+    program.output(program.running(name, program.input("a", shape, "float32", rows), 0, reverse=reverse), rows, "out")
+    return program, np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(("goal", "received"), [("bytes", 4), ("balanced", 3 * 4)])
+def test_a_running_sum_by_hand(goal: str, received: int) -> None:
+    """Handed on a device receives what comes before its block, and at once the sums of the three others."""
+    placed = running_sums(Mesh.of(x=4), ["x"])[0].propagate(goal=goal)
+    assert placed.received_bytes == received
+    moving = [plan for plan in placed.plans.values() if plan.steps and plan.received_bytes]
+    assert len(moving) == (3 if goal == "bytes" else 1)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("mesh", "cut", "name"),
+    [
+        (Mesh.of(x=8), ["x", None], "cumsum"),
+        (Mesh.of(x=4, y=2), ["x", "y"], "cumlogsumexp"),
+        (Mesh.of(x=2, y=4), [("y", "x"), None], "cummax"),
+        (Mesh.of(x=2, y=2, z=2), [("x", "z"), None], "cumprod"),
+        (Mesh.of(x=3), ["x"], "cummin"),
+    ],
+)
+def test_what_runs_is_handed_on_with_no_byte_too_much(mesh: Mesh, cut: list[Any], name: str, reverse: bool) -> None:
+    program, array = running_sums(mesh, cut, name, reverse=reverse)
+    placed = program.propagate(goal="bytes")
+    rows = Sharding.of(mesh, *cut).local_shape(array.shape)
+    assert placed.received_bytes == 4 * (rows[1] if len(rows) > 1 else 1)
+    expected = RUNNING[name](array[::-1], axis=0)[::-1] if reverse else RUNNING[name](array, axis=0)
+    for goal in ("bytes", "balanced"):
+        out = rs.numpy.run_program(program.propagate(goal=goal), {"a": array})["out"]
+        np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_runs_in_a_loop_is_handed_on_in_every_turn() -> None:
+    mesh = Mesh.of(x=4)
+    program, rows = Program(mesh), Sharding.of(mesh, "x")
+    start = program.input("start", (16,), "float32", rows)
+    with program.loop(3) as loop:
+        turn = loop.carry(start)
+        sums = program.op("i->i", program.running("cumsum", turn, 0), name="sin")
+        end = loop.last(turn, sums)
+    program.output(end, rows, "out")
+    placed = program.propagate(goal="bytes")
+    assert placed.received_bytes == 3 * 4
+    array = expected = np.arange(16, dtype=np.float32) / 16
+    for _ in range(3):
+        expected = np.sin(np.cumsum(expected))
+    np.testing.assert_allclose(rs.numpy.run_program(placed, {"start": array})["out"], expected, rtol=1e-5)
 
 
 def test_partial_values_are_shifted_before_they_are_summed() -> None:

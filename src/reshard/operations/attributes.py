@@ -21,6 +21,11 @@ from reshard.operations.pattern import Shape
 
 SHIFTING = ("slice", "pad", "concatenate", "roll", "reverse")
 """Operations whose attributes tell the shape of their result."""
+RUNNING = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+"""Operations that run from one end of a dim, and from the other where `reverse` is 1.
+
+An element of the result is of those up to its place; with `before`, of that number and those before its place.
+"""
 
 
 def check_attributes(operation: Operation) -> None:
@@ -44,6 +49,11 @@ def check_attributes(operation: Operation) -> None:
             raise ReshardError("bad-program", f"{name} of {operation.pattern} must lack the dims {dims} on one side")
         if len(dims) != len(places) or not all(0 <= n < whole[dim] for dim, n in zip(dims, places, strict=True)):
             raise ReshardError("bad-argument", f"{name} at {places} of the dims {dims} is not in {whole}")
+    elif name in RUNNING:
+        before, turned = attributes.get("before", 0), attributes.get("reverse", 0)
+        if not operation.result.dtype.holds(before) or turned not in (0, 1):
+            text = f"{name} must have a number of dtype {operation.result.dtype} as before and 0 or 1 as reverse"
+            raise ReshardError("bad-argument", f"{text}, got: {shown(before)} and {shown(turned)}")
     elif name == "iota":
         _dim(name, attributes, result)
     elif name == "integer_pow" and not isinstance(attributes["y"], int):
@@ -75,7 +85,10 @@ def shifted_shape(name: str, shapes: Sequence[Shape], attributes: Mapping[str, A
         padded = tuple(low + size + high for low, size, high in zip(before, first, after, strict=True))
         if min(padded, default=0) < 0:
             raise ReshardError("bad-argument", f"a pad of {before} and {after} leaves nothing of {first}")
-        return padded
+        step = _integers(name, attributes, "step", len(first)) if "step" in attributes else (1,) * len(first)
+        if min(step, default=1) < 1:
+            raise ReshardError("bad-argument", f"a pad must have steps above 0, got: {step}")
+        return tuple(-(-size // every) for size, every in zip(padded, step, strict=True))
     if name in ("roll", "reverse"):
         dims = _integers(name, attributes, "dims")
         if len({*dims}) < len(dims) or not all(0 <= dim < len(first) for dim in dims):

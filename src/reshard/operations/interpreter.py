@@ -218,9 +218,7 @@ class _Computation:
         if form is KindForm.MOVED:
             return self.moved()
         if form is KindForm.ALONG:
-            (array,), labels = self.arrays, self.labels[0]
-            whole = self.operation.pattern.labels.index(self.operation.replicated[0])  # type: ignore[union-attr]
-            return self.spread(self.verbs.along[name](array, labels.index(whole)), labels)
+            return self.spread(self.along(), self.labels[0])
         if form is KindForm.ELEMENTWISE:
             kind = KINDS[name]
             known = (*kind.attributes, *kind.options)
@@ -268,6 +266,21 @@ class _Computation:
         *operands, result = self.labels
         output = [label for label in result if any(label in labels for labels in operands)]
         return self.spread(self.verbs.einsum(self.arrays, operands, output, self.operation.result.dtype.name), output)
+
+    def along(self) -> Any:
+        """What is done along a label, from its other end where that is said, or of what comes before each place."""
+        (array,), attribute = self.arrays, self.operation.attribute
+        whole = self.operation.pattern.labels.index(self.operation.replicated[0])  # type: ignore[union-attr]
+        dim = self.labels[0].index(whole)
+        if attribute("reverse", 0):
+            array = self.verbs.flip(array, (dim,))
+        array = self.verbs.along[self.operation.name](array, dim)
+        before, shape = attribute("before"), tuple(array.shape)
+        if before is not None and shape[dim]:
+            zeros, ones = (0,) * len(shape), (1,) * len(shape)
+            longer = self.verbs.pad(array, _with(zeros, dim, 1), zeros, before)
+            array = self.verbs.slice(longer, zeros, shape, ones)
+        return self.verbs.flip(array, (dim,)) if attribute("reverse", 0) else array
 
     def reduced(self) -> Any:
         """The labels that the result lacks, combined."""
@@ -322,7 +335,9 @@ class _Computation:
             tile = self.verbs.slice(tile, *zip(*cuts, strict=True))
             widths = [(max(low, 0), max(high, 0)) for low, high in widths]
         low, high = zip(*widths, strict=True)
-        return self.verbs.pad(tile, low, high, attribute("value", 0))
+        tile = self.verbs.pad(tile, low, high, attribute("value", 0))
+        step = attribute("step")
+        return tile if step is None else self.verbs.slice(tile, (0,) * len(step), tuple(tile.shape), step)
 
     def joined(self) -> Any:
         """One after another in a dim of which the device has all, or, of windows, each where it is."""

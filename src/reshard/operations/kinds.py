@@ -117,7 +117,7 @@ KINDS: dict[str, Kind] = {
     "convert": Kind(KindForm.MOVED, waiting_for=SUM),  # from float to float, so that sums of it are sums
     "cast": Kind(KindForm.MOVED),
     "slice": Kind(KindForm.SHIFTED, 1, ("start", "stop", "step"), waiting_for=ALL_REDUCTIONS),
-    "pad": Kind(KindForm.SHIFTED, 1, ("low", "high"), ("value",), waiting_for=ALL_REDUCTIONS),
+    "pad": Kind(KindForm.SHIFTED, 1, ("low", "high"), ("value", "step"), waiting_for=ALL_REDUCTIONS),
     "concatenate": Kind(KindForm.SHIFTED, None, ("dim",), waiting_for=ALL_REDUCTIONS),
     "roll": Kind(KindForm.SHIFTED, 1, ("dims", "shifts"), ("sizes",), waiting_for=ALL_REDUCTIONS),
     "reverse": Kind(KindForm.SHIFTED, 1, ("dims",), waiting_for=ALL_REDUCTIONS),
@@ -130,7 +130,8 @@ KINDS: dict[str, Kind] = {
         name: Kind(KindForm.REDUCED, reduction=name, waiting_for=frozenset([name]))
         for name in ("sum", "max", "min", "product")
     },
-    **_each("sort cumsum cumprod cummax cummin cumlogsumexp softmax", KindForm.ALONG),
+    **_each("sort softmax", KindForm.ALONG),
+    **_each("cumsum cumprod cummax cummin cumlogsumexp", KindForm.ALONG, 1, (), ("before", "reverse")),
     **_each(
         "abs cbrt ceil conj cos cosh erf exp exp2 expm1 floor log log1p relu rsqrt sigmoid sign silu sin sinh sqrt "
         "square stop_gradient tan tanh is_finite=isfinite not=invert",

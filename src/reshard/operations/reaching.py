@@ -114,7 +114,7 @@ def _of_slice(attributes: Mapping[str, Any], shapes: Sequence[Shape], dim: int) 
 
 
 def _of_pad(attributes: Mapping[str, Any], shapes: Sequence[Shape], dim: int) -> list[Reach]:
-    return [Reach(low=attributes["low"][dim])]
+    return [Reach(stride=attributes.get("step", (1,) * (dim + 1))[dim], low=attributes["low"][dim])]
 
 
 def _of_concatenate(attributes: Mapping[str, Any], shapes: Sequence[Shape], dim: int) -> list[Reach]:

@@ -4,6 +4,7 @@ graph.py        values and operations, to be read
 builder.py      how they are added
 open_blocks.py  loops and choices, while they stand open
 merging.py      what runs along a dim, in blocks
+handing_on.py   what comes before each block, from device to device
 program.py      a program under construction, with a verb for each operation that needs one
 fixpoint.py     the fixed point, priority by priority
 space.py        how every value may be kept, and how every operation may be computed

@@ -7,8 +7,7 @@ These are operations like others, so what they cost and where the dim is cut bes
 
 What goes between devices are rows of block sums, cut along another dim for the running: each of p devices receives
 2 (p - 1) / p of a row, in two exchanges.
-A chain, in which each hands on what comes before the next, receives one row on each, in p - 1 exchanges one after
-another.
+Where bytes alone count it is one row, handed on from device to device (`handing_on`).
 In two exchanges the busiest receives 2 (p - 2) / p of a row at the least, per number of which 2 (p - 2) are received:
 all that comes before the last block is either received there or where it is summed for it, p - 1 numbers with the
 sums; and of the p - 2 others that lack something each receives one more, but for one that has all from summing (to
@@ -24,7 +23,7 @@ By hand, the sums of 1, 2, 3, 4 in two blocks: 1, 3 and 3, 7 by themselves; befo
 >>> start = program.input("start", (4,), "float32", start_sharding)
 >>> sums = program.output(program.running("cumsum", start, 0), start_sharding, "sums")
 >>> [operation.name for operation in program.operations][1:-1]
-['reshape', 'cumsum', 'slice', 'reshape', 'pad', 'cumsum', 'add', 'reshape']
+['reshape', 'cumsum', 'slice', 'reshape', 'cumsum', 'add', 'reshape']
 >>> program.propagate().received_bytes
 4
 """
@@ -72,19 +71,16 @@ def run_in_blocks(program: Program, name: str, value: Value, dim: int, *, is_rev
     start, stop = [0] * len(apart), list(apart)
     start[dim + 1], stop[dim + 1] = (0, 1) if is_reversed else (apart[dim + 1] - 1, apart[dim + 1])
     ends = program.reshape(program.slice(own, start, stop), (*apart[: dim + 1], *apart[dim + 2 :]))
-    low, high = [0] * len(ends.shape), [0] * len(ends.shape)
-    low[dim], high[dim] = (-1, 1) if is_reversed else (1, -1)
-    before = program.pad(ends, low, high, value.dtype.identity(merge.reduction))
-    before = _run(program, name, before, dim, is_reversed=is_reversed)
+    before = _run(program, name, ends, dim, is_reversed=is_reversed, before=value.dtype.identity(merge.reduction))
     labels = tuple((f"d{place}",) for place in range(len(apart)))
     pattern = Pattern((labels, labels[: dim + 1] + labels[dim + 2 :]), labels)
     return program.reshape(program.op(pattern, own, before, name=merge.combining), value.shape)
 
 
-def _run(program: Program, name: str, value: Value, dim: int, *, is_reversed: bool) -> Value:
-    """What runs along a dim of which a device has all."""
+def _run(
+    program: Program, name: str, value: Value, dim: int, *, is_reversed: bool, before: float | None = None
+) -> Value:
+    """What runs along a dim of which a device has all; of what comes before each place, where a number begins it."""
     labels = tuple((f"d{place}",) for place in range(len(value.shape)))
-    if is_reversed:
-        value = program.reverse(value, (dim,))
-    value = program.op(Pattern((labels,), labels), value, name=name, replicated=labels[dim])
-    return program.reverse(value, (dim,)) if is_reversed else value
+    attributes = ({"reverse": 1} if is_reversed else {}) | ({} if before is None else {"before": before})
+    return program.op(Pattern((labels,), labels), value, name=name, replicated=labels[dim], attributes=attributes)

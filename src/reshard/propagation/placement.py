@@ -38,6 +38,7 @@ from reshard.plans.chrome_trace import chrome_trace
 from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Flow, Net, Origin
 from reshard.propagation.graph import Graph
+from reshard.propagation.handing_on import HandingOn
 from reshard.propagation.memory import Held, held, tile_bytes
 from reshard.propagation.optimum import Optimum
 from reshard.propagation.placement_page import placement_drawing, placement_page
@@ -326,18 +327,24 @@ def _as_said(sharding: Sharding, said: Sharding | None) -> Sharding:
     return replace(sharding, replicated=said.replicated) if said is not None and said.replicated else sharding
 
 
-def explicit(program: Builder, net: Net, chooser: Chooser, best: Optimum, reasons: Sequence[str]) -> Placement:
+def explicit(
+    program: Builder, net: Net, chooser: Chooser, best: Optimum, reasons: Sequence[str], *, hands_on: bool = False
+) -> Placement:
     """The placement of a program whose values are kept as was chosen, with a reason for each.
 
     Einsums of which there is a chain are computed two operands at a time.
     What a block gives back otherwise than it is kept is moved once the block is whole.
+    Where running sums are handed on, what comes before each block stays where the block is, however it was to be kept.
     """
     shardings = best.shardings
     whole_with = {block: operation for operation in program.operations for block in around(operation.block)}
     leaving: dict[Block | None, list[tuple[Operation, Value, Sharding, str]]] = {}
-    placing = _Placing(chooser, best, {value.name for value in program.values})
+    placing = Placing(chooser, best, {value.name for value in program.values})
+    handing_on = HandingOn(placing, program) if hands_on else None
     for operation, sharding, reason in zip(program.operations, shardings, reasons, strict=True):
         name = operation.result.name
+        if handing_on is not None and handing_on.takes(operation):
+            continue
         operands = [placing.places[operand] for operand in operation.operands]
         if operation.name in ("input", "constant"):
             result = placing.add(operation, (), name, sharding, reason)
@@ -379,7 +386,7 @@ def explicit(program: Builder, net: Net, chooser: Chooser, best: Optimum, reason
     )  # fmt: skip
 
 
-class _Placing:
+class Placing:
     """The operations of a placement, as far as they stand."""
 
     def __init__(self, chooser: Chooser, best: Optimum, names: set[str]) -> None:

@@ -239,7 +239,8 @@ class Program(Builder):
     def running(self, name: str, value: Value, dim: int, *, reverse: bool = False, result: str | None = None) -> Value:
         """What runs along a dim: `cumsum`, `cumprod`, `cummax`, `cummin` or `cumlogsumexp`, in blocks of the dim.
 
-        A device that has a part of the dim receives an element of each other part, a line each.
+        A device that has a part of the dim receives less than two elements a line, in two exchanges; where the goal is
+        bytes, one, handed on from device to device.
 
         Args:
             name: what is done.

@@ -42,6 +42,7 @@ from reshard.errors import ReshardError
 from reshard.network import check_reach
 from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Flow, Net
+from reshard.propagation.handing_on import block_ends
 from reshard.propagation.memory import Life, lives
 from reshard.propagation.model import Model
 from reshard.propagation.nodes import Besides, Rent
@@ -140,9 +141,13 @@ class LayoutSearch:
         reasons = [reason(self.net, self.flows, number, sharding) for number, sharding in enumerate(best.shardings)]
         again = settled(self.model, self.chooser, best)
         placed = explicit(self.program, self.net, self.chooser, again, reasons)
-        if again is best or limits.let_compute(placed):
+        if again is not best and not limits.let_compute(placed):
+            again, placed = best, explicit(self.program, self.net, self.chooser, best, reasons)
+        if self.chooser.goal.is_sum or not block_ends(self.program):
             return placed
-        return explicit(self.program, self.net, self.chooser, best, reasons)
+        handed_on = explicit(self.program, self.net, self.chooser, again, reasons, hands_on=True)
+        is_less = handed_on.received_bytes < placed.received_bytes
+        return handed_on if is_less and (limits.are_kept(handed_on) or not limits.are_kept(placed)) else placed
 
     def smaller(self, best: Optimum, placed: Placement, limits: Limits) -> Iterator[tuple[Optimum, Placement]]:
         """Choices where what is too much costs more and more, as long as it is, and the first where it is not.
