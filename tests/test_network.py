@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby, permutations, product
+from itertools import accumulate, groupby, permutations, product
 from math import prod
+from operator import mul
 from random import Random
 
 import numpy as np
 import problems
 import pytest
 
-from reshard.digits import Digit
+from reshard.digits import Digit, Digits
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange, Tiling, find_exchange
+from reshard.exchange.by_digits import senders_by_round
 from reshard.mesh import Mesh
 from reshard.network import (
     Level,
@@ -32,6 +34,7 @@ from reshard.network import (
     pricing,
     seconds_of,
 )
+from reshard.network.digit_loads import digit_loads
 from reshard.network.traffic import loads
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
@@ -301,7 +304,7 @@ def test_the_traffic_of_an_exchange_is_its_pieces() -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("sizes", [(4, 4), (2, 4, 2), (2, 2, 2, 2)])
-def test_one_of_devices_that_are_alike_stands_for_all(name: str, sizes: tuple[int, ...]) -> None:
+def test_loads_from_digits_are_those_of_every_piece(name: str, sizes: tuple[int, ...]) -> None:
     network, mesh = NETWORKS[name], Mesh.of(zip("abcd", sizes, strict=False))
     shardings = list(problems.full_axis_shardings(mesh, 2))
     for source, target in Random(1).sample(list(product(shardings, shardings)), 60):
@@ -311,6 +314,45 @@ def test_one_of_devices_that_are_alike_stands_for_all(name: str, sizes: tuple[in
         found = pricing.piece_loads(exchange, network)
         assert np.multiply(found.carried, exchange.largest_piece) == pytest.approx(expected.carried)
         assert found.latency_s == pytest.approx(expected.latency_s)
+
+
+def test_loads_from_digits_are_those_of_every_piece_where_digits_lie_across_levels() -> None:
+    rng = Random(3)
+    in_closed_form = 0
+    for _ in range(250):
+        sizes = [rng.choice([2, 2, 3, 4, 6]) for _ in range(rng.randint(1, 3))]
+        kinds = rng.choice([["switch"], ["ring", "line", "one-way-ring"], ["switch", "ring", "line"]])
+        strides = list(accumulate(sizes, mul, initial=1))
+        levels = [
+            Level(n, size, rng.choice(kinds), 1.0, rng.choice([0.0, 1.0]))
+            for n, size in zip(strides[:-1], sizes, strict=True)
+        ]
+        primes = [digit.size for digit in Digits.of_sizes(sizes[::-1]).primes()]
+        if rng.random() < 0.5:
+            rng.shuffle(primes)
+        while len(primes) > 1 and rng.random() < 0.5:
+            place = rng.randrange(len(primes) - 1)
+            primes[place : place + 2] = [primes[place] * primes[place + 1]]
+        digits = Digits.of_sizes(primes)
+        determined_by = list(range(len(primes)))
+        for size in set(primes):
+            alike = [place for place, other in enumerate(primes) if other == size]
+            for place, other in zip(alike, rng.sample(alike, len(alike)), strict=True):
+                determined_by[place] = other
+        gathered = tuple(place for place in determined_by if rng.random() < 0.3)
+        near = rng.randrange(len(primes))  # one sender may serve several receivers
+        determined_by[near] = near if near not in gathered else determined_by[near]
+        loads_found = digit_loads(levels, digits, determined_by, gathered)
+        if loads_found is None:
+            continue
+        in_closed_form += 1
+        senders = senders_by_round(digits, tuple(determined_by), gathered, np.arange(strides[-1])).ravel()
+        receivers = np.resize(np.arange(strides[-1]), senders.shape)
+        travels = senders != receivers
+        expected = loads(levels, senders[travels], receivers[travels], np.ones(travels.sum()))
+        assert loads_found.carried == pytest.approx(expected.carried)
+        assert loads_found.latency_s == pytest.approx(expected.latency_s)
+    assert in_closed_form > 150
 
 
 # prices as a distance

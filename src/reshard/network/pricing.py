@@ -32,8 +32,9 @@ import numpy as np
 from reshard.digits import Digit, Digits, Positions
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange
-from reshard.exchange.by_digits import Cycle, cycles, senders_by_round
+from reshard.exchange.by_digits import senders_by_round
 from reshard.mesh import ENUMERABLE, Mesh
+from reshard.network.digit_loads import digit_loads
 from reshard.network.formulas import all_to_all, staged_all_gather
 from reshard.network.level import Level
 from reshard.network.networks import Network
@@ -294,12 +295,16 @@ def _loads_of(
     gathered: tuple[int, ...],
 ) -> Loads:
     shared = receivers is source or receivers == source
-    moved = {end for pair in enumerate(determined_by) if pair[0] != pair[1] for end in pair} | set(gathered)
-    listed, left_out = _worth_listing(network, source, digits, determined_by, moved) if shared else (digits, [])
+    named = [device_digits(source, Digits((digit,))) for digit in digits] if shared else []
+    if named and all(stage is not None and len(stage) == 1 for stage in named):
+        whole = Digits(digit for stage in named for digit in stage or ())
+        in_closed_form = digit_loads(network.levels, whole, determined_by, gathered)
+        if in_closed_form is not None:
+            return in_closed_form
     k = prod(digits[i].size for i in gathered)
-    if k * listed.size > ENUMERABLE:
+    if k * digits.size > ENUMERABLE:
         raise ReshardError("too-large", f"{k} rounds of {source.size} devices are too many to list one by one")
-    positions = listed.offsets()
+    positions = digits.offsets()
     senders = senders_by_round(digits, determined_by, gathered, positions).ravel()
     positions = np.broadcast_to(positions, (k, len(positions))).ravel()
     if shared:
@@ -307,56 +312,9 @@ def _loads_of(
         senders, positions = senders[travels], positions[travels]
     if not len(senders):
         return Loads((0.0,) * len(network.levels), 0.0)
-    alike = _names(source, _rotated_back(senders, digits, left_out)) if left_out else None
-    names = _names(source, senders), _names(receivers, positions)
-    return loads(network.levels, *names, np.ones(len(senders)), alike)
+    return loads(network.levels, _names(source, senders), _names(receivers, positions), np.ones(len(senders)))
 
 
 def _names(mesh: Mesh, positions: Positions) -> Positions:
     """The devices at positions."""
     return positions if mesh.device_ids is None else mesh.device_array[positions]
-
-
-def _worth_listing(
-    network: Network, mesh: Mesh, digits: Digits, determined_by: tuple[int, ...], moved: set[int]
-) -> tuple[Digits, list[Cycle]]:
-    """The digits of which more than the value 0 must be looked at, and the cycles whose first digit is left out.
-
-    Adding one number to all digits of a cycle, on receivers and senders alike, leaves it open which digits of the
-    two agree; to switches nothing else counts, so one digit of each cycle may stay 0.
-    On a ring or a line along which pieces go, neighbourhood counts: there only digits are left out that the
-    exchange leaves alone and that lie elsewhere.
-    """
-    stages = [device_digits(mesh, Digits((digit,))) for digit in digits]
-    placed = [stage for stage in stages if stage is not None]
-    parts = [part for stage in placed for level in network.levels for part in stage.within(level.digit)]
-    if len(placed) < len(stages) or prod(part.size for part in parts) < digits.size:
-        return digits, []  # a digit that no split of the levels holds changes several of them by carrying over
-    torus = [level for level in network.levels if not level.is_switch]
-    busy = [level for level in torus if any(_share(placed[i], level) for i in moved)]
-    if busy:
-        skipped = {
-            i for i, stage in enumerate(placed) if i not in moved and not any(_share(stage, level) for level in busy)
-        }
-        turning = []
-    else:
-        turning = cycles(determined_by)
-        skipped = {cycle[0] for cycle in turning}
-    return Digits(digit for i, digit in enumerate(digits) if i not in skipped), turning
-
-
-def _rotated_back(positions: Positions, digits: Digits, turning: list[Cycle]) -> Positions:
-    """Of all positions that differ by one number added to all digits of a cycle, that whose first digit is 0."""
-    result = positions
-    for cycle in turning:
-        first = digits[cycle[0]].value(positions)
-        for i in cycle:
-            value = digits[i].value(positions)
-            result = result + ((value - first) % digits[i].size - value) * digits[i].stride
-    return result
-
-
-def _share(stage: Digits, level: Level) -> bool:
-    """Whether a digit and a level have values in common, wherever their ends are."""
-    ends = level.stride * level.size
-    return any(digit.stride < ends and level.stride < digit.stride * digit.size for digit in stage)

@@ -61,7 +61,6 @@ def loads(
     senders: Positions,
     receivers: Positions,
     amounts: NDArray[Any],
-    alike: Positions | None = None,
 ) -> Loads:
     """The loads of pieces on every level.
 
@@ -70,10 +69,8 @@ def loads(
         senders: the device that each piece leaves.
         receivers: the device that it is for.
         amounts: how much it is.
-        alike: per piece, the device that stands for all senders that are like its own; the senders if not given.
-            Then only one of many receivers that are alike is listed, and no piece may go along a ring or a line.
     """
-    return _Tally(levels, len(senders)).of(senders, receivers, amounts, senders if alike is None else alike)
+    return _Tally(levels, len(senders)).of(senders, receivers, amounts)
 
 
 class _Tally:
@@ -86,25 +83,25 @@ class _Tally:
         self.waits: list[tuple[Positions, Positions, Floats]] = []  # senders, receivers, latencies of finished pieces
         self.latency: Floats = np.zeros(pieces)
 
-    def of(self, senders: Positions, receivers: Positions, amounts: NDArray[Any], origins: Positions) -> Loads:
-        places, amounts, exits = senders, amounts.astype(np.float64), origins
+    def of(self, senders: Positions, receivers: Positions, amounts: NDArray[Any]) -> Loads:
+        places, amounts, origins = senders, amounts.astype(np.float64), senders
         for numbers in runs(self.levels):
             if not len(places):
                 break
             if not self.levels[numbers[0]].is_switch:
-                places = exits = self._along(numbers, places, receivers, amounts)
+                places = self._along(numbers, places, receivers, amounts)
                 continue
             digit = self.levels[numbers[0]].digit
             crosses = digit.value(places) != digit.value(receivers)
             if not crosses.any():
                 continue
-            ends = [array[crosses] for array in (exits, receivers)]
+            ends = [array[crosses] for array in (places, receivers)]
             self.carried[numbers[0]] = float(max(np.bincount(end, amounts[crosses]).max() for end in ends))
             latency = self.latency[crosses] + self.levels[numbers[0]].latency_s
             self.waits.append((origins[crosses], ends[1], latency))
             stays = ~crosses
-            arrays = (places, receivers, amounts, origins, exits, self.latency)
-            places, receivers, amounts, origins, exits, self.latency = (array[stays] for array in arrays)
+            arrays = (places, receivers, amounts, origins, self.latency)
+            places, receivers, amounts, origins, self.latency = (array[stays] for array in arrays)
         if len(places):
             self.waits.append((origins, receivers, self.latency))
         return Loads(tuple(self.carried), self._slowest())
@@ -117,14 +114,16 @@ class _Tally:
             step = digit.value(receivers) - digit.value(senders)
             if step.any():
                 steps[number] = step
-                self.latency += self.levels[number].latency_s * _hops(self.levels[number], step)
+                self.latency += self.levels[number].latency_s * hops_of(self.levels[number], step)
         edges: dict[int, list[Floats]] = {}
-        routes = _orders(list(steps))
+        routes = orders(list(steps))
         for route in routes:
             place = senders
             for number in route:
                 after = place + steps[number] * self.levels[number].stride
-                added = _edges(self.levels[number], place, after, steps[number], amounts / len(routes), self.size)
+                added = edges_of_pieces(
+                    self.levels[number], place, after, steps[number], amounts / len(routes), self.size
+                )
                 edges[number] = [a + b for a, b in zip(edges[number], added, strict=True)] if number in edges else added
                 place = after
         for number, directions in edges.items():
@@ -144,24 +143,25 @@ class _Tally:
         return float(max(np.bincount(end, waits).max() for end in ends))
 
 
-def _orders(numbers: list[int]) -> list[list[int]]:
+def orders(numbers: list[int]) -> list[list[int]]:
     """Orders in which parts of a piece take levels: every level comes first as often, and before each other one.
 
-    >>> _orders([0, 1])
+    >>> orders([0, 1])
     [[0, 1], [1, 0]]
     """
     rotations = [numbers[place:] + numbers[:place] for place in range(len(numbers))]
     return rotations if len(numbers) < 3 else [*rotations, *(order[::-1] for order in rotations)]
 
 
-def _hops(level: Level, step: Positions) -> Positions:
+def hops_of(level: Level, step: Positions) -> Positions:
+    """How many links pieces pass that go so many places along a level."""
     if level.link == "line":
         return np.abs(step)
     ahead = step % level.size
     return ahead if level.link == "one-way-ring" else np.minimum(ahead, level.size - ahead)
 
 
-def _edges(
+def edges_of_pieces(
     level: Level, start: Positions, stop: Positions, step: Positions, amounts: Floats, size: int
 ) -> list[Floats]:
     """Per direction, by how much the load of a link exceeds that of the link before it, at the device behind it."""

@@ -1,0 +1,229 @@
+"""What an exchange by digits puts on every level of a network, from the digits alone.
+
+In such an exchange every digit of the sender is a digit of the receiver, or takes all its values.
+So each is a *variable*: the sender's place is some of them, the receiver's place others, all values equally often.
+What a level carries depends on the variables that its own digits are, however many devices there are:
+
+    a switch       a device sends all that it sends through its port, but for what agrees with it along the level
+    rings, lines   one piece for each value of the variables along the level, as many times as the others have values;
+                   where other digits of the place are the same variables, links there carry different pieces
+
+By hand, on a torus of 4 x 4, from every (x, y) to (y, x), half of each piece along x first: along x the four of one y
+then meet at one device, 1 + 1/2 halves over each of its two links; those that come along x last part likewise.
+
+>>> torus = (Level(1, 4, "ring", 1.0, 1.0), Level(4, 4, "ring", 1.0, 1.0))
+>>> digit_loads(torus, Digits([Digit(4, 4), Digit(1, 4)]), (1, 0), ())
+Loads(carried=(0.75, 0.75), latency_s=4.0)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from reshard.digits import Digit, Digits, Positions, nest
+from reshard.network.level import Level
+from reshard.network.traffic import Floats, Loads, edges_of_pieces, hops_of, orders, runs
+
+
+class Place(NamedTuple):
+    """A digit of the device number, and the variables that it is."""
+
+    level: int
+    digit: Digit
+    sender: int
+    """Of who sends: the variable."""
+    receiver: int
+    """Of who receives; the variable of the same number as the place."""
+
+
+def digit_loads(
+    levels: Sequence[Level], digits: Digits, determined_by: Sequence[int], gathered: Sequence[int]
+) -> Loads | None:
+    """The loads of an exchange, in pieces; None where digits and levels do not nest, or a switch follows a torus.
+
+    Args:
+        levels: innermost first.
+        digits: of the device number, all of it.
+        determined_by: per digit of the sender the digit of the receiver that it is.
+        gathered: the digits of the sender that take all values in place of that one.
+    """
+    places = _places(levels, digits, determined_by, gathered)
+    if places is None:
+        return None
+    touched = {place.level for place in places if place.sender != place.receiver}
+    order = [[number for number in run if number in touched] for run in runs(levels)]
+    order = [run for run in order if run]
+    if not order:
+        return Loads((0.0,) * len(levels), 0.0)
+    if any(not levels[run[0]].is_switch for run in order[:-1]):
+        return None
+    pieces = _Pieces(levels, places)
+    carried = [0.0] * len(levels)
+    for run in order:
+        for number, load in (pieces.on_switch(run[0]) if levels[run[0]].is_switch else pieces.on_torus(run)).items():
+            carried[number] = load
+    return Loads(tuple(carried), pieces.slowest([number for run in order for number in run]))
+
+
+def _places(
+    levels: Sequence[Level], digits: Digits, determined_by: Sequence[int], gathered: Sequence[int]
+) -> list[Place] | None:
+    """The digits, split where levels begin, and whatever is one variable with a split one likewise."""
+    ratios: list[set[int]] = [{1, digit.size} for digit in digits]
+    tied = [(i, j) for i, j in enumerate(determined_by) if i not in gathered and i != j]
+    for digit, cuts in zip(digits, ratios, strict=True):
+        inside = [level.stride for level in levels if digit.stride < level.stride < digit.end]
+        if any(stride % digit.stride for stride in inside):
+            return None
+        cuts.update(stride // digit.stride for stride in inside)
+    while any(ratios[i] != ratios[j] for i, j in tied):
+        for i, j in tied:
+            ratios[i] = ratios[j] = ratios[i] | ratios[j]
+    if not all(map(nest, ratios)):
+        return None
+    parts = [Digits.between(cuts) for cuts in ratios]
+    first = [sum(map(len, parts[:number])) for number in range(len(digits))]
+    count = sum(map(len, parts))
+    places = []
+    for i, (digit, split) in enumerate(zip(digits, parts, strict=True)):
+        for number, part in enumerate(split):
+            stride = digit.stride * part.stride
+            level = next((n for n, level in enumerate(levels) if level.stride <= stride < level.digit.end), None)
+            if level is None:
+                return None
+            receiver = first[i] + number
+            sender = count + receiver if i in gathered else first[determined_by[i]] + number
+            places.append(Place(level, Digit(stride, part.size), sender, receiver))
+    return places
+
+
+class _Pieces:
+    """The pieces that are still under way: those that agree along the levels that were passed."""
+
+    def __init__(self, levels: Sequence[Level], places: list[Place]) -> None:
+        self.levels, self.places = levels, places
+        self.size = {variable: place.digit.size for place in places for variable in (place.sender, place.receiver)}
+        self.same_as = {variable: variable for variable in self.size}
+
+    def __call__(self, variable: int) -> int:
+        """The variable that stands for all that this one must agree with."""
+        return self.same_as[variable]
+
+    def on_switch(self, number: int) -> dict[int, float]:
+        """What the busiest port of a level carries; what is left goes on."""
+        places = [place for place in self.places if place.level == number]
+        load = 0.0
+        for known in ({place.sender for place in self.places}, {place.receiver for place in self.places}):
+            known = set(map(self, known))
+            left = prod(self.size[v] for v in {*self.same_as.values()} - known)
+            pairs = [(self(place.sender), self(place.receiver)) for place in places]
+            differs = any(a != b and a in known and b in known for a, b in pairs)
+            taken = prod(self.size[a] for a, b in pairs if a != b)
+            load = max(load, left if differs else left - left / taken)
+        for place in places:
+            a, b = self(place.sender), self(place.receiver)
+            self.same_as = {variable: b if other == a else other for variable, other in self.same_as.items()}
+        return {number: float(load)}
+
+    def on_torus(self, run: Sequence[int]) -> dict[int, float]:
+        """What the busiest link of each level of a torus carries."""
+        moved = {place.level for place in self.places if self(place.sender) != self(place.receiver)}
+        routes = orders([number for number in run if number in moved])
+        return {
+            number: self._on_links(number, Counter(frozenset(route[: route.index(number)]) for route in routes))
+            for number in run
+            if number in moved
+        }
+
+    def _on_links(self, number: int, befores: Counter[frozenset[int]]) -> float:
+        """What the busiest link of a level carries.
+
+        Args:
+            number: of the level.
+            befores: the levels along which pieces have gone already, and how many routes there are of each kind.
+        """
+        level = replace(self.levels[number], stride=1)
+        own = [place for place in self.places if place.level == number]
+        others = [place for place in self.places if place.level != number]
+        along = {self(variable) for place in own for variable in (place.sender, place.receiver)}
+
+        def reached(place: Place, before: frozenset[int]) -> int:
+            return self(place.receiver if place.level in before else place.sender)
+
+        tied: list[Place] = []
+        while len(tied) != len(tied := [p for p in others if any(reached(p, before) in along for before in befores)]):
+            along |= {reached(place, before) for place in tied for before in befores}
+        lines = Digits.of_sizes(place.digit.size for place in tied)
+        size = lines.size * level.size
+        total: list[Floats] = []
+        for before, count in befores.items():
+            starts, stops = Counter[int](), Counter[int]()
+            for place in own:
+                starts[self(place.sender)] += place.digit.stride // self.levels[number].stride
+                stops[self(place.receiver)] += place.digit.stride // self.levels[number].stride
+            for place, line in zip(tied, lines, strict=True):
+                starts[reached(place, before)] += line.stride * level.size
+                stops[reached(place, before)] += line.stride * level.size
+            listed = list(starts | stops)
+            given = {*listed, *(reached(place, before) for place in others)}
+            each = prod(self.size[v] for v in {*self.same_as.values()} - given) * count / befores.total()
+            start, stop = (Digits(Digit(ends[v], self.size[v]) for v in listed).offsets() for ends in (starts, stops))
+            added = edges_of_pieces(level, start, stop, stop - start, np.full(len(start), each), size)
+            total = [a + b for a, b in zip(total, added, strict=True)] if total else added
+        return max(float(way.reshape(-1, level.size).cumsum(axis=1).max()) for way in total)
+
+    def slowest(self, order: Sequence[int]) -> float:
+        """The largest sum of latencies of the messages of one device, over senders and over receivers.
+
+        Args:
+            order: the levels that are used, outermost first.
+        """
+        if not any(self.levels[number].latency_s for number in order):
+            return 0.0
+        senders, receivers = Counter[int](), Counter[int]()
+        for place in self.places:
+            senders[place.sender] += place.digit.stride
+            receivers[place.receiver] += place.digit.stride
+        moved = [variable for variable in self.size if senders[variable] != receivers[variable]]
+        most = self.size if any(not self.levels[number].is_switch for number in order) else dict.fromkeys(moved, 2)
+        longest = 0.0
+        for ends in (senders, receivers):
+            known = [variable for variable in moved if ends[variable]]
+            sent, received = (Digits(Digit(side[v], most[v]) for v in known).offsets() for side in (senders, receivers))
+            longest = max(longest, self._waits(order, set(known), sent, received))
+        return longest
+
+    def _waits(self, order: Sequence[int], known: set[int], senders: Positions, receivers: Positions) -> float:
+        """The largest sum of latencies over devices that are told apart by the variables they know.
+
+        Args:
+            order: the levels that are used, outermost first.
+            known: the variables that a device's own place is; the others take all values.
+            senders: per value of these variables what is known of the sender's place.
+            receivers: likewise of the receiver's.
+        """
+        moved = [place for place in self.places if place.sender != place.receiver]
+        unknown = {v for place in moved for v in (place.sender, place.receiver)} - known
+        total, left = np.zeros(len(senders)), np.full(len(senders), float(prod(self.size[v] for v in unknown)))
+        for number in order:
+            level = self.levels[number]
+            places = [place for place in moved if place.level == number]
+            free = Digits(place.digit for place in places if {place.sender, place.receiver} & unknown)
+            if level.is_switch:
+                agrees = left / free.size
+                for place in places:
+                    if place.digit not in free:
+                        agrees = agrees * (place.digit.value(senders) == place.digit.value(receivers))
+                total, left = total + (left - agrees) * level.latency_s, agrees
+                continue
+            step = (level.digit.value(receivers) - level.digit.value(senders))[:, None]
+            away = level.digit.value(free.offsets())
+            step = step - away if any(place.sender in unknown for place in places) else step + away
+            total = total + left * level.latency_s * hops_of(level, step).mean(axis=1)
+        return float(total.max())
