@@ -77,7 +77,7 @@ def pairs(mesh: Mesh, count: int) -> list[tuple[Sharding, Sharding]]:
     shardings = []
     names = list(mesh.sizes)
     for homes in product((None, 0, 1), repeat=len(names)):
-        for order in set(_orders(names)):
+        for order in _orders(names):
             dims = [tuple(name for name in order if homes[names.index(name)] == dim) for dim in (0, 1)]
             shardings.append(Sharding.of(mesh, *dims))
     shardings = list(dict.fromkeys(shardings))

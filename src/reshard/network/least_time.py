@@ -34,7 +34,7 @@ holds half of the rows, needs half of the columns, and lacks half of these, 64 b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -150,7 +150,8 @@ def best_common_cut(sides: Sequence[Sides], network: Network, devices: Sequence[
     for on_levels in placed:
         for inside, level in zip(on_levels.levels if on_levels is not None else (), strides, strict=False):
             level += [digit.stride for digit in inside]
-    parts = _parts_of_levels(network, tuple(tuple(sorted(set(level))) for level in strides), budget, tuple(devices))
+    cuts = tuple(tuple(sorted(set(level))) for level in strides)
+    parts = _parts_of_levels(network, cuts, not incidences, budget, tuple(devices))
     crossing = np.zeros((2, *parts.bandwidth.shape), dtype=object)
     for side, on_levels in zip(sides, placed, strict=True):
         if on_levels is not None:
@@ -179,14 +180,14 @@ class _LevelParts(NamedTuple):
 
 @lru_cache(256)
 def _parts_of_levels(
-    network: Network, strides: tuple[tuple[int, ...], ...], budget: int, devices: tuple[int, ...] = ()
+    network: Network, strides: tuple[tuple[int, ...], ...], is_even: bool, budget: int, devices: tuple[int, ...] = ()
 ) -> _LevelParts:
     """The parts of levels to try, at most so many products of them, and what leads into each product.
 
-    What some devices have of a level is tried beyond that number.
+    What some devices have of a level is tried beyond that number; `is_even` is that of `_parts`.
     """
     for positions in (16, 8, 4, 3, 2, 1):
-        parts = [_parts(level, cuts, positions) for level, cuts in zip(network.levels, strides, strict=True)]
+        parts = [_parts(level, cuts, positions, is_even=is_even) for level, cuts in zip(network.levels, strides, strict=True)]
         if prod(map(len, parts)) <= budget:
             break
     for level, rows in zip(network.levels, parts, strict=True):
@@ -196,14 +197,15 @@ def _parts_of_levels(
     return _LevelParts(members, _bandwidth(network, members))
 
 
-def _parts(level: Level, strides: tuple[int, ...], positions: int) -> list[tuple[bool, ...]]:
+def _parts(level: Level, strides: tuple[int, ...], positions: int, *, is_even: bool = True) -> list[tuple[bool, ...]]:
     """The parts of a level, each as which values are in it; all of it first.
 
-    Of a small level, all runs along a ring or a line, and all parts of a switch; of a larger one those that agree in
-    some digits, and on a switch those that do not.
+    Of a small level, all runs along a ring or a line, and all parts of a switch; of a larger one runs of few lengths,
+    and of a switch those that agree in some digits and those that do not.
+    Where all tiles are of one size, a ring is alike from one value of its outermost digit to the next.
 
     >>> [sum(part) for part in _parts(Level(1, 8, "line", 1, 0), (1, 4, 8), 2)]
-    [8, 1, 1, 2, 2, 4, 4]
+    [8, 1, 1, 1, 2, 2, 2, 4, 4]
     """
     size, values = level.size, np.arange(level.size)
     rows = {(True,) * size: None}
@@ -216,16 +218,33 @@ def _parts(level: Level, strides: tuple[int, ...], positions: int) -> list[tuple
         rows |= {tuple(row.tolist()): None for row in chosen if row.any()}
         return list(rows)
     cuts = sorted({cut for digit in Digits.between(strides).primes() for cut in (digit.stride, digit.end)})
+    if not level.is_switch:
+        period = strides[-2] if is_even and level.link != "line" else size
+        chosen = [(values - start) % size < count for start, count in _arcs(level, cuts[:-1], period, positions)]
+        return list(rows | {tuple(row.tolist()): None for row in chosen})
     for low, high in ((low, high) for high in cuts for low in cuts if low < high):
-        if high != size and not level.is_switch:
-            continue
         count = high // low
         first = [0, count - 1, 1, *range(2, count - 1)][: max(positions, 1)]
         chosen = [values // low % count == value for value in first if value < count]
-        if level.is_switch:  # the few that have what the others of a host lack
-            chosen += [~row for row in chosen[:2] if low > 1]
+        chosen += [~row for row in chosen[:2] if low > 1]  # the few that have what the others of a host lack
         rows |= {tuple(row.tolist()): None for row in chosen}
     return list(rows)
+
+
+def _arcs(level: Level, lengths: Sequence[int], period: int, positions: int) -> Iterator[tuple[int, int]]:
+    """Where runs along a ring or a line begin, within a period, and how long they are.
+
+    They may begin inside digits of the position: where parts of a ring all act by themselves, what lies around the end
+    of one has as few links as what lies inside, and lacks more.
+
+    >>> list(_arcs(Level(1, 16, "ring", 1, 0), (1, 4), 4, 2))
+    [(0, 1), (2, 1), (0, 4), (2, 4)]
+    """
+    step = -(-period // max(positions, 1))
+    for length in lengths:
+        last = level.size - length
+        starts = [last, *range(0, min(period, last + 1), step)] if level.link == "line" else range(0, period, step)
+        yield from ((start, length) for start in starts)
 
 
 def _bandwidth(network: Network, members: Sequence[NDArray[np.bool_]]) -> NDArray[np.float64]:
