@@ -17,6 +17,8 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+# A run starts hundreds of processes, which share what Python compiles, whatever the environment says of that.
+export PYTHONDONTWRITEBYTECODE :=
 # The constraints go in by environment so that they hold for the build's own environment too.
 PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(BIN)/python -m pip install -q --disable-pip-version-check
