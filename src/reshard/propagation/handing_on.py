@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 MOST_MOVES = 32
 """More are not made one after another."""
+GATHERING = {"sum": "add", "product": "mul", "max": "maximum", "min": "minimum"}
+"""Per reduction, what brings together values of which all but one are its identity: one HLO instruction each, for an
+operation of many that reads one operand twice grows with every move where a compiler fuses them."""
 
 
 class BlockEnds(NamedTuple):
@@ -138,17 +141,18 @@ class _Chain:
         )
         before = self._before(self._every(ran, blocks))
         by_shard = tuple(("shard",) if dim == self.dim else group for dim, group in enumerate(self.ends.term))
-        both = replace(self._combining((apart, by_shard), apart), sizes=sizes)
+        combining = MERGES[self.ends.running.name].combining
+        both = replace(self._combining(combining, (apart, by_shard), apart), sizes=sizes)
         return self._named(self._stand(both, [within, before]))
 
     def _before(self, sums: Value) -> Value:
         """What comes before each shard, of what each comes to."""
         order = range(self.shards)[:: -1 if self.is_reversed else 1]
-        arrived = self._moved(sums, order[0], order[1])
-        before = arrived
+        merge = MERGES[self.ends.running.name]
+        before = arrived = self._moved(sums, order[0], order[1])
         for source, target in pairwise(order[1:]):
-            arrived = self._moved(self._combined(sums, arrived), source, target)
-            before = self._combined(before, arrived)
+            arrived = self._moved(self._combined(merge.combining, sums, arrived), source, target)
+            before = self._combined(GATHERING[merge.reduction], before, arrived)
         return before
 
     def _moved(self, sums: Value, source: int, target: int) -> Value:
@@ -181,13 +185,12 @@ class _Chain:
             result=replace(running.result, shape=shape),
         )
 
-    def _combining(self, terms: tuple[Term, ...], output: Term) -> Operation:
-        name = MERGES[self.ends.running.name].combining
+    def _combining(self, name: str, terms: tuple[Term, ...], output: Term) -> Operation:
         return replace(self.ends.running, name=name, pattern=Pattern(terms, output), replicated=(), attributes=())
 
-    def _combined(self, left: Value, right: Value) -> Value:
+    def _combined(self, name: str, left: Value, right: Value) -> Value:
         term = self.ends.term
-        both = self._combining((term, term), term)
+        both = self._combining(name, (term, term), term)
         return self._stand(replace(both, result=replace(both.result, shape=left.shape)), [left, right])
 
     def _named(self, value: Value) -> Value:
