@@ -26,13 +26,13 @@ By hand, the sums 3, 7, 11, 15 of four blocks: 3 goes to the second, 3 + 7 to th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from reshard.operations.operation import Operation, Value
+from reshard.operations.operation import Attribute, Operation, Value
 from reshard.operations.pattern import Pattern, Term
 from reshard.operations.reaching import windowed
 from reshard.propagation.merging import MERGES
@@ -173,7 +173,7 @@ class _Chain:
         attributes = {"start": tuple(start), "stop": ran.shape, "step": tuple(step)}
         return self._stand(self._shifting("slice", shape, attributes), [ran])
 
-    def _shifting(self, name: str, shape: tuple[int, ...], attributes: dict[str, object]) -> Operation:
+    def _shifting(self, name: str, shape: tuple[int, ...], attributes: Mapping[str, Attribute]) -> Operation:
         term, running = self.ends.term, self.ends.running
         return replace(
             running,
