@@ -136,6 +136,9 @@ def refusals() -> dict[str, Callable[[Program, Value], Any]]:
         "slice without steps": lambda p, a: of_places(p, a, "slice", start=(0, 0), stop=(2, 8), step=(0, 1)),
         "slice of another size": lambda p, a: of_places(p, a, "slice", start=(0, 0), stop=(3, 8), step=(1, 1)),
         "pad of a text": lambda p, a: of_places(p, a, "pad", low=(0, 0), high=(0, 0), value="zero"),
+        "pad of no step": lambda p, a: of_places(p, a, "pad", low=(0, 0), high=(0, 0), step=(0, 1)),
+        "running backwards": lambda p, a: along(p, a, reverse=2),
+        "running after a text": lambda p, a: along(p, a, before="zero"),
         "concatenate in no dim": lambda p, a: of_places(p, a, "concatenate", dim=2),
         "iota": lambda p, a: p.op("ij->ij", a, name="iota", attributes={"dim": 5}),
         "pick in no dim": lambda p, a: p.op("ij->1j", a, name="pick", attributes={"dims": (2,), "start": (0,)}),
@@ -153,6 +156,11 @@ def refusals() -> dict[str, Callable[[Program, Value], Any]]:
         "three": lambda p, a: run(p, p.op("ij,ij,ij->ij", a, a, a, name="add")),
         "inputs": lambda p, a: rs.numpy.run_program(p.propagate(), 5),  # type: ignore[arg-type]
     }
+
+
+def along(program: Program, a: Value, **attributes: Any) -> Value:
+    """A running sum."""
+    return program.op("ij->ij", a, name="cumsum", replicated="i", attributes=attributes)
 
 
 def of_places(program: Program, a: Value, name: str, **attributes: Any) -> Value:

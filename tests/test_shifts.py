@@ -267,6 +267,18 @@ def test_what_runs_in_a_loop_is_handed_on_in_every_turn() -> None:
     np.testing.assert_allclose(rs.numpy.run_program(placed, {"start": array})["out"], expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("cut", ["x", None])
+@pytest.mark.parametrize(("low", "high", "step"), [(3, 2, 2), (-3, 6, 4), (9, -10, 3)])
+def test_a_pad_of_which_every_so_many_th_is_taken(cut: str | None, low: int, high: int, step: int) -> None:
+    program, array = Program(Mesh.of(x=4)), np.arange(1, 17, dtype=np.float32)
+    value = program.input("a", (16,), "float32", Sharding.of(program.mesh, cut))
+    kept = np.pad(array[max(-low, 0) : 16 - max(-high, 0)], (max(low, 0), max(high, 0)), constant_values=7)[::step]
+    attributes = {"low": (low,), "high": (high,), "step": (step,), "value": 7}
+    result = program.op("i->i", value, name="pad", shape=kept.shape, shifted="i", attributes=attributes)
+    program.output(result, Sharding.of(program.mesh, "x"), "out")
+    assert np.array_equal(rs.numpy.run_program(program.propagate(goal="bytes"), {"a": array})["out"], kept)
+
+
 def test_partial_values_are_shifted_before_they_are_summed() -> None:
     program = Program(Mesh.of(x=2, y=4))
     value = program.input("a", (16, 8), "float32", Sharding.of(program.mesh, "y", "x"))

@@ -21,11 +21,6 @@ from reshard.operations.pattern import Shape
 
 SHIFTING = ("slice", "pad", "concatenate", "roll", "reverse")
 """Operations whose attributes tell the shape of their result."""
-RUNNING = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-"""Operations that run from one end of a dim, and from the other where `reverse` is 1.
-
-An element of the result is of those up to its place; with `before`, of that number and those before its place.
-"""
 
 
 def check_attributes(operation: Operation) -> None:
@@ -49,7 +44,7 @@ def check_attributes(operation: Operation) -> None:
             raise ReshardError("bad-program", f"{name} of {operation.pattern} must lack the dims {dims} on one side")
         if len(dims) != len(places) or not all(0 <= n < whole[dim] for dim, n in zip(dims, places, strict=True)):
             raise ReshardError("bad-argument", f"{name} at {places} of the dims {dims} is not in {whole}")
-    elif name in RUNNING:
+    elif operation.kind is not None and "before" in operation.kind.options:
         before, turned = attributes.get("before", 0), attributes.get("reverse", 0)
         if not operation.result.dtype.holds(before) or turned not in (0, 1):
             text = f"{name} must have a number of dtype {operation.result.dtype} as before and 0 or 1 as reverse"

@@ -131,6 +131,7 @@ KINDS: dict[str, Kind] = {
         for name in ("sum", "max", "min", "product")
     },
     **_each("sort softmax", KindForm.ALONG),
+    # An element is made of those up to its place, or of the number `before` and those before it; `reverse` is 0 or 1.
     **_each("cumsum cumprod cummax cummin cumlogsumexp", KindForm.ALONG, 1, (), ("before", "reverse")),
     **_each(
         "abs cbrt ceil conj cos cosh erf exp exp2 expm1 floor log log1p relu rsqrt sigmoid sign silu sin sinh sqrt "
