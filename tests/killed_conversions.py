@@ -29,7 +29,7 @@ def killed_at(moment: int, arguments: list[str]) -> int:
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    count, write_at = 0, TileWriter.write_at
+    count, write_at, copy_file_range = 0, TileWriter.write_at, os.copy_file_range
 
     def dying(function: Any) -> Any:
         def called(*values: Any, **options: Any) -> Any:
@@ -39,13 +39,17 @@ def killed_at(moment: int, arguments: list[str]) -> int:
                 if function is write_at:
                     writer, path, offset, data = values
                     write_at(writer, path, offset, data[: len(data) // 2])
+                elif function is copy_file_range:
+                    source, target, size, *offsets = values
+                    copy_file_range(source, target, size // 2, *offsets)
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*values, **options)
 
         return called
 
     with ExitStack() as stack:
-        for owner, name in ((TileWriter, "write_at"), (os, "write"), (os, "fsync"), (Path, "rename")):
+        system = ((os, name) for name in ("copy_file_range", "write", "fsync"))
+        for owner, name in ((TileWriter, "write_at"), *system, (Path, "rename")):
             stack.enter_context(mock.patch.object(owner, name, dying(getattr(owner, name))))
         stack.enter_context(mock.patch.object(shutil, "rmtree", dying(shutil.rmtree)))
         os._exit(main(["checkpoint", *arguments]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -78,6 +80,7 @@ def test_what_is_read_was_told(
     assert run("cost", forms[origin], *options, "--json") == 0
     told = json.loads(capsys.readouterr().out)
     counted: list[int] = []
+    copy_file_range = os.copy_file_range
 
     def read(reader: FileReader, path: Path, offset: int, view: memoryview) -> None:
         counted.append(len(view))
@@ -85,8 +88,14 @@ def test_what_is_read_was_told(
             file.seek(offset)
             view[:] = file.read(len(view))
 
+    def copied(*told: int) -> int:
+        if memory == "1B":
+            raise OSError(errno.EXDEV, "as between file systems that cannot")
+        counted.append(copy_file_range(*told))
+        return counted[-1]
+
     def converted(work: Converting, advance: Any) -> Reads:
-        with mock.patch.object(FileReader, "read_into", read):
+        with mock.patch.object(FileReader, "read_into", read), mock.patch.object(os, "copy_file_range", copied):
             return convert(work, advance)
 
     with mock.patch.object(checkpoint_command, "convert", converted):

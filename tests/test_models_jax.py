@@ -133,6 +133,23 @@ def test_a_bucket_between_two_meshes_is_packed_in_one_program_and_unpacked_in_on
         assert memory.temp_size_in_bytes <= 256, memory
 
 
+def test_a_buffer_that_stays_whole_goes_as_it_is() -> None:
+    """Without a program that packs it or puts it; a part of one, a cast and a transposed one go by programs."""
+    tensors = {"whole": ((8, 6), "f32"), "part": ((8, 6), "f32"), "cast": ((8,), "f32"), "turned": ((8, 8), "i16")}
+    turned = {"spec": "P('x')", "store": {"name": "t", "transpose": True}}
+    source = rs.Rules.of(rs.Mesh.of(x=4), {}, ("x",))
+    target = rs.Rules.of(
+        rs.Mesh.of({"x": 2, "y": 4}, device_ids=range(8)), {"whole": ("y",), "turned": turned, "part": ("x",)}, ("y",)
+    )
+    plan = rs.plan_model(tensors, source, target, cast={"cast": "bf16"})
+    programs = PlanPrograms.of(plan)
+    assert {(each.name, each.receiver - 4 == each.sender) for each in programs.whole[0]} == {("whole", True)}
+    read = {name for packs in programs.packing[0] for each in packs.members.values() for name in each.names}
+    assert read == {"part", "cast", "turned"}
+    check(plan, donate=True)
+    check(plan, donate=False)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     mesh = rs.Mesh.of(x=2)
     plan = rs.plan_model({"w": ((4,), "f32")}, rs.Rules.of(mesh, {}, ("x",)), rs.Rules.of(mesh, {}, "replicated"))

@@ -17,7 +17,7 @@ buffer, that of device 1 at (0, 0), and both are 2 x 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -92,6 +92,19 @@ class UnpackingForm(NamedTuple):
     rows: tuple[tuple[PieceForm, ...], ...]
 
 
+class WholeBuffer(NamedTuple):
+    """A buffer that goes to another device as it is, and is one there."""
+
+    sender: int
+    name: str
+    """There."""
+    receiver: int
+    tensor: int
+    """Its number."""
+    target: str
+    """The name at the receiver."""
+
+
 class DevicePacking(NamedTuple):
     """What one device packs."""
 
@@ -121,25 +134,45 @@ class DeviceBuckets:
     """Tells what one device does for each bucket; what it has itself comes with the first."""
 
     def __init__(self, plan: ModelPlan, device: int) -> None:
-        self.plan = plan
+        self.plan, self.device = plan, device
         self.slots = plan.source_slots(device)[0], plan.target_slots(device)[0]
         self.buffers = plan.source_slots(device)[1], plan.target_slots(device)[1]
         part = plan.part_of(device)
         self.buckets = laid_buckets(plan, part, 1, all_of_plan=True).buckets or [LaidBucket(0, 0, [], [])]
         self.kept = part.kept()
 
-    def packing(self, number: int) -> DevicePacking | None:
-        """What it packs for a bucket; None for nothing."""
-        messages = self.buckets[number].sends
+    def whole_buffer(self, end: int, tensor: int, box: Box) -> str | None:
+        """The buffer of an end that has a box of a tensor as it travels, and nothing else; None where there is none."""
+        slots = self.slots[end][self.plan.names[tensor]]
+        slot, buffer = slots[0], self.buffers[end][slots[0].buffer]
+        is_alike = buffer.dtype == self.plan.group_of[tensor].wire and slot.dims in ((), tuple(range(len(box))))
+        return slot.buffer if is_alike and slot.stack is None and buffer.shape == box.shape != () else None
+
+    def sent_whole(self, number: int, others: Mapping[int, DeviceBuckets]) -> tuple[WholeBuffer, ...]:
+        """The buffers that it sends in a bucket as they are, to others that have them so too."""
+        result = []
+        for message in self.buckets[number].sends:
+            for tensor, box, _ in message.pieces:
+                name = self.whole_buffer(0, tensor, box)
+                target = None if name is None else others[message.peer].whole_buffer(1, tensor, box)
+                if name is not None and target is not None:
+                    result.append(WholeBuffer(self.device, name, message.peer, tensor, target))
+        return tuple(result)
+
+    def packing(self, number: int, whole: Iterable[WholeBuffer] = ()) -> DevicePacking | None:
+        """What it packs for a bucket beside buffers that go as they are; None for nothing."""
+        sent = {(buffer.receiver, buffer.tensor) for buffer in whole if buffer.sender == self.device}
+        messages = _without(self.buckets[number].sends, sent)
         if not messages:
             return None
         names = self._buffers_of(0, (piece.tensor for message in messages for piece in message.pieces))
         rows, corners, lines = self._rows(0, messages, names)
         return DevicePacking(PackingForm(self._forms(0, names), rows), corners, names, lines)
 
-    def unpacking(self, number: int) -> DeviceUnpacking | None:
-        """What it unpacks of a bucket; None for nothing."""
-        messages, kept = self.buckets[number].receives, self.kept if number == 0 else []
+    def unpacking(self, number: int, whole: Iterable[WholeBuffer] = ()) -> DeviceUnpacking | None:
+        """What it unpacks of a bucket beside buffers that come as they are; None for nothing."""
+        received = {(buffer.sender, buffer.tensor) for buffer in whole if buffer.receiver == self.device}
+        messages, kept = _without(self.buckets[number].receives, received), self.kept if number == 0 else []
         if not messages and not kept:
             return None
         read = self._buffers_of(0, (tensor for tensor, _ in kept))
@@ -191,6 +224,15 @@ class DeviceBuckets:
                 corners.append(slot.corner(part) or (0,))
         wire = self.plan.group_of[tensor].wire.name
         return PieceForm(box.shape, wire, tuple(parts)), tuple(corners)
+
+
+def _without(messages: list[LaidMessage], whole: set[tuple[int, int]]) -> list[LaidMessage]:
+    """Messages, without the tensors that go to their peers, or come from them, in whole buffers."""
+    left = (
+        message._replace(pieces=[piece for piece in message.pieces if (message.peer, piece.tensor) not in whole])
+        for message in messages
+    )
+    return [message for message in left if message.pieces]
 
 
 def _part_form(slot: Slot, part: Box, piece: Box, names: tuple[str, ...]) -> PartForm:

@@ -35,6 +35,7 @@ from reshard.jax.bucket_forms import (
     PackingForm,
     PieceForm,
     UnpackingForm,
+    WholeBuffer,
 )
 from reshard.jax.exchange.stacked import STACKED, StackedProgram, flat_mesh, run_stacked, stacked_program
 from reshard.jax.slots import NamedArrays, kind_of
@@ -210,14 +211,15 @@ class Fresh(NamedTuple):
     """Each with whether all of it is written; what is padding is zero."""
 
     @classmethod
-    def of(cls, by_device: Mapping[int, DeviceBuckets]) -> tuple[Fresh, ...]:
-        """Those of all devices of the target."""
+    def of(cls, by_device: Mapping[int, DeviceBuckets], coming: set[tuple[int, str]]) -> tuple[Fresh, ...]:
+        """Those of all devices of the target, but for buffers that come whole, of which device and name are given."""
         groups: dict[tuple[tuple[BufferForm, bool], ...], dict[int, tuple[str, ...]]] = {}
         for number, of_device in by_device.items():
-            buffers = of_device.buffers[1]
+            buffers = {name: each for name, each in of_device.buffers[1].items() if (number, name) not in coming}
             written = dict.fromkeys(buffers, 0)
             for slot in (slot for slots in of_device.slots[1].values() for slot in slots):
-                written[slot.buffer] += slot.box.size
+                if slot.buffer in written:
+                    written[slot.buffer] += slot.box.size
             forms = ((BufferForm.of(each), written[name] == prod(each.shape)) for name, each in buffers.items())
             groups.setdefault(tuple(forms), {})[number] = tuple(buffers)
         devices = jax.devices()
@@ -248,8 +250,10 @@ class PlanPrograms(NamedTuple):
 
     packing: tuple[tuple[Packing, ...], ...]
     unpacking: tuple[tuple[Unpacking, ...], ...]
+    whole: tuple[tuple[WholeBuffer, ...], ...]
+    """Per bucket the buffers that go from device to device as they are."""
     last_read: tuple[dict[int, tuple[str, ...]], ...]
-    """Per bucket and device, the buffers that are read for the last time to pack it."""
+    """Per bucket and device, the buffers that are read for the last time to send it."""
     fresh: tuple[Fresh, ...]
     scalars: dict[int, tuple[str, ...]]
     """Per device the buffers of the target that have no dims, and here have one."""
@@ -260,23 +264,32 @@ class PlanPrograms(NamedTuple):
         by_device = {device: DeviceBuckets(plan, device) for device in plan.devices}
         wanting = {device: by_device[device] for device in plan.rules[1].mesh.devices}
         numbers = range(max(plan.buckets.total, 1))
-        packing = [_somewhere({d: buckets.packing(number) for d, buckets in by_device.items()}) for number in numbers]
+        whole = [
+            tuple(buffer for buckets in by_device.values() for buffer in buckets.sent_whole(number, by_device))
+            for number in numbers
+        ]
+        packing = [
+            _somewhere({d: buckets.packing(number, whole[number]) for d, buckets in by_device.items()})
+            for number in numbers
+        ]
         unpacking = [
-            _somewhere({d: buckets.unpacking(number) for d, buckets in by_device.items()}) for number in numbers
+            _somewhere({d: buckets.unpacking(number, whole[number]) for d, buckets in by_device.items()})
+            for number in numbers
         ]
         return cls(
             tuple(tuple(map(Packing.of, _by_form(work))) for work in packing),
             tuple(tuple(map(Unpacking.of, _by_form(work))) for work in unpacking),
-            _last_read(packing, unpacking[0]),
-            Fresh.of(wanting),
+            tuple(whole),
+            _last_read(packing, whole, unpacking[0]),
+            Fresh.of(wanting, {(buffer.receiver, buffer.target) for of_bucket in whole for buffer in of_bucket}),
             {d: tuple(name for name, each in of.buffers[1].items() if not each.shape) for d, of in wanting.items()},
         )
 
 
 def _last_read(
-    packing: list[dict[int, DevicePacking]], first: Mapping[int, DeviceUnpacking]
+    packing: list[dict[int, DevicePacking]], whole: list[tuple[WholeBuffer, ...]], first: Mapping[int, DeviceUnpacking]
 ) -> tuple[dict[int, tuple[str, ...]], ...]:
-    """Per bucket and device, the buffers that nothing reads once it is packed."""
+    """Per bucket and device, the buffers that nothing reads once it is sent."""
     seen: dict[int, set[str]] = {}
     result: list[dict[int, tuple[str, ...]]] = []
     for number in reversed(range(len(packing))):
@@ -284,9 +297,12 @@ def _last_read(
             for device, unpacking in first.items():
                 seen.setdefault(device, set()).update(unpacking.read)
         done = {}
-        for device, of_device in packing[number].items():
+        reads = {device: dict.fromkeys(of_device.names) for device, of_device in packing[number].items()}
+        for buffer in whole[number]:
+            reads.setdefault(buffer.sender, {})[buffer.name] = None
+        for device, read in reads.items():
             names = seen.setdefault(device, set())
-            done[device] = tuple(name for name in of_device.names if name not in names)
-            names.update(of_device.names)
+            done[device] = tuple(name for name in read if name not in names)
+            names.update(read)
         result.append(done)
     return tuple(reversed(result))

@@ -2,6 +2,7 @@
 
 For a bucket each device packs what it sends into one row per peer and dtype, the rows go from device to device in one
 call, and each device puts those that came into its buffers, whose memory it uses again.
+A buffer that is one buffer at its goal too, of the same elements, goes with the rows as it is, and is there.
 Devices that are alike do so in one program: between two meshes of even tiles a bucket takes three calls.
 Two buckets are under way at a time, together no larger than the plan's `in_flight`; before the next is packed, the
 oldest must be done.
@@ -187,20 +188,24 @@ def _run(plan: ModelPlan, tiles: HeldByDevice, donate: bool) -> HeldByDevice:
     held = {device: _handed(plan, device, buffers, donate) for device, buffers in tiles.items()}
     results = {number: buffers for alike in programs.fresh for number, buffers in alike.run().items()}
     under_way: list[list[Any]] = []
-    buckets = zip(programs.packing, programs.unpacking, programs.last_read, strict=True)
-    for packing, unpacking, last_read in buckets:
+    buckets = zip(programs.packing, programs.unpacking, programs.whole, programs.last_read, strict=True)
+    for packing, unpacking, whole, last_read in buckets:
         if len(under_way) == DEPTH:
             jax.block_until_ready(under_way.pop(0))
         rows: dict[tuple[int, Line], Any] = {}
         for alike in packing:
             rows |= alike.run(held)
+        sent = [*rows.values(), *(held[buffer.sender][buffer.name] for buffer in whole)]
+        goals = [devices[number] for number in (*(line.peer for _, line in rows), *(each.receiver for each in whole))]
+        arrived = jax.device_put(sent, goals)
+        coming, complete = dict(zip(rows, arrived, strict=False)), arrived[len(rows) :]
+        del rows, sent
         for device, names in last_read.items() if donate else ():
             for name in names:
                 held[device].pop(name).delete()
-        arrived = jax.device_put(list(rows.values()), [devices[line.peer] for _, line in rows])
-        coming = dict(zip(rows, arrived, strict=True))
-        del rows
-        under_way.append([done for alike in unpacking for done in alike.run(held, results, coming)])
+        for buffer, array in zip(whole, complete, strict=True):
+            results[buffer.receiver][buffer.target] = array
+        under_way.append([*complete, *(done for alike in unpacking for done in alike.run(held, results, coming))])
     if donate:
         for buffers in held.values():
             for array in buffers.values():

@@ -248,6 +248,7 @@ class TileWriter(_OpenFiles):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
+        self._can_take = hasattr(os, "copy_file_range")
 
     def write_at(self, path: Path, offset: int, data: memoryview | bytes) -> None:
         """Write at a place in a file.
@@ -263,6 +264,37 @@ class TileWriter(_OpenFiles):
                 done += file.write(view[done:]) or 0
         except OSError as error:
             raise ReshardError("write-failed", f"{path} could not be written: {error.strerror or error}") from None
+
+    def take(self, reader: FileReader, there: TileFile, file: TileFile, box: Box, itemsize: int) -> bool:
+        """Have the system copy a part of a file that was read to where it is wanted, past this process.
+
+        Args:
+            reader: of the file that has it.
+            there: the file that has it.
+            file: where it is wanted.
+            box: a part of both.
+            itemsize: bytes per element.
+
+        Returns:
+            Whether it is there; else nothing may be said of its place, and reading and writing tells why.
+        """
+        here, runs = file.runs(box), there.runs(box)
+        if not self._can_take or here.order != runs.order or not here.run_count == runs.run_count == 1:
+            return False
+        done, nbytes = 0, box.size * itemsize
+        starts = there.offset + runs.first * itemsize, file.offset + here.first * itemsize
+        try:
+            ends = reader.file(there.path).fileno(), self.file(self.folder / file.path).fileno()
+            while done < nbytes:
+                count = os.copy_file_range(*ends, nbytes - done, starts[0] + done, starts[1] + done)
+                if not count:
+                    return False
+                done += count
+        except OSError:  # not every two file systems have it
+            self._can_take = False
+            return False
+        reader.count(Reads(1, nbytes))
+        return True
 
     def write_box(self, file: TileFile, box: Box, values: NDArray[Any]) -> None:
         """Write a part of what a file holds, run by run.
