@@ -320,14 +320,7 @@ class Mesh:
         >>> print(*Mesh.of(x=2, y=4).axes_of(Digits([Digit(2, 4)])))
         "x" "y":(1)2
         """
-        named = [
-            (part, Axis.between(name, whole.end // part.end, whole.end // part.stride, whole.size))
-            for digit in digits
-            for name in self.sizes
-            for whole in (self._digits[name],)
-            for part in Digits((digit,)).within(whole)
-        ]
-        return tuple(axis for _, axis in named) if prod(part.size for part, _ in named) == digits.size else None
+        return _axes_of(self, digits)
 
     def parts_within(self, axes: Iterable[Axis], digit: Digit) -> tuple[Axis, ...]:
         """The parts of axes that lie inside a digit of the position, where a split of both has them.
@@ -374,6 +367,17 @@ class Mesh:
         Digits([Digit(stride=2, size=2)])
         """
         return _order_in(self, other)
+
+
+@lru_cache(4096)
+def _axes_of(mesh: Mesh, digits: Digits) -> tuple[Axis, ...] | None:
+    named = [
+        (part, Axis.between(name, whole.end // part.end, whole.end // part.stride, whole.size))
+        for digit in digits
+        for name, whole in mesh._digits.items()
+        for part in Digits((digit,)).within(whole)
+    ]
+    return tuple(axis for _, axis in named) if prod(part.size for part, _ in named) == digits.size else None
 
 
 @lru_cache(256)

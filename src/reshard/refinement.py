@@ -95,15 +95,21 @@ def refine(source: Layout, target: Layout, shape: Sequence[int], bounds: Iterabl
         if stride != NOWHERE:
             strides.update((stride, stride * size))
     ties = [tie for tie in ties if tie.digit.stride != NOWHERE]
-    count = -1
-    while count != (count := len(strides) + sum(map(len, cuts))):
+    is_closed = False
+    while not is_closed:
         if not (nest(strides) and all(map(nest, cuts))):
             return None
+        is_closed = True
         for dim, (stride, size), element in ties:
-            inside = [cut // stride for cut in strides if stride < cut < stride * size]
-            cuts[dim].update([element * ratio for ratio in inside])
-            inside = [cut // element for cut in cuts[dim] if element < cut < element * size]
-            strides.update([stride * ratio for ratio in inside])
+            for low, ends, reached, other in (
+                (stride, strides, cuts[dim], element),
+                (element, cuts[dim], strides, stride),
+            ):
+                high = low * size
+                inside = {other * (cut // low) for cut in ends if low < cut < high}
+                if not inside <= reached:
+                    reached |= inside
+                    is_closed = False
     digits = Digits.between(strides)
     source_roles = _roles(digits, source_ties, source.unreduced)
     target_roles = _roles(digits, target_ties, target.unreduced)

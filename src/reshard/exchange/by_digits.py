@@ -132,12 +132,18 @@ class DigitExchange(Exchange):
         return tuple(map(min, self.common.lengths, self.target.shape))
 
     def all_received(self) -> Positions:
-        needed = self.target.all_elements * self.combined.size
+        piece = self.largest_piece * self.loose_values if self.is_even else None
+        if piece is None:
+            needed = self.target.all_elements * self.combined.size
+        else:
+            needed = np.full_like(self.target.mesh.positions, piece * self.gathered_values)
         if not self.shares_devices:
             return needed
+        if piece is not None and self.stays:
+            return needed - piece
         places = self.source.mesh.positions_of(self.target.mesh.device_array)
         senders, _ = self._sources(places, np.zeros_like(places))  # of round 0
-        return needed - np.where(senders == places, self.all_held, 0)
+        return needed - np.where(senders == places, self.all_held if piece is None else piece, 0)
 
     def traffic(self) -> tuple[Positions, Positions, Positions]:
         positions = self.receivers.positions

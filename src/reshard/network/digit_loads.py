@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -66,9 +66,13 @@ def digit_loads(
     pieces = _Pieces(levels, places)
     carried = [0.0] * len(levels)
     for run in order:
-        for number, load in (pieces.on_switch(run[0]) if levels[run[0]].is_switch else pieces.on_torus(run)).items():
+        if levels[run[0]].is_switch:
+            carried[run[0]] = pieces.on_switch(run[0])
+            continue
+        for number, load in pieces.on_torus(run).items():
             carried[number] = load
-    return Loads(tuple(carried), pieces.slowest([number for run in order for number in run]))
+        return Loads(tuple(carried), pieces.slowest([number for run in order for number in run]))
+    return Loads(tuple(carried), max(end.longest for end in pieces.ends))
 
 
 def _places(
@@ -103,6 +107,20 @@ def _places(
     return places
 
 
+@dataclass
+class _End:
+    """Who sends, or who receives: the device that waits for most."""
+
+    known: set[int]
+    """The variables that its place is; the others take all values."""
+    left: float
+    """Its pieces that no switch has taken yet, where it may have any."""
+    waited: float = 0.0
+    """The latencies of those that were taken, of a device that has some left."""
+    longest: float = 0.0
+    """The latencies of all pieces of one device, where switches take all."""
+
+
 class _Pieces:
     """The pieces that are still under way: those that agree along the levels that were passed."""
 
@@ -110,26 +128,34 @@ class _Pieces:
         self.levels, self.places = levels, places
         self.size = {variable: place.digit.size for place in places for variable in (place.sender, place.receiver)}
         self.same_as = {variable: variable for variable in self.size}
+        self.ends = [
+            _End(known, prod(size for variable, size in self.size.items() if variable not in known))
+            for known in ({place.sender for place in places}, {place.receiver for place in places})
+        ]
 
     def __call__(self, variable: int) -> int:
         """The variable that stands for all that this one must agree with."""
         return self.same_as[variable]
 
-    def on_switch(self, number: int) -> dict[int, float]:
-        """What the busiest port of a level carries; what is left goes on."""
+    def on_switch(self, number: int) -> float:
+        """What the busiest port of a level carries; what agrees along it goes on."""
         places = [place for place in self.places if place.level == number]
-        load = 0.0
-        for known in ({place.sender for place in self.places}, {place.receiver for place in self.places}):
-            known = set(map(self, known))
-            left = prod(self.size[v] for v in {*self.same_as.values()} - known)
-            pairs = [(self(place.sender), self(place.receiver)) for place in places]
-            differs = any(a != b and a in known and b in known for a, b in pairs)
-            taken = prod(self.size[a] for a, b in pairs if a != b)
-            load = max(load, left if differs else left - left / taken)
+        load, latency_s = 0.0, self.levels[number].latency_s
+        pairs = [(self(place.sender), self(place.receiver)) for place in places]
+        pairs = [(sender, receiver) for sender, receiver in pairs if sender != receiver]
+        for end in self.ends:
+            known = {self(variable) for variable in end.known}
+            is_open = [not {sender, receiver} <= known for sender, receiver in pairs]
+            kept = end.left / prod(self.size[a] for (a, _), one in zip(pairs, is_open, strict=True) if one)
+            load = max(load, end.left - kept if all(is_open) else end.left)
+            if not all(is_open):  # on some devices nothing agrees
+                end.longest = max(end.longest, end.waited + end.left * latency_s)
+            end.waited += (end.left - kept) * latency_s
+            end.longest, end.left = max(end.longest, end.waited), kept
         for place in places:
             a, b = self(place.sender), self(place.receiver)
             self.same_as = {variable: b if other == a else other for variable, other in self.same_as.items()}
-        return {number: float(load)}
+        return load
 
     def on_torus(self, run: Sequence[int]) -> dict[int, float]:
         """What the busiest link of each level of a torus carries."""
@@ -191,11 +217,12 @@ class _Pieces:
             senders[place.sender] += place.digit.stride
             receivers[place.receiver] += place.digit.stride
         moved = [variable for variable in self.size if senders[variable] != receivers[variable]]
-        most = self.size if any(not self.levels[number].is_switch for number in order) else dict.fromkeys(moved, 2)
         longest = 0.0
         for ends in (senders, receivers):
             known = [variable for variable in moved if ends[variable]]
-            sent, received = (Digits(Digit(side[v], most[v]) for v in known).offsets() for side in (senders, receivers))
+            sent, received = (
+                Digits(Digit(side[v], self.size[v]) for v in known).offsets() for side in (senders, receivers)
+            )
             longest = max(longest, self._waits(order, set(known), sent, received))
         return longest
 

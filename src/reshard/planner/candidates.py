@@ -1,7 +1,7 @@
 """Chains of steps that lead from source to target.
 
 The first is the shortest chain, which receives exactly the bound wherever nothing is partial.
-Four kinds of detour may do better:
+Five kinds of detour may do better:
     scatter in place    where partial values are combined: combine them where they are, over as many devices as
                         can share the work, and move the result
     sum all             where some are combined and others stay partial: combine all, each device its part, and hand on
@@ -10,6 +10,7 @@ Four kinds of detour may do better:
                         fast part, so that what is needed there crosses the slow level once, and gather inside;
                         near replicas send
     spread in a host    where what hosts hold changes: let all devices of a host share what crosses (`spread`)
+    gather first        where latencies decide: gather along some axes, and exchange what is left in fewer messages
 
 The first three are refinements of an end by axes that it does not use.
 """
@@ -19,14 +20,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import islice, pairwise, product
 from math import prod
 
 from reshard.axis import Axis, aligned, common_prefix, difference, merged
 from reshard.collectives.fewest_bytes import fewest_bytes_chain
 from reshard.digits import Digit
 from reshard.errors import ReshardError
-from reshard.network import Network
+from reshard.network import Network, seconds_of
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.relay import relay
@@ -40,7 +41,7 @@ TRIED = 16
 
 
 def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Chain]:
-    """Chains worth comparing, the shortest first; on a network, that of named collectives, and of little data a gather.
+    """Chains worth comparing, the shortest first; on a network, that of named collectives, and of little data gathers.
 
     Raises:
         ReshardError: as `shortest_chain`.
@@ -48,6 +49,20 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Cha
     if network is None:
         yield from chains_by_detours(reshard)
         return
+    chains = list(_on_levels(reshard, network))
+    yield from chains
+    if prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES:
+        least = min(sum(seconds_of(step, network) for step in chain) for chain in chains)
+        with suppress(ReshardError):
+            yield gathered(reshard)
+        for middle in _gathers(reshard):
+            with suppress(ReshardError):
+                if sum(seconds_of(step, network) for step in chain_through(replace(reshard, target=middle))) < least:
+                    yield chain_through(reshard, middle)
+
+
+def _on_levels(reshard: Reshard, network: Network) -> Iterator[Chain]:
+    """Those for a network, however much data there are."""
     size = reshard.target.mesh.size
     boundaries = sorted({*level_strides(network), size} - {1})
     slower = (outer.stride for inner, outer in pairwise(network.levels) if outer.bandwidth < inner.bandwidth)
@@ -56,9 +71,6 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Cha
         yield from _by_levels(reshard, network)
     with suppress(ReshardError):  # not all ends have one
         yield fewest_bytes_chain(reshard)[0]
-    if prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES:
-        with suppress(ReshardError):
-            yield gathered(reshard)
 
 
 def _by_levels(reshard: Reshard, network: Network) -> Iterator[Chain]:
@@ -85,6 +97,24 @@ def gathered(reshard: Reshard) -> Chain:
         return all_gathered(reshard)
     kept = [common_prefix(before.axes, after.axes) for before, after in zip(source.dims, target.dims, strict=True)]
     return chain_through(reshard, Sharding.of(target.mesh, *kept, uneven=target.uneven))
+
+
+def _gathers(reshard: Reshard) -> Iterator[Sharding]:
+    """The source with some of its last axes gathered: what is then exchanged goes between fewer, in fewer messages.
+
+    >>> from reshard.mesh import Mesh
+    >>> mesh = Mesh.of(x=2, y=2)
+    >>> reshard = Reshard.of(Sharding.of(mesh, ("x", "y"), None), Sharding.of(mesh, None, ("y", "x")), (4, 4))
+    >>> [middle.text() for middle in _gathers(reshard)]
+    ['[{"x"}, {}]', '[{}, {}]']
+    """
+    source, target = reshard.source, reshard.target
+    if source.mesh != target.mesh or source.is_woven or target.is_woven:
+        return
+    cutting = [dim.axes for dim in source.dims]
+    for counts in sorted(product(*(range(len(axes) + 1) for axes in cutting)), key=sum, reverse=True)[1:]:
+        kept = [axes[:count] for axes, count in zip(cutting, counts, strict=True)]
+        yield Sharding.of(source.mesh, *kept, uneven=target.uneven)
 
 
 def all_gathered(reshard: Reshard) -> Chain:

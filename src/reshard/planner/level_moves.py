@@ -84,6 +84,7 @@ class LevelWays:
     graph: LevelGraph
 
     @classmethod
+    @lru_cache(16)  # asked for twice in one plan, and its numbers are derived but once
     def of(cls, reshard: Reshard, network: Network) -> LevelWays | None:
         """The ways; None where tiles differ in size, values are partial, or no digits lie in levels."""
         if reshard.source.mesh.size != network.size:

@@ -140,7 +140,12 @@ def _faster(plans: list[Plan]) -> list[Plan]:
     if network is None:
         return plans
     least = min(plan.seconds or 0.0 for plan in plans)
-    return [overlapped(plan) if max(busy_seconds(plan.steps, network), default=0.0) < least else plan for plan in plans]
+    faster: list[Plan] = []
+    for plan in plans:
+        may_be = max(busy_seconds(plan.steps, network), default=0.0) <= least
+        faster.append(overlapped(plan) if may_be else plan)
+        least = min(least, faster[-1].seconds or 0.0)
+    return faster
 
 
 def _in_basis(reshard: Reshard, options: Options) -> Plan:

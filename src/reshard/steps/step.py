@@ -148,14 +148,12 @@ class Step(ReshardWork):
             raise ReshardError("bad-argument", "near must be at least 0, chunks at least 1, and both below 2**62")
         if expect(self.kind, str, "the kind of a step", "bad-step") not in (UNNAMED, *KINDS):
             raise ReshardError("bad-step", f"a step must be one of {', '.join(KINDS)}, got: {shown(self.kind)}")
-        classes = self.before.layout_for(self.shape).unreduced.size
-        for sharding in (self.before, self.after):
-            layout = sharding.layout_for(self.shape)
-            tiles = prod(layout.local_shape(self.shape)) * layout.positions * classes
-            if max(tiles, prod(self.shape)) * self.dtype.itemsize >= LIMIT:
+        shape, layouts = self.shape, [tiling.layout for tiling in self._tilings]
+        for layout in layouts:
+            tiles = prod(layout.local_shape(shape)) * layout.positions * layouts[0].unreduced.size
+            if max(tiles, prod(shape)) * self.dtype.itemsize >= LIMIT:
                 raise ReshardError(
-                    "too-large",
-                    f"shape {self.shape} of {self.dtype} on {layout.positions} devices is beyond 2**62 bytes",
+                    "too-large", f"shape {shape} of {self.dtype} on {layout.positions} devices is beyond 2**62 bytes"
                 )
         if becomes_unreduced(self.before, self.after):
             _check_to_unreduced(self.before, self.after, *self._tilings)
@@ -299,7 +297,8 @@ def _kind_of(exchanges: tuple[Exchange, ...]) -> str:
         return "Exchange" if adds or first.total_received else "Slice"
     if isinstance(first, DigitExchange) and first.stays and first.gathered_values == 1:
         return "Slice"
-    if first.source.classes == last.target.classes and first.total_received == 0:
+    may_stay = not isinstance(first, DigitExchange) or not first.is_even or first.largest_piece == 0
+    if may_stay and first.source.classes == last.target.classes and first.total_received == 0:
         return "Slice"
     if len(exchanges) == 2:
         same_dims = first.source.layout.dims == last.target.layout.dims
