@@ -1,7 +1,7 @@
 """What every rank of the benchmark of prices runs: a network fitted to the ranks, then plans timed beside their prices.
 
-Of every reshard the plan and what else would do are run in turn, from a barrier to the last rank; the fastest run
-counts, as where the network is fitted: what else the machine does is not the plan.
+The plans of all reshards and what else would do are run in turn, from a barrier to the last rank; the fastest run of a
+turn counts, as where the network is fitted: what else the machine does is not the plan.
 Three engines take the same reshards: torch over gloo, JAX on CPU devices in one process, MPI.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -20,14 +21,16 @@ from typing import Any
 import numpy as np
 
 import reshard as rs
-from reshard.network import Network, seconds_of
+from reshard.network import Network
 from reshard.network.calibration import Pairs
+from reshard.network.engine_fit import fitted_to_engine
+from reshard.steps import Chain
 
 MESH = rs.Mesh.of(a=2, b=2)
 SIDES = (64, 256, 1024, 2048)
 """Of squares of float32: 16 KiB to 16 MiB."""
 SIZES = tuple(2**power for power in range(10, 25, 2))
-WAYS, RUNS = 3, 15
+WAYS, TURNS, RUNS = 3, 3, 7
 Timed = tuple[int, float, float]
 """The number of the reshard, what a plan of it should take and what it took, in seconds."""
 
@@ -46,17 +49,28 @@ def reshards(count: int) -> list[tuple[rs.Sharding, rs.Sharding, int]]:
 
 def timed(
     count: int,
-    network: Network,
+    calibrate: Callable[[], Network],
     call_of: Callable[[rs.Plan], Callable[[], object]],
     barrier: Callable[[], object],
     slowest: Callable[[float], float],
 ) -> list[Timed]:
-    """Every reshard, by its plan and by what else would do."""
-    found: list[Timed] = []
+    """Every reshard, by its plan and by what else would do on the network that is found first.
+
+    The network is fitted anew before every turn, and the median of a plan's prices is held against that of its times:
+    a machine that others use too is now faster, now slower.
+    """
+    network = calibrate()
+    plans: list[tuple[int, rs.Plan]] = []
     for number, (source, target, side) in enumerate(reshards(count)):
         plan = rs.plan(source, target, (side, side), "float32", network=network)
-        plans = [plan, *rs.alternatives(plan)][:WAYS]
-        calls = [call_of(way) for way in plans]
+        plans += [(number, way) for way in [plan, *rs.alternatives(plan)][:WAYS]]
+    calls = [call_of(way) for _, way in plans]
+    took: list[list[float]] = [[] for _ in calls]
+    prices: list[list[float]] = [[] for _ in calls]
+    for turn in range(TURNS):
+        network = network if turn == 0 else calibrate()
+        for (_, way), column in zip(plans, prices, strict=True):
+            column.append(replace(way, options=replace(way.options, network=network)).seconds or 0.0)
         times: list[list[float]] = [[] for _ in calls]
         for _ in range(RUNS):
             for call, column in zip(calls, times, strict=True):
@@ -64,8 +78,10 @@ def timed(
                 begun = time.perf_counter()
                 call()
                 column.append(slowest(time.perf_counter() - begun))
-        found += [(number, way.seconds or 0.0, min(column)) for way, column in zip(plans, times, strict=True)]
-    return found
+        for column, runs in zip(took, times, strict=True):
+            column.append(min(runs))
+    medians = zip(plans, prices, took, strict=True)
+    return [(number, statistics.median(price), statistics.median(time)) for (number, _), price, time in medians]
 
 
 def on_torch(count: int) -> list[Timed]:
@@ -76,7 +92,6 @@ def on_torch(count: int) -> list[Timed]:
     from torch.distributed.tensor import distribute_tensor
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-    network, _ = rs.torch.calibrate(mesh)
 
     def call_of(plan: rs.Plan) -> Callable[[], object]:
         placements = rs.torch.placements_of(plan.source, mesh)
@@ -88,7 +103,7 @@ def on_torch(count: int) -> list[Timed]:
         dist.all_reduce(longest, dist.ReduceOp.MAX)
         return float(longest)
 
-    return timed(count, network, call_of, dist.barrier, slowest)
+    return timed(count, lambda: rs.torch.calibrate(mesh)[0], call_of, dist.barrier, slowest)
 
 
 def on_jax(count: int) -> list[Timed]:
@@ -97,7 +112,6 @@ def on_jax(count: int) -> list[Timed]:
     from jax.sharding import NamedSharding
 
     mesh = jax.make_mesh((2, 2), ("a", "b"), devices=jax.devices()[:4])
-    network, _ = rs.jax.calibrate(mesh)
 
     def call_of(plan: rs.Plan) -> Callable[[], object]:
         held = NamedSharding(mesh, rs.jax.partition_spec_of(plan.source))
@@ -105,7 +119,7 @@ def on_jax(count: int) -> list[Timed]:
         program = jax.jit(lambda x: rs.jax.run(plan, x)).lower(x).compile()
         return lambda: jax.block_until_ready(program(x))
 
-    return timed(count, network, call_of, lambda: None, float)
+    return timed(count, lambda: rs.jax.calibrate(mesh)[0], call_of, lambda: None, float)
 
 
 def on_mpi(count: int) -> list[Timed]:
@@ -115,34 +129,38 @@ def on_mpi(count: int) -> list[Timed]:
     world = MPI.COMM_WORLD
 
     def time_exchange(_: int, n_bytes: int, pairs: Pairs) -> float:
-        sent, room = np.zeros(n_bytes, np.uint8), np.zeros(n_bytes, np.uint8)
+        sent = np.zeros(n_bytes, np.uint8)
         best = float("inf")
         for _ in range(6):
             world.Barrier()
             begun = time.perf_counter()
-            requests = [world.Irecv(room, start) for start, stop in pairs if stop == world.rank]
+            requests = [world.Irecv(np.empty_like(sent), start) for start, stop in pairs if stop == world.rank]
             requests += [world.Isend(sent, stop) for start, stop in pairs if start == world.rank]
             MPI.Request.Waitall(requests)
             best = min(best, time.perf_counter() - begun)
         return world.allreduce(best, MPI.MAX)
 
+    def time_chain(steps: Chain) -> float:
+        plan = rs.Plan(replace(steps[0].reshard, target=steps[-1].after), steps)
+        tile = np.zeros(plan.source.local_shape(plan.shape), np.float32)
+        best = float("inf")
+        for _ in range(6):
+            world.Barrier()
+            begun = time.perf_counter()
+            rs.mpi.run(plan, tile)
+            best = min(best, world.allreduce(time.perf_counter() - begun, MPI.MAX))
+        return best
+
     guess = Network.of(MESH, dict.fromkeys("ab", ("switch", 1e9, 1e-6)), name="ranks")
-    network, _ = guess.calibrate(time_exchange, sizes=SIZES)
-    small = rs.plan(rs.Sharding.of(MESH, "b"), rs.Sharding.of(MESH, None), (2,))
-    tile = np.zeros(1, np.float32)
-    launch_s = float("inf")
-    for _ in range(RUNS):
-        world.Barrier()
-        begun = time.perf_counter()
-        rs.mpi.run(small, tile)
-        launch_s = min(launch_s, world.allreduce(time.perf_counter() - begun, MPI.MAX))
-    network = replace(network, launch_s=max(0.0, launch_s - sum(seconds_of(step, network) for step in small.steps)))
+
+    def calibrate() -> Network:
+        return fitted_to_engine(guess, MESH, time_exchange, time_chain, sizes=SIZES, repeats=3)[0]
 
     def call_of(plan: rs.Plan) -> Callable[[], object]:
         tile = np.zeros(plan.source.local_shape(plan.shape), np.float32)
         return lambda: rs.mpi.run(plan, tile)
 
-    return timed(count, network, call_of, world.Barrier, lambda seconds: world.allreduce(seconds, MPI.MAX))
+    return timed(count, calibrate, call_of, world.Barrier, lambda seconds: world.allreduce(seconds, MPI.MAX))
 
 
 def main(told: dict[str, Any], rank: int) -> None:

@@ -341,9 +341,10 @@ def test_a_network_chooses_the_plan(setting: Setting) -> None:
 def test_a_network_is_fitted_to_the_devices_at_hand() -> None:
     mesh = jax.make_mesh((2, 2), ("x", "y"), devices=jax.devices()[:4])
     network, report = calibrate(mesh, sizes=[2**power for power in range(12, 23, 2)], repeats=1)
-    assert [(level.stride, level.size) for level in network.levels] == [(1, 2), (2, 2)]
+    assert [(level.stride, level.size) for level in network.levels] in ([(1, 2), (2, 2)], [(1, 4)])
     assert all(level.bandwidth > 0 and level.latency_s >= 0 for level in network.levels)
-    assert len(report.levels) == 2
+    assert len(report.levels) == len(network.levels)
+    assert network.call_s + network.launch_s + sum(level.latency_s for level in network.levels) > 0
 
 
 # Refusals

@@ -191,12 +191,12 @@ def test_devices_in_another_order_are_found_on_their_levels() -> None:
 
 def test_nothing_sent_costs_nothing_but_copies() -> None:
     mesh = Mesh.of(x=2, y=4)
-    network = Network.of(mesh, x=("switch", 1e9, 1e-6), y=("switch", 1e9, 1e-6), memory_bandwidth=1e9)
+    network = Network.of(mesh, x=("switch", 1e9, 1e-6), y=("switch", 1e9, 1e-6))
     slices = step(Sharding.of(mesh, "x"), Sharding.of(mesh, ("x", "y")), (1000,), "int8")
     partial = step(Sharding.of(mesh, None), Sharding.of(mesh, None, unreduced="x"), (1000,), "float32")
     empty = step(Sharding.of(mesh, "x"), Sharding.of(mesh, "y"), (0,), "int8")
     assert [seconds_of(found, network) for found in (slices, partial, empty)] == [0, 0, 0]
-    assert seconds_of(slices, network, copies=True) == pytest.approx((500 + 125) / 1e9)
+    assert seconds_of(slices, replace(network, copy_bandwidth=1e9)) == pytest.approx((500 + 125) / 1e9)
 
 
 # traffic, counted link by link

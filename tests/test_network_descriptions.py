@@ -11,6 +11,8 @@ from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network import FAMILIES, Level, Network, seconds_of
+from reshard.network.calibration import Pairs
+from reshard.network.engine_fit import fitted_to_engine
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
 from reshard.steps import Step
@@ -62,6 +64,33 @@ def test_calibration_refuses_what_it_cannot_fit() -> None:
         with pytest.raises(ReshardError) as error:
             network.calibrate(timer, **options)
         assert error.value.code == "bad-argument"
+
+
+def test_an_engine_is_fitted_with_what_its_plans_take_besides() -> None:
+    """Whatever a message takes, ranks of one machine get bytes along two axes one after the other; hosts at once."""
+    mesh = Mesh.of(a=2, b=2)
+    guess = Network.of(mesh, a=("switch", 1e9, 1e-6), b=("switch", 1e9, 1e-6))
+    machine = Network((Level(1, 4, "switch", 2e9, 3e-5),), launch_s=1e-4, copy_bandwidth=1.5e9, call_s=4e-4)
+    rng = Random(2)
+
+    def time_chain(steps: tuple[Step, ...]) -> float:
+        taken = sum(seconds_of(step, machine) for step in steps) + machine.call_s
+        return taken * rng.lognormvariate(0, 0.05) * (4 if rng.random() < 0.1 else 1)
+
+    for is_shared in (True, False):
+
+        def time_exchange(_: int, n_bytes: int, pairs: Pairs, is_shared: bool = is_shared) -> float:
+            return 3e-5 + n_bytes / 4e9 * (len(pairs) / mesh.size if is_shared else 1)
+
+        sizes = [2**power for power in range(10, 25, 2)]
+        found, report = fitted_to_engine(guess, mesh, time_exchange, time_chain, sizes=sizes, repeats=1)
+        assert [level.size for level in found.levels] == ([4] if is_shared else [2, 2])
+        assert len(report.levels) == len(found.levels)
+        if is_shared:
+            asked = Reshard.of(Sharding.of(mesh, ("b", "a"), None), Sharding.of(mesh, None, "a"), (640, 640), "float32")
+            step = Step(asked)
+            assert seconds_of(step, found) == pytest.approx(seconds_of(step, machine), rel=0.15)
+            assert found.launch_s + found.call_s == pytest.approx(machine.launch_s + machine.call_s, rel=0.15)
 
 
 # presets and refusals
@@ -133,6 +162,8 @@ BAD = {
     ),
     "a network has flops -1; it must be above 0": lambda: Network((SOUND,), flops=-1),
     "a network has launch_s nan; it must be at least 0": lambda: Network((SOUND,), launch_s=float("nan")),
+    "a network has call_s -1; it must be at least 0": lambda: Network((SOUND,), call_s=-1),
+    "a network has copy_bandwidth 0; it must be above 0": lambda: Network((SOUND,), copy_bandwidth=0),
     'the axes given make 2 devices; mesh <["x"=2, "y"=4]> has 8': lambda: Network.of(
         Mesh.of(x=2, y=4), {"y:(2)2": ("ring", 1, 0)}
     ),

@@ -55,8 +55,12 @@ def description(network: Network) -> list[Passage]:
     if network.flops is not None:
         by_dtype = [f"{name} {value / 1e12:.4g}" for name, value in network.flops_by_dtype]
         lines += _folded(", ".join([f"compute  {network.flops / 1e12:.4g} Tflop/s", *by_dtype]))
+    if network.copy_bandwidth is not None:
+        lines.append(f"copies   {network.copy_bandwidth / 1e9:.4g} GB/s")
     if network.launch_s:
         lines.append(f"launch   {network.launch_s * 1e6:.3g} us a step")
+    if network.call_s:
+        lines.append(f"call     {network.call_s * 1e6:.3g} us a plan")
     return lines + _folded(f"source   {network.source or 'not said'}")
 
 

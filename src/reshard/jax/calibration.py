@@ -2,8 +2,8 @@
 
 One level per axis of a mesh; along each, every device sends to the next, all at once, in one `ppermute`: the same
 operation that a round of an exchange is.
-What it takes to start the program is in the latency, so rounds are priced with it, and the planner prefers one
-collective to many rounds where that is what the devices say.
+What steps take besides is fitted to some of them (`reshard.network.engine_fit`), and devices that get no more bytes
+along two axes at once than along one after the other are joined by one switch.
 
 >>> mesh = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])
 >>> calibrate(mesh)[0].levels
@@ -12,7 +12,9 @@ collective to many rounds where that is what the devices say.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from timeit import repeat
 from typing import Any
 
@@ -23,10 +25,14 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.checks import expect
-from reshard.jax.jax_shardings import jax_mesh_like, mesh_of
+from reshard.jax.exchange.whole_plans import run
+from reshard.jax.jax_shardings import jax_mesh_like, mesh_of, partition_spec_of
 from reshard.mesh import Mesh
 from reshard.network import Calibration, Network
 from reshard.network.calibration import Pairs
+from reshard.network.engine_fit import fitted_to_engine
+from reshard.plans import Plan
+from reshard.steps import Chain
 
 SIZES = tuple(2**power for power in range(10, 25, 2))
 """Bytes that are sent to measure a level: 1 KiB to 16 MiB."""
@@ -35,9 +41,10 @@ RUNS = 5
 
 
 def calibrate(mesh: JaxMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 3) -> tuple[Network, Calibration]:
-    """The network of a mesh's devices, one level per axis, and how well it predicts timings that it has not seen.
+    """The network of a mesh's devices, one level per axis or one of all, and how well messages are predicted.
 
-    It compiles and runs an exchange per axis and size, some seconds in all; give what it finds as `network=`.
+    It compiles and runs an exchange per axis and size, and some steps, seconds in all; give what it finds as
+    `network=`.
 
     Args:
         mesh: of all devices that reshards will use; its order must be a transposition of digits of the places in
@@ -55,10 +62,19 @@ def calibrate(mesh: JaxMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 3) 
     programs: dict[tuple[Pairs, int], Callable[[], Any]] = {}
 
     def time_exchange(_: int, n_bytes: int, pairs: Pairs) -> float:
-        run = programs.setdefault((pairs, n_bytes), _exchange(mesh, n_bytes, pairs))
-        return min(repeat(run, repeat=RUNS, number=1))
+        if (pairs, n_bytes) not in programs:
+            programs[pairs, n_bytes] = _exchange(mesh, n_bytes, pairs)
+        call = programs[pairs, n_bytes]
+        return min(repeat(call, repeat=RUNS, number=1))
 
-    return guess.calibrate(time_exchange, sizes=sizes, repeats=repeats)
+    chains: dict[Chain, Callable[[], Any]] = {}
+
+    def time_chain(steps: Chain) -> float:
+        if steps not in chains:
+            chains[steps] = _plan(mesh, Plan(replace(steps[0].reshard, target=steps[-1].after), steps))
+        return min(repeat(chains[steps], repeat=RUNS, number=1))
+
+    return fitted_to_engine(guess, ours, time_exchange, time_chain, sizes=sizes, repeats=repeats)
 
 
 def calibrate_like(mesh: Mesh, *, repeats: int = 3) -> tuple[Network, Calibration]:
@@ -71,15 +87,27 @@ def calibrate_like(mesh: Mesh, *, repeats: int = 3) -> tuple[Network, Calibratio
 
 
 def _exchange(mesh: JaxMesh, n_bytes: int, pairs: Pairs) -> Callable[[], Any]:
-    """A compiled run of one round: every sender of the pairs sends so many bytes."""
+    """A compiled run of rounds: every sender of the pairs sends so many bytes, to one receiver a round."""
     position = mesh_of(mesh).position_of
-    ends = [(position(sender), position(receiver)) for sender, receiver in pairs]
+    sent: Counter[int] = Counter()
+    rounds: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for sender, receiver in pairs:
+        rounds[sent[sender]].append((position(sender), position(receiver)))
+        sent[sender] += 1
     spec = PartitionSpec(mesh.axis_names)
 
     def send(tile: jax.Array) -> Any:
-        return lax.ppermute(tile, mesh.axis_names, ends)
+        return [lax.ppermute(tile, mesh.axis_names, ends) for ends in rounds.values()]
 
     program = jax.jit(jax.shard_map(send, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
     tiles = jax.device_put(np.zeros(n_bytes * mesh.size, np.uint8), NamedSharding(mesh, spec))
+    jax.block_until_ready(program(tiles))
+    return lambda: jax.block_until_ready(program(tiles))
+
+
+def _plan(mesh: JaxMesh, plan: Plan) -> Callable[[], Any]:
+    """A compiled run of a plan."""
+    tiles = jax.device_put(np.zeros(plan.shape, np.float32), NamedSharding(mesh, partition_spec_of(plan.source)))
+    program = jax.jit(lambda x: run(plan, x)).lower(tiles).compile()
     jax.block_until_ready(program(tiles))
     return lambda: jax.block_until_ready(program(tiles))

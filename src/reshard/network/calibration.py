@@ -112,19 +112,41 @@ def fit_level(number: int, sizes: Sequence[int], times: Sequence[float]) -> Leve
 
 def fit_line(sizes: Sequence[float], times: Sequence[float]) -> tuple[float, float]:
     """Latency (at least 0) and seconds per byte, by least squares of relative errors, far timings down-weighted."""
-    size, time = np.array(sizes, dtype=float), np.array(times, dtype=float)
-    rows = np.stack([1 / time, size / time], axis=1)
+    latency_s, per_byte = least_relative([[1.0, size] for size in sizes], times)
+    return latency_s, per_byte
+
+
+def least_relative(amounts: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
+    """What one of each amount takes, at least 0 of all but the last, by least squares of relative errors.
+
+    Args:
+        amounts: per timing how much it has of everything.
+        times: in seconds.
+    """
+    time = np.array(times, dtype=float)
+    rows = np.array(amounts, dtype=float) / time[:, None]
     weight: NDArray[Any] = np.ones(len(time))
-    answer: NDArray[Any] = np.zeros(2)
+    answer: NDArray[Any] = np.zeros(rows.shape[1])
     for _ in range(TURNS):
-        scaled = rows * weight[:, None]
-        answer = np.linalg.lstsq(scaled, weight, rcond=None)[0]
-        if answer[0] < 0:
-            answer = np.array([0.0, (scaled[:, 1] @ weight) / (scaled[:, 1] @ scaled[:, 1])])
+        answer = _least_squares(rows * weight[:, None], weight)
         errors = np.abs(rows @ answer - 1)
         spread = max(1.4826 * float(np.median(errors)), 1e-12)
         weight = np.sqrt(np.minimum(1.0, FAR * spread / np.maximum(errors, 1e-300)))
-    return float(answer[0]), float(answer[1])
+    found: list[float] = answer.tolist()
+    return found
+
+
+def _least_squares(rows: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
+    """The best factors, those that would be below 0 left out one by one; the last may be."""
+    scale = np.where(rows.any(axis=0), np.abs(rows).max(axis=0, initial=0.0), 1.0)
+    kept = list(range(rows.shape[1]))
+    while True:
+        factors: NDArray[Any] = np.zeros(rows.shape[1])
+        factors[kept] = np.linalg.lstsq(rows[:, kept] / scale[kept], values, rcond=None)[0] / scale[kept]
+        least = min(kept[:-1], key=lambda column: factors[column] * scale[column], default=-1)
+        if least < 0 or factors[least] >= 0:
+            return factors
+        kept.remove(least)
 
 
 def _r2(judged: Sequence[tuple[int, float, float]]) -> float:

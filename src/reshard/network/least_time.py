@@ -187,7 +187,9 @@ def _parts_of_levels(
     What some devices have of a level is tried beyond that number; `is_even` is that of `_parts`.
     """
     for positions in (16, 8, 4, 3, 2, 1):
-        parts = [_parts(level, cuts, positions, is_even=is_even) for level, cuts in zip(network.levels, strides, strict=True)]
+        parts = [
+            _parts(level, cuts, positions, is_even=is_even) for level, cuts in zip(network.levels, strides, strict=True)
+        ]
         if prod(map(len, parts)) <= budget:
             break
     for level, rows in zip(network.levels, parts, strict=True):

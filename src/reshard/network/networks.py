@@ -48,7 +48,7 @@ class Network:
     Rules, in the order checked; each is refused as `bad-network`:
         the digits of the levels, in any order, are those of the device number: 1 and the ends of digits are where
             the next begin
-        memory_bandwidth and flops are above 0, those by dtype too, launch_s is at least 0
+        memory_bandwidth, copy_bandwidth and flops are above 0, those by dtype too, launch_s and call_s are at least 0
     """
 
     levels: tuple[Level, ...]
@@ -64,6 +64,11 @@ class Network:
     """Seconds to start a step that communicates."""
     flops_by_dtype: tuple[tuple[str, float], ...] = ()
     """Operations/s on values of other dtypes: NumPy's name, or its beginning such as `float8`, with the figure."""
+    copy_bandwidth: float | None = None
+    """Bytes/s at which a device copies its tiles before and after a step, reads and writes together, twice what lies
+    in strips; None where that does not count, as where it goes on while data are under way."""
+    call_s: float = 0.0
+    """Seconds to start a plan that communicates, whatever its steps."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", tuple(self.levels))
@@ -80,15 +85,18 @@ class Network:
             stride *= level.size
         for name, text in (("name", self.name), ("source", self.source)):
             expect(text, str, f"the {name} of a network", "bad-network")
-        for name, value in (("memory_bandwidth", self.memory_bandwidth), ("flops", self.flops)):
+        for name in ("memory_bandwidth", "copy_bandwidth", "flops"):
+            value = getattr(self, name)
             if value is not None and (not is_number(value) or value <= 0):
                 raise ReshardError("bad-network", f"a network has {name} {value!r}; it must be above 0")
         for name, value in self.flops_by_dtype:
             expect(name, str, "a dtype of flops_by_dtype", "bad-network")
             if not is_number(value) or value <= 0:
                 raise ReshardError("bad-network", f"a network has {value!r} flops for {name!r}; they must be above 0")
-        if not is_number(self.launch_s) or self.launch_s < 0:
-            raise ReshardError("bad-network", f"a network has launch_s {self.launch_s!r}; it must be at least 0")
+        for name in ("launch_s", "call_s"):
+            value = getattr(self, name)
+            if not is_number(value) or value < 0:
+                raise ReshardError("bad-network", f"a network has {name} {value!r}; it must be at least 0")
 
     def __repr__(self) -> str:
         sizes = " x ".join(str(level.size) for level in reversed(self.levels)) or "1"
@@ -100,8 +108,8 @@ class Network:
 
     @cached_property
     def _hash(self) -> int:
-        figures = self.memory_bandwidth, self.flops, self.flops_by_dtype, self.launch_s
-        return hash((self.levels, self.name, self.source, *figures))
+        own = self.launch_s, self.copy_bandwidth, self.call_s
+        return hash((self.levels, self.name, self.source, self.memory_bandwidth, self.flops, self.flops_by_dtype, *own))
 
     def __hash__(self) -> int:
         return self._hash

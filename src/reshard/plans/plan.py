@@ -169,9 +169,10 @@ class Plan(ReshardWork):
         """What the plan takes on the network that it was made for, its steps overlapped; None without a network."""
         if self.step_seconds is None or self.options.network is None:
             return None
+        call_s = self.options.network.call_s if any(step.moves for step in self.steps) else 0.0
         if self.parts == 1:
-            return sum(self.step_seconds)
-        return overlapped_seconds(self.shares, self.options.network)
+            return call_s + sum(self.step_seconds)
+        return call_s + overlapped_seconds(self.shares, self.options.network)
 
     @cached_property
     def time_cut(self) -> Cut | None:

@@ -1,7 +1,8 @@
 """A network fitted to the ranks at hand: what a message costs, measured by sending messages.
 
 One level per dim of a mesh; along each, every rank sends to the next, all at once, as the messages of an exchange go.
-What a step takes besides, before its messages are under way and after they have come, is that of a step of a few bytes.
+What steps take besides is fitted to some of them (`reshard.network.engine_fit`), and ranks that get no more bytes along
+two dims at once than along one after the other are joined by one switch.
 All ranks time every message and take the longest of all, so that each of them fits the same network.
 """
 
@@ -19,12 +20,11 @@ from torch.distributed.tensor import distribute_tensor
 from reshard.checks import expect
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.network import Calibration, Network, seconds_of
+from reshard.network import Calibration, Network
 from reshard.network.calibration import Pairs
+from reshard.network.engine_fit import fitted_to_engine
 from reshard.plans import Plan
-from reshard.problem import Reshard
-from reshard.sharding import Sharding
-from reshard.steps import Step
+from reshard.steps import Chain
 from reshard.torch.dtensor_specs import mesh_of, placements_of
 from reshard.torch.planned import run
 from reshard.torch.world import current_world
@@ -36,7 +36,7 @@ RUNS = 5
 
 
 def calibrate(mesh: DeviceMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 3) -> tuple[Network, Calibration]:
-    """The network of a mesh's ranks, one level per mesh dim, and how well it predicts timings that it has not seen.
+    """The network of a mesh's ranks, one level per mesh dim or one of all, and how well messages are predicted.
 
     All ranks of the default process group must call it; it takes some seconds. Give what it finds as `network=`.
 
@@ -54,9 +54,11 @@ def calibrate(mesh: DeviceMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 
     guess = Network.of(ours, {name: ("switch", 1e9, 1e-6) for name, _ in ours.axes}, name="ranks")
 
     def time_exchange(_: int, n_bytes: int, pairs: Pairs) -> float:
-        sent, room = torch.zeros((2, n_bytes), dtype=torch.uint8, device=mesh.device_type)
-        operations = [dist.P2POp(dist.isend, sent, receiver) for sender, receiver in pairs if sender == rank]
-        operations += [dist.P2POp(dist.irecv, room, sender) for sender, receiver in pairs if receiver == rank]
+        def tile() -> torch.Tensor:
+            return torch.zeros(n_bytes, dtype=torch.uint8, device=mesh.device_type)
+
+        operations = [dist.P2POp(dist.isend, tile(), receiver) for sender, receiver in pairs if sender == rank]
+        operations += [dist.P2POp(dist.irecv, tile(), sender) for sender, receiver in pairs if receiver == rank]
 
         def exchange() -> None:
             for work in dist.batch_isend_irecv(operations) if operations else ():
@@ -64,8 +66,14 @@ def calibrate(mesh: DeviceMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 
 
         return _fastest(exchange, mesh.device_type)
 
-    network, fit = guess.calibrate(time_exchange, sizes=sizes, repeats=repeats)
-    return replace(network, launch_s=_launch_seconds(mesh, network)), fit
+    def time_chain(steps: Chain) -> float:
+        plan = Plan(replace(steps[0].reshard, target=steps[-1].after), steps)
+        held = distribute_tensor(
+            torch.zeros(plan.shape, device=mesh.device_type), mesh, placements_of(plan.source, mesh)
+        )
+        return _fastest(lambda: run(plan, held), mesh.device_type)
+
+    return fitted_to_engine(guess, ours, time_exchange, time_chain, sizes=sizes, repeats=repeats)
 
 
 def calibrate_like(mesh: Mesh, *, repeats: int = 3) -> tuple[Network, Calibration] | None:
@@ -83,18 +91,6 @@ def calibrate_like(mesh: Mesh, *, repeats: int = 3) -> tuple[Network, Calibratio
     rank = dist.get_rank()
     dist.destroy_process_group()
     return found if rank == 0 else None
-
-
-def _launch_seconds(mesh: DeviceMesh, network: Network) -> float:
-    """What a step of a few bytes along the last dim takes beyond its messages; 0 on one rank."""
-    ours = mesh_of(mesh)
-    name, size = ours.axes[-1]
-    if size == 1:
-        return 0.0
-    gather = Step(Reshard.of(Sharding.of(ours, name), Sharding.of(ours, None), (size,)))
-    plan = Plan(gather.reshard, (gather,))
-    tile = distribute_tensor(torch.zeros(size, device=mesh.device_type), mesh, placements_of(plan.source, mesh))
-    return max(0.0, _fastest(lambda: run(plan, tile), mesh.device_type) - seconds_of(gather, network))
 
 
 def _fastest(call: Callable[[], object], device_type: str) -> float:

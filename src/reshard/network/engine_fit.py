@@ -1,0 +1,144 @@
+"""A network fitted to an engine: what its messages cost, and what its plans take besides.
+
+Three things are measured, in turn:
+
+    one medium   whether levels carry at the same time: where all devices send along every level at once and that takes
+                 as long as one level after the other, as between ranks that share a machine's memory, one switch joins
+                 them all
+    messages     latency and bandwidth of every level (`calibration`)
+    chains       a few steps of several kinds and sizes, and pairs of them: what it takes to start a plan and a step,
+                 what messages and bytes take there, and how fast a device copies its tiles before and after
+
+Chains are fitted by factors of what they are made of, so what levels are to one another stays as it was measured.
+
+By hand, an engine that takes 1 ms to start a step, and twice as long for a byte as bare messages do:
+
+>>> from reshard.mesh import Mesh
+>>> mesh = Mesh.of(x=4)
+>>> network = Network.of(mesh, x=("switch", 1e9, 0.0))
+>>> slow = replace(network, levels=tuple(replace(level, bandwidth=5e8) for level in network.levels), launch_s=1e-3)
+>>> timings = [(steps, sum(seconds_of(step, slow) for step in steps)) for steps in chains_to_time(mesh)]
+>>> found = fitted_to_chains(network, timings)
+>>> round(found.launch_s, 6), round(found.levels[0].bandwidth), found.copy_bandwidth, round(found.call_s, 9)
+(0.001, 500000000, None, 0.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain, pairwise
+from statistics import median
+
+from reshard.mesh import Mesh
+from reshard.network.calibration import Calibration, Timer, least_relative, neighbours
+from reshard.network.level import Level
+from reshard.network.networks import Network
+from reshard.network.pricing import copied_elements, seconds_of
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
+from reshard.steps import Chain, Step
+
+SHARED_BYTES = 1 << 20
+"""What is sent along levels, one and all."""
+TILE_BYTES = (1 << 12, 1 << 15, 1 << 18, 1 << 21)
+"""About what a device holds before a chain that is timed."""
+PASSES = 2
+"""How often all chains are timed, in turn; the shortest time counts."""
+NEGLIGIBLE = 1e-15
+"""Seconds per copied byte below which copies do not count."""
+LEAST = 0.05
+"""Of what bare messages take for a byte; where copies tell all of it, this much is left."""
+ITEMSIZE = 4
+
+
+def fitted_to_engine(
+    guess: Network,
+    mesh: Mesh,
+    time_exchange: Timer,
+    time_chain: Callable[[Chain], float],
+    *,
+    sizes: Sequence[int],
+    repeats: int,
+) -> tuple[Network, Calibration]:
+    """The network of an engine's devices, and how well messages alone are predicted.
+
+    Args:
+        guess: its levels.
+        mesh: of all its devices.
+        time_exchange: as that of `Network.calibrate`; a device may be in several pairs.
+        time_chain: seconds that the engine takes for steps of zeros of float32.
+        sizes: bytes of messages.
+        repeats: how often each message is measured.
+
+    Raises:
+        ReshardError: as `Network.calibrate`.
+    """
+    if _is_one_medium(guess, time_exchange, repeats):
+        guess = replace(guess, levels=(Level(1, guess.size, "switch", 1e9, 1e-6),))
+    network, fit = guess.calibrate(time_exchange, sizes=sizes, repeats=repeats)
+    chains = chains_to_time(mesh)
+    times = [min(column) for column in zip(*(map(time_chain, chains) for _ in range(PASSES)), strict=True)]
+    return fitted_to_chains(network, list(zip(chains, times, strict=True))), fit
+
+
+def _is_one_medium(guess: Network, time_exchange: Timer, repeats: int) -> bool:
+    """Whether all levels at once take nearly as long as one after the other."""
+    if len(guess.levels) < 2:
+        return False
+    alone = [neighbours(guess.levels, number) for number in range(len(guess.levels))]
+    together = tuple(chain.from_iterable(alone))
+    times = [
+        [time_exchange(number, SHARED_BYTES, pairs) for number, pairs in (*enumerate(alone), (0, together))]
+        for _ in range(repeats)
+    ]
+    *single, all_at_once = (float(median(column)) for column in zip(*times, strict=True))
+    return all_at_once > (sum(single) + max(single)) / 2
+
+
+def chains_to_time(mesh: Mesh) -> list[Chain]:
+    """Gathers of rows and of columns and all-to-alls, over all axes and over the last, of several sizes; and in pairs.
+
+    >>> [[step.kind for step in steps] for steps in chains_to_time(Mesh.of(x=2))[:4]]
+    [['AllGather'], ['AllGather'], ['AllToAll'], ['AllToAll', 'AllGather']]
+    """
+    names = tuple(name for name, size in mesh.sizes.items() if size > 1)
+    if not names:
+        return []
+    whole = Sharding.of(mesh, None, None)
+    chains = []
+    for n_bytes in TILE_BYTES:
+        side = -(-int((n_bytes // ITEMSIZE * mesh.size) ** 0.5) // mesh.size) * mesh.size
+        for axes in dict.fromkeys((names, names[-1:])):
+            rows, columns = Sharding.of(mesh, axes, None), Sharding.of(mesh, None, axes)
+            for passed in ((rows, whole), (columns, whole), (rows, columns), (rows, columns, whole)):
+                legs = (Reshard.of(*ends, (side, side), "float32") for ends in pairwise(passed))
+                chains.append(tuple(map(Step, legs)))
+    return chains
+
+
+def fitted_to_chains(network: Network, timings: Sequence[tuple[Chain, float]]) -> Network:
+    """The network with what starts plans and steps, and how fast tiles are copied.
+
+    All latencies are changed by one factor, and all bandwidths by one.
+
+    Args:
+        network: as messages alone say.
+        timings: chains of steps, with their seconds.
+    """
+    if not timings:
+        return network
+    bare = replace(network, launch_s=0.0, copy_bandwidth=None, call_s=0.0)
+    at_once = replace(bare, levels=tuple(replace(level, latency_s=0.0) for level in network.levels))
+    amounts = []
+    for steps, _ in timings:
+        sent_s, bare_s = (sum(seconds_of(step, price) for step in steps) for price in (at_once, bare))
+        copied = ITEMSIZE * sum(map(copied_elements, steps))
+        amounts.append((1.0, len(steps), bare_s - sent_s, copied, sent_s))
+    call_s, launch_s, waiting, per_copied_byte, sending = least_relative(amounts, [time for _, time in timings])
+    levels = tuple(
+        replace(level, latency_s=level.latency_s * waiting, bandwidth=level.bandwidth / max(sending, LEAST))
+        for level in network.levels
+    )
+    copy_bandwidth = 1 / per_copied_byte if per_copied_byte > NEGLIGIBLE else None
+    return replace(network, levels=levels, launch_s=launch_s, copy_bandwidth=copy_bandwidth, call_s=call_s)
