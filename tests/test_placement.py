@@ -10,9 +10,19 @@ import pytest
 from drawn_programs import CLOSE, compare
 
 from reshard import Mesh, Program, ReshardError, Sharding
+from reshard.contraction.chooser import Chooser
+from reshard.contraction.goal import Goal
 from reshard.numpy import run_program
+from reshard.propagation.copies import Copies
+from reshard.propagation.descent import Descent
+from reshard.propagation.dual import Dual
 from reshard.propagation.elimination import End, Link, eliminate
+from reshard.propagation.fixpoint import Net
+from reshard.propagation.model import Model
+from reshard.propagation.optimum import optimum
+from reshard.propagation.shares import even_shares
 from reshard.propagation.space import MOST_ROWS, Options, Pieces
+from reshard.propagation.ties import classes_of, kinds_of
 from reshard.propagation.trees import arborescence
 from reshard.propagation.ways import Picks
 
@@ -221,6 +231,43 @@ def test_what_is_eliminated_leaves_the_least_as_it_was(seed: int) -> None:
     assert min(found) == min(map(cost, product(*(range(len(costs)) for costs in own))))
     if not left:
         assert found == [sum(each.settled for each in gone)]
+
+
+def stack(rng: np.random.Generator) -> Program:
+    """Layers one after another, of two products, a scale that all share, and what goes past some of them."""
+    mesh = Mesh.of(x=2, y=2)
+    program = Program(mesh)
+    size = int(rng.choice([4, 8, 16]))
+    value = program.input("x", (size, 8), "float32", Sharding.of(mesh, *rng.permutation(["x", None])))
+    scale, past = program.input("scale", (8,), "float32"), value
+    for layer in range(int(rng.integers(4, 9))):
+        cut = ("y", None) if rng.random() < 0.2 else (None, "y")
+        up = program.input(f"up{layer}", (8, 16), "float32", Sharding.of(mesh, *cut))
+        down = program.input(f"down{layer}", (16, 8), "float32", Sharding.of(mesh, "y", None))
+        inner = program.op("bf->bf", program.op("bd,df->bf", value, up), name="tanh")
+        value = program.op("bd,d->bd", program.op("bf,fd->bd", inner, down), scale, name="mul")
+        if rng.random() < 0.7:
+            value, past = program.op("bd,bd->bd", value, past, name="add"), value
+    program.output(value)
+    return program
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_copies_are_bounded_as_they_are_one_by_one(seed: int) -> None:
+    """Messages of all ends, once what is alike was taken out at once, and once each by itself."""
+    net = Net(stack(np.random.default_rng(seed)))
+    model = Model(net, net.runs(None), Chooser(Goal.of("balanced")))
+    classes = classes_of(model)
+    alike = model.tied(classes, kinds_of(model, classes))
+    copies, one_by_one = Copies(model, alike, classes, even_shares(alike)), Dual(model, even_shares(model))
+    assert len(set(classes)) < len(classes)
+    for dual in (copies, one_by_one):
+        dual.run(60, tolerance=0.0)
+    best = optimum(model, net.runs(None))
+    assert copies.bound <= best.cost * (1 + 1e-9)
+    assert copies.bound == pytest.approx(one_by_one.bound, rel=2e-2)
+    choice = {id(own): option for own, option in zip(model.variables, best.picked.options, strict=True)}
+    assert best.cost == pytest.approx(Descent(model, choice, dict(best.picked.layouts)).cost)
 
 
 def test_a_stream_is_cut_along_features_where_its_scales_are() -> None:

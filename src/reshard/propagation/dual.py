@@ -10,12 +10,12 @@ On the way each takes its cheapest choice, given those before it, which is where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from reshard.propagation.elimination import End, Link, Once, eliminate
+from reshard.propagation.elimination import Eliminated, End, Link, Once, eliminate
 from reshard.propagation.model import Model
 from reshard.propagation.nodes import Node, Variable
 from reshard.propagation.space import Costs, Numbers
@@ -47,17 +47,26 @@ class Dual:
         ends = _ends(model, shares or {}, within, exact=exact)
         for place, end in enumerate(ends):
             end.place = place
-        self.gone = eliminate(ends)
-        """What is decided exactly, from what its neighbours choose."""
-        places = {gone.end.place for gone in self.gone}
-        self.ends = [end for end in ends if end.place not in places]
-        for link in {id(link): link for end in self.ends for link in end.links}.values():
+        gone = eliminate(ends)
+        places = {each.end.place for each in gone}
+        left = (end for end in ends if end.place not in places)
+        self._settle(gone, left, sum(each.settled for each in gone))
+
+    def _settle(self, gone: list[Eliminated], ends: Iterable[End], settled: float) -> None:
+        """Pass messages between the ends that are left, in their order.
+
+        Args:
+            gone: what is decided exactly.
+            ends: what is left.
+            settled: what all costs that is decided by itself.
+        """
+        self.gone, self.settled, self.bound = gone, settled, -np.inf
+        self.ends = sorted(ends, key=lambda end: end.place)
+        self.links = list({id(link): link for end in self.ends for link in end.links}.values())
+        for link in self.links:
             link.open()
         self.before = [[link for link in end.links if link.other(end).place < end.place] for end in self.ends]
         self.after = [[link for link in end.links if link.other(end).place > end.place] for end in self.ends]
-        self.settled = sum(gone.settled for gone in self.gone)
-        """What all costs that is decided by itself."""
-        self.bound = -np.inf
 
     def run(self, turns: int, is_late: Callable[[], bool] = lambda: False, tolerance: float = 1e-4) -> None:
         """Pass messages forth and back, until little changes or it is late."""
@@ -73,17 +82,15 @@ class Dual:
             if (turn > 2 and grown < tolerance * abs(self.bound)) or is_late():
                 break
 
-    def begin(self, tied: Dual, classes: Sequence[int]) -> None:
-        """Begin with what was handed on where operations are kept alike."""
+    def begin(self, before: Dual) -> None:
+        """Begin with what was handed on in messages of the same operations, or of such that are kept alike."""
         known: dict[tuple[object, object], tuple[Link, int]] = {}
-        for end in tied.ends:
-            for link in end.links:
-                known[link.first.key, link.second.key] = link, 0
-                known[link.second.key, link.first.key] = link, 1
-        for link in {id(link): link for end in self.ends for link in end.links}.values():
+        for link in before.links:
+            known[link.first.key, link.second.key] = link, 0
+            known[link.second.key, link.first.key] = link, 1
+        for link in self.links:
             ends = link.first, link.second
-            first, second = ((is_node, classes[number]) for is_node, number in (end.key for end in ends))
-            like, turned = known.get((first, second), (None, 0))
+            like, turned = known.get((ends[0].key, ends[1].key), (None, 0))
             for place, end in enumerate(ends):
                 handed = None if like is None else like.handed[place ^ turned]
                 if like is not None and handed is not None and len(handed) == len(end.choices):
@@ -157,29 +164,36 @@ def _ends(model: Model, shares: Shares, within: Within | None, *, exact: bool) -
             scale = float(edge.times)
             if not edge.is_result:
                 scale *= shares.get(edge.key, 1.0)
-            known = edge.table.price if exact else edge.table.bound
             pair = (id(end.choices), id(picks)) if within is None else (end.choices.tobytes(), picks.options.tobytes())
+            known = edge.table.price if exact else edge.table.bound
             key = id(known), *pair, edge.is_result, scale
             if key not in tables:
-                rows, columns = (picks.options, end.choices) if edge.is_result else (end.choices, picks.options)
-                cut = known[rows[:, None], columns] * scale
-                tables[key] = np.ascontiguousarray(cut.T if edge.is_result else cut)
+                tables[key] = cut(known, end.choices, picks, scale, is_result=edge.is_result)
             Link(end, own, tables[key], picks, edge.variable.count, once)
     for variable in model.variables:  # those that nothing reads
         end_of(variable)
     return list(ends.values())
 
 
+def cut(known: Costs, choices: Numbers, picks: Picks, scale: float, *, is_result: bool) -> Costs:
+    """Per choice of a value and option that layouts want of it, or make it in, what that costs."""
+    rows, columns = (picks.options, choices) if is_result else (choices, picks.options)
+    costs = known[rows[:, None], columns] * scale
+    return np.ascontiguousarray(costs.T if is_result else costs)
+
+
 def _push(end: End, ahead: list[Link], behind: list[Link]) -> float:
-    """Gather what the links of an end say, and hand it on to those ahead; the least of what is kept."""
-    said_behind = [link.message_to(end) for link in behind]
-    said_ahead = [link.message_to(end) for link in ahead]
+    """Gather what the links of an end say, and hand it on to those ahead; the least of what is kept.
+
+    What those behind are told they hear on the way back.
+    """
     total = end.cost.copy()
-    for said in (*said_behind, *said_ahead):
+    for link in behind:
+        total += link.message_to(end)
+    said_ahead = [link.message_to(end) for link in ahead]
+    for said in said_ahead:
         total += said
     part = 1.0 / max(len(ahead), len(behind), 1)
-    for link, said in zip(behind, said_behind, strict=True):
-        link.take(end, -said)
     handed = total * part
     for link, said in zip(ahead, said_ahead, strict=True):
         link.take(end, handed - said)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,10 @@ MOST_COMBINED = 2**18
 
 FEW = 2**12
 """Up to how many choices of two ends their link says for each what they pay."""
+
+
+Pairs = tuple[tuple[int, int], ...]
+"""Numbers of ends of the program that are linked."""
 
 
 class Once:
@@ -59,6 +64,8 @@ class End:
         self.what, self.cost, self.choices = what, cost, choices
         self.links: list[Link] = []
         self.place = 0
+        self.copies: tuple[int, ...] = ()
+        """The numbers of the ends of the program for which it stands, where its links say which they are between."""
 
     @property
     def key(self) -> tuple[bool, int]:
@@ -74,8 +81,9 @@ class Link:
         second: the other.
         table: per choice of the first and option of the second.
         picks: the option that each choice of the second wants; each its own unless given.
-        times: for how many links of the program it stands.
+        times: how often what it says counts.
         once: what makes its arrays.
+        pairs: for which links of the program it stands, by the numbers of their ends; for one unless given.
     """
 
     def __init__(
@@ -86,8 +94,10 @@ class Link:
         picks: Picks | None = None,
         times: float = 1,
         once: Once | None = None,
+        pairs: Pairs | None = None,
     ) -> None:
-        self.first, self.second, self.table, self.picks, self.times = first, second, table, picks, times
+        self.first, self.second, self.table, self.picks = first, second, table, picks
+        self.times, self.pairs = times, pairs
         self.once = once or Once()
         self.handed: list[Costs | None] = [None, None]
         """What the first and the second have handed to it last."""
@@ -99,6 +109,12 @@ class Link:
     def other(self, end: End) -> End:
         """The end across."""
         return self.second if end is self.first else self.first
+
+    def pairs_from(self, end: End) -> Pairs | None:
+        """For which links of the program it stands, the number of an end first, and in order."""
+        if self.pairs is None:
+            return None
+        return tuple(sorted(self.pairs if end is self.first else ((b, a) for a, b in self.pairs)))
 
     def message_to(self, end: End) -> Costs:
         """What it costs each choice of an end at the least, with what the other has handed over."""
@@ -114,7 +130,7 @@ class Link:
         """What an end has handed to the link; the message to the other follows."""
         self.handed[end is self.second] = handed
         if end is self.first:
-            least = np.minimum.reduce(self.table + handed[:, None], axis=0)
+            least = np.minimum.reduce(self.table + handed[:, None])
             self._to_second = least if self.picks is None else least[self.picks.places]
         else:
             per_option = handed if self.picks is None else self.picks.least(handed)
@@ -216,27 +232,39 @@ def eliminate(ends: Iterable[End]) -> list[Eliminated]:
 def _may_go(end: End) -> bool:
     if len(end.links) > 1:
         _merge(end)
-    if len(end.links) < 2 or len(end.choices) == 1:
-        return True
-    if len(end.links) > 2:
+    others = [link.other(end) for link in end.links]
+    if len(end.choices) == 1 or len(others) < 2:
+        return all(_is_even(link, end) for link in end.links)
+    if len(others) > 2 or others[0] is others[1] or not all(_is_own(link, end) for link in end.links):
         return False
-    before, after = (len(link.other(end).choices) for link in end.links)
-    return len(end.choices) * before * after <= MOST_COMBINED
+    return len(end.choices) * prod(len(other.choices) for other in others) <= MOST_COMBINED
+
+
+def _is_own(link: Link, end: End) -> bool:
+    """Whether every copy of an end has one of the links for which one stands."""
+    return link.pairs is None or len(link.pairs) == len(end.copies)
+
+
+def _is_even(link: Link, end: End) -> bool:
+    """Whether what an end tells the other of a link is the same for all copies of that, whatever the end chooses."""
+    if link.pairs is None:
+        return True
+    return (len(end.choices) == 1 or _is_own(link, end)) and len(link.pairs) % len(link.other(end).copies) == 0
 
 
 def _merge(end: End) -> None:
-    """Make one link of those to the same neighbour."""
-    to: dict[int, list[Link]] = {}
+    """Make one link of those to the same neighbour, or of copies of an end to the same copies of it."""
+    to: dict[tuple[int, Pairs | None], list[Link]] = {}
     for link in end.links:
-        to.setdefault(id(link.second if end is link.first else link.first), []).append(link)
+        to.setdefault((id(link.second if end is link.first else link.first), link.pairs_from(end)), []).append(link)
     if len(to) == len(end.links):
         return
-    for links in to.values():
+    for (_, pairs), links in to.items():
         if len(links) > 1:
             once, other = links[0].once, links[0].other(end)
             table = once.make(_sum, *(link.seen_from(end) for link in links))
             _cut(links)
-            Link(end, other, table, times=min(link.times for link in links), once=once)
+            Link(end, other, table, times=min(link.times for link in links), once=once, pairs=pairs)
 
 
 def _cut(links: Iterable[Link]) -> None:
@@ -250,14 +278,20 @@ def _eliminated(end: End) -> Eliminated:
     _cut(links)
     if len(end.choices) == 1:
         for link in links:
-            other = link.other(end)
-            other.cost = link.once.make(np.add, other.cost, link.once.make(_only, link.seen_from(end)))
+            _tell(link, end, link.once.make(_only, link.seen_from(end)))
     elif len(links) == 1:
-        (link,) = links
-        other = link.other(end)
-        other.cost = link.once.make(np.add, other.cost, link.message_of(end, end.cost))
+        _tell(links[0], end, links[0].message_of(end, end.cost))
     elif links:
         (before, after), times, once = links, min(link.times for link in links), links[0].once
         table = once.make(_by_way_of, before.seen_from(end), end.cost, after.seen_from(end))
-        Link(before.other(end), after.other(end), table, times=times, once=once)
+        pairs, on = before.pairs_from(end), dict(after.pairs_from(end) or ())
+        around = None if pairs is None else tuple((there, on[copy]) for copy, there in pairs)
+        Link(before.other(end), after.other(end), table, times=times, once=once, pairs=around)
     return Eliminated(end, links)
+
+
+def _tell(link: Link, end: End, message: Costs) -> None:
+    """Let the other end of a link pay what an end that goes tells it, so often as a copy has the link."""
+    other = link.other(end)
+    often = 1 if link.pairs is None else len(link.pairs) // len(other.copies)
+    other.cost = link.once.make(np.add, other.cost, message if often == 1 else message * often)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from itertools import combinations, product
 from math import ceil, prod
 from typing import Any
@@ -93,34 +94,48 @@ class Model:
             if net.calculations[
                 operation.result.number
             ].reaches:  # what it reaches is among the options of its operands
-                self._layouts_of(operation)
+                self.layouts_of(operation)
         self.variables = self._variables()
-        self.nodes = [self._node([graph.operations[n]]) for n in net.order if graph.operations[n].operands]
 
-    def tied(self, classes: Sequence[int]) -> Model:
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """The operations that have operands."""
+        operations = self.net.graph.operations
+        return [self._node([operations[number]]) for number in self.net.order if operations[number].operands]
+
+    def tied(self, classes: Sequence[int], kinds: Sequence[int] | None = None) -> Model:
         """The program with values kept alike, and operations computed alike, that are of one class.
 
         Args:
             classes: per operation the number of the first one of its class.
+            kinds: per value the number of the first one of those that are kept alike; its class unless given.
         """
         tied = copy(self)
-        members: dict[int, list[Operation]] = {}
+        tied.variables = self._tied_variables(classes if kinds is None else kinds)
+        members: dict[int, list[int]] = {}
         for number in self.net.order:
-            members.setdefault(classes[number], []).append(self.net.graph.operations[number])
+            members.setdefault(classes[number], []).append(number)
+        in_order = ([self.net.graph.operations[number] for number in sorted(alike)] for alike in members.values())
+        tied.nodes = [tied._node(alike) for alike in in_order if alike[0].operands]
+        return tied
+
+    def _tied_variables(self, kinds: Sequence[int]) -> list[Variable]:
+        """Per value the variable of all that are of its kind."""
+        members: dict[int, list[int]] = {}
+        for number, first in enumerate(kinds):
+            members.setdefault(first, []).append(number)
         firsts = {
             first: replace(
                 self.variables[first],
                 count=len(alike),
+                copies=tuple(alike),
                 uses=[],
                 makers=[],
-                rent=_sum(self.variables[each.result.number].rent for each in alike),
+                rent=_sum(self.variables[number].rent for number in alike),
             )
             for first, alike in members.items()
         }
-        tied.variables = [firsts[classes[self.variables[number].number]] for number in range(len(self.variables))]
-        in_order = [sorted(alike, key=lambda each: each.result.number) for alike in members.values()]
-        tied.nodes = [tied._node(alike) for alike in in_order if alike[0].operands]
-        return tied
+        return [firsts[kinds[variable.number]] for variable in self.variables]
 
     def charging(self, besides: Besides) -> Model:
         """The program where it costs so much besides to hold values and to compute."""
@@ -325,7 +340,7 @@ class Model:
         operation = alike[0]
         number = operation.result.number
         net, tensors = self.net, self._tensors(operation)
-        trips, layouts = net.trip_counts(number), self._layouts_of(operation)
+        trips, layouts = net.trip_counts(number), self.layouts_of(operation)
         per_flop = self.goal.per_flop(operation.arithmetic) + self.besides.per_flop or self.tie_break
         rents = self.besides.rents
         work = id(layouts), trips[-1] * per_flop * len(alike)
@@ -359,7 +374,8 @@ class Model:
             for value in operation.values
         ]
 
-    def _layouts_of(self, operation: Operation) -> Layouts:
+    def layouts_of(self, operation: Operation) -> Layouts:
+        """How an operation may be computed."""
         number = operation.result.number
         net, mesh = self.net, self.net.meshes[number]
         key: tuple[object, ...]

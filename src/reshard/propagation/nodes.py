@@ -48,6 +48,8 @@ class Variable:
     table: Table
     count: int = 1
     """How many values it stands for."""
+    copies: tuple[int, ...] = ()
+    """The numbers of these, where they are more than one."""
     rent: Costs | None = None
     """Per option what it costs to hold it; nothing where None."""
     uses: list[Edge] = field(default_factory=list)

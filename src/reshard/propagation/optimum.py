@@ -21,14 +21,15 @@ import numpy as np
 from reshard.contraction.compute_layout import ComputeLayout
 from reshard.contraction.pairwise import Contracted
 from reshard.mesh import Mesh
+from reshard.propagation.copies import Copies
 from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Dual, Picked, Shares, Within
 from reshard.propagation.fixpoint import Flow
 from reshard.propagation.model import SAME, Model
 from reshard.propagation.nodes import Besides
-from reshard.propagation.shares import Bounded, even_shares, moved, untied
+from reshard.propagation.shares import Bounded, even_shares, moved, of_kinds
 from reshard.propagation.space import Option
-from reshard.propagation.ties import classes_of
+from reshard.propagation.ties import classes_of, kinds_of
 from reshard.propagation.trees import tree
 from reshard.propagation.waiting import IDENTICAL
 from reshard.propagation.ways import compute_layout
@@ -106,16 +107,16 @@ def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) 
     bounded = Bounded(small)
     best = _searched(small, bounded, flows, is_late)
     if is_tied:
+        alike = model.tied(classes, kinds_of(model, classes))
         options = {
-            id(own): best.options[id(shared)] for own, shared in zip(model.variables, small.variables, strict=True)
+            id(own): best.options[id(shared)] for own, shared in zip(alike.variables, small.variables, strict=True)
         }
-        layouts = {node.number: best.layouts[classes[node.number]] for node in model.nodes}
-        shares = moved(model, untied(model, bounded.shares, classes), Picked(options, layouts))
-        whole = Dual(model, shares)
-        whole.begin(bounded.dual, classes)
+        shares = moved(alike, of_kinds(alike, bounded.shares, classes), Picked(options, best.layouts))
+        whole = Copies(model, alike, classes, shares)
+        whole.begin(bounded.dual)
         whole.run(WHOLE_TURNS, is_late)
-        return _explained(model, Descent(model, options, layouts), max(model.bound_of(whole.bound), 0.0))
-    return _explained(model, best, max(model.bound_of(bounded.bound), 0.0))
+        return _explained(alike, Descent(alike, options, best.layouts), model.bound_of(whole.bound), classes)
+    return _explained(model, best, model.bound_of(bounded.bound))
 
 
 def changed(
@@ -380,14 +381,22 @@ def _learnt(model: Model, best: Descent) -> bool:
     return is_new
 
 
-def _explained(model: Model, best: Descent, bound: float) -> Optimum:
-    """A choice in shardings and compute layouts."""
+def _explained(model: Model, best: Descent, bound: float, classes: Sequence[int] | None = None) -> Optimum:
+    """A choice in shardings and compute layouts.
+
+    Args:
+        model: the program, or what is alike in it.
+        best: the choice.
+        bound: what no choice costs less than.
+        classes: per operation the number of the first one of those that are computed alike; its own unless given.
+    """
     net = model.net
-    for node in model.nodes:
-        operation, variable = net.graph.operations[node.number], node.uses[0].variable
-        result = node.makes[0].variable
+    for edge in (
+        edge for node in model.nodes if net.graph.operations[node.number].name == "output" for edge in node.uses
+    ):
+        variable, result = edge.variable, edge.node.makes[0].variable
         is_alike = result.options is variable.options  # else they lie on two meshes
-        if operation.name == "output" and is_alike and len(variable.uses) == 1 and variable.makers:
+        if is_alike and len(variable.uses) == 1 and variable.makers:
             wanted = best.options[id(result)]
             if wanted in variable.domain:  # what only an output reads is made where that wants it
                 best.keep(variable, wanted)
@@ -414,10 +423,15 @@ def _explained(model: Model, best: Descent, bound: float) -> Optimum:
         for (table, _), wants in best.wants(variable).items():
             for before, after in tree(table, best.options[id(variable)], sorted(wants)):
                 if table.is_own and before != best.options[id(variable)]:
-                    pair = [model.sharding(variable.number, option) for option in (after, before)]
-                    origins[variable.number, pair[0]] = pair[1]
-    picked = Numbered([best.options[id(variable)] for variable in model.variables], dict(best.layouts))
-    return Optimum(shardings, layouts, origins, best.cost, bound, picked)
+                    for number in variable.copies or (variable.number,):
+                        pair = [model.sharding(number, option) for option in (after, before)]
+                        origins[number, pair[0]] = pair[1]
+    numbers = best.layouts
+    if classes is not None:
+        layouts = {number: layouts[first] for number, first in enumerate(classes) if first in layouts}
+        numbers = {number: numbers[first] for number, first in enumerate(classes) if first in numbers}
+    picked = Numbered([best.options[id(variable)] for variable in model.variables], dict(numbers))
+    return Optimum(shardings, layouts, origins, best.cost, max(bound, 0.0), picked)
 
 
 def paid_for(model: Model, best: Optimum) -> dict[int, float]:

@@ -42,7 +42,7 @@ class Bounded:
         if self._steps:
             shares = moved(self.model, shares, dual.choice(), STEP / self._steps**0.5)
             before, dual = dual, Dual(self.model, shares)
-            dual.begin(before, range(len(self.model.variables)))
+            dual.begin(before)
         dual.run(FEW_TURNS if self._steps else TURNS, is_late)
         self._steps += 1
         self._latest = dual, shares
@@ -63,7 +63,7 @@ def moved(model: Model, shares: Shares, choice: Picked, part: float = 1.0) -> Sh
     """
     options, layouts = choice
     after = dict(shares)
-    for variable in model.variables:
+    for variable in {id(variable): variable for variable in model.variables}.values():
         if len(variable.uses) < 2:
             continue
         row = options[id(variable)]
@@ -77,14 +77,7 @@ def moved(model: Model, shares: Shares, choice: Picked, part: float = 1.0) -> Sh
     return after
 
 
-def untied(model: Model, tied: Shares, classes: Sequence[int]) -> Shares:
-    """The shares of operations that are kept alike, for each of them."""
-    shares: Shares = {}
-    for variable in model.variables:
-        own = {
-            edge.key: tied.get((classes[edge.node.number], edge.place, classes[variable.number]), 0.0)
-            for edge in variable.uses
-        }
-        total = sum(own.values())
-        shares.update((key, share / max(total, 1.0)) for key, share in own.items())
-    return shares
+def of_kinds(alike: Model, tied: Shares, classes: Sequence[int]) -> Shares:
+    """The shares of those who use values of a kind, as they are where values of a class are kept alike."""
+    edges = (edge for node in alike.nodes for edge in node.uses)
+    return {edge.key: tied.get((*edge.key[:2], classes[edge.variable.number]), 0.0) for edge in edges}

@@ -22,6 +22,8 @@ To keep the values of a class alike is a choice, not a proof: the bound is that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from reshard.propagation.model import Model
 
 REACH = 1
@@ -37,7 +39,7 @@ def classes_of(model: Model, reach: int = REACH) -> list[int]:
     """
     net = model.net
     operations = net.graph.operations
-    layouts = {node.number: id(node.layouts) for node in model.nodes}
+    layouts = {n: id(model.layouts_of(operation)) for n, operation in enumerate(operations) if operation.operands}
     numbers: dict[object, int] = {}
 
     def number_of(key: object) -> int:
@@ -67,3 +69,21 @@ def classes_of(model: Model, reach: int = REACH) -> list[int]:
         ]
     first: dict[int, int] = {}
     return [first.setdefault(color, number) for number, color in enumerate(colors)]
+
+
+def kinds_of(model: Model, classes: Sequence[int]) -> list[int]:
+    """Per value the number of the first one that operations of the same classes read and make at the same places.
+
+    Args:
+        model: the program.
+        classes: per operation the number of the first one of its class.
+    """
+    places: list[list[tuple[int, int]]] = [[] for _ in model.variables]
+    for number, operation in enumerate(model.net.graph.operations):
+        for place, value in enumerate(operation.values if operation.operands else ()):
+            places[model.variables[value.number].number].append((classes[number], place))
+    first: dict[tuple[object, ...], int] = {}
+    return [
+        first.setdefault((classes[number], *sorted(places[number])), number) if variable.number == number else number
+        for number, variable in enumerate(model.variables)
+    ]
