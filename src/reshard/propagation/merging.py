@@ -3,6 +3,8 @@
 A dim of n elements is seen as p blocks of n / p, as many as the mesh can cut it into.
 A block needs nothing of the others to run over its own elements; then the last of every block, which are small, go to
 all, run, and what comes before a block is added to all that is in it.
+A dim that the blocks do not divide is filled up at its end with what changes nothing, which is where an uneven cut has
+its short tile.
 These are operations like others, so what they cost and where the dim is cut best is found as for any other.
 
 What goes between devices are rows of block sums, cut along another dim for the running: each of p devices receives
@@ -30,7 +32,6 @@ By hand, the sums of 1, 2, 3, 4 in two blocks: 1, 3 and 3, 7 by themselves; befo
 
 from __future__ import annotations
 
-from math import gcd
 from typing import TYPE_CHECKING, NamedTuple
 
 from reshard.operations.operation import Value
@@ -61,11 +62,14 @@ MERGES = {
 
 def run_in_blocks(program: Program, name: str, value: Value, dim: int, *, is_reversed: bool) -> Value:
     """What runs along a dim of a value, in as many blocks as devices can have."""
-    size = value.shape[dim]
-    blocks = gcd(size, program.mesh.size)
+    size, blocks, merge = value.shape[dim], program.mesh.size, MERGES[name]
     if blocks < 2 or size < 2 * blocks:
         return _run(program, name, value, dim, is_reversed=is_reversed)
-    merge = MERGES[name]
+    if size % blocks:
+        none = [0] * len(value.shape)
+        longer = [*none[:dim], -size % blocks, *none[dim + 1 :]]
+        padded = program.pad(value, none, longer, value.dtype.identity(merge.reduction))
+        return program.slice(run_in_blocks(program, name, padded, dim, is_reversed=is_reversed), none, value.shape)
     apart = (*value.shape[:dim], blocks, size // blocks, *value.shape[dim + 1 :])
     own = _run(program, name, program.reshape(value, apart), dim + 1, is_reversed=is_reversed)
     start, stop = [0] * len(apart), list(apart)
