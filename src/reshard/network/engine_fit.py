@@ -41,7 +41,7 @@ from reshard.steps import Chain, Step
 
 SHARED_BYTES = 1 << 20
 """What is sent along levels, one and all."""
-TILE_BYTES = (1 << 12, 1 << 15, 1 << 18, 1 << 21)
+TILE_BYTES = (1 << 12, 1 << 17, 1 << 21)
 """About what a device holds before a chain that is timed."""
 PASSES = 2
 """How often all chains are timed, in turn; the shortest time counts."""
