@@ -13,7 +13,7 @@ from reshard import Mesh, Program, ReshardError, Sharding
 from reshard.contraction.chooser import Chooser
 from reshard.contraction.goal import Goal
 from reshard.numpy import run_program
-from reshard.propagation.copies import Copies
+from reshard.propagation.copies import CopiedDual
 from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Dual
 from reshard.propagation.elimination import End, Link, eliminate
@@ -259,7 +259,7 @@ def test_copies_are_bounded_as_they_are_one_by_one(seed: int) -> None:
     model = Model(net, net.runs(None), Chooser(Goal.of("balanced")))
     classes = classes_of(model)
     alike = model.tied(classes, kinds_of(model, classes))
-    copies, one_by_one = Copies(model, alike, classes, even_shares(alike)), Dual(model, even_shares(model))
+    copies, one_by_one = CopiedDual(model, alike, classes, even_shares(alike)), Dual(model, even_shares(model))
     assert len(set(classes)) < len(classes)
     for dual in (copies, one_by_one):
         dual.run(60, tolerance=0.0)

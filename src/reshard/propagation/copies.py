@@ -27,7 +27,7 @@ By hand, of a hundred operations in a row, each on halves of what the one before
 >>> model = Model(net, net.runs(None), Chooser(Goal.of("bytes")))
 >>> classes = classes_of(model)
 >>> alike = model.tied(classes, kinds_of(model, classes))
->>> copies = Copies(model, alike, classes, even_shares(alike))
+>>> copies = CopiedDual(model, alike, classes, even_shares(alike))
 >>> copies.run(4)
 >>> model.bound_of(copies.bound)
 0.0
@@ -40,7 +40,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from reshard.propagation.dual import Dual, Shares, cut
-from reshard.propagation.elimination import End, Link, Once, Pairs, eliminate
+from reshard.propagation.elimination import CopyPairs, End, Link, Once, eliminate
 from reshard.propagation.model import Model
 from reshard.propagation.nodes import Variable
 from reshard.propagation.space import Costs
@@ -49,7 +49,7 @@ Key = tuple[int, int, int]
 """Of an edge: the numbers of its operation, of its place among the tensors of that, and of its value."""
 
 
-class Copies(Dual):
+class CopiedDual(Dual):
     """Messages of a program of which much is alike.
 
     Args:
@@ -78,7 +78,7 @@ class Copies(Dual):
         self._settle([], (end for alike in copies.values() for end in alike.values()), settled)
 
 
-def _linked(model: Model, pairs: Mapping[Key, Pairs], shares: Shares) -> list[End]:
+def _linked(model: Model, pairs: Mapping[Key, CopyPairs], shares: Shares) -> list[End]:
     """The kinds of values and the classes of operations, linked by what reshards cost."""
     ends: dict[int, End] = {}
     parts: dict[Key, float] = {}
@@ -97,20 +97,20 @@ def _linked(model: Model, pairs: Mapping[Key, Pairs], shares: Shares) -> list[En
             key = id(edge.table), id(end.choices), id(edge.picks), edge.is_result, scale
             if key not in tables:
                 tables[key] = cut(edge.table.bound, end.choices, edge.picks, scale, is_result=edge.is_result)
-            Link(end, own, tables[key], edge.picks, once=once, pairs=pairs[edge.key])
+            Link(end, own, tables[key], edge.picks, once=once).pairs = pairs[edge.key]
             own.copies += tuple(number for _, number in pairs[edge.key] if edge.is_result)
         own.cost = node.cost / len(own.copies)
     return list(ends.values())
 
 
-def _parts(variable: Variable, pairs: Mapping[Key, Pairs], shares: Shares) -> Shares:
+def _parts(variable: Variable, pairs: Mapping[Key, CopyPairs], shares: Shares) -> Shares:
     """Shares of those who use a value, raised or lowered so that together they pay all of a reshard of it."""
     often = {key: len(pairs[key]) / len(variable.copies) for key in shares}
     total = sum(share * often[key] for key, share in shares.items())
     return {key: share / total if total else 1.0 / sum(often.values()) for key, share in shares.items()}
 
 
-def _pairs(model: Model, alike: Model, classes: Sequence[int]) -> dict[Key, Pairs]:
+def _pairs(model: Model, alike: Model, classes: Sequence[int]) -> dict[Key, CopyPairs]:
     """Per edge of what is alike, by its key, the numbers of the values and of the operations that it is between."""
     pairs: dict[Key, list[tuple[int, int]]] = {}
     for number, operation in enumerate(model.net.graph.operations):

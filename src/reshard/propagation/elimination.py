@@ -38,7 +38,7 @@ FEW = 2**12
 """Up to how many choices of two ends their link says for each what they pay."""
 
 
-Pairs = tuple[tuple[int, int], ...]
+CopyPairs = tuple[tuple[int, int], ...]
 """Numbers of ends of the program that are linked."""
 
 
@@ -83,7 +83,6 @@ class Link:
         picks: the option that each choice of the second wants; each its own unless given.
         times: how often what it says counts.
         once: what makes its arrays.
-        pairs: for which links of the program it stands, by the numbers of their ends; for one unless given.
     """
 
     def __init__(
@@ -94,10 +93,11 @@ class Link:
         picks: Picks | None = None,
         times: float = 1,
         once: Once | None = None,
-        pairs: Pairs | None = None,
     ) -> None:
         self.first, self.second, self.table, self.picks = first, second, table, picks
-        self.times, self.pairs = times, pairs
+        self.times = times
+        self.pairs: CopyPairs | None = None
+        """For which links of the program it stands, by the numbers of their ends; for one where None."""
         self.once = once or Once()
         self.handed: list[Costs | None] = [None, None]
         """What the first and the second have handed to it last."""
@@ -110,7 +110,7 @@ class Link:
         """The end across."""
         return self.second if end is self.first else self.first
 
-    def pairs_from(self, end: End) -> Pairs | None:
+    def pairs_from(self, end: End) -> CopyPairs | None:
         """For which links of the program it stands, the number of an end first, and in order."""
         if self.pairs is None:
             return None
@@ -254,7 +254,7 @@ def _is_even(link: Link, end: End) -> bool:
 
 def _merge(end: End) -> None:
     """Make one link of those to the same neighbour, or of copies of an end to the same copies of it."""
-    to: dict[tuple[int, Pairs | None], list[Link]] = {}
+    to: dict[tuple[int, CopyPairs | None], list[Link]] = {}
     for link in end.links:
         to.setdefault((id(link.second if end is link.first else link.first), link.pairs_from(end)), []).append(link)
     if len(to) == len(end.links):
@@ -264,7 +264,7 @@ def _merge(end: End) -> None:
             once, other = links[0].once, links[0].other(end)
             table = once.make(_sum, *(link.seen_from(end) for link in links))
             _cut(links)
-            Link(end, other, table, times=min(link.times for link in links), once=once, pairs=pairs)
+            Link(end, other, table, times=min(link.times for link in links), once=once).pairs = pairs
 
 
 def _cut(links: Iterable[Link]) -> None:
@@ -286,7 +286,7 @@ def _eliminated(end: End) -> Eliminated:
         table = once.make(_by_way_of, before.seen_from(end), end.cost, after.seen_from(end))
         pairs, on = before.pairs_from(end), dict(after.pairs_from(end) or ())
         around = None if pairs is None else tuple((there, on[copy]) for copy, there in pairs)
-        Link(before.other(end), after.other(end), table, times=times, once=once, pairs=around)
+        Link(before.other(end), after.other(end), table, times=times, once=once).pairs = around
     return Eliminated(end, links)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from reshard.contraction.compute_layout import ComputeLayout
 from reshard.contraction.pairwise import Contracted
 from reshard.mesh import Mesh
-from reshard.propagation.copies import Copies
+from reshard.propagation.copies import CopiedDual
 from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Dual, Picked, Shares, Within
 from reshard.propagation.fixpoint import Flow
@@ -112,7 +112,7 @@ def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) 
             id(own): best.options[id(shared)] for own, shared in zip(alike.variables, small.variables, strict=True)
         }
         shares = moved(alike, of_kinds(alike, bounded.shares, classes), Picked(options, best.layouts))
-        whole = Copies(model, alike, classes, shares)
+        whole = CopiedDual(model, alike, classes, shares)
         whole.begin(bounded.dual)
         whole.run(WHOLE_TURNS, is_late)
         return _explained(alike, Descent(alike, options, best.layouts), model.bound_of(whole.bound), classes)
