@@ -16,6 +16,9 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,10 +157,29 @@ def cost(text: str) -> tuple[int, int]:
     return received, placed.flops
 
 
-def told(name: str, text: str, passes: list[str]) -> Told:
+class Apart:
+    """A process in which Shardy's passes run, and another once it has ended: they crash on some tests."""
+
+    def __init__(self) -> None:
+        self._pool = ProcessPoolExecutor(1, get_context("spawn"))
+
+    def both(self, text: str, passes: list[str]) -> tuple[str, str]:
+        """As the function of that name.
+
+        Raises:
+            BrokenProcessPool: where the process crashes.
+        """
+        try:
+            return self._pool.submit(both, text, passes).result()
+        except BrokenProcessPool:
+            self._pool = ProcessPoolExecutor(1, get_context("spawn"))
+            raise
+
+
+def told(name: str, text: str, passes: list[str], apart: Apart) -> Told:
     """Compare one function."""
     try:
-        ours, theirs = both(text, passes)
+        ours, theirs = apart.both(text, passes)
     except Exception as error:  # what MLIR raises is of many kinds
         return Told(name, None, None, f"not run: {error}")
     try:
@@ -167,7 +189,7 @@ def told(name: str, text: str, passes: list[str]) -> Told:
     return Told(name, received, work, "")
 
 
-def compared(file: Path) -> Iterator[Told]:
+def compared(file: Path, apart: Apart) -> Iterator[Told]:
     """All functions of a test."""
     text = file.read_text()
     line = re.search(r"// RUN: sdy_opt (.*)", text)
@@ -184,7 +206,7 @@ def compared(file: Path) -> Iterator[Told]:
                 yield Told(file.stem, None, None, f"not parsed: {error}")
                 continue
         for name, module in found.items():
-            yield told(f"{file.stem}: {name}", module, passes)
+            yield told(f"{file.stem}: {name}", module, passes, apart)
 
 
 def main(arguments: list[str]) -> int:
@@ -193,12 +215,13 @@ def main(arguments: list[str]) -> int:
         print(f"give a checkout of openxla/shardy, which has {TESTS}", file=sys.stderr)
         return 2
     checkout, *stems = arguments
+    apart = Apart()
     for folder in (PROPAGATION, RESHARDS):
         counts: Counter[str] = Counter()
         for file in sorted((Path(checkout) / TESTS / folder).glob("*.mlir")):
             if "registry" in file.stem or (stems and file.stem not in stems):  # of rules alone; not asked for
                 continue
-            for each in compared(file):
+            for each in compared(file, apart):
                 counts[each.verdict] += 1
                 if each.verdict not in ("fewer", "equal"):
                     print(f"{each.name}: {each.reason or f'{each.received} B, work {each.work}'}", flush=True)

@@ -465,6 +465,12 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "cannot-express",
         "line 2: func.func: a value must be a tensor of known sizes",
     ),
+    "a token": (
+        module("""  %0 = stablehlo.custom_call @sleep(%a) : (tensor<8x8xf32>) -> !stablehlo.token
+  return %a : tensor<8x8xf32>"""),
+        "cannot-express",
+        "line 3: stablehlo.custom_call: a value must be a tensor of known sizes",
+    ),
     "a dtype that is not known": (
         module(ADD.format("tensor<8xf6E2M3FN>"), "%a: tensor<8xf6E2M3FN>", "tensor<8xf6E2M3FN>"),
         "unknown-dtype",

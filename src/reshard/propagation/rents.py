@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from reshard.propagation.memory import Life
-from reshard.propagation.nodes import Rent
+from reshard.propagation.nodes import Besides, Rent
 
 FIRST = 0.2
 """What a byte costs that is held too much, when that is first found: so many received bytes."""
@@ -74,3 +74,17 @@ def of_life(life: Life, number: int, costs: Mapping[int, float]) -> Rent:
     kept = sum(cost for moment, cost in costs.items() if moment in life.kept)
     wanted = sum(cost for moment, cost in costs.items() if moment in life.read)
     return Rent(kept, wanted, costs.get(number, 0))
+
+
+def halfway(low: Besides, high: Besides) -> Besides:
+    """What holding and computing cost between two: of bytes the mean, of operations, which rise by a factor, its root.
+
+    >>> halfway(Besides(), Besides({3: Rent(kept=2.0)}, per_flop=0.0)).rents
+    {3: Rent(kept=1.0, wanted=0.0, made=0.0)}
+    """
+    nothing = Rent()
+    means = {
+        number: Rent(*((one + other) / 2 for one, other in zip(low.rents.get(number, nothing), rent, strict=True)))
+        for number, rent in high.rents.items()
+    }
+    return Besides(means, (max(low.per_flop, high.per_flop / RAISED**2) * high.per_flop) ** 0.5)

@@ -49,7 +49,7 @@ from reshard.propagation.nodes import Besides, Rent
 from reshard.propagation.optimum import Optimum, changed, crossed, optimum
 from reshard.propagation.placement import Placement, explicit, reason
 from reshard.propagation.recipes import recipes, taking_over
-from reshard.propagation.rents import raised, rents
+from reshard.propagation.rents import halfway, raised, rents
 from reshard.propagation.settling import settled
 from reshard.tables import Table, bytes_text, plain
 
@@ -60,7 +60,9 @@ MOST_RAISES = 12
 FIRST_PER_FLOP, RAISED_PER_FLOP = 1 / 20000, 3.0
 """What an operation costs besides where too much is computed, in received bytes, and by how much that rises."""
 REFINED = 5
-"""How often prices of an operation are tried between the last under which too much is computed and the first other."""
+"""How often prices are tried between the last under which too much is computed and the first other."""
+EASED = 3
+"""The same where too much was held alone."""
 MOST_TAKEN_BACK = 40
 """How many parts of a choice are tried that had to be given up, at most."""
 LESS = 0.5
@@ -129,6 +131,8 @@ class LayoutSearch:
                 raise ReshardError("too-large", f"a program is placed on up to {MOST_DEVICES} devices, got {mesh.size}")
         self.program, self.deadline = program, deadline
         self.net, self.chooser = Net(program), Chooser(goal, is_for_many=True)
+        self.beginnings: Sequence[Flow] = ()
+        """Where people begin: what keeps limits is looked for from there too."""
         self.flows = self.net.runs(until_priority)
         self.model = Model(self.net, self.flows, self.chooser, is_pinned=until_priority is not None, is_free=is_free)
 
@@ -155,10 +159,11 @@ class LayoutSearch:
         Where all that is held or computed costs alike, much is given up at once; so parts of the choice to begin with
         come last, taken back one by one as far as the limits let them.
         """
-        first, costs, per_flop = best, dict[int, float](), 0.0
+        first, costs, per_flop, besides = best, dict[int, float](), 0.0, Besides()
         if limits.are_kept(placed):
             return
         for _ in range(MOST_RAISES):
+            before = besides
             spans = lives(self.program.operations, dict(zip(self.net.values, best.shardings, strict=True)))
             if limits.memory is not None and not limits.let_hold(placed):
                 costs = self._raised(costs, spans, placed, limits.memory)
@@ -171,22 +176,31 @@ class LayoutSearch:
             if limits.are_kept(placed) or self._is_late():
                 break
         if limits.are_kept(placed):
-            yield from self._refined(first, best, besides, limits)
+            yield from self._refined(first, best, (before, besides), limits)
 
     def _refined(
-        self, first: Optimum, best: Optimum, besides: Besides, limits: Limits
+        self, first: Optimum, best: Optimum, prices: tuple[Besides, Besides], limits: Limits
     ) -> Iterator[tuple[Optimum, Placement]]:
-        """Choices that keep limits, under lower prices of work; and the cheapest with parts of the first."""
-        low, high = besides.per_flop / RAISED_PER_FLOP, besides.per_flop
-        for _ in range(REFINED if high and not self._is_late() else 0):
-            middle = (low * high) ** 0.5
-            other = changed(self.model, best, besides._replace(per_flop=middle), self.deadline)
+        """Choices that keep limits, at lower prices, or begun elsewhere, and the cheapest with parts of the first.
+
+        Prices are between the last at which too much is held or computed, and the first at which it is not.
+        """
+        low, high = prices
+        for _ in range((REFINED if high.per_flop else EASED) if not self._is_late() else 0):
+            middle = halfway(low, high)
+            other = changed(self.model, best, middle, self.deadline)
             placed = self.placed(other, limits)
             if limits.are_kept(placed):
                 high, best = middle, min(best, other, key=lambda each: each.cost)
                 yield other, placed
             else:
                 low = middle
+        for flow in self.beginnings if not self._is_late() else ():
+            other = changed(self.model, best, high, self.deadline, flow)
+            placed = self.placed(other, limits)
+            if limits.are_kept(placed):
+                best = min(best, other, key=lambda each: each.cost)
+                yield other, placed
         left = itertools.count(MOST_TAKEN_BACK, -1)
         best = crossed(
             self.model,
@@ -341,7 +355,8 @@ def shortlist(
     tied.ties = [*program.ties, *state]
     search = LayoutSearch(tied, goal, is_free=True, deadline=deadline)
     inputs = {value.number: Rent(kept=TIE * search.model.goal.per_byte) for value in program.inputs}
-    *flows, tensor = [Net(recipe).runs(None)[0] for recipe in recipes(program, [value for value, _ in state])]
+    search.beginnings = [Net(recipe).runs(None)[0] for recipe in recipes(program, [value for value, _ in state])]
+    *flows, tensor = search.beginnings
     best = search.best(tensor)
     for flow in (None, *flows):
         best = min(best, changed(search.model, best, Besides(inputs), deadline, flow), key=lambda each: each.cost)

@@ -174,8 +174,8 @@ class Options:
         shards = self._shards(rows)
         sizes = np.array(shape, dtype=np.int64)
         rows = rows[((shards == 1) | ((sizes > 0) & (sizes % shards == 0))).all(axis=1)]
-        self._lookups = [np.full(self.roles**count, -1, dtype=np.int64) for _ in pieces.orders]
-        for order, lookup in zip(pieces.orders, self._lookups, strict=True):
+        known: list[dict[int, int]] = [{} for _ in pieces.orders]
+        for order, lookup in zip(pieces.orders, known, strict=True):
             for row, code in zip(rows.tolist(), self.codes(rows).tolist(), strict=True):
                 lookup[code] = self.add(self._option(row, order))
         for option in besides:
@@ -186,9 +186,11 @@ class Options:
             for dim, cut_by in enumerate(option.dims):
                 row[0, list(cut_by)] = 1 + dim
             row[0, list(option.unreduced)] = self.roles - 1
-            for order, lookup in zip(pieces.orders, self._lookups, strict=True):
+            for order, lookup in zip(pieces.orders, known, strict=True):
                 if self._option(row[0].tolist(), order) == option:
-                    lookup[self.codes(row)[0]] = number
+                    lookup[int(self.codes(row)[0])] = number
+        self._lookups = [np.array(sorted(lookup.items()), dtype=np.int64).T for lookup in known]
+        """Per order the codes that have an option, sorted, and their options' numbers."""
 
     def _allowed(self, waiting: frozenset[int], flowing: Sequence[Option]) -> list[list[int]]:
         """Per piece what it may do: all it can, or, where that is too much, nothing or what it does in flows."""
@@ -234,8 +236,10 @@ class Options:
 
     def find(self, rows: Numbers, order: int) -> Numbers:
         """Per row of what each piece does, the number of the option in which they stand in an order, or -1."""
-        found: Numbers = self._lookups[order][self.codes(rows)]
-        return found
+        codes, numbers = self._lookups[order]
+        wanted = self.codes(rows)
+        places = np.minimum(np.searchsorted(codes, wanted), len(codes) - 1)
+        return np.where(codes[places] == wanted, numbers[places], -1)
 
     @cached_property
     def sides(self) -> Numbers:

@@ -233,6 +233,11 @@ def in_rounds(exchange: Exchange, device: Device, tile: jax.Array, *, reduction:
         return _joined(boxes, *slots, device)
     puts, must_keep = _places(rounds, devices, shape, combine=combine)
     where = starts_from([*cuts, *puts], device)
+    if combine and len(rounds) == 1 and rounds[0].is_local and _is_in_line(rounds[0], shape):
+        box = _cut(tile, where[0], rounds[0].shape)
+        if len(rounds[0].receivers) < devices:
+            box = _box_if(device.row_of(rounds[0].receives(devices)), box, lax.full_like(box, blank))
+        return _amid(box, where[1], shape, blank)
     whole = lax.full(shape, blank, tile.dtype)
     for _, alike in groupby(range(len(rounds)), key=lambda number: rounds[number].shape):
         numbers = list(alike)
@@ -278,6 +283,28 @@ def _joined(boxes: Sequence[jax.Array], dim: int, slots: Positions, device: Devi
     first, second = boxes
     in_order = lax.broadcast(device.row_of(slots[0] == 0), first.shape)
     return lax.concatenate([lax.select(in_order, first, second), lax.select(in_order, second, first)], dim)
+
+
+def _is_in_line(round_: Round, shape: tuple[int, ...]) -> bool:
+    """Whether its boxes are put where whole boxes lie side by side from the beginning of a tile."""
+    lengths = np.array(round_.shape, np.int64)
+    return bool(lengths.all() and not (shape % lengths).any() and not (round_.put % lengths).any())
+
+
+def _amid(box: jax.Array, at: Sequence[Any], shape: tuple[int, ...], blank: Any) -> jax.Array:
+    """A box at its place in a tile that is blank elsewhere, made element by element.
+
+    So compilers make it where it is read; a tile of blanks into which a box is written is held, and often copied,
+    from where blanks are first made.
+    """
+    for dim, (length, whole) in enumerate(zip(box.shape, shape, strict=True)):
+        if length != whole:
+            spread = (*box.shape[:dim], whole // length, *box.shape[dim:])
+            filled = lax.broadcast_in_dim(box, spread, [n + (n >= dim) for n in range(box.ndim)])
+            is_there = lax.broadcasted_iota(np.int32, spread, dim) == lax.div(at[dim], np.int32(length))
+            filled = lax.select(is_there, filled, lax.full_like(filled, blank))
+            box = lax.reshape(filled, (*box.shape[:dim], whole, *box.shape[dim + 1 :]))
+    return box
 
 
 class _RoundLoop(NamedTuple):

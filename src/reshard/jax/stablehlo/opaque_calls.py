@@ -37,7 +37,8 @@ def custom_call(reading: Reading, op: ir.Operation, operands: Sequence[Value]) -
     sources = list(operands) or [reading.zero()]
     terms = [labels(len(value.shape), f"a{number}_") for number, value in enumerate(sources)]
     return [
-        _opaque(reading, name, sources, [*terms, labels(len(result.type.shape), "r")], result) for result in op.results
+        _opaque(reading, name, sources, [*terms, labels(len(type_of(result).shape), "r")], result)
+        for result in op.results
     ]
 
 
