@@ -159,3 +159,13 @@ def test_an_output_that_is_there_is_left(tmp_path: Path, capsys: pytest.CaptureF
     assert run("convert", tmp_path / "m.safetensors", tmp_path / "out") == 1
     assert "is already there; the output must be new" in capsys.readouterr().err
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_name_cannot_write_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(2):
+        save_safetensors(tmp_path / f"{number}.safetensors", {"a\x1b[2J\nb": np.full(2, number)})
+    assert main(["checkpoint", "show", str(tmp_path / "0.safetensors")]) == 0
+    assert main(["checkpoint", "diff", *(str(tmp_path / f"{number}.safetensors") for number in range(2))]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("'a\\x1b[2J\\nb'" in line for line in lines) == 2
+    assert all(line.isprintable() for line in lines)

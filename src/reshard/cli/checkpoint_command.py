@@ -129,6 +129,11 @@ def _written(checkpoint: Checkpoint, args: argparse.Namespace, cap: int) -> Writ
     return whole_files(checkpoint, casts)
 
 
+def _printed(name: str) -> str:
+    """A name from a file, which may hold anything, as a line shows it."""
+    return name if name.isprintable() else repr(name)
+
+
 def _show(checkpoint: Checkpoint, as_json: bool) -> None:
     if as_json:
         tensors = {
@@ -142,7 +147,7 @@ def _show(checkpoint: Checkpoint, as_json: bool) -> None:
     kinds: dict[tuple[str, str, str, int], int] = {}
     for name, tensor in checkpoint.tensors.items():
         shape = " x ".join(map(str, tensor.shape)) or "scalar"
-        key = skeleton(name), shape, tensor.dtype.name, tensor.chunk_count
+        key = _printed(skeleton(name)), shape, tensor.dtype.name, tensor.chunk_count
         kinds[key] = kinds.get(key, 0) + 1
     rows = [(name, str(count), shape, dtype, str(parts)) for (name, shape, dtype, parts), count in kinds.items()]
     print("\n".join(Table([("tensors", "count", "shape", "dtype", "chunks"), *rows], {"count", "chunks"}).lines()))
@@ -220,7 +225,7 @@ def _diff(first: Checkpoint, second: Checkpoint, memory: int, as_json: bool) -> 
     if as_json:
         output.write_json([difference._asdict() for difference in rows])
     for name, what in () if as_json else rows:
-        print(f"{name}: {what}")
+        print(f"{_printed(name)}: {what}")
     if rows:
         raise SystemExit(1)
     if not as_json:

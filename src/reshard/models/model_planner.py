@@ -8,6 +8,7 @@ from typing import Any
 from reshard.checks import checked_shape, expect, integer, listed, shown
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
+from reshard.garbage import uncollected
 from reshard.models.block_scales import SCALE, BlockCast, CastEnd, ScaledTensor, cast_places
 from reshard.models.catalogue import TensorType
 from reshard.models.model_plan import ModelPlan
@@ -18,6 +19,7 @@ from reshard.network import Network
 IN_FLIGHT = 256 << 20
 
 
+@uncollected()
 def plan_model(
     tensors: Mapping[str, Any],
     source: Rules,

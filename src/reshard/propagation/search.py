@@ -27,11 +27,9 @@ that it has, and of the other whole.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from math import prod
@@ -39,6 +37,7 @@ from math import prod
 from reshard.contraction.chooser import Chooser
 from reshard.contraction.goal import Goal
 from reshard.errors import ReshardError
+from reshard.garbage import uncollected
 from reshard.network import check_reach
 from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Flow, Net
@@ -257,19 +256,7 @@ class LayoutSearch:
         raise _refused(small, limits.memory or 0)
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection meanwhile: of a large program all that is made is kept, and would be gone through often."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-@_uncollected()
+@uncollected()
 def place(
     program: Builder,
     goal: Goal,
