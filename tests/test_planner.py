@@ -255,6 +255,25 @@ def test_with_latency_no_plan_is_dearer_than_its_parts() -> None:
                 )
 
 
+@pytest.mark.parametrize(
+    ("source", "middle", "target"),
+    [
+        ((("B", "D", "C", "A"), None), (("B", "D"), None), (None, ("B", "D", "C", "A"))),
+        (("C", ("A", "D", "B")), (("C", "B", "D"), "A"), (("A", "B", "D"), None)),
+        ((None, ("B", "A", "D", "C")), (("A", "B"), ("D", "C")), (("A", "C", "B"), "D")),
+    ],
+)
+def test_with_latency_a_gather_that_saves_messages_comes_first(source: Any, middle: Any, target: Any) -> None:
+    mesh = Mesh.of(A=4, B=4, C=2, D=4)
+    ends = [Sharding.of(mesh, *dims) for dims in (source, middle, target)]
+    direct, first, second = (
+        plan(start, stop, (2048, 2048), network="h100-16x8")
+        for start, stop in ((ends[0], ends[2]), (ends[0], ends[1]), (ends[1], ends[2]))
+    )
+    assert [step.kind for step in direct.steps] == ["AllGather", "Exchange"]
+    assert (direct.seconds or 0) <= ((first.seconds or 0) + (second.seconds or 0)) * (1 + 1e-9)
+
+
 def test_a_reason_is_there_exactly_where_more_than_the_bound_is_received() -> None:
     rng, shape = Random(5), (256, 256)
     reasons = set()

@@ -176,14 +176,16 @@ class _Pieces:
         """
         level = replace(self.levels[number], stride=1)
         own = [place for place in self.places if place.level == number]
-        others = [place for place in self.places if place.level != number]
+        elsewhere = [place for place in self.places if place.level != number]
         along = {self(variable) for place in own for variable in (place.sender, place.receiver)}
 
         def reached(place: Place, before: frozenset[int]) -> int:
             return self(place.receiver if place.level in before else place.sender)
 
         tied: list[Place] = []
-        while len(tied) != len(tied := [p for p in others if any(reached(p, before) in along for before in befores)]):
+        while len(tied) != len(
+            tied := [p for p in elsewhere if any(reached(p, before) in along for before in befores)]
+        ):
             along |= {reached(place, before) for place in tied for before in befores}
         lines = Digits.of_sizes(place.digit.size for place in tied)
         size = lines.size * level.size
@@ -197,8 +199,8 @@ class _Pieces:
                 starts[reached(place, before)] += line.stride * level.size
                 stops[reached(place, before)] += line.stride * level.size
             listed = list(starts | stops)
-            given = {*listed, *(reached(place, before) for place in others)}
-            each = prod(self.size[v] for v in {*self.same_as.values()} - given) * count / befores.total()
+            decided = {*listed, *(reached(place, before) for place in elsewhere)}
+            each = prod(self.size[v] for v in {*self.same_as.values()} - decided) * count / befores.total()
             start, stop = (Digits(Digit(ends[v], self.size[v]) for v in listed).offsets() for ends in (starts, stops))
             added = edges_of_pieces(level, start, stop, stop - start, np.full(len(start), each), size)
             total = [a + b for a, b in zip(total, added, strict=True)] if total else added
@@ -231,7 +233,7 @@ class _Pieces:
 
         Args:
             order: the levels that are used, outermost first.
-            known: the variables that a device's own place is; the others take all values.
+            known: the variables that a device's own place is; the elsewhere take all values.
             senders: per value of these variables what is known of the sender's place.
             receivers: likewise of the receiver's.
         """

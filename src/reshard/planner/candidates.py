@@ -55,7 +55,8 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Cha
         least = min(sum(seconds_of(step, network) for step in chain) for chain in chains)
         with suppress(ReshardError):
             yield gathered(reshard)
-        for middle in _gathers(reshard):
+        through_switches = any(level.is_switch for level in network.levels)  # where messages wait for one another
+        for middle in _gathers(reshard) if through_switches else ():
             with suppress(ReshardError):
                 if sum(seconds_of(step, network) for step in chain_through(replace(reshard, target=middle))) < least:
                     yield chain_through(reshard, middle)
