@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from timeit import repeat
+from timeit import repeat, timeit
 from typing import Any
 
 import jax
@@ -72,7 +72,7 @@ def calibrate(mesh: JaxMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 3) 
     def time_chain(steps: Chain) -> float:
         if steps not in chains:
             chains[steps] = _plan(mesh, Plan(replace(steps[0].reshard, target=steps[-1].after), steps))
-        return min(repeat(chains[steps], repeat=RUNS, number=1))
+        return timeit(chains[steps], number=1)
 
     return fitted_to_engine(guess, ours, time_exchange, time_chain, sizes=sizes, repeats=repeats)
 
