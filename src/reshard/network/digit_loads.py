@@ -31,7 +31,7 @@ from reshard.network.level import Level
 from reshard.network.traffic import Floats, Loads, edges_of_pieces, hops_of, orders, runs
 
 
-class Place(NamedTuple):
+class PlacedDigit(NamedTuple):
     """A digit of the device number, and the variables that it is."""
 
     level: int
@@ -77,7 +77,7 @@ def digit_loads(
 
 def _places(
     levels: Sequence[Level], digits: Digits, determined_by: Sequence[int], gathered: Sequence[int]
-) -> list[Place] | None:
+) -> list[PlacedDigit] | None:
     """The digits, split where levels begin, and whatever is one variable with a split one likewise."""
     ratios: list[set[int]] = [{1, digit.size} for digit in digits]
     tied = [(i, j) for i, j in enumerate(determined_by) if i not in gathered and i != j]
@@ -103,12 +103,12 @@ def _places(
                 return None
             receiver = first[i] + number
             sender = count + receiver if i in gathered else first[determined_by[i]] + number
-            places.append(Place(level, Digit(stride, part.size), sender, receiver))
+            places.append(PlacedDigit(level, Digit(stride, part.size), sender, receiver))
     return places
 
 
 @dataclass
-class _End:
+class _Side:
     """Who sends, or who receives: the device that waits for most."""
 
     known: set[int]
@@ -124,12 +124,12 @@ class _End:
 class _Pieces:
     """The pieces that are still under way: those that agree along the levels that were passed."""
 
-    def __init__(self, levels: Sequence[Level], places: list[Place]) -> None:
+    def __init__(self, levels: Sequence[Level], places: list[PlacedDigit]) -> None:
         self.levels, self.places = levels, places
         self.size = {variable: place.digit.size for place in places for variable in (place.sender, place.receiver)}
         self.same_as = {variable: variable for variable in self.size}
         self.ends = [
-            _End(known, prod(size for variable, size in self.size.items() if variable not in known))
+            _Side(known, prod(size for variable, size in self.size.items() if variable not in known))
             for known in ({place.sender for place in places}, {place.receiver for place in places})
         ]
 
@@ -179,10 +179,10 @@ class _Pieces:
         elsewhere = [place for place in self.places if place.level != number]
         along = {self(variable) for place in own for variable in (place.sender, place.receiver)}
 
-        def reached(place: Place, before: frozenset[int]) -> int:
+        def reached(place: PlacedDigit, before: frozenset[int]) -> int:
             return self(place.receiver if place.level in before else place.sender)
 
-        tied: list[Place] = []
+        tied: list[PlacedDigit] = []
         while len(tied) != len(
             tied := [p for p in elsewhere if any(reached(p, before) in along for before in befores)]
         ):

@@ -40,13 +40,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from reshard.propagation.dual import Dual, Shares, cut
-from reshard.propagation.elimination import CopyPairs, End, Link, Once, eliminate
+from reshard.propagation.elimination import tuple[tuple[int, int], ...], End, Link, Once, eliminate
 from reshard.propagation.model import Model
-from reshard.propagation.nodes import Variable
+from reshard.propagation.nodes import EdgeKey, Variable
 from reshard.propagation.space import Costs
-
-Key = tuple[int, int, int]
-"""Of an edge: the numbers of its operation, of its place among the tensors of that, and of its value."""
 
 
 class CopiedDual(Dual):
@@ -78,10 +75,10 @@ class CopiedDual(Dual):
         self._settle([], (end for alike in copies.values() for end in alike.values()), settled)
 
 
-def _linked(model: Model, pairs: Mapping[Key, CopyPairs], shares: Shares) -> list[End]:
+def _linked(model: Model, pairs: Mapping[EdgeKey, tuple[tuple[int, int], ...]], shares: Shares) -> list[End]:
     """The kinds of values and the classes of operations, linked by what reshards cost."""
     ends: dict[int, End] = {}
-    parts: dict[Key, float] = {}
+    parts: dict[EdgeKey, float] = {}
     costs: dict[int, Costs] = {}
     tables: dict[tuple[object, ...], Costs] = {}
     once = Once()
@@ -103,18 +100,18 @@ def _linked(model: Model, pairs: Mapping[Key, CopyPairs], shares: Shares) -> lis
     return list(ends.values())
 
 
-def _parts(variable: Variable, pairs: Mapping[Key, CopyPairs], shares: Shares) -> Shares:
+def _parts(variable: Variable, pairs: Mapping[EdgeKey, tuple[tuple[int, int], ...]], shares: Shares) -> Shares:
     """Shares of those who use a value, raised or lowered so that together they pay all of a reshard of it."""
     often = {key: len(pairs[key]) / len(variable.copies) for key in shares}
     total = sum(share * often[key] for key, share in shares.items())
     return {key: share / total if total else 1.0 / sum(often.values()) for key, share in shares.items()}
 
 
-def _pairs(model: Model, alike: Model, classes: Sequence[int]) -> dict[Key, CopyPairs]:
+def _pairs(model: Model, alike: Model, classes: Sequence[int]) -> dict[EdgeKey, tuple[tuple[int, int], ...]]:
     """Per edge of what is alike, by its key, the numbers of the values and of the operations that it is between."""
-    pairs: dict[Key, list[tuple[int, int]]] = {}
+    pairs: dict[EdgeKey, list[tuple[int, int]]] = {}
     for number, operation in enumerate(model.net.graph.operations):
         for place, value in enumerate(operation.values if operation.operands else ()):
-            key = classes[number], place, alike.variables[value.number].number
+            key = EdgeKey(classes[number], place, alike.variables[value.number].number)
             pairs.setdefault(key, []).append((model.variables[value.number].number, number))
     return {key: tuple(each) for key, each in pairs.items()}

@@ -17,7 +17,7 @@ import numpy as np
 
 from reshard.propagation.elimination import Eliminated, End, Link, Once, eliminate
 from reshard.propagation.model import Model
-from reshard.propagation.nodes import Node, Variable
+from reshard.propagation.nodes import EdgeKey, Node, Variable
 from reshard.propagation.space import Costs, Numbers
 from reshard.propagation.ways import Picks
 
@@ -118,7 +118,7 @@ class Dual:
         return Picked(options, layouts)
 
 
-Shares = dict[tuple[int, int, int], float]
+Shares = dict[EdgeKey, float]
 """Per use of a value, by its key, which part of a reshard it pays; all uses of a value together pay no more than it."""
 
 

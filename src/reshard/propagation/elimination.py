@@ -38,7 +38,7 @@ FEW = 2**12
 """Up to how many choices of two ends their link says for each what they pay."""
 
 
-CopyPairs = tuple[tuple[int, int], ...]
+tuple[tuple[int, int], ...] = tuple[tuple[int, int], ...]
 """Numbers of ends of the program that are linked."""
 
 
@@ -96,7 +96,7 @@ class Link:
     ) -> None:
         self.first, self.second, self.table, self.picks = first, second, table, picks
         self.times = times
-        self.pairs: CopyPairs | None = None
+        self.pairs: tuple[tuple[int, int], ...] | None = None
         """For which links of the program it stands, by the numbers of their ends; for one where None."""
         self.once = once or Once()
         self.handed: list[Costs | None] = [None, None]
@@ -110,7 +110,7 @@ class Link:
         """The end across."""
         return self.second if end is self.first else self.first
 
-    def pairs_from(self, end: End) -> CopyPairs | None:
+    def pairs_from(self, end: End) -> tuple[tuple[int, int], ...] | None:
         """For which links of the program it stands, the number of an end first, and in order."""
         if self.pairs is None:
             return None
@@ -254,7 +254,7 @@ def _is_even(link: Link, end: End) -> bool:
 
 def _merge(end: End) -> None:
     """Make one link of those to the same neighbour, or of copies of an end to the same copies of it."""
-    to: dict[tuple[int, CopyPairs | None], list[Link]] = {}
+    to: dict[tuple[int, tuple[tuple[int, int], ...] | None], list[Link]] = {}
     for link in end.links:
         to.setdefault((id(link.second if end is link.first else link.first), link.pairs_from(end)), []).append(link)
     if len(to) == len(end.links):

@@ -40,7 +40,7 @@ from reshard.sharding import Sharding
 
 if TYPE_CHECKING:
     from reshard.propagation.builder import Builder
-    from reshard.propagation.placement import Placing
+    from reshard.propagation.placement import PlacedSoFar
 
 MOST_MOVES = 32
 """More are not made one after another."""
@@ -99,7 +99,7 @@ def block_ends(program: Builder) -> dict[Value, BlockEnds]:
 class HandingOn:
     """What takes the place of operations in a placement that hands on."""
 
-    def __init__(self, placing: Placing, program: Builder) -> None:
+    def __init__(self, placing: PlacedSoFar, program: Builder) -> None:
         self.placing, self.sums = placing, block_ends(program)
         self.taken: dict[Value, BlockEnds] = {}
 
@@ -117,7 +117,7 @@ class HandingOn:
 class _Chain:
     """The operations that hand on what comes before each block."""
 
-    def __init__(self, placing: Placing, ends: BlockEnds) -> None:
+    def __init__(self, placing: PlacedSoFar, ends: BlockEnds) -> None:
         self.placing, self.ends, self.dim = placing, ends, ends.dim
         self.own = placing.places[ends.slicing.operands[0]]
         self.held = placing.shardings[self.own]

@@ -80,6 +80,15 @@ class Node:
         return [*self.uses, *self.makes]
 
 
+class EdgeKey(NamedTuple):
+    """What names an edge."""
+
+    operation: int
+    place: int
+    """Of the value among the tensors of the operation."""
+    value: int
+
+
 class Edge:
     """Between an operation and one of its tensors."""
 
@@ -100,4 +109,4 @@ class Edge:
         self.often, self.is_result = often, is_result
         self.times = often * variable.count
         """How often a reshard is made, of all values that are kept alike."""
-        self.key = node.number, place, variable.number
+        self.key = EdgeKey(node.number, place, variable.number)

@@ -339,7 +339,7 @@ def explicit(
     shardings = best.shardings
     whole_with = {block: operation for operation in program.operations for block in around(operation.block)}
     leaving: dict[Block | None, list[tuple[Operation, Value, Sharding, str]]] = {}
-    placing = Placing(chooser, best, {value.name for value in program.values})
+    placing = PlacedSoFar(chooser, best, {value.name for value in program.values})
     handing_on = HandingOn(placing, program) if hands_on else None
     for operation, sharding, reason in zip(program.operations, shardings, reasons, strict=True):
         name = operation.result.name
@@ -386,7 +386,7 @@ def explicit(
     )  # fmt: skip
 
 
-class Placing:
+class PlacedSoFar:
     """The operations of a placement, as far as they stand."""
 
     def __init__(self, chooser: Chooser, best: Optimum, names: set[str]) -> None:

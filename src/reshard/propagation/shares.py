@@ -80,4 +80,4 @@ def moved(model: Model, shares: Shares, choice: Picked, part: float = 1.0) -> Sh
 def of_kinds(alike: Model, tied: Shares, classes: Sequence[int]) -> Shares:
     """The shares of those who use values of a kind, as they are where values of a class are kept alike."""
     edges = (edge for node in alike.nodes for edge in node.uses)
-    return {edge.key: tied.get((*edge.key[:2], classes[edge.variable.number]), 0.0) for edge in edges}
+    return {edge.key: tied.get(edge.key._replace(value=classes[edge.variable.number]), 0.0) for edge in edges}
