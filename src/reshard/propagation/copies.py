@@ -40,7 +40,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from reshard.propagation.dual import Dual, Shares, cut
-from reshard.propagation.elimination import tuple[tuple[int, int], ...], End, Link, Once, eliminate
+from reshard.propagation.elimination import End, Link, Once, eliminate
 from reshard.propagation.model import Model
 from reshard.propagation.nodes import EdgeKey, Variable
 from reshard.propagation.space import Costs

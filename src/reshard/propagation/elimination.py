@@ -38,10 +38,6 @@ FEW = 2**12
 """Up to how many choices of two ends their link says for each what they pay."""
 
 
-tuple[tuple[int, int], ...] = tuple[tuple[int, int], ...]
-"""Numbers of ends of the program that are linked."""
-
-
 class Once:
     """Arrays made of others, each made once: of the same arrays comes the same array."""
 
