@@ -301,15 +301,6 @@ TABLE: list[tuple[str, Sharding, Sharding, tuple[int, ...], list[int], int]] = [
         16,
     ),
     (
-        # R = 4, p = 8: 10 transfers of each of 8 elements; summed along y alone two times 6.
-        "partial along x where it was along both, and 4 along y: summed along both, and zeros handed on along x",
-        Sharding.of(Mesh.of(x=2, y=4), None, unreduced=("x", "y")),
-        Sharding.of(Mesh.of(x=2, y=4), None, unreduced="x"),
-        (8,),
-        [10] * 8,
-        80,
-    ),
-    (
         "kept partial, cut further: nothing moves",
         Sharding.of(XY, None, unreduced="x"),
         Sharding.of(XY, "y", unreduced="x"),

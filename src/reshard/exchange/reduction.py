@@ -136,28 +136,17 @@ def _roomiest(layout: Layout, shape: Sequence[int], digit: Digit) -> int:
     return max(range(len(shape)), key=lambda dim: (even[dim], tile[dim]))
 
 
-def total_bound(source: Tiling, target: Tiling, *, may_sum_all: bool = False) -> int:
+def total_bound(source: Tiling, target: Tiling) -> int:
     """The least number of elements that all devices together must receive to reduce and place every element.
 
     Per element R + p - 2 with R copies in the target and p classes of unreduced values, and one more where no
     device of the target holds a part; per class that stays apart.
 
-    Args:
-        source: where the values are.
-        target: where they go.
-        may_sum_all: whether classes that the target keeps apart may be combined too, into one of them, the others
-            left at the identity: then that may be less.
-
     Raises:
         ReshardError: `too-large` where the tiles are too many to look for such devices.
     """
     parts, copies = source.classes // target.classes, target.layout.copies()
-    apart = prod(target.shape) * target.classes * (copies + parts - 1) - _held_elements(source, target)
-    if target.classes == 1 or not may_sum_all:
-        return apart
-    one_class = replace(target, layout=replace(target.layout, unreduced=NO_DIGITS))
-    together = prod(target.shape) * (copies + source.classes - 1) - _held_elements(source, one_class)
-    return min(apart, together)
+    return prod(target.shape) * target.classes * (copies + parts - 1) - _held_elements(source, target)
 
 
 def _held_elements(source: Tiling, target: Tiling) -> int:

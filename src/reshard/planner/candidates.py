@@ -1,18 +1,16 @@
 """Chains of steps that lead from source to target.
 
 The first is the shortest chain, which receives exactly the bound wherever nothing is partial.
-Five kinds of detour may do better:
+Four kinds of detour may do better:
     scatter in place    where partial values are combined: combine them where they are, over as many devices as
                         can share the work, and move the result
-    sum all             where some are combined and others stay partial: combine all, each device its part, and hand on
-                        zeros elsewhere, so that replicas gather what is summed once and not class by class
     gather late         where a network has a slow level: cut the target further by the axes that lie within a
                         fast part, so that what is needed there crosses the slow level once, and gather inside;
                         near replicas send
     spread in a host    where what hosts hold changes: let all devices of a host share what crosses (`spread`)
     gather first        where latencies decide: gather along some axes, and exchange what is left in fewer messages
 
-The first three are refinements of an end by axes that it does not use.
+The first two are refinements of an end by axes that it does not use.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from reshard.planner.level_moves import LevelWays
 from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.relay import relay
 from reshard.planner.spread import collides, spread
-from reshard.problem import Reshard, becomes_unreduced, stays_unreduced
+from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding
 from reshard.steps import Chain, chain_through, shortest_chain
 
@@ -151,11 +149,6 @@ def _detours(
     if combined:
         scattered = refinements(source, [*combined, *source.unused_axes()], target, shape)
         for middle in islice(scattered, TRIED):
-            yield (middle,), 0
-    staying = stays_unreduced(source, target)
-    if combined and staying and target.reduction == "sum":  # the gradient of an extreme asks which class has it
-        summed = refinements(target, staying, source, shape)
-        for middle in islice(summed, TRIED):
             yield (middle,), 0
     for boundary in boundaries if target.mesh.device_ids is None else ():
         if any(digit.end > boundary for digit in source.layout.free):  # else none is nearer

@@ -7,8 +7,7 @@ A plan without steps says that source and target are one placement.
 The figures are bytes that devices receive from others; a device's own data, moved within its memory, is none.
 The lower bound of a device is what it needs and does not hold.
 Where partial values are combined no bound per device is exact, and `bound_kind` says so: a device needs at
-least its tile, and all together need at least `total_lower_bound_bytes`; where some stay partial, a device may be left
-with zeros, and all together count alone.
+least its tile, and all together need at least `total_lower_bound_bytes`.
 
 >>> from reshard.mesh import Mesh
 >>> mesh = Mesh.of(x=2, y=4)
@@ -307,16 +306,10 @@ class Plan(ReshardWork):
             return "reduction"
         return "exact" if before.classes == after.classes else "reduction"
 
-    @property
-    def _may_sum_all(self) -> bool:
-        """Whether what stays partial may be combined too, and some devices be left with zeros."""
-        return bool(self.target.unreduced) and self.target.reduction != "avg"
-
     def lower_bound_bytes_on(self, device: int) -> int:
         """Bytes that one device must receive whatever the plan: those of its target tile that it does not hold.
 
-        Where partial values are combined, those of its target tile; where values become or stay partial then, 0, as a
-        device may be left with zeros.
+        Where partial values are combined, those of its target tile; where values become partial, 0.
 
         Raises:
             ReshardError: `unknown-device` where the device is neither in the source nor in the target.
@@ -324,8 +317,6 @@ class Plan(ReshardWork):
         self._check_device(device)
         before, after = self._tilings
         if not self.steps or self.bound_kind == "unreduced" or device not in after.mesh:
-            return 0
-        if self.bound_kind == "reduction" and self._may_sum_all:
             return 0
         if self.source.is_summed and self.source != self.target:
             return self._summed_elements.get(device, 0) * self.dtype.itemsize
@@ -350,7 +341,7 @@ class Plan(ReshardWork):
         if self.source.is_summed and self.source != self.target:
             return max(self._summed_elements.values(), default=0) * self.dtype.itemsize
         if self.bound_kind == "reduction":
-            tile = 0 if self._may_sum_all else prod(after.layout.local_shape(self.shape)) * self.dtype.itemsize
+            tile = prod(after.layout.local_shape(self.shape)) * self.dtype.itemsize
             return max(tile, -(-self.total_lower_bound_bytes // len(self.devices)))
         return self._direct.missing * self.dtype.itemsize
 
@@ -363,7 +354,7 @@ class Plan(ReshardWork):
             return sum(self._summed_elements.values()) * self.dtype.itemsize
         if self.bound_kind == "reduction":
             before, after = self._tilings
-            return total_bound(before, after.owned(), may_sum_all=self._may_sum_all) * self.dtype.itemsize
+            return total_bound(before, after.owned()) * self.dtype.itemsize
         return self._direct.total_missing * self.dtype.itemsize
 
     @cached_property
