@@ -196,7 +196,7 @@ def test_dimension_sharding_divisibility() -> None:
 # What a placed program says and does.
 
 
-@pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 40), marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 40), marks=pytest.mark.slow)], ids=["few", "many"])
 @pytest.mark.parametrize("make", [generate, conflicting, odd])
 def test_values_and_bytes_device_by_device(make: object, seeds: range) -> None:
     for seed in seeds:
@@ -237,7 +237,7 @@ def test_a_placement_is_a_value_of_its_own() -> None:
     assert (again.text(), again.table(), again.received_bytes) == (text, placed.table(), placed.received_bytes)
 
 
-@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 60), marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 60), marks=pytest.mark.slow)], ids=["few", "many"])
 def test_given_shardings_are_kept(seeds: range) -> None:
     for seed in seeds:
         program = conflicting(seed)
@@ -364,7 +364,7 @@ def test_ten_thousand_operations_take_no_more_than_what_is_distinct() -> None:
 # Texts and refusals.
 
 
-@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 60), marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 60), marks=pytest.mark.slow)], ids=["few", "many"])
 def test_text_parses_back(seeds: range) -> None:
     for seed in seeds:
         program = (generate if seed % 2 else conflicting)(seed)

@@ -45,7 +45,10 @@ def problems(ranks: int, count: int, seed: int, partial: str = "") -> list[Probl
     return [random_problem(rng, rng.choice(MESHES[ranks]), partial=partial) for _ in range(count)]
 
 
-@pytest.mark.parametrize(("ranks", "count"), [(2, 50), (4, 125), (8, 125)])
+@pytest.mark.parametrize(
+    ("ranks", "count"),
+    [(2, 50), (4, 75), (8, 50), *(pytest.param(ranks, 125, marks=pytest.mark.slow) for ranks in (4, 8))],
+)
 def test_value_placements_local_shape_and_bytes(ranks: int, count: int) -> None:
     """As torch's own on every rank, and no byte more than the rank lacks."""
     wanted = problems(ranks, count, seed=ranks) + problems(ranks, count // 4, seed=10 + ranks, partial="source")
