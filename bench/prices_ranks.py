@@ -24,7 +24,7 @@ import reshard as rs
 from reshard.network import Network
 from reshard.network.calibration import Pairs
 from reshard.network.engine_fit import fitted_to_engine
-from reshard.steps import Chain
+from reshard.steps import Chain, reshard_of_chain
 
 MESH = rs.Mesh.of(a=2, b=2)
 SIDES = (64, 256, 1024, 2048)
@@ -141,7 +141,7 @@ def on_mpi(count: int) -> list[Timed]:
         return world.allreduce(best, MPI.MAX)
 
     def time_chain(steps: Chain) -> float:
-        plan = rs.Plan(replace(steps[0].reshard, target=steps[-1].after), steps)
+        plan = rs.Plan(reshard_of_chain(steps), steps)
         tile = np.zeros(plan.source.local_shape(plan.shape), np.float32)
         world.Barrier()
         begun = time.perf_counter()

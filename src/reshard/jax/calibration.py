@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from timeit import repeat, timeit
 from typing import Any
 
@@ -32,7 +31,7 @@ from reshard.network import Calibration, Network
 from reshard.network.calibration import Pairs
 from reshard.network.engine_fit import fitted_to_engine
 from reshard.plans import Plan
-from reshard.steps import Chain
+from reshard.steps import Chain, reshard_of_chain
 
 SIZES = tuple(2**power for power in range(10, 25, 2))
 """Bytes that are sent to measure a level: 1 KiB to 16 MiB."""
@@ -71,7 +70,7 @@ def calibrate(mesh: JaxMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 3) 
 
     def time_chain(steps: Chain) -> float:
         if steps not in chains:
-            chains[steps] = _plan(mesh, Plan(replace(steps[0].reshard, target=steps[-1].after), steps))
+            chains[steps] = _plan(mesh, Plan(reshard_of_chain(steps), steps))
         return timeit(chains[steps], number=1)
 
     return fitted_to_engine(guess, ours, time_exchange, time_chain, sizes=sizes, repeats=repeats)

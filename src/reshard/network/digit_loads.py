@@ -233,7 +233,7 @@ class _Pieces:
 
         Args:
             order: the levels that are used, outermost first.
-            known: the variables that a device's own place is; the elsewhere take all values.
+            known: the variables that a device's own place is; the others take all values.
             senders: per value of these variables what is known of the sender's place.
             receivers: likewise of the receiver's.
         """

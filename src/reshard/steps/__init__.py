@@ -19,7 +19,7 @@ Slice
 
 from __future__ import annotations
 
-from reshard.steps.chains import Chain, Share, chain_through, shortest_chain
+from reshard.steps.chains import Chain, Share, chain_through, reshard_of_chain, shortest_chain
 from reshard.steps.step import KINDS, UNNAMED, Move, ReshardWork, Step, step_of
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Share",
     "Step",
     "chain_through",
+    "reshard_of_chain",
     "shortest_chain",
     "step_of",
 ]

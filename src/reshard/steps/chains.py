@@ -85,6 +85,19 @@ def chain_through(reshard: Reshard, *middles: Sharding, near: int = 0) -> Chain:
     return tuple(steps)
 
 
+def reshard_of_chain(steps: Chain) -> Reshard:
+    """What a chain of at least one step does.
+
+    >>> from reshard.mesh import Mesh
+    >>> mesh = Mesh.of(x=2)
+    >>> rows, whole = Sharding.of(mesh, "x"), Sharding.of(mesh, None)
+    >>> chain = chain_through(Reshard.of(rows, rows, (8,)), whole)
+    >>> [step.kind for step in chain], reshard_of_chain(chain).target == rows
+    (['AllGather', 'Slice'], True)
+    """
+    return replace(steps[0].reshard, target=steps[-1].after)
+
+
 def _without_windows(reshard: Reshard, *, moves_classes: bool) -> Sharding | None:
     """What windows must be summed into, or filled from, before anything else; None where one step does it all."""
     before, after = reshard.source, reshard.target

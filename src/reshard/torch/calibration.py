@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -24,7 +23,7 @@ from reshard.network import Calibration, Network
 from reshard.network.calibration import Pairs
 from reshard.network.engine_fit import fitted_to_engine
 from reshard.plans import Plan
-from reshard.steps import Chain
+from reshard.steps import Chain, reshard_of_chain
 from reshard.torch.dtensor_specs import mesh_of, placements_of
 from reshard.torch.planned import run
 from reshard.torch.world import current_world
@@ -67,7 +66,7 @@ def calibrate(mesh: DeviceMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 
         return _fastest(exchange, mesh.device_type)
 
     def time_chain(steps: Chain) -> float:
-        plan = Plan(replace(steps[0].reshard, target=steps[-1].after), steps)
+        plan = Plan(reshard_of_chain(steps), steps)
         whole = torch.zeros(plan.shape, device=mesh.device_type)
         held = distribute_tensor(whole, mesh, placements_of(plan.source, mesh))
         return _fastest(lambda: run(plan, held), mesh.device_type, runs=1)
