@@ -51,7 +51,7 @@ Device (x=1, y0=0, y1=1) takes from (0, 1, 1) in round 0 and from (0, 1, 0) in r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -397,21 +397,33 @@ def by_digits(source: Tiling, target: Tiling, near: int = 0) -> DigitExchange | 
     common = refine(source.layout, layout, source.shape, [near] if near else [])
     if common is None:
         return None
-    determined_by, gathered = _close_chains(common, near)
+    determined_by, gathered = close_chains(common.digits, common.source_roles, common.target_roles, near)
     return DigitExchange(source, target, receivers, common, determined_by, gathered)
 
 
-def _close_chains(common: Refinement, near: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Per sender digit the receiver digit that determines it, and the sender digits that are gathered."""
-    homes = {role: i for i, role in enumerate(common.target_roles) if role is not None}
-    determined_by = [-1 if role is None else homes.get(role, -1) for role in common.source_roles]
+def close_chains(
+    digits: Digits, source_roles: Sequence[Role], target_roles: Sequence[Role], near: int = 0
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Per sender digit the receiver digit that determines it, and the sender digits that are gathered.
+
+    Args:
+        digits: of the positions.
+        source_roles: what each does in the source.
+        target_roles: what each does in the target.
+        near: that of `by_digits`.
+
+    >>> close_chains(Digits.of_sizes([2, 2]), (Cuts(0, 4), None), (None, Cuts(0, 4)))
+    ((1, 0), ())
+    """
+    homes = {role: i for i, role in enumerate(target_roles) if role is not None}
+    determined_by = [-1 if role is None else homes.get(role, -1) for role in source_roles]
     arrows = {j: i for i, j in enumerate(determined_by) if j >= 0}
     starts = [i for i, j in enumerate(determined_by) if j < 0]
     for start in starts:
         end = start
-        stays_near = near and common.digits[start].stride >= near and common.source_roles[start] is None
+        stays_near = near and digits[start].stride >= near and source_roles[start] is None
         while end in arrows and not stays_near:
             end = arrows[end]
         determined_by[start] = end
-    gathered = [i for i in starts if common.source_roles[i] is not None]
+    gathered = [i for i in starts if source_roles[i] is not None]
     return tuple(determined_by), tuple(gathered)

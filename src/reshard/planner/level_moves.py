@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import chain, product
+from itertools import chain, combinations, product
 from math import prod
 from typing import NamedTuple
 
@@ -54,6 +54,8 @@ PER_STEP = 1e-4
 MOST_STATES = 256
 CACHED = 1024
 """Graphs that are kept."""
+CACHED_LOADS = 8192
+"""Changes of what digits of a level do that are kept."""
 
 
 class LevelGraph(NamedTuple):
@@ -161,6 +163,12 @@ class LevelWays:
         """
         return [self._sharding(self.graph.states[state]) for state in path[1:-1]]
 
+    def is_of_boxes(self, path: tuple[int, ...]) -> bool:
+        """Whether every tile between its ends is one box: no digit that is not cut lies above one that is."""
+        cut_digits = [{role for role in self.graph.states[state] if role is not None} for state in path[1:-1]]
+        cuts = [[number in cut for number, _ in dim] for cut in cut_digits for dim in self.by_dim]
+        return all(sorted(dim, reverse=True) == dim for dim in cuts)
+
     def _sharding(self, roles: tuple[int | None, ...]) -> Sharding:
         cutting = {role: digit for role, digit in zip(roles, self.digits, strict=True) if role is not None}
         mesh = self.reshard.source.mesh
@@ -199,23 +207,36 @@ def _graph(
     ends = [tuple(tuple(end[n] for n in numbers) for numbers in inside) for end in (source, target)]
     if prod(map(len, choices)) > MOST_STATES or not all(map(_is_one, ends)) or ends[0] == ends[1]:
         return None
-    states = [ends[0], *(roles for roles in product(*choices) if roles not in ends and _is_one(roles)), ends[1]]
-    place = {state: number for number, state in enumerate(states)}
+    grid = np.ones([len(listed) for listed in choices], dtype=np.bool_)  # of one choice per level
+    for one, other in combinations(range(len(choices)), 2):
+        apart = np.array([[_is_one(pair) for pair in product([before], choices[other])] for before in choices[one]])
+        shape = [size if number in (one, other) else 1 for number, size in enumerate(grid.shape)]
+        grid &= apart.reshape(shape)
+    for number, listed in enumerate(choices):
+        alone = np.array([_is_one([roles]) for roles in listed])
+        grid &= alone.reshape([-1 if n == number else 1 for n in range(grid.ndim)])
+    places = [tuple(listed.index(roles) for listed, roles in zip(choices, end, strict=True)) for end in ends]
+    chosen = [tuple(place) for place in np.argwhere(grid).tolist() if tuple(place) not in places]
+    chosen = [places[0], *chosen, places[1]]
+    states = [tuple(listed[n] for listed, n in zip(choices, place, strict=True)) for place in chosen]
+    numbers_of_states = np.full(grid.shape, -1)
+    numbers_of_states[tuple(np.array(chosen).T)] = np.arange(len(chosen))
     sizes = [[digits[n].size for n in numbers] for numbers in inside]
     tiles = [1 / prod(map(_shards, state, sizes)) for state in states]
     leads = np.zeros((len(states), len(states)), dtype=np.bool_)
     seconds, latencies_s = np.zeros((2, *leads.shape, len(network.levels)))
     for number, (level, numbers) in enumerate(zip(network.levels, inside, strict=True)):
-        for before, after in product(choices[number], repeat=2):
-            taken = None if before == after else _load(level, [digits[n] for n in numbers], before, after)
+        level_digits = tuple([digits[n] for n in numbers])
+        by_choice = np.moveaxis(numbers_of_states, number, 0)
+        for (i, before), (j, after) in product(enumerate(choices[number]), repeat=2):
+            taken = None if i == j else _load(level, level_digits, *_renumbered(before, after))
             if taken is None:
                 continue
-            for state, start in place.items():
-                stop = place.get((*state[:number], after, *state[number + 1 :])) if state[number] == before else None
-                if stop is not None:
-                    leads[start, stop] = True
-                    seconds[start, stop, number] = taken.seconds * tiles[start]
-                    latencies_s[start, stop, number] = taken.latency_s + network.launch_s * (taken.seconds > 0)
+            known = (by_choice[i] >= 0) & (by_choice[j] >= 0)
+            starts, stops = by_choice[i][known], by_choice[j][known]
+            leads[starts, stops] = True
+            seconds[starts, stops, number] = taken.seconds * np.array(tiles)[starts]
+            latencies_s[starts, stops, number] = taken.latency_s + network.launch_s * (taken.seconds > 0)
     order = [n for numbers in inside for n in numbers]
     in_order = [dict(zip(order, chain.from_iterable(state), strict=True)) for state in states]
     roles_of_digits = tuple(tuple(roles[n] for n in range(len(digits))) for roles in in_order)
@@ -263,8 +284,19 @@ class LevelLoad(NamedTuple):
     latency_s: float
 
 
+def _renumbered(*lists: tuple[int | None, ...]) -> list[tuple[int | None, ...]]:
+    """The same roles by numbers in the order in which they come.
+
+    >>> _renumbered((7, None), (None, 7)), _renumbered((3, 5), (5, 3))
+    ([(0, None), (None, 0)], [(0, 1), (1, 0)])
+    """
+    numbers: dict[int | None, int | None] = {None: None}
+    return [tuple([numbers.setdefault(role, len(numbers) - 1) for role in roles]) for roles in lists]
+
+
+@lru_cache(CACHED_LOADS)
 def _load(
-    level: Level, digits: Sequence[Digit], before: tuple[int | None, ...], after: tuple[int | None, ...]
+    level: Level, digits: tuple[Digit, ...], before: tuple[int | None, ...], after: tuple[int | None, ...]
 ) -> LevelLoad | None:
     """What it takes that digits of a level change what they do; None where no step is known."""
     places = [place for place, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]

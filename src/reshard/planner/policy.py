@@ -12,10 +12,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+from reshard.network import Network
 from reshard.plans import Plan, counted, seconds_text
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
 
 
 def fewest_bytes(plan: Plan) -> tuple[int, int, int, int]:
@@ -30,9 +34,19 @@ SMALL_BYTES = 64 << 20
 
 def shrinks_first(plan: Plan) -> bool:
     """Whether no tile between is larger than the larger of the two ends, small ones on a network apart."""
-    sizes = [prod(end.local_shape(plan.shape)) for end in (plan.source, *(step.after for step in plan.steps))]
-    small = SMALL_BYTES // plan.dtype.itemsize if plan.options.network is not None else 0
-    return max(sizes[1:-1], default=0) <= max(sizes[0], prod(plan.target.local_shape(plan.shape)), small)
+    return shrinks_between(plan.reshard, [step.after for step in plan.steps[:-1]], plan.options.network)
+
+
+def shrinks_between(reshard: Reshard, between: Sequence[Sharding], network: Network | None) -> bool:
+    """The same of a way that passes these shardings."""
+    if not between:
+        return True
+    shape = reshard.shape
+    ends, passed = (
+        max(prod(sharding.local_shape(shape)) for sharding in shardings)
+        for shardings in ((reshard.source, reshard.target), between)
+    )
+    return passed <= max(ends, SMALL_BYTES // reshard.dtype.itemsize if network is not None else 0)
 
 
 def best_first(plans: list[Plan]) -> list[Plan]:
