@@ -76,7 +76,9 @@ class Dual:
                 _push(end, after, before)
             bound = self.settled
             for end, before, after in reversed(around):
-                bound += _push(end, before, after)
+                total = _push(end, before, after)
+                if len(after) > len(before) or not before:
+                    bound += float(total.min()) * (1.0 - len(before) / max(len(after), 1))
             grown = bound - self.bound
             self.bound = max(self.bound, bound)
             if (turn > 2 and grown < tolerance * abs(self.bound)) or is_late():
@@ -182,8 +184,8 @@ def cut(known: Costs, choices: Numbers, picks: Picks, scale: float, *, is_result
     return np.ascontiguousarray(costs.T if is_result else costs)
 
 
-def _push(end: End, ahead: list[Link], behind: list[Link]) -> float:
-    """Gather what the links of an end say, and hand it on to those ahead; the least of what is kept.
+def _push(end: End, ahead: list[Link], behind: list[Link]) -> Costs:
+    """Gather what the links of an end say, and hand it on evenly, so much of it to those ahead; all of it.
 
     What those behind are told they hear on the way back.
     """
@@ -194,7 +196,7 @@ def _push(end: End, ahead: list[Link], behind: list[Link]) -> float:
     for said in said_ahead:
         total += said
     part = 1.0 / max(len(ahead), len(behind), 1)
-    handed = total * part
+    handed = total if part == 1.0 else total * part
     for link, said in zip(ahead, said_ahead, strict=True):
         link.take(end, handed - said)
-    return float(total.min()) * (1.0 - part * len(ahead))
+    return total
