@@ -113,7 +113,7 @@ def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) 
         }
         shares = moved(alike, of_kinds(alike, bounded.shares, classes), Picked(options, best.layouts))
         whole = CopiedDual(model, alike, classes, shares)
-        whole.begin(bounded.dual)
+        whole.begin(bounded.handed)
         whole.run(WHOLE_TURNS, is_late)
         return _explained(alike, Descent(alike, options, best.layouts), model.bound_of(whole.bound), classes)
     return _explained(model, best, model.bound_of(bounded.bound))
