@@ -32,6 +32,7 @@ from reshard.operations.operation import Operation, Value
 from reshard.operations.rules import waiting_operands
 from reshard.propagation.borders import lacked, with_windows
 from reshard.propagation.fixpoint import Flow, Net
+from reshard.propagation.handing_on import handed_label, with_handing_on
 from reshard.propagation.nodes import Besides, Edge, Node, Rent, Variable
 from reshard.propagation.space import Costs, Numbers, Option, Options, Pieces
 from reshard.propagation.trees import BARRED, Table
@@ -89,7 +90,7 @@ class Model:
         self._shardings: dict[tuple[int, int, str, str], Sharding] = {}
         self._domains: dict[bytes, Numbers] = {}
         self._open: dict[tuple[int, frozenset[int], int], list[int]] = {}
-        self._costs: dict[tuple[int, float], Costs] = {}
+        self._costs: dict[tuple[int, int, float], Costs] = {}
         for operation in graph.operations:
             if net.calculations[
                 operation.result.number
@@ -343,10 +344,12 @@ class Model:
         trips, layouts = net.trip_counts(number), self.layouts_of(operation)
         per_flop = self.goal.per_flop(operation.arithmetic) + self.besides.per_flop or self.tie_break
         rents = self.besides.rents
-        work = id(layouts), trips[-1] * per_flop * len(alike)
-        if work not in self._costs:
-            self._costs[work] = layouts.flops * work[1]
-        node = Node(number, layouts, self._costs[work])
+        key = id(layouts), trips[-1] * len(alike), per_flop
+        if key not in self._costs:
+            self._costs[key] = layouts.flops * (key[1] * per_flop)
+            if layouts.received is not None:
+                self._costs[key] += layouts.received * (key[1] * self.goal.per_byte)
+        node = Node(number, layouts, self._costs[key])
         for place, options in enumerate(tensors):
             is_result = place == len(tensors) - 1
             often = trips[place] * (1 + TAKEN_APART if operation.name == "element" and not is_result else 1)
@@ -387,12 +390,18 @@ class Model:
                 self._layouts[key] = Layouts(used, domain, np.zeros(len(domain)), domain, domain)
             return self._layouts[key]
         tensors, along = self._tensors(operation), self.along(operation)
-        key = net.calculations[number], tuple(map(id, tensors)), along
+        handed = handed_label(operation) if self.goal.network is None else None
+        key = net.calculations[number], tuple(map(id, tensors)), along, handed
         if key not in self._layouts:
-            calculation = net.calculations[number]
-            layouts = layouts_of(calculation, self.pieces[mesh], tensors, along)
-            reaches = bool(calculation.reaches)
-            self._layouts[key] = with_windows(layouts, calculation, tensors, net.uneven) if reaches else layouts
+            calculation, pieces = net.calculations[number], self.pieces[mesh]
+            if handed is not None:
+                calculation = replace(calculation, whole=calculation.whole - {handed})
+            layouts = layouts_of(calculation, pieces, tensors, along)
+            if handed is not None:
+                layouts = with_handing_on(layouts, calculation, pieces, handed)
+            if calculation.reaches:
+                layouts = with_windows(layouts, calculation, tensors, net.uneven)
+            self._layouts[key] = layouts
         return self._layouts[key]
 
     def along(self, operation: Operation) -> tuple[Along, ...]:

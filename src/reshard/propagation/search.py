@@ -41,7 +41,6 @@ from reshard.garbage import uncollected
 from reshard.network import check_reach
 from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Flow, Net
-from reshard.propagation.handing_on import block_ends
 from reshard.propagation.memory import Life, lives
 from reshard.propagation.model import Model
 from reshard.propagation.nodes import Besides, Rent
@@ -145,12 +144,8 @@ class LayoutSearch:
         again = settled(self.model, self.chooser, best)
         placed = explicit(self.program, self.net, self.chooser, again, reasons)
         if again is not best and not limits.let_compute(placed):
-            again, placed = best, explicit(self.program, self.net, self.chooser, best, reasons)
-        if self.chooser.goal.is_sum or not block_ends(self.program):
-            return placed
-        handed_on = explicit(self.program, self.net, self.chooser, again, reasons, hands_on=True)
-        is_less = handed_on.received_bytes < placed.received_bytes
-        return handed_on if is_less and (limits.are_kept(handed_on) or not limits.are_kept(placed)) else placed
+            placed = explicit(self.program, self.net, self.chooser, best, reasons)
+        return placed
 
     def smaller(self, best: Optimum, placed: Placement, limits: Limits) -> Iterator[tuple[Optimum, Placement]]:
         """Choices where what is too much costs more and more, as long as it is, and the first where it is not.
