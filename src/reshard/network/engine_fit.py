@@ -104,8 +104,8 @@ def _is_one_medium(guess: Network, time_exchange: Timer, repeats: int) -> bool:
 def chains_to_time(mesh: Mesh) -> list[Chain]:
     """Steps of several kinds and sizes, and pairs of them.
 
-    Gathers of rows and of columns, all-to-alls, both, a gather and a slice, over all axes and over the last; where there
-    are several axes, also whole tiles that change places, and an exchange.
+    Gathers of rows and of columns, all-to-alls, both, a gather and a slice, over all axes and over the last; where
+    there are several axes, also whole tiles that change places, and an exchange.
     Sides are powers of two times the number of devices, as most dims are: engines copy others more slowly.
 
     >>> [[step.kind for step in steps] for steps in chains_to_time(Mesh.of(x=2))[:5]]
@@ -117,7 +117,7 @@ def chains_to_time(mesh: Mesh) -> list[Chain]:
     if not names:
         return []
     whole = Sharding.of(mesh, None, None)
-    chains = {}
+    chains: dict[Chain, None] = {}
     for n_bytes in WHOLE_BYTES:
         side = mesh.size * 2 ** max(round(log2((n_bytes // ITEMSIZE) ** 0.5 / mesh.size)), 0)
         for axes in (names, names[-1:]):
