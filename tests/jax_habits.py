@@ -89,6 +89,18 @@ def heat(u: Any) -> Any:
     return u + 0.1 * (jnp.pad(u, ((1, 0), (0, 0)))[:-1] + jnp.pad(u, ((0, 1), (0, 0)))[1:] - 2 * u)
 
 
+def red(x: Any) -> Any:
+    return jnp.asarray(x).at[1:-1:2].set((x[:-2:2] + x[2::2]) / 2)
+
+
+def black(x: Any) -> Any:
+    return jnp.asarray(x).at[2:-1:2].set((x[1:-2:2] + x[3::2]) / 2)
+
+
+def pooled(x: Any) -> Any:
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
 def neighbours(x: Any) -> Any:
     places = jnp.arange(1024)
     return (x[jnp.clip(places + 1, 0, 1023)] + x[jnp.clip(places - 1, 0, 1023)]) / 2
@@ -130,6 +142,18 @@ def habits() -> dict[str, Case]:
         "nine points by rolls": Case(nine_points, ((128, 128),), (("x", "y"),), axes=(4, 2)),
         "Jacobi, 5 times, both dims": Case(jacobi, ((256, 256),) * 2, (("x", "y"),) * 2, axes=(4, 2)),
         "heat by pads that are cut": one(heat, least=512),
+        "red and black rows in turns": one(lambda x: black(red(x)), least=4 * 256),
+        "every second row put": one(lambda x: x.at[::2].set(x[1::2]), least=0),
+        "inner places added to": one(lambda x: x.at[1:-1, 1:-1].add(x[2:, 1:-1] - x[:-2, 1:-1]), least=512),
+        "sum from behind by turning round": one(lambda x: jnp.cumsum(x[::-1], 0)[::-1], least=256),
+        "scan from behind": one(lambda x: lax.associative_scan(jnp.maximum, x, reverse=True)),
+        "halves of features turned round": Case(
+            lambda x: x * 0.3 + jnp.concatenate([-x[:, 32:], x[:, :32]], 1) * 0.7,
+            ((256, 64),),
+            ((None, "x"),),
+            least=8192,
+        ),
+        "gradient of a pooling side by side": image(jax.grad(lambda x: (pooled(x) ** 2).sum()), least=0),
         "shift by a pad that is cut": one(lambda x: jnp.pad(x, ((1, 0), (0, 0)))[:1024] + x, least=256),
         "every third row from the sixth": one(lambda x: x[5::3], result=None),
         "rows and their second next": one(lambda x: x[:-2:2] * x[2::2], result=None),

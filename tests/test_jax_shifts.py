@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,9 @@ AT_BOUND = {
     "gradient of a convolution, stride 2": 6144,
     "gradient of a pooling 3": 22528,
     "running sum": 256,
+    "sum from behind by turning round": 256,
+    "red and black rows in turns": 1024,
+    "gradient of a pooling side by side": 0,
     "attention in a window, by mask": 32704,
     "top 8 over a vocabulary, places": 2688,
 }
@@ -140,6 +144,35 @@ def test_what_goes_round_more_than_once(function: Any) -> None:
     np.testing.assert_array_equal(jax.jit(run)(jax.device_put(x, rows)), function(x))
     gradients = [jax.jit(jax.grad(lambda x, f=f: (f(x) * weights).sum()))(x) for f in (run, function)]
     np.testing.assert_allclose(*gradients, rtol=1e-5)
+
+
+def test_drawn_places_that_are_known() -> None:
+    """Parts put at every few places of two dims, of numbers, arrays or these places themselves."""
+    mesh, random = jax.make_mesh((4,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:4]), Random(3)
+    rows, x = jax.NamedSharding(mesh, jax.P("x")), np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+
+    def drawn(size: int) -> Any:
+        first = random.randrange(size // 2)
+        places = slice(first, random.randrange(first + 1, size + 1), random.choice([1, 2, 3]))
+        return random.choice([slice(None), random.randrange(-size, size), places, places])
+
+    parts = [(drawn(16), drawn(8)) for _ in range(9)]
+    parts += [(np.arange(0, 16, 3), slice(None)), (np.arange(0, 8, 2)[:, None], np.arange(4)), (np.array([3, 3, 3]),)]
+
+    def function(x: Any) -> list[Any]:
+        ways = ["set", "add", "max"]
+        values = [2.5, x[:, 0].sum(), None]
+        return [
+            getattr(x.at[part], ways[number % 3 if number < 11 else 1])(
+                x[part] * 0.5 + 1 if values[number // 3 % 3] is None else values[number // 3 % 3]
+            )
+            for number, part in enumerate(parts)
+        ]
+
+    placed = rs.jax.trace(function, x, in_shardings=rows, out_shardings=rows, mesh=mesh).propagate(goal="bytes")
+    found = jax.jit(rs.jax.to_jax(placed))(jax.device_put(x, rows))
+    for ours, theirs in zip(found, function(jnp.asarray(x)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_a_reach_that_nobody_knows_stays_whole_and_is_named() -> None:

@@ -12,6 +12,7 @@ from test_operations import engine, run_on
 
 import reshard as rs
 from reshard import Mesh, Sharding
+from reshard.contraction.goal import BALANCE
 from reshard.operations.reaching import windowed
 from reshard.propagation import Placement, Program, Value
 
@@ -219,13 +220,26 @@ def running_sums(
     return program, np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-@pytest.mark.parametrize(("goal", "received"), [("bytes", 4), ("balanced", 3 * 4)])
-def test_a_running_sum_by_hand(goal: str, received: int) -> None:
-    """Handed on a device receives what comes before its block, and at once the sums of the three others."""
-    placed = running_sums(Mesh.of(x=4), ["x"])[0].propagate(goal=goal)
-    assert placed.received_bytes == received
+@pytest.mark.parametrize(("goal", "network"), [("bytes", None), ("balanced", None), (None, "h100-1x4")])
+def test_a_running_sum_by_hand(goal: str | None, network: str | None) -> None:
+    """Handed on a device receives what comes before its block; where seconds count, the sums of the three others."""
+    placed = running_sums(Mesh.of(x=4), ["x"])[0].propagate(network, goal=goal)
     moving = [plan for plan in placed.plans.values() if plan.steps and plan.received_bytes]
-    assert len(moving) == (3 if goal == "bytes" else 1)
+    assert (placed.received_bytes, len(moving)) == ((4, 3) if network is None else (3 * 4, 1))
+    if network is None:
+        assert placed.is_proved
+        assert placed.cost == pytest.approx(4 + (placed.flops / BALANCE if goal == "balanced" else 0))
+
+
+@pytest.mark.parametrize("shards", [33, 34])
+def test_a_long_way_is_not_gone_one_by_one(shards: int) -> None:
+    """Up to 32 moves are made one after another; of more devices all receive less than two rows in two exchanges."""
+    mesh = Mesh.of(x=shards)
+    program = Program(mesh)
+    rows = Sharding.of(mesh, "x", None)
+    program.output(program.running("cumsum", program.input("a", (4 * shards, shards), "float32", rows), 0), rows)
+    row = 4 * shards
+    assert program.propagate().received_bytes == (row if shards <= 33 else 2 * row * (shards - 1) // shards)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

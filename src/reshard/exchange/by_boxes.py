@@ -48,11 +48,11 @@ from reshard.exchange.pieces import (
     Overlaps,
     Piece,
     PieceTable,
-    Tiling,
     block_overlaps,
 )
 from reshard.layout import Layout
 from reshard.mesh import ENUMERABLE
+from reshard.tiling import Tiling
 
 EVERY = slice(None)
 

@@ -67,17 +67,13 @@ class Use(NamedTuple):
 
     seconds: float
     busy: tuple[float, ...]
-    """Per level the seconds of its busiest link or port, with the latencies; last those in which steps start and a
-    device copies."""
+    """Per level the seconds of its busiest link or port, with the latencies; last those in which steps start. In all of
+    them those in which a device copies, and neither sends nor starts anything."""
 
     @classmethod
     def of_nothing(cls, network: Network) -> Use:
         """That of what sends nothing."""
         return cls(0.0, (0.0,) * (len(network.levels) + 1))
-
-    def with_copies(self, copied_s: float) -> Use:
-        """It, and a device that copies for so long."""
-        return Use(self.seconds + copied_s, (*self.busy[:-1], self.busy[-1] + copied_s))
 
     def times(self, count: int) -> Use:
         """So many of it, one after another."""
@@ -152,32 +148,39 @@ def _use_of_step(step: Step, network: Network, parts: int) -> Use:
         uses = [_use_of_exchange(move.exchange, share, network) for move in step.moves]
         use = Use.together(uses, len(network.levels))
     if network.copy_bandwidth is not None:
-        use = use.with_copies(copied_elements(step) * share / network.copy_bandwidth)
+        copied_s = copied_elements(step) * share / network.copy_bandwidth
+        use = Use(use.seconds + copied_s, tuple(busy + copied_s for busy in use.busy))  # nothing else goes on meanwhile
     return use if step.chunks == 1 else use.times(step.chunks)
 
 
 def copied_elements(step: Step) -> int:
-    """What a device copies around a step: that between its tiles."""
-    return copied_between(*(sharding.local_shape(step.shape) for sharding in (step.before, step.after)))
+    """What a device copies by itself in a step.
 
+    It keeps what its new tile has of the old one; pieces that are no whole tile are packed before they go; and where
+    they do not lie in one run of the new tile, that is put in order when all have come.
+    What is packed out of strips counts twice.
+    A slice copies what is left, out of strips twice as well.
 
-def copied_between(before: Sequence[int], after: Sequence[int]) -> int:
-    """What a device copies that gets a tile for another: the old one, which it reads, and the new one, which it writes.
+    By hand, of 4 x 4 elements on 2 devices: a gather of rows keeps 8; one of columns puts 16 in order besides; from
+    columns to rows 4 are kept, and 8 in one run packed, and as they come as strips 8 put in order.
 
-    A tile that is packed or unpacked in strips counts twice: what a piece has of it does not lie in one run.
-
-    Args:
-        before: the shape of the old tile.
-        after: that of the new one.
-
-    By hand, of 4 x 4 elements on 2 devices: a gather of rows reads 8 and writes 16 in runs, one of columns writes 16
-    in strips.
-
-    >>> [copied_between(tile, (4, 4)) for tile in ((2, 4), (4, 2))]
-    [24, 40]
+    >>> from reshard.mesh import Mesh
+    >>> from reshard.problem import Reshard
+    >>> from reshard.sharding import Sharding
+    >>> mesh = Mesh.of(x=2)
+    >>> rows, columns, whole = (Sharding.of(mesh, *dims) for dims in (("x", None), (None, "x"), (None, None)))
+    >>> moves = (rows, whole), (columns, whole), (columns, rows)
+    >>> [copied_elements(Step(Reshard.of(*ends, (4, 4)))) for ends in moves]
+    [8, 24, 20]
     """
+    before, after = (sharding.local_shape(step.shape) for sharding in (step.before, step.after))
     piece = tuple(map(min, before, after))
-    return sum(prod(tile) * (1 if _is_one_run(piece, tile) else 2) for tile in (before, after))
+    received = step.received_bytes // step.dtype.itemsize
+    kept, times = max(prod(after) - received, 0), 1 if _is_one_run(piece, before) else 2
+    if not received:
+        return kept * times
+    packed = 0 if piece == before else max(prod(after), received) * times
+    return kept + packed + (0 if _is_one_run(piece, after) else prod(after))
 
 
 def _is_one_run(piece: Sequence[int], tile: Sequence[int]) -> bool:

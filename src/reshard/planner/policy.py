@@ -14,12 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
 
 from reshard.network import Network
 from reshard.plans import Plan, counted, seconds_text
 from reshard.problem import Reshard
-from reshard.sharding import Sharding
 
 
 def fewest_bytes(plan: Plan) -> tuple[int, int, int, int]:
@@ -34,19 +32,16 @@ SMALL_BYTES = 64 << 20
 
 def shrinks_first(plan: Plan) -> bool:
     """Whether no tile between is larger than the larger of the two ends, small ones on a network apart."""
-    return shrinks_between(plan.reshard, [step.after for step in plan.steps[:-1]], plan.options.network)
+    between = [step.reshard.tilings[1] for step in plan.steps[:-1]]
+    return shrinks_between(plan.reshard, [tiling.largest_tile for tiling in between], plan.options.network)
 
 
-def shrinks_between(reshard: Reshard, between: Sequence[Sharding], network: Network | None) -> bool:
-    """The same of a way that passes these shardings."""
-    if not between:
+def shrinks_between(reshard: Reshard, largest_tiles: Sequence[int], network: Network | None) -> bool:
+    """The same of a way whose tiles between have so many elements."""
+    if not largest_tiles:
         return True
-    shape = reshard.shape
-    ends, passed = (
-        max(prod(sharding.local_shape(shape)) for sharding in shardings)
-        for shardings in ((reshard.source, reshard.target), between)
-    )
-    return passed <= max(ends, SMALL_BYTES // reshard.dtype.itemsize if network is not None else 0)
+    small = SMALL_BYTES // reshard.dtype.itemsize if network is not None else 0
+    return max(largest_tiles) <= max(small, *(tiling.largest_tile for tiling in reshard.tilings))
 
 
 def best_first(plans: list[Plan]) -> list[Plan]:

@@ -23,15 +23,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from math import prod
 from typing import NamedTuple
 
 from reshard.digits import Digits, nest
 from reshard.errors import ReshardError
-from reshard.exchange import Tiling
 from reshard.exchange.by_digits import close_chains
 from reshard.layout import NOWHERE
-from reshard.network import Network, Use, check_reach, copied_between, use_of_pattern, uses_of
+from reshard.network import Network, Use, check_reach, use_of_pattern, uses_of
 from reshard.network.patterns import Pattern, kind_of
 from reshard.planner.policy import shrinks_between
 from reshard.plans import Options, Plan
@@ -39,6 +37,7 @@ from reshard.problem import Reshard
 from reshard.refinement import Cuts, Role
 from reshard.sharding import Sharding
 from reshard.steps import Chain, chain_through
+from reshard.tiling import Tiling
 
 TIE = 1e-12
 """Routes whose times differ by less are compared by what they receive."""
@@ -71,8 +70,8 @@ class TimedRoute(NamedTuple):
     """One step after another."""
     busy: tuple[float, ...]
     """Per level; last the starts of steps."""
-    between: tuple[Sharding, ...]
-    """Where its steps end, the last left out."""
+    between: tuple[int, ...]
+    """The elements of the largest tile where a step ends, the last left out."""
 
 
 class DigitRoles(NamedTuple):
@@ -82,8 +81,8 @@ class DigitRoles(NamedTuple):
     """Per digit."""
     cuts: tuple[frozenset[int], ...]
     """Per dim, the element strides at which its digits begin and end."""
-    tile: tuple[int, ...]
-    """The shape of every tile."""
+    elements: int
+    """Of every tile."""
 
 
 class RoutePrices:
@@ -98,7 +97,8 @@ class RoutePrices:
         self._roles: dict[Sharding, DigitRoles | None] = {}
         self._timed: dict[Route, TimedRoute] = {}
         self._uses: dict[tuple[tuple[Role, ...], tuple[Role, ...], int, int], Use | None] = {}
-        self.by_digits = all(self.roles_of(end) is not None for end in self.ends)
+        copies = network.copy_bandwidth is not None  # which depends on what is sent
+        self.by_digits = not copies and all(self.roles_of(end) is not None for end in self.ends)
 
     @classmethod
     @lru_cache(16)  # asked for by whoever finds routes and by whoever compares them
@@ -137,32 +137,33 @@ class RoutePrices:
         legs = None if route.steps is not None else self.uses_between(points, route.near)
         if legs is None:
             chain = route.chain(self.reshard)
-            uses, between = uses_of(chain, self.network), tuple(step.after for step in chain[:-1])
+            uses, between = (
+                uses_of(chain, self.network),
+                tuple(step.reshard.tilings[1].largest_tile for step in chain[:-1]),
+            )
             moves = any(step.moves for step in chain)
         else:
-            uses, between = [use for _, use in legs], tuple(point for point, _ in legs[:-1])
+            uses, between = [use for _, use in legs], tuple(elements for elements, _ in legs[:-1])
             moves = bool(legs)
         whole = Use.together(uses, len(self.network.levels))
         return TimedRoute(route, whole.seconds + (self.network.call_s if moves else 0.0), whole.busy, between)
 
-    def uses_between(
-        self, points: Sequence[Sharding], near: int = 0, parts: int = 1
-    ) -> list[tuple[Sharding, Use]] | None:
-        """Per step from point to point, where it ends and what one of so many equal parts of the tensor takes.
+    def uses_between(self, points: Sequence[Sharding], near: int = 0, parts: int = 1) -> list[tuple[int, Use]] | None:
+        """Per step from point to point, the elements of a tile then, and what one of so many parts of the tensor takes.
 
         None where digits do not say it.
         """
         if not self.by_digits:
             return None
         states, uses = [self.roles_of(point) for point in points], []
-        for (before, after), point in zip(pairwise(states), points[1:], strict=True):
+        for before, after in pairwise(states):
             if before is None or after is None:
                 return None
             if before.roles != after.roles:
                 use = self._use(before, after, near, parts)
                 if use is None:
                     return None
-                uses.append((point, use))
+                uses.append((after.elements, use))
         return uses
 
     def seconds_to(self, middle: Sharding) -> float:
@@ -199,15 +200,12 @@ class RoutePrices:
         kinds = tuple([kind_of(before.roles[number], after.roles[number]) for number in gathered])
         pattern = Pattern.of(self.digits, determined_by, gathered, kinds)
         use = Use.of_nothing(self.network)
-        if prod(after.tile) and (gathered or not pattern.stays):
+        if after.elements and (gathered or not pattern.stays):
             meshes = self.ends[0].mesh, self.ends[0].mesh
             rounds = pattern.gathered_digits.size
-            sent_bytes = prod(after.tile) // rounds * (self.reshard.dtype.itemsize / parts)
+            sent_bytes = after.elements // rounds * (self.reshard.dtype.itemsize / parts)
             taken = use_of_pattern(pattern, meshes, sent_bytes, self.network)
             use = taken if taken is not None else use
-        if self.network.copy_bandwidth is not None:
-            copied = copied_between(before.tile, after.tile) * (self.reshard.dtype.itemsize / parts)
-            use = use.with_copies(copied / self.network.copy_bandwidth)
         return use
 
 
@@ -215,7 +213,8 @@ def _digit_roles(sharding: Sharding, shape: tuple[int, ...], digits: Digits) -> 
     layout = sharding.layout_for(shape)
     if sharding.mesh.device_ids is not None or layout.positions != digits.size:
         return None
-    if layout.unreduced or layout.has_windows or not Tiling.of(sharding, shape).is_even():
+    tiling = Tiling.of(sharding, shape)
+    if layout.unreduced or layout.has_windows or not tiling.is_even():
         return None
     ties = layout.ties(shape)
     if ties is None:
@@ -233,7 +232,7 @@ def _digit_roles(sharding: Sharding, shape: tuple[int, ...], digits: Digits) -> 
                 left //= count
         if left != 1:
             return None
-    return DigitRoles(tuple(roles), tuple(map(frozenset, cuts)), tuple(layout.local_shape(shape)))
+    return DigitRoles(tuple(roles), tuple(map(frozenset, cuts)), tiling.largest_tile)
 
 
 def chains_of(reshard: Reshard, routes: Iterable[Route]) -> list[Chain]:

@@ -29,7 +29,6 @@ import importlib
 import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -217,8 +216,11 @@ class Plan(ReshardWork):
     def received_bytes(self) -> int:
         """Bytes that the busiest device receives from others over all steps."""
         moving = [(step, times) for step, times in self._steps_with_times if step.moves]
-        if len(moving) <= 1:
-            return sum(step.received_bytes * times for step, times in moving)
+        if not moving:
+            return 0
+        if len(moving) == 1:
+            (step, times) = moving[0]
+            return step.received_bytes * times
         devices = np.array(self.devices, dtype=np.int64)
         total = np.zeros(len(devices), dtype=np.int64)
         for step, times in moving:
@@ -228,9 +230,10 @@ class Plan(ReshardWork):
     @property
     def _steps_with_times(self) -> list[tuple[Step, int]]:
         """The steps with how often each is taken: those of the whole tensor, or of parts where these part ways."""
-        plans = self.plans_by_share if self.beside else (self,)
-        times = [share.parts if self.beside else 1 for share in self.shares]
-        return [(step, count) for plan, count in zip(plans, times, strict=True) for step in plan.steps]
+        if not self.beside:
+            return [(step, 1) for step in self.steps]
+        shares = zip(self.plans_by_share, self.shares, strict=True)
+        return [(step, share.parts) for plan, share in shares for step in plan.steps]
 
     @cached_property
     def total_received_bytes(self) -> int:
@@ -298,7 +301,7 @@ class Plan(ReshardWork):
         `unreduced`: the target is partial where the source is not, or over devices in another order; how partial
         values are shared out is free, and nothing needs to move where devices hold parts of their tiles.
         """
-        before, after = self._tilings
+        before, after = self.reshard.tilings
         reordered = bool(after.layout.unreduced) and not before.same_order_as(after)
         if reordered or becomes_unreduced(self.source, self.target):
             return "unreduced"
@@ -315,7 +318,7 @@ class Plan(ReshardWork):
             ReshardError: `unknown-device` where the device is neither in the source nor in the target.
         """
         self._check_device(device)
-        before, after = self._tilings
+        before, after = self.reshard.tilings
         if not self.steps or self.bound_kind == "unreduced" or device not in after.mesh:
             return 0
         if self.source.is_summed and self.source != self.target:
@@ -335,13 +338,13 @@ class Plan(ReshardWork):
     @cached_property
     def lower_bound_bytes(self) -> int:
         """The largest bound of a device; with partial values also at least the even share of the total bound."""
-        after = self._tilings[1]
+        after = self.reshard.tilings[1]
         if not self.steps or self.bound_kind == "unreduced":
             return 0
         if self.source.is_summed and self.source != self.target:
             return max(self._summed_elements.values(), default=0) * self.dtype.itemsize
         if self.bound_kind == "reduction":
-            tile = prod(after.layout.local_shape(self.shape)) * self.dtype.itemsize
+            tile = after.largest_tile * self.dtype.itemsize
             return max(tile, -(-self.total_lower_bound_bytes // len(self.devices)))
         return self._direct.missing * self.dtype.itemsize
 
@@ -353,14 +356,14 @@ class Plan(ReshardWork):
         if self.source.is_summed and self.source != self.target:
             return sum(self._summed_elements.values()) * self.dtype.itemsize
         if self.bound_kind == "reduction":
-            before, after = self._tilings
+            before, after = self.reshard.tilings
             return total_bound(before, after.owned()) * self.dtype.itemsize
         return self._direct.total_missing * self.dtype.itemsize
 
     @cached_property
     def _summed_elements(self) -> dict[int, int]:
         """Per device of the target, how many elements of its tile other windows hold contributions to."""
-        before, after = self._tilings
+        before, after = self.reshard.tilings
         try:
             exchange = find_exchange(before, after.owned())
         except ReshardError:  # values are combined or become partial besides
@@ -374,7 +377,7 @@ class Plan(ReshardWork):
         """The exchange from source to target in one."""
         if len(self.steps) == 1 and len(self.steps[0].moves) == 1:
             return self.steps[0].moves[0].exchange
-        return find_exchange(*self._tilings)
+        return find_exchange(*self.reshard.tilings)
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -382,7 +385,7 @@ class Plan(ReshardWork):
 
         In parts, which may be anywhere on the way at once, all tiles, and those of both ends once more.
         """
-        source = prod(self._tilings[0].layout.local_shape(self.shape)) * self.dtype.itemsize
+        source = self.reshard.tilings[0].largest_tile * self.dtype.itemsize
         if self.parts > 1:
             under_way = sum(step.peak_bytes * times for step, times in self._steps_with_times)
             return 2 * source + self.steps[-1].peak_bytes + under_way

@@ -7,148 +7,132 @@ Where each hands on what it got and its own, it receives no more, in p - 1 moves
 No way in fewer is as near: a device that receives one number of a line knows all before its own block, and so can tell
 all to none but the next; whoever is to be spared a move makes another receive one number more.
 
-So bytes ask for the chain and time never does, as p - 1 moves of a row take no less than two of (p - 1) / p of one,
-whatever a move and a byte take.
-It is a way to write a placement that is chosen, and is taken where the goal is bytes and the busiest device receives
-less in all.
+So it is a layout in which what comes before blocks may be computed: the dim along which it runs stays cut, and the
+busiest device receives a row for it.
+Without a network it is chosen where that and its work cost less, among `MOST_MOVES` moves.
+On a network seconds would never choose it, as p - 1 moves of a row take no less than two of (p - 1) / p of one,
+whatever a move and a byte take; so there it is none.
 
 By hand, the sums 3, 7, 11, 15 of four blocks: 3 goes to the second, 3 + 7 to the third, 10 + 11 to the last.
 
 >>> from reshard.mesh import Mesh
 >>> from reshard.propagation.program import Program
+>>> from reshard.sharding import Sharding
 >>> program = Program(Mesh.of(x=4))
 >>> numbers = program.input("numbers", (8,), "float32", Sharding.of(program.mesh, "x"))
 >>> sums = program.output(program.running("cumsum", numbers, 0), Sharding.of(program.mesh, "x"))
->>> [program.propagate(goal=goal).received_bytes for goal in ("balanced", "bytes")]
-[12, 4]
+>>> placed = program.propagate()
+>>> placed.received_bytes, placed.is_proved
+(4, True)
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from reshard.contraction.compute_layout import ComputeLayout
+from reshard.contraction.tasks import Calculation
 from reshard.operations.operation import Attribute, Operation, Value
 from reshard.operations.pattern import Pattern, Term
 from reshard.operations.reaching import windowed
 from reshard.propagation.merging import MERGES
-from reshard.sharding import Sharding
+from reshard.propagation.space import Pieces
+from reshard.propagation.ways import Layouts
 
 if TYPE_CHECKING:
-    from reshard.propagation.builder import Builder
     from reshard.propagation.placement import PlacedSoFar
 
 MOST_MOVES = 32
 """More are not made one after another."""
+OPERATIONS = 2
+"""Of every number that is handed on: one to hand it on with what a device has, one to keep what came."""
 GATHERING = {"sum": "add", "product": "mul", "max": "maximum", "min": "minimum"}
 """Per reduction, what brings together values of which all but one are its identity: one HLO instruction each, for an
 operation of many that reads one operand twice grows with every move where a compiler fuses them."""
 
 
-class BlockEnds(NamedTuple):
-    """The operations of a running sum between what has run in each block and what comes before it."""
-
-    slicing: Operation
-    """The last of every block."""
-    joining: Operation
-    """The same without the dim of what is in a block."""
-    running: Operation
-    """What comes before each."""
-    dim: int
-    """Along which it runs."""
-
-    @property
-    def term(self) -> Term:
-        """The labels of the dims, each by itself."""
-        return () if self.running.pattern is None else self.running.pattern.output
-
-    def shards(self, held: Sharding) -> int:
-        """How many devices hand on where what has run in blocks lies so; 1 where none can."""
-        shape = self.slicing.operands[0].shape
-        if held.mesh.is_maximal or held.unreduced or held.has_windows or held.dims[self.dim + 1].axes:
-            return 1
-        if any(each.deals for each in held.dims):
-            return 1
-        shards = held.layout_for(shape).shards(self.dim)
-        return shards if shape[self.dim] % shards == 0 and shards <= 1 + MOST_MOVES else 1
+def handed_label(operation: Operation) -> str | None:
+    """The label along which an operation may be handed on: that of what comes before each block."""
+    may_be = operation.name in MERGES and operation.attribute("before") is not None
+    return operation.replicated[0] if may_be else None
 
 
-def block_ends(program: Builder) -> dict[Value, BlockEnds]:
-    """The running sums of a program that can be handed on, by the slices of what has run in blocks."""
-    operations = program.operations
-    users = Counter(operand for operation in operations for operand in operation.operands)
-    sums: dict[Value, BlockEnds] = {}
-    for running in operations:
-        if running.name not in MERGES or running.attribute("before") is None or running.pattern is None:
-            continue
-        joining = operations[running.operands[0].number]
-        slicing = operations[joining.operands[0].number] if joining.name == "reshape" else joining
-        between = slicing.result, joining.result
-        if slicing.name != "slice" or any(users[value] > 1 or value in program.annotations for value in between):
-            continue
-        shape, dim = slicing.result.shape, running.pattern.output.index((running.replicated[0],))
-        if (*shape[: dim + 1], *shape[dim + 2 :]) == joining.result.shape and shape[dim + 1] == 1:
-            sums[slicing.result] = BlockEnds(slicing, joining, running, dim)
-    return sums
+def with_handing_on(layouts: Layouts, calculation: Calculation, pieces: Pieces, label: str) -> Layouts:
+    """Those of the layouts of what comes before blocks that can be, with what they receive and compute.
+
+    Args:
+        layouts: of the calculation, among them such as cut the label along which it runs.
+        calculation: what is computed.
+        pieces: of the axes.
+        label: along which it runs.
+    """
+    labels, place = calculation.pattern.labels, calculation.pattern.labels.index(label)
+    sizes, parts = np.array(calculation.sizes, dtype=np.int64), layouts.parts(pieces, len(labels))
+    shards = parts[:, place]
+    keep = (sizes[place] % shards == 0) & (shards <= 1 + MOST_MOVES)
+    tiles = -(-sizes // parts)
+    row = np.where(shards > 1, np.delete(tiles, place, axis=1).prod(axis=1, dtype=np.float64), 0.0)
+    flops = layouts.flops + OPERATIONS * (shards - 1) * row
+    return replace(layouts, flops=flops, received=row * calculation.dtype.itemsize).those(keep)
+
+
+def is_handed_on(operation: Operation, layout: ComputeLayout) -> bool:
+    """Whether an operation is computed in such a layout."""
+    label = handed_label(operation)
+    return label is not None and bool(layout.axes_of(label))
 
 
 class HandingOn:
-    """What takes the place of operations in a placement that hands on."""
+    """The operations that hand on what comes before each block.
 
-    def __init__(self, placing: PlacedSoFar, program: Builder) -> None:
-        self.placing, self.sums = placing, block_ends(program)
-        self.taken: dict[Value, BlockEnds] = {}
+    Args:
+        placing: where they stand.
+        running: what comes before each block.
+        layout: in which it is computed.
+    """
 
-    def takes(self, operation: Operation) -> bool:
-        """Whether an operation stands in it otherwise; what comes before each block stands where it is handed on."""
-        ends, placing = self.sums.get(operation.result), self.placing
-        if ends is not None and ends.shards(placing.shardings[placing.places[operation.operands[0]]]) > 1:
-            self.taken |= {each.result: ends for each in (ends.slicing, ends.joining, ends.running)}
-        taken = self.taken.get(operation.result)
-        if taken is not None and operation is taken.running:
-            placing.places[operation.result] = _Chain(placing, taken).result()
-        return taken is not None
+    def __init__(self, placing: PlacedSoFar, running: Operation, layout: ComputeLayout) -> None:
+        assert running.pattern is not None
+        label = running.replicated[0]
+        self.placing, self.running, self.rows = placing, running, layout.shardings[-1]
+        self.term: Term = running.pattern.output
+        self.dim, self.shards = self.term.index((label,)), layout.shards(label)
+        self.is_reversed = bool(running.attribute("reverse", 0))
 
+    @property
+    def flops(self) -> int:
+        """Operations of a device on what is handed on."""
+        rows = self.rows.local_shape(self.running.result.shape)
+        return OPERATIONS * (self.shards - 1) * prod(rows[: self.dim] + rows[self.dim + 1 :])
 
-class _Chain:
-    """The operations that hand on what comes before each block."""
-
-    def __init__(self, placing: PlacedSoFar, ends: BlockEnds) -> None:
-        self.placing, self.ends, self.dim = placing, ends, ends.dim
-        self.own = placing.places[ends.slicing.operands[0]]
-        self.held = placing.shardings[self.own]
-        self.rows = replace(self.held, dims=self.held.dims[: self.dim + 1] + self.held.dims[self.dim + 2 :])
-        self.shards = ends.shards(self.held)
-        self.is_reversed = bool(ends.running.attribute("reverse", 0))
-
-    def result(self) -> Value:
-        """What comes before each block, where the block lies."""
-        last = self._stand(self.ends.slicing, [self.own])
-        ends = self._stand(self.ends.joining, [last])
-        blocks = ends.shape[self.dim] // self.shards
+    def result(self, ends: Value, name: str, reason: str) -> Value:
+        """What comes before each block, by a name, of what each comes to."""
+        blocks, running = ends.shape[self.dim] // self.shards, self.running
         if blocks == 1:
-            return self._named(self._before(ends))
-        apart = tuple(("shard", "block") if dim == self.dim else group for dim, group in enumerate(self.ends.term))
+            before = self._before(ends)
+            return self._stand(self._combining("copy", (self.term,), self.term), [before], (name, reason))
+        apart = tuple(("shard", "block") if dim == self.dim else group for dim, group in enumerate(self.term))
         sizes = (("shard", self.shards), ("block", blocks))
-        along = replace(self.ends.running, pattern=Pattern((apart,), apart), replicated=("block",), sizes=sizes)
+        along = replace(running, pattern=Pattern((apart,), apart), replicated=("block",), sizes=sizes)
         within = self._stand(along, [ends])
         ran = self._stand(
             replace(along, attributes=tuple(each for each in along.attributes if each[0] != "before")), [ends]
         )
         before = self._before(self._every(ran, blocks))
-        by_shard = tuple(("shard",) if dim == self.dim else group for dim, group in enumerate(self.ends.term))
-        combining = MERGES[self.ends.running.name].combining
-        both = replace(self._combining(combining, (apart, by_shard), apart), sizes=sizes)
-        return self._named(self._stand(both, [within, before]))
+        by_shard = tuple(("shard",) if dim == self.dim else group for dim, group in enumerate(self.term))
+        both = self._combining(MERGES[running.name].combining, (apart, by_shard), apart)
+        return self._stand(replace(both, sizes=sizes), [within, before], (name, reason))
 
     def _before(self, sums: Value) -> Value:
         """What comes before each shard, of what each comes to."""
         order = range(self.shards)[:: -1 if self.is_reversed else 1]
-        merge = MERGES[self.ends.running.name]
+        merge = MERGES[self.running.name]
         before = arrived = self._moved(sums, order[0], order[1])
         for source, target in pairwise(order[1:]):
             arrived = self._moved(self._combined(merge.combining, sums, arrived), source, target)
@@ -161,7 +145,7 @@ class _Chain:
         low, high, step = [0] * len(sums.shape), [0] * len(sums.shape), [1] * len(sums.shape)
         low[dim], step[dim] = target * rows - source, rows
         high[dim] = (rows - 1) * rows + 1 - rows - low[dim]
-        identity = self.ends.running.attribute("before")
+        identity = self.running.attribute("before")
         attributes = {"low": tuple(low), "high": tuple(high), "step": tuple(step), "value": identity}
         return self._stand(self._shifting("pad", sums.shape, attributes), [sums])
 
@@ -174,41 +158,32 @@ class _Chain:
         return self._stand(self._shifting("slice", shape, attributes), [ran])
 
     def _shifting(self, name: str, shape: tuple[int, ...], attributes: Mapping[str, Attribute]) -> Operation:
-        term, running = self.ends.term, self.ends.running
         return replace(
-            running,
+            self.running,
             name=name,
-            pattern=Pattern((term,), term),
+            pattern=Pattern((self.term,), self.term),
             replicated=(),
-            shifted=running.replicated,
+            shifted=self.running.replicated,
             attributes=tuple(sorted(attributes.items())),
-            result=replace(running.result, shape=shape),
+            result=replace(self.running.result, shape=shape),
         )
 
     def _combining(self, name: str, terms: tuple[Term, ...], output: Term) -> Operation:
-        return replace(self.ends.running, name=name, pattern=Pattern(terms, output), replicated=(), attributes=())
+        return replace(self.running, name=name, pattern=Pattern(terms, output), replicated=(), attributes=())
 
     def _combined(self, name: str, left: Value, right: Value) -> Value:
-        term = self.ends.term
+        term = self.term
         both = self._combining(name, (term, term), term)
         return self._stand(replace(both, result=replace(both.result, shape=left.shape)), [left, right])
 
-    def _named(self, value: Value) -> Value:
-        """The result under the name that it has in the program."""
-        term, running = self.ends.term, self.ends.running
-        copied = replace(running, name="copy", pattern=Pattern((term,), term), replicated=(), attributes=())
-        return self._stand(copied, [value], running.result.name)
-
-    def _stand(self, operation: Operation, operands: Sequence[Value], name: str | None = None) -> Value:
-        """Let an operation stand, cut as the rows are; what it reads beyond its tile is brought."""
-        placing, called = self.placing, self.ends.running.result.name
-        operation = replace(operation, operands=tuple(operands), block=self.ends.running.block)
-        made = self.held if operation.result == self.ends.slicing.result else self.rows
-        cut = [*(placing.shardings[operand] for operand in operands), made]
+    def _stand(self, operation: Operation, operands: Sequence[Value], named: tuple[str, str] | None = None) -> Value:
+        """Let an operation stand, cut as the rows are, with what it reads beyond its tile."""
+        placing, called = self.placing, self.running.result.name
+        operation = replace(operation, operands=tuple(operands))
+        cut = [*(placing.shardings[operand] for operand in operands), self.rows]
         shapes = [value.shape for value in operation.values]
         assert operation.pattern is not None
         *used, _ = windowed(operation.pattern, operation.reaches, cut, shapes)
         brought = [placing.brought(*pair, f"needed by {called}") for pair in zip(operands, used, strict=True)]
-        value = placing.add(operation, brought, name or placing.name(called), made, f"handed on to {called}")
-        placing.work[value] = prod(made.local_shape(value.shape)) * operation.trip_count
-        return value
+        name, reason = named or (placing.name(called), f"handed on to {called}")
+        return placing.add(operation, brought, name, self.rows, reason)

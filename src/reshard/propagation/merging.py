@@ -9,7 +9,7 @@ These are operations like others, so what they cost and where the dim is cut bes
 
 What goes between devices are rows of block sums, cut along another dim for the running: each of p devices receives
 2 (p - 1) / p of a row, in two exchanges.
-Where bytes alone count it is one row, handed on from device to device (`handing_on`).
+Where bytes count, and not seconds, it is one row, handed on from device to device (`handing_on`).
 In two exchanges the busiest receives 2 (p - 2) / p of a row at the least, per number of which 2 (p - 2) are received:
 all that comes before the last block is either received there or where it is summed for it, p - 1 numbers with the
 sums; and of the p - 2 others that lack something each receives one more, but for one that has all from summing (to

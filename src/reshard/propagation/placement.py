@@ -38,7 +38,7 @@ from reshard.plans.chrome_trace import chrome_trace
 from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Flow, Net, Origin
 from reshard.propagation.graph import Graph
-from reshard.propagation.handing_on import HandingOn
+from reshard.propagation.handing_on import HandingOn, is_handed_on
 from reshard.propagation.memory import Held, held, tile_bytes
 from reshard.propagation.optimum import Optimum
 from reshard.propagation.placement_page import placement_drawing, placement_page
@@ -327,24 +327,18 @@ def _as_said(sharding: Sharding, said: Sharding | None) -> Sharding:
     return replace(sharding, replicated=said.replicated) if said is not None and said.replicated else sharding
 
 
-def explicit(
-    program: Builder, net: Net, chooser: Chooser, best: Optimum, reasons: Sequence[str], *, hands_on: bool = False
-) -> Placement:
+def explicit(program: Builder, net: Net, chooser: Chooser, best: Optimum, reasons: Sequence[str]) -> Placement:
     """The placement of a program whose values are kept as was chosen, with a reason for each.
 
     Einsums of which there is a chain are computed two operands at a time.
     What a block gives back otherwise than it is kept is moved once the block is whole.
-    Where running sums are handed on, what comes before each block stays where the block is, however it was to be kept.
     """
     shardings = best.shardings
     whole_with = {block: operation for operation in program.operations for block in around(operation.block)}
     leaving: dict[Block | None, list[tuple[Operation, Value, Sharding, str]]] = {}
     placing = PlacedSoFar(chooser, best, {value.name for value in program.values})
-    handing_on = HandingOn(placing, program) if hands_on else None
     for operation, sharding, reason in zip(program.operations, shardings, reasons, strict=True):
         name = operation.result.name
-        if handing_on is not None and handing_on.takes(operation):
-            continue
         operands = [placing.places[operand] for operand in operation.operands]
         if operation.name in ("input", "constant"):
             result = placing.add(operation, (), name, sharding, reason)
@@ -364,8 +358,13 @@ def explicit(
             brought = [placing.brought(*pair, why) for pair in zip(operands, used, strict=True)]
             stays = computed == sharding
             called, says = (name, reason) if stays else (placing.name(name), f"as {name} is computed")
-            value = result = placing.add(operation, brought, called, computed, says)
             flops = local_flops(calculation.stages, layout.largest_parts(calculation.label_sizes))
+            if is_handed_on(operation, layout):
+                chain = HandingOn(placing, operation, layout)
+                value, flops = chain.result(brought[0], called, says), flops + chain.flops
+            else:
+                value = placing.add(operation, brought, called, computed, says)
+            result = value
             placing.work[value] = flops * net.trip_counts(operation.result.number)[-1]
             if operation.name in LEAVING and not stays:
                 leaving.setdefault(operation.block, []).append((operation, value, sharding, reason))

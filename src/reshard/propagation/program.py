@@ -239,8 +239,8 @@ class Program(Builder):
     def running(self, name: str, value: Value, dim: int, *, reverse: bool = False, result: str | None = None) -> Value:
         """What runs along a dim: `cumsum`, `cumprod`, `cummax`, `cummin` or `cumlogsumexp`, in blocks of the dim.
 
-        A device that has a part of the dim receives less than two elements a line, in two exchanges; where the goal is
-        bytes, one, handed on from device to device.
+        A device that has a part of the dim receives one element a line, handed on from device to device among up to 33;
+        among more, or where a network says that seconds count, less than two, in two exchanges.
 
         Args:
             name: what is done.

@@ -41,7 +41,6 @@ from reshard.garbage import uncollected
 from reshard.network import check_reach
 from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Flow, Net
-from reshard.propagation.handing_on import block_ends
 from reshard.propagation.memory import Life, lives
 from reshard.propagation.model import Model
 from reshard.propagation.nodes import Besides, Rent
@@ -145,12 +144,8 @@ class LayoutSearch:
         again = settled(self.model, self.chooser, best)
         placed = explicit(self.program, self.net, self.chooser, again, reasons)
         if again is not best and not limits.let_compute(placed):
-            again, placed = best, explicit(self.program, self.net, self.chooser, best, reasons)
-        if self.chooser.goal.is_sum or not block_ends(self.program):
-            return placed
-        handed_on = explicit(self.program, self.net, self.chooser, again, reasons, hands_on=True)
-        is_less = handed_on.received_bytes < placed.received_bytes
-        return handed_on if is_less and (limits.are_kept(handed_on) or not limits.are_kept(placed)) else placed
+            placed = explicit(self.program, self.net, self.chooser, best, reasons)
+        return placed
 
     def smaller(self, best: Optimum, placed: Placement, limits: Limits) -> Iterator[tuple[Optimum, Placement]]:
         """Choices where what is too much costs more and more, as long as it is, and the first where it is not.
@@ -209,6 +204,16 @@ class LayoutSearch:
         )
         yield best, self.placed(best, limits)
 
+    def from_recipes(self, best: Optimum, limits: Limits) -> Iterator[tuple[Optimum, Placement]]:
+        """Choices held to limits where inputs are as people would begin: so few are left that prices lead far."""
+        for flow in self.beginnings if not self._is_late() else ():
+            narrow = copy(self)
+            narrow.model, narrow.beginnings = self.model.keeping(flow), ()
+            start = narrow.best(flow)._replace(bound=best.bound)
+            placed = narrow.placed(start, limits)
+            yield start, placed
+            yield from narrow.smaller(start, placed, limits)
+
     def _raised(
         self, costs: Mapping[int, float], spans: Sequence[Life], placed: Placement, limit: int
     ) -> dict[int, float]:
@@ -240,6 +245,8 @@ class LayoutSearch:
             ReshardError: `no-plan` where none is found, with a limit with which one is.
         """
         tried = [(best, placed), *self.smaller(best, placed, limits)]
+        if not limits.are_kept(placed):
+            tried += self.from_recipes(best, limits)
         fitting = [pair for pair in tried if limits.are_kept(pair[1])]
         if fitting:
             return fitting

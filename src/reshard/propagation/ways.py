@@ -73,6 +73,8 @@ class Layouts:
     """Per layout and piece what it does: 0 nothing, 1 + label, 1 + labels + wait."""
     orders: Numbers
     """Per layout the number of the order in which pieces stand."""
+    received: Costs | None = None
+    """Bytes that the busiest device receives within the operation on one trip, beside its operands; none where None."""
 
     def __len__(self) -> int:
         return len(self.made)
@@ -81,6 +83,16 @@ class Layouts:
     def picks(self) -> tuple[Picks, ...]:
         """Per operand, and last of the result, the options that layouts want."""
         return tuple(map(Picks, (*self.used, self.made)))
+
+    def parts(self, pieces: Pieces, labels: int) -> Numbers:
+        """Per layout and label the number of parts that it is cut into."""
+        return _shards(self.rows, pieces, labels)
+
+    def those(self, keep: NDArray[np.bool_]) -> Layouts:
+        """Some of them."""
+        received = None if self.received is None else self.received[keep]
+        used = tuple(each[keep] for each in self.used)
+        return Layouts(used, self.made[keep], self.flops[keep], self.rows[keep], self.orders[keep], received)
 
 
 class Along(NamedTuple):

@@ -7,6 +7,9 @@ where it is; the rows at the ends, which are not put, are computed of what goes 
 
 What is joined of a middle and two ends, each computed of slices, is so too: three sums of whole tensors, of which
 each is chosen where it is joined.
+So is what is joined of slices that are all as far from where they are joined, going round: with x of 8 elements
+`concatenate([-x[4:], x[:4]])` is a roll by 4, of which the first half is negated.
+What is put at every second place, of slices of every second element, is computed at all places too.
 
 By hand, of 8 elements of which 6 are put: the sum is of two rolls of 8.
 
@@ -54,20 +57,32 @@ class Centred:
         start: where it is put, per dim.
         shape: of it.
         whole: the shape of the tensor.
+        step: how far its elements are put apart, per dim; side by side unless given.
     """
 
-    def __init__(self, makers: Mapping[Any, Any], start: Sequence[int], shape: Shape, whole: Shape) -> None:
+    def __init__(
+        self,
+        makers: Mapping[Any, Any],
+        start: Sequence[int],
+        shape: Shape,
+        whole: Shape,
+        step: Sequence[int] | None = None,
+    ) -> None:
         self.makers, self.start, self.shape, self.whole = makers, start, shape, whole
+        self.step = tuple(step or (1,) * len(whole))
         self.sources: dict[Any, None] = {}
         """What it is made of, in order."""
         self.slices = 0
         self.farthest = 0
         """How far at most what a slice takes is from where it is put."""
+        self.shifts: set[Shape] = set()
+        """How far each is, going round."""
         self.known: dict[Any, bool] = {}
 
     def is_made_of_slices(self, atom: Any) -> bool:
         """Whether a value is computed element by element of slices of whole tensors, and so worth it."""
-        small = all(full < LARGEST_SHARE * size for size, full in zip(self.shape, self.whole, strict=True))
+        sides = zip(self.shape, self.step, self.whole, strict=True)
+        small = all(full < LARGEST_SHARE * size * apart for size, apart, full in sides)
         return small and self.reaches(atom) and self.slices > 1
 
     def reaches(self, atom: Any) -> bool:
@@ -86,14 +101,15 @@ class Centred:
         maker = self.makers.get(atom)
         if maker is None or atom.aval.shape != tuple(self.shape):
             return False
-        name = str(maker.primitive)
-        if name == "slice" and set(maker.params["strides"] or (1,)) == {1}:
+        name, first = str(maker.primitive), _first(maker, atom, self.step)
+        if first is not None:
             (source,) = maker.invars
             if source.aval.shape == tuple(self.whole):
                 self.sources[source] = None
                 self.slices += 1
-                ends = zip(self.start, maker.params["start_indices"], strict=True)
-                self.farthest = max(self.farthest, *(abs(there - here) for there, here in ends))
+                apart = [there - here for there, here in zip(self.start, first, strict=True)]
+                self.farthest = max(self.farthest, *map(abs, apart))
+                self.shifts.add(tuple(by % size for by, size in zip(apart, self.whole, strict=True)))
                 return True
         if name == "broadcast_in_dim":
             return maker.invars[0].aval.shape == () and self.reaches(maker.invars[0])
@@ -112,13 +128,14 @@ class Centred:
                 if atom.aval.shape == ():
                     return known[atom]
                 if atom not in values:
-                    values[atom] = of(self.makers[atom])
+                    values[atom] = of(atom)
                 return values[atom]
 
-            def of(maker: Any) -> Any:
-                name = str(maker.primitive)
-                if name == "slice" and maker.invars[0] in known:
-                    return self._rolled(known[maker.invars[0]], maker.params["start_indices"])
+            def of(atom: Any) -> Any:
+                maker = self.makers[atom]
+                name, first = str(maker.primitive), _first(maker, atom, self.step)
+                if first is not None and maker.invars[0] in known:
+                    return self._rolled(known[maker.invars[0]], first)
                 if name == "broadcast_in_dim":
                     return lax.broadcast(value(maker.invars[0]), self.whole)
                 operands = [value(source) for source in maker.invars]
@@ -134,14 +151,26 @@ class Centred:
         """A whole tensor in which what a slice takes stands where it is put."""
         for dim, (there, here) in enumerate(zip(self.start, first, strict=True)):
             if there != here:
-                array = jax.numpy.roll(array, there - here, dim)
+                array = jax.numpy.roll(array, (there - here) % self.whole[dim], dim)
         return array
+
+
+def _first(maker: Any, result: Any, step: Shape) -> Sequence[int] | None:
+    """Where a part of a tensor begins that an equation takes, with elements so far apart; None of anything else."""
+    name, params = str(maker.primitive), maker.params
+    if name == "slice" and tuple(params["strides"] or (1,) * result.aval.ndim) == step:
+        return tuple(params["start_indices"])
+    if name == "split" and {*step} <= {1}:
+        before = params["sizes"][: maker.outvars.index(result)]
+        return tuple(sum(before) * (dim == params["axis"]) for dim in range(result.aval.ndim))
+    return None
 
 
 def joined(makers: Mapping[Any, Any], parts: Sequence[Any], dim: int, whole: Shape) -> list[Centred] | None:
     """Parts that lie one after another in a dim, as functions of whole tensors; None where that is not worth it.
 
-    It is where one part is nearly all, computed of slices, and the others reach no farther.
+    It is where one part is nearly all, computed of slices, and the others reach no farther; and where all are computed
+    of slices that are as far from where they are joined.
     """
     start, centred = 0, []
     for part in parts:
@@ -153,10 +182,10 @@ def joined(makers: Mapping[Any, Any], parts: Sequence[Any], dim: int, whole: Sha
     if not 1 < len(parts) <= MOST_JOINED:
         return None
     main = max(range(len(parts)), key=lambda number: parts[number].aval.shape[dim])
-    if not centred[main].is_made_of_slices(parts[main]):
+    is_large = centred[main].is_made_of_slices(parts[main])
+    if not all(each.reaches(part) for each, part in zip(centred, parts, strict=True)):
         return None
-    near = all(
-        each.reaches(part) and each.farthest <= centred[main].farthest
-        for each, part in zip(centred, parts, strict=True)
-    )
-    return centred if near else None
+    if all(each.slices for each in centred) and len(set().union(*(each.shifts for each in centred))) == 1:
+        is_computed = any(_first(makers[part], part, (1,) * len(whole)) is None for part in parts)
+        return centred if is_computed else None  # else it is but a roll
+    return centred if is_large and all(each.farthest <= centred[main].farthest for each in centred) else None

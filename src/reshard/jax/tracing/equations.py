@@ -32,6 +32,7 @@ from reshard.jax.tracing.indexed import COMBINED, combining_scatter, gather, sca
 from reshard.jax.tracing.ragged import ragged_dot, takes
 from reshard.jax.tracing.rearranging import broadcast, concatenate, pad, reshape, reverse, roll, slices, tile, transpose
 from reshard.jax.tracing.slices import dynamic_slice, dynamic_update_slice
+from reshard.jax.tracing.turning import RUNNING
 from reshard.jax.tracing.windows import convolution, windows
 from reshard.operations.interpreter import Extents
 from reshard.operations.pattern import Shape
@@ -298,14 +299,13 @@ MATRICES = """
 cholesky cholesky_update eig eigh geqrf geqp3 hessenberg householder_product lu lu_pivots_to_permutation ormqr qr schur
 svd triangular_solve tridiagonal tridiagonal_solve
 """
-RUNNING = "cumsum cumprod cummax cummin cumlogsumexp"
 ALONG = "sort approx_top_k fft"
 KEYS = "random_clone random_fold_in random_seed random_split random_unwrap random_wrap"
 RULES: dict[str, PrimitiveRule] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
     **dict.fromkeys([*REDUCTIONS, "reduce_and", "reduce_or", "reduce_xor"], reduction),
     **dict.fromkeys(ALONG.split(), along),
-    **dict.fromkeys(RUNNING.split(), running),
+    **dict.fromkeys(RUNNING, running),
     "top_k": best,
     **dict.fromkeys(["reshape", "squeeze", "expand_dims"], reshape),
     "dot_general": dot_general,

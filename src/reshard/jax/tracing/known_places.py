@@ -8,7 +8,8 @@ reads neighbours as every slice does.
     gather of a few runs                    slices one after another, as of neighbours but for the ends
     gather of rows i + j, of few j          slices side by side
     gather, dynamic slice of one part       a slice
-    scatter of one part                     a pad of it, chosen where it is put, or combined with what is there
+    scatter of one part, or of every few    a pad of it, chosen where it is put, or combined with what is there
+    what is turned round and back           the same work from the other end (`turning`)
 
 By hand, of 8 elements:
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -35,6 +36,7 @@ from jax.extend.core import Literal, Primitive
 from reshard.dtypes import identity
 from reshard.jax.tracing.centring import Centred, joined
 from reshard.jax.tracing.evaluation import results_of
+from reshard.jax.tracing.turning import Turning
 from reshard.operations.pattern import Shape
 
 ROLL = Primitive("roll")
@@ -51,6 +53,62 @@ COMBINED: dict[str, tuple[Callable[..., Any], str]] = {
     "scatter-min": (lax.min, "min"),
     "scatter-max": (lax.max, "max"),
 }
+
+
+class Lattice(NamedTuple):
+    """The places of a tensor at which a part of it is put."""
+
+    start: tuple[int, ...]
+    step: tuple[int, ...]
+    shape: tuple[int, ...]
+    """How many places per dim."""
+    axes: tuple[int, ...]
+    """The dims of the part in the order of those of the tensor, last such as that lacks."""
+
+    @classmethod
+    def beside(cls, start: Sequence[int], shape: Shape) -> Lattice:
+        """Places side by side, of a part that has all dims."""
+        return cls(tuple(start), (1,) * len(shape), tuple(shape), tuple(range(len(shape))))
+
+    def spread(self, part: Any, whole: Shape, blank: Any) -> Any:
+        """A part at its places in a tensor of one value elsewhere."""
+        part = lax.reshape(lax.transpose(part, self.axes), self.shape)
+        ends = zip(self.start, self.step, self.shape, whole, strict=True)
+        room = [(first, full - first - (size - 1) * apart - 1, apart - 1) for first, apart, size, full in ends]
+        return lax.pad(part, lax.full((), blank, part.dtype), room)
+
+    def chosen(self, whole: Any, other: Any) -> Any:
+        """A tensor with these places taken from another of its shape."""
+        inside: Any = None
+        for dim, (first, apart, size) in enumerate(zip(self.start, self.step, self.shape, strict=True)):
+            if size == whole.shape[dim]:
+                continue
+            places = lax.broadcasted_iota(np.int32, whole.shape, dim)
+            here = (places >= first) & (places < first + (size - 1) * apart + 1)
+            if apart > 1:
+                here &= (places - first) % apart == 0
+            inside = here if inside is None else inside & here
+        other = other.astype(whole.dtype)
+        return other if inside is None else lax.select(inside, other, whole)
+
+
+class Line(NamedTuple):
+    """Numbers that rise evenly along one dim, and are alike along others."""
+
+    first: int
+    along: int | None
+    step: int
+
+
+def _line(places: Any) -> Line | None:
+    """What numbers are, if they are a line; None of others."""
+    along = [dim for dim, size in enumerate(places.shape) if size > 1 and (np.diff(places, axis=dim) != 0).any()]
+    if len(along) > 1:
+        return None
+    if not along:
+        return Line(int(places.flat[0]), None, 1)
+    steps = np.unique(np.diff(places, axis=along[0]))
+    return Line(int(places.flat[0]), along[0], int(steps[0])) if len(steps) == 1 and steps[0] > 0 else None
 
 
 class KnownPlaces:
@@ -80,6 +138,8 @@ class KnownPlaces:
             return self._scatter(equation)
         if name == "concatenate":
             return self._joined(equation)
+        if name == "rev":
+            return self._turned_back(equation)
         return equation
 
     def number(self, atom: Any) -> Any:
@@ -139,36 +199,69 @@ class KnownPlaces:
         start = self._clamped(equation.invars[2:], base, update)
         if start is None or not any(1 < size < full for size, full in zip(update, base, strict=True)):
             return equation
-        return self._put_at(equation, 1, update, start)
+        return self._put_at(equation, 1, Lattice.beside(start, update))
 
     def _scatter(self, equation: Any) -> Any:
-        (base, index, update), numbers = equation.invars, equation.params["dimension_numbers"]
-        if index.aval.ndim != 1 or numbers.operand_batching_dims:
+        (base, index, update), name = equation.invars, str(equation.primitive)
+        lattice = self._lattice(equation.params["dimension_numbers"], index, update.aval.shape, base.aval.shape)
+        if lattice is None:
             return equation
-        sizes = iter(update.aval.shape)
-        shape = [1 if dim in numbers.inserted_window_dims else next(sizes) for dim in range(base.aval.ndim)]
-        start = self._start(index, numbers.scatter_dims_to_operand_dims, base.aval.shape, shape)
-        if start is None or not any(1 < size < full for size, full in zip(shape, base.aval.shape, strict=True)):
-            return equation
-        name = str(equation.primitive)
         if name == "scatter":
-            return self._put_at(equation, 2, shape, start)
+            return self._put_at(equation, 2, lattice)
         combining, reduction = COMBINED[name]
         blank = identity(reduction, np.dtype(update.aval.dtype))
+        centred = self._centred(update, lattice, base.aval.shape)
+        if centred is None:
+            return _called(equation, [base, update], lambda x, y: combining(x, lattice.spread(y, x.shape, blank)))
+        made, places = centred.function(update), [*centred.sources]
         return _called(
             equation,
-            [equation.invars[0], equation.invars[2]],
-            lambda x, y: combining(x, _padded(lax.reshape(y, shape), x, start, blank)),
+            [base, *places],
+            lambda x, *arrays: combining(x, lattice.chosen(lax.full_like(x, blank), made(*arrays))),
         )
 
-    def _put_at(self, equation: Any, part: int, shape: Sequence[int], start: Sequence[int]) -> Any:
+    def _lattice(self, numbers: Any, index: Any, update: Shape, base: Shape) -> Lattice | None:
+        """Where a scatter puts a part, if that is known, inside, and worth it."""
+        places = None if numbers.operand_batching_dims else self.number(index)
+        if places is None or not places.size or not prod(update):
+            return None
+        batch = [dim for dim in range(len(update)) if dim not in numbers.update_window_dims]
+        named, windows = [*numbers.scatter_dims_to_operand_dims], iter(numbers.update_window_dims)
+        start, step, shape, axes = [0] * len(base), [1] * len(base), [1] * len(base), list[int]()
+        for dim in range(len(base)):
+            line = _line(places[..., named.index(dim)].astype(np.int64)) if dim in named else Line(0, None, 1)
+            if line is None or (line.along is not None and dim not in numbers.inserted_window_dims):
+                return None
+            start[dim], step[dim] = line.first, line.step
+            axis = None if line.along is None else batch[line.along]
+            axis = axis if dim in numbers.inserted_window_dims else next(windows)
+            if axis is not None:
+                shape[dim] = update[axis]
+                axes.append(axis)
+        ends = zip(start, shape, step, base, strict=True)
+        inside = all(first >= 0 and first + (size - 1) * apart < full for first, size, apart, full in ends)
+        is_part = any(1 < size < full for size, full in zip(shape, base, strict=True))
+        rest = [axis for axis in range(len(update)) if axis not in axes]
+        is_once = len({*axes}) == len(axes) and all(update[axis] == 1 for axis in rest)
+        if not (inside and is_part and is_once):
+            return None
+        return Lattice(tuple(start), tuple(step), tuple(shape), (*axes, *rest))
+
+    def _centred(self, atom: Any, lattice: Lattice, whole: Shape) -> Centred | None:
+        """What is put at known places, if it is made of slices and so to be computed there."""
+        if isinstance(atom, Literal) or len(atom.aval.shape) != len(whole) or [*lattice.axes] != sorted(lattice.axes):
+            return None
+        centred = Centred(self.makers, lattice.start, atom.aval.shape, whole, lattice.step)
+        return centred if centred.is_made_of_slices(atom) else None
+
+    def _put_at(self, equation: Any, part: int, lattice: Lattice) -> Any:
         """A part put at its place, computed there where it is made of slices."""
         base, atom = equation.invars[0], equation.invars[part]
-        centred = Centred(self.makers, start, atom.aval.shape, base.aval.shape)
-        if isinstance(atom, Literal) or len(atom.aval.shape) != len(shape) or not centred.is_made_of_slices(atom):
-            return _called(equation, [base, atom], lambda x, y: _put(x, lax.reshape(y, shape), start))
+        centred = self._centred(atom, lattice, base.aval.shape)
+        if centred is None:
+            return _called(equation, [base, atom], lambda x, y: lattice.chosen(x, lattice.spread(y, x.shape, 0)))
         made, places = centred.function(atom), [*centred.sources]
-        return _called(equation, [base, *places], lambda x, *arrays: _chosen(x, made(*arrays), start, atom.aval.shape))
+        return _called(equation, [base, *places], lambda x, *arrays: lattice.chosen(x, made(*arrays)))
 
     def _joined(self, equation: Any) -> Any:
         """What is joined, each part computed in all places where all are made of slices, and chosen in its own."""
@@ -183,10 +276,17 @@ class KnownPlaces:
             result = None
             for each, part in zip(centred, parts, strict=True):
                 own = each.function(part)(*(known[source] for source in each.sources))
-                result = own if result is None else _chosen(result, own, each.start, each.shape)
+                result = own if result is None else Lattice.beside(each.start, each.shape).chosen(result, own)
             return result
 
         return _called(equation, sources, made)
+
+    def _turned_back(self, equation: Any) -> Any:
+        """What is turned round twice, computed as it lies."""
+        (atom,), turning = equation.invars, Turning(self.makers, equation.params["dimensions"])
+        if not turning.reaches(atom) or not turning.turns:
+            return equation
+        return _called(equation, [*turning.sources], turning.function(atom))
 
     def _start(self, index: Any, dims: Sequence[int], table: Shape, sizes: Sequence[int]) -> list[int] | None:
         """Where a part of some sizes begins that an index names, if it lies inside."""
@@ -270,26 +370,3 @@ def _sides(equation: Any, dim: int, places: Any, table: Shape) -> Any:
         return jax.numpy.stack(parts, dim + few)
 
     return _called(equation, equation.invars[:1], sides)
-
-
-def _padded(part: Any, whole: Any, start: Sequence[int], blank: Any) -> Any:
-    """A part at its place in a tensor of one value elsewhere."""
-    room = [(first, full - first - size, 0) for first, full, size in zip(start, whole.shape, part.shape, strict=True)]
-    return lax.pad(part, lax.full((), blank, part.dtype), room)
-
-
-def _put(whole: Any, part: Any, start: Sequence[int]) -> Any:
-    """A tensor with a part of it replaced."""
-    return _chosen(whole, _padded(part, whole, start, 0), start, part.shape)
-
-
-def _chosen(whole: Any, other: Any, start: Sequence[int], shape: Shape) -> Any:
-    """A tensor with a part of it taken from another of its shape."""
-    inside: Any = None
-    for dim, (first, size) in enumerate(zip(start, shape, strict=True)):
-        if size != whole.shape[dim]:
-            places = lax.broadcasted_iota(np.int32, whole.shape, dim)
-            here = (places >= first) & (places < first + size)
-            inside = here if inside is None else inside & here
-    other = other.astype(whole.dtype)
-    return other if inside is None else lax.select(inside, other, whole)

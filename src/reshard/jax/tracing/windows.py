@@ -170,15 +170,23 @@ FILLED = {
 
 
 def windows(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """Tensors of the same dims, over which a window moves; a dim in which it is one element and stays is left alone."""
+    """Tensors of the same dims, over which a window moves; a dim in which it is one element and stays is left alone.
+
+    Where a gradient goes back to windows that lie side by side, each device has whole ones.
+    """
     params, out = equation.params, equation.outvars[0].aval
     name, terms = str(equation.primitive), [labels(len(value.shape)) for value in (*operands, out)]
     fields = ("window_dimensions", "window_strides", "padding")
     ones = (1,) * out.ndim
     spreads, dilations = (params.get(key, ones) for key in ("base_dilation", "window_dilation"))
-    moves, scattered = [], name == "select_and_scatter_add"
+    moves, blocks, scattered = [], {}, name == "select_and_scatter_add"
     for dim, (kernel, stride, room) in enumerate(zip(*(params[key] for key in fields), strict=True)):
         if (kernel, stride, tuple(room), spreads[dim]) == (1, 1, (0, 0), 1):
+            continue
+        count = operands[0].shape[dim]
+        if scattered and kernel == stride and out.shape[dim] == count * kernel and _is_even(emitter, count):
+            blocks[f"w{dim}"] = kernel
+            terms[1:] = [(*term[:dim], (*term[dim], f"w{dim}"), *term[dim + 1 :]) for term in terms[1:]]
             continue
         sliding = Reach(kernel, stride, dilations[dim], room[0], spread=spreads[dim])
         around = Reach(2 * kernel - 1, low=kernel - 1), Reach(kernel, low=kernel - 1 - room[0], spread=stride)
@@ -192,8 +200,16 @@ def windows(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[
         function = run or _slid(equation, number, operands, moves)
         shifted = tuple(dict.fromkeys(move.label for move in moves))
         attributes = tuple(sorted(move.attribute for move in moves))
-        results.append(emitter.emit(name, operands, terms, var.aval, function, shifted=shifted, attributes=attributes))
+        how: dict[str, Any] = {"shifted": shifted, "attributes": attributes}
+        if blocks:
+            how |= {"sizes": blocks, "replicated": tuple(blocks)}
+        results.append(emitter.emit(name, operands, terms, var.aval, function, **how))
     return results
+
+
+def _is_even(emitter: Emitter, count: int) -> bool:
+    """Whether every axis cuts so many blocks evenly."""
+    return all(count % size == 0 for size in emitter.program.mesh.sizes.values())
 
 
 def _fills(equation: Any, operands: Sequence[Value], tiles: Sequence[Any]) -> list[Any]:

@@ -25,6 +25,7 @@ from jax.extend.core import Literal
 from jax.sharding import NamedSharding
 
 from reshard.jax.tracing.equations import ELEMENTWISE
+from reshard.jax.tracing.turning import RUNNING
 
 INLINED = {
     "jit": "jaxpr",
@@ -100,15 +101,17 @@ def flattened(jaxpr: Any, consts: Iterable[Any], only: Callable[[Any], bool] | N
     return flat
 
 
-MOVING = frozenset([*RESHAPED, "broadcast_in_dim", "concatenate", "convert_element_type", "pad", "slice", "split"])
+MOVING = frozenset(
+    [*RESHAPED, "broadcast_in_dim", "concatenate", "convert_element_type", "pad", "rev", "slice", "split"]
+)
 """Primitives that put elements elsewhere, and do nothing else."""
 
 
 def only_moves(called: Any) -> bool:
-    """Whether a called jaxpr, and what that calls, only puts elements elsewhere."""
+    """Whether a called jaxpr, and what that calls, only puts elements elsewhere, or runs along a dim."""
     for equation in getattr(called, "jaxpr", called).eqns:
         inner = inlined(equation)
-        if not (only_moves(inner) if inner is not None else str(equation.primitive) in MOVING):
+        if not (only_moves(inner) if inner is not None else str(equation.primitive) in MOVING | RUNNING):
             return False
     return True
 
