@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import chain, combinations, product
+from itertools import chain, product
 from math import prod
 from typing import NamedTuple
 
@@ -207,22 +207,18 @@ def _graph(
     ends = [tuple(tuple(end[n] for n in numbers) for numbers in inside) for end in (source, target)]
     if prod(map(len, choices)) > MOST_STATES or not all(map(_is_one, ends)) or ends[0] == ends[1]:
         return None
-    grid = np.ones([len(listed) for listed in choices], dtype=np.bool_)  # of one choice per level
-    for one, other in combinations(range(len(choices)), 2):
-        apart = np.array([[_is_one(pair) for pair in product([before], choices[other])] for before in choices[one]])
-        shape = [size if number in (one, other) else 1 for number, size in enumerate(grid.shape)]
-        grid &= apart.reshape(shape)
-    for number, listed in enumerate(choices):
-        alone = np.array([_is_one([roles]) for roles in listed])
-        grid &= alone.reshape([-1 if n == number else 1 for n in range(grid.ndim)])
+    grid = _products_of_one(choices)
     places = [tuple(listed.index(roles) for listed, roles in zip(choices, end, strict=True)) for end in ends]
     chosen = [tuple(place) for place in np.argwhere(grid).tolist() if tuple(place) not in places]
     chosen = [places[0], *chosen, places[1]]
     states = [tuple(listed[n] for listed, n in zip(choices, place, strict=True)) for place in chosen]
     numbers_of_states = np.full(grid.shape, -1)
     numbers_of_states[tuple(np.array(chosen).T)] = np.arange(len(chosen))
-    sizes = [[digits[n].size for n in numbers] for numbers in inside]
-    tiles = [1 / prod(map(_shards, state, sizes)) for state in states]
+    shards = [
+        [prod(digits[n].size for n, role in zip(numbers, roles, strict=True) if role is not None) for roles in listed]
+        for numbers, listed in zip(inside, choices, strict=True)
+    ]
+    tiles = np.array([1 / prod(sizes[n] for sizes, n in zip(shards, place, strict=True)) for place in chosen])
     leads = np.zeros((len(states), len(states)), dtype=np.bool_)
     seconds, latencies_s = np.zeros((2, *leads.shape, len(network.levels)))
     for number, (level, numbers) in enumerate(zip(network.levels, inside, strict=True)):
@@ -235,17 +231,25 @@ def _graph(
             known = (by_choice[i] >= 0) & (by_choice[j] >= 0)
             starts, stops = by_choice[i][known], by_choice[j][known]
             leads[starts, stops] = True
-            seconds[starts, stops, number] = taken.seconds * np.array(tiles)[starts]
+            seconds[starts, stops, number] = taken.seconds * tiles[starts]
             latencies_s[starts, stops, number] = taken.latency_s + network.launch_s * (taken.seconds > 0)
     order = [n for numbers in inside for n in numbers]
     in_order = [dict(zip(order, chain.from_iterable(state), strict=True)) for state in states]
     roles_of_digits = tuple(tuple(roles[n] for n in range(len(digits))) for roles in in_order)
-    return LevelGraph(roles_of_digits, leads, seconds, latencies_s, np.array(tiles))
+    return LevelGraph(roles_of_digits, leads, seconds, latencies_s, tiles)
 
 
-def _shards(roles: tuple[int | None, ...], sizes: Sequence[int]) -> int:
-    """Into how many tiles digits of these sizes cut the tensor."""
-    return prod(size for role, size in zip(roles, sizes, strict=True) if role is not None)
+def _products_of_one(choices: Sequence[Sequence[tuple[int | None, ...]]]) -> NDArray[np.bool_]:
+    """Per choice of roles of each level, whether no digit of the tensor is cut twice."""
+    grid = np.ones([len(listed) for listed in choices], dtype=np.bool_)
+    taken = np.zeros(grid.shape, dtype=object)  # digits as bits
+    for number, listed in enumerate(choices):
+        along = [-1 if n == number else 1 for n in range(grid.ndim)]
+        bits = np.array([sum({1 << role for role in roles if role is not None}) for roles in listed], dtype=object)
+        grid &= np.array([_is_one([roles]) for roles in listed]).reshape(along)
+        grid &= (taken & bits.reshape(along)) == 0
+        taken = taken | bits.reshape(along)
+    return grid
 
 
 def _lies_in(digit: Digit, level: Level) -> bool:

@@ -23,6 +23,7 @@ from reshard.collectives.fewest_bytes import cache_clear as forget_searches
 from reshard.collectives.fewest_bytes import fewest_bytes_chain
 from reshard.collectives.one_axis import one_axis_chain
 from reshard.errors import ReshardError
+from reshard.garbage import uncollected
 from reshard.network import Network, forget_steps
 from reshard.notation.described import array_said, check_settled, described, dtype_said, shape_said
 from reshard.planner import better_legs
@@ -119,7 +120,8 @@ def reshard_of(source: Any, target: Any, shape: Sequence[int] | None = None, dty
 def _planned(reshard: Reshard, options: Options) -> Plan:
     network = options.network
     if options.basis == "any" and network is not None and options.memory_limit is None:
-        best = _fastest(reshard, network, options)
+        with uncollected():
+            best = _fastest(reshard, network, options)
     else:
         plans = _within(_known_plans(reshard, options))
         best = best_first(plans)[0]

@@ -194,7 +194,7 @@ class RoutePrices:
         """What the step takes; None where the cuts of both ends do not nest, or the stride does not with digits."""
         if not all(nest(cuts | others) for cuts, others in zip(before.cuts, after.cuts, strict=True)):
             return None
-        if any(digit.stride < near < digit.end for digit in self.digits):
+        if near and any(digit.stride < near < digit.end for digit in self.digits):
             return None
         determined_by, gathered = close_chains(self.digits, before.roles, after.roles, near)
         kinds = tuple([kind_of(before.roles[number], after.roles[number]) for number in gathered])
