@@ -1,4 +1,4 @@
-"""Chains of steps that lead from source to target.
+"""Ways that lead from source to target.
 
 The first is the shortest chain, which receives exactly the bound wherever nothing is partial.
 Four kinds of detour may do better:

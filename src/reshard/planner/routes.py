@@ -137,10 +137,8 @@ class RoutePrices:
         legs = None if route.steps is not None else self.uses_between(points, route.near)
         if legs is None:
             chain = route.chain(self.reshard)
-            uses, between = (
-                uses_of(chain, self.network),
-                tuple(step.reshard.tilings[1].largest_tile for step in chain[:-1]),
-            )
+            uses = uses_of(chain, self.network)
+            between = tuple(step.reshard.tilings[1].largest_tile for step in chain[:-1])
             moves = any(step.moves for step in chain)
         else:
             uses, between = [use for _, use in legs], tuple(elements for elements, _ in legs[:-1])
