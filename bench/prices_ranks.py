@@ -1,7 +1,8 @@
 """What every rank of the benchmark of prices runs: a network fitted to the ranks, then plans timed beside their prices.
 
-The plans of all reshards and what else would do are run in turn, from a barrier to the last rank; the fastest run of a
-turn counts, as where the network is fitted: what else the machine does is not the plan.
+The plans of all reshards and what else would do are run from a barrier to the last rank, in another order each time
+and some times one after another; the fastest run of a turn counts, as where the network is fitted: what else the
+machine does, and what ran before, is not the plan.
 Three engines take the same reshards: torch over gloo, JAX on CPU devices in one process, MPI.
 """
 
@@ -23,14 +24,15 @@ import numpy as np
 import reshard as rs
 from reshard.network import Network
 from reshard.network.calibration import Pairs
-from reshard.network.engine_fit import fitted_to_engine
+from reshard.network.engine_fit import PASSES, fitted_to_engine
 from reshard.steps import Chain, reshard_of_chain
 
 MESH = rs.Mesh.of(a=2, b=2)
 SIDES = (64, 256, 1024, 2048)
 """Of squares of float32: 16 KiB to 16 MiB."""
 SIZES = tuple(2**power for power in range(10, 25, 2))
-WAYS, TURNS, RUNS = 3, 3, 7
+WAYS, TURNS, ORDERS, RUNS = 3, 3, PASSES, 3
+"""As many runs of a plan in a turn as of a chain where the network is fitted, of which the fastest counts."""
 Timed = tuple[int, float, float]
 """The number of the reshard, what a plan of it should take and what it took, in seconds."""
 
@@ -72,12 +74,13 @@ def timed(
         for (_, way), column in zip(plans, prices, strict=True):
             column.append(replace(way, options=replace(way.options, network=network)).seconds or 0.0)
         times: list[list[float]] = [[] for _ in calls]
-        for _ in range(RUNS):
-            for call, column in zip(calls, times, strict=True):
-                barrier()
-                begun = time.perf_counter()
-                call()
-                column.append(slowest(time.perf_counter() - begun))
+        for order in range(ORDERS):
+            for place in random.Random(order).sample(range(len(calls)), len(calls)):
+                for _ in range(RUNS):
+                    barrier()
+                    begun = time.perf_counter()
+                    calls[place]()
+                    times[place].append(slowest(time.perf_counter() - begun))
         for column, runs in zip(took, times, strict=True):
             column.append(min(runs))
     medians = zip(plans, prices, took, strict=True)
@@ -143,10 +146,13 @@ def on_mpi(count: int) -> list[Timed]:
     def time_chain(steps: Chain) -> float:
         plan = rs.Plan(reshard_of_chain(steps), steps)
         tile = np.zeros(plan.source.local_shape(plan.shape), np.float32)
-        world.Barrier()
-        begun = time.perf_counter()
-        rs.mpi.run(plan, tile)
-        return world.allreduce(time.perf_counter() - begun, MPI.MAX)
+        best = float("inf")
+        for _ in range(RUNS):
+            world.Barrier()
+            begun = time.perf_counter()
+            rs.mpi.run(plan, tile)
+            best = min(best, world.allreduce(time.perf_counter() - begun, MPI.MAX))
+        return best
 
     guess = Network.of(MESH, dict.fromkeys("ab", ("switch", 1e9, 1e-6)), name="ranks")
 

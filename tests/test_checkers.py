@@ -19,12 +19,13 @@ from problems import Problem
 
 from reshard import numpy as engine
 from reshard.box import Box
-from reshard.exchange import DigitExchange, Exchange, Piece, Tiling, schedule
+from reshard.exchange import DigitExchange, Exchange, Piece, schedule
 from reshard.exchange.by_boxes import by_boxes
 from reshard.exchange.by_digits import by_digits
 from reshard.mesh import Mesh
 from reshard.planner import plan
 from reshard.sharding import Sharding
+from reshard.tiling import Tiling
 
 Array = NDArray[Any]
 

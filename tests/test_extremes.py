@@ -20,12 +20,13 @@ from hypothesis import given, settings
 from problems import Problem
 
 from reshard import numpy as engine
-from reshard.exchange import DigitExchange, Exchange, Tiling, schedule
+from reshard.exchange import DigitExchange, Exchange, schedule
 from reshard.exchange.by_boxes import by_boxes
 from reshard.exchange.by_digits import by_digits
 from reshard.mesh import Mesh
 from reshard.planner import plan
 from reshard.sharding import Sharding
+from reshard.tiling import Tiling
 
 # 65,536 devices.
 

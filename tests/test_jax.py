@@ -340,7 +340,7 @@ def test_a_network_chooses_the_plan(setting: Setting) -> None:
 
 @pytest.mark.heavy
 def test_a_network_is_fitted_to_the_devices_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_fit, "TILE_BYTES", (1 << 12, 1 << 18))  # half of the programs to compile
+    monkeypatch.setattr(engine_fit, "WHOLE_BYTES", (1 << 14, 1 << 20))  # half of the programs to compile
     mesh = jax.make_mesh((2, 2), ("x", "y"), devices=jax.devices()[:4])
     network, report = calibrate(mesh, sizes=[2**power for power in range(12, 23, 2)], repeats=1)
     assert [(level.stride, level.size) for level in network.levels] in ([(1, 2), (2, 2)], [(1, 4)])

@@ -36,7 +36,7 @@ from reshard.digits import Digit, Digits, Transposition
 from reshard.dim_sharding import DimSharding
 from reshard.dtypes import DTYPES, DType
 from reshard.errors import CODES, ReshardError
-from reshard.exchange import Piece, Tiling
+from reshard.exchange import Piece
 from reshard.layout import Layout
 from reshard.mesh import Mesh
 from reshard.planner import CACHED_PLANS, cache_clear, plan
@@ -45,6 +45,7 @@ from reshard.problem import Reshard
 from reshard.refinement import Cuts, Refinement, Unreduced
 from reshard.sharding import Sharding
 from reshard.steps import Step
+from reshard.tiling import Tiling
 
 Array = NDArray[Any]
 

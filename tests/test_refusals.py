@@ -22,7 +22,7 @@ from reshard.checks import checked_shape
 from reshard.dim_sharding import DimSharding
 from reshard.dtypes import DTYPES, dtype_named
 from reshard.errors import CODES, ReshardError
-from reshard.exchange import Tiling, combine_then_gather, find_exchange
+from reshard.exchange import combine_then_gather, find_exchange
 from reshard.exchange.by_boxes import by_boxes
 from reshard.mesh import LIMIT, Mesh
 from reshard.notation import parse_module, to_mlir_list, to_xla
@@ -30,6 +30,7 @@ from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
 from reshard.steps import Step
+from reshard.tiling import Tiling
 
 FILE_CODES = {"bad-file", "file-exists", "write-failed", "verify-failed", "missing-extra"}
 """Codes of files, which the tests of the storage cause."""

@@ -16,12 +16,12 @@ import problems
 import pytest
 from problems import Problem
 
-from reshard.exchange import Tiling
 from reshard.exchange.by_boxes import by_boxes
 from reshard.exchange.by_digits import by_digits
 from reshard.mesh import Mesh
 from reshard.planner import plan
 from reshard.sharding import Sharding
+from reshard.tiling import Tiling
 
 FAMILIES: dict[str, tuple[tuple[int, ...], list[tuple[int, ...]]]] = {
     "2x2x2, rank 2": ((2, 2, 2), [(8, 16), (7, 5)]),

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from reshard.box import Box
 from reshard.dtypes import DType, combining, identity, value_dtype
 from reshard.errors import ReshardError
-from reshard.exchange import Tiling
 from reshard.models import ModelPlan
 from reshard.models.block_scales import CastEnd, ScaledTensor, Slots, cast_buffers, quantised, written_buffers
 from reshard.models.stores import Buffer
 from reshard.steps import Move
 from reshard.tile import Tile
+from reshard.tiling import Tiling
 
 Array = NDArray[Any]
 

@@ -147,7 +147,7 @@ class Digits(tuple[Digit, ...]):
         Digits([Digit(stride=4, size=2), Digit(stride=1, size=2)])
         """
         remaining = list(self)
-        for other in removed:
+        for other in removed if self else ():
             split = []
             for digit in remaining:
                 for part in Digits((digit,)).within(other):

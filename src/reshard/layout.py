@@ -76,12 +76,14 @@ class Layout:
     @property
     def has_windows(self) -> bool:
         """Whether devices hold other elements than those that they own."""
-        return any(weave is not None and weave.window is not None for weave in self.weaves)
+        return bool(self.weaves) and any(weave is not None and weave.window is not None for weave in self.weaves)
 
     @property
     def is_summed(self) -> bool:
         """Whether values are the sums of what windows hold."""
-        return any(weave is not None and weave.window is not None and weave.window.summed for weave in self.weaves)
+        return self.has_windows and any(
+            weave is not None and weave.window is not None and weave.window.summed for weave in self.weaves
+        )
 
     def cut_further(self, dim: int, digit: Digit) -> Layout:
         """The layout with every run of a dim cut once more, by one digit."""
@@ -248,14 +250,14 @@ class Layout:
         ties: list[Tie] = []
         for dim, (stages, length) in enumerate(zip(self.dims, shape, strict=True)):
             for stage in stages:
-                parts = stage.size
+                parts = self.parts[dim] if len(stages) == 1 else stage.size
                 if len(stages) > 1 and length % parts:
                     return None
                 length = -(-length // parts)
-                stride = max(length, 1) * parts
-                for digit in stage:
-                    stride //= digit.size
+                stride = max(length, 1)
+                for digit in reversed(stage):
                     ties.append(Tie(dim, digit, stride))
+                    stride *= digit.size
         return ties
 
     def _woven_ties(self, shape: Sequence[int]) -> list[Tie] | None:

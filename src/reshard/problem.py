@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from reshard.axis import Axis, difference, sorted_and_merged
 from reshard.checks import checked_shape, expect
 from reshard.dtypes import DType, dtype_named
 from reshard.sharding import Sharding, with_mesh
+from reshard.tiling import Tiling
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,10 @@ class Reshard:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", checked_shape(self.shape))
         expect(self.dtype, DType, "the dtype of a reshard")
-        for end, sharding in (("source", self.source), ("target", self.target)):
-            expect(sharding, Sharding, f"the {end} of a reshard").layout_for(self.shape)
-            if sharding.unreduced:
+        expect(self.source, Sharding, "the source of a reshard")
+        expect(self.target, Sharding, "the target of a reshard")
+        for tiling, sharding in zip(self.tilings, (self.source, self.target), strict=True):
+            if tiling.layout.unreduced:
                 self.dtype.check_reduction(sharding.reduction)
             if sharding.is_summed:
                 self.dtype.check_reduction("sum")
@@ -60,6 +63,27 @@ class Reshard:
             expect(sharding, Sharding, "an end of a plan")
         source = with_mesh(source, target.mesh)
         return cls(source, with_mesh(target, source.mesh), checked_shape(shape), dtype_named(dtype))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.source, self.target, self.shape, self.dtype))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def tilings(self) -> tuple[Tiling, Tiling]:
+        """The tensor as it lies in the source, and in the target."""
+        return Tiling.of(self.source, self.shape), Tiling.of(self.target, self.shape)
+
+    @property
+    def is_one_placement(self) -> bool:
+        """Whether both ends have the same digits on the same devices, so that nothing needs to be done."""
+        before, after = self.tilings
+        return before.layout == after.layout and before.mesh.device_ids == after.mesh.device_ids
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self} of {self.dtype.name}{list(self.shape)} on {self.source.mesh}>"

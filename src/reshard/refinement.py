@@ -3,8 +3,8 @@
 Two layouts over the same positions meet in their *refinement*: the coarsest digits, of the positions and of
 every dim, that both respect.
 Its cuts are block lengths in a dim and strides in the positions.
-A cut inside a digit of one side splits it, and so cuts whatever that digit is tied to; this repeats until
-nothing is cut.
+A cut inside a digit of one side splits it, and so cuts whatever that digit is tied to; each cut is handed on so,
+once.
 Cuts are only added and all divide one another, so it ends, and in the same place whatever the order.
 Where two cuts do not divide each other there is no refinement, and boxes must be compared one by one.
 
@@ -85,35 +85,21 @@ def refine(source: Layout, target: Layout, shape: Sequence[int], bounds: Iterabl
     source_ties, target_ties = source.ties(shape), target.ties(shape)
     if source_ties is None or target_ties is None:
         return None
-    ties = source_ties + target_ties
     cuts: list[set[int]] = [set() for _ in shape]
     strides = {1, source.positions, *(bound for bound in bounds if bound < source.positions)}
-    for stride, size in (*source.unreduced, *target.unreduced):
-        strides.update((stride, stride * size))
+    for digit in source.unreduced + target.unreduced:
+        strides |= {digit.stride, digit.end}
+    ties = source_ties + target_ties
     for dim, (stride, size), element in ties:
-        cuts[dim].update((element, element * size))
+        cuts[dim] |= {element, element * size}
         if stride != NOWHERE:
-            strides.update((stride, stride * size))
-    ties = [tie for tie in ties if tie.digit.stride != NOWHERE]
-    is_closed = False
-    while not is_closed:
-        if not (nest(strides) and all(map(nest, cuts))):
-            return None
-        is_closed = True
-        for dim, (stride, size), element in ties:
-            for low, ends, reached, other in (
-                (stride, strides, cuts[dim], element),
-                (element, cuts[dim], strides, stride),
-            ):
-                high = low * size
-                inside = {other * (cut // low) for cut in ends if low < cut < high}
-                if not inside <= reached:
-                    reached |= inside
-                    is_closed = False
+            strides |= {stride, stride * size}
+    if not _handed_on(strides, cuts, ties):
+        return None
     digits = Digits.between(strides)
     source_roles = _roles(digits, source_ties, source.unreduced)
     target_roles = _roles(digits, target_ties, target.unreduced)
-    lengths = tuple(min(ends, default=size) for ends, size in zip(cuts, shape, strict=True))
+    lengths = tuple([min(ends, default=size) for ends, size in zip(cuts, shape, strict=True)])
     if not source.weaves and not target.weaves:
         return Refinement(digits, source_roles, target_roles, lengths)
     loose = {Cuts(dim, stride): size for dim, ends in enumerate(cuts) for stride, size in Digits.between(ends)}
@@ -121,15 +107,37 @@ def refine(source: Layout, target: Layout, shape: Sequence[int], bounds: Iterabl
     return Refinement(digits, source_roles, target_roles, lengths, tuple(loose), tuple(loose.values()))
 
 
+def _handed_on(strides: set[int], cuts: Sequence[set[int]], ties: Sequence[Tie]) -> bool:
+    """Whether all nest once every cut inside a digit has been handed on to what it is tied to; both sets grow."""
+    runs = [  # where a digit of at least two parts begins and ends, in the position and in its dim
+        (stride, stride * size, cuts[dim], element, element * size)
+        for dim, (stride, size), element in ties
+        if stride != NOWHERE and size > 3
+    ]
+    count = 0
+    while count != (count := len(strides) + sum(map(len, cuts))):
+        for low, high, ends, start, stop in runs:
+            for cut in strides:
+                if low < cut < high:
+                    if cut % low or high % cut:
+                        return False
+                    ends.add(start * (cut // low))
+            for cut in ends:
+                if start < cut < stop:
+                    if cut % start or stop % cut:
+                        return False
+                    strides.add(low * (cut // start))
+    return nest(strides) and all(map(nest, cuts))
+
+
 def _roles(digits: Digits, ties: Sequence[Tie], unreduced: Digits) -> tuple[Role, ...]:
-    strides = [stride for stride, _ in digits]
-    roles: dict[int, Role] = {}
+    roles: dict[int, Role] = dict.fromkeys([stride for stride, _ in digits])
     for dim, (low, size), element in ties:
-        if low == NOWHERE:
-            continue
-        for stride in strides:
-            if low <= stride < low * size:
-                roles[stride] = Cuts(dim, element * (stride // low))
-    for low, size in unreduced:
-        roles.update({stride: Unreduced(stride) for stride in strides if low <= stride < low * size})
-    return tuple([roles.get(stride) for stride in strides])
+        if low != NOWHERE:
+            high = low * size
+            for stride in roles:
+                if low <= stride < high:
+                    roles[stride] = Cuts(dim, element * (stride // low))
+    for digit in unreduced:
+        roles.update({stride: Unreduced(stride) for stride in roles if digit.stride <= stride < digit.end})
+    return tuple(roles.values())

@@ -38,7 +38,7 @@ from reshard.contraction.tasks import Stage
 from reshard.digits import Positions
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
-from reshard.exchange.pieces import Tiling, overlap_elements
+from reshard.exchange.pieces import overlap_elements
 from reshard.mesh import Mesh
 from reshard.network import Network
 from reshard.operations.projection import shards
@@ -46,6 +46,7 @@ from reshard.planner import plan
 from reshard.plans import Plan
 from reshard.problem import becomes_unreduced
 from reshard.sharding import Sharding
+from reshard.tiling import Tiling
 
 ROUNDING = 1e-9
 """More than sums of one and the same seconds in two orders differ by, as a part of them."""

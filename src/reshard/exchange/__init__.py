@@ -1,6 +1,6 @@
 """Who sends what to whom.
 
-pieces.py     a piece, a tiling, and the one interface of an exchange
+pieces.py     a piece, and the one interface of an exchange
 by_digits.py  senders in closed form, where source and target have common digits
 by_boxes.py   senders dealt per source tile, for all else
 overlap_add.py  windows that are summed: the transpose of filling them
@@ -21,6 +21,7 @@ the blocks 3 and 2 do not.
 
 >>> from reshard.mesh import Mesh
 >>> from reshard.sharding import Sharding
+>>> from reshard.tiling import Tiling
 >>> mesh = Mesh.of(x=2, y=3)
 >>> by_x, by_both, by_y = (Tiling.of(Sharding.of(mesh, axes), (6,)) for axes in ("x", ("x", "y"), "y"))
 >>> type(find_exchange(by_x, by_both)).__name__, type(find_exchange(by_x, by_y)).__name__
@@ -31,7 +32,7 @@ from __future__ import annotations
 
 from reshard.exchange.by_digits import DigitExchange
 from reshard.exchange.overlap_add import OverlapAdd
-from reshard.exchange.pieces import Exchange, Piece, PieceTable, Tiling, overlap_elements
+from reshard.exchange.pieces import Exchange, Piece, PieceTable, overlap_elements
 from reshard.exchange.reduction import class_digits, combine_then_gather, find_exchange, total_bound
 from reshard.exchange.schedule import schedule
 
@@ -41,7 +42,6 @@ __all__ = [
     "OverlapAdd",
     "Piece",
     "PieceTable",
-    "Tiling",
     "class_digits",
     "combine_then_gather",
     "find_exchange",

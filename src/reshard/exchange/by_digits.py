@@ -63,9 +63,10 @@ import numpy as np
 from reshard.box import Box
 from reshard.digits import Digits, P, Positions
 from reshard.errors import ReshardError
-from reshard.exchange.pieces import Exchange, Piece, PieceTable, Tiling
+from reshard.exchange.pieces import Exchange, Piece, PieceTable
 from reshard.mesh import ENUMERABLE, Mesh
 from reshard.refinement import Cuts, Refinement, Role, Unreduced, refine
+from reshard.tiling import Tiling
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,12 @@ class DigitExchange(Exchange):
     def _at(self, numbers: Iterable[int]) -> Digits:
         return Digits([self.common.digits[i] for i in numbers])
 
-    @cached_property
+    @property
     def gathered_values(self) -> int:
         """k, the number of permutations."""
-        return self._at(self.gathered).size
+        return prod([self.common.digits[i].size for i in self.gathered])
 
-    @cached_property
+    @property
     def loose_values(self) -> int:
         """The number of boxes that a round moves from one device to another: one but for digits no device has."""
         return prod(self.common.loose_sizes)
@@ -113,15 +114,15 @@ class DigitExchange(Exchange):
         """The gathered digits along which values are unreduced: what arrives is combined, not placed."""
         return self._at(i for i in self.gathered if isinstance(self.common.source_roles[i], Unreduced))
 
-    @cached_property
+    @property
     def stays(self) -> bool:
         """Whether round 0 sends every device to itself."""
-        return self.shares_devices and all(i == j for i, j in enumerate(self.determined_by))
+        return self.determined_by == tuple(range(len(self.determined_by))) and self.shares_devices
 
     @property
     def shares_devices(self) -> bool:
         """Whether the target is on the devices of the source."""
-        return self.receivers == self.source.mesh
+        return self.receivers is self.source.mesh or self.receivers == self.source.mesh
 
     @property
     def rounds(self) -> int:
@@ -201,13 +202,13 @@ class DigitExchange(Exchange):
 
     @property
     def missing(self) -> int:
-        """In closed form where dims are even: all of the tile, if some digit of it lies elsewhere on some device."""
+        """In closed form where dims are even: all of the tile, if some digit of it lies elsewhere on some device.
+
+        Chains that are closed join a digit to itself where nothing else does, so then round 0 stays.
+        """
         if not self.is_even:
             return super().missing
-        tile = prod(self.target.layout.local_shape(self.target.shape))
-        homes = {role: i for i, role in enumerate(self.common.target_roles) if role is not None}
-        moved = any(homes.get(role, i) != i for i, role in enumerate(self.common.source_roles) if role is not None)
-        return tile - (0 if moved or not self.shares_devices else self.largest_piece * self.loose_values)
+        return self.target.largest_tile - (self.largest_piece * self.loose_values if self.stays else 0)
 
     @cached_property
     def _round_steps(self) -> dict[int, int]:
@@ -403,15 +404,18 @@ def by_digits(source: Tiling, target: Tiling, near: int = 0) -> DigitExchange | 
 
 def _close_chains(common: Refinement, near: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Per sender digit the receiver digit that determines it, and the sender digits that are gathered."""
-    homes = {role: i for i, role in enumerate(common.target_roles) if role is not None}
-    determined_by = [-1 if role is None else homes.get(role, -1) for role in common.source_roles]
-    arrows = {j: i for i, j in enumerate(determined_by) if j >= 0}
-    starts = [i for i, j in enumerate(determined_by) if j < 0]
-    for start in starts:
+    homes = {role: home for home, role in enumerate(common.target_roles) if role is not None}
+    determined_by = {i: homes[role] for i, role in enumerate(common.source_roles) if role in homes}
+    arrows = {home: i for i, home in determined_by.items()}
+    gathered = []
+    for start, role in enumerate(common.source_roles):
+        if role in homes:
+            continue
+        if role is not None:
+            gathered.append(start)
         end = start
-        stays_near = near and common.digits[start].stride >= near and common.source_roles[start] is None
+        stays_near = near and role is None and common.digits[start].stride >= near
         while end in arrows and not stays_near:
             end = arrows[end]
         determined_by[start] = end
-    gathered = [i for i in starts if common.source_roles[i] is not None]
-    return tuple(determined_by), tuple(gathered)
+    return tuple([determined_by[i] for i in range(len(common.digits))]), tuple(gathered)

@@ -29,7 +29,8 @@ from math import prod
 import numpy as np
 
 from reshard.digits import Positions
-from reshard.exchange.pieces import Exchange, Piece, Tiling
+from reshard.exchange.pieces import Exchange, Piece
+from reshard.tiling import Tiling
 
 
 @dataclass(frozen=True)

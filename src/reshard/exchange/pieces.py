@@ -8,8 +8,6 @@ coordinates; nothing here is a table of all pairs of devices.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
@@ -18,14 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.box import Box
-from reshard.checks import checked_shape
 from reshard.deal import Runs
 from reshard.digits import NO_DIGITS, Digits, Positions
 from reshard.errors import ReshardError
 from reshard.layout import Layout
-from reshard.mesh import ENUMERABLE, Mesh
-from reshard.sharding import Sharding
-from reshard.tile import Tile
+from reshard.mesh import ENUMERABLE
+from reshard.tiling import Tiling
 
 
 class Piece(NamedTuple):
@@ -58,79 +54,6 @@ class PieceTable(NamedTuple):
     def elements(self) -> Positions:
         """The number of elements of each piece."""
         sizes: Positions = (self.stops - self.starts).prod(axis=0)
-        return sizes
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """A tensor of one shape, laid over the devices of a mesh."""
-
-    mesh: Mesh
-    layout: Layout
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, sharding: Sharding, shape: Sequence[int]) -> Tiling:
-        """The tiling of a tensor of this shape."""
-        return cls(sharding.mesh, sharding.layout_for(shape), checked_shape(shape))
-
-    def box(self, device: int) -> Box:
-        """Where the tile of a device lies.
-
-        Raises:
-            ReshardError: `cannot-express` where it is not one box.
-        """
-        return self.layout.box(self.mesh.position_of(device), self.shape)
-
-    def tile(self, device: int, *, once: bool = False) -> Box | Tile:
-        """What the array of a device holds: a box, or what answers the same questions; `once` as of `Layout.tile`."""
-        return self.layout.tile(self.mesh.position_of(device), self.shape, once=once)
-
-    def elements(self, device: int) -> int:
-        """The number of elements of the tensor that a device's tile holds; 0 where it has none."""
-        if device not in self.mesh:
-            return 0
-        if self.layout.weaves:
-            return int(self.all_elements[self.mesh.position_of(device)])
-        return self.box(device).size
-
-    def owned(self) -> Tiling:
-        """The same without windows."""
-        return replace(self, layout=self.layout.owned())
-
-    def same_order_as(self, other: Tiling) -> bool:
-        """Whether both name the same devices in the same order."""
-        return self.mesh.same_order_as(other.mesh)
-
-    @property
-    def classes(self) -> int:
-        """The number of classes of unreduced values: how many are combined into one where nothing is unreduced."""
-        return self.layout.unreduced.size
-
-    def is_even(self) -> bool:
-        """Whether all tiles have one shape."""
-        if self.layout.weaves:
-            return all(
-                size % self.layout.shards(dim) == 0 if weave is None else weave.is_even(size)
-                for dim, (size, weave) in enumerate(zip(self.shape, self.layout.weaves, strict=True))
-            )
-        return all(size % self.layout.shards(dim) == 0 for dim, size in enumerate(self.shape))
-
-    @cached_property
-    def all_bounds(self) -> list[tuple[Positions, Positions]]:
-        """Per dim, where the tile of each position starts and stops."""
-        return self.layout.bounds(self.shape, self.mesh.positions)
-
-    @cached_property
-    def all_elements(self) -> Positions:
-        """The number of elements of the tensor that the tile at each position holds."""
-        sizes = np.ones_like(self.mesh.positions)
-        if self.layout.weaves:
-            for dim, size in enumerate(self.shape):
-                sizes *= self.layout.lengths(dim, size)[self.layout.cutting[dim].index_of(self.mesh.positions)]
-            return sizes
-        for start, stop in self.all_bounds:
-            sizes *= stop - start
         return sizes
 
 
@@ -196,8 +119,8 @@ class Overlaps(NamedTuple):
         low, high = 0, len(self.start)
         for numbers, run in ((self.source, source), (self.target, target)):
             if run.start is not None:
-                low = max(low, int(np.searchsorted(numbers, run.start, "left")))
-                high = min(high, int(np.searchsorted(numbers, run.stop, "left")))
+                first, stop = numbers.searchsorted((run.start, run.stop)).tolist()
+                low, high = max(low, first), min(high, stop)
         return self._at(slice(low, max(low, high)))
 
     def _at(self, rows: slice | NDArray[Any]) -> Overlaps:
@@ -270,7 +193,7 @@ class Exchange(ABC):
             ReshardError: `unknown-device` where the device is neither in the source nor in the target.
         """
 
-    @property
+    @cached_property
     def is_even(self) -> bool:
         """Whether all tiles of the source are of one shape, and all of the target."""
         return self.source.is_even() and self.target.is_even()

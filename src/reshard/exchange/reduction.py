@@ -39,8 +39,9 @@ from reshard.errors import ReshardError
 from reshard.exchange.by_boxes import by_boxes
 from reshard.exchange.by_digits import by_digits
 from reshard.exchange.overlap_add import overlap_add
-from reshard.exchange.pieces import ClassDigits, Exchange, Tiling, block_overlaps
+from reshard.exchange.pieces import ClassDigits, Exchange, block_overlaps
 from reshard.layout import Layout
+from reshard.tiling import Tiling
 
 
 def find_exchange(source: Tiling, target: Tiling, near: int = 0) -> Exchange:

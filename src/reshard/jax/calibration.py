@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from timeit import repeat, timeit
+from timeit import repeat
 from typing import Any
 
 import jax
@@ -37,6 +37,8 @@ SIZES = tuple(2**power for power in range(10, 25, 2))
 """Bytes that are sent to measure a level: 1 KiB to 16 MiB."""
 RUNS = 5
 """Of so many runs of a compiled exchange the fastest counts: what else the machine does is not the network."""
+WARM_RUNS = 3
+"""Of a chain, one after another, the fastest of which counts: the first finds the memory as what ran before left it."""
 
 
 def calibrate(mesh: JaxMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 3) -> tuple[Network, Calibration]:
@@ -71,7 +73,7 @@ def calibrate(mesh: JaxMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 3) 
     def time_chain(steps: Chain) -> float:
         if steps not in chains:
             chains[steps] = _plan(mesh, Plan(reshard_of_chain(steps), steps))
-        return timeit(chains[steps], number=1)
+        return min(repeat(chains[steps], repeat=WARM_RUNS, number=1))
 
     return fitted_to_engine(guess, ours, time_exchange, time_chain, sizes=sizes, repeats=repeats)
 

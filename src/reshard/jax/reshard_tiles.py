@@ -17,12 +17,12 @@ import jax
 from reshard.checks import expect
 from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
-from reshard.exchange import Tiling
 from reshard.jax.exchange.lowering import run_on_device
 from reshard.jax.jax_shardings import jax_mesh_like
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan
 from reshard.sharding import Sharding
+from reshard.tiling import Tiling
 
 
 def reshard_tiles(x: jax.Array, source: Sharding, target: Sharding) -> jax.Array:

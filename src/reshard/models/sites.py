@@ -24,11 +24,11 @@ import numpy as np
 
 from reshard.box import Box
 from reshard.digits import Positions, Transposition
-from reshard.exchange import Tiling
 from reshard.layout import Layout, Tie
 from reshard.mesh import Mesh
 from reshard.sharding import Sharding
 from reshard.tile import Tile
+from reshard.tiling import Tiling
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,13 @@ from reshard.array_tiles import Array, assembled, part_of, sent_part
 from reshard.box import Box
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
-from reshard.exchange import Piece, Tiling
+from reshard.exchange import Piece
 from reshard.mpi.participants import Participants
 from reshard.mpi.subarrays import memory_of, run_of, subarrays
 from reshard.plans import Plan
 from reshard.steps import Move
 from reshard.tile import Tile
+from reshard.tiling import Tiling
 
 TAG = 0
 

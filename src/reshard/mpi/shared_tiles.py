@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from reshard.array_tiles import Array
 from reshard.checks import checked_shape, expect
 from reshard.dtypes import dtype_named, value_dtype
-from reshard.exchange import Tiling
 from reshard.mpi.participants import ANY_TILE, NO_TILE, Participants, participants_of
 from reshard.sharding import Sharding
+from reshard.tiling import Tiling
 
 POLLS_PER_PROBE = 64
 """So often a waiting rank looks for a counter before it lets MPI go on with messages of the program's own."""

@@ -38,12 +38,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.digits import NO_DIGITS, Digits, Positions
-from reshard.exchange import Tiling, class_digits
+from reshard.exchange import class_digits
 from reshard.exchange.pieces import ClassDigits
 from reshard.layout import Layout
 from reshard.network.networks import Network
 from reshard.network.numbers import device_digits, device_order
 from reshard.refinement import Refinement, Role, Unreduced, refine
+from reshard.tiling import Tiling
 
 Members = Sequence[NDArray[np.bool_]]
 """Per level, a row for each part of it: which values of its digit are in it."""

@@ -28,23 +28,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
+from math import inf, log2
+from random import Random
 from statistics import median
 
 from reshard.mesh import Mesh
 from reshard.network.calibration import Calibration, Timer, least_relative, neighbours
 from reshard.network.level import Level
 from reshard.network.networks import Network
-from reshard.network.pricing import copied_elements, seconds_of
+from reshard.network.pricing import busy_seconds, copied_elements, seconds_of
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
 from reshard.steps import Chain, Step
 
 SHARED_BYTES = 1 << 20
 """What is sent along levels, one and all."""
-TILE_BYTES = (1 << 12, 1 << 17, 1 << 21)
-"""About what a device holds before a chain that is timed."""
-PASSES = 8
-"""How often all chains are timed, in turn, as plans of a program are that does other things between."""
+WHOLE_BYTES = tuple(2**power for power in range(12, 25, 4))
+"""About what the tensors have of which chains are timed, and what a device has after a gather: 4 KiB to 16 MiB."""
+PASSES = 6
+"""How often all chains are timed, in turn, each time in another order: what ran before is not the chain."""
 NEGLIGIBLE = 1e-15
 """Seconds per copied byte below which copies do not count."""
 LEAST = 0.05
@@ -78,8 +80,11 @@ def fitted_to_engine(
         guess = replace(guess, levels=(Level(1, guess.size, "switch", 1e9, 1e-6),))
     network, fit = guess.calibrate(time_exchange, sizes=sizes, repeats=repeats)
     chains = chains_to_time(mesh)
-    times = [min(column) for column in zip(*(map(time_chain, chains) for _ in range(PASSES)), strict=True)]
-    return fitted_to_chains(network, list(zip(chains, times, strict=True))), fit
+    fastest = dict.fromkeys(chains, inf)
+    for number in range(PASSES):
+        for steps in Random(number).sample(chains, len(chains)):  # the same order on all ranks
+            fastest[steps] = min(fastest[steps], time_chain(steps))
+    return fitted_to_chains(network, list(fastest.items())), fit
 
 
 def _is_one_medium(guess: Network, time_exchange: Timer, repeats: int) -> bool:
@@ -97,24 +102,33 @@ def _is_one_medium(guess: Network, time_exchange: Timer, repeats: int) -> bool:
 
 
 def chains_to_time(mesh: Mesh) -> list[Chain]:
-    """Gathers of rows and of columns and all-to-alls, over all axes and over the last, of several sizes; and in pairs.
+    """Steps of several kinds and sizes, and pairs of them.
 
-    >>> [[step.kind for step in steps] for steps in chains_to_time(Mesh.of(x=2))[:4]]
-    [['AllGather'], ['AllGather'], ['AllToAll'], ['AllToAll', 'AllGather']]
+    Gathers of rows and of columns, all-to-alls, both, a gather and a slice, over all axes and over the last; where
+    there are several axes, also whole tiles that change places, and an exchange.
+    Sides are powers of two times the number of devices, as most dims are: engines copy others more slowly.
+
+    >>> [[step.kind for step in steps] for steps in chains_to_time(Mesh.of(x=2))[:5]]
+    [['AllGather'], ['AllGather'], ['AllToAll'], ['AllToAll', 'AllGather'], ['AllGather', 'Slice']]
+    >>> sorted({chain[0].shape[0] for chain in chains_to_time(Mesh.of(x=2, y=3))})
+    [24, 96, 384, 1536]
     """
     names = tuple(name for name, size in mesh.sizes.items() if size > 1)
     if not names:
         return []
     whole = Sharding.of(mesh, None, None)
-    chains = []
-    for n_bytes in TILE_BYTES:
-        side = -(-int((n_bytes // ITEMSIZE * mesh.size) ** 0.5) // mesh.size) * mesh.size
-        for axes in dict.fromkeys((names, names[-1:])):
+    chains: dict[Chain, None] = {}
+    for n_bytes in WHOLE_BYTES:
+        side = mesh.size * 2 ** max(round(log2((n_bytes // ITEMSIZE) ** 0.5 / mesh.size)), 0)
+        for axes in (names, names[-1:]):
             rows, columns = Sharding.of(mesh, axes, None), Sharding.of(mesh, None, axes)
-            for passed in ((rows, whole), (columns, whole), (rows, columns), (rows, columns, whole)):
+            ways = [(rows, whole), (columns, whole), (rows, columns), (rows, columns, whole), (rows, whole, columns)]
+            if len(axes) > 1:
+                ways += [(rows, Sharding.of(mesh, cut, None)) for cut in (axes[::-1], axes[-1:])]
+            for passed in ways:
                 legs = (Reshard.of(*ends, (side, side), "float32") for ends in pairwise(passed))
-                chains.append(tuple(map(Step, legs)))
-    return chains
+                chains[tuple(map(Step, legs))] = None
+    return list(chains)
 
 
 def fitted_to_chains(network: Network, timings: Sequence[tuple[Chain, float]]) -> Network:
@@ -134,7 +148,8 @@ def fitted_to_chains(network: Network, timings: Sequence[tuple[Chain, float]]) -
     for steps, _ in timings:
         sent_s, bare_s = (sum(seconds_of(step, price) for step in steps) for price in (at_once, bare))
         copied = ITEMSIZE * sum(map(copied_elements, steps))
-        amounts.append((1.0, len(steps), bare_s - sent_s, copied, sent_s))
+        starts = busy_seconds(steps, replace(at_once, launch_s=1.0))[-1]
+        amounts.append((1.0, starts, bare_s - sent_s, copied, sent_s))
     call_s, launch_s, waiting, per_copied_byte, sending = least_relative(amounts, [time for _, time in timings])
     levels = tuple(
         replace(level, latency_s=level.latency_s * waiting, bandwidth=level.bandwidth / max(sending, LEAST))

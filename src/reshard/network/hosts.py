@@ -26,11 +26,12 @@ import numpy as np
 from reshard.digits import NO_DIGITS, Digits, Positions
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
-from reshard.exchange import Exchange, Tiling, class_digits
+from reshard.exchange import Exchange, class_digits
 from reshard.mesh import ENUMERABLE
 from reshard.network.networks import Network
 from reshard.problem import Reshard
 from reshard.steps import Step
+from reshard.tiling import Tiling
 
 
 def host_bytes(moved: Step | Exchange, network: Network, level: int, dtype: Any = None) -> Positions:

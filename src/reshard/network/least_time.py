@@ -46,13 +46,13 @@ from numpy.typing import NDArray
 
 from reshard.digits import Digits, Positions
 from reshard.errors import ReshardError
-from reshard.exchange import Tiling
 from reshard.network.crossing import Sides, crossing_by_boxes, crossing_by_digits
 from reshard.network.level import Level
 from reshard.network.networks import Network
 from reshard.network.pricing import check_reach
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.tables import bytes_text
+from reshard.tiling import Tiling
 
 CACHED = 1024
 """Reshards whose cuts are kept."""

@@ -65,8 +65,8 @@ class Network:
     flops_by_dtype: tuple[tuple[str, float], ...] = ()
     """Operations/s on values of other dtypes: NumPy's name, or its beginning such as `float8`, with the figure."""
     copy_bandwidth: float | None = None
-    """Bytes/s at which a device copies its tiles before and after a step, reads and writes together, twice what lies
-    in strips; None where that does not count, as where it goes on while data are under way."""
+    """Bytes/s at which a device copies what it keeps, packs, slices or puts in order in a step, twice what it takes out
+    of strips; None where that does not count, as where it goes on while data are under way."""
     call_s: float = 0.0
     """Seconds to start a plan that communicates, whatever its steps."""
 

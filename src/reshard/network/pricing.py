@@ -67,8 +67,8 @@ class Use(NamedTuple):
 
     seconds: float
     busy: tuple[float, ...]
-    """Per level the seconds of its busiest link or port, with the latencies; last those in which steps start and a
-    device copies."""
+    """Per level the seconds of its busiest link or port, with the latencies; last those in which steps start. In all of
+    them those in which a device copies, and neither sends nor starts anything."""
 
     def times(self, count: int) -> Use:
         """So many of it, one after another."""
@@ -135,29 +135,38 @@ def _use_of_step(step: Step, network: Network, parts: int) -> Use:
         use = Use.together(uses, len(network.levels))
     if network.copy_bandwidth is not None:
         copied_s = copied_elements(step) * share / network.copy_bandwidth
-        use = Use(use.seconds + copied_s, (*use.busy[:-1], use.busy[-1] + copied_s))
+        use = Use(use.seconds + copied_s, tuple(busy + copied_s for busy in use.busy))  # nothing else goes on meanwhile
     return use if step.chunks == 1 else use.times(step.chunks)
 
 
 def copied_elements(step: Step) -> int:
-    """What a device copies around a step: its old tile, which it reads, and its new one, which it writes.
+    """What a device copies by itself in a step.
 
-    A tile that is packed or unpacked in strips counts twice: what a piece has of it does not lie in one run.
+    It keeps what its new tile has of the old one; pieces that are no whole tile are packed before they go; and where
+    they do not lie in one run of the new tile, that is put in order when all have come.
+    What is packed out of strips counts twice.
+    A slice copies what is left, out of strips twice as well.
 
-    By hand, of 4 x 4 elements on 2 devices: a gather of rows reads 8 and writes 16 in runs, one of columns writes 16
-    in strips.
+    By hand, of 4 x 4 elements on 2 devices: a gather of rows keeps 8; one of columns puts 16 in order besides; from
+    columns to rows 4 are kept, and 8 in one run packed, and as they come as strips 8 put in order.
 
     >>> from reshard.mesh import Mesh
     >>> from reshard.problem import Reshard
     >>> from reshard.sharding import Sharding
     >>> mesh = Mesh.of(x=2)
     >>> rows, columns, whole = (Sharding.of(mesh, *dims) for dims in (("x", None), (None, "x"), (None, None)))
-    >>> [copied_elements(Step(Reshard.of(end, whole, (4, 4)))) for end in (rows, columns)]
-    [24, 40]
+    >>> moves = (rows, whole), (columns, whole), (columns, rows)
+    >>> [copied_elements(Step(Reshard.of(*ends, (4, 4)))) for ends in moves]
+    [8, 24, 20]
     """
-    tiles = [sharding.local_shape(step.shape) for sharding in (step.before, step.after)]
-    piece = tuple(map(min, *tiles))
-    return sum(prod(tile) * (1 if _is_one_run(piece, tile) else 2) for tile in tiles)
+    before, after = (sharding.local_shape(step.shape) for sharding in (step.before, step.after))
+    piece = tuple(map(min, before, after))
+    received = step.received_bytes // step.dtype.itemsize
+    kept, times = max(prod(after) - received, 0), 1 if _is_one_run(piece, before) else 2
+    if not received:
+        return kept * times
+    packed = 0 if piece == before else max(prod(after), received) * times
+    return kept + packed + (0 if _is_one_run(piece, after) else prod(after))
 
 
 def _is_one_run(piece: Sequence[int], tile: Sequence[int]) -> bool:

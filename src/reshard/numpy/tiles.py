@@ -29,11 +29,11 @@ from reshard.box import Box
 from reshard.checks import checked_shape, expect
 from reshard.dtypes import dtype_named, identity
 from reshard.errors import ReshardError
-from reshard.exchange import Tiling
 from reshard.notation import as_sharding
 from reshard.plans import Plan
 from reshard.steps import Move, Step
 from reshard.tile import Tile
+from reshard.tiling import Tiling
 
 Tiles = dict[int, Array]
 

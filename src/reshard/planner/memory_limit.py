@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import replace
-from math import prod
 
 from reshard.plans import Plan
 from reshard.steps import Step
@@ -41,11 +40,11 @@ def within_limit(plan: Plan) -> Plan | None:
 def least_peak_bytes(plan: Plan) -> int:
     """The bytes that a device needs at most with as many chunks as there can be: the smallest limit that will do."""
     needs = [step.peak_bytes_in(max(step.most_chunks, step.chunks)) for step in plan.steps]
-    source = prod(plan.source.local_shape(plan.shape)) * plan.dtype.itemsize
+    source = plan.reshard.tilings[0].largest_tile * plan.dtype.itemsize
     return max([source, *(need + beside for need, beside in zip(needs, _beside(plan), strict=True))])
 
 
 def _beside(plan: Plan) -> list[int]:
     """What a device holds beside each step: its source tile, once the first step is done."""
-    source = prod(plan.source.local_shape(plan.shape)) * plan.dtype.itemsize
+    source = plan.reshard.tilings[0].largest_tile * plan.dtype.itemsize
     return [source if number else 0 for number in range(len(plan.steps))]

@@ -38,8 +38,9 @@ WORTH = 0.99
 def overlapped(plan: Plan) -> Plan:
     """The plan in as many parts as it takes least in; as it is where that is not worth it, or a limit must be kept."""
     network, limit = plan.options.network, plan.options.memory_limit
-    moving = [step for step in plan.steps if step.moves and step.kind != "Slice"]
-    if network is None or limit is not None or len(moving) < 2 or plan.options.basis != "any":
+    if network is None or limit is not None or plan.options.basis != "any":
+        return plan
+    if sum(1 for step in plan.steps if step.moves and step.kind != "Slice") < 2:
         return plan
     alone, busiest = sum(plan.step_seconds or ()), max(busy_seconds(plan.steps, network))
     if busiest >= alone * WORTH:

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 
 from reshard.plans import Plan, counted, seconds_text
 
@@ -30,9 +29,11 @@ SMALL_BYTES = 64 << 20
 
 def shrinks_first(plan: Plan) -> bool:
     """Whether no tile between is larger than the larger of the two ends, small ones on a network apart."""
-    sizes = [prod(end.local_shape(plan.shape)) for end in (plan.source, *(step.after for step in plan.steps))]
+    between = [step.reshard.tilings[1].largest_tile for step in plan.steps[:-1]]
+    if not between:
+        return True
     small = SMALL_BYTES // plan.dtype.itemsize if plan.options.network is not None else 0
-    return max(sizes[1:-1], default=0) <= max(sizes[0], prod(plan.target.local_shape(plan.shape)), small)
+    return max(between) <= max(small, *(tiling.largest_tile for tiling in plan.reshard.tilings))
 
 
 def best_first(plans: list[Plan]) -> list[Plan]:

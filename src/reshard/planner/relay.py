@@ -25,12 +25,12 @@ from dataclasses import replace
 from reshard.axis import Axis
 from reshard.digits import Digit, Digits
 from reshard.errors import ReshardError
-from reshard.exchange import Tiling
 from reshard.mesh import Mesh
 from reshard.planner.spread import all_cuts
 from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
+from reshard.tiling import Tiling
 
 
 def relay(reshard: Reshard, boundary: int) -> tuple[Sharding, Sharding] | None:

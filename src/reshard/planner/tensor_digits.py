@@ -22,10 +22,10 @@ from reshard.axis import Axis
 from reshard.deal import Deal
 from reshard.digits import Digit, Digits
 from reshard.errors import ReshardError
-from reshard.exchange import Tiling
 from reshard.mesh import Mesh
 from reshard.problem import Reshard
 from reshard.refinement import Cuts, Refinement, refine
+from reshard.tiling import Tiling
 
 
 @dataclass(slots=True)

@@ -22,9 +22,10 @@ from math import prod
 
 from reshard.axis import Axis
 from reshard.dim_sharding import DimSharding
-from reshard.exchange import Tiling, find_exchange
+from reshard.exchange import find_exchange
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
+from reshard.tiling import Tiling
 
 MOST_AXES = 10
 """On meshes of more axes nothing is looked for."""

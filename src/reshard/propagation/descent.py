@@ -9,8 +9,8 @@ Where two choices differ, every part in which they do is taken over from the oth
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -31,9 +31,12 @@ class Descent:
         model: the program.
         options: per variable its option, by identity.
         layouts: per operation its layout, by its number.
+        before: a choice that is settled, but for some values; around what differs from it more is to be tried.
     """
 
-    def __init__(self, model: Model, options: dict[int, int], layouts: dict[int, int]) -> None:
+    def __init__(
+        self, model: Model, options: dict[int, int], layouts: dict[int, int], before: Descent | None = None
+    ) -> None:
         self.model = model
         self.options, self.layouts = dict(options), dict(layouts)
         in_order = (model.variables[number] for number in model.net.order)
@@ -44,6 +47,16 @@ class Descent:
             for edge in node.uses:
                 self._change(edge, self._want(edge), 1)
         self.cost = self.total()
+        self.unsettled = {id(variable): variable for variable in self.variables}
+        """What is to be tried in other options: around it something has changed since it was, by identity."""
+        if before is not None:
+            self.unsettled = dict(before.unsettled)
+            for node in model.nodes:
+                edges = node.edges
+                if layouts[node.number] != before.layouts[node.number] or any(
+                    options[id(edge.variable)] != before.options[id(edge.variable)] for edge in edges
+                ):
+                    self.unsettled.update((id(edge.variable), edge.variable) for edge in edges)
 
     def _want(self, edge: Edge, layout: int | None = None) -> int:
         return edge.picks.listed[self.layouts[edge.node.number] if layout is None else layout]
@@ -217,6 +230,7 @@ class Descent:
         after = sum(map(self.node_cost, touched)) + sum(map(self.shared, variables))
         if after < before - SLACK * abs(before):
             self.cost += after - before
+            self.unsettled.update((id(variable), variable) for variable in variables)
             return True
         self._set(touched, old_options, old_layouts)
         return False
@@ -262,22 +276,20 @@ class Descent:
         self.run([*near.values(), *last.values()])
 
     def run(self, variables: Iterable[Variable] | None = None) -> None:
-        """Change values and operations until nothing is cheaper, beginning with some values, or with all."""
-        waiting: deque[Variable] = deque(self.variables if variables is None else variables)
-        queued = set(map(id, waiting))
-        while waiting:
-            variable = waiting.popleft()
-            queued.discard(id(variable))
-            changed = self.improve_value(variable)
-            nodes = [edge.node for edge in (*variable.makers, *variable.uses)]
-            for node in nodes:
-                changed |= self.improve_node(node)
-            if changed:
-                for node in nodes:
-                    for edge in node.edges:
-                        if id(edge.variable) not in queued:
-                            queued.add(id(edge.variable))
-                            waiting.append(edge.variable)
+        """Change values and operations until nothing is cheaper, beginning with some values, or with all unsettled."""
+        if variables is not None:
+            self.unsettled = {id(variable): variable for variable in variables}
+        while self.unsettled:
+            variable = self.unsettled.pop(next(iter(self.unsettled)))
+            self.improve_value(variable)
+            for edge in (*variable.makers, *variable.uses):
+                self.improve_node(edge.node)
+
+    def unsettle(self, tables: Collection[Table]) -> None:
+        """Have values tried in other options of which anything is moved at the prices of some tables."""
+        for variable in self.variables:
+            if any(edge.table in tables for edge in (*variable.makers, *variable.uses)):
+                self.unsettled[id(variable)] = variable
 
     def cross(
         self, options: dict[int, int], layouts: dict[int, int], may: Callable[[Descent], bool] = lambda _: True

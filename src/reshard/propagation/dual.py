@@ -17,7 +17,7 @@ import numpy as np
 
 from reshard.propagation.elimination import Eliminated, End, Link, Once, eliminate
 from reshard.propagation.model import Model
-from reshard.propagation.nodes import EdgeKey, Node, Variable
+from reshard.propagation.nodes import Edge, EdgeKey, Node, Variable
 from reshard.propagation.space import Costs, Numbers
 from reshard.propagation.ways import Picks
 
@@ -44,7 +44,8 @@ class Dual:
     def __init__(
         self, model: Model, shares: Shares | None = None, *, exact: bool = False, within: Within | None = None
     ) -> None:
-        ends = _ends(model, shares or {}, within, exact=exact)
+        self._once, self._divided = Once(), list[Divided]()
+        ends = _ends(model, shares or {}, within, self._once, None if exact else self._divided)
         for place, end in enumerate(ends):
             end.place = place
         gone = eliminate(ends)
@@ -68,33 +69,59 @@ class Dual:
         self.before = [[link for link in end.links if link.other(end).place < end.place] for end in self.ends]
         self.after = [[link for link in end.links if link.other(end).place > end.place] for end in self.ends]
 
+    def divide(self, shares: Shares) -> None:
+        """Divide reshards otherwise; what was handed on in messages stays.
+
+        What is eliminated stays so, and of the tables on the way those are made anew that come of changed ones.
+        """
+        changed: dict[int, Costs] = {}
+        for number, (edge, costs, share, table) in enumerate(self._divided):
+            if shares[edge.key] != share:
+                changed[id(table)] = costs * (edge.times * shares[edge.key])
+                self._divided[number] = Divided(edge, costs, shares[edge.key], changed[id(table)])
+        renewed = self._once.renewed(changed)
+        for end in (*self.ends, *(gone.end for gone in self.gone)):
+            end.cost = renewed.get(id(end.cost), end.cost)
+        for link in (*self.links, *(link for gone in self.gone for link in gone.links)):
+            if id(link.table) in renewed:
+                link.change(renewed[id(link.table)])
+        self.settled, self.bound = sum(each.settled for each in self.gone), -np.inf
+
     def run(self, turns: int, is_late: Callable[[], bool] = lambda: False, tolerance: float = 1e-4) -> None:
         """Pass messages forth and back, until little changes or it is late."""
-        around = list(zip(self.ends, self.before, self.after, strict=True))
+        around = [
+            (end, before, after, 1.0 / max(len(before), len(after), 1))
+            for end, before, after in zip(self.ends, self.before, self.after, strict=True)
+        ]
         for turn in range(turns):
-            for end, before, after in around:
-                _push(end, after, before)
+            for end, before, after, part in around:
+                if after:
+                    _push(end, after, before, part)
             bound = self.settled
-            for end, before, after in reversed(around):
-                bound += _push(end, before, after)
+            for end, before, after, part in reversed(around):
+                gathered = _push(end, before, after, part)
+                bound += float(np.minimum.reduce(gathered)) * (1.0 - part * len(before))
             grown = bound - self.bound
             self.bound = max(self.bound, bound)
             if (turn > 2 and grown < tolerance * abs(self.bound)) or is_late():
                 break
 
-    def begin(self, before: Dual) -> None:
+    def handed(self) -> Handed:
+        """What was handed on in messages."""
+        return {
+            (end.key, link.other(end).key): (handed, link.times)
+            for link in self.links
+            for end, handed in zip((link.first, link.second), link.handed, strict=True)
+            if handed is not None
+        }
+
+    def begin(self, before: Handed) -> None:
         """Begin with what was handed on in messages of the same operations, or of such that are kept alike."""
-        known: dict[tuple[object, object], tuple[Link, int]] = {}
-        for link in before.links:
-            known[link.first.key, link.second.key] = link, 0
-            known[link.second.key, link.first.key] = link, 1
         for link in self.links:
-            ends = link.first, link.second
-            like, turned = known.get((ends[0].key, ends[1].key), (None, 0))
-            for place, end in enumerate(ends):
-                handed = None if like is None else like.handed[place ^ turned]
-                if like is not None and handed is not None and len(handed) == len(end.choices):
-                    link.take(end, handed * (link.times / like.times))
+            for end in (link.first, link.second):
+                handed, times = before.get((end.key, link.other(end).key), (None, 1.0))
+                if handed is not None and len(handed) == len(end.choices):
+                    link.take(end, handed * (link.times / times))
 
     def choice(self) -> Picked:
         """Per variable its option, per operation its layout: the cheapest, one after the other."""
@@ -122,6 +149,22 @@ Shares = dict[EdgeKey, float]
 """Per use of a value, by its key, which part of a reshard it pays; all uses of a value together pay no more than it."""
 
 
+EndKey = tuple[bool, int]
+Handed = dict[tuple[EndKey, EndKey], tuple[Costs, float]]
+"""Per end, and the end across a link, by their keys, what it has handed to that last, and how often that counts."""
+
+
+class Divided(NamedTuple):
+    """What a use of a value pays of a reshard that others share."""
+
+    edge: Edge
+    costs: Costs
+    """Of all of it."""
+    share: float
+    table: Costs
+    """Of its share."""
+
+
 class Within(NamedTuple):
     """A part of the choices."""
 
@@ -131,13 +174,20 @@ class Within(NamedTuple):
     """Per operation its layouts, by number."""
 
 
-def _ends(model: Model, shares: Shares, within: Within | None, *, exact: bool) -> list[End]:
-    """The values and operations of a model in their order, linked by what reshards cost."""
+def _ends(model: Model, shares: Shares, within: Within | None, once: Once, divided: list[Divided] | None) -> list[End]:
+    """The values and operations of a model in their order, linked by what reshards cost.
+
+    Args:
+        model: the program.
+        shares: per use of a value, which part of a reshard it pays; all of it unless given.
+        within: the choices that are looked at; all unless given.
+        once: what makes arrays of others.
+        divided: to be filled with what is shared; where None, what is known of prices counts, and no bound.
+    """
     ends: dict[int, End] = {}
     tables: dict[tuple[object, ...], Costs] = {}
     free: dict[int, Costs] = {}
     alike: dict[bytes, Costs] = {}
-    once = Once()
 
     def end_of(variable: Variable) -> End:
         end = ends.get(id(variable))
@@ -161,11 +211,15 @@ def _ends(model: Model, shares: Shares, within: Within | None, *, exact: bool) -
         around += [end_of(edge.variable) for edge in node.makes]
         for edge, end in zip(node.edges, around, strict=True):
             picks = edge.picks if within is None else Picks(edge.picks.numbers[choices])
-            scale = float(edge.times)
-            if not edge.is_result:
-                scale *= shares.get(edge.key, 1.0)
+            share = 1.0 if edge.is_result else shares.get(edge.key, 1.0)
+            scale = edge.times * share
+            if divided is not None and not edge.is_result and len(edge.variable.uses) > 1:
+                costs = cut(edge.table.bound, end.choices, picks, 1.0, is_result=False)
+                divided.append(Divided(edge, costs, share, costs * scale))
+                Link(end, own, divided[-1].table, picks, edge.variable.count, once)
+                continue
             pair = (id(end.choices), id(picks)) if within is None else (end.choices.tobytes(), picks.options.tobytes())
-            known = edge.table.price if exact else edge.table.bound
+            known = edge.table.price if divided is None else edge.table.bound
             key = id(known), *pair, edge.is_result, scale
             if key not in tables:
                 tables[key] = cut(known, end.choices, picks, scale, is_result=edge.is_result)
@@ -182,8 +236,8 @@ def cut(known: Costs, choices: Numbers, picks: Picks, scale: float, *, is_result
     return np.ascontiguousarray(costs.T if is_result else costs)
 
 
-def _push(end: End, ahead: list[Link], behind: list[Link]) -> float:
-    """Gather what the links of an end say, and hand it on to those ahead; the least of what is kept.
+def _push(end: End, ahead: list[Link], behind: list[Link], part: float) -> Costs:
+    """Gather what the links of an end say, and hand a part of it on to each of those ahead; what is gathered.
 
     What those behind are told they hear on the way back.
     """
@@ -193,8 +247,7 @@ def _push(end: End, ahead: list[Link], behind: list[Link]) -> float:
     said_ahead = [link.message_to(end) for link in ahead]
     for said in said_ahead:
         total += said
-    part = 1.0 / max(len(ahead), len(behind), 1)
     handed = total * part
     for link, said in zip(ahead, said_ahead, strict=True):
         link.take(end, handed - said)
-    return float(total.min()) * (1.0 - part * len(ahead))
+    return total

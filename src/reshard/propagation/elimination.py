@@ -21,7 +21,7 @@ or 3 where they differ, or 6 where b would have to cost 5 or differ from both.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -39,10 +39,19 @@ FEW = 2**12
 
 
 class Once:
-    """Arrays made of others, each made once: of the same arrays comes the same array."""
+    """Arrays made of others, each made once: of the same arrays comes the same array, and of changed ones another.
+
+    By hand, a sum of which one part changes:
+
+    >>> once, first, second = Once(), np.array([1.0]), np.array([2.0])
+    >>> total = once.make(np.add, first, second)
+    >>> once.renewed({id(first): np.array([5.0])})[id(total)]
+    array([7.])
+    """
 
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], tuple[Costs, tuple[object, ...]]] = {}
+        """In the order in which they were made."""
 
     def make(self, how: Callable[..., Costs], *of: Any) -> Costs:
         """What comes of some arrays, by identity, which are kept as long as this is."""
@@ -51,6 +60,17 @@ class Once:
         if known is None:
             known = self._made[key] = how(*of), of
         return known[0]
+
+    def renewed(self, changed: Mapping[int, Costs]) -> dict[int, Costs]:
+        """What stands in place of arrays, by their identity, where some are changed: these, and all made of them."""
+        renewed, made = dict(changed), dict[tuple[object, ...], tuple[Costs, tuple[object, ...]]]()
+        for (how, *identities), (array, of) in self._made.items():
+            if not renewed.keys().isdisjoint(identities):
+                of = tuple(renewed.get(id(each), each) for each in of)  # what it is made of now
+                renewed[id(array)] = array = how(*of)  # type: ignore[operator]
+            made[how, *map(id, of)] = array, of
+        self._made = made
+        return renewed
 
 
 class End:
@@ -131,6 +151,13 @@ class Link:
         else:
             per_option = handed if self.picks is None else self.picks.least(handed)
             self._to_first = np.minimum.reduce(self.table + per_option, axis=1)
+
+    def change(self, table: Costs) -> None:
+        """Say otherwise what its ends pay; what they have handed to it stays."""
+        self.table, self._to_first, self._to_second = table, None, None
+        for end, handed in zip((self.first, self.second), self.handed, strict=True):
+            if handed is not None:
+                self.take(end, handed)
 
     def open(self) -> None:
         """Say per choice what is said per option, where that takes little: so messages take fewer steps."""

@@ -25,12 +25,11 @@ from reshard.propagation.copies import CopiedDual
 from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Dual, Picked, Shares, Within
 from reshard.propagation.fixpoint import Flow
-from reshard.propagation.model import SAME, Model
+from reshard.propagation.model import SAME, Model, flowing
 from reshard.propagation.nodes import Besides
 from reshard.propagation.shares import Bounded, even_shares, moved, of_kinds
-from reshard.propagation.space import Option
 from reshard.propagation.ties import classes_of, kinds_of
-from reshard.propagation.trees import tree
+from reshard.propagation.trees import Table, tree
 from reshard.propagation.waiting import IDENTICAL
 from reshard.propagation.ways import compute_layout
 from reshard.sharding import Sharding
@@ -113,7 +112,7 @@ def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) 
         }
         shares = moved(alike, of_kinds(alike, bounded.shares, classes), Picked(options, best.layouts))
         whole = CopiedDual(model, alike, classes, shares)
-        whole.begin(bounded.dual)
+        whole.begin(bounded.handed)
         whole.run(WHOLE_TURNS, is_late)
         return _explained(alike, Descent(alike, options, best.layouts), model.bound_of(whole.bound), classes)
     return _explained(model, best, model.bound_of(bounded.bound))
@@ -156,7 +155,7 @@ def changed(
     for _ in range(FEWEST_LESSONS):
         if found.cross(known.options, known.layouts):
             found.run()
-        was_wrong = _learnt(small, found)
+        was_wrong = bool(_learnt(small, found))
         found = Descent(small, found.options, found.layouts)
         if found.cost < known.total():
             known = found
@@ -199,11 +198,12 @@ def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Ca
             best = _axis_by_axis(model, bounded, best, is_late)
             settled = best.cost
             gains = len(model.nodes) <= SMALL or settled < before * (1 - WORTH)
-        was_wrong = _learnt(model, best)
-        best, known = (Descent(model, each.options, each.layouts) for each in (best, known or best))
+        learnt = _learnt(model, best)
+        best, known = (Descent(model, each.options, each.layouts, before=each) for each in (best, known or best))
         if best.cost < known.cost:
-            known = Descent(model, best.options, best.layouts)
-        if was_wrong:
+            known = Descent(model, best.options, best.layouts, before=best)
+        if learnt:
+            best.unsettle(learnt)
             best.run()
             continue
         if kicks and not _is_proved(known, bounded.bound) and not is_late():
@@ -286,12 +286,9 @@ def _flowing(model: Model, flow: Flow) -> Picked:
     """What propagation has, each operation in the layout that is cheapest for it."""
     options: dict[int, int] = {}
     for number, variable in enumerate(model.variables):
-        dims = [variable.options.pieces.of(axes) for axes in flow.dims[number]]
-        place = None
-        if all(axes is not None for axes in dims):
-            place = variable.options.numbers.get(Option(tuple(axes for axes in dims if axes is not None)))
         if id(variable) not in options:
-            options[id(variable)] = place if place is not None and place in variable.domain else int(variable.domain[0])
+            place = flowing(flow, number, variable)
+            options[id(variable)] = int(variable.domain[0]) if place is None else place
     layouts: dict[int, int] = {}
     for node in model.nodes:
         cost = node.cost.copy()
@@ -333,7 +330,7 @@ def _with_messages(best: Descent, shares: Shares | None, within: Within | None =
     """A choice with the better parts of what messages at known prices lead to."""
     dual = Dual(best.model, shares, exact=True, within=within)
     dual.run(AXIS_TURNS)
-    other = Descent(best.model, *dual.choice())
+    other = Descent(best.model, *dual.choice(), before=best)
     if other.cost < best.cost:
         best, other = other, best
         best.run()
@@ -367,18 +364,20 @@ def _others(count: int, free: Sequence[int]) -> list[int]:
     return [number for number in range(count) if number not in free]
 
 
-def _learnt(model: Model, best: Descent) -> bool:
-    """Ask the planner about all that is chosen; whether anything costs otherwise than was thought."""
-    is_new = False
+def _learnt(model: Model, best: Descent) -> set[Table]:
+    """Ask the planner about all that is chosen; the tables in which anything costs otherwise than was thought."""
+    learnt: set[Table] = set()
     for variable in best.variables:
         for edge in variable.makers:
             made = int(edge.picks.numbers[best.layouts[edge.node.number]])
-            is_new |= model.learn(edge, made, best.options[id(variable)])
+            if model.learn(edge, made, best.options[id(variable)]):
+                learnt.add(edge.table)
         for (table, _), wants in best.wants(variable).items():
             edge = next(edge for edge in variable.uses if edge.table is table)
             for pair in tree(table, best.options[id(variable)], sorted(wants)):
-                is_new |= model.learn(edge, *pair)
-    return is_new
+                if model.learn(edge, *pair):
+                    learnt.add(table)
+    return learnt
 
 
 def _explained(model: Model, best: Descent, bound: float, classes: Sequence[int] | None = None) -> Optimum:

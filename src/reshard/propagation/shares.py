@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from reshard.propagation.dual import Dual, Picked, Shares
+from reshard.propagation.dual import Dual, Handed, Picked, Shares
 from reshard.propagation.model import Model
 
 TURNS, FEW_TURNS = 20, 8
@@ -27,28 +27,26 @@ STEP = 0.5
 
 
 class Bounded:
-    """A model with the best bound so far, and the division under which it holds."""
+    """A model with the best bound so far, and the division and the messages under which it holds."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.shares = model, even_shares(model)
-        self.dual = Dual(model, self.shares)
-        self.bound = -np.inf
-        self._latest = self.dual, self.shares
-        self._steps = 0
+        self.bound, self.handed = -np.inf, Handed()
+        self._dual, self._latest, self._steps = Dual(model, self.shares), self.shares, 0
+        self._choice = Picked({}, {})
 
     def step(self, is_late: Callable[[], bool]) -> Picked:
         """Move shares to where the latest choice pays, and pass messages; the choice that comes of it."""
-        dual, shares = self._latest
+        dual = self._dual
         if self._steps:
-            shares = moved(self.model, shares, dual.choice(), STEP / self._steps**0.5)
-            before, dual = dual, Dual(self.model, shares)
-            dual.begin(before)
+            self._latest = moved(self.model, self._latest, self._choice, STEP / self._steps**0.5)
+            dual.divide(self._latest)
         dual.run(FEW_TURNS if self._steps else TURNS, is_late)
         self._steps += 1
-        self._latest = dual, shares
+        self._choice = dual.choice()
         if dual.bound > self.bound:
-            self.bound, self.dual, self.shares = dual.bound, dual, shares
-        return dual.choice()
+            self.bound, self.shares, self.handed = dual.bound, self._latest, dual.handed()
+        return self._choice
 
 
 def even_shares(model: Model) -> Shares:

@@ -101,7 +101,7 @@ def reshard_of_chain(steps: Chain) -> Reshard:
 def _without_windows(reshard: Reshard, *, moves_classes: bool) -> Sharding | None:
     """What windows must be summed into, or filled from, before anything else; None where one step does it all."""
     before, after = reshard.source, reshard.target
-    if before == after or not (before.has_windows or after.has_windows):
+    if not (before.has_windows or after.has_windows) or before == after:
         return None
     if before.is_summed:
         same_copies = before.layout.free == after.layout.free and before.mesh.same_order_as(after.mesh)
@@ -113,8 +113,7 @@ def _by_way_of(middle: Sharding, reshard: Reshard, near: int) -> Chain:
     before = reshard.source
     to_middle = replace(reshard, target=middle)
     first = _single(to_middle, near)
-    same_layout = before.layout_for(reshard.shape) == middle.layout_for(reshard.shape)
-    if not first and not (same_layout and before.mesh.device_ids == middle.mesh.device_ids):
+    if not first and not to_middle.is_one_placement:
         first = (step_of(to_middle),)  # one placement, but the last step must know its digits
     return (*first, step_of(replace(reshard, source=middle if first else before)))
 
@@ -136,9 +135,7 @@ def _cut_as_before(before: Sharding, whole: Sharding, becoming: tuple[Axis, ...]
 def _single(reshard: Reshard, near: int) -> Chain:
     """The one step, or none where both are one placement."""
     before, after, shape = reshard.source, reshard.target, reshard.shape
-    if before == after or (
-        before.layout_for(shape) == after.layout_for(shape) and before.mesh.device_ids == after.mesh.device_ids
-    ):
+    if reshard.is_one_placement:
         return ()
     step = step_of(reshard, near)
     # partial values that stay so may count their classes in another order, and still lie where they are wanted

@@ -38,7 +38,6 @@ from reshard.exchange import (
     Exchange,
     OverlapAdd,
     Piece,
-    Tiling,
     combine_then_gather,
     overlap_elements,
 )
@@ -46,6 +45,7 @@ from reshard.problem import Reshard, becomes_unreduced
 from reshard.refinement import Role, Unreduced
 from reshard.sharding import Sharding
 from reshard.tile import Tile
+from reshard.tiling import Tiling
 
 KINDS = ("Slice", "Permute", "AllGather", "AllToAll", "ReduceScatter", "AllReduce", "Exchange", "ToUnreduced")
 """Every kind of step."""
@@ -117,10 +117,6 @@ class ReshardWork:
         """Of its elements."""
         return self.reshard.dtype
 
-    @cached_property
-    def _tilings(self) -> tuple[Tiling, Tiling]:
-        return Tiling.of(self.reshard.source, self.shape), Tiling.of(self.reshard.target, self.shape)
-
 
 @dataclass(frozen=True)
 class Step(ReshardWork):
@@ -146,17 +142,18 @@ class Step(ReshardWork):
         expect(self.reshard, Reshard, "what a step does")
         if not 0 <= expect(self.near, int, "near") < LIMIT or not 1 <= expect(self.chunks, int, "chunks") < LIMIT:
             raise ReshardError("bad-argument", "near must be at least 0, chunks at least 1, and both below 2**62")
-        if expect(self.kind, str, "the kind of a step", "bad-step") not in (UNNAMED, *KINDS):
+        if expect(self.kind, str, "the kind of a step", "bad-step") != UNNAMED and self.kind not in KINDS:
             raise ReshardError("bad-step", f"a step must be one of {', '.join(KINDS)}, got: {shown(self.kind)}")
-        shape, layouts = self.shape, [tiling.layout for tiling in self._tilings]
-        for layout in layouts:
-            tiles = prod(layout.local_shape(shape)) * layout.positions * layouts[0].unreduced.size
-            if max(tiles, prod(shape)) * self.dtype.itemsize >= LIMIT:
+        ends = self.reshard.tilings
+        for tiling in ends:
+            devices = tiling.layout.positions
+            elements = max(tiling.largest_tile * devices * ends[0].classes, prod(self.shape))
+            if elements * self.dtype.itemsize >= LIMIT:
                 raise ReshardError(
-                    "too-large", f"shape {shape} of {self.dtype} on {layout.positions} devices is beyond 2**62 bytes"
+                    "too-large", f"shape {self.shape} of {self.dtype} on {devices} devices is beyond 2**62 bytes"
                 )
         if becomes_unreduced(self.before, self.after):
-            _check_to_unreduced(self.before, self.after, *self._tilings)
+            _check_to_unreduced(self.before, self.after, *ends)
             kind = "ToUnreduced"
         else:
             kind = _kind_of(self._exchanges)
@@ -179,14 +176,14 @@ class Step(ReshardWork):
 
     @cached_property
     def _exchanges(self) -> tuple[Exchange, ...]:
-        return combine_then_gather(*self._tilings, self.near)
+        return combine_then_gather(*self.reshard.tilings, self.near)
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
         """The exchanges that do it, in order; none for ToUnreduced."""
         if self.kind == "ToUnreduced":
             return ()
-        classes = self._tilings[0].classes // self._tilings[1].classes
+        classes = self.reshard.tilings[0].classes // self.reshard.tilings[1].classes
         first, *rest = self._exchanges
         if isinstance(first, OverlapAdd):
             return (Move(first, "sum", 1, fill="sum"),)
@@ -199,7 +196,7 @@ class Step(ReshardWork):
     def transfers(self) -> tuple[Move, ...]:
         """What engines run, in order: the moves; for ToUnreduced, what every device keeps."""
         reduction = self.after.reduction
-        kept = Contributions(*self._tilings, keeps_all=reduction == "avg")
+        kept = Contributions(*self.reshard.tilings, keeps_all=reduction == "avg")
         return self.moves or (Move(kept, None, 1, fill=reduction),)
 
     @property
@@ -256,14 +253,16 @@ class Step(ReshardWork):
 
     def peak_bytes_in(self, chunks: int) -> int:
         """What `peak_bytes` would be with pieces in so many chunks."""
-        tiles = [prod(tiling.layout.local_shape(tiling.shape)) for tiling in self._tilings]
-        return sum(tiles) * self.dtype.itemsize + self.between_bytes + self.buffer_bytes_in(chunks)
+        return (
+            sum(tiling.largest_tile for tiling in self.reshard.tilings) * self.dtype.itemsize
+            + self.between_bytes
+            + self.buffer_bytes_in(chunks)
+        )
 
     @property
     def between_bytes(self) -> int:
         """Bytes of the refined tile between two moves."""
-        targets = [move.exchange.target for move in self.moves[:-1]]
-        return sum(prod(tiling.layout.local_shape(tiling.shape)) for tiling in targets) * self.dtype.itemsize
+        return sum(move.exchange.target.largest_tile for move in self.moves[:-1]) * self.dtype.itemsize
 
     def buffer_bytes_in(self, chunks: int) -> int:
         """Bytes of the largest piece, or of one of its chunks."""
@@ -297,7 +296,7 @@ def _kind_of(exchanges: tuple[Exchange, ...]) -> str:
         return "Exchange" if adds or first.total_received else "Slice"
     if isinstance(first, DigitExchange) and first.stays and first.gathered_values == 1:
         return "Slice"
-    may_stay = not isinstance(first, DigitExchange) or not first.is_even or first.largest_piece == 0
+    may_stay = not isinstance(first, DigitExchange) or not first.is_even or 0 in first.target.shape
     if may_stay and first.source.classes == last.target.classes and first.total_received == 0:
         return "Slice"
     if len(exchanges) == 2:
@@ -308,11 +307,11 @@ def _kind_of(exchanges: tuple[Exchange, ...]) -> str:
         return "Permute" if moves_tiles else "Exchange"
     if first.gathered_values == 1 and _local_shape(first.source) == _local_shape(first.target):
         return "Permute"
+    if not first.stays or not first.source.same_order_as(first.target):
+        return "Exchange"
     roles = zip(first.common.source_roles, first.common.target_roles, strict=True)
     changes = {_change(before, after) for before, after in roles if before != after}
-    if not first.shares_devices or not first.source.same_order_as(first.target) or not first.stays or len(changes) > 1:
-        return "Exchange"
-    return changes.pop()
+    return changes.pop() if len(changes) == 1 else "Exchange"
 
 
 def _same_blocks(before: Tiling, after: Tiling) -> bool:

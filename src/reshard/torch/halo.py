@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor
 
 from reshard.checks import shown
 from reshard.errors import ReshardError
-from reshard.exchange import Tiling
 from reshard.planner import plan as make_plan
 from reshard.sharding import Sharding
 from reshard.tile import Span, Tile
+from reshard.tiling import Tiling
 from reshard.torch.agreement import Statement, check_mode, digest_of
 from reshard.torch.dtensor_specs import dtype_of, mesh_of, sharding_of
 from reshard.torch.graph_operator import is_traced

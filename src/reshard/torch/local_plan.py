@@ -16,10 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from reshard.errors import ReshardError
-from reshard.exchange import Tiling
 from reshard.mesh import Mesh
 from reshard.plans import Plan
 from reshard.steps import Step
+from reshard.tiling import Tiling
 from reshard.torch.carriers import carrier_for, joint_carrier_for
 from reshard.torch.exchange import COMBINE, UNWATCHED, Finish, LocalExchange, Post, Watch, is_plain, local_exchange
 from reshard.torch.turns import turnwise

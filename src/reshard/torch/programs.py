@@ -24,12 +24,12 @@ from torch.distributed.tensor import DTensor
 
 from reshard.checks import expect, shown
 from reshard.errors import ReshardError
-from reshard.exchange import Tiling
 from reshard.mesh import Mesh
 from reshard.operations.interpreter import BoxExtents, check_computable, compute
 from reshard.propagation import Operation, Placement, Value
 from reshard.propagation.running import Engine, run
 from reshard.sharding import Sharding
+from reshard.tiling import Tiling
 from reshard.torch.dtensor_specs import gradient_placements, mesh_of, placements_of, spec_of
 from reshard.torch.graph_operator import refuse_traced
 from reshard.torch.halo import HeldWindow

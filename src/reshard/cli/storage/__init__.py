@@ -26,9 +26,9 @@ from reshard.cli.storage.index import NAME, FolderIndex, TileEntry, read_index
 from reshard.cli.storage.inputs import Input, open_input
 from reshard.cli.storage.streaming import Advance, TensorFiles, TileTransfer, check, pieces_of, transfers_of, write
 from reshard.errors import ReshardError, refusing
-from reshard.exchange import Tiling
 from reshard.models.checkpoints.peers import Alone, Peers, agreed, share
 from reshard.plans import Plan
+from reshard.tiling import Tiling
 
 __all__ = ["Input", "Peers", "TileEntry", "agreed", "check_absent", "open_input", "reshard_files"]
 

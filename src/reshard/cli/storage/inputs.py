@@ -16,11 +16,11 @@ from reshard.cli.storage.index import NAME, FolderIndex, TileEntry, read_index
 from reshard.cli.storage.streaming import Advance, TensorFiles
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
-from reshard.exchange import Tiling
 from reshard.models.checkpoints import safetensors
 from reshard.models.checkpoints.files import FileReader, TileFile
 from reshard.models.checkpoints.peers import Alone, Peers, share
 from reshard.sharding import Sharding
+from reshard.tiling import Tiling
 
 CHUNK_BYTES = 2**24
 """Bytes that are read at a time to check a file."""

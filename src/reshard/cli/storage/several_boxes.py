@@ -6,7 +6,7 @@ sender keeps them, in the tensor or in an array of its own.
 
 By hand, 8 elements in zigzag over 2 devices: device 0 stores 0, 1, 6, 7, and its third place is made of element 6.
 
->>> from reshard.exchange import Tiling
+>>> from reshard.tiling import Tiling
 >>> from reshard.mesh import Mesh
 >>> from reshard.notation import parse_sharding
 >>> tile = Tiling.of(parse_sharding('[{zigzag, "x"}]', Mesh.of(x=2)), (8,)).tile(0)

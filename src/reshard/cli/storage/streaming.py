@@ -29,10 +29,11 @@ from reshard.cli.storage.npy import header_bytes
 from reshard.cli.storage.several_boxes import Holdings, Making, parts_of_tile
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
-from reshard.exchange import Piece, Tiling
+from reshard.exchange import Piece
 from reshard.models.checkpoints.files import FileReader, FileWriter, TileFile, bytes_of
 from reshard.plans import Plan
 from reshard.tile import Tile
+from reshard.tiling import Tiling
 
 CALL_BYTES = 2**13
 """Bytes that could be read in the time that the call for one run takes."""

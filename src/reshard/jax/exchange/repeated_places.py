@@ -7,7 +7,7 @@ By hand, 4 elements on 2 devices, of which each stores 6 that begin before its o
 its last two places are filled from its first two.
 
 >>> from reshard.deal import Window
->>> from reshard.exchange.pieces import Tiling
+>>> from reshard.tiling import Tiling
 >>> from reshard.mesh import Mesh
 >>> from reshard.sharding import Sharding
 >>> rows = Sharding.of(Mesh.of(x=2), "x").with_windows({0: Window(spans=((-1, 5), (1, 7)), edge="wrap")})
@@ -25,8 +25,8 @@ from jax import numpy as jnp
 from numpy.typing import NDArray
 
 from reshard.deal import stored_runs
-from reshard.exchange import Tiling
 from reshard.jax.exchange.rounds import Device
+from reshard.tiling import Tiling
 
 
 def first_places(tiling: Tiling, dim: int) -> NDArray[np.int32] | None:
