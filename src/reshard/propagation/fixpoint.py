@@ -235,8 +235,7 @@ class Net:
             for number, sharding in given.items():
                 seen = level if level[1] or number == leader else (level[0] - 1, True)
                 states[number] = self._seen(number, sharding, seen[0], level[0], states[number], flow)
-            changed = range(len(states)) if level == levels[0] else given
-            self._settle(states, {op for value in changed for op in self.neighbours[value]}, flow, level[0])
+            self._settle(states, {op for value in given for op in self.neighbours[value]}, flow, level[0])
         flow.dims = [state.dims for state in states]
         return flow
 

@@ -87,6 +87,7 @@ class Model:
         self.has_exact_ties = not self.goal.is_sum and self.tie_break * alone <= LESS_THAN_A_BYTE
         """Whether all work together costs less than a byte."""
         self._layouts: dict[tuple[object, ...], Layouts] = {}
+        self._layouts_by_number: dict[int, Layouts] = {}
         self._shardings: dict[tuple[int, int, str, str], Sharding] = {}
         self._domains: dict[bytes, Numbers] = {}
         self._open: dict[tuple[int, frozenset[int], int], list[int]] = {}
@@ -389,6 +390,8 @@ class Model:
                 used = (domain,) * len(operation.operands)
                 self._layouts[key] = Layouts(used, domain, np.zeros(len(domain)), domain, domain)
             return self._layouts[key]
+        if number in self._layouts_by_number:
+            return self._layouts_by_number[number]
         tensors, along = self._tensors(operation), self.along(operation)
         handed = handed_label(operation) if self.goal.network is None else None
         key = net.calculations[number], tuple(map(id, tensors)), along, handed
@@ -402,6 +405,7 @@ class Model:
             if calculation.reaches:
                 layouts = with_windows(layouts, calculation, tensors, net.uneven)
             self._layouts[key] = layouts
+        self._layouts_by_number[number] = self._layouts[key]
         return self._layouts[key]
 
     def along(self, operation: Operation) -> tuple[Along, ...]:
