@@ -51,7 +51,7 @@ Device (x=1, y0=0, y1=1) takes from (0, 1, 1) in round 0 and from (0, 1, 0) in r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -400,24 +400,36 @@ def by_digits(source: Tiling, target: Tiling, near: int = 0) -> DigitExchange | 
     common = refine(source.layout, layout, source.shape, [near] if near else [])
     if common is None:
         return None
-    determined_by, gathered = _close_chains(common, near)
+    determined_by, gathered = close_chains(common.digits, common.source_roles, common.target_roles, near)
     return DigitExchange(source, target, receivers, common, determined_by, gathered)
 
 
-def _close_chains(common: Refinement, near: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Per sender digit the receiver digit that determines it, and the sender digits that are gathered."""
-    homes = {role: home for home, role in enumerate(common.target_roles) if role is not None}
-    determined_by = {i: homes[role] for i, role in enumerate(common.source_roles) if role in homes}
+def close_chains(
+    digits: Digits, source_roles: Sequence[Role], target_roles: Sequence[Role], near: int = 0
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Per sender digit the receiver digit that determines it, and the sender digits that are gathered.
+
+    Args:
+        digits: of the positions.
+        source_roles: what each does in the source.
+        target_roles: what each does in the target.
+        near: that of `by_digits`.
+
+    >>> close_chains(Digits.of_sizes([2, 2]), (Cuts(0, 4), None), (None, Cuts(0, 4)))
+    ((1, 0), ())
+    """
+    homes = {role: home for home, role in enumerate(target_roles) if role is not None}
+    determined_by = {i: homes[role] for i, role in enumerate(source_roles) if role in homes}
     arrows = {home: i for i, home in determined_by.items()}
     gathered = []
-    for start, role in enumerate(common.source_roles):
+    for start, role in enumerate(source_roles):
         if role in homes:
             continue
         if role is not None:
             gathered.append(start)
         end = start
-        stays_near = near and role is None and common.digits[start].stride >= near
+        stays_near = near and role is None and digits[start].stride >= near
         while end in arrows and not stays_near:
             end = arrows[end]
         determined_by[start] = end
-    return tuple([determined_by[i] for i in range(len(common.digits))]), tuple(gathered)
+    return tuple([determined_by[i] for i in range(len(digits))]), tuple(gathered)
