@@ -63,6 +63,8 @@ CASES = {
     "70b-tpu-v5p-4x4x4-not-remade": Search(step(LLAMA_70B), "tpu-v5p-4x4x4", 95 * 10**9, is_checkpointed=False),
     "8b-h100-8x8-two-axes": Search(step(LLAMA_8B, 8, 8), "h100-8x8", 80 * 10**9),
     "70b-h100-8x8-two-axes": Search(step(LLAMA_70B, 8, 8), "h100-8x8", 80 * 10**9),
+    "8b-tpu-v5p-4x4x4-two-axes": Search(step(LLAMA_8B, 16, 4), "tpu-v5p-4x4x4", 95 * 10**9),
+    "70b-tpu-v5p-4x4x4-two-axes": Search(step(LLAMA_70B, 16, 4), "tpu-v5p-4x4x4", 95 * 10**9),
 }
 
 
@@ -79,7 +81,7 @@ def report(name: str) -> str:
     recipe = search.traced(is_annotated=True).propagate(search.network, memory_limit=search.memory)
     figures = f"{bytes_text(recipe.received_bytes)}, peak {bytes_text(recipe.peak_bytes)}, {recipe.seconds:.4g} s"
     ratio = (found.best.seconds or 0.0) / (recipe.seconds or 1.0)
-    return "\n".join([*lines, f"the recipe: {figures}; the layout above takes {ratio:.3f} x as long"])
+    return "\n".join([*lines, f"the recipe: {figures}; the layout above takes {ratio:.5f} x as long"])
 
 
 def main(names: list[str]) -> int:

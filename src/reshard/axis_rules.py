@@ -12,10 +12,11 @@ reshard.errors.ReshardError: sub-axes "x":(1)2 and "x":(2)2 side by side must be
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from reshard.axis import Axis, mesh_order, quote, refined_mesh
 from reshard.checks import suggested
+from reshard.dim_sharding import DimSharding, braced
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 
@@ -45,6 +46,25 @@ def check_listed(mesh: Mesh, axes: Sequence[Axis], seen: set[Axis], apart: Conta
             )
         seen.add(axis)
         previous = axis
+
+
+def check_lists(mesh: Mesh, dims: Sequence[DimSharding], sets: Mapping[str, Sequence[Axis]]) -> None:
+    """Check the lists of a sharding one after the other: those of its dims, then those that must be in mesh order.
+
+    Raises:
+        ReshardError: `negative-priority`, `needless-priority`, `unsorted-axes`, and as `check_listed`.
+    """
+    seen: set[Axis] = set()
+    for number, dim in enumerate(dims):
+        if dim.priority is not None and dim.priority < 0:
+            raise ReshardError("negative-priority", f"dim {number} has the negative priority {dim.priority}")
+        if dim.priority is not None and not dim.axes and not dim.is_open:
+            raise ReshardError("needless-priority", f"dim {number} is empty and closed but has priority {dim.priority}")
+        check_listed(mesh, dim.axes, seen, {deal.place for deal in dim.deals})
+    for title, axes in sets.items():
+        check_listed(mesh, axes, seen)
+        if mesh_order(axes, mesh.sizes) != list(axes):
+            raise ReshardError("unsorted-axes", f"{title} axes {braced(axes)} are not in the order of the mesh")
 
 
 def check_sub_axes(mesh: Mesh, axes: Iterable[Axis]) -> None:

@@ -23,10 +23,6 @@ class Box(tuple[tuple[int, int], ...]):
 
     __slots__ = ()
 
-    def __new__(cls, intervals: Iterable[tuple[int, int]] = ()) -> Box:
-        """The box of these intervals, one per dim."""
-        return super().__new__(cls, intervals)
-
     def __repr__(self) -> str:
         return f"Box({list(self)!r})"
 

@@ -1,4 +1,13 @@
-"""Whether two shardings, named however, put the same elements on the same devices."""
+"""Whether two shardings, named however, put the same elements on the same devices.
+
+Where both list the devices in one order their digits mostly tell; else tiles are compared one by one.
+
+>>> from reshard.digits import Digit, Digits
+>>> x, y = Digits([Digit(2, 2)]), Digits([Digit(1, 2)])
+>>> rows, columns = (Layout(dims, Digits(), 4) for dims in (((x,), (y,)), ((y,), (x,))))
+>>> same_by_digits(rows, rows, (4, 4)), same_by_digits(rows, columns, (4, 4)), same_by_digits(rows, columns, (1, 1))
+(True, False, None)
+"""
 
 from __future__ import annotations
 
@@ -8,7 +17,22 @@ import numpy as np
 
 from reshard.digits import Positions
 from reshard.layout import Layout
+from reshard.refinement import refine
 from reshard.tile import Span, Tile
+
+
+def same_by_digits(ours: Layout, theirs: Layout, shape: Sequence[int]) -> bool | None:
+    """Whether two layouts of devices in one order give each the same tiles; None where digits do not tell."""
+    common = refine(ours, theirs, shape)
+    if common is not None and common.source_roles == common.target_roles:
+        return True
+    is_even = all(size and size % (ours.shards(dim) * theirs.shards(dim)) == 0 for dim, size in enumerate(shape))
+    if common is not None and is_even and not ours.weaves and not theirs.weaves:
+        return False
+    is_plain = 0 not in shape and not (ours.has_windows or theirs.has_windows)
+    if is_plain and ours.local_shape(shape) != theirs.local_shape(shape):
+        return False  # the largest tiles are not alike
+    return None
 
 
 def same_placement(layouts: tuple[Layout, Layout], devices: tuple[Positions, Positions], shape: Sequence[int]) -> bool:

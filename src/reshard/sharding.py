@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from reshard.axis import Axis, difference, mesh_order, sorted_and_merged
-from reshard.axis_rules import check_listed, check_sub_axes
+from reshard.axis import Axis, difference, sorted_and_merged
+from reshard.axis_rules import check_lists, check_sub_axes
 from reshard.box import Box
 from reshard.checks import all_of, checked_shape, expect, integer, listed, shown
 from reshard.deal import DealStage, Weave, Window
@@ -33,12 +33,11 @@ from reshard.dim_sharding import AxesLike, DimSharding, axes_listed, braced
 from reshard.drawing.held_tiles import draw_held
 from reshard.drawing.notebooks import mimebundle
 from reshard.dtypes import REDUCTIONS
-from reshard.equivalence import same_placement
+from reshard.equivalence import same_by_digits, same_placement
 from reshard.errors import ReshardError
 from reshard.foreign import SpecRecord, mesh_record, sharding_record
 from reshard.layout import Layout
 from reshard.mesh import Mesh
-from reshard.refinement import refine
 from reshard.tile import Tile
 
 UNEVEN = ("ceil", "chunk")
@@ -103,7 +102,7 @@ class Sharding:
             if self.dims or self.replicated or self.unreduced:
                 raise ReshardError("maximal-sharding", "a sharding on a maximal mesh must have no dims and no axes")
             return
-        self._check_lists()
+        check_lists(self.mesh, self.dims, {"replicated": self.replicated, "unreduced": self.unreduced})
         check_sub_axes(self.mesh, list(self.axes()))
         if self.has_windows:
             self._check_windows()
@@ -118,21 +117,6 @@ class Sharding:
         for number, dim in enumerate(self.dims):
             if dim.window is not None and dim.window.spans and dim.deals:
                 raise ReshardError("bad-window", f"dim {number} is dealt in blocks, so {dim.window} must be a halo")
-
-    def _check_lists(self) -> None:
-        seen: set[Axis] = set()
-        for number, dim in enumerate(self.dims):
-            if dim.priority is not None and dim.priority < 0:
-                raise ReshardError("negative-priority", f"dim {number} has the negative priority {dim.priority}")
-            if dim.priority is not None and not dim.axes and not dim.is_open:
-                raise ReshardError(
-                    "needless-priority", f"dim {number} is empty and closed but has priority {dim.priority}"
-                )
-            check_listed(self.mesh, dim.axes, seen, {deal.place for deal in dim.deals})
-        for title, axes in (("replicated", self.replicated), ("unreduced", self.unreduced)):
-            check_listed(self.mesh, axes, seen)
-            if mesh_order(axes, self.mesh.sizes) != list(axes):
-                raise ReshardError("unsorted-axes", f"{title} axes {braced(axes)} are not in the order of the mesh")
 
     @classmethod
     def of(
@@ -388,7 +372,7 @@ class Sharding:
 
     def owned(self) -> Sharding:
         """The sharding without windows: what each device owns."""
-        return self.with_windows({dim: None for dim, one in enumerate(self.dims) if one.window})
+        return self.with_windows({dim: None for dim, dim_sharding in enumerate(self.dims) if dim_sharding.window})
 
     @cached_property
     def is_woven(self) -> bool:
@@ -457,15 +441,9 @@ class Sharding:
         if ours.unreduced and theirs.unreduced and first.reduction != second.reduction:
             return False
         if first.mesh.same_order_as(second.mesh):
-            common = refine(ours, theirs, shape)
-            if common is not None and common.source_roles == common.target_roles:
-                return True
-            even = all(size and size % (ours.shards(d) * theirs.shards(d)) == 0 for d, size in enumerate(shape))
-            if common is not None and even and not ours.weaves and not theirs.weaves:
-                return False
-            plain = 0 not in shape and not (ours.has_windows or theirs.has_windows)
-            if plain and ours.local_shape(shape) != theirs.local_shape(shape):
-                return False  # the largest tiles are not alike
+            is_same = same_by_digits(ours, theirs, shape)
+            if is_same is not None:
+                return is_same
         return same_placement((ours, theirs), (first.mesh.device_array, second.mesh.device_array), shape)
 
     def unused_axes(self) -> tuple[Axis, ...]:

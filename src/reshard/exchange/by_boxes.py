@@ -50,7 +50,6 @@ from reshard.exchange.pieces import (
     PieceTable,
     block_overlaps,
 )
-from reshard.layout import Layout
 from reshard.mesh import ENUMERABLE
 from reshard.tiling import Tiling
 
@@ -114,6 +113,16 @@ class BoxExchange(Exchange):
         return self.target.layout.free.offsets()
 
     @cached_property
+    def _classes(self) -> Positions:
+        """What to add to reach each class of values that stay unreduced: in the source, in the target."""
+        return np.stack([digits.offsets() for digits in self.class_digits])
+
+    @cached_property
+    def _combined(self) -> Positions:
+        """What to add to a source tile's first position to reach all whose values are combined."""
+        return self.combined.offsets()
+
+    @cached_property
     def _source_places(self) -> Positions:
         """Per position of the target, the position of its device in the source, or -1."""
         return self.source.mesh.positions_of(self.target.mesh.device_array)
@@ -130,9 +139,8 @@ class BoxExchange(Exchange):
         """
         parts = tuple(map(Overlaps.part, self.overlaps, source, target))
         counts = [len(part.start) for part in parts]
-        pairs = np.stack([digits.offsets() for digits in self.class_digits])
-        combined = self.combined.offsets()
-        shape = (prod(counts), pairs.shape[1], len(combined))
+        classes, combined = self._classes, self._combined
+        shape = (prod(counts), classes.shape[1], len(combined))
         if prod(shape) > ENUMERABLE:
             raise ReshardError("too-large", f"{prod(shape)} pairs of tiles are too many to list one by one")
         grid = np.indices(counts).reshape(len(parts), prod(counts))
@@ -143,8 +151,8 @@ class BoxExchange(Exchange):
             receiver += self.target.layout.cutting[dim].offset_of(part.target)[cell]
             elements *= (part.stop - part.start)[cell]
         rows = np.repeat(np.arange(shape[0]), prod(shape[1:]))
-        holders = np.broadcast_to(holder[:, None, None] + pairs[0][:, None] + combined, shape).ravel()
-        receivers = np.broadcast_to(receiver[:, None, None] + pairs[1][:, None], shape).ravel()
+        holders = np.broadcast_to(holder[:, None, None] + classes[0][:, None] + combined, shape).ravel()
+        receivers = np.broadcast_to(receiver[:, None, None] + classes[1][:, None], shape).ravel()
         order = np.lexsort((receivers, -elements[rows], holders))
         rows = rows[order]
         return self._dealt(holders[order], receivers[order], elements[rows], grid[:, rows], parts)
@@ -166,11 +174,13 @@ class BoxExchange(Exchange):
         places = self._target_places[holder[starts][:, None] + self._holders]
         tiles, _ = np.nonzero(places >= 0)
         places = places[places >= 0]
-        bases, copies = _split(self.target.layout, places)
+        copies = self.target.layout.free.index_of(places)
+        bases = places - self._copies[copies]
         keys = tile * self.target.mesh.size + receiver
         order = np.argsort(keys)
         own_keys = tiles * self.target.mesh.size + bases
-        low, high = (np.searchsorted(keys, own_keys, side, sorter=order) for side in ("left", "right"))
+        keys = keys[order]
+        low, high = keys.searchsorted(own_keys), keys.searchsorted(own_keys, "right")
         row = np.repeat(np.arange(len(low)), high - low)
         cells = order[np.arange(len(row)) + np.repeat(high - np.cumsum(high - low), high - low)]
         own = np.sort(cells * len(self._copies) + copies[row])
@@ -185,9 +195,9 @@ class BoxExchange(Exchange):
         if self.near:
             return self._near_senders(cells)[cell, copy]
         key = cell * len(self._copies)
-        own_before = np.searchsorted(cells.own, key + copy)
+        own_before = cells.own.searchsorted(key + copy)
         is_own = np.append(cells.own, -1)[own_before] == key + copy
-        rank = copy - (own_before - np.searchsorted(cells.own, key))
+        rank = copy - (own_before - cells.own.searchsorted(key))
         dealt = cells.holder[cell] + self._holders[(cells.before[cell] + rank) % len(self._holders)]
         return np.where(is_own, self._source_places[cells.receiver[cell] + self._copies[copy]], dealt)
 
@@ -208,8 +218,8 @@ class BoxExchange(Exchange):
             np.where(alone, (tile + 1) * len(self._holders), high),
         )
         places = self._source_places[receivers]
-        base, _ = _split(self.source.layout, places)
-        holds = (places >= 0) & (base == holders[tile, 0])
+        bases = places - self._holders[self.source.layout.free.index_of(places)]
+        holds = (places >= 0) & (bases == holders[tile, 0])
         group = (tile * (count + 1) + np.where(alone, count, side)) * 2 + holds
         order_dealt = np.lexsort((-np.repeat(cells.elements, len(self._copies)), group))
         starts = np.flatnonzero(np.diff(group[order_dealt], prepend=-1))
@@ -227,12 +237,12 @@ class BoxExchange(Exchange):
         target = _runs(self.target, position)
         source = [_span(part.part(EVERY, run).source) for part, run in zip(self.overlaps, target, strict=True)]
         cells = self._cells(source, target if len(self._holders) == 1 else [EVERY] * len(target))
-        base, copy = _split(self.target.layout, np.array([position]))
-        mine = np.flatnonzero(cells.receiver == base)
-        senders = self._senders(cells, mine, np.repeat(copy, len(mine)))
+        copy = self.target.layout.free.index_of(position)
+        mine = np.flatnonzero(cells.receiver == position - self._copies[copy])
+        senders = self._senders(cells, mine, np.full_like(mine, copy))
         names = self.source.mesh.devices
         pairs = zip(senders.tolist(), cells.boxes(mine), strict=True)
-        return sorted(Piece(names[sender], device, box, 0) for sender, box in pairs)
+        return sorted([Piece(names[sender], device, box, 0) for sender, box in pairs])
 
     def outgoing(self, device: int) -> list[Piece]:
         if device not in self.source.mesh:
@@ -245,7 +255,7 @@ class BoxExchange(Exchange):
         receivers = cells.receiver[cell[mine]] + self._copies[copy[mine]]
         names = self.target.mesh.devices
         pairs = zip(receivers.tolist(), cells.boxes(cell[mine]), strict=True)
-        return sorted(Piece(device, names[receiver], box, 0) for receiver, box in pairs)
+        return sorted([Piece(device, names[receiver], box, 0) for receiver, box in pairs])
 
     def _cell_copies(self, cells: Cells) -> tuple[Positions, Positions]:
         """Every cell with the number of each copy of its target tile."""
@@ -321,12 +331,6 @@ def by_boxes(
     if max([devices, *blocks]) > ENUMERABLE:
         raise ReshardError("too-large", f"boxes of {devices} devices are too many to compare")
     return BoxExchange(source, target, combined, classes, near)
-
-
-def _split(layout: Layout, positions: Positions) -> tuple[Positions, Positions]:
-    """The first holder of the tile at each position, and the number of the position among the holders."""
-    number = layout.free.index_of(positions)
-    return positions - layout.free.offsets()[number], number
 
 
 def _runs(tiling: Tiling, position: int) -> list[slice]:

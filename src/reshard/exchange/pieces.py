@@ -119,8 +119,8 @@ class Overlaps(NamedTuple):
         low, high = 0, len(self.start)
         for numbers, run in ((self.source, source), (self.target, target)):
             if run.start is not None:
-                low = max(low, int(np.searchsorted(numbers, run.start, "left")))
-                high = min(high, int(np.searchsorted(numbers, run.stop, "left")))
+                first, stop = numbers.searchsorted((run.start, run.stop)).tolist()
+                low, high = max(low, first), min(high, stop)
         return self._at(slice(low, max(low, high)))
 
     def _at(self, rows: slice | NDArray[Any]) -> Overlaps:

@@ -36,16 +36,17 @@ import numpy as np
 from reshard.checks import all_of, expect, shown
 from reshard.drawing.notebooks import mimebundle
 from reshard.errors import ReshardError
-from reshard.exchange import DigitExchange, Exchange, OverlapAdd, class_digits, find_exchange, total_bound
+from reshard.exchange import DigitExchange
 from reshard.network import Cut, best_cut, overlapped_seconds, overlapped_spans, seconds_of
 from reshard.plans.chrome_trace import chrome_trace, overlapped_trace
+from reshard.plans.least_bytes import LeastBytes
 from reshard.plans.mlir import write_sdy, write_shard
 from reshard.plans.options import Options
 from reshard.plans.parts import Parting
 from reshard.plans.plan_page import plan_drawing, plan_page
 from reshard.plans.plan_record import differences, plan_fields, plan_record, reading_record, record_read
 from reshard.plans.table import blocks
-from reshard.problem import Reshard, becomes_unreduced
+from reshard.problem import Reshard
 from reshard.sharding import Sharding
 from reshard.steps import Chain, ReshardWork, Share, Step, chain_through
 from reshard.tables import bytes_text, plain
@@ -293,21 +294,15 @@ class Plan(ReshardWork):
             raise ReshardError("unknown-device", f"device {shown(device)} is neither in the source nor in the target")
 
     @cached_property
-    def bound_kind(self) -> str:
-        """What the lower bound is.
+    def least_bytes(self) -> LeastBytes:
+        """What every plan must move; nothing where source and target are one placement."""
+        beside = [step for share in self.beside for step in share.steps]
+        return LeastBytes(self.reshard, (*self.steps, *beside))
 
-        `exact`: nothing is partial, every plan must move this much and one exists that moves no more.
-        `reduction`: partial values are combined; no plan moves less, and the best may move more.
-        `unreduced`: the target is partial where the source is not, or over devices in another order; how partial
-        values are shared out is free, and nothing needs to move where devices hold parts of their tiles.
-        """
-        before, after = self.reshard.tilings
-        reordered = bool(after.layout.unreduced) and not before.same_order_as(after)
-        if reordered or becomes_unreduced(self.source, self.target):
-            return "unreduced"
-        if self.source.is_summed and self.source != self.target:
-            return "reduction"
-        return "exact" if before.classes == after.classes else "reduction"
+    @property
+    def bound_kind(self) -> str:
+        """What the lower bound is: `exact`, `reduction` or `unreduced`, as of `LeastBytes.kind`."""
+        return self.least_bytes.kind
 
     def lower_bound_bytes_on(self, device: int) -> int:
         """Bytes that one device must receive whatever the plan: those of its target tile that it does not hold.
@@ -318,66 +313,17 @@ class Plan(ReshardWork):
             ReshardError: `unknown-device` where the device is neither in the source nor in the target.
         """
         self._check_device(device)
-        before, after = self.reshard.tilings
-        if not self.steps or self.bound_kind == "unreduced" or device not in after.mesh:
-            return 0
-        if self.source.is_summed and self.source != self.target:
-            return self._summed_elements.get(device, 0) * self.dtype.itemsize
-        elements = after.elements(device)
-        if self.source.is_woven or self.target.is_woven:
-            if self.bound_kind == "exact":
-                elements -= int(self._direct.all_held[after.mesh.position_of(device)])
-            return elements * self.dtype.itemsize
-        if self.bound_kind == "exact" and device in before.mesh:
-            classes = class_digits(before, after)
-            places = before.mesh.position_of(device), after.mesh.position_of(device)
-            if classes.source.index_of(places[0]) == classes.target.index_of(places[1]):
-                elements -= before.box(device).intersect(after.box(device)).size
-        return elements * self.dtype.itemsize
+        return self.least_bytes.on(device)
 
-    @cached_property
+    @property
     def lower_bound_bytes(self) -> int:
         """The largest bound of a device; with partial values also at least the even share of the total bound."""
-        after = self.reshard.tilings[1]
-        if not self.steps or self.bound_kind == "unreduced":
-            return 0
-        if self.source.is_summed and self.source != self.target:
-            return max(self._summed_elements.values(), default=0) * self.dtype.itemsize
-        if self.bound_kind == "reduction":
-            tile = after.largest_tile * self.dtype.itemsize
-            return max(tile, -(-self.total_lower_bound_bytes // len(self.devices)))
-        return self._direct.missing * self.dtype.itemsize
+        return self.least_bytes.largest
 
-    @cached_property
+    @property
     def total_lower_bound_bytes(self) -> int:
         """Bytes that all devices together must receive whatever the plan."""
-        if not self.steps or self.bound_kind == "unreduced":
-            return 0
-        if self.source.is_summed and self.source != self.target:
-            return sum(self._summed_elements.values()) * self.dtype.itemsize
-        if self.bound_kind == "reduction":
-            before, after = self.reshard.tilings
-            return total_bound(before, after.owned()) * self.dtype.itemsize
-        return self._direct.total_missing * self.dtype.itemsize
-
-    @cached_property
-    def _summed_elements(self) -> dict[int, int]:
-        """Per device of the target, how many elements of its tile other windows hold contributions to."""
-        before, after = self.reshard.tilings
-        try:
-            exchange = find_exchange(before, after.owned())
-        except ReshardError:  # values are combined or become partial besides
-            return {}
-        if not isinstance(exchange, OverlapAdd):
-            return {}
-        return {device: exchange.received_elements_on(device) for device in after.mesh.device_array.tolist()}
-
-    @cached_property
-    def _direct(self) -> Exchange:
-        """The exchange from source to target in one."""
-        if len(self.steps) == 1 and len(self.steps[0].moves) == 1:
-            return self.steps[0].moves[0].exchange
-        return find_exchange(*self.reshard.tilings)
+        return self.least_bytes.total
 
     @cached_property
     def peak_bytes(self) -> int:

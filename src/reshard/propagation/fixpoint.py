@@ -129,15 +129,17 @@ class Net:
 
     @cached_property
     def calculations(self) -> list[Calculation]:
-        """Per operation what it computes; those that are alike share one."""
+        """Per operation what it computes; those that are equal are one."""
         known: dict[tuple[object, ...], Calculation] = {}
+        equal: dict[Calculation, Calculation] = {}
         calculations = []
         for operation, rule, rule_id in zip(self.graph.operations, self.rules, self._rule_of, strict=True):
             dtypes = tuple(value.dtype for value in operation.values)
             details = operation.attribute("value"), operation.reduction, operation.reaches
             key = operation.name, operation.pattern, rule_id, dtypes, details
             if key not in known:
-                known[key] = calculation_of(operation, rule)
+                calculation = calculation_of(operation, rule)
+                known[key] = equal.setdefault(calculation, calculation)
             calculations.append(known[key])
         return calculations
 

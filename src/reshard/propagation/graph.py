@@ -22,7 +22,7 @@ third.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from reshard.checks import expect, shown
@@ -92,3 +92,22 @@ def bodies(operations: Sequence[Operation]) -> dict[Block | None, list[Operation
     for choice, count in branches.items():  # of which some may be empty
         inside[choice] = [*(Branch(choice, place) for place in range(count)), *inside[choice]]
     return inside
+
+
+def first_alike(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
+    """Per number the first of those that it is alike with, by way of others too.
+
+    >>> first_alike(5, [(3, 1), (4, 3)])
+    [0, 1, 2, 1, 1]
+    """
+    firsts = list(range(count))
+
+    def first_of(number: int) -> int:
+        while firsts[number] != number:
+            firsts[number] = number = firsts[firsts[number]]
+        return number
+
+    for pair in pairs:
+        low, high = sorted(map(first_of, pair))
+        firsts[high] = low
+    return [first_of(number) for number in range(count)]

@@ -28,10 +28,11 @@ from reshard.contraction.chooser import Chooser
 from reshard.contraction.prices import Ends
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.operations.operation import Operation, Value
+from reshard.operations.operation import Operation
 from reshard.operations.rules import waiting_operands
 from reshard.propagation.borders import lacked, with_windows
 from reshard.propagation.fixpoint import Flow, Net
+from reshard.propagation.graph import first_alike
 from reshard.propagation.handing_on import handed_label, with_handing_on
 from reshard.propagation.nodes import Besides, Edge, Node, Rent, Variable
 from reshard.propagation.space import Costs, Numbers, Option, Options, Pieces
@@ -87,7 +88,7 @@ class Model:
         self.has_exact_ties = not self.goal.is_sum and self.tie_break * alone <= LESS_THAN_A_BYTE
         """Whether all work together costs less than a byte."""
         self._layouts: dict[tuple[object, ...], Layouts] = {}
-        self._layouts_by_number: dict[int, Layouts] = {}
+        self._layouts_at: dict[int, Layouts] = {}
         self._shardings: dict[tuple[int, int, str, str], Sharding] = {}
         self._domains: dict[bytes, Numbers] = {}
         self._open: dict[tuple[int, frozenset[int], int], list[int]] = {}
@@ -153,6 +154,20 @@ class Model:
         rented.variables = [variables[id(variable)] for variable in self.variables]
         rented.nodes = [rented._node([self.net.graph.operations[node.number]]) for node in self.nodes]
         return rented
+
+    def keeping(self, flow: Flow) -> Model:
+        """The program where inputs are kept as an outcome of propagation has them, as far as they may be."""
+        kept = copy(self)
+        kept._layouts_at = {}
+        variables: dict[int, Variable] = {}
+        for number, variable in enumerate(self.variables):
+            own = variables.setdefault(id(variable), replace(variable, uses=[], makers=[]))
+            if self.net.graph.operations[number].name == "input":
+                option = flowing(flow, number, variable)
+                own.domain = own.domain if option is None else np.array([option])
+        kept.variables = [variables[id(variable)] for variable in self.variables]
+        kept.nodes = [kept._node([self.net.graph.operations[node.number]]) for node in self.nodes]
+        return kept
 
     def _work_alone(self, number: int) -> int:
         """The operations of a device that does all of an operation."""
@@ -265,7 +280,7 @@ class Model:
         alike = {
             n: operation.operands[1].number for n, operation in enumerate(graph.operations) if operation.name == "last"
         }
-        tied = _firsts(len(graph.operations), graph.ties)
+        tied = first_alike(len(graph.operations), ((one.number, other.number) for one, other in graph.ties))
         for number, operation in enumerate(graph.operations):
             value = operation.result
             domain = self._domain(number)
@@ -381,6 +396,13 @@ class Model:
     def layouts_of(self, operation: Operation) -> Layouts:
         """How an operation may be computed."""
         number = operation.result.number
+        if number not in self._layouts_at:
+            self._layouts_at[number] = self._layouts_for(operation)
+        return self._layouts_at[number]
+
+    def _layouts_for(self, operation: Operation) -> Layouts:
+        """The same, one object for all operations that are alike."""
+        number = operation.result.number
         net, mesh = self.net, self.net.meshes[number]
         key: tuple[object, ...]
         if operation.name in IDENTICAL:
@@ -390,11 +412,9 @@ class Model:
                 used = (domain,) * len(operation.operands)
                 self._layouts[key] = Layouts(used, domain, np.zeros(len(domain)), domain, domain)
             return self._layouts[key]
-        if number in self._layouts_by_number:
-            return self._layouts_by_number[number]
         tensors, along = self._tensors(operation), self.along(operation)
         handed = handed_label(operation) if self.goal.network is None else None
-        key = net.calculations[number], tuple(map(id, tensors)), along, handed
+        key = id(net.calculations[number]), tuple(map(id, tensors)), along, handed
         if key not in self._layouts:
             calculation, pieces = net.calculations[number], self.pieces[mesh]
             if handed is not None:
@@ -405,7 +425,6 @@ class Model:
             if calculation.reaches:
                 layouts = with_windows(layouts, calculation, tensors, net.uneven)
             self._layouts[key] = layouts
-        self._layouts_by_number[number] = self._layouts[key]
         return self._layouts[key]
 
     def along(self, operation: Operation) -> tuple[Along, ...]:
@@ -487,7 +506,7 @@ class Model:
     def learn(self, edge: Edge, source: int, target: int) -> bool:
         """Ask the planner what a reshard costs; whether that is not what was thought."""
         table = edge.table
-        if source == target or table.is_known or (source, target) in table.asked:
+        if (table.is_own and source == target) or table.is_known or (source, target) in table.asked:
             return False
         table.asked.add((source, target))
         value = self.net.values[edge.variable.number]
@@ -507,13 +526,12 @@ class Model:
         return True
 
 
-def _firsts(count: int, ties: Iterable[tuple[Value, Value]]) -> list[int]:
-    """Per value the first of those that it is tied to, by way of others too."""
-    firsts = list(range(count))
-    for value, other in ties:
-        low, high = sorted((firsts[value.number], firsts[other.number]))
-        firsts = [low if first == high else first for first in firsts]
-    return firsts
+def flowing(flow: Flow, number: int, variable: Variable) -> int | None:
+    """The option that an outcome of propagation has of a value; None where its variable may not have that."""
+    dims = [variable.options.pieces.of(axes) for axes in flow.dims[number]]
+    option = Option(tuple(axes for axes in dims if axes is not None))
+    place = variable.options.numbers.get(option) if len(option.dims) == len(dims) else None
+    return place if place is not None and place in variable.domain else None
 
 
 def _sum(parts: Iterable[Costs | None]) -> Costs | None:

@@ -25,10 +25,10 @@ from reshard.propagation.copies import CopiedDual
 from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Dual, Picked, Shares, Within
 from reshard.propagation.fixpoint import Flow
-from reshard.propagation.model import SAME, Model
+from reshard.propagation.model import SAME, Model, flowing
 from reshard.propagation.nodes import Besides
 from reshard.propagation.shares import Bounded, even_shares, moved, of_kinds
-from reshard.propagation.space import Numbers, Option, Pieces
+from reshard.propagation.space import Numbers, Pieces
 from reshard.propagation.ties import classes_of, kinds_of
 from reshard.propagation.trees import Table, tree
 from reshard.propagation.waiting import IDENTICAL
@@ -287,12 +287,9 @@ def _flowing(model: Model, flow: Flow) -> Picked:
     """What propagation has, each operation in the layout that is cheapest for it."""
     options: dict[int, int] = {}
     for number, variable in enumerate(model.variables):
-        dims = [variable.options.pieces.of(axes) for axes in flow.dims[number]]
-        place = None
-        if all(axes is not None for axes in dims):
-            place = variable.options.numbers.get(Option(tuple(axes for axes in dims if axes is not None)))
         if id(variable) not in options:
-            options[id(variable)] = place if place is not None and place in variable.domain else int(variable.domain[0])
+            place = flowing(flow, number, variable)
+            options[id(variable)] = int(variable.domain[0]) if place is None else place
     layouts: dict[int, int] = {}
     for node in model.nodes:
         cost = node.cost.copy()

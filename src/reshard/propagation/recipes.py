@@ -2,12 +2,14 @@
 
 The state of a program is what it is given and gives back changed: weights, and what an optimizer keeps of them.
 All else that it is given is data, of which the first dim is the batch.
-The recipes are two: the batch along all axes of the mesh, the state cut along all of them in its largest dim, as where
-it is fully sharded; and the batch along all axes but the last, the state cut along the last one in its largest dim and
-along the others in the next, as where layers are tensor parallel besides.
+Dims over which the same index runs in some operation are of one kind, and that of which most of the state has a dim is
+the stream: the features that go from layer to layer.
+The recipes are two: the batch along all axes of the mesh, the state cut along all of them in the stream, as where it is
+fully sharded; and the batch along all axes but the last, the state cut along those in the stream and along the last one
+in its first dim of another kind, as where layers are tensor parallel besides: heads, hidden features, words.
 
-By hand, of the step below on data = 2, model = 4: x has its rows along both, or along `data`; w its columns along both,
-or along `model` and its rows along `data`.
+By hand, of the step below on data = 2, model = 4: x has its rows along both, or along `data`; w its rows along both, or
+along `data` and its columns along `model`.
 
 >>> from reshard.mesh import Mesh
 >>> from reshard.propagation.program import Program
@@ -18,20 +20,24 @@ or along `model` and its rows along `data`.
 >>> state = [before for before, _ in taking_over(program)]
 >>> for recipe in recipes(program, state):
 ...     print(*(recipe.annotations[value].text() for value in (x, w)))
-[{"data", "model", ?}, {?}] [{?}, {"data", "model", ?}]
+[{"data", "model", ?}, {?}] [{"data", "model", ?}, {?}]
 [{"data", ?}, {?}] [{"data", ?}, {"model", ?}]
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import copy
+from itertools import accumulate, pairwise
 from math import prod
 
 from reshard.dim_sharding import DimSharding
 from reshard.operations.kinds import KindForm
 from reshard.operations.operation import Operation, Value
+from reshard.operations.rules import LabelRole, operation_rule
 from reshard.propagation.builder import Builder
+from reshard.propagation.graph import first_alike
 from reshard.sharding import Sharding
 
 
@@ -46,6 +52,8 @@ def recipes(program: Builder, state: Sequence[Value]) -> Iterator[Builder]:
     names = [] if mesh.is_maximal else [name for name, size in mesh.sizes.items() if size > 1]
     if not names:
         yield program
+    kinds = kinds_of_dims(program)
+    stream = _stream([kinds[value.number] for value in state])
     for count in dict.fromkeys((len(names), max(len(names) - 1, 1))) if names else ():
         batch, last = names[:count], names[count:]
         recipe = copy(program)
@@ -54,14 +62,53 @@ def recipes(program: Builder, state: Sequence[Value]) -> Iterator[Builder]:
             if value in recipe.annotations or not value.shape:
                 continue
             axes: list[list[str]] = [[] for _ in value.shape]
-            largest = sorted(range(len(axes)), key=lambda dim: -value.shape[dim])
-            along = [last, batch] if last else [batch]
-            cuts = dict(zip(largest, along, strict=False)) if value in state else {0: batch}
+            cuts = {0: batch}
+            if value in state:
+                own = kinds[value.number]
+                inner = [dim for dim, kind in enumerate(own) if kind is not None and kind != stream]
+                cuts = {own.index(stream) if stream in own else inner[-1] if inner else 0: batch}
+                cuts |= {dim: last for dim in inner[:1] if last and dim not in cuts}
             for dim, cut in cuts.items():
                 if value.shape[dim] % prod(mesh.sizes[name] for name in cut) == 0:
                     axes[dim] = cut
             recipe.annotations[value] = Sharding.of(mesh, *(DimSharding.of(*cut, "?") for cut in axes))
         yield recipe
+
+
+def kinds_of_dims(program: Builder) -> list[tuple[int | None, ...]]:
+    """Per value and dim its kind, the first of all dims that share an index; None where an operation needs it whole.
+
+    By hand, of a product: two kinds of dims go in, and what both operands share does not come out.
+
+    >>> from reshard.mesh import Mesh
+    >>> from reshard.propagation.program import Program
+    >>> program = Program(Mesh.of(x=2))
+    >>> product = program.op("ij,jk->ik", program.input("a", (4, 4)), program.input("b", (4, 4)))
+    >>> kinds_of_dims(program)
+    [(0, 1), (1, 3), (0, 3)]
+    """
+    starts = list(accumulate((len(value.shape) for value in program.values), initial=0))
+    alike: list[tuple[int, int]] = []
+    whole: list[int] = []
+    for operation in program.operations:
+        rule, first = operation_rule(operation), dict[int, int]()
+        terms = rule.terms[: len(operation.values)] if operation.operands else ()
+        for value, term in zip(operation.values, terms, strict=False):
+            for dim, group in enumerate(term):
+                if len(group) == 1:
+                    place = starts[value.number] + dim
+                    alike.append((first.setdefault(group[0], place), place))
+                    whole += [place] if rule.roles[group[0]] is LabelRole.REPLICATED else []
+    firsts = first_alike(starts[-1], alike)
+    barred = {firsts[place] for place in whole}
+    kinds = [None if first in barred else first for first in firsts]
+    return [tuple(kinds[start:stop]) for start, stop in pairwise(starts)]
+
+
+def _stream(state: Sequence[tuple[int | None, ...]]) -> int | None:
+    """The kind that most have a dim of, the first of those."""
+    counts = Counter(kind for kinds in state for kind in dict.fromkeys(kinds) if kind is not None)
+    return max(counts, key=lambda kind: counts[kind], default=None)
 
 
 def taking_over(program: Builder) -> list[tuple[Value, Value]]:

@@ -204,6 +204,16 @@ class LayoutSearch:
         )
         yield best, self.placed(best, limits)
 
+    def from_recipes(self, best: Optimum, limits: Limits) -> Iterator[tuple[Optimum, Placement]]:
+        """Choices held to limits where inputs are as people would begin: so few are left that prices lead far."""
+        for flow in self.beginnings if not self._is_late() else ():
+            narrow = copy(self)
+            narrow.model, narrow.beginnings = self.model.keeping(flow), ()
+            start = narrow.best(flow)._replace(bound=best.bound)
+            placed = narrow.placed(start, limits)
+            yield start, placed
+            yield from narrow.smaller(start, placed, limits)
+
     def _raised(
         self, costs: Mapping[int, float], spans: Sequence[Life], placed: Placement, limit: int
     ) -> dict[int, float]:
@@ -235,6 +245,8 @@ class LayoutSearch:
             ReshardError: `no-plan` where none is found, with a limit with which one is.
         """
         tried = [(best, placed), *self.smaller(best, placed, limits)]
+        if not limits.are_kept(placed):
+            tried += self.from_recipes(best, limits)
         fitting = [pair for pair in tried if limits.are_kept(pair[1])]
         if fitting:
             return fitting

@@ -220,9 +220,10 @@ class Reading(Tracing):
                 copies = [self.program.constrain(copy, self.sharding(op.attributes["sharding"])) for copy in copies]
             return copies
         if op.name.startswith("sdy.") and op.name not in REGIONS:
-            for name in ("sharding", "out_sharding"):  # a constraint, or a collective, which says where it leads
-                if name in op.attributes:
-                    return [self.held(operands[0], self.sharding(op.attributes[name]))]
+            if "out_sharding" in op.attributes:  # a collective, which says where it leads
+                return [self.program.reshard(operands[0], self.sharding(op.attributes["out_sharding"]))]
+            if "sharding" in op.attributes:  # a constraint
+                return [self.held(operands[0], self.sharding(op.attributes["sharding"]))]
         if op.name == "stablehlo.custom_call" and word(op, "call_target_name") in MARKS:
             return operands
         if op.name in REGIONS:
