@@ -124,10 +124,12 @@ def _cut_as_before(before: Sharding, whole: Sharding, becoming: tuple[Axis, ...]
         return None
     sizes = whole.mesh.sizes
     cutting = [axis for dim in before.dims for axis in dim.axes]
-    parts, sources = aligned(becoming, cutting, sizes)
+    pieces_becoming, pieces_cutting = aligned(becoming, cutting, sizes)
     dims = list(whole.dims)
     for number, dim in enumerate(before.dims):
-        ours = [piece for axis in dim.axes for piece in sources if axis.contains(piece) and piece in parts]
+        ours = [
+            piece for axis in dim.axes for piece in pieces_cutting if axis.contains(piece) and piece in pieces_becoming
+        ]
         dims[number] = replace(dims[number], axes=merged([*dims[number].axes, *ours], sizes))
     return None if tuple(dims) == whole.dims else replace(whole, dims=tuple(dims), replicated=())
 
