@@ -11,11 +11,22 @@ import numpy as np
 import reshard as rs
 from bench.planning import SMALL, drawn
 from bench.timing import Row, medians, within
-from reshard.network import Level, Network, pricing, seconds_of
-from reshard.planner import cache_clear
+from reshard.network import Level, Network, digit_loads, pricing, seconds_of
+from reshard.network.patterns import Pattern
+from reshard.planner import cache_clear, level_moves
 from reshard.steps import chain_through
 
 SHAPE = (2048, 2048)
+PATTERNS = (
+    pricing._loads_of,
+    pricing._stages,
+    pricing._stages_of,
+    digit_loads._edges,
+    Pattern.of,
+    level_moves._graph,
+    level_moves._load,
+)
+"""What is kept of patterns of exchanges, whatever tensors follow them."""
 HOSTS = rs.Mesh.of(A=4, B=4, C=2, D=4)
 """16 hosts of 8 devices."""
 NINE_TO_ONE = Network((Level(1, 8, "switch", 450e9, 0.0), Level(8, 16, "switch", 50e9, 0.0)), name="16x8")
@@ -29,8 +40,8 @@ def planned(source: rs.Sharding, target: rs.Sharding, network: Network, *, cold:
     def call() -> float | None:
         cache_clear()
         if cold:
-            pricing._loads_of.cache_clear()
-            pricing._stages.cache_clear()
+            for kept in PATTERNS:
+                kept.cache_clear()
         return rs.plan(source, target, SHAPE, "float32", network=network).seconds
 
     return call

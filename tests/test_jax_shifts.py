@@ -175,17 +175,18 @@ def test_drawn_places_that_are_known() -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_a_reach_that_nobody_knows_stays_whole_and_is_named() -> None:
+def test_a_slice_at_a_place_that_is_computed_is_given_by_those_who_have_it() -> None:
     mesh = jax.make_mesh((8,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:DEVICES])
-    end = jax.NamedSharding(mesh, jax.P("x"))
-    shape = jax.ShapeDtypeStruct((64,), np.float32)
-    moving = rs.jax.trace(
-        lambda x, n: lax.dynamic_slice(x, (n,), (48,)), shape, np.int32(0), in_shardings=(end, None), mesh=mesh
-    )
-    assert "dynamic_slice" in [operation.name for operation in moving.operations]
-    placed = moving.propagate(goal="bytes")
-    assert placed.received_bytes == 56 * 4
-    assert "of shifts that are not known, whole on every device: dynamic_slice (1) for 224 B" in str(placed)
+    rows, x = jax.NamedSharding(mesh, jax.P("x")), np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
+
+    def function(x: Any, n: Any) -> Any:
+        return lax.dynamic_slice(x, (n, 2), (5, 29))
+
+    placed = rs.jax.trace(function, x, np.int32(0), in_shardings=(rows, None), mesh=mesh).propagate(goal="bytes")
+    assert placed.received_bytes <= 2 * 5 * 29 * 4
+    run = jax.jit(rs.jax.to_jax(placed))
+    for first in (-3, 0, 6, 57, 99):
+        np.testing.assert_array_equal(run(jax.device_put(x, rows), first), function(jnp.asarray(x), first))
 
 
 def test_the_gradient_of_what_is_placed() -> None:

@@ -37,11 +37,11 @@ from reshard.network import Level, Network, host_bound, host_bytes, seconds_of
 from reshard.network.pricing import exchange_seconds
 from reshard.network.traffic import loads
 from reshard.planner import alternatives, plan
-from reshard.planner.candidates import candidates, chains_by_detours
+from reshard.planner.candidates import candidates, detours
 from reshard.plans import Plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
-from reshard.steps import Chain, Step, chain_through
+from reshard.steps import Chain, Step, chain_through, chains_of
 
 INT64 = dtype_named("int64")
 """What the repr of a plan needs."""
@@ -112,7 +112,8 @@ def check_hosts(case: str, pairs: int | None) -> None:
     every = list(product(shardings, shardings))
     for source, target in every if pairs is None else Random(case).sample(every, pairs):
         bound = host_bound(Reshard.of(source, target, shape, "int64"), network, level)
-        chains = chains_by_detours(Reshard.of(source, target, shape, INT64), [boundary])
+        reshard = Reshard.of(source, target, shape, INT64)
+        chains = chains_of(reshard, detours(reshard, [boundary]))
         brought = (sum((host_bytes(step, network, level) for step in steps), np.zeros(4, np.int64)) for steps in chains)
         met = any(np.array_equal(found, bound) for found in brought)
         assert met, f"{source.text()} -> {target.text()}: no candidate brings {bound} into the hosts"
@@ -387,7 +388,7 @@ def known_ways(problem: Problem) -> Iterator[Chain]:
     """The candidates and, on one mesh, the ways through every sharding by whole axes."""
     source, target, shape, dtype = problem
     reshard = Reshard.of(source, target, shape, dtype)
-    yield from candidates(reshard)
+    yield from chains_of(reshard, candidates(reshard))
     if source.mesh == target.mesh and source.dims:
         for middle in full_axis_shardings(source.mesh, len(shape)):
             yield chain_through(reshard, middle)
@@ -416,7 +417,7 @@ def test_without_a_network_no_move_known_is_better() -> None:
 def test_without_a_network_no_candidate_for_a_reduction_is_better() -> None:
     rng = Random(12)
     for problem, found in drawn_plans(rng, problems.draw_reduction, 60):
-        for steps in candidates(found.reshard):
+        for steps in chains_of(found.reshard, candidates(found.reshard)):
             other = Plan(found.reshard, steps)
             assert grows(other) or figures(found) <= figures(other), f"{problem}\n{other}"
 

@@ -195,6 +195,13 @@ def test_of_a_tensor_that_every_device_has_nothing_moves() -> None:
     assert program.propagate(goal="bytes").received_bytes == 0
 
 
+def test_a_reach_that_nobody_knows_stays_whole_and_is_named() -> None:
+    moving = {"name": "mine", "shifted": ["i"], "opaque": True, "shape": (16,)}
+    placed = placed_rows(lambda p, a: p.op("i->i", a, **moving))
+    assert placed.received_bytes == 12 * 4
+    assert "of shifts that are not known, whole on every device: mine (1) for 48 B" in str(placed)
+
+
 def test_nothing_of_something() -> None:
     placed = placed_rows(lambda p, a: p.roll(a, (4,), (0,), (0,)), out=(None,))
     assert rs.numpy.run_program(placed, {"a": np.ones(16, np.float32)})["out"].shape == (0,)

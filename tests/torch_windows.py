@@ -299,6 +299,8 @@ def pads(rank: int) -> Iterator[str]:
         (line, [Shard(2)], (2, 1, 11), (7, 3)),
         (line, [Shard(2)], (1, 2, 3), (2, 1)),
         (line, [Shard(2)], (1, 1, 9), (-2, 5)),
+        (line, [Shard(2)], (1, 2, 5), (-3, 4)),
+        (line, [Shard(2)], (2, 1, 3), (2, -2)),
         (square, [Shard(2), Shard(3)], (1, 2, 7, 6), (3, 5, 0, 4)),
         (square, [Shard(2), Shard(2)], (1, 1, 6, 5), (1, 2, 5, 1)),
         (square, [Replicate(), Shard(3)], (1, 2, 5, 8), (7, 6, 4, 3)),

@@ -38,6 +38,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import gcd, prod
+from typing import NamedTuple
 
 from reshard.collectives.frame import Frame, FrameState, frame_of
 from reshard.collectives.labelled import search
@@ -76,6 +77,24 @@ def fewest_bytes_chain(reshard: Reshard, *, budget: int = BUDGET) -> tuple[Chain
     return _Planner(reshard, budget).chain(reshard.source, reshard.target)
 
 
+def fewest_bytes_middles(reshard: Reshard) -> tuple[Sharding, ...]:
+    """What such a chain passes between even ends on the same devices, nothing partial; no step is made but the one.
+
+    Raises:
+        ReshardError: `no-plan` where no chain is known.
+    """
+    if reshard.source.is_woven or reshard.target.is_woven:
+        raise ReshardError("no-plan", f"no collective leads to or from tiles of several boxes or windows: {reshard}")
+    planner = _Planner(reshard, BUDGET)
+    step = step_of(reshard)
+    if step.kind in COLLECTIVES and step.kind != "AllToAll":
+        return ()
+    way = planner.way(reshard.source, reshard.target)
+    if way is None:
+        raise _refusal(reshard.source, reshard.target)
+    return tuple(way.frame.by_source.sharding(state, reshard.source) for state in way.states[1:-1])
+
+
 def cache_clear() -> None:
     """Forget what was searched."""
     _search.cache_clear()
@@ -84,6 +103,16 @@ def cache_clear() -> None:
 def total_bytes(steps: Sequence[Step]) -> int:
     """The bytes that all devices together receive over all steps."""
     return sum(step.total_received_bytes for step in steps)
+
+
+class _Way(NamedTuple):
+    """The states of a chain."""
+
+    frame: Frame
+    states: list[FrameState]
+    """From source to target."""
+    is_proved: bool
+    """Whether no chain is cheaper."""
 
 
 class _Planner:
@@ -188,22 +217,25 @@ class _Planner:
 
     def _searched(self, source: Sharding, target: Sharding) -> tuple[Chain, bool]:
         is_same_order = source.mesh.same_order_as(target.mesh)
-        frame = frame_of(source, target)
-        if frame is None:
+        if frame_of(source, target) is None:
             return (self._parted if is_same_order else self._reordered)(source, target), False
-        way = _solve(frame, self.shape, self.budget)
-        is_split = way is not None
-        if way is None:
-            frame = frame_of(source, target, split=False) or frame
-            way = _solve(frame, self.shape, self.budget)
+        way = self.way(source, target)
         if way is None:
             return self._gathered(source, target), False
-        states, is_proved = way
-        before = [source, *(frame.by_source.sharding(state, source) for state in states[1:])]
+        before = [source, *(way.frame.by_source.sharding(state, source) for state in way.states[1:])]
         if is_same_order:
-            return self._all_steps([*before[:-1], target]), is_split and is_proved
-        after = [*(frame.by_target.sharding(state, source) for state in states[:-1]), target]
-        return self._reordering(before, after), is_split and is_proved
+            return self._all_steps([*before[:-1], target]), way.is_proved
+        after = [*(way.frame.by_target.sharding(state, source) for state in way.states[:-1]), target]
+        return self._reordering(before, after), way.is_proved
+
+    def way(self, source: Sharding, target: Sharding) -> _Way | None:
+        """What the search finds; None where no digits hold both ends, or there are too many."""
+        for split in (True, False):
+            frame = frame_of(source, target, split=split)
+            solved = None if frame is None else _solve(frame, self.shape, self.budget)
+            if frame is not None and solved is not None:
+                return _Way(frame, solved[0], split and solved[1])
+        return None
 
     def _reordering(self, before: Sequence[Sharding], after: Sequence[Sharding]) -> Chain:
         """The steps along points, going over from one order of devices to another where that is cheapest.

@@ -157,7 +157,7 @@ class Tables:
         self.units: list[int] = graph.units.tolist()
         self.source_node, self.target_node = task.node_of(task.source), task.node_of(task.target)
         self._changes: dict[tuple[int, int], DigitChange] = {}
-        self._edges: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._edges: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
         # Distances to the target, from the source, and from the source with a Permute on the way.
         count = len(self.units)
         goal = np.full(count, FAR, dtype=np.int64)
@@ -199,8 +199,8 @@ class Tables:
         """What the steps cost, among partial values in layer 2."""
         return self.costs_pending if layer == 2 else self.costs
 
-    def edges_of(self, node: int, layer: int) -> list[tuple[int, int]]:
-        """The steps from a node, the least wasteful first: how much they waste, and to where.
+    def edges_of(self, node: int, layer: int) -> list[tuple[int, int, int]]:
+        """The steps from a node, the least wasteful first: how much they waste, to where, and what they cost.
 
         Args:
             node: where to start.
@@ -215,7 +215,7 @@ class Tables:
             extra = row + bound - bound[node]
             near = np.flatnonzero((row < FAR) & (bound < FAR))
             near = near[np.argsort(extra[near], kind="stable")]
-            self._edges[key] = list(zip(extra[near].tolist(), near.tolist(), strict=True))
+            self._edges[key] = list(zip(extra[near].tolist(), near.tolist(), row[near].tolist(), strict=True))
         return self._edges[key]
 
     def change(self, before: int, after: int) -> DigitChange:
@@ -260,10 +260,9 @@ class Tables:
         """The chains one step longer that waste less than the slack, each with what it wastes."""
         state, is_pending = visit.stop
         layer = 2 if is_pending else int(backward)
-        for waste, node in self.edges_of(visit.node, layer):
+        for waste, node, cost in self.edges_of(visit.node, layer):
             if waste >= slack:
                 break
-            cost = int(self.costs[node, visit.node] if backward else self.costs_of(layer)[visit.node, node])
             for after in self.apply(state, self.change(visit.node, node), is_pending):
                 yield waste, Visit(visit.cost + cost, Stop(after, is_pending), node, visit)
         if not is_pending:

@@ -51,7 +51,7 @@ Device (x=1, y0=0, y1=1) takes from (0, 1, 1) in round 0 and from (0, 1, 0) in r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -154,10 +154,10 @@ class DigitExchange(Exchange):
         for start, offsets, length, size in zip(
             starts, self._loose_offsets, self.common.lengths, self.target.shape, strict=True
         ):
-            each = np.zeros_like(elements)
+            along = np.zeros_like(elements)
             for offset in offsets:
-                each = each + np.clip(size - start - offset, 0, length)
-            elements = elements * each
+                along = along + np.clip(size - start - offset, 0, length)
+            elements = elements * along
         travels = elements > 0
         if self.shares_devices:
             travels &= senders != positions
@@ -179,11 +179,13 @@ class DigitExchange(Exchange):
         lows = np.array([np.broadcast_to(start, grid) for start in starts], dtype=np.int64).reshape(-1, *grid)
         lows = np.minimum(lows, limits)
         highs = np.minimum(lows + lengths, limits)
-        kept = (lows < highs).all(axis=0)
+        is_filled = (lows < highs).all(axis=0)
         rounds = np.arange(self.gathered_values)[:, None] * self.spread_values + self._at(self.spread).index_of(
             positions
         )
-        return PieceTable(senders[kept], receivers[kept], lows[:, kept], highs[:, kept], rounds[kept])
+        return PieceTable(
+            senders[is_filled], receivers[is_filled], lows[:, is_filled], highs[:, is_filled], rounds[is_filled]
+        )
 
     @property
     def received(self) -> int:
@@ -398,24 +400,36 @@ def by_digits(source: Tiling, target: Tiling, near: int = 0) -> DigitExchange | 
     common = refine(source.layout, layout, source.shape, [near] if near else [])
     if common is None:
         return None
-    determined_by, gathered = _close_chains(common, near)
+    determined_by, gathered = close_chains(common.digits, common.source_roles, common.target_roles, near)
     return DigitExchange(source, target, receivers, common, determined_by, gathered)
 
 
-def _close_chains(common: Refinement, near: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Per sender digit the receiver digit that determines it, and the sender digits that are gathered."""
-    homes = {role: home for home, role in enumerate(common.target_roles) if role is not None}
-    determined_by = {i: homes[role] for i, role in enumerate(common.source_roles) if role in homes}
+def close_chains(
+    digits: Digits, source_roles: Sequence[Role], target_roles: Sequence[Role], near: int = 0
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Per sender digit the receiver digit that determines it, and the sender digits that are gathered.
+
+    Args:
+        digits: of the positions.
+        source_roles: what each does in the source.
+        target_roles: what each does in the target.
+        near: that of `by_digits`.
+
+    >>> close_chains(Digits.of_sizes([2, 2]), (Cuts(0, 4), None), (None, Cuts(0, 4)))
+    ((1, 0), ())
+    """
+    homes = {role: home for home, role in enumerate(target_roles) if role is not None}
+    determined_by = {i: homes[role] for i, role in enumerate(source_roles) if role in homes}
     arrows = {home: i for i, home in determined_by.items()}
     gathered = []
-    for start, role in enumerate(common.source_roles):
+    for start, role in enumerate(source_roles):
         if role in homes:
             continue
         if role is not None:
             gathered.append(start)
         end = start
-        stays_near = near and role is None and common.digits[start].stride >= near
+        stays_near = near and role is None and digits[start].stride >= near
         while end in arrows and not stays_near:
             end = arrows[end]
         determined_by[start] = end
-    return tuple([determined_by[i] for i in range(len(common.digits))]), tuple(gathered)
+    return tuple([determined_by[i] for i in range(len(digits))]), tuple(gathered)

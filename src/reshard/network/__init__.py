@@ -7,6 +7,8 @@ calibration.py  latency and bandwidth from timings
 numbers.py      digits of positions as digits of device numbers
 networks.py     `Network`
 traffic.py      what an exchange puts on every level
+digit_loads.py  the same from digits alone
+patterns.py     exchanges by digits without names and sizes
 pricing.py      seconds of steps
 inflow.py       how fast data come into groups of devices
 crossing.py     bytes that must come into some devices, or leave them
@@ -28,6 +30,7 @@ from reshard.network.level import LINKS, Level
 from reshard.network.networks import Network
 from reshard.network.presets import FAMILIES
 from reshard.network.pricing import (
+    Use,
     busy_seconds,
     check_reach,
     exchange_seconds,
@@ -35,6 +38,8 @@ from reshard.network.pricing import (
     overlapped_seconds,
     overlapped_spans,
     seconds_of,
+    use_of_pattern,
+    uses_of,
 )
 
 __all__ = [
@@ -45,6 +50,7 @@ __all__ = [
     "Level",
     "LevelFit",
     "Network",
+    "Use",
     "best_common_cut",
     "best_cut",
     "busy_seconds",
@@ -56,4 +62,6 @@ __all__ = [
     "overlapped_seconds",
     "overlapped_spans",
     "seconds_of",
+    "use_of_pattern",
+    "uses_of",
 ]

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -29,6 +30,9 @@ import numpy as np
 from reshard.digits import Digit, Digits, Positions, nest
 from reshard.network.level import Level
 from reshard.network.traffic import Floats, Loads, edges_of_pieces, hops_of, orders, runs
+
+CACHED = 256
+"""Lists of edges that are kept."""
 
 
 class PlacedDigit(NamedTuple):
@@ -121,6 +125,20 @@ class _Side:
     """The latencies of all pieces of one device, where switches take all."""
 
 
+@lru_cache(CACHED)
+def _edges(level: Level, starts: Digits, stops: Digits, size: int) -> list[Floats]:
+    """What `edges_of_pieces` says of one piece for each value of digits.
+
+    Args:
+        level: whose values have stride 1.
+        starts: the digits of where pieces start.
+        stops: those of where they go, in the same order.
+        size: the number of places.
+    """
+    start, stop = starts.offsets(), stops.offsets()
+    return edges_of_pieces(level, start, stop, stop - start, np.ones(len(start)), size)
+
+
 class _Pieces:
     """The pieces that are still under way: those that agree along the levels that were passed."""
 
@@ -201,8 +219,8 @@ class _Pieces:
             listed = list(starts | stops)
             decided = {*listed, *(reached(place, before) for place in elsewhere)}
             each = prod(self.size[v] for v in {*self.same_as.values()} - decided) * count / befores.total()
-            start, stop = (Digits(Digit(ends[v], self.size[v]) for v in listed).offsets() for ends in (starts, stops))
-            added = edges_of_pieces(level, start, stop, stop - start, np.full(len(start), each), size)
+            ends = tuple(Digits([Digit(side[v], self.size[v]) for v in listed]) for side in (starts, stops))
+            added = [way * each for way in _edges(level, *ends, size)]
             total = [a + b for a, b in zip(total, added, strict=True)] if total else added
         return max(float(way.reshape(-1, level.size).cumsum(axis=1).max()) for way in total)
 

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from reshard.errors import ReshardError
 
 LINKS = ("switch", "ring", "one-way-ring", "line")
 """Every kind of link."""
+CACHED = 1024
+"""Parts of levels that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +100,23 @@ class Level:
         >>> print(Level(1, 8, "ring", 8e9, 1e-6).part(Digit(1, 4)))
         line of 4, 8 GB/s, 1 us
         """
-        if digit == self.digit:
-            return self
-        if self.is_switch:
-            return replace(self, stride=digit.stride, size=digit.size)
-        apart = digit.stride // self.stride
-        return Level(
-            digit.stride,
-            digit.size,
-            self.link if self.is_closed_for(digit) else "line",
-            self.bandwidth / apart,
-            self.latency_s * apart,
-        )
+        return _part(self, digit)
+
+
+@lru_cache(CACHED)
+def _part(level: Level, digit: Digit) -> Level:
+    if digit == level.digit:
+        return level
+    if level.is_switch:
+        return replace(level, stride=digit.stride, size=digit.size)
+    apart = digit.stride // level.stride
+    return Level(
+        digit.stride,
+        digit.size,
+        level.link if level.is_closed_for(digit) else "line",
+        level.bandwidth / apart,
+        level.latency_s * apart,
+    )
 
 
 def is_integer(value: Any) -> bool:

@@ -39,8 +39,8 @@ from reshard.network.formulas import all_to_all, staged_all_gather
 from reshard.network.level import Level
 from reshard.network.networks import Network
 from reshard.network.numbers import device_digits
+from reshard.network.patterns import Pattern, kind_of
 from reshard.network.traffic import Loads, loads, runs
-from reshard.refinement import Cuts
 from reshard.steps import Share, Step
 
 CACHED = 4096
@@ -69,6 +69,11 @@ class Use(NamedTuple):
     busy: tuple[float, ...]
     """Per level the seconds of its busiest link or port, with the latencies; last those in which steps start. In all of
     them those in which a device copies, and neither sends nor starts anything."""
+
+    @classmethod
+    def of_nothing(cls, network: Network) -> Use:
+        """That of what sends nothing."""
+        return cls(0.0, (0.0,) * (len(network.levels) + 1))
 
     def times(self, count: int) -> Use:
         """So many of it, one after another."""
@@ -122,7 +127,16 @@ def overlapped_spans(shares: Sequence[Share], network: Network) -> list[list[tup
 
 def busy_seconds(steps: Sequence[Step], network: Network) -> tuple[float, ...]:
     """Per level how long its busiest link or port is busy in all steps, of the whole tensor; last starts of steps."""
-    return tuple(map(sum, zip(*(_use_of_step(step, network, 1).busy for step in steps), strict=True)))
+    return tuple(map(sum, zip(*(use.busy for use in uses_of(steps, network)), strict=True)))
+
+
+def uses_of(steps: Sequence[Step], network: Network) -> list[Use]:
+    """What each step takes, of the whole tensor.
+
+    Raises:
+        ReshardError: as `seconds_of`.
+    """
+    return [_use_of_step(step, network, 1) for step in steps]
 
 
 @lru_cache(CACHED_STEPS)
@@ -196,23 +210,62 @@ def exchange_seconds(exchange: Exchange, itemsize: float, network: Network) -> f
 def _use_of_exchange(exchange: Exchange, itemsize: float, network: Network) -> Use:
     for mesh in (exchange.source.mesh, exchange.target.mesh):
         check_reach(network, mesh)
-    levels = network.levels
-    nothing = Use(0.0, (0.0,) * (len(levels) + 1))
     if exchange.largest_piece == 0:
-        return nothing
+        return Use.of_nothing(network)
     if isinstance(exchange, DigitExchange):
         if exchange.rounds == 0:
-            return nothing
-        use = _collective_use(exchange, itemsize, network)
+            return Use.of_nothing(network)
+        sent_bytes = exchange.largest_piece * exchange.loose_values * itemsize  # of one round
+        meshes = exchange.source.mesh, exchange.receivers
+        use = use_of_pattern(_pattern(exchange), meshes, sent_bytes, network, is_even=exchange.is_even)
         if use is not None:
             return use
-        if exchange.is_even:
-            sent = exchange.largest_piece * exchange.loose_values  # of one round, from one device to one other
-            return _use_of_loads(piece_loads(exchange, network), sent * itemsize, network)
     senders, receivers, elements = exchange.traffic()
     if not len(senders):
-        return nothing
-    return _use_of_loads(loads(levels, senders, receivers, elements), itemsize, network)
+        return Use.of_nothing(network)
+    return _use_of_loads(loads(network.levels, senders, receivers, elements), itemsize, network)
+
+
+def use_of_pattern(
+    pattern: Pattern, meshes: tuple[Mesh, Mesh], sent_bytes: float, network: Network, *, is_even: bool = True
+) -> Use | None:
+    """What an exchange of a pattern takes.
+
+    Args:
+        pattern: in which something is sent.
+        meshes: of those that send, and of those that receive.
+        sent_bytes: what goes from one device to one other in one round.
+        network: must reach all devices.
+        is_even: whether all pieces are of one size.
+
+    Returns:
+        The use; None where pieces differ in size and the exchange is no collective that has a formula.
+
+    Raises:
+        ReshardError: `too-large`.
+    """
+    source, receivers = map(_unnamed, meshes)
+    stages = _stages_of(network, source, pattern) if pattern.kind and receivers == source else None
+    if stages is None:
+        if not is_even:
+            return None
+        carried = _loads_of(network, source, receivers, pattern.digits, pattern.determined_by, pattern.gathered)
+        return _use_of_loads(carried, sent_bytes, network)
+    gathered_bytes = sent_bytes * pattern.gathered_digits.size
+    if pattern.kind != "all-to-all":
+        return _use_of_stages(staged_all_gather(stages, gathered_bytes), stages, network)
+    return _use_of_stages(all_to_all(stages[0][0], gathered_bytes * pattern.gathered_digits.size), stages, network)
+
+
+@lru_cache(256)
+def _unnamed(mesh: Mesh) -> Mesh:
+    """The devices of a mesh, whatever its axes: patterns know no names."""
+    return Mesh((("devices", mesh.size),), mesh.device_ids)
+
+
+def _pattern(exchange: DigitExchange) -> Pattern:
+    kinds = tuple([_kind(exchange, number) for number in exchange.gathered])
+    return Pattern.of(exchange.common.digits, exchange.determined_by, exchange.gathered, kinds)
 
 
 def _use_of_loads(carried: Loads, unit_bytes: float, network: Network) -> Use:
@@ -254,34 +307,24 @@ def _all_reduce_use(step: Step, itemsize: float, network: Network) -> Use | None
         return None
     tile = prod(step.before.local_shape(step.shape)) * itemsize
     if not tile:
-        return Use(0.0, (0.0,) * (len(network.levels) + 1))
+        return Use.of_nothing(network)
     return _use_of_stages(2 * staged_all_gather(stages, tile), stages, network)
 
 
-def _collective_use(exchange: DigitExchange, itemsize: float, network: Network) -> Use | None:
-    """The price by a formula; None where the exchange is none of the collectives, or does not lie on levels."""
-    kinds = {_kind(exchange, i) for i in exchange.gathered}
-    if len(kinds) != 1 or not exchange.stays:
-        return None
-    kind = kinds.pop()
-    stages = _stages(network, exchange.source.mesh, Digits(exchange.common.digits[i] for i in exchange.gathered))
-    if kind is None or stages is None:
-        return None
-    piece = exchange.largest_piece * exchange.loose_values * itemsize
-    gathered_bytes = piece * exchange.gathered_values
-    if kind != "all-to-all":
-        return _use_of_stages(staged_all_gather(stages, gathered_bytes), stages, network)
+@lru_cache(CACHED)
+def _stages_of(network: Network, mesh: Mesh, pattern: Pattern) -> tuple[tuple[Level, ...], ...] | None:
+    """The stages by which a collective has a formula; None where it is none, or does not lie on levels."""
+    stages = _stages(network, mesh, pattern.gathered_digits) if pattern.stays else None
+    if stages is None or pattern.kind != "all-to-all":
+        return stages
     if len(stages) > 1 or len(stages[0]) > 1 or not (stages[0][0].is_switch or stages[0][0] in network.levels):
         return None
-    return _use_of_stages(all_to_all(stages[0][0], gathered_bytes * exchange.gathered_values), stages, network)
+    return stages
 
 
 def _kind(exchange: DigitExchange, number: int) -> str | None:
     """The collective that a gathered digit is part of."""
-    before, after = exchange.common.source_roles[number], exchange.common.target_roles[number]
-    if not isinstance(before, Cuts):
-        return "reduce-scatter" if isinstance(after, Cuts) else None
-    return "all-gather" if after is None else "all-to-all" if isinstance(after, Cuts) else None
+    return kind_of(exchange.common.source_roles[number], exchange.common.target_roles[number])
 
 
 @lru_cache(CACHED)
@@ -316,8 +359,8 @@ def _stages(network: Network, mesh: Mesh, positions: Digits) -> tuple[tuple[Leve
 
 def piece_loads(exchange: DigitExchange, network: Network) -> Loads:
     """The loads of an exchange whose pieces are all of one size, in pieces."""
-    ends = exchange.source.mesh, exchange.receivers
-    return _loads_of(network, *ends, exchange.common.digits, exchange.determined_by, exchange.gathered)
+    pattern, ends = _pattern(exchange), map(_unnamed, (exchange.source.mesh, exchange.receivers))
+    return _loads_of(network, *ends, pattern.digits, pattern.determined_by, pattern.gathered)
 
 
 @lru_cache(CACHED)

@@ -6,19 +6,16 @@ two steps may be one exchange, and an exchange a chain of collectives.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 
-from reshard.collectives.fewest_bytes import fewest_bytes_chain
-from reshard.errors import ReshardError
 from reshard.network import Network
-from reshard.planner.candidates import candidates, level_strides
+from reshard.planner.candidates import candidates, collectives, level_strides
 from reshard.planner.policy import best_first, shrinks_first
+from reshard.planner.route_prices import RoutePrices, TimedRoute, fastest, timed_routes
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
-from reshard.sharding import Sharding
-from reshard.steps import shortest_chain
+from reshard.steps import Route
 
 SETTLED = ("Slice", "AllGather", "AllToAll")
 """Steps that no other chain takes the place of."""
@@ -35,24 +32,22 @@ def with_better_legs(plan: Plan) -> Plan:
     if plan.options.basis != "any" or network is None or not any(level.latency_s for level in network.levels):
         return plan
     better = plan
-    legs: dict[tuple[Sharding, Sharding], Plan] = {}
-    while (improved := _with_one_better_leg(better, network, legs)) is not None:
+    while (improved := _with_one_better_leg(better, network)) is not None:
         better = improved
     return better if (shrinks_first(better) if limit is None else better.peak_bytes <= limit) else plan
 
 
-def _with_one_better_leg(plan: Plan, network: Network, legs: dict[tuple[Sharding, Sharding], Plan]) -> Plan | None:
+def _with_one_better_leg(plan: Plan, network: Network) -> Plan | None:
     """The plan with the first leg replaced for which a cheaper one is known; None where there is none."""
     for start, stop in _legs(len(plan.steps)):
         steps = plan.steps[start:stop]
         if len(steps) == 1 and steps[0].kind in SETTLED:
             continue
-        ends = steps[0].before, steps[-1].after
-        if ends not in legs:
-            reshard = replace(plan.reshard, source=ends[0], target=ends[1])
-            legs[ends] = _best_leg(reshard, network, is_step=len(steps) == 1)
-        if (legs[ends].seconds or 0.0) < sum((plan.step_seconds or ())[start:stop]) * (1 - 1e-9):
-            return replace(plan, steps=(*plan.steps[:start], *legs[ends].steps, *plan.steps[stop:]))
+        reshard = replace(plan.reshard, source=steps[0].before, target=steps[-1].after)
+        timed = _ways(reshard, network, is_step=len(steps) == 1)
+        if min(way.seconds for way in timed) < sum((plan.step_seconds or ())[start:stop]) * (1 - 1e-9):
+            leg = best_first(list(fastest(timed, reshard, Options(network))))[0]
+            return replace(plan, steps=(*plan.steps[:start], *leg.steps, *plan.steps[stop:]))
     return None
 
 
@@ -66,20 +61,17 @@ def _legs(count: int) -> list[tuple[int, int]]:
 
 
 @lru_cache(CACHED)
-def _best_leg(reshard: Reshard, network: Network, *, is_step: bool) -> Plan:
-    """The best of the candidates, their legs as they are.
+def _ways(reshard: Reshard, network: Network, *, is_step: bool) -> list[TimedRoute]:
+    """The candidates, their legs as they are.
 
-    Between points that one step joins: of that step, near replicas sending or not, and the collectives.
+    Between points that one step joins: that step, near replicas sending or not, and the collectives.
     """
-    if is_step:
-        chains = [shortest_chain(reshard, near) for near in (0, *level_strides(network))]
-        with suppress(ReshardError):
-            chains.append(fewest_bytes_chain(reshard)[0])
-    else:
-        chains = list(dict.fromkeys(candidates(reshard, network)))
-    plans = [Plan(reshard, chain, Options(network)) for chain in chains]
-    return best_first(list(filter(shrinks_first, plans)))[0]
+    prices = RoutePrices.of(reshard, network)
+    if not is_step:
+        return timed_routes(prices, candidates(reshard, network))
+    steps = [Route((), near) for near in (0, *level_strides(network))]
+    return timed_routes(prices, [*steps, *collectives(prices)])
 
 
-cache_clear = _best_leg.cache_clear
+cache_clear = _ways.cache_clear
 """Forget the legs."""

@@ -1,4 +1,4 @@
-"""Chains of steps that lead from source to target.
+"""Ways that lead from source to target.
 
 The first is the shortest chain, which receives exactly the bound wherever nothing is partial.
 Four kinds of detour may do better:
@@ -22,66 +22,81 @@ from itertools import islice, pairwise, product
 from math import prod
 
 from reshard.axis import Axis, aligned, common_prefix, difference, merged
-from reshard.collectives.fewest_bytes import fewest_bytes_chain
+from reshard.collectives.fewest_bytes import fewest_bytes_chain, fewest_bytes_middles
 from reshard.digits import Digit
+from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
-from reshard.network import Network, seconds_of
+from reshard.network import Network
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.relay import relay
+from reshard.planner.route_prices import RoutePrices, timed_routes
 from reshard.planner.spread import collides, spread
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding
-from reshard.steps import Chain, chain_through, shortest_chain
+from reshard.steps import Route
 
 TRIED = 16
 """How many refinements of one kind are tried."""
 
 
-def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Chain]:
-    """Chains worth comparing, the shortest first; on a network, that of named collectives, and of little data gathers.
+def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Route]:
+    """Ways from source to target, the one that moves least first.
+
+    Args:
+        reshard: what is to be moved.
+        network: whose levels are looked at; without one only the bytes count.
 
     Raises:
-        ReshardError: as `shortest_chain`.
+        ReshardError: as `RoutePrices.timed`.
     """
     if network is None:
-        yield from chains_by_detours(reshard)
+        yield from detours(reshard)
         return
-    chains = list(_on_levels(reshard, network))
-    yield from chains
+    prices = RoutePrices.of(reshard, network)
+    routes = list(_on_levels(prices))
+    yield from routes
     if prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES:
-        least = min(sum(seconds_of(step, network) for step in chain) for chain in chains)
+        least = min(way.seconds for way in timed_routes(prices, routes))
         with suppress(ReshardError):
             yield gathered(reshard)
         through_switches = any(level.is_switch for level in network.levels)  # where messages wait for one another
         for middle in _gathers(reshard) if through_switches else ():
             with suppress(ReshardError):
-                if sum(seconds_of(step, network) for step in chain_through(replace(reshard, target=middle))) < least:
-                    yield chain_through(reshard, middle)
+                if prices.seconds_to(middle) < least:
+                    yield Route((middle,))
 
 
-def _on_levels(reshard: Reshard, network: Network) -> Iterator[Chain]:
+def _on_levels(prices: RoutePrices) -> Iterator[Route]:
     """Those for a network, however much data there are."""
+    reshard, network = prices.reshard, prices.network
     size = reshard.target.mesh.size
     boundaries = sorted({*level_strides(network), size} - {1})
     slower = (outer.stride for inner, outer in pairwise(network.levels) if outer.bandwidth < inner.bandwidth)
-    yield from chains_by_detours(reshard, boundaries, {stride for stride in slower if stride < size})
+    yield from detours(reshard, boundaries, {stride for stride in slower if stride < size})
     with suppress(ReshardError):  # digits without names
         yield from _by_levels(reshard, network)
-    with suppress(ReshardError):  # not all ends have one
-        yield fewest_bytes_chain(reshard)[0]
+    yield from collectives(prices)
 
 
-def _by_levels(reshard: Reshard, network: Network) -> Iterator[Chain]:
+def collectives(prices: RoutePrices) -> Iterator[Route]:
+    """The chain of collectives that receives least; not all ends have one."""
+    with suppress(ReshardError):
+        if prices.by_digits:
+            yield Route(fewest_bytes_middles(prices.reshard))
+        else:
+            yield Route(steps=fewest_bytes_chain(prices.reshard)[0])
+
+
+def _by_levels(reshard: Reshard, network: Network) -> Iterator[Route]:
     """What takes least, step by step, of all ways that change one level at a time; by tiles of one box alone.
 
     Engines move tiles of several boxes in more messages than prices count, which decides where latencies do.
     """
     ways = LevelWays.of(reshard, network)
     path = None if ways is None else ways.cheapest([1.0] * len(network.levels))
-    middles = [] if ways is None or path is None else ways.middles(path)
-    if path is not None and not any(middle.is_woven for middle in middles):
-        yield chain_through(reshard, *middles)
+    if ways is not None and path is not None and ways.is_of_boxes(path):
+        yield Route(tuple(ways.middles(path)))
 
 
 def level_strides(network: Network) -> list[int]:
@@ -89,13 +104,13 @@ def level_strides(network: Network) -> list[int]:
     return [level.stride for level in network.levels[1:]]
 
 
-def gathered(reshard: Reshard) -> Chain:
+def gathered(reshard: Reshard) -> Route:
     """All that the ends cut otherwise gathered, then each its part."""
     source, target = reshard.source, reshard.target
     if source.mesh != target.mesh or source.is_woven or target.is_woven:
         return all_gathered(reshard)
     kept = [common_prefix(before.axes, after.axes) for before, after in zip(source.dims, target.dims, strict=True)]
-    return chain_through(reshard, Sharding.of(target.mesh, *kept, uneven=target.uneven))
+    return Route((Sharding(target.mesh, tuple(map(DimSharding, kept)), uneven=target.uneven),))
 
 
 def _gathers(reshard: Reshard) -> Iterator[Sharding]:
@@ -113,35 +128,23 @@ def _gathers(reshard: Reshard) -> Iterator[Sharding]:
     cutting = [dim.axes for dim in source.dims]
     for counts in sorted(product(*(range(len(axes) + 1) for axes in cutting)), key=sum, reverse=True)[1:]:
         kept = [axes[:count] for axes, count in zip(cutting, counts, strict=True)]
-        yield Sharding.of(source.mesh, *kept, uneven=target.uneven)
+        yield Sharding(source.mesh, tuple(map(DimSharding, kept)), uneven=target.uneven)
 
 
-def all_gathered(reshard: Reshard) -> Chain:
+def all_gathered(reshard: Reshard) -> Route:
     """Everything to everyone, then each its part."""
-    return chain_through(reshard, Sharding.of(reshard.target.mesh, *[None] * len(reshard.target.dims)))
+    return Route((Sharding.of(reshard.target.mesh, *[None] * len(reshard.target.dims)),))
 
 
-def chains_by_detours(reshard: Reshard, boundaries: Sequence[int] = (), hosts: Container[int] = ()) -> Iterator[Chain]:
+def detours(reshard: Reshard, boundaries: Sequence[int] = (), hosts: Container[int] = ()) -> Iterator[Route]:
     """The shortest chain, and those by way of other shardings.
 
     Args:
         reshard: what is to be moved.
         boundaries: strides of the device number at which a level begins.
         hosts: those of them at which it is slower than the one inside.
-
-    Raises:
-        ReshardError: as `shortest_chain`.
     """
-    yield shortest_chain(reshard)
-    for middles, near in _detours(reshard, boundaries, hosts):
-        with suppress(ReshardError):  # a detour that cannot be made is none
-            yield chain_through(reshard, *middles, near=near)
-
-
-def _detours(
-    reshard: Reshard, boundaries: Sequence[int], hosts: Container[int]
-) -> Iterator[tuple[tuple[Sharding, ...], int]]:
-    """Shardings to pass, and from which stride on near replicas send."""
+    yield Route()
     source, target, shape = reshard.source, reshard.target, reshard.shape
     if source.is_woven or target.is_woven:
         return
@@ -149,22 +152,22 @@ def _detours(
     if combined:
         scattered = refinements(source, [*combined, *source.unused_axes()], target, shape)
         for middle in islice(scattered, TRIED):
-            yield (middle,), 0
+            yield Route((middle,))
     for boundary in boundaries if target.mesh.device_ids is None else ():
         if any(digit.end > boundary for digit in source.layout.free):  # else none is nearer
-            yield (), boundary
+            yield Route((), boundary)
         below = target.mesh.parts_within(target.unused_axes(), Digit(1, boundary))
         late = list(islice(refinements(target, below, source, shape), TRIED))
         for middle in late:
-            yield (middle,), boundary
+            yield Route((middle,), boundary)
         if boundary in hosts:
             for middles in _spread(source, target, late, shape, boundary):
-                yield middles, boundary
+                yield Route(middles, boundary)
             relayed = relay(reshard, boundary)
             if relayed is not None:
-                yield relayed, boundary
+                yield Route(relayed, boundary)
                 if source not in relayed and target not in relayed:  # else an end falls out
-                    yield relayed[1:], boundary
+                    yield Route(relayed[1:], boundary)
 
 
 def _spread(

@@ -54,6 +54,8 @@ PER_STEP = 1e-4
 MOST_STATES = 256
 CACHED = 1024
 """Graphs that are kept."""
+CACHED_LOADS = 8192
+"""Changes of what digits of a level do that are kept."""
 
 
 class LevelGraph(NamedTuple):
@@ -161,6 +163,12 @@ class LevelWays:
         """
         return [self._sharding(self.graph.states[state]) for state in path[1:-1]]
 
+    def is_of_boxes(self, path: tuple[int, ...]) -> bool:
+        """Whether every tile between its ends is one box: no digit that is not cut lies above one that is."""
+        cut_digits = [{role for role in self.graph.states[state] if role is not None} for state in path[1:-1]]
+        cuts = [[number in cut for number, _ in dim] for cut in cut_digits for dim in self.by_dim]
+        return all(sorted(dim, reverse=True) == dim for dim in cuts)
+
     def _sharding(self, roles: tuple[int | None, ...]) -> Sharding:
         cutting = {role: digit for role, digit in zip(roles, self.digits, strict=True) if role is not None}
         mesh = self.reshard.source.mesh
@@ -199,32 +207,49 @@ def _graph(
     ends = [tuple(tuple(end[n] for n in numbers) for numbers in inside) for end in (source, target)]
     if prod(map(len, choices)) > MOST_STATES or not all(map(_is_one, ends)) or ends[0] == ends[1]:
         return None
-    states = [ends[0], *(roles for roles in product(*choices) if roles not in ends and _is_one(roles)), ends[1]]
-    place = {state: number for number, state in enumerate(states)}
-    sizes = [[digits[n].size for n in numbers] for numbers in inside]
-    tiles = [1 / prod(map(_shards, state, sizes)) for state in states]
+    grid = _products_of_one(choices)
+    places = [tuple(listed.index(roles) for listed, roles in zip(choices, end, strict=True)) for end in ends]
+    chosen = [tuple(place) for place in np.argwhere(grid).tolist() if tuple(place) not in places]
+    chosen = [places[0], *chosen, places[1]]
+    states = [tuple(listed[n] for listed, n in zip(choices, place, strict=True)) for place in chosen]
+    numbers_of_states = np.full(grid.shape, -1)
+    numbers_of_states[tuple(np.array(chosen).T)] = np.arange(len(chosen))
+    shards = [
+        [prod(digits[n].size for n, role in zip(numbers, roles, strict=True) if role is not None) for roles in listed]
+        for numbers, listed in zip(inside, choices, strict=True)
+    ]
+    tiles = np.array([1 / prod(sizes[n] for sizes, n in zip(shards, place, strict=True)) for place in chosen])
     leads = np.zeros((len(states), len(states)), dtype=np.bool_)
     seconds, latencies_s = np.zeros((2, *leads.shape, len(network.levels)))
     for number, (level, numbers) in enumerate(zip(network.levels, inside, strict=True)):
-        for before, after in product(choices[number], repeat=2):
-            taken = None if before == after else _load(level, [digits[n] for n in numbers], before, after)
+        level_digits = tuple([digits[n] for n in numbers])
+        by_choice = np.moveaxis(numbers_of_states, number, 0)
+        for (i, before), (j, after) in product(enumerate(choices[number]), repeat=2):
+            taken = None if i == j else _load(level, level_digits, *_renumbered(before, after))
             if taken is None:
                 continue
-            for state, start in place.items():
-                stop = place.get((*state[:number], after, *state[number + 1 :])) if state[number] == before else None
-                if stop is not None:
-                    leads[start, stop] = True
-                    seconds[start, stop, number] = taken.seconds * tiles[start]
-                    latencies_s[start, stop, number] = taken.latency_s + network.launch_s * (taken.seconds > 0)
+            known = (by_choice[i] >= 0) & (by_choice[j] >= 0)
+            starts, stops = by_choice[i][known], by_choice[j][known]
+            leads[starts, stops] = True
+            seconds[starts, stops, number] = taken.seconds * tiles[starts]
+            latencies_s[starts, stops, number] = taken.latency_s + network.launch_s * (taken.seconds > 0)
     order = [n for numbers in inside for n in numbers]
     in_order = [dict(zip(order, chain.from_iterable(state), strict=True)) for state in states]
     roles_of_digits = tuple(tuple(roles[n] for n in range(len(digits))) for roles in in_order)
-    return LevelGraph(roles_of_digits, leads, seconds, latencies_s, np.array(tiles))
+    return LevelGraph(roles_of_digits, leads, seconds, latencies_s, tiles)
 
 
-def _shards(roles: tuple[int | None, ...], sizes: Sequence[int]) -> int:
-    """Into how many tiles digits of these sizes cut the tensor."""
-    return prod(size for role, size in zip(roles, sizes, strict=True) if role is not None)
+def _products_of_one(choices: Sequence[Sequence[tuple[int | None, ...]]]) -> NDArray[np.bool_]:
+    """Per choice of roles of each level, whether no digit of the tensor is cut twice."""
+    grid = np.ones([len(listed) for listed in choices], dtype=np.bool_)
+    taken = np.zeros(grid.shape, dtype=object)  # digits as bits
+    for number, listed in enumerate(choices):
+        along = [-1 if n == number else 1 for n in range(grid.ndim)]
+        bits = np.array([sum({1 << role for role in roles if role is not None}) for roles in listed], dtype=object)
+        grid &= np.array([_is_one([roles]) for roles in listed]).reshape(along)
+        grid &= (taken & bits.reshape(along)) == 0
+        taken = taken | bits.reshape(along)
+    return grid
 
 
 def _lies_in(digit: Digit, level: Level) -> bool:
@@ -263,8 +288,19 @@ class LevelLoad(NamedTuple):
     latency_s: float
 
 
+def _renumbered(*lists: tuple[int | None, ...]) -> list[tuple[int | None, ...]]:
+    """The same roles by numbers in the order in which they come.
+
+    >>> _renumbered((7, None), (None, 7)), _renumbered((3, 5), (5, 3))
+    ([(0, None), (None, 0)], [(0, 1), (1, 0)])
+    """
+    numbers: dict[int | None, int | None] = {None: None}
+    return [tuple([numbers.setdefault(role, len(numbers) - 1) for role in roles]) for roles in lists]
+
+
+@lru_cache(CACHED_LOADS)
 def _load(
-    level: Level, digits: Sequence[Digit], before: tuple[int | None, ...], after: tuple[int | None, ...]
+    level: Level, digits: tuple[Digit, ...], before: tuple[int | None, ...], after: tuple[int | None, ...]
 ) -> LevelLoad | None:
     """What it takes that digits of a level change what they do; None where no step is known."""
     places = [place for place, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]

@@ -28,9 +28,10 @@ from reshard.network import Network, busy_seconds, overlapped_seconds
 from reshard.network.traffic import Floats
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.number_of_parts import MOST_PARTS, WORTH
+from reshard.planner.route_prices import RoutePrices, TimedRoute
 from reshard.plans import Plan
 from reshard.plans.parts import Parting
-from reshard.steps import Chain, Share, chain_through
+from reshard.steps import Chain, Route, Share
 
 TRIED = 24
 """How many ways enter a mix at the most."""
@@ -82,12 +83,12 @@ def best_mix(loads: Floats) -> Mix:
     return Mix(amounts[:ways] / total, np.maximum(-worth[ways:-1], 0.0) / scale, scale / total)
 
 
-def with_shares(plan: Plan, others: Sequence[Plan]) -> Plan:
+def with_shares(plan: Plan, timed: Sequence[TimedRoute]) -> Plan:
     """The plan, or one of shares that takes less time.
 
     Args:
         plan: the best of one chain.
-        others: further ways between the same ends.
+        timed: ways between the same ends.
     """
     network = plan.options.network
     if network is None or plan.options.memory_limit is not None or plan.options.basis != "any" or not plan.seconds:
@@ -95,18 +96,26 @@ def with_shares(plan: Plan, others: Sequence[Plan]) -> Plan:
     ways = LevelWays.of(plan.reshard, network)
     if ways is None:
         return plan
-    others = [other for other in others if other.steps != plan.steps and (other.seconds or 0.0) < FAR * plan.seconds]
-    chains = [plan.steps, *(other.steps for other in others)]
-    busy = [busy_seconds(steps, network)[:-1] for steps in chains]
+    routes, busy = [Route(steps=plan.steps)], [busy_seconds(plan.steps, network)[:-1]]
+    for other in timed:
+        if other.seconds < FAR * plan.seconds and other.busy[:-1] != busy[0]:
+            routes.append(other.route)
+            busy.append(other.busy[:-1])
+    prices = RoutePrices.of(plan.reshard, network)
     for path in _worth_taking(ways, np.array(busy), plan.seconds * WORTH):
         with suppress(ReshardError):  # digits without names
-            chains.append(chain_through(plan.reshard, *ways.middles(path)))
-            busy.append(busy_seconds(chains[-1], network)[:-1])
+            way = prices.timed(Route(tuple(ways.middles(path))))
+            routes.append(way.route)
+            busy.append(way.busy[:-1])
     mix = best_mix(np.array(busy))
-    mixed = [(part, steps) for part, steps in zip(mix.parts, chains, strict=True) if part >= NEGLIGIBLE]
-    if mix.seconds >= plan.seconds * WORTH or [steps for _, steps in mixed] == [plan.steps]:
+    mixed = [(part, route) for part, route in zip(mix.parts, routes, strict=True) if part >= NEGLIGIBLE]
+    if mix.seconds >= plan.seconds * WORTH or [route for _, route in mixed] == routes[:1]:
         return plan
-    return _in_parts(plan, [part for part, _ in mixed], [steps for _, steps in mixed], network)
+    try:
+        chains = [route.chain(plan.reshard) for _, route in mixed]
+    except ReshardError:  # a way that cannot be made is none
+        return plan
+    return _in_parts(plan, [part for part, _ in mixed], chains, network)
 
 
 def _worth_taking(ways: LevelWays, busy: Floats, limit: float) -> list[tuple[int, ...]]:

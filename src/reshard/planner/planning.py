@@ -23,18 +23,20 @@ from reshard.collectives.fewest_bytes import cache_clear as forget_searches
 from reshard.collectives.fewest_bytes import fewest_bytes_chain
 from reshard.collectives.one_axis import one_axis_chain
 from reshard.errors import ReshardError
-from reshard.network import Network, busy_seconds, forget_steps
+from reshard.garbage import uncollected
+from reshard.network import Network, forget_steps
 from reshard.notation.described import array_said, check_settled, described, dtype_said, shape_said
 from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, candidates, gathered
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.mixes import with_shares
-from reshard.planner.number_of_parts import overlapped
+from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.policy import best_first, explained, shrinks_first
+from reshard.planner.route_prices import RoutePrices, TimedRoute, fastest, timed_routes
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
-from reshard.steps import Chain, step_of
+from reshard.steps import Route, chains_of, step_of
 
 LOGGER = logging.getLogger("reshard")
 CACHED_PLANS = 1024
@@ -116,36 +118,59 @@ def reshard_of(source: Any, target: Any, shape: Sequence[int] | None = None, dty
 
 @lru_cache(CACHED_PLANS)
 def _planned(reshard: Reshard, options: Options) -> Plan:
-    if options.basis == "any":
-        plans = [Plan(reshard, steps, options) for steps in dict.fromkeys(candidates(reshard, options.network))]
-        if options.memory_limit is not None:
-            with suppress(ReshardError):
-                plans.append(Plan(reshard, gathered(reshard), options))
-        if options.memory_limit is None:
-            plans = list(filter(shrinks_first, plans))
+    network = options.network
+    if options.basis == "any" and network is not None and options.memory_limit is None:
+        with uncollected():
+            best = _fastest(reshard, network, options)
     else:
-        plans = [_in_basis(reshard, options)]
-    best = best_first(_faster(_within(plans)))[0]
-    if best.parts == 1:
-        best = overlapped(better_legs.with_better_legs(best))
-    if best.options.network is not None:
-        best = explained(with_shares(best, plans), plans[0])
+        plans = _within(_known_plans(reshard, options))
+        best = best_first(plans)[0]
+        if network is not None:
+            best = explained(better_legs.with_better_legs(best), plans[0])
     LOGGER.debug("%s: %s", reshard, ", ".join(step.kind for step in best.steps) or "nothing to do")
     return best
 
 
-def _faster(plans: list[Plan]) -> list[Plan]:
-    """The plans in parts that overlap, but for those that cannot be faster than the best whole one."""
-    network = plans[0].options.network
-    if network is None:
-        return plans
-    least = min(plan.seconds or 0.0 for plan in plans)
-    faster: list[Plan] = []
-    for plan in plans:
-        may_be = max(busy_seconds(plan.steps, network), default=0.0) <= least
-        faster.append(overlapped(plan) if may_be else plan)
-        least = min(least, faster[-1].seconds or 0.0)
-    return faster
+def _known_plans(reshard: Reshard, options: Options) -> list[Plan]:
+    """Every plan of a basis that is known; without a memory limit none whose tiles grow on the way."""
+    if options.basis != "any":
+        return [_in_basis(reshard, options)]
+    plans = [Plan(reshard, steps, options) for steps in chains_of(reshard, candidates(reshard, options.network))]
+    if options.memory_limit is None:
+        return list(filter(shrinks_first, plans))
+    with suppress(ReshardError):
+        plans.append(Plan(reshard, gathered(reshard).chain(reshard), options))
+    return plans
+
+
+def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
+    """The plan that takes least on a network, its steps overlapped, its legs as good as any, in shares."""
+    prices = RoutePrices.of(reshard, network)
+    timed = timed_routes(prices, candidates(reshard, network))
+    best = best_first([*fastest(timed, reshard, options), *_in_parts(timed, reshard, prices, options)])[0]
+    if best.parts == 1:
+        best = overlapped(better_legs.with_better_legs(best))
+    best = with_shares(best, timed)
+    if best.received_bytes <= best.lower_bound_bytes:
+        return best
+    return explained(best, Plan(reshard, Route().chain(reshard), options))
+
+
+def _in_parts(timed: Sequence[TimedRoute], reshard: Reshard, prices: RoutePrices, options: Options) -> Iterator[Plan]:
+    """The plans in parts that overlap, but for those that cannot be faster than the best whole one.
+
+    What two parts do not gain more parts do not, for they overlap less and less, and pay as many latencies more each.
+    """
+    least = min(way.seconds for way in timed)
+    for way in timed:
+        busiest = max(way.busy)
+        if not way.between or busiest > least or busiest >= way.seconds * WORTH:
+            continue
+        if prices.seconds_in_halves(way.route) < way.seconds:
+            plan = overlapped(Plan(reshard, way.route.chain(reshard), options))
+            if plan.parts > 1:
+                least = min(least, plan.seconds or 0.0)
+                yield plan
 
 
 def _in_basis(reshard: Reshard, options: Options) -> Plan:
@@ -193,9 +218,9 @@ def alternatives(plan: Plan) -> tuple[Plan, ...]:
     Those whose tiles grow on the way are among them; those beyond the memory limit of the plan are not.
     """
     plans: list[Plan] = []
-    for steps in _all_ways(plan.reshard, plan.options.network):
-        with suppress(ReshardError):  # pieces too many to be priced
-            way = within_limit(Plan(plan.reshard, steps, plan.options))
+    for route in _all_ways(plan.reshard, plan.options.network):
+        with suppress(ReshardError):  # what cannot be made, or has pieces too many to be priced
+            way = within_limit(Plan(plan.reshard, route.chain(plan.reshard), plan.options))
             plans += [] if way is None else [overlapped(way)]
     distinct = {_outline(plan): plan}
     for way in best_first(plans):
@@ -203,11 +228,11 @@ def alternatives(plan: Plan) -> tuple[Plan, ...]:
     return tuple(distinct.values())[1:]
 
 
-def _all_ways(reshard: Reshard, network: Network | None) -> Iterator[Chain]:
+def _all_ways(reshard: Reshard, network: Network | None) -> Iterator[Route]:
     with suppress(ReshardError):  # a way that does not exist for these ends is no alternative
         yield from candidates(reshard, network)
     with suppress(ReshardError):
-        yield fewest_bytes_chain(reshard)[0]
+        yield Route(steps=fewest_bytes_chain(reshard)[0])
     with suppress(ReshardError):
         yield all_gathered(reshard)
 
@@ -221,6 +246,7 @@ def cache_clear() -> None:
     _planned.cache_clear()
     alternatives.cache_clear()
     better_legs.cache_clear()
+    RoutePrices.of.cache_clear()
     step_of.cache_clear()
     forget_steps()
     forget_searches()

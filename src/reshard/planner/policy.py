@@ -12,9 +12,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from reshard.network import Network
 from reshard.plans import Plan, counted, seconds_text
+from reshard.problem import Reshard
 
 
 def fewest_bytes(plan: Plan) -> tuple[int, int, int, int]:
@@ -29,11 +32,16 @@ SMALL_BYTES = 64 << 20
 
 def shrinks_first(plan: Plan) -> bool:
     """Whether no tile between is larger than the larger of the two ends, small ones on a network apart."""
-    between = [step.reshard.tilings[1].largest_tile for step in plan.steps[:-1]]
-    if not between:
+    between = [step.reshard.tilings[1] for step in plan.steps[:-1]]
+    return shrinks_between(plan.reshard, [tiling.largest_tile for tiling in between], plan.options.network)
+
+
+def shrinks_between(reshard: Reshard, largest_tiles: Sequence[int], network: Network | None) -> bool:
+    """The same of a way whose tiles between have so many elements."""
+    if not largest_tiles:
         return True
-    small = SMALL_BYTES // plan.dtype.itemsize if plan.options.network is not None else 0
-    return max(between) <= max(small, *(tiling.largest_tile for tiling in plan.reshard.tilings))
+    small = SMALL_BYTES // reshard.dtype.itemsize if network is not None else 0
+    return max(largest_tiles) <= max(small, *(tiling.largest_tile for tiling in reshard.tilings))
 
 
 def best_first(plans: list[Plan]) -> list[Plan]:

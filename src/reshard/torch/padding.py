@@ -22,8 +22,8 @@ from reshard.torch.sliding import several, slid, tensor_of
 
 EDGES = {"constant": "pad", "circular": "wrap"}
 """By the mode the edge of the windows."""
-INSIDE = {"reflect": "reflect", "replicate": "edge"}
-"""By the mode what NumPy calls it."""
+INSIDE = ("reflect", "replicate")
+"""Modes of which the border lies in the tensor."""
 
 
 def pad(x: DTensor, widths: Sequence[int], mode: str = "constant", value: float = 0) -> DTensor:
@@ -52,29 +52,30 @@ def pad(x: DTensor, widths: Sequence[int], mode: str = "constant", value: float 
             raise ReshardError("bad-argument", f"a {mode} pad of size {size} is at most {most}, got: {low}, {high}")
         if mode == "replicate" and not size and max(low, high) > 0:
             raise ReshardError("bad-argument", "a replicate pad of size 0 has nothing to repeat")
-        if shape[dim] < 0 or size + min(low, 0) + min(high, 0) < 0:
+        if shape[dim] < 0 or (mode in EDGES and size + min(low, 0) + min(high, 0) < 0):
             raise ReshardError("bad-argument", f"a pad of {low}, {high} leaves nothing of size {size}")
     if mode in INSIDE:
-        return _of_inside(x, ends, tuple(shape), INSIDE[mode])
+        return _of_inside(x, ends, tuple(shape), mode)
     reaches = {dim: Reach(low=low, edge=EDGES[mode]) for dim, (low, _) in ends.items()}
     return slid(x, reaches, tuple(shape), lambda part: part, value)
 
 
 def _of_inside(x: DTensor, ends: dict[int, tuple[int, int]], shape: tuple[int, ...], mode: str) -> DTensor:
-    """A pad of elements of the tensor."""
+    """A pad of elements of the tensor, each from where its place in the whole is mirrored, or the nearest to it."""
     source = sharding_of(x)
     layout, box = source.layout_for(shape), source.box(torch.distributed.get_rank(), shape)
     windows, chosen = {}, {}
     for dim, (low, high) in ends.items():
         size = x.shape[dim]
-        inner = np.arange(size)[max(-low, 0) : size - max(-high, 0)]
-        places = np.pad(inner, (max(low, 0), max(high, 0)), mode) if max(low, high) > 0 else inner  # type: ignore[call-overload]
+        numbers = np.arange(-low, size + high)
+        mirrored = abs(np.where(numbers < size, numbers, 2 * (size - 1) - numbers))
+        places = mirrored if mode == "reflect" else numbers.clip(0, max(size - 1, 0))
         runs = [places[start:stop] for start, stop in zip(*layout.blocks(dim, shape[dim]), strict=True)]
         spans = [(int(run.min()), int(run.max()) + 1) if len(run) else (0, 0) for run in runs]
         own = places[box[dim][0] : box[dim][1]]
         windows[dim] = Window.of(spans, "clip")
         chosen[dim] = torch.as_tensor(own - (own.min() if len(own) else 0))
     part = window(x, source.with_windows(windows))
-    for dim, own in chosen.items():
-        part = part.index_select(dim, own.to(part.device))
+    for dim, indices in chosen.items():
+        part = part.index_select(dim, indices.to(part.device))
     return tensor_of(part, x, shape)

@@ -25,6 +25,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax._src.state.discharge import discharge_state
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from reshard.jax.contraction.einsum_primitive import as_contraction
 from reshard.jax.tracing.emitter import Emitter, TileFunction, evaluated, labels, product_labels, within
@@ -286,8 +288,25 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "unstack": unstack,
 }
 """By the name of the primitive, what is the same in others, of its operands and its parameters."""
+
+
+def without_references(equation: Any) -> Any:
+    """The jaxpr of what runs on references of its own: of values, from those that go in to those that are left."""
+    params, inside = equation.params, [var.aval.inner_aval for var in equation.params["jaxpr"].invars]
+    closed = discharge_state(ClosedJaxpr(params["jaxpr"], ()))
+
+    def run(*arrays: Any) -> list[Any]:
+        known = iter(arrays)
+        ends = zip(params["is_initialized"], inside, strict=True)
+        values = [next(known) if has_value else lax.full(aval.shape, 0, aval.dtype) for has_value, aval in ends]
+        return jaxpr_as_fun(closed)(*values)[-len(inside) :]
+
+    return jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in equation.invars))
+
+
 MADE_OF_OTHERS: dict[str, Callable[[Any], Any]] = {
     "einsum_by_plan": as_contraction,
+    "run_state": without_references,
     **dict.fromkeys(FUNCTIONS, in_others),
 }
 """By the name of the primitive, the jaxpr that takes the place of an equation."""

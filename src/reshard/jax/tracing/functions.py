@@ -112,7 +112,7 @@ def trace(
         sharding = None if asked is None else sharding_of(asked, own_mesh, aval.ndim)
         argument = program.input(free_name(text, program), aval.shape, plain_dtype(aval.dtype), sharding)
         arguments.append(tracing.keyed(argument, aval.dtype))
-    results = tracing.run(jaxpr, [tracing.literal(value) for value in closed.consts], arguments)
+    results = tracing.run(jaxpr, closed.consts, arguments)
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(out_shape)]
     for path, value, asked in zip(paths, results, outs, strict=True):
         sharding = None if asked is None else sharding_of(asked, own_mesh, len(value.shape))
@@ -125,17 +125,19 @@ def trace(
 class Tracing(Emitter):
     """Goes through a jaxpr."""
 
-    def run(self, jaxpr: Any, consts: Sequence[Value], arguments: Sequence[Value]) -> list[Value]:
-        """The results of a jaxpr."""
+    def run(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Value]) -> list[Value]:
+        """The results of a jaxpr, whose constants are arrays."""
         flat = flattened(jaxpr, consts, only_moves)
         known: dict[Any, Value] = dict(zip(jaxpr.invars, arguments, strict=True))
-        for var, value in flat.constants.items():
-            known[var] = value if isinstance(value, Value) else self.literal(value)
 
         def read(atom: Any) -> Value:
-            return self.literal(literal_array(atom)) if isinstance(atom, Literal) else known[atom]
+            if isinstance(atom, Literal):
+                return self.literal(literal_array(atom))
+            if atom not in known:
+                known[atom] = self.literal(flat.constants[atom])
+            return known[atom]
 
-        for equation in shortened(flat.equations, flat.results):
+        for equation in shortened(flat.equations, flat.results, flat.constants):
             results = self.equation(equation, [read(atom) for atom in equation.invars])
             known.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in flat.results]
@@ -181,7 +183,7 @@ class Tracing(Emitter):
     def seen(self, called: Any, operands: Sequence[Value]) -> list[Value]:
         """The same, where bands in it have been seen from outside."""
         inner, consts = (called.jaxpr, called.consts) if hasattr(called, "consts") else (called, ())
-        return self.run(inner, [self.literal(value) for value in consts], operands)
+        return self.run(inner, consts, operands)
 
     def constrained(self, value: Value, sharding: Any) -> Value:
         """The value, from here on in a sharding, where it says one."""

@@ -23,7 +23,7 @@ a:f32[8] = roll[dims=(0,) shifts=(5,) sizes=(8,)] b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
@@ -116,10 +116,12 @@ class KnownPlaces:
 
     Args:
         most: more numbers than so many are not worked out.
+        constants: the variables that are known, with their arrays.
     """
 
-    def __init__(self, most: int = MOST_NUMBERS) -> None:
+    def __init__(self, most: int = MOST_NUMBERS, constants: Mapping[Any, Any] | None = None) -> None:
         self.most = most
+        self.constants = constants or {}
         self.makers: dict[Any, Any] = {}
         """Per variable the equation that makes it."""
         self.numbers: dict[Any, Any] = {}
@@ -146,6 +148,8 @@ class KnownPlaces:
         """The integers that a value is, where nothing that is given has a say in them; else None."""
         if isinstance(atom, Literal):
             return np.asarray(atom.val)
+        if atom in self.constants:
+            return np.asarray(self.constants[atom]) if _are_numbers(atom.aval, self.most) else None
         if atom not in self.numbers:
             self.numbers[atom] = None
             maker = self.makers.get(atom)
@@ -309,13 +313,13 @@ class KnownPlaces:
 
 def _is_small(equation: Any, most: int) -> bool:
     """Whether an equation makes so many numbers at most, and nothing else."""
-    avals = [var.aval for var in equation.outvars]
-    return not equation.effects and all(
-        isinstance(getattr(aval, "dtype", None), np.dtype)
-        and np.dtype(aval.dtype).kind in "iub"
-        and prod(aval.shape) <= most
-        for aval in avals
-    )
+    return not equation.effects and all(_are_numbers(var.aval, most) for var in equation.outvars)
+
+
+def _are_numbers(aval: Any, most: int) -> bool:
+    """Whether a value is so many integers at most."""
+    dtype = getattr(aval, "dtype", None)
+    return isinstance(dtype, np.dtype) and dtype.kind in "iub" and prod(aval.shape) <= most
 
 
 def _called(equation: Any, operands: Sequence[Any], function: Callable[..., Any]) -> Any:
@@ -330,10 +334,11 @@ def _called(equation: Any, operands: Sequence[Any], function: Callable[..., Any]
 def _rows(equation: Any, dim: int, places: list[int], table: Shape) -> Any:
     """Rows that follow each other, or come every so many, as a slice or a roll."""
     steps = {after - before for before, after in pairwise(places)}
-    if len(steps) == 1 and (step := min(steps)) > 0:
+    if len(steps) == 1 and (step := min(steps)) != 0:
         start, stop, strides = [0] * len(table), list(table), [1] * len(table)
-        start[dim], stop[dim], strides[dim] = places[0], places[-1] + 1, step
-        return _called(equation, equation.invars[:1], lambda x: lax.slice(x, start, stop, strides))
+        start[dim], stop[dim], strides[dim] = min(places), max(places) + 1, abs(step)
+        turned = (dim,) if step < 0 else ()
+        return _called(equation, equation.invars[:1], lambda x: lax.rev(lax.slice(x, start, stop, strides), turned))
     if {step % table[dim] for step in steps} == {1}:
         params = {"dims": (dim,), "shifts": (-places[0] % table[dim],), "sizes": (len(places),)}
         return equation.replace(primitive=ROLL, invars=equation.invars[:1], params=params)

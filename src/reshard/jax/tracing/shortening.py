@@ -22,7 +22,7 @@ By hand, of 8 elements:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -53,9 +53,15 @@ class Padded(NamedTuple):
     high: int
 
 
-def shortened(given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """The equations of a jaxpr with some results, with rolls and pads for what is taken apart to be put together."""
-    shortening, known = _Shortening(), KnownPlaces()
+def shortened(given: Sequence[Any], results: Sequence[Any], constants: Mapping[Any, Any] | None = None) -> list[Any]:
+    """The equations of a jaxpr with some results, with rolls and pads for what is taken apart to be put together.
+
+    Args:
+        given: the equations.
+        results: what is read of what they make.
+        constants: the variables that are known, with their arrays.
+    """
+    shortening, known = _Shortening(), KnownPlaces(constants=constants)
     equations = [shortening.of(known.of(equation)) for equation in given]
     if not shortening.has_found and equations == [*given]:
         return equations

@@ -40,44 +40,50 @@ def put(emitter: Emitter, value: Value, start: Sequence[int], dims: Sequence[int
 def dynamic_slice(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """A slice whose place is computed.
 
-    A dim that it takes whole stays as it is, one of which it takes one element is selected, others are needed whole.
+    A dim that it takes whole stays as it is; of one of which it takes some elements each device gives those that it
+    has, and zeros for the others.
     """
     out, sizes = equation.outvars[0].aval, equation.params["slice_sizes"]
     value, term = operands[0], labels(equation.outvars[0].aval.ndim)
     cut = [dim for dim, (size, full) in enumerate(zip(sizes, value.shape, strict=True)) if size != full]
-    ones = [dim for dim in cut if sizes[dim] == 1]
+    result = tuple(
+        group if dim not in cut else () if sizes[dim] == 1 else (f"u{dim}",) for dim, group in enumerate(term)
+    )
 
     def run(extents: Extents, tiles: Sequence[Any]) -> Any:
         tile, starts = tiles[0], list(tiles[1:])
-        starts_of_ones = {dim: _clamped(starts[dim], value.shape[dim] - 1) for dim in ones}
-        return _picked(extents, tile, starts, starts_of_ones, value.shape)
+        for dim in cut:
+            starts[dim] = _clamped(starts[dim], value.shape[dim] - sizes[dim])
+        return _taken(extents, tile, starts, [dim for dim in cut if tile.shape[dim] != value.shape[dim]], sizes)
 
     return [
         emitter.emit(
             "dynamic_slice",
             operands,
-            [term, *[()] * len(sizes), _without(term, ones)],
+            [term, *[()] * len(sizes), result],
             out,
             run,
-            shifted=tuple(f"d{dim}" for dim in cut if dim not in ones),
-            selected=tuple(f"d{dim}" for dim in ones),
+            replicated=tuple(f"u{dim}" for dim in cut if sizes[dim] != 1),
+            selected=tuple(f"d{dim}" for dim in cut),
         )
     ]
 
 
-def _picked(extents: Extents, tile: Any, starts: list[Any], starts_of_ones: dict[int, Any], shape: Shape) -> Any:
-    """A slice of a tile, zeros where it lies on another device in a dim of which it takes one element."""
-    in_tile: Any = None
-    for dim, start in starts_of_ones.items():
-        starts[dim] = start
-        if tile.shape[dim] != shape[dim]:
-            starts[dim] = lax.convert_element_type(start, np.int32) - extents.start(0, dim)
-            inside = (starts[dim] >= 0) & (starts[dim] < extents.length(0, dim))
-            in_tile = inside if in_tile is None else in_tile & inside
+def _taken(extents: Extents, tile: Any, starts: list[Any], dims: Sequence[int], sizes: Shape) -> Any:
+    """A slice of a tile, zeros for what lies on another device in some dims."""
+    masks, shape = [], list(extents.shapes[-1])
+    for dim in dims:
+        start = starts[dim] - extents.start(0, dim)
+        places = lax.iota(np.int32, sizes[dim]) + start
+        starts[dim] = start if sizes[dim] == 1 else np.int32(0)
+        if sizes[dim] > 1:
+            tile, shape[dim] = jax.numpy.take(tile, places, dim, mode="clip"), sizes[dim]
+        inside = (places >= 0) & (places < extents.length(0, dim))
+        masks.append(lax.broadcast_in_dim(inside, [sizes[dim] if d == dim else 1 for d in range(len(shape))], [dim]))
     if len({np.result_type(start) for start in starts}) > 1:
         starts = [lax.convert_element_type(start, np.int32) for start in starts]
-    part = lax.dynamic_slice(tile, starts, extents.shapes[-1], allow_negative_indices=False)
-    return part if in_tile is None else lax.select(lax.broadcast(in_tile, part.shape), part, lax.full_like(part, 0))
+    part = lax.dynamic_slice(tile, starts, shape, allow_negative_indices=False)
+    return jax.numpy.where(reduce(operator.and_, masks), part, lax.full_like(part, 0)) if masks else part
 
 
 def dynamic_update_slice(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:

@@ -102,16 +102,20 @@ def flattened(jaxpr: Any, consts: Iterable[Any], only: Callable[[Any], bool] | N
 
 
 MOVING = frozenset(
-    [*RESHAPED, "broadcast_in_dim", "concatenate", "convert_element_type", "pad", "rev", "slice", "split"]
+    [*RESHAPED, "broadcast_in_dim", "concatenate", "convert_element_type", "gather", "pad", "rev", "slice", "split"]
 )
 """Primitives that put elements elsewhere, and do nothing else."""
 
 
 def only_moves(called: Any) -> bool:
-    """Whether a called jaxpr, and what that calls, only puts elements elsewhere, or runs along a dim."""
+    """Whether a called jaxpr, and what that calls, only puts elements elsewhere, or runs along a dim.
+
+    Numbers of places may be computed for that.
+    """
     for equation in getattr(called, "jaxpr", called).eqns:
-        inner = inlined(equation)
-        if not (only_moves(inner) if inner is not None else str(equation.primitive) in MOVING | RUNNING):
+        inner, name = inlined(equation), str(equation.primitive)
+        is_number = name in ELEMENTWISE and all(var.aval.dtype.kind in "ib" for var in equation.outvars)
+        if not (only_moves(inner) if inner is not None else is_number or name in MOVING | RUNNING):
             return False
     return True
 
