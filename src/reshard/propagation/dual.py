@@ -149,8 +149,7 @@ Shares = dict[EdgeKey, float]
 """Per use of a value, by its key, which part of a reshard it pays; all uses of a value together pay no more than it."""
 
 
-EndKey = tuple[bool, int]
-Handed = dict[tuple[EndKey, EndKey], tuple[Costs, float]]
+Handed = dict[tuple[tuple[bool, int], tuple[bool, int]], tuple[Costs, float]]
 """Per end, and the end across a link, by their keys, what it has handed to that last, and how often that counts."""
 
 
