@@ -295,7 +295,7 @@ def test_what_is_proved_on_a_network_is_the_cheapest(network: str, count: int) -
 def plans_of(search: Search, row: int) -> list[EinsumPlan]:
     """The plan of a row in every order of its pieces."""
     found = []
-    for layout, target in search._places(row):
+    for _, layout, target in search._candidates(row):
         flops = search.chooser.flops(search.task, layout)
         price = search.chooser.price(search.task, layout, flops, target)
         assert price is not None

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from drawn_programs import CLOSE, compare
 
-from reshard import Mesh, Program, ReshardError, Sharding
+from reshard import Mesh, Program, ReshardError, Sharding, plan
 from reshard.contraction.chooser import Chooser
 from reshard.contraction.goal import Goal
+from reshard.contraction.prices import Ends, Prices
+from reshard.dtypes import dtype_named
 from reshard.numpy import run_program
 from reshard.propagation.copies import CopiedDual
 from reshard.propagation.descent import Descent
@@ -52,6 +54,39 @@ def test_two_hundred_small_programs_have_few_bytes_at_an_even_share_of_the_work(
     assert len(cases) > 180
     assert sum(case.costs[0] for case in cases) <= 1.05 * sum(case.costs[1] for case in cases)
     assert [case.seed for case in cases if case.is_wrong] == []
+
+
+def test_a_value_goes_to_another_order_of_the_devices_at_its_price() -> None:
+    """Where a mesh has as many options as another, one of the same number there is no place to stay at."""
+    mesh = Mesh.of(x=3, y=2)
+    left, right = Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "y")
+    ways = (("x", "y"), ("y", "x"), ("x", None), (None, "y"), (("x", "y"), None), (None, None))
+    for order, dims in product(((5, 4, 3, 2, 1, 0), (0, 3, 1, 4, 2, 5), (2, 0, 1, 5, 3, 4)), ways):
+        target = Sharding.of(Mesh.of(x=3, y=2, device_ids=order), *dims)
+        program = Program(mesh)
+        ends = program.input("l", (6, 24), "float32", left), program.input("r", (24, 12), "float32", right)
+        copy = program.op("ij->ij", program.op("ij,jk->ik", *ends))
+        program.annotate(copy, target)
+        program.output(copy, target)
+        placed = program.propagate(goal="bytes")
+        direct = plan(Sharding.of(mesh, "x", "y"), target, (6, 12), "float32")
+        assert (placed.lower_bound_bytes or 0) <= placed.received_bytes <= direct.received_bytes
+        assert placed.received_bytes <= placed.cost
+
+
+def test_no_plan_takes_less_than_a_search_counts_on_between_meshes() -> None:
+    mesh = Mesh.of(x=2, y=3)
+    others = [
+        Mesh.of(x=2, y=3, device_ids=order) for order in ((5, 4, 3, 2, 1, 0), (0, 2, 4, 1, 3, 5), (3, 4, 5, 6, 7, 8))
+    ]
+    sources = [Sharding.of(mesh, *dims, unreduced=axis) for axis, dims in (("x", ("y", None)), ("y", (None, None)))]
+    prices, dtype = Prices(Goal()), dtype_named("float32")
+    for source, other in product(sources, [mesh, *others]):
+        for dims in product((None, "x", "y"), repeat=2):
+            if dims[0] is None or dims[0] != dims[1]:
+                target = Sharding.of(other, *dims)
+                needed = plan(source, target, (12, 6), dtype).received_bytes
+                assert 0 < prices.least_bytes(Ends(source, target, (12, 6), dtype)) <= needed
 
 
 # What a program may say besides

@@ -133,12 +133,12 @@ class Digits(tuple[Digit, ...]):
         >>> Digits([Digit(1, 8)]).within(Digit(2, 2))
         Digits([Digit(stride=2, size=2)])
         """
-        parts = []
+        common = []
         for digit in self:
             low, high = max(digit.stride, other.stride), min(digit.end, other.end)
             if low < high and nest((digit.stride, low, high, digit.end)) and nest((other.stride, low, high, other.end)):
-                parts.append(Digit(low, high // low))
-        return Digits(parts)
+                common.append(Digit(low, high // low))
+        return Digits(common)
 
     def without(self, removed: Iterable[Digit]) -> Digits:
         """What is left when the parts in `removed` are taken out.

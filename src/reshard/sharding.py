@@ -372,7 +372,7 @@ class Sharding:
 
     def owned(self) -> Sharding:
         """The sharding without windows: what each device owns."""
-        return self.with_windows({dim: None for dim, one in enumerate(self.dims) if one.window})
+        return self.with_windows({dim: None for dim, dim_sharding in enumerate(self.dims) if dim_sharding.window})
 
     @cached_property
     def is_woven(self) -> bool:

@@ -145,11 +145,11 @@ def einsum(
     if target is not None:
         check_settled(target)
     tensors = described([*operands, *([] if target is None else [target])], [len(term) for term in pattern.terms])
-    given = [None] * len(operands) if shapes is None else listed(shapes, "the shapes of the operands")
-    pattern.check_count(len(given), " shapes")
+    said_shapes = [None] * len(operands) if shapes is None else listed(shapes, "the shapes of the operands")
+    pattern.check_count(len(said_shapes), " shapes")
     listing = [
         shape_said([tensor], shape, f"operand {number}")
-        for number, (tensor, shape) in enumerate(zip(tensors, given, strict=False), 1)
+        for number, (tensor, shape) in enumerate(zip(tensors, said_shapes, strict=False), 1)
     ]
     solved = pattern.solve_sizes(listing, sizes)
     shardings = [tensor.sharding for tensor in tensors]
@@ -158,15 +158,15 @@ def einsum(
     for number, sharding in enumerate(shardings):
         sharding.check_plain("an operand of an einsum" if number < len(operands) else "the target of an einsum")
     sources = tuple(with_mesh(sharding, mesh) for sharding in shardings[: len(operands)])
-    wanted = None if target is None else with_mesh(shardings[-1], mesh)
+    wanted_target = None if target is None else with_mesh(shardings[-1], mesh)
     kind = dtype_named(dtype_said(tensors, dtype))
-    for term, end in zip(pattern.terms, [*sources, wanted], strict=True):
+    for term, end in zip(pattern.terms, [*sources, wanted_target], strict=True):
         if end is not None:
             end.layout_for(pattern.shape_of(term, solved))
             if end.unreduced:
                 kind.check_reduction(end.reduction)
     labels = tuple(solved[label] for label in pattern.labels)
-    return _planned(Asked(pattern, sources, labels, kind, wanted, aim, bool(leave_partial), bool(prove)))
+    return _planned(Asked(pattern, sources, labels, kind, wanted_target, aim, bool(leave_partial), bool(prove)))
 
 
 def _mesh_of(shardings: Sequence[Sharding]) -> Mesh:

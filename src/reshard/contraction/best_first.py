@@ -9,6 +9,8 @@ when much work was in vain, and says whether the bounds of other rows leave anyt
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,6 +40,16 @@ PROVED_ROWS_ON_NETWORK = 32
 """Up to how many it does so on a network, where a price takes long to find."""
 SLACK = 1 - 1e-9
 """Bounds in seconds are sums of other numbers than prices are, so they may come out higher by a rounding."""
+
+
+class Candidate(NamedTuple):
+    """One order of the pieces of a row."""
+
+    row: int
+    """Its number in the table."""
+    layout: ComputeLayout
+    target: Sharding
+    """Where the result goes."""
 
 
 class Search:
@@ -90,7 +102,7 @@ class Search:
             ReshardError: of the planner, where no row has a plan.
         """
         chosen: dict[int, Chosen] = {}
-        places: dict[int, list[tuple[ComputeLayout, Sharding]]] = {}
+        candidates: dict[int, list[Candidate]] = {}
         ranking = Ranking(self._lowest, self._costs, self._alike, self._arithmetic)
         limit, is_proved = None, True
         if first is not None:
@@ -113,18 +125,18 @@ class Search:
                         break
                     row = row if near is None else near
                     rival = np.inf  # on to a price, whatever others are expected to take
-            if row not in places:
-                places[row] = self._places(row)
-            layout, target = places[row][0]
-            is_known, price = self._price_for(layout, target, row, limit, ranking, rival)
+            if row not in candidates:
+                candidates[row] = self._candidates(row)
+            candidate = candidates[row][0]
+            is_known, price = self._price_for(candidate, limit, ranking, rival)
             if is_known:
-                del places[row][0]
+                del candidates[row][0]
                 ranking.put_back(row)
-            if not places[row]:
+            if not candidates[row]:
                 ranking.drop(row)
             if price is None or (row in chosen and price >= chosen[row].price):
                 continue
-            chosen[row] = Chosen(layout, target, price)
+            chosen[row] = Chosen(candidate.layout, candidate.target, price)
             chosen = dict(sorted(chosen.items(), key=lambda item: item[1].price)[:keep])
             useful = self.effort.spent
             if len(chosen) == keep:
@@ -150,13 +162,15 @@ class Search:
             near |= does_one_thing & ~differs[:, ~own].any(axis=1)
         return near
 
-    def _places(self, row: int) -> list[tuple[ComputeLayout, Sharding]]:
+    def _candidates(self, row: int) -> list[Candidate]:
         """The orders of the pieces of a row, with where the result goes; the leanest, which lacks least, first."""
         layouts = list(self.table.layouts(self.table.rows[row].tolist()))
         if len(layouts) > 1:
             layouts.sort(key=self._elements_of)
         return [
-            (layout, target) for layout in layouts for target in self.chooser.targets(self.task, layout.shardings[-1])
+            Candidate(row, layout, target)
+            for layout in layouts
+            for target in self.chooser.targets(self.task, layout.shardings[-1])
         ]
 
     def _elements_of(self, layout: ComputeLayout) -> tuple[int, int]:
@@ -170,12 +184,13 @@ class Search:
         return sum(each.busiest for each in lacking), sum(each.total for each in lacking)
 
     def _price_for(
-        self, layout: ComputeLayout, target: Sharding, row: int, limit: Price | None, ranking: Ranking, rival: float
+        self, candidate: Candidate, limit: Price | None, ranking: Ranking, rival: float
     ) -> tuple[bool, Price | None]:
         """Whether it is known what a layout costs, and its price, where that is below the limit.
 
         Its reshards are priced one by one, at least one more, until another row is expected to cost less.
         """
+        row, layout, target = candidate
         reshards, trips = ends_of(self.task, layout, target), self.task.trip_counts
         self.effort.spent += 1  # a look, however soon it ends
         if self._is_hopeless(reshards, row, limit):

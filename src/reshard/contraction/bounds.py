@@ -120,11 +120,11 @@ class Bounds:
     @cached_property
     def flops(self) -> Amounts:
         """Per row, the operations of the busiest device."""
-        parts = self._parts(self.table.shards(self.table.rows))
-        total = np.zeros(len(parts))
+        lengths = self._parts(self.table.shards(self.table.rows))
+        total = np.zeros(len(lengths))
         for stage in self.task.calculation.stages:
             columns = [number for number, label in enumerate(self.table.labels) if label in stage.labels]
-            total += stage.operations * parts[:, columns].prod(axis=1, dtype=np.float64)
+            total += stage.operations * lengths[:, columns].prod(axis=1, dtype=np.float64)
         return total * self.task.trip_counts[-1]
 
     def seconds(self, network: Network) -> tuple[Amounts, Amounts]:
@@ -149,36 +149,36 @@ class Bounds:
         """The pieces that tell groups of a kind apart; None where one lies on both sides."""
         inside = []
         for piece in self.table.pieces:
-            own = self.task.mesh.digit_of(piece)
-            inside.append(any(Digits((own,)).within(digit) == (own,) for digit in group.digits))
-            if not inside[-1] and any(_overlap(own, digit) for digit in group.digits):
+            digit_of_piece = self.task.mesh.digit_of(piece)
+            inside.append(any(Digits((digit_of_piece,)).within(digit) == (digit_of_piece,) for digit in group.digits))
+            if not inside[-1] and any(_overlap(digit_of_piece, digit) for digit in group.digits):
                 return None
         devices = prod(size for size, counts in zip(self.table.sizes, inside, strict=True) if counts)
         return _Cut(devices, tuple(inside))
 
     def _parts(self, shards: Rows) -> Rows:
         sizes = np.array([self.task.sizes[label] for label in self.table.labels], dtype=np.int64)
-        parts: Rows = -(-sizes // shards)
-        return parts
+        lengths: Rows = -(-sizes // shards)
+        return lengths
 
     def _received(self, cut: _Cut) -> Amounts:
         """Per term and row, bytes that a device receives at the least on one trip."""
         shards = self.table.shards(self.table.rows, cut.inside)
-        parts = self._parts(shards)
-        sources = [self._of_operand(term, cut, parts) for term in range(len(self.task.sources))]
+        lengths = self._parts(shards)
+        sources = [self._of_operand(term, cut, lengths) for term in range(len(self.task.sources))]
         itemsizes = np.array([dtype.itemsize for dtype in self.task.calculation.dtypes])[:, None]
-        received: Amounts = np.stack([*sources, self._of_result(cut, parts)]) * itemsizes
+        received: Amounts = np.stack([*sources, self._of_result(cut, lengths)]) * itemsizes
         return received
 
-    def _sides(self, term: int, parts: Rows) -> Amounts:
+    def _sides(self, term: int, lengths: Rows) -> Amounts:
         """Per row and dim, the side of a tile in the layout of the row."""
-        sides = np.ones((len(parts), len(self.task.calculation.shapes[term])))
+        sides = np.ones((len(lengths), len(self.task.calculation.shapes[term])))
         for dim, (group, size) in enumerate(
             zip(self.task.pattern.terms[term], self.task.calculation.shapes[term], strict=True)
         ):
             is_whole = not self.task.calculation.whole.isdisjoint(group)  # and may have another size than its label
             columns = [self.table.labels.index(label) for label in group]
-            sides[:, dim] = size if is_whole and len(group) == 1 else parts[:, columns].prod(axis=1, dtype=np.float64)
+            sides[:, dim] = size if is_whole and len(group) == 1 else lengths[:, columns].prod(axis=1, dtype=np.float64)
         return sides
 
     def _end_sides(self, term: int, end: Sharding, cut: _Cut) -> Amounts | None:
@@ -188,7 +188,7 @@ class Bounds:
             return np.array(end.local_shape(shape), dtype=np.float64)
         if roles is None or not _divides(end, shape):
             return None
-        parts = [
+        shards = [
             prod(
                 size
                 for size, role, counts in zip(self.table.sizes, roles, cut.inside, strict=True)
@@ -196,19 +196,19 @@ class Bounds:
             )
             for dim in range(len(shape))
         ]
-        return np.array([-(-size // part) for size, part in zip(shape, parts, strict=True)], dtype=np.float64)
+        return np.array([-(-size // count) for size, count in zip(shape, shards, strict=True)], dtype=np.float64)
 
     def _classes(self, cut: _Cut, choices: set[int]) -> Amounts:
         """Per row, the product of the pieces that count and do one of these."""
-        found = np.ones(len(self.table.rows))
+        classes = np.ones(len(self.table.rows))
         for number, size in enumerate(self.table.sizes):
             if cut.inside[number]:
-                found[np.isin(self.table.rows[:, number], list(choices))] *= size
-        return found
+                classes[np.isin(self.table.rows[:, number], list(choices))] *= size
+        return classes
 
-    def _of_operand(self, term: int, cut: _Cut, parts: Rows) -> Amounts:
+    def _of_operand(self, term: int, cut: _Cut, lengths: Rows) -> Amounts:
         source = self.task.sources[term]
-        tiles = self._sides(term, parts)
+        tiles = self._sides(term, lengths)
         tile = tiles.prod(axis=1)
         held = self._end_sides(term, source, cut)
         if held is None:
@@ -225,28 +225,34 @@ class Bounds:
         roles = self._roles[term]
         if roles is None:
             return np.zeros(len(tile))
-        before = prod(
+        classes_before = prod(
             s
             for s, role, counts in zip(self.table.sizes, roles, cut.inside, strict=True)
             if counts and role == UNREDUCED
         )
-        kept = self._classes(cut, waits)
-        return np.where(before > kept, self._combined(term, cut, before / kept, tile, kept), moved)
+        classes_after = self._classes(cut, waits)
+        return np.where(
+            classes_before > classes_after,
+            self._combined(term, cut, classes_before / classes_after, tile, classes_after),
+            moved,
+        )
 
-    def _combined(self, term: int, cut: _Cut, classes: Amounts, tile: Amounts, kept: Amounts | float) -> Amounts:
+    def _combined(
+        self, term: int, cut: _Cut, classes: Amounts, tile: Amounts, classes_after: Amounts | float
+    ) -> Amounts:
         """What a device receives where values of so many classes are combined: at least its tile, and its share."""
         numel = float(prod(self.task.calculation.shapes[term]))
-        copies = np.maximum(tile * cut.devices / max(numel, 1.0) / kept, 1.0)
-        share = (copies + classes - 2) * numel * kept / cut.devices
+        copies = np.maximum(tile * cut.devices / max(numel, 1.0) / classes_after, 1.0)
+        share = (copies + classes - 2) * numel * classes_after / cut.devices
         return np.where(self.is_even, np.maximum(tile, share), tile)
 
-    def _of_result(self, cut: _Cut, parts: Rows) -> Amounts:
+    def _of_result(self, cut: _Cut, lengths: Rows) -> Amounts:
         task, labels = self.task, self.table.labels
         term = len(task.sources)
         unreduced = {1 + number for number, label in enumerate(labels) if task.pattern.role(label) in SUMMED}
         unreduced |= {1 + len(labels) + number for number in range(len(task.waits))}
         classes = self._classes(cut, unreduced)
-        tiles = self._sides(term, parts)
+        tiles = self._sides(term, lengths)
         nothing = np.zeros(len(tiles))
         if task.target is None:
             if task.may_stay_unreduced:
@@ -254,18 +260,18 @@ class Bounds:
             share = (classes - 1) * (prod(task.calculation.shapes[-1]) / cut.devices)  # scattered over all
             return np.where((classes > 1) & self.is_even, share, nothing)
         target, roles = task.target, self._roles[term]
-        there = self._end_sides(term, target, cut)
-        if there is None or roles is None:
+        target_sides = self._end_sides(term, target, cut)
+        if target_sides is None or roles is None:
             return nothing
-        kept = np.ones(len(tiles))
-        made = np.zeros(len(tiles), dtype=np.bool_)
+        classes_after = np.ones(len(tiles))
+        becomes_unreduced = np.zeros(len(tiles), dtype=np.bool_)
         for number, (size, role) in enumerate(zip(self.table.sizes, roles, strict=True)):
             if role == UNREDUCED:
                 stays = np.isin(self.table.rows[:, number], list(unreduced))
-                made |= ~stays
+                becomes_unreduced |= ~stays
                 if cut.inside[number]:
-                    kept[stays] *= size
-        tile = np.full(len(tiles), there.prod())
-        moved = tile - np.minimum(tiles, there).prod(axis=1)
-        combined = self._combined(term, cut, classes / kept, tile, kept)
-        return np.where(made, nothing, np.where(classes > kept, combined, moved))
+                    classes_after[stays] *= size
+        tile = np.full(len(tiles), target_sides.prod())
+        moved = tile - np.minimum(tiles, target_sides).prod(axis=1)
+        combined = self._combined(term, cut, classes / classes_after, tile, classes_after)
+        return np.where(becomes_unreduced, nothing, np.where(classes > classes_after, combined, moved))

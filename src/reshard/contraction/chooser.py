@@ -146,8 +146,8 @@ class Chooser:
             place = places[number]
             layout, flops = ready.layouts[place.layout], ready.flops[place.layout]
             if best is not None:
-                most = (1 + ROUNDING) * best[0].cost if self.goal.is_sum else best[0].received_bytes
-                if place.least > most:
+                dearest = (1 + ROUNDING) * best[0].cost if self.goal.is_sum else best[0].received_bytes
+                if place.least > dearest:
                     break
             price = self.price(task, layout, flops, place.target, None if best is None else best[0])
             if price is not None and (best is None or (price, number) < best):
@@ -160,20 +160,23 @@ class Chooser:
     def _places(self, task: Task, ready: Ready) -> list[Place]:
         """The layouts, with where the result goes, and the seconds or bytes that it takes at the least."""
         calculation, goal, trips = task.calculation, self.goal, task.trip_counts
-        used = [self._least_of(task, ready, term) for term in range(len(task.sources))]
+        least_of_operands = [self._least_of(task, ready, term) for term in range(len(task.sources))]
         results = [
             [
-                (target, self._least(Ends(made, target, calculation.shapes[-1], calculation.dtypes[-1]), trips[-1])[0])
-                for target in self.targets(task, made)
+                (
+                    target,
+                    self._least(Ends(output, target, calculation.shapes[-1], calculation.dtypes[-1]), trips[-1])[0],
+                )
+                for target in self.targets(task, output)
             ]
-            for made in ready.used[-1]
+            for output in ready.used[-1]
         ]
         per_flop = trips[-1] * goal.per_flop(calculation.dtype)
         devices = None if goal.is_sum else _devices_of(task)
         places = []
-        for number, (*own, made) in enumerate(ready.numbers):
-            operands = [*map(list.__getitem__, used, own)]
-            for target, result in results[made]:
+        for number, (*operand_numbers, output) in enumerate(ready.numbers):
+            operands = [*map(list.__getitem__, least_of_operands, operand_numbers)]
+            for target, result in results[output]:
                 moves = [*operands, result]
                 if goal.is_sum:
                     least = sum(move.busiest for move in moves)
@@ -206,13 +209,13 @@ class Chooser:
         amount = moved.price.cost if self.goal.is_sum else moved.price.received_bytes
         return Least(amount * trips, moved.price.total_received_bytes * trips), True
 
-    def targets(self, task: Task, made: Sharding) -> list[Sharding]:
+    def targets(self, task: Task, output: Sharding) -> list[Sharding]:
         """Where a result may go that comes out so."""
         if task.target is not None:
             return [task.target]
         if task.may_stay_unreduced:
-            return [made]
-        key = made, task.calculation.shapes[-1]
+            return [output]
+        key = output, task.calculation.shapes[-1]
         if key not in self._open:
             self._open[key] = targets(*key, is_sum=self.goal.is_sum)
         return self._open[key]
@@ -227,16 +230,16 @@ class Chooser:
         """What a task costs in a layout; None where that cannot be, or costs more than a limit."""
         trips, goal = task.trip_counts, self.goal
         cost = flops * trips[-1] * goal.per_flop(task.calculation.dtype)
-        most = None if limit is None else (1 + ROUNDING) * limit.cost
+        dearest = None if limit is None else (1 + ROUNDING) * limit.cost
         moved: list[Moved] = []
         for number, ends in enumerate(ends_of(task, layout, target)):
             move = self.prices.moved(*ends)
             cost += move.price.cost * trips[number]
             if (
                 limit is not None
-                and most is not None
+                and dearest is not None
                 and (
-                    cost > most
+                    cost > dearest
                     or (not goal.is_sum and move.price.received_bytes * trips[number] > limit.received_bytes)
                 )
             ):
@@ -279,5 +282,5 @@ def _devices_of(task: Task) -> int | None:
 def ends_of(task: Task, layout: ComputeLayout, target: Sharding) -> list[Ends]:
     """Per term, from where to where a layout takes it."""
     calculation = task.calculation
-    *used, made = layout.shardings
-    return list(map(Ends, (*task.sources, made), (*used, target), calculation.shapes, calculation.dtypes))
+    *operands, output = layout.shardings
+    return list(map(Ends, (*task.sources, output), (*operands, target), calculation.shapes, calculation.dtypes))

@@ -165,9 +165,9 @@ class EinsumPlan:
 
     def parts(self) -> Iterator[EinsumPlan]:
         """The contractions in the order in which they are done, this one last."""
-        for given in self.inputs:
-            if isinstance(given, EinsumPlan):
-                yield from given.parts()
+        for source in self.inputs:
+            if isinstance(source, EinsumPlan):
+                yield from source.parts()
         yield self
 
     @cached_property

@@ -103,14 +103,14 @@ def _chain(part: EinsumPlan, names: Sequence[str]) -> list[str]:
     """The operands as they are given and as they are used, and the result as it is made and as it is wanted."""
     *operands, result = names
     terms = part.pattern.terms
-    given = [tensor_text(*tensor) for tensor in zip(operands, part.pattern.operands, part.sources, strict=True)]
-    used = [tensor_text(*tensor) for tensor in zip(operands, part.pattern.operands, part.layouts, strict=True)]
-    made, wanted = (tensor_text(result, terms[-1], end) for end in (part.output.source, part.target))
+    sources = [tensor_text(*tensor) for tensor in zip(operands, part.pattern.operands, part.sources, strict=True)]
+    layouts = [tensor_text(*tensor) for tensor in zip(operands, part.pattern.operands, part.layouts, strict=True)]
+    output, target = (tensor_text(result, terms[-1], end) for end in (part.output.source, part.target))
     return [
-        " · ".join(given),
-        *([] if used == given else [" · ".join(used)]),
-        made,
-        *([] if wanted == made else [wanted]),
+        " · ".join(sources),
+        *([] if layouts == sources else [" · ".join(layouts)]),
+        output,
+        *([] if target == output else [target]),
     ]
 
 

@@ -66,5 +66,5 @@ def pair_pattern(terms: Sequence[Term], pair: tuple[int, int], output: Term) -> 
         return Pattern(tuple(chosen), output)
     remaining = [term for place, term in enumerate(terms) if place not in pair]
     needed = {label for term in [*remaining, output] for group in term for label in group}
-    kept = dict.fromkeys(label for term in chosen for group in term for label in group if label in needed)
-    return Pattern(tuple(chosen), tuple((label,) for label in kept))
+    labels = dict.fromkeys(label for term in chosen for group in term for label in group if label in needed)
+    return Pattern(tuple(chosen), tuple((label,) for label in labels))

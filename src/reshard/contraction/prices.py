@@ -284,7 +284,7 @@ class Prices:
         """What the busiest device receives at the least: what it lacks.
 
         Where values of p classes are combined, and R devices want each, that is a tile, and as many transfers as
-        R + p - 2 of the tensor make, shared by all.
+        R + p - 2 of the tensor make, shared by all devices of both meshes.
         """
         source, target, shape, dtype = ends
         if source is target or target.unreduced:
@@ -293,12 +293,14 @@ class Prices:
             return self.missing(source, target, shape).busiest * dtype.itemsize
         key = source, target, shape
         if key not in self._combined:
-            sizes, devices, numel = source.mesh.sizes, target.mesh.size, prod(shape)
-            classes, tile = shards(source.unreduced, sizes), prod(target.local_shape(shape))
+            classes, numel = shards(source.unreduced, source.mesh.sizes), prod(shape)
+            tile, tiles = prod(target.local_shape(shape)), target.mesh.size
+            meshes = (source.mesh, target.mesh)
+            devices = tiles if meshes[0] == meshes[1] else len(np.union1d(*(mesh.device_array for mesh in meshes)))
             share = 0
             if tile * prod(shards(dim.axes, target.mesh.sizes) for dim in target.dims) == numel:
-                share = tile + (classes - 2) * numel // devices
-            self._combined[key] = max(tile, share) if classes > 1 and source.mesh == target.mesh else 0
+                share = (tile * tiles + (classes - 2) * numel) // devices
+            self._combined[key] = max(tile, share) if classes > 1 else 0
         return self._combined[key] * dtype.itemsize
 
     def _tiling(self, sharding: Sharding, shape: tuple[int, ...]) -> Tiling:

@@ -235,10 +235,10 @@ class Table:
                 keep &= (parts == 1) | (full & (size % parts == 0))
                 full &= parts == size
         waits = self.task.waits
-        for one, other in itertools.combinations(range(len(waits)), 2):
-            if waits[one].reduction != waits[other].reduction:
-                both = [(rows == 1 + len(self.labels) + number).any(axis=1) for number in (one, other)]
-                keep &= ~(both[0] & both[1])
+        for first, second in itertools.combinations(range(len(waits)), 2):
+            if waits[first].reduction != waits[second].reduction:
+                asked = [(rows == 1 + len(self.labels) + number).any(axis=1) for number in (first, second)]
+                keep &= ~(asked[0] & asked[1])
         return rows[keep]
 
     def shards(self, rows: Rows, inside: Sequence[bool] | None = None) -> Rows:
@@ -306,8 +306,8 @@ def _together(orders: list[list[tuple[Axis, ...]]]) -> Iterable[tuple[tuple[Axis
     """An order for every label: all combinations, or, where these are many, the first of each, then the second."""
     if prod(map(len, orders)) <= MOST_ORDERS:
         return itertools.product(*orders)
-    most = max(map(len, orders))
-    return [tuple(one[number % len(one)] for one in orders) for number in range(most)]
+    longest = max(map(len, orders))
+    return [tuple(of_label[number % len(of_label)] for of_label in orders) for number in range(longest)]
 
 
 def _is_natural(order: Sequence[Axis], lines: list[list[Axis]]) -> bool:
@@ -323,7 +323,7 @@ def _is_natural(order: Sequence[Axis], lines: list[list[Axis]]) -> bool:
 
 
 def _product(choices: list[list[int]]) -> Rows:
-    grids = np.meshgrid(*[np.array(one, dtype=np.int64) for one in choices], indexing="ij")
+    grids = np.meshgrid(*[np.array(of_piece, dtype=np.int64) for of_piece in choices], indexing="ij")
     return np.stack([grid.ravel() for grid in grids], axis=1) if grids else np.zeros((1, 0), dtype=np.int64)
 
 

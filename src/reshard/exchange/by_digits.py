@@ -154,10 +154,10 @@ class DigitExchange(Exchange):
         for start, offsets, length, size in zip(
             starts, self._loose_offsets, self.common.lengths, self.target.shape, strict=True
         ):
-            each = np.zeros_like(elements)
+            along = np.zeros_like(elements)
             for offset in offsets:
-                each = each + np.clip(size - start - offset, 0, length)
-            elements = elements * each
+                along = along + np.clip(size - start - offset, 0, length)
+            elements = elements * along
         travels = elements > 0
         if self.shares_devices:
             travels &= senders != positions
@@ -179,11 +179,13 @@ class DigitExchange(Exchange):
         lows = np.array([np.broadcast_to(start, grid) for start in starts], dtype=np.int64).reshape(-1, *grid)
         lows = np.minimum(lows, limits)
         highs = np.minimum(lows + lengths, limits)
-        kept = (lows < highs).all(axis=0)
+        is_filled = (lows < highs).all(axis=0)
         rounds = np.arange(self.gathered_values)[:, None] * self.spread_values + self._at(self.spread).index_of(
             positions
         )
-        return PieceTable(senders[kept], receivers[kept], lows[:, kept], highs[:, kept], rounds[kept])
+        return PieceTable(
+            senders[is_filled], receivers[is_filled], lows[:, is_filled], highs[:, is_filled], rounds[is_filled]
+        )
 
     @property
     def received(self) -> int:

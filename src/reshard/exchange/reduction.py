@@ -146,22 +146,24 @@ def total_bound(source: Tiling, target: Tiling) -> int:
     Raises:
         ReshardError: `too-large` where the tiles are too many to look for such devices.
     """
-    parts, copies = source.classes // target.classes, target.layout.copies()
-    return prod(target.shape) * target.classes * (copies + parts - 1) - _held_elements(source, target)
+    classes, copies = source.classes // target.classes, target.layout.copies()
+    return prod(target.shape) * target.classes * (copies + classes - 1) - _held_elements(source, target)
 
 
 def _held_elements(source: Tiling, target: Tiling) -> int:
     """How many elements some device of the target holds a part of in the source, summed over kept classes."""
     devices = target.mesh.device_array
     places = source.mesh.positions_of(devices)
-    both = np.flatnonzero(places >= 0)
-    volume = np.ones(len(both), dtype=np.int64)
-    keys = [digit.value(both) for digit in target.layout.unreduced]
+    shared = np.flatnonzero(places >= 0)
+    volume = np.ones(len(shared), dtype=np.int64)
+    keys = [digit.value(shared) for digit in target.layout.unreduced]
     for dim, size in enumerate(target.shape):
-        numbers = [tiling.layout.cutting[dim].index_of(at) for tiling, at in ((source, places[both]), (target, both))]
+        numbers = [
+            tiling.layout.cutting[dim].index_of(at) for tiling, at in ((source, places[shared]), (target, shared))
+        ]
         volume *= block_overlaps(source.layout, target.layout, dim, size).shared(*numbers)
         keys += numbers
     if not keys:
-        return 1 if len(both) else 0
+        return 1 if len(shared) else 0
     _, first = np.unique(np.stack(keys, axis=1)[volume > 0], axis=0, return_index=True)
     return int(volume[volume > 0][first].sum())

@@ -82,11 +82,11 @@ def _swap(start: _Node, first: int, second: int, at: dict[_Node, dict[int, Piece
         node = _Node(piece.sender, False) if node.receives else _Node(piece.receiver, True)
         colour = second if colour == first else first
     for number, piece in enumerate(path):
-        was = first if number % 2 == 0 else second
+        colour_before = first if number % 2 == 0 else second
         for node in _nodes(piece):
-            if at[node].get(was) is piece:
-                del at[node][was]
+            if at[node].get(colour_before) is piece:
+                del at[node][colour_before]
     for number, piece in enumerate(path):
-        now = second if number % 2 == 0 else first
+        colour_after = second if number % 2 == 0 else first
         for node in _nodes(piece):
-            at[node][now] = piece
+            at[node][colour_after] = piece

@@ -506,7 +506,7 @@ class Model:
     def learn(self, edge: Edge, source: int, target: int) -> bool:
         """Ask the planner what a reshard costs; whether that is not what was thought."""
         table = edge.table
-        if source == target or table.is_known or (source, target) in table.asked:
+        if (table.is_own and source == target) or table.is_known or (source, target) in table.asked:
             return False
         table.asked.add((source, target))
         value = self.net.values[edge.variable.number]

@@ -14,6 +14,7 @@ in parts may become unreduced as it lies.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,6 +33,25 @@ class Share(NamedTuple):
     steps: Chain
     parts: int
     """How many."""
+
+
+class Route(NamedTuple):
+    """One way from source to target."""
+
+    middles: tuple[Sharding, ...] = ()
+    """What it passes between the ends."""
+    near: int = 0
+    """That of `Step`."""
+    steps: Chain | None = None
+    """The chain itself where no points say it; then nothing else is said."""
+
+    def chain(self, reshard: Reshard) -> Chain:
+        """Its steps.
+
+        Raises:
+            ReshardError: as `shortest_chain`.
+        """
+        return chain_through(reshard, *self.middles, near=self.near) if self.steps is None else self.steps
 
 
 def shortest_chain(reshard: Reshard, near: int = 0) -> Chain:
@@ -85,6 +105,22 @@ def chain_through(reshard: Reshard, *middles: Sharding, near: int = 0) -> Chain:
     return tuple(steps)
 
 
+def chains_of(reshard: Reshard, routes: Iterable[Route]) -> list[Chain]:
+    """The chains of routes, each once; a detour that cannot be made is none.
+
+    Raises:
+        ReshardError: where the first cannot be made.
+    """
+    chains: dict[Chain, None] = {}
+    for route in dict.fromkeys(routes):
+        try:
+            chains[route.chain(reshard)] = None
+        except ReshardError:
+            if not chains:
+                raise
+    return list(chains)
+
+
 def reshard_of_chain(steps: Chain) -> Reshard:
     """What a chain of at least one step does.
 
@@ -124,10 +160,12 @@ def _cut_as_before(before: Sharding, whole: Sharding, becoming: tuple[Axis, ...]
         return None
     sizes = whole.mesh.sizes
     cutting = [axis for dim in before.dims for axis in dim.axes]
-    parts, sources = aligned(becoming, cutting, sizes)
+    pieces_becoming, pieces_cutting = aligned(becoming, cutting, sizes)
     dims = list(whole.dims)
     for number, dim in enumerate(before.dims):
-        ours = [piece for axis in dim.axes for piece in sources if axis.contains(piece) and piece in parts]
+        ours = [
+            piece for axis in dim.axes for piece in pieces_cutting if axis.contains(piece) and piece in pieces_becoming
+        ]
         dims[number] = replace(dims[number], axes=merged([*dims[number].axes, *ours], sizes))
     return None if tuple(dims) == whole.dims else replace(whole, dims=tuple(dims), replicated=())
 

@@ -196,8 +196,8 @@ class Step(ReshardWork):
     def transfers(self) -> tuple[Move, ...]:
         """What engines run, in order: the moves; for ToUnreduced, what every device keeps."""
         reduction = self.after.reduction
-        kept = Contributions(*self.reshard.tilings, keeps_all=reduction == "avg")
-        return self.moves or (Move(kept, None, 1, fill=reduction),)
+        contributions = Contributions(*self.reshard.tilings, keeps_all=reduction == "avg")
+        return self.moves or (Move(contributions, None, 1, fill=reduction),)
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -376,10 +376,10 @@ def _changed_axes(before: Sharding, after: Sharding) -> tuple[Axis, ...]:
         lists = [*(dim.axes for dim in sharding.dims), sharding.unreduced]
         for number, axes in enumerate(lists):
             inside = [piece for axis in axes for piece in pieces if axis.contains(piece)]
-            parts = 1  # into which the axes major to this one cut the dim
+            shards = 1  # into which the axes major to this one cut the dim
             for piece in inside:
-                places[piece] = (number, parts if number < len(sharding.dims) else 0)
-                parts *= piece.size_in(sizes[piece.name])
+                places[piece] = (number, shards if number < len(sharding.dims) else 0)
+                shards *= piece.size_in(sizes[piece.name])
         roles.append(places)
     pairs = zip(before.dims, after.dims, strict=False)
     woven = {n for n, (one, other) in enumerate(pairs) if (one.deals, one.window) != (other.deals, other.window)}
