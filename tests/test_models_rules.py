@@ -280,3 +280,11 @@ def test_what_is_handed_in_wrongly_is_refused() -> None:
     small = rs.plan_model({"w": ((4,), "f32")}, rules, rs.Rules.of(mesh, {}, "replicated"), in_flight=8)
     with pytest.raises(rs.ReshardError, match=r"in_flight is too small .*; 16 bytes would do"):
         small.part_of(0)
+
+
+def test_fsdp_keeps_scalars_whole_and_a_rule_that_does_not_fit_names_its_tensor() -> None:
+    rules = rs.Rules.preset("fsdp:3")
+    texts = [rules.sharding("step", shape).text() for shape in [(), (5,), (7, 3, 2)]]
+    assert texts == ["[]", '[{"dp"}]', '[{"dp"}, {}, {}]']
+    with pytest.raises(rs.ReshardError, match=r"optimizer\.step"):
+        rs.Rules.of(rs.Mesh.of(dp=3), {".*": ("dp",)}).sharding("optimizer.step", ())

@@ -38,11 +38,10 @@ from reshard.network.pricing import exchange_seconds
 from reshard.network.traffic import loads
 from reshard.planner import alternatives, plan
 from reshard.planner.candidates import candidates, detours
-from reshard.planner.routes import chains_of
 from reshard.plans import Plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
-from reshard.steps import Chain, Step, chain_through
+from reshard.steps import Chain, Step, chain_through, chains_of
 
 INT64 = dtype_named("int64")
 """What the repr of a plan needs."""

@@ -6,6 +6,7 @@ counted.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import random
@@ -18,7 +19,7 @@ from tilefiles import command
 
 import reshard as rs
 from reshard.propagation import Program
-from reshard.propagation.recipes import taking_over
+from reshard.propagation.recipes import kinds_of_dims, recipes, taking_over
 
 PRODUCT = """
 sdy.mesh @mesh = <["x"=8]>
@@ -155,6 +156,42 @@ def test_a_limit_is_kept_or_refused_with_one_that_is() -> None:
         kept += 1
     assert kept
     assert refused
+
+
+def trained(mesh: rs.Mesh, layers: int) -> Program:
+    """A step of blocks that add what two products make of a stream, with gradients."""
+    program = Program(mesh)
+    stream = program.input("x", (64, 32), "float32")
+    weights = [
+        (program.input(f"up{n}", (32, 128), "float32"), program.input(f"down{n}", (128, 32), "float32"))
+        for n in range(layers)
+    ]
+    read = []
+    for up, down in weights:
+        hidden = program.op("bd,df->bf", stream, up)
+        read.append((stream, hidden))
+        stream = program.op("bd,bd->bd", stream, program.op("bf,fd->bd", hidden, down), name="add")
+    slope = stream
+    for (up, down), (before, hidden) in zip(reversed(weights), reversed(read), strict=True):
+        inner = program.op("bd,fd->bf", slope, down)
+        for weight, change in (down, ("bf,bd->fd", hidden, slope)), (up, ("bd,bf->df", before, inner)):
+            program.output(program.op("ij,ij->ij", weight, program.op(*change), name="sub"))
+        slope = program.op("bd,bd->bd", slope, program.op("bf,df->bd", inner, up), name="add")
+    return program
+
+
+def test_under_a_limit_no_recipe_is_cheaper() -> None:
+    program = trained(rs.Mesh.of(data=2, model=4), 2)
+    state = [before for before, _ in taking_over(program)]
+    kinds = kinds_of_dims(program)
+    assert {kinds[value.number][value.name.startswith("down")] for value in state} == {kinds[state[1].number][0]}
+    peak = program.search().best.peak_bytes
+    for limit in (int(peak * part) for part in (1.0, 0.75)):
+        best = program.search(memory_limit=limit).best
+        assert best.peak_bytes <= limit
+        for recipe in recipes(program, state):
+            with contextlib.suppress(rs.ReshardError):  # where it needs more
+                assert best.cost <= recipe.propagate(memory_limit=limit).cost * 1.001
 
 
 def test_a_limit_changes_the_layout_and_no_value() -> None:

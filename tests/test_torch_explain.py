@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import reshard as rs
 from reshard.torch.comparison import Comparison, explain
 from reshard.torch.dtensor_specs import mesh_of
-from reshard.torch.planners import PLANNERS, Route
+from reshard.torch.planners import PLANNERS, PlannerRoute
 
 pytestmark = pytest.mark.engine
 
@@ -106,7 +106,9 @@ def run_by_torch(
     return "".join(traces), sent.bytes - saved / 2, sent.bytes  # DebugMode's run counted the same all-to-alls again
 
 
-def check(found: Route, source: Placements, target: Placements, mesh: DeviceMesh, shape: tuple[int, ...]) -> None:
+def check(
+    found: PlannerRoute, source: Placements, target: Placements, mesh: DeviceMesh, shape: tuple[int, ...]
+) -> None:
     trace, planned, on_cpu = run_by_torch(found.planner, source, target, mesh, shape)
     assert trace == (found.trace if found.transforms else "")
     rounding = len(found.transforms)  # a part of an all-reduce may be no whole number of bytes

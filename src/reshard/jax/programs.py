@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -47,7 +47,7 @@ from reshard.digits import Digits, nest
 from reshard.dim_sharding import DimSharding
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
-from reshard.jax.exchange.joint import run_together
+from reshard.jax.exchange.joint import run_alone, run_together
 from reshard.jax.exchange.lowering import on_device, run_on_device
 from reshard.jax.exchange.rounds import Device
 from reshard.jax.jax_shardings import jax_mesh_like, partition_spec_of
@@ -215,12 +215,12 @@ class _Device(Engine):
         if operations[0].name == "copy":
             return list(lax.optimization_barrier(firsts))
         plans = [self.placed.plans[operation.result] for operation in operations]
-        return moved_together(plans, self.device.names, firsts)
+        return moved_together(plans, self.device, firsts)
 
     def compute(self, operation: Operation, tiles: Sequence[Any]) -> Any:
         """The tile that an operation makes."""
         if operation.result in self.placed.plans:
-            return moved(self.placed.plans[operation.result], self.device.names, tiles[0])
+            return moved(self.placed.plans[operation.result], self.device, tiles[0])
         if operation.name == "output":
             return tiles[0]
         extents = ArrayExtents(self.placed, operation, self.device)
@@ -311,13 +311,11 @@ class ArrayExtents:
         rule, cleared = operation_rule(self.operation), list(tiles)
         for term, tile in enumerate(tiles):
             for dim, group in enumerate(rule.terms[term]):
+                has_window = self.shardings[term].dims and self.shardings[term].dims[dim].window
+                if not group or has_window or rule.roles[group[-1]] is not LabelRole.REDUCED:
+                    continue
                 start, stop = self._bounds(term, dim)
-                if (
-                    group
-                    and not (self.shardings[term].dims and self.shardings[term].dims[dim].window)
-                    and rule.roles[group[-1]] is LabelRole.REDUCED
-                    and (stop - start != self.shapes[term][dim]).any()
-                ):
+                if (stop - start != self.shapes[term][dim]).any():
                     blank = identity(reduction_of(self.operation), tile.dtype)
                     cleared[term] = self.device.blanked(cleared[term], dim, stop - start, blank)
         return cleared
@@ -326,32 +324,31 @@ class ArrayExtents:
 # Reshards of tiles
 
 
-def moved(plan: Plan, names: tuple[str, ...], tile: Any) -> Any:
+def moved(plan: Plan, device: Device, tile: Any) -> Any:
     """The target tile of a device from its source tile, with its derivative."""
     if not plan.steps:  # tiles of no elements may still differ in shape
         return lax.reshape(tile, plan.target.local_shape(plan.shape))
     if tile.dtype == np.bool_:  # which JAX has no maximum over devices for
-        return run_on_device(plan, names, tile.astype(np.uint8)).astype(np.bool_)
+        return run_alone(on_device(plan, device, tile.astype(np.uint8)), device.names).astype(np.bool_)
     if jnp.issubdtype(tile.dtype, np.inexact) and _is_extreme(plan):
-        return _extreme(plan, names)(tile)
-    return moved_together([plan], names, [tile])[0]
+        return _extreme(plan, device.names)(tile)
+    return moved_together([plan], device, [tile])[0]
 
 
-def moved_together(plans: Sequence[Plan], names: tuple[str, ...], tiles: Sequence[Any]) -> list[Any]:
+def moved_together(plans: Sequence[Plan], device: Device, tiles: Sequence[Any]) -> list[Any]:
     """The target tiles of plans of one kind that have steps, none of truth values or of an extreme; with derivatives.
 
     Their collectives go as one where they are alike.
     """
 
-    def run(plans: Sequence[Plan], tiles: Sequence[Any]) -> list[Any]:
-        return run_together([on_device(plan, names, tile) for plan, tile in zip(plans, tiles, strict=True)], names)
+    def run(plans: Sequence[Plan], position: Any, tiles: Sequence[Any]) -> list[Any]:
+        own = device._replace(position=position)
+        return run_together([on_device(plan, own, tile) for plan, tile in zip(plans, tiles, strict=True)], own.names)
 
     if not jnp.issubdtype(tiles[0].dtype, np.inexact):
-        return run(plans, tiles)
+        return run(plans, device.position, tiles)
     back = [plan.transpose() for plan in plans]
-    results: list[Any] = linear_call(
-        lambda _, tiles: run(plans, tiles), lambda _, cotangents: run(back, cotangents), (), list(tiles)
-    )
+    results: list[Any] = linear_call(partial(run, plans), partial(run, back), device.position, list(tiles))
     return results
 
 
@@ -384,7 +381,7 @@ def _extreme(plan: Plan, names: tuple[str, ...]) -> Any:
         own, change = tile[None], tangent[None]
         holds = (own == run_on_device(best, names, own)).astype(tile.dtype)
         share = lax.stop_gradient(holds / run_on_device(count, names, holds))
-        return run(tile), moved(added, names, change * share)[0]
+        return run(tile), moved(added, Device.here(names), change * share)[0]
 
     return run
 

@@ -65,8 +65,10 @@ class _OpenBucket:
         for family, site, nbytes in ends:
             load = self.by_site.get(site, 0) + nbytes
             busiest = self.by_family.get(family, 0)
-            total += max(0, load - busiest)
-            grown.append((family, site, load, max(load, busiest)))
+            if load > busiest:
+                total += load - busiest
+                busiest = load
+            grown.append((family, site, load, busiest))
         if self.total and total > cap:
             return False
         for family, site, load, busiest in grown:

@@ -82,6 +82,8 @@ def plan_model(
 
 
 def _tensor_type(name: str, value: Any) -> TensorType:
+    if type(value) is TensorType and checked_shape(value.shape) is value.shape and type(value.dtype) is DType:
+        return value  # what models have thousands of
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         shape, dtype = value.shape, value.dtype
     else:

@@ -131,9 +131,10 @@ class Rule:
                 result.append(part.numbers(match, sizes[part.axis]))
                 continue
             key = match[group], sizes[part.axis]
-            if key not in known:
-                known[key] = part.numbers(match, sizes[part.axis])
-            result.append(known[key])
+            numbers = known.get(key)
+            if numbers is None:
+                numbers = known[key] = part.numbers(match, key[1])
+            result.append(numbers)
         return tuple(result)
 
     def __post_init__(self) -> None:

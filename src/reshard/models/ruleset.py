@@ -241,7 +241,8 @@ class Rules:
         if site is None:
             counts = tuple(map(len, numbers))
             if (id(rule), counts, shape, pad) not in self._cuts:
-                self._cuts[id(rule), counts, shape, pad] = cuts_of(rule, mesh, counts, shape, pad)
+                with mentioning(f"tensor {match.string!r}"):
+                    self._cuts[id(rule), counts, shape, pad] = cuts_of(rule, mesh, counts, shape, pad)
             cuts, padded = self._cuts[id(rule), counts, shape, pad]
             places = mesh.device_array.reshape([size for _, size in mesh.axes])
             for part, chosen in zip(rule.on, numbers, strict=True):

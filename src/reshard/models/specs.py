@@ -37,6 +37,7 @@ CUT_DIMS: dict[str, int | None] = {
     "embedding_rowwise": 0,
     "embedding_colwise": 1,
     "grouped_gemm": 0,
+    "dim0": 0,
     "replicated": None,
     "replicate": None,
     "rep": None,
@@ -48,7 +49,8 @@ CUT_DIMS: dict[str, int | None] = {
     "local": None,
 }
 """By style, the dim of a weight (…, out, in) that it cuts; a vector goes with the rows of colwise, and whole with
-rowwise. The names are those of Hugging Face's transformers 4.50 to 5.23."""
+rowwise, and a tensor without dims whole. The names are those of Hugging Face's transformers 4.50 to 5.23; `dim0` is
+what FSDP does."""
 PACKED_PARTS = 2
 """The parts of a tensor that a packed style cuts, each by itself: gate and up."""
 OF_MODULES = ("moe_tp_experts", "ep_dispatch_experts", "moe_identity_expert", "local_params", "all_reduce")

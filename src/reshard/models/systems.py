@@ -2,7 +2,7 @@
 
     hf                            whole tensors on one device, as published files hold them
     hf:tp=8                       transformers' tensor parallelism, with experts stacked and gate and up packed
-    fsdp:8                        dim 0 of every tensor in chunks
+    fsdp:8                        dim 0 of every tensor in chunks; a scalar whole
     megatron:tp=2,pp=4,ep=16      stages, or with unequal ones pp=24+23+23+24; also etp=, dp=
     vllm:tp=8,dp=8,ep=on          experts over all of tp x dp, whole under ep=on and cut under ep=off; also replicas=
     tp_plan:config.json,tp=8      the globs and styles of a file of transformers; or tp_plan:tp=8 and, for the model,
@@ -64,7 +64,7 @@ def system_rules(system: str, model: Any, first_device: int) -> RuleList:
     if isinstance(model, str):
         model = model_named(model)
     if name == "fsdp":
-        return RuleList(_mesh(first_device, dp=_size(options, "", system)), (), Rule(".*", ("dp",)))
+        return RuleList(_mesh(first_device, dp=_size(options, "", system)), (), Rule(".*", "dim0"))
     if name == "hf" and "tp" not in options:
         return RuleList(_mesh(first_device, device=1), (), Rule(".*"))
     if name == "tp_plan":

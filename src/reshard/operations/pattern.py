@@ -256,20 +256,20 @@ class Pattern:
         number, dim, group, size = entry
         unknown = [label for label in group if label not in sizes]
         rest = prod(sizes[label] for label in group if label in sizes)
-        where = f"dim {dim} of {self._name(number)} of {self} has size {size}"
         if len(unknown) > 1 or (unknown and rest == 0):
             return False
-        if unknown and size % rest:
-            raise ReshardError("bad-shape", f"{where}, which {rest} does not divide")
-        if unknown:
+        if unknown and size % rest == 0:
             sizes[unknown[0]] = size // rest
-        elif not group and size != 1:
+            return True
+        if rest == size:
+            return True
+        where = f"dim {dim} of {self._name(number)} of {self} has size {size}"
+        if unknown:
+            raise ReshardError("bad-shape", f"{where}, which {rest} does not divide")
+        if not group:
             raise ReshardError("bad-shape", f"{where}; without a label it must have size 1")
-        elif rest != size:
-            product = " * ".join(group)
-            text = f"label {group[0]}" if len(group) == 1 else f"{product}"
-            raise ReshardError("bad-shape", f"{where}, but {text} is {rest}")
-        return True
+        text = f"label {group[0]}" if len(group) == 1 else " * ".join(group)
+        raise ReshardError("bad-shape", f"{where}, but {text} is {rest}")
 
     def _name(self, number: int) -> str:
         return f"operand {number}" if number < len(self.operands) else "the result"

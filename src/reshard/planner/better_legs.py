@@ -12,9 +12,10 @@ from functools import lru_cache
 from reshard.network import Network
 from reshard.planner.candidates import candidates, collectives, level_strides
 from reshard.planner.policy import best_first, shrinks_first
-from reshard.planner.routes import Route, RoutePrices, TimedRoute, fastest, timed_routes
+from reshard.planner.route_prices import RoutePrices, TimedRoute, fastest, timed_routes
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
+from reshard.steps import Route
 
 SETTLED = ("Slice", "AllGather", "AllToAll")
 """Steps that no other chain takes the place of."""

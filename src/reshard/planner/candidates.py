@@ -30,10 +30,11 @@ from reshard.network import Network
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.relay import relay
-from reshard.planner.routes import Route, RoutePrices, timed_routes
+from reshard.planner.route_prices import RoutePrices, timed_routes
 from reshard.planner.spread import collides, spread
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding
+from reshard.steps import Route
 
 TRIED = 16
 """How many refinements of one kind are tried."""

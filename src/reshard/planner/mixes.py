@@ -28,10 +28,10 @@ from reshard.network import Network, busy_seconds, overlapped_seconds
 from reshard.network.traffic import Floats
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.number_of_parts import MOST_PARTS, WORTH
-from reshard.planner.routes import Route, RoutePrices, TimedRoute
+from reshard.planner.route_prices import RoutePrices, TimedRoute
 from reshard.plans import Plan
 from reshard.plans.parts import Parting
-from reshard.steps import Chain, Share
+from reshard.steps import Chain, Route, Share
 
 TRIED = 24
 """How many ways enter a mix at the most."""

@@ -32,11 +32,11 @@ from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.policy import best_first, explained, shrinks_first
-from reshard.planner.routes import Route, RoutePrices, TimedRoute, chains_of, fastest, timed_routes
+from reshard.planner.route_prices import RoutePrices, TimedRoute, fastest, timed_routes
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
-from reshard.steps import step_of
+from reshard.steps import Route, chains_of, step_of
 
 LOGGER = logging.getLogger("reshard")
 CACHED_PLANS = 1024

@@ -134,7 +134,7 @@ class Descent:
     def marginal(self, edge: Edge) -> Costs:
         """Per layout of an operation, what it takes to bring an operand, besides what others want."""
         rows = edge.table.price[self.there(edge)][:, edge.picks.options]
-        return np.asarray(rows.min(axis=0)[edge.picks.places] * edge.times)
+        return np.asarray(np.minimum.reduce(rows)[edge.picks.places] * edge.times)
 
     def pay(self, node: Node, but: Edge | None = None) -> Costs:
         """Per layout of an operation its work, and what its operands take."""
@@ -182,7 +182,7 @@ class Descent:
                 table = edge.table.price[np.ix_(edge.picks.options, domain)].T * edge.times
             else:
                 table = edge.table.price[np.ix_(domain, edge.picks.options)] * edge.times
-            estimate += (table + least).min(axis=1)
+            estimate += np.minimum.reduce(table + least, axis=1)
             around.append((edge, costs))
         kept, order = self.options[id(variable)], domain[np.argsort(estimate, kind="stable")].tolist()
         return [option for option in order if option != kept][:most], around
@@ -198,7 +198,7 @@ class Descent:
                 move = edge.table.price[edge.picks.options, option][edge.picks.places] * edge.times
             else:
                 rows = there if edge.table.is_own else [option]
-                move = edge.table.price[rows][:, edge.picks.options].min(axis=0)[edge.picks.places] * edge.times
+                move = np.minimum.reduce(edge.table.price[rows][:, edge.picks.options])[edge.picks.places] * edge.times
             layout = int((own + move).argmin())
             layouts[edge.node.number] = layout
             if not edge.is_result and edge.table.is_own:

@@ -149,8 +149,7 @@ Shares = dict[EdgeKey, float]
 """Per use of a value, by its key, which part of a reshard it pays; all uses of a value together pay no more than it."""
 
 
-EndKey = tuple[bool, int]
-Handed = dict[tuple[EndKey, EndKey], tuple[Costs, float]]
+Handed = dict[tuple[tuple[bool, int], tuple[bool, int]], tuple[Costs, float]]
 """Per end, and the end across a link, by their keys, what it has handed to that last, and how often that counts."""
 
 
@@ -188,6 +187,7 @@ def _ends(model: Model, shares: Shares, within: Within | None, once: Once, divid
     tables: dict[tuple[object, ...], Costs] = {}
     free: dict[int, Costs] = {}
     alike: dict[bytes, Costs] = {}
+    restricted: dict[bytes, Picks] = {}
 
     def end_of(variable: Variable) -> End:
         end = ends.get(id(variable))
@@ -210,7 +210,10 @@ def _ends(model: Model, shares: Shares, within: Within | None, once: Once, divid
         own = ends[id(node)] = End(node, cost, choices)
         around += [end_of(edge.variable) for edge in node.makes]
         for edge, end in zip(node.edges, around, strict=True):
-            picks = edge.picks if within is None else Picks(edge.picks.numbers[choices])
+            picks = edge.picks
+            if within is not None:
+                wanted = picks.numbers[choices]
+                picks = restricted.get(wanted.tobytes()) or restricted.setdefault(wanted.tobytes(), Picks(wanted))
             share = 1.0 if edge.is_result else shares.get(edge.key, 1.0)
             scale = edge.times * share
             if divided is not None and not edge.is_result and len(edge.variable.uses) > 1:
@@ -218,7 +221,7 @@ def _ends(model: Model, shares: Shares, within: Within | None, once: Once, divid
                 divided.append(Divided(edge, costs, share, costs * scale))
                 Link(end, own, divided[-1].table, picks, edge.variable.count, once)
                 continue
-            pair = (id(end.choices), id(picks)) if within is None else (end.choices.tobytes(), picks.options.tobytes())
+            pair = end.choices.tobytes() if within is not None else id(end.choices), id(picks)
             known = edge.table.price if divided is None else edge.table.bound
             key = id(known), *pair, edge.is_result, scale
             if key not in tables:

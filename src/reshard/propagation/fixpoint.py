@@ -232,13 +232,14 @@ class Net:
         levels = [(priority, with_all) for priority in priorities for with_all in turns]
         blank = [State(((),) * len(v.shape), (True,) * len(v.shape), ()) for v in self.values]
         states = list(blank)
+        ids = [self._state_id(state, mesh) for state, mesh in zip(blank, self.meshes, strict=True)]
         flow = Flow([], [{} for _ in blank])
         for level in levels:
             for number, sharding in given.items():
                 seen = level if level[1] or number == leader else (level[0] - 1, True)
                 states[number] = self._seen(number, sharding, seen[0], level[0], states[number], flow)
-            changed = range(len(states)) if level == levels[0] else given
-            self._settle(states, {op for value in changed for op in self.neighbours[value]}, flow, level[0])
+                ids[number] = self._state_id(states[number], self.meshes[number])
+            self._settle(states, ids, {op for value in given for op in self.neighbours[value]}, flow, level[0])
         flow.dims = [state.dims for state in states]
         return flow
 
@@ -261,9 +262,8 @@ class Net:
                 opens[place] = dim.is_open
         return State(tuple(dims), tuple(opens), tuple(kept))
 
-    def _settle(self, states: list[State], waiting: Iterable[int], flow: Flow, level: int) -> None:
+    def _settle(self, states: list[State], ids: list[int], waiting: Iterable[int], flow: Flow, level: int) -> None:
         dirty = set(waiting)
-        ids = [self._state_id(state, self.meshes[n]) for n, state in enumerate(states)]
         while dirty:
             wished: dict[int, list[tuple[Wish, int]]] = {}
             for number in dirty:

@@ -28,6 +28,7 @@ from reshard.propagation.fixpoint import Flow
 from reshard.propagation.model import SAME, Model, flowing
 from reshard.propagation.nodes import Besides
 from reshard.propagation.shares import Bounded, even_shares, moved, of_kinds
+from reshard.propagation.space import Numbers, Pieces
 from reshard.propagation.ties import classes_of, kinds_of
 from reshard.propagation.trees import Table, tree
 from reshard.propagation.waiting import IDENTICAL
@@ -342,21 +343,27 @@ def _with_messages(best: Descent, shares: Shares | None, within: Within | None =
 def along(model: Model, chosen: Descent, free: Mapping[Mesh, Sequence[int]]) -> Within:
     """What differs from a choice only in what some pieces of meshes do."""
     domains, layouts = {}, {}
+    known: dict[tuple[object, ...], Numbers] = {}
+
+    def same(what: tuple[object, ...], rows: Numbers, own: Numbers, pieces: Pieces) -> Numbers:
+        """The numbers of the rows in which all other pieces do the same as in one."""
+        key = *what, own.tobytes()
+        if key not in known:
+            fixed = _others(len(pieces.all), free.get(pieces.mesh, ()))
+            known[key] = np.flatnonzero((rows[:, fixed] == own[fixed]).all(axis=1))
+        return known[key]
+
     for variable in chosen.variables:
-        options = variable.options
-        fixed = _others(len(options.pieces.all), free.get(options.pieces.mesh, ()))
+        options, domain = variable.options, variable.domain
         own = options.doing[chosen.options[id(variable)]]
-        same = (options.doing[variable.domain][:, fixed] == own[fixed]).all(axis=1)
-        domains[id(variable)] = variable.domain[same]
+        domains[id(variable)] = domain[same((id(options), id(domain)), options.doing[domain], own, options.pieces)]
     for node in model.nodes:
         rows, result = node.layouts.rows, node.makes[0].variable
         if model.net.graph.operations[node.number].name in IDENTICAL:
             layouts[node.number] = np.flatnonzero(np.isin(rows, domains[id(result)]))
         else:
-            pieces = result.options.pieces
-            fixed = _others(len(pieces.all), free.get(pieces.mesh, ()))
             own = rows[chosen.layouts[node.number]]
-            layouts[node.number] = np.flatnonzero((rows[:, fixed] == own[fixed]).all(axis=1))
+            layouts[node.number] = same((id(rows), id(result.options.pieces)), rows, own, result.options.pieces)
     return Within(domains, layouts)
 
 

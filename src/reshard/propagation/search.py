@@ -244,9 +244,7 @@ class LayoutSearch:
         Raises:
             ReshardError: `no-plan` where none is found, with a limit with which one is.
         """
-        tried = [(best, placed), *self.smaller(best, placed, limits)]
-        if not limits.are_kept(placed):
-            tried += self.from_recipes(best, limits)
+        tried = [(best, placed), *self.smaller(best, placed, limits), *self.from_recipes(best, limits)]
         fitting = [pair for pair in tried if limits.are_kept(pair[1])]
         if fitting:
             return fitting
@@ -354,9 +352,7 @@ def shortlist(
     best = search.best(tensor)
     for flow in (None, *flows):
         best = min(best, changed(search.model, best, Besides(inputs), deadline, flow), key=lambda each: each.cost)
-    fitting = [(best, search.placed(best))]
-    if memory_limit is not None:
-        fitting = search.within(*fitting[0], Limits(memory_limit))
+    fitting = search.within(best, search.placed(best), Limits(memory_limit))
     while True:
         front = _front([placed for _, placed in fitting])
         least = min(fitting, key=lambda pair: pair[1].peak_bytes)

@@ -43,10 +43,16 @@ class Picks:
     def __init__(self, picks: Numbers) -> None:
         self.numbers = picks
         """Per layout, the number of the option."""
-        self.options, self.places = np.unique(picks, return_inverse=True)
-        """Each option once, and which of them each layout wants."""
-        self.order = np.argsort(self.places, kind="stable")
-        self.starts = np.searchsorted(self.places[self.order], np.arange(len(self.options)))
+        self.order = picks.argsort(kind="stable")
+        in_order = picks[self.order]
+        is_first = np.ones(len(picks), dtype=np.bool_)
+        np.not_equal(in_order[1:], in_order[:-1], out=is_first[1:])
+        self.starts = is_first.nonzero()[0]
+        self.options = in_order[self.starts]
+        """Each option once."""
+        self.places = np.empty(len(picks), dtype=np.int64)
+        """Which of them each layout wants."""
+        self.places[self.order] = is_first.cumsum() - 1
 
     @cached_property
     def listed(self) -> list[int]:

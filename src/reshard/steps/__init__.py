@@ -19,7 +19,7 @@ Slice
 
 from __future__ import annotations
 
-from reshard.steps.chains import Chain, Share, chain_through, reshard_of_chain, shortest_chain
+from reshard.steps.chains import Chain, Route, Share, chain_through, chains_of, reshard_of_chain, shortest_chain
 from reshard.steps.step import KINDS, UNNAMED, Move, ReshardWork, Step, step_of
 
 __all__ = [
@@ -28,9 +28,11 @@ __all__ = [
     "Chain",
     "Move",
     "ReshardWork",
+    "Route",
     "Share",
     "Step",
     "chain_through",
+    "chains_of",
     "reshard_of_chain",
     "shortest_chain",
     "step_of",

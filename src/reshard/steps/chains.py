@@ -14,6 +14,7 @@ in parts may become unreduced as it lies.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,6 +33,25 @@ class Share(NamedTuple):
     steps: Chain
     parts: int
     """How many."""
+
+
+class Route(NamedTuple):
+    """One way from source to target."""
+
+    middles: tuple[Sharding, ...] = ()
+    """What it passes between the ends."""
+    near: int = 0
+    """That of `Step`."""
+    steps: Chain | None = None
+    """The chain itself where no points say it; then nothing else is said."""
+
+    def chain(self, reshard: Reshard) -> Chain:
+        """Its steps.
+
+        Raises:
+            ReshardError: as `shortest_chain`.
+        """
+        return chain_through(reshard, *self.middles, near=self.near) if self.steps is None else self.steps
 
 
 def shortest_chain(reshard: Reshard, near: int = 0) -> Chain:
@@ -75,6 +95,8 @@ def chain_through(reshard: Reshard, *middles: Sharding, near: int = 0) -> Chain:
     Raises:
         ReshardError: as `shortest_chain`.
     """
+    if not middles:
+        return shortest_chain(reshard, near)
     steps: list[Step] = []
     reached = reshard.source
     for point in (*middles, reshard.target):
@@ -83,6 +105,22 @@ def chain_through(reshard: Reshard, *middles: Sharding, near: int = 0) -> Chain:
     if steps and reached != reshard.target:  # one placement under another name: the last step ends in that asked for
         steps[-1:] = shortest_chain(replace(reshard, source=steps[-1].before), near)
     return tuple(steps)
+
+
+def chains_of(reshard: Reshard, routes: Iterable[Route]) -> list[Chain]:
+    """The chains of routes, each once; a detour that cannot be made is none.
+
+    Raises:
+        ReshardError: where the first cannot be made.
+    """
+    chains: dict[Chain, None] = {}
+    for route in dict.fromkeys(routes):
+        try:
+            chains[route.chain(reshard)] = None
+        except ReshardError:
+            if not chains:
+                raise
+    return list(chains)
 
 
 def reshard_of_chain(steps: Chain) -> Reshard:

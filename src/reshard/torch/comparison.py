@@ -30,7 +30,7 @@ from reshard.plans import Plan
 from reshard.sharding import Sharding
 from reshard.tables import Table, bytes_text, plain
 from reshard.torch.dtensor_specs import dtype_of, meta_of, normalized, placements_of, sharding_of, spec_of
-from reshard.torch.planners import PLANNERS, Route, route
+from reshard.torch.planners import PLANNERS, PlannerRoute, route
 
 FIGURES = ("received", "peak", "received on CPU", "peak on CPU")
 """The columns of a route that hold figures; the last two where an all-to-all makes a difference."""
@@ -42,12 +42,12 @@ class Comparison:
 
     plan: Plan
     """Ours."""
-    routes: tuple[Route, ...]
+    routes: tuple[PlannerRoute, ...]
     """Torch's, in the order of `PLANNERS`."""
     dim_names: tuple[str, ...]
     """What the mesh dims are called."""
 
-    def ratio(self, route: Route, *, on_cpu: bool = False) -> float | None:
+    def ratio(self, route: PlannerRoute, *, on_cpu: bool = False) -> float | None:
         """What a route receives over the lower bound; None where the bound is 0."""
         bound = self.plan.lower_bound_bytes
         return route.total(on_cpu=on_cpu).received_bytes / bound if bound else None
@@ -56,7 +56,7 @@ class Comparison:
         alike = groupby(self.routes, key=lambda route: (route.transforms, route.refusal))
         return "\n\n".join([f"reshard\n{self.plan}", *(self._section(list(routes)) for _, routes in alike)])
 
-    def _section(self, routes: Sequence[Route]) -> str:
+    def _section(self, routes: Sequence[PlannerRoute]) -> str:
         """What one planner does, or several that do the same."""
         head, route = "torch, " + " and ".join(route.planner for route in routes), routes[0]
         if route.refusal:
@@ -73,7 +73,7 @@ class Comparison:
         totals = [self._total(route, on_cpu=on_cpu) for on_cpu in sides]
         return plain([head, route.trace, "", Table(rows, FIGURES), "", *totals])
 
-    def _total(self, route: Route, *, on_cpu: bool) -> str:
+    def _total(self, route: PlannerRoute, *, on_cpu: bool) -> str:
         received, peak = route.total(on_cpu=on_cpu)
         ratio = self.ratio(route, on_cpu=on_cpu)
         times = "" if ratio is None else f", {ratio:.2f} times the lower bound"
@@ -115,7 +115,7 @@ def explain(
     try:
         goal = _goal(source, target, target_mesh)
     except ReshardError as refused:
-        return Comparison(ours, tuple(Route(name, "", 0, refusal=str(refused)) for name in planners), names)
+        return Comparison(ours, tuple(PlannerRoute(name, "", 0, refusal=str(refused)) for name in planners), names)
     return Comparison(ours, tuple(route(name, source, goal) for name in planners), names)
 
 
@@ -123,7 +123,7 @@ def _goal(source: DTensorSpec, target: Any, mesh: DeviceMesh) -> DTensorSpec:
     """The target as torch has it.
 
     Raises:
-        ReshardError: `cannot-express` where it has it not; the sentence is what `Route.refusal` says.
+        ReshardError: `cannot-express` where it has it not; the sentence is what `PlannerRoute.refusal` says.
     """
     if isinstance(target, Sharding):
         try:

@@ -67,15 +67,15 @@ def _of_inside(x: DTensor, ends: dict[int, tuple[int, int]], shape: tuple[int, .
     windows, chosen = {}, {}
     for dim, (low, high) in ends.items():
         size = x.shape[dim]
-        places = np.arange(-low, size + high)
-        mirrored = abs(np.where(places < size, places, 2 * (size - 1) - places))
-        places = mirrored if mode == "reflect" else places.clip(0, max(size - 1, 0))
+        numbers = np.arange(-low, size + high)
+        mirrored = abs(np.where(numbers < size, numbers, 2 * (size - 1) - numbers))
+        places = mirrored if mode == "reflect" else numbers.clip(0, max(size - 1, 0))
         runs = [places[start:stop] for start, stop in zip(*layout.blocks(dim, shape[dim]), strict=True)]
         spans = [(int(run.min()), int(run.max()) + 1) if len(run) else (0, 0) for run in runs]
         own = places[box[dim][0] : box[dim][1]]
         windows[dim] = Window.of(spans, "clip")
         chosen[dim] = torch.as_tensor(own - (own.min() if len(own) else 0))
     part = window(x, source.with_windows(windows))
-    for dim, own in chosen.items():
-        part = part.index_select(dim, own.to(part.device))
+    for dim, indices in chosen.items():
+        part = part.index_select(dim, indices.to(part.device))
     return tensor_of(part, x, shape)

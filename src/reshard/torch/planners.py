@@ -57,7 +57,7 @@ class Transform:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class PlannerRoute:
     """All transforms of one planner."""
 
     planner: str
@@ -93,7 +93,7 @@ class Route:
         return RankCost(sum(cost.received_bytes for cost in costs), max([self.source_bytes, *peaks]))
 
 
-def route(planner: str, source: DTensorSpec, target: DTensorSpec) -> Route:
+def route(planner: str, source: DTensorSpec, target: DTensorSpec) -> PlannerRoute:
     """What a planner of torch's does between two specs on one mesh.
 
     Nothing is communicated, and torch's caches of plans stay as they are.
@@ -102,7 +102,7 @@ def route(planner: str, source: DTensorSpec, target: DTensorSpec) -> Route:
     names = list(sharding.mesh.sizes)
     order = {dim: tuple(names.index(axis.name) for axis in cut.axes) for dim, cut in enumerate(sharding.dims)}
     spec = _ordered(source, source.placements, order)
-    start = Route(planner, _text(spec), prod(_tile(spec)) * meta_of(spec).dtype.itemsize)
+    start = PlannerRoute(planner, _text(spec), prod(_tile(spec)) * meta_of(spec).dtype.itemsize)
     try:
         if refusal := _refusal(planner, source, target):
             return replace(start, refusal=refusal)

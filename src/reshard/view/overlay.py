@@ -43,12 +43,12 @@ def draw_overlay(cuts: Sequence[Sequence[int]], label: Callable[..., str], max_w
     margin = len(str(row_cuts[-1])) + 1 if rank == 2 else 0
     margin += len(str(column_cuts[-1])) - 1  # the last index stands to the right of its line
     above = 1 if rank else 0
-    rows = _Side(row_cuts, row_count)
+    rows = _DrawnSide(row_cuts, row_count)
     if is_crowded or 2 * row_count + 1 + above > max_lines:
-        rows = _Side(row_cuts, max(1, min(row_count, MAX_ALONG, (max_lines - 3 - above) // 2)))
+        rows = _DrawnSide(row_cuts, max(1, min(row_count, MAX_ALONG, (max_lines - 3 - above) // 2)))
     limits = [*([] if is_crowded else [column_count]), *range(min(column_count, MAX_ALONG), 0, -1)]
     for limit in limits:
-        columns = _Side(column_cuts, limit)
+        columns = _DrawnSide(column_cuts, limit)
         widths = [  # that of the widest label or of the index above it
             max(len(str(index)), *(len(_text(of_numbers, row, column)) + 2 for row in rows.entries()))
             for column, index in zip(columns.entries(), columns.lines_at(), strict=False)
@@ -73,7 +73,7 @@ def draw_overlay(cuts: Sequence[Sequence[int]], label: Callable[..., str], max_w
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class _DrawnSide:
     """The regions of one dim that are drawn."""
 
     cuts: Sequence[int]
@@ -106,8 +106,8 @@ class _Grid:
     """What is drawn, and how large."""
 
     rank: int
-    rows: _Side
-    columns: _Side
+    rows: _DrawnSide
+    columns: _DrawnSide
     label: Callable[..., str]
     heights: list[int]
     widths: list[int]

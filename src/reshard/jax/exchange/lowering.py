@@ -69,33 +69,32 @@ def run_on_device(plan: Plan, names: tuple[str, ...], tile: jax.Array) -> jax.Ar
         names: the axes of the target's mesh, in its order.
         tile: the source tile.
     """
-    return run_alone(on_device(plan, names, tile), names)
+    return run_alone(on_device(plan, Device.here(names), tile), names)
 
 
-def on_device(plan: Plan, names: tuple[str, ...], tile: jax.Array) -> DeviceRun:
+def on_device(plan: Plan, device: Device, tile: jax.Array) -> DeviceRun:
     """The same, call by call: what `run_together` takes of several plans."""
     local_shape = plan.target.local_shape(plan.shape)
     if 0 in plan.shape:
         return lax.full(local_shape, 0, tile.dtype)
     if plan.options.memory_limit is not None:
-        return lax.reshape((yield from _in_bounded_memory(plan, Device.here(names), tile)), local_shape)
+        return lax.reshape((yield from _in_bounded_memory(plan, device, tile)), local_shape)
     if plan.parts > 1:
-        return lax.reshape((yield from _in_parts(plan, names, tile)), local_shape)
+        return lax.reshape((yield from _in_parts(plan, device, tile)), local_shape)
     transfers = [move for step in plan.steps for move in step.transfers]
     combines = any(move.reduction or move.fill not in (None, "sum") for move in transfers)  # zero is so in bits too
     dtype, bits = tile.dtype, None if combines else bits_of(tile.dtype)
     tile = lax.bitcast_convert_type(tile, bits) if bits else tile
-    device = Device.here(names)
     for step in plan.steps:
         tile = yield from _after(step, device, tile)
     return lax.reshape(lax.bitcast_convert_type(tile, dtype) if bits else tile, local_shape)
 
 
-def _in_parts(plan: Plan, names: tuple[str, ...], tile: jax.Array) -> DeviceRun:
+def _in_parts(plan: Plan, device: Device, tile: jax.Array) -> DeviceRun:
     """The target tile, its parts moved by calls that do not wait for one another."""
     parts = []
     for number, of_part in enumerate(plan.plans_of_parts):
-        part = yield from on_device(of_part, names, plan.parting.cut(tile, plan.parts, number))
+        part = yield from on_device(of_part, device, plan.parting.cut(tile, plan.parts, number))
         parts.append(part)
     return plan.parting.joined(parts, lax.concatenate)
 

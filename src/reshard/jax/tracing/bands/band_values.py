@@ -43,6 +43,8 @@ class Need(NamedTuple):
     """Whether it is one number per row there."""
     number: float | None = None
     """The one number that it is everywhere outside, where that is known before the function runs."""
+    is_absorbed: bool = False
+    """Whether it is that number because whatever is beside it is finite."""
 
 
 class MadeOf(NamedTuple):
@@ -134,7 +136,10 @@ class BandValues:
         absorbing = ABSORBING.get(name)
         for need in needs:
             if need is not None and absorbing is not None and need.number == absorbing:
-                return need
+                return need._replace(is_absorbed=True)
+        first = needs[0] if needs else None
+        if first is not None and first.is_absorbed and first.number == -np.inf and name in ("sub", "exp"):
+            return first if name == "sub" else first._replace(number=0.0)
         band, constants = NEVER, []
         for need in needs:
             if need is None:
@@ -142,9 +147,10 @@ class BandValues:
             band = band.join(need.band)
             constants.append(need.is_constant)
         if all(constants) and name != "dot_general":
-            same = needs[0].number if needs[0] is not None and name in MOVED else None
-            dtype = maker.outvars[0].aval.dtype
-            return Need(band, True, None if same is None else float(np.array(same).astype(dtype)))
+            if first is None or first.number is None or name not in MOVED:
+                return Need(band, is_constant=True)
+            same = float(np.array(first.number).astype(maker.outvars[0].aval.dtype))
+            return Need(band, True, same, first.is_absorbed)
         factors = {"mul": constants, "div": [True, constants[-1]]}.get(name, [])
         if name not in LINEAR or factors.count(False) > (name == "mul"):
             return None

@@ -1,6 +1,5 @@
-"""Ways from source to target before they are chains of steps, and what each takes on a network.
+"""What ways from source to target take on a network, before they are chains of steps.
 
-A `Route` says which shardings are passed.
 Most of many are only compared, so no step of theirs is made: each sharding is what the digits of the devices do there,
 one role per digit, and what a step takes follows from the roles before and after (`network/patterns.py`).
 Where that is not so (tiles that differ in size, partial values, windows, devices in another order) steps are made, and
@@ -36,30 +35,11 @@ from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.refinement import Cuts, Role
 from reshard.sharding import Sharding
-from reshard.steps import Chain, chain_through
+from reshard.steps import Route, chain_through
 from reshard.tiling import Tiling
 
 TIE = 1e-12
 """Routes whose times differ by less are compared by what they receive."""
-
-
-class Route(NamedTuple):
-    """One way from source to target."""
-
-    middles: tuple[Sharding, ...] = ()
-    """What it passes between the ends."""
-    near: int = 0
-    """That of `Step`."""
-    steps: Chain | None = None
-    """The chain itself where no points say it; then nothing else is said."""
-
-    def chain(self, reshard: Reshard) -> Chain:
-        """Its steps.
-
-        Raises:
-            ReshardError: as `shortest_chain`.
-        """
-        return chain_through(reshard, *self.middles, near=self.near) if self.steps is None else self.steps
 
 
 class TimedRoute(NamedTuple):
@@ -231,22 +211,6 @@ def _digit_roles(sharding: Sharding, shape: tuple[int, ...], digits: Digits) -> 
         if left != 1:
             return None
     return DigitRoles(tuple(roles), tuple(map(frozenset, cuts)), tiling.largest_tile)
-
-
-def chains_of(reshard: Reshard, routes: Iterable[Route]) -> list[Chain]:
-    """The chains of routes, each once; a detour that cannot be made is none.
-
-    Raises:
-        ReshardError: where the first cannot be made.
-    """
-    chains: dict[Chain, None] = {}
-    for route in dict.fromkeys(routes):
-        try:
-            chains[route.chain(reshard)] = None
-        except ReshardError:
-            if not chains:
-                raise
-    return list(chains)
 
 
 def timed_routes(prices: RoutePrices, routes: Iterable[Route]) -> list[TimedRoute]:
