@@ -127,6 +127,9 @@ def habits() -> dict[str, Case]:
 
     return {
         "depthwise causal convolution": filtered(partial(along, low=3, feature_group_count=16), 4, 1, 16),
+        "padded by hand, then a convolution": filtered(
+            lambda x, w: along(jnp.pad(x, ((0, 0), (3, 0), (0, 0))), w, 0, feature_group_count=16), 4, 1, 16
+        )._replace(least=768),
         "dilated causal convolution": filtered(partial(along, low=16, rhs_dilation=(8,)), 3, 16, 16),
         "a block of WaveNet": Case(wavenet, (SEQUENCE, *gated), (LYING, *(WHOLE[len(w)] for w in gated)), LYING),
         "reflected border, then a convolution": filtered(padded("reflect"), 5, 16, 16),

@@ -31,6 +31,7 @@ AT_BOUND = {
     "running sum": 256,
     "sum from behind by turning round": 256,
     "red and black rows in turns": 1024,
+    "padded by hand, then a convolution": 768,
     "gradient of a pooling side by side": 0,
     "attention in a window, by mask": 32704,
     "top 8 over a vocabulary, places": 2688,
@@ -187,6 +188,22 @@ def test_a_slice_at_a_place_that_is_computed_is_given_by_those_who_have_it() -> 
     run = jax.jit(rs.jax.to_jax(placed))
     for first in (-3, 0, 6, 57, 99):
         np.testing.assert_array_equal(run(jax.device_put(x, rows), first), function(jnp.asarray(x), first))
+
+
+@pytest.mark.parametrize("widths", [(-1, 2), (3, 0), (2, -2)])
+def test_what_is_left_out_before_a_convolution_is_not_what_it_fills(widths: tuple[int, int]) -> None:
+    mesh = jax.make_mesh((4,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])
+    ends, random = tuple(jax.NamedSharding(mesh, jax.P(*spec)) for spec in ((None, "x"), ())), np.random.default_rng(0)
+    x, w = (random.normal(size=shape).astype(np.float32) for shape in ((1, 16, 2), (3, 2, 2)))
+
+    def function(x: Any, w: Any) -> Any:
+        padded = lax.pad(x, np.float32(0), ((0, 0, 0), (*widths, 0), (0, 0, 0)))
+        return lax.conv_general_dilated(padded, w, (1,), ((1, 1),), dimension_numbers=("NHC", "HIO", "NHC"))
+
+    placed = rs.jax.trace(function, x, w, in_shardings=ends, mesh=mesh).propagate(goal="bytes")
+    np.testing.assert_allclose(
+        jax.jit(rs.jax.to_jax(placed))(*map(jax.device_put, (x, w), ends)), function(x, w), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_the_gradient_of_what_is_placed() -> None:

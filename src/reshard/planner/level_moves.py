@@ -42,8 +42,9 @@ from numpy.typing import NDArray
 
 from reshard.digits import Digit, Digits
 from reshard.network import Level, Network
+from reshard.network.digit_loads import digit_loads
 from reshard.network.formulas import all_gather, all_to_all
-from reshard.network.traffic import Floats, loads
+from reshard.network.traffic import Floats
 from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts
 from reshard.problem import Reshard
@@ -330,15 +331,11 @@ def _load_of_pieces(
     """The same where digits change places, so that devices send different amounts to different ones."""
     if None in before or None in after:
         return None
-    values = np.arange(level.size)
-    alone = replace(level, stride=1)
-    senders, receivers = (array.ravel() for array in np.meshgrid(values, values))
-    fits = senders != receivers
-    for role, old in zip(before, digits, strict=True):
-        if role in after:
-            new = digits[after.index(role)]
-            sent, wanted = (Digit(digit.stride // level.stride, digit.size) for digit in (old, new))
-            fits &= sent.value(senders) == wanted.value(receivers)
-    each = 1.0 / prod(digit.size for role, digit in zip(before, digits, strict=True) if role not in after)
-    carried = loads((alone,), senders[fits], receivers[fits], np.full(int(fits.sum()), each))
-    return LevelLoad(carried.carried[0] / level.bandwidth, carried.latency_s)
+    places = Digits([Digit(digit.stride // level.stride, digit.size) for digit in digits])
+    determined_by = [after.index(role) if role in after else place for place, role in enumerate(before)]
+    gathered = [place for place, role in enumerate(before) if role not in after]
+    carried = digit_loads((replace(level, stride=1),), places, determined_by, gathered)
+    if carried is None:
+        return None
+    each = 1.0 / prod(digits[place].size for place in gathered)
+    return LevelLoad(carried.carried[0] * each / level.bandwidth, carried.latency_s)

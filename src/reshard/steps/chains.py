@@ -95,6 +95,8 @@ def chain_through(reshard: Reshard, *middles: Sharding, near: int = 0) -> Chain:
     Raises:
         ReshardError: as `shortest_chain`.
     """
+    if not middles:
+        return shortest_chain(reshard, near)
     steps: list[Step] = []
     reached = reshard.source
     for point in (*middles, reshard.target):

@@ -9,6 +9,7 @@ What is looked at is where the elements come from, whatever the function was cal
     pad (x[2:8]) with 2 behind           pad of x by -2 before and 2 behind
     (pad x by 1 before)[0:8]             pad of x by 1 before and -1 behind
     pad (x[2:8]) + pad (x[0:2])          roll of x by -2, where the one is zero in all places that the other fills
+    convolution of (x in zeros)          convolution of x with so much more padding
 
 By hand, of 8 elements:
 
@@ -83,6 +84,8 @@ class _Shortening:
         self.pads: dict[Any, Padded] = {}
         self.padded: dict[Any, Any] = {}
         """Per pad without gaps the equation that makes it."""
+        self.zeros: set[Any] = set()
+        """Scalars that are zero."""
         self.has_found = False
 
     def view(self, atom: Any) -> View | None:
@@ -101,6 +104,8 @@ class _Shortening:
             view = self.view(equation.invars[0])
             if view is not None:
                 self.views[equation.outvars[0]] = view.within(params["start_indices"], params["limit_indices"])
+        elif name == "convert_element_type" and self._is_zero(equation.invars[0]):
+            self.zeros.add(equation.outvars[0])
         elif name == "split":
             self._split(equation)
         elif name == "concatenate":
@@ -109,7 +114,33 @@ class _Shortening:
             return self._pad(equation)
         elif name in ("add", "add_any"):
             return self._add(equation)
+        elif name == "conv_general_dilated":
+            return self._convolution(equation)
         return equation
+
+    def _convolution(self, equation: Any) -> Any:
+        """A convolution of what lies in zeros, as one that pads it itself."""
+        image, params = equation.invars[0], equation.params
+        maker = None if isinstance(image, Literal) else self.padded.get(image)
+        if maker is None:
+            return equation
+        source, fill = maker.invars
+        places, config = params["dimension_numbers"].lhs_spec[2:], maker.params["padding_config"]
+        spread = dict(zip(places, params["lhs_dilation"], strict=True))
+        if not self._is_zero(fill) or any(any(ends) and spread.get(dim) != 1 for dim, ends in enumerate(config)):
+            return equation
+        sides = [
+            [(int(first), own) for first, own in zip(config[dim], ends, strict=False)]
+            for dim, ends in zip(places, params["padding"], strict=True)
+        ]
+        if any(first < 0 < own for side in sides for first, own in side):
+            return equation  # what is left out is not what is filled
+        self.has_found = True
+        padding = tuple(tuple(first + own for first, own in side) for side in sides)
+        return equation.replace(invars=[source, equation.invars[1]], params={**params, "padding": padding})
+
+    def _is_zero(self, atom: Any) -> bool:
+        return atom.val == 0 if isinstance(atom, Literal) else atom in self.zeros
 
     def _split(self, equation: Any) -> None:
         view, axis = self.view(equation.invars[0]), equation.params["axis"]
@@ -161,7 +192,7 @@ class _Shortening:
         ]
         shifted = [dim for dim, width in enumerate(widths) if any(width)]
         fill = equation.invars[1]
-        if len(shifted) == 1 and isinstance(fill, Literal) and fill.val == 0:
+        if len(shifted) == 1 and self._is_zero(fill):
             self.pads[equation.outvars[0]] = Padded(view.source, shifted[0], *widths[shifted[0]])
         if view.source is equation.invars[0]:
             return equation
