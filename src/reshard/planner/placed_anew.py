@@ -45,9 +45,12 @@ def parts_a_ring(reshard: Reshard, network: Network) -> bool:
         return False
     if prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES:
         return False
-    strides = [mesh.digit_of(Axis(name)).stride for name in mesh.sizes]
+    axes = [mesh.digit_of(Axis(name)) for name in mesh.sizes]
+    levels = [level.digit for level in network.levels]
+    if not all(any(level.stride <= axis.stride and axis.end <= level.end for level in levels) for axis in axes):
+        return False  # an axis over several levels goes in parts, which no placement of whole axes says
     rings = [level.digit for level in network.levels if not level.is_switch]
-    return any(ring.stride < stride < ring.end for ring in rings for stride in strides)
+    return any(ring.stride < axis.stride < ring.end for ring in rings for axis in axes)
 
 
 def placed_anew(prices: RoutePrices, limit_s: float) -> list[Route]:
