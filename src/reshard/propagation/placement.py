@@ -53,6 +53,8 @@ PROVED = 1e-7
 
 SPANS = re.compile(r"(window\(-?\d+:-?\d+, -?\d+:-?\d+,)(?: -?\d+:-?\d+,){2,}")
 """Of a window the spans, of which a table has the first two."""
+REGION = "shard_map"
+"""The operation whose attributes tell what its body receives, by collective."""
 LARGEST = 4
 """How many of the values that make the peak a table names."""
 
@@ -132,6 +134,15 @@ class Placement(Graph):
         """The bytes that the busiest device receives over the trip count of the reshard that makes a value, or 0."""
         value = self.value(value)
         return self.plans[value].received_bytes * self.trip_count(value) if value in self.plans else 0
+
+    @cached_property
+    def received_inside(self) -> Counter[str]:
+        """Bytes that a device receives by each collective in the bodies of regions, which no placement changes."""
+        received: Counter[str] = Counter()
+        for operation in self.operations:
+            for name, count in operation.attributes if operation.name == REGION else ():
+                received[name] += count * operation.trip_count if isinstance(count, int) else 0
+        return received
 
     @property
     def network(self) -> Network | None:
@@ -234,6 +245,8 @@ class Placement(Graph):
         for why, counts in (("without a rule", self.without_rule), ("of shifts that are not known", self._unknown)):
             named = [f"{name} ({count}){self._paid_for(name)}" for name, count in sorted(counts.items())]
             opaque += [f"{why}, whole on every device: {', '.join(named)}"] if named else []
+        inside = [f"{bytes_text(count)} by {name}" for name, count in self.received_inside.items()]
+        opaque += [f"received besides, inside regions: {', '.join(inside)}"] if inside else []
         return plain([Table(rows), "", figures, *opaque, proof])
 
     @cached_property
