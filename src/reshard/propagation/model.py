@@ -33,8 +33,8 @@ from reshard.propagation.borders import lacked, with_windows
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.graph import first_alike
 from reshard.propagation.handing_on import handed_label, with_handing_on
+from reshard.propagation.known_options import flowing, options_of_cuts, pieces_of, said_of
 from reshard.propagation.nodes import Besides, Edge, Node, Rent, Variable
-from reshard.propagation.said import flowing, options_of_cuts, pieces_of, said_of
 from reshard.propagation.space import Costs, Numbers, Option, Options
 from reshard.propagation.trees import BARRED, Table
 from reshard.propagation.waiting import IDENTICAL, waiting_of

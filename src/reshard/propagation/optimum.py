@@ -25,9 +25,9 @@ from reshard.propagation.copies import CopiedDual
 from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Dual, Picked, Shares, Within
 from reshard.propagation.fixpoint import Flow
+from reshard.propagation.known_options import flowing
 from reshard.propagation.model import SAME, Model
 from reshard.propagation.nodes import Besides
-from reshard.propagation.said import flowing
 from reshard.propagation.shares import Bounded, even_shares, moved, of_kinds
 from reshard.propagation.space import Numbers, Pieces
 from reshard.propagation.ties import classes_of, kinds_of
