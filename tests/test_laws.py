@@ -6,11 +6,14 @@ Placements are compared with the oracle's.
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import pickle
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import FrozenInstanceError, replace
 from itertools import permutations, product
 from math import prod
@@ -37,6 +40,7 @@ from reshard.dim_sharding import DimSharding
 from reshard.dtypes import DTYPES, DType
 from reshard.errors import CODES, ReshardError
 from reshard.exchange import Piece
+from reshard.garbage import uncollected
 from reshard.layout import Layout
 from reshard.mesh import Mesh
 from reshard.planner import CACHED_PLANS, cache_clear, plan
@@ -505,6 +509,29 @@ def in_threads(work: Callable[[int], Any], threads: int = 8) -> list[Any]:
 
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(begin, range(threads)))
+
+
+def test_garbage_is_collected_again_after_the_last_at_work() -> None:
+    """Who leaves first does not disturb who came later, and threads that come and go leave all as it was."""
+    first, second = uncollected(), uncollected()
+    with ExitStack() as later:
+        with first:
+            later.enter_context(second)
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+    def come_and_go(_: int) -> None:
+        for _ in range(1000):
+            with uncollected():
+                pass
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        in_threads(come_and_go)
+    finally:
+        sys.setswitchinterval(interval)
+    assert gc.isenabled()
 
 
 def test_threads_share_one_cache() -> None:

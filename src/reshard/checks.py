@@ -79,8 +79,10 @@ def all_of(values: Any, kind: type[T], what: str, code: str = "bad-argument") ->
     Raises:
         ReshardError: `code`.
     """
-    expect(values, tuple, what, code)
-    return tuple(expect(value, kind, f"each of {what}", code) for value in values)
+    checked: tuple[T, ...] = expect(values, tuple, what, code)
+    for value in checked:
+        expect(value, kind, f"each of {what}", code)
+    return checked
 
 
 def listed(values: Any, what: str, code: str = "bad-argument") -> list[Any]:

@@ -77,7 +77,11 @@ class Reshard:
     @cached_property
     def tilings(self) -> tuple[Tiling, Tiling]:
         """The tensor as it lies in the source, and in the target."""
-        return Tiling.of(self.source, self.shape), Tiling.of(self.target, self.shape)
+        source, target = self.source, self.target
+        return (
+            Tiling(source.mesh, source.layout_for(self.shape), self.shape),
+            Tiling(target.mesh, target.layout_for(self.shape), self.shape),
+        )
 
     @property
     def is_one_placement(self) -> bool:

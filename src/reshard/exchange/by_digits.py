@@ -114,7 +114,7 @@ class DigitExchange(Exchange):
         """The gathered digits along which values are unreduced: what arrives is combined, not placed."""
         return self._at(i for i in self.gathered if isinstance(self.common.source_roles[i], Unreduced))
 
-    @property
+    @cached_property
     def stays(self) -> bool:
         """Whether round 0 sends every device to itself."""
         return self.determined_by == tuple(range(len(self.determined_by))) and self.shares_devices
