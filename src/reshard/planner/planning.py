@@ -31,6 +31,7 @@ from reshard.planner.candidates import all_gathered, candidates, gathered
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
+from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
 from reshard.planner.policy import best_first, explained, shrinks_first
 from reshard.planner.route_prices import RoutePrices, TimedRoute, fastest, timed_routes
 from reshard.plans import Options, Plan
@@ -147,13 +148,24 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
     """The plan that takes least on a network, its steps overlapped, its legs as good as any, in shares."""
     prices = RoutePrices.of(reshard, network)
     timed = timed_routes(prices, candidates(reshard, network))
-    best = best_first([*fastest(timed, reshard, options), *_in_parts(timed, reshard, prices, options)])[0]
-    if best.parts == 1:
-        best = overlapped(better_legs.with_better_legs(best))
-    best = with_shares(best, timed)
+    best = _best_of(timed, prices, options)
+    if parts_a_ring(reshard, network) and best.seconds and best.seconds > FAR * (best.lower_bound_seconds or 0.0):
+        routes = placed_anew(prices, best.seconds * MIXED)
+        if routes:
+            timed = timed_routes(prices, [*(way.route for way in timed), *routes])
+            best = best_first([best, _best_of(timed, prices, options)])[0]
     if best.received_bytes <= best.lower_bound_bytes:
         return best
     return explained(best, Plan(reshard, Route().chain(reshard), options))
+
+
+def _best_of(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> Plan:
+    """The plan of one of these routes, or of shares of them, that takes least."""
+    reshard = prices.reshard
+    best = best_first([*fastest(timed, reshard, options), *_in_parts(timed, reshard, prices, options)])[0]
+    if best.parts == 1:
+        best = overlapped(better_legs.with_better_legs(best))
+    return with_shares(best, timed)
 
 
 def _in_parts(timed: Sequence[TimedRoute], reshard: Reshard, prices: RoutePrices, options: Options) -> Iterator[Plan]:
