@@ -16,6 +16,7 @@ from jax import lax  # noqa: E402
 from jax.experimental.custom_partitioning import custom_partitioning  # noqa: E402
 from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
+from jax_hlo import collectives, received_bytes  # noqa: E402
 
 import reshard as rs  # noqa: E402
 from reshard.propagation import Placement  # noqa: E402
@@ -142,6 +143,44 @@ def test_what_a_region_wants_is_all_that_moves() -> None:
     assert placed_as(*REGIONS["an embedding"]).is_proved
     rows = rs.jax.trace(REGIONS["a sum"][0], floats(8, 8), in_shardings=(P("y"),), mesh=MESH).propagate()
     assert rows.received_bytes == 8 * 8 * 4 // 8  # of a tile of 2 x 4 a device has half, or none
+
+
+INSIDE: dict[str, tuple[Callable[..., Any], Any, dict[str, int]]] = {
+    "psum": (lambda a: lax.psum(a, "x"), P(None, "y"), {"psum": 2 * 64 * 3 // 4}),
+    "all_gather": (lambda a: lax.all_gather(a, "x", axis=1), P("x"), {"all_gather": 64 * 3}),
+    "psum_scatter": (lambda a: lax.psum_scatter(a, "x", tiled=True), P("x", "y"), {"reduce_scatter": 64 * 3 // 4}),
+    "all_to_all": (lambda a: lax.all_to_all(a, "x", 0, 0, tiled=True), P("x", "y"), {"all_to_all": 64 * 3 // 4}),
+    "ppermute": (lambda a: lax.ppermute(a, "x", [(0, 1), (1, 2)]), P("x", "y"), {"ppermute": 64}),
+    "pmax": (lambda a: lax.pmax(a, ("x", "y")), P(), {"pmax": 2 * 64 * 7 // 8}),
+    "nothing": (lambda a: a * 2, P("x", "y"), {}),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_a_region_receives_inside_is_told(name: str) -> None:
+    """As the compiled program of plain `jit` receives."""
+    body, outs, wanted = INSIDE[name]
+    function, x = region(body, P("x", "y"), outs, check_vma=False), floats(16, 8)
+    at = NamedSharding(devices(), P("x", "y"))
+    placed = rs.jax.trace(function, x, in_shardings=(at,), mesh=devices()).propagate()
+    assert placed.received_inside == wanted
+    assert placed.received_bytes == 0
+    compiled = jax.jit(function, in_shardings=at).lower(x).compile().as_text()
+    assert max(received_bytes(collectives(compiled, 8), 8)) == sum(wanted.values())
+    assert ("inside regions" in placed.table()) == bool(wanted)
+
+
+def test_loops_multiply_what_a_region_receives() -> None:
+    """Four turns of keys and values, of tiles of 4 x 4."""
+    placed = placed_as(*REGIONS["ring attention"])
+    assert placed.received_inside == {"ppermute": 4 * 2 * 64}
+
+    def often(a: Any) -> Any:
+        body = region(lambda a: lax.psum(a, "x") / 4 + a, P("x"), P("x"))
+        return lax.fori_loop(0, 5, lambda _, a: body(a), a)
+
+    placed = placed_as(often, (floats(8, 8),), (P("x"),))
+    assert placed.received_inside == {"psum": 5 * 2 * 64 * 3 // 4}
 
 
 def test_an_axis_of_a_region_may_be_in_parts() -> None:

@@ -35,6 +35,7 @@ from reshard.network import (
     seconds_of,
 )
 from reshard.network.digit_loads import digit_loads
+from reshard.network.patterns import Pattern
 from reshard.network.traffic import loads
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
@@ -312,7 +313,10 @@ def test_loads_from_digits_are_those_of_every_piece(name: str, sizes: tuple[int,
         exchange = find_exchange(Tiling.of(source, (16, 16)), Tiling.of(target, (16, 16)))
         assert isinstance(exchange, DigitExchange)
         expected = loads(network.levels, *exchange.traffic())
-        found = pricing.piece_loads(exchange, network)
+        kinds = (None,) * len(exchange.gathered)
+        pattern = Pattern.of(exchange.common.digits, exchange.determined_by, exchange.gathered, kinds)
+        digits, meshes = (pattern.digits, pattern.determined_by, pattern.gathered), (source.mesh, exchange.receivers)
+        found = pricing.piece_loads(network, *meshes, *digits)
         assert np.multiply(found.carried, exchange.largest_piece) == pytest.approx(expected.carried)
         assert found.latency_s == pytest.approx(expected.latency_s)
 

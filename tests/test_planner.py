@@ -836,3 +836,15 @@ def test_refusals(given: dict[str, Any], code: str, sentence: str) -> None:
         plan(Sharding.of(mesh, "h"), Sharding.of(mesh, None), (64,), "int64", **given)
     assert caught.value.code == code
     assert re.fullmatch(sentence, str(caught.value)), str(caught.value)
+
+
+@pytest.mark.parametrize("copy_bandwidth", [None, 1e9])
+@pytest.mark.parametrize("launch_s", [0.0, 2e-6])
+def test_a_slice_on_a_network_where_plans_take_time_to_start(copy_bandwidth: float | None, launch_s: float) -> None:
+    """By hand: no level carries anything, so it takes the start of the plan, and the copy of 4 bytes."""
+    level = Level(1, 2, "switch", 1e9, 1e-6)
+    network = Network((level,), launch_s=launch_s, call_s=1e-5, copy_bandwidth=copy_bandwidth)
+    mesh = Mesh.of(x=2)
+    best = plan(Sharding.of(mesh, None), Sharding.of(mesh, "x"), (2,), "float32", network=network)
+    assert [step.kind for step in best.steps] == ["Slice"]
+    assert best.seconds == pytest.approx(1e-5 + (4e-9 if copy_bandwidth else 0))

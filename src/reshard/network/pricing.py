@@ -249,7 +249,7 @@ def use_of_pattern(
     if stages is None:
         if not is_even:
             return None
-        carried = _loads_of(network, source, receivers, pattern.digits, pattern.determined_by, pattern.gathered)
+        carried = piece_loads(network, source, receivers, pattern.digits, pattern.determined_by, pattern.gathered)
         return _use_of_loads(carried, sent_bytes, network)
     gathered_bytes = sent_bytes * pattern.gathered_digits.size
     if pattern.kind != "all-to-all":
@@ -357,14 +357,8 @@ def _stages(network: Network, mesh: Mesh, positions: Digits) -> tuple[tuple[Leve
     return tuple(stages)
 
 
-def piece_loads(exchange: DigitExchange, network: Network) -> Loads:
-    """The loads of an exchange whose pieces are all of one size, in pieces."""
-    pattern, ends = _pattern(exchange), map(_unnamed, (exchange.source.mesh, exchange.receivers))
-    return _loads_of(network, *ends, pattern.digits, pattern.determined_by, pattern.gathered)
-
-
 @lru_cache(CACHED)
-def _loads_of(
+def piece_loads(
     network: Network,
     source: Mesh,
     receivers: Mesh,
@@ -372,6 +366,7 @@ def _loads_of(
     determined_by: tuple[int, ...],
     gathered: tuple[int, ...],
 ) -> Loads:
+    """The loads of an exchange of a pattern whose pieces are all of one size, in pieces."""
     shared = receivers is source or receivers == source
     named = [device_digits(source, Digits((digit,))) for digit in digits] if shared else []
     if named and all(stage is not None and len(stage) == 1 for stage in named):

@@ -93,7 +93,7 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute]) -> Plan:
     network = plan.options.network
     if network is None or plan.options.memory_limit is not None or plan.options.basis != "any" or not plan.seconds:
         return plan
-    ways = LevelWays.of(plan.reshard, network)
+    ways = LevelWays.of(plan.reshard, network) if plan.received_bytes else None  # else no level has anything to do
     if ways is None:
         return plan
     routes, busy = [Route(steps=plan.steps)], [busy_seconds(plan.steps, network)[:-1]]

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from reshard.axis import Axes, is_prefix
 from reshard.contraction.chooser import Chooser
 from reshard.contraction.prices import Ends
 from reshard.errors import ReshardError
@@ -34,8 +33,9 @@ from reshard.propagation.borders import lacked, with_windows
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.graph import first_alike
 from reshard.propagation.handing_on import handed_label, with_handing_on
+from reshard.propagation.known_options import flowing, options_of_cuts, pieces_of, said_of
 from reshard.propagation.nodes import Besides, Edge, Node, Rent, Variable
-from reshard.propagation.space import Costs, Numbers, Option, Options, Pieces
+from reshard.propagation.space import Costs, Numbers, Option, Options
 from reshard.propagation.trees import BARRED, Table
 from reshard.propagation.waiting import IDENTICAL, waiting_of
 from reshard.propagation.ways import Along, Layouts, layouts_of
@@ -70,8 +70,8 @@ class Model:
         self.net, self.chooser, self.goal = net, chooser, chooser.goal
         self.is_pinned, self.is_free = is_pinned, is_free
         graph = net.graph
-        self.said = [self._said(number, flows[0]) for number in range(len(graph.operations))]
-        self.pieces = {mesh: self._pieces(mesh, flows) for mesh in dict.fromkeys(net.meshes)}
+        self.said = [said_of(net, number, flows[0]) for number in range(len(graph.operations))]
+        self.pieces = {mesh: pieces_of(net, mesh, self.said, flows) for mesh in dict.fromkeys(net.meshes)}
         self.given = [self._given(number) for number in range(len(graph.operations))]
         self.waiting = waiting_of(net, self.pieces, flows)
         self._flowing: dict[tuple[Any, ...], list[Option]] = {}
@@ -180,28 +180,6 @@ class Model:
         """A bound without what decides between equals: of whole bytes."""
         return float(ceil(bound * (1 - SAME) - LESS_THAN_A_BYTE)) if self.has_exact_ties else bound
 
-    def _said(self, number: int, flow: Flow) -> list[tuple[Axes, bool]]:
-        """Per dim of a value the axes that were given and seen, and whether it is open."""
-        given, dims = self.net.graph.annotations.get(self.net.values[number]), flow.dims[number]
-        if given is None or given.mesh.is_maximal:
-            return [((), True)] * len(dims)
-        seen = [is_prefix(dim.axes, axes) for dim, axes in zip(given.dims, dims, strict=True)]
-        return [
-            (dim.axes if is_seen else (), dim.is_open and is_seen)
-            for dim, is_seen in zip(given.dims, seen, strict=True)
-        ]
-
-    def _pieces(self, mesh: Mesh, flows: Sequence[Flow]) -> Pieces:
-        lists: dict[Axes, None] = {}
-        for number, said in enumerate(self.said):
-            if self.net.meshes[number] == mesh and not mesh.is_maximal:
-                given = self.net.graph.annotations.get(self.net.values[number])
-                lists.update(dict.fromkeys(axes for axes, _ in said))
-                lists.update(dict.fromkeys(axes for flow in flows for axes in flow.dims[number]))
-                if given is not None:
-                    lists.update(dict.fromkeys((given.unreduced, given.replicated)))
-        return Pieces(mesh, sorted(lists, key=lambda axes: list(map(str, axes))))
-
     def _options_of(self, number: int, flows: Sequence[Flow]) -> list[Option]:
         """The options of a value that flows have; of an end that must be even, as far as they divide it."""
         mesh, operation = self.net.meshes[number], self.net.graph.operations[number]
@@ -209,27 +187,8 @@ class Model:
         cuts = tuple(dict.fromkeys(flow.dims[number] for flow in flows))
         key = mesh, cuts, operation.result.shape if must_divide else None, len(flows) > 1
         if key not in self._flowing:
-            self._flowing[key] = self._options_with(self.pieces[mesh], *key[1:])
+            self._flowing[key] = options_of_cuts(self.pieces[mesh], *key[1:])
         return self._flowing[key]
-
-    @staticmethod
-    def _options_with(
-        pieces: Pieces, cuts: Sequence[tuple[Axes, ...]], divided: tuple[int, ...] | None, may_be_less: bool
-    ) -> list[Option]:
-        options: dict[Option, None] = {}
-        for axes_of_dims in cuts:
-            dims = [pieces.of(axes) for axes in axes_of_dims]
-            if any(axes is None for axes in dims):
-                continue
-            cut = tuple(axes for axes in dims if axes is not None)
-            options[Option(cut)] = None
-            if divided is not None:
-                options[Option(tuple(map(pieces.dividing, cut, divided)))] = None
-        if may_be_less:  # what was refused or disputed may also be less
-            for option in list(options):
-                begun = [[axes[:stop] for stop in range(len(axes) + 1)] for axes in option.dims]
-                options.update(dict.fromkeys(map(Option, product(*begun))))
-        return list(options)
 
     def _given(self, number: int) -> Option | None:
         """What was said of a value, as an option."""
@@ -524,14 +483,6 @@ class Model:
             each.price[source, target] = known
             each.trees.clear()
         return True
-
-
-def flowing(flow: Flow, number: int, variable: Variable) -> int | None:
-    """The option that an outcome of propagation has of a value; None where its variable may not have that."""
-    dims = [variable.options.pieces.of(axes) for axes in flow.dims[number]]
-    option = Option(tuple(axes for axes in dims if axes is not None))
-    place = variable.options.numbers.get(option) if len(option.dims) == len(dims) else None
-    return place if place is not None and place in variable.domain else None
 
 
 def _sum(parts: Iterable[Costs | None]) -> Costs | None:

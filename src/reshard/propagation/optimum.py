@@ -25,7 +25,8 @@ from reshard.propagation.copies import CopiedDual
 from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Dual, Picked, Shares, Within
 from reshard.propagation.fixpoint import Flow
-from reshard.propagation.model import SAME, Model, flowing
+from reshard.propagation.known_options import flowing
+from reshard.propagation.model import SAME, Model
 from reshard.propagation.nodes import Besides
 from reshard.propagation.shares import Bounded, even_shares, moved, of_kinds
 from reshard.propagation.space import Numbers, Pieces

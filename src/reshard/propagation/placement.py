@@ -36,7 +36,7 @@ from reshard.operations.reaching import windowed
 from reshard.plans import Plan
 from reshard.plans.chrome_trace import chrome_trace
 from reshard.propagation.builder import Builder
-from reshard.propagation.fixpoint import Flow, Net, Origin
+from reshard.propagation.fixpoint import Net
 from reshard.propagation.graph import Graph
 from reshard.propagation.handing_on import HandingOn, is_handed_on
 from reshard.propagation.memory import Held, held, tile_bytes
@@ -53,6 +53,8 @@ PROVED = 1e-7
 
 SPANS = re.compile(r"(window\(-?\d+:-?\d+, -?\d+:-?\d+,)(?: -?\d+:-?\d+,){2,}")
 """Of a window the spans, of which a table has the first two."""
+REGION = "shard_map"
+"""The operation whose attributes tell what its body receives, by collective."""
 LARGEST = 4
 """How many of the values that make the peak a table names."""
 
@@ -132,6 +134,15 @@ class Placement(Graph):
         """The bytes that the busiest device receives over the trip count of the reshard that makes a value, or 0."""
         value = self.value(value)
         return self.plans[value].received_bytes * self.trip_count(value) if value in self.plans else 0
+
+    @cached_property
+    def received_inside(self) -> Counter[str]:
+        """Bytes that a device receives by each collective in the bodies of regions, which no placement changes."""
+        received: Counter[str] = Counter()
+        for operation in self.operations:
+            for name, count in operation.attributes if operation.name == REGION else ():
+                received[name] += count * operation.trip_count if isinstance(count, int) else 0
+        return received
 
     @property
     def network(self) -> Network | None:
@@ -234,6 +245,8 @@ class Placement(Graph):
         for why, counts in (("without a rule", self.without_rule), ("of shifts that are not known", self._unknown)):
             named = [f"{name} ({count}){self._paid_for(name)}" for name, count in sorted(counts.items())]
             opaque += [f"{why}, whole on every device: {', '.join(named)}"] if named else []
+        inside = [f"{bytes_text(count)} by {name}" for name, count in self.received_inside.items()]
+        opaque += [f"received besides, inside regions: {', '.join(inside)}"] if inside else []
         return plain([Table(rows), "", figures, *opaque, proof])
 
     @cached_property
@@ -468,47 +481,3 @@ class PlacedSoFar:
         name = next(name for number in numbers if (name := f"{stem}.{number}") not in self.names)
         self.names.add(name)
         return name
-
-
-def reason(net: Net, flows: Sequence[Flow], number: int, sharding: Sharding) -> str:
-    """Where the axes of every dim come from, in words."""
-    if net.meshes[number].is_maximal:
-        return "given"
-    reasons = ["unreduced until it is needed whole"] if sharding.unreduced else []
-    dims = tuple(dim.axes for dim in sharding.dims)
-    whole = [flow for flow in flows if flow.dims[number] == dims]
-    for dim, axes in enumerate(dims):
-        if axes:
-            flow = next((flow for flow in whole or flows if flow.dims[number][dim] == axes), None)
-            way = "" if flow is None else " " + _way(net, flow, flow.origins[number][dim][-1])
-            reasons.append(f"dim {dim} {{{', '.join(map(str, axes))}}}{way}")
-    chosen = "" if whole and len({flow.dims[number] for flow in flows}) == 1 else "; chosen by price"
-    return ("; ".join(reasons) or "nothing reaches it") + chosen
-
-
-def _way(net: Net, flow: Flow, origin: Origin) -> str:
-    """On what way axes came, in words."""
-    if origin.operation is None:
-        return "given" + (f" at priority {origin.priority}" if origin.priority else "")
-    operations = net.graph.operations
-    priority = f", priority {origin.priority}" if origin.priority else ""
-    root = _root(flow, origin)
-    via = operations[origin.operation].result.name
-    through = "" if root == origin.giver else f" through {operations[origin.giver].result.name}"
-    return f"from {operations[root].result.name}{through} by {via}{priority}"
-
-
-def _root(flow: Flow, origin: Origin) -> int:
-    """The value to which the axes were given."""
-    passed: dict[Origin, None] = {}
-    while origin not in flow.roots and origin.operation is not None and origin not in passed:
-        passed[origin] = None
-        names = {axis.name for axis in origin.axes}
-        earlier = (each for origins in flow.origins[origin.giver].values() for each in origins)
-        before = next((each for each in earlier if names & {axis.name for axis in each.axes}), None)
-        if before is None:
-            break
-        origin = before
-    root = flow.roots.get(origin, origin.giver)
-    flow.roots.update(dict.fromkeys(passed, root))
-    return root

@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import importlib
-import numbers
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -32,12 +31,13 @@ from reshard.operations.kinds import ENTERING, LEAVING
 from reshard.operations.operation import Attribute, Value
 from reshard.operations.pattern import Pattern
 from reshard.operations.reshapes import reshape_pattern
-from reshard.propagation.builder import NAME, Builder, NewValue
+from reshard.propagation.builder import Builder, NewValue
 from reshard.propagation.merging import MERGES, run_in_blocks
 from reshard.propagation.open_blocks import OpenChoice, OpenLoop, open_choice, open_loop
 from reshard.propagation.placement import Placement
+from reshard.propagation.plain_attributes import plain_items, plain_number
 from reshard.propagation.search import Limits, Shortlist, place, shortlist
-from reshard.propagation.text import OWN, read, read_meshes, write
+from reshard.propagation.text import read, read_meshes, write
 
 
 class Program(Builder):
@@ -112,13 +112,13 @@ class Program(Builder):
             replicated=_labels_with_a_role(replicated, "replicated"),
             shifted=_labels_with_a_role(shifted, "shifted"),
             selected=_labels_with_a_role(selected, "selected"),
-            attributes=_plain_items(attributes or {}),
+            attributes=plain_items(attributes or {}),
         )
 
     def constant(self, value: float, shape: Sequence[int], dtype: Any = "float32", result: str | None = None) -> Value:
         """A tensor of one number, which every device makes for itself."""
         return self.add(
-            "constant", (), NewValue(result, shape, dtype_named(dtype)), attributes=(("value", _number(value)),)
+            "constant", (), NewValue(result, shape, dtype_named(dtype)), attributes=(("value", plain_number(value)),)
         )
 
     def transpose(self, value: Value, order: Sequence[int], result: str | None = None) -> Value:
@@ -193,7 +193,7 @@ class Program(Builder):
 
         Where a number is below 0 so many elements are left out there.
         """
-        return self._shift("pad", [value], result, {"low": low, "high": high, "value": _number(fill)})
+        return self._shift("pad", [value], result, {"low": low, "high": high, "value": plain_number(fill)})
 
     def concatenate(self, values: Sequence[Value], dim: int, result: str | None = None) -> Value:
         """Values one after another in one dim.
@@ -447,7 +447,7 @@ class Program(Builder):
     def _shift(self, name: str, operands: Sequence[Value], result: str | None, attributes: Mapping[str, Any]) -> Value:
         """What shifts elements as its attributes say."""
         terms = [self._labels(operand) for operand in operands]
-        plain = dict(_plain_items(attributes))
+        plain = dict(plain_items(attributes))
         shape = shifted_shape(name, [operand.shape for operand in operands], plain)
         named = {plain.get("dim"), *_integers_of(plain.get("dims"))}
         named |= {dim for key in ("low", "high") for dim, width in enumerate(_integers_of(plain.get(key))) if width}
@@ -467,42 +467,6 @@ def _integers_of(attribute: Attribute | None) -> tuple[int, ...]:
     return attribute if isinstance(attribute, tuple) else ()
 
 
-def _number(value: Any) -> int | float:
-    """A number of Python or of NumPy, as Python's.
-
-    Raises:
-        ReshardError: `bad-argument`.
-    """
-    if hasattr(type(value), "__index__"):
-        return int(value.__index__())
-    if not isinstance(value, numbers.Real):
-        raise ReshardError("bad-argument", f"what fills a tensor must be a number, got: {shown(value)}")
-    return float(value)
-
-
 def _labels_with_a_role(labels: Iterable[str], role: str) -> tuple[str, ...]:
     """Labels from a list, or letters from a text."""
     return tuple(labels) if isinstance(labels, str) else tuple(listed(labels, f"the {role} labels"))
-
-
-def _plain_items(attributes: Mapping[Any, Any]) -> tuple[tuple[str, Attribute], ...]:
-    """Attributes as an operation keeps them: such as the text form can hold."""
-    for key in attributes:
-        taken = key in OWN or str(key).startswith("sizes.")
-        if not isinstance(key, str) or not NAME.fullmatch(key) or taken:
-            raise ReshardError("bad-argument", f"the name of an attribute must be a word of its own, got: {shown(key)}")
-    return tuple(sorted((key, _plain(value)) for key, value in attributes.items()))
-
-
-def _plain(value: Any) -> Attribute:
-    if isinstance(value, list | tuple):
-        return tuple(integer(number, "an attribute") for number in value)
-    if isinstance(value, str):
-        if not value.isprintable() or '"' in value:
-            raise ReshardError(
-                "bad-argument", f"an attribute must be printable and have no quotes, got: {shown(value)}"
-            )
-        return value
-    if not isinstance(value, bool) and isinstance(value, numbers.Real):
-        return _number(value)
-    raise ReshardError("bad-argument", f"an attribute must be a number, a text or integers, got: {shown(value)}")

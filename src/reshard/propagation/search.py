@@ -45,7 +45,8 @@ from reshard.propagation.memory import Life, lives
 from reshard.propagation.model import Model
 from reshard.propagation.nodes import Besides, Rent
 from reshard.propagation.optimum import Optimum, changed, crossed, optimum
-from reshard.propagation.placement import Placement, explicit, reason
+from reshard.propagation.placement import Placement, explicit
+from reshard.propagation.reasons import reason
 from reshard.propagation.recipes import recipes, taking_over
 from reshard.propagation.rents import halfway, raised, rents
 from reshard.propagation.settling import settled

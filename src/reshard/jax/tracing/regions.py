@@ -9,7 +9,7 @@ the label is joined.
 
 The body of a `shard_map` runs on the tiles as it stands, within the one `shard_map` of the whole program.
 The mesh there may have an axis in parts, so the collectives of the body are told the parts of theirs.
-What they move is the region's own affair: it stands in no figure of the placement.
+What they move is the region's own affair: it stands beside the figures of the placement, counted in `inside.py`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from reshard.errors import ReshardError
 from reshard.jax.jax_shardings import mesh_of, sharding_of
 from reshard.jax.tracing.emitter import CALLS, TileFunction
 from reshard.jax.tracing.evaluation import literal_array, results_of
+from reshard.jax.tracing.inside import received_inside
 from reshard.mesh import Mesh
 from reshard.operations.interpreter import Extents
 from reshard.operations.pattern import Term
@@ -124,7 +125,8 @@ def shard_map(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> lis
     held = [tracing.program.constrain(tracing.copy(value), said) for value, said in zip(operands, ins, strict=True)]
     named = Terms(manual)
     terms = [named.of(value.shape, said, f"a{n}_") for n, (value, said) in enumerate(zip(held, ins, strict=True))]
-    results = []
+    inside = tuple(sorted(received_inside(params["jaxpr"], mesh.sizes).items()))
+    results: list[Value] = []
     for number, (var, said) in enumerate(zip(equation.outvars, outs, strict=True)):
         last = named.of(var.aval.shape, said, "r")
         sizes = named.sizes_in([*terms, last])
@@ -138,6 +140,7 @@ def shard_map(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> lis
             joined=tuple(label for label in sizes if is_manual(label) and label not in kept),
             sizes=tuple(sizes.items()),
             replicated=tuple(sorted(label for label in sizes if not is_manual(label))),
+            attributes=() if results else inside,
         )
         results.append(tracing.program.constrain(result, said))
     return results
