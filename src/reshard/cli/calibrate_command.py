@@ -53,5 +53,5 @@ def _measured(args: argparse.Namespace) -> tuple[Network, Calibration] | None:
     mesh = parse_mesh(args.mesh)
     engine = getattr(reshard, args.engine)
     calibration = importlib.import_module(f"{engine.__name__}.calibration")
-    found: tuple[Network, Calibration] | None = calibration.calibrate_like(mesh, repeats=args.repeats)
-    return found
+    calibrated: tuple[Network, Calibration] | None = calibration.calibrate_like(mesh, repeats=args.repeats)
+    return calibrated

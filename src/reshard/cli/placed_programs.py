@@ -28,8 +28,8 @@ _NAME = re.compile(r"^\s*(?:module\s+@\"?|HloModule\s+)([\w.<>-]+)", re.MULTILIN
 
 def name_of(module: str) -> str:
     """The name of a module of MLIR or HLO; nothing where it has none."""
-    found = _NAME.search(module)
-    return found.group(1) if found else ""
+    match = _NAME.search(module)
+    return match.group(1) if match else ""
 
 
 def modules_in(folders: Iterable[Path]) -> list[str]:

@@ -38,13 +38,13 @@ def add_to(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Search and print."""
-    found = read_program(args.file).search(
+    outcome = read_program(args.file).search(
         args.memory_limit, args.network, goal=args.goal, seconds=args.seconds, count=args.count
     )
     if args.json:
-        output.write_json({"memory_limit": found.memory_limit, "layouts": list(map(summary, found.placements))})
+        output.write_json({"memory_limit": outcome.memory_limit, "layouts": list(map(summary, outcome.placements))})
     else:
-        print(found.best.text() if args.text else found.table())
+        print(outcome.best.text() if args.text else outcome.table())
 
 
 def summary(placed: Placement) -> dict[str, Any]:

@@ -39,8 +39,8 @@ def _paths(pattern: Pattern, sizes: tuple[int, ...]) -> tuple[Path, ...]:
     finders = (paths.optimal if count <= EXACT else paths.auto, paths.greedy)
     paths = [finder(list(operands), output, sizes_of, None) for finder in finders]
     pairs = [tuple((min(pair), max(pair)) for pair in path if len(pair) == 2) for path in paths]
-    made = [path for path in pairs if len(path) == count - 1]
-    return tuple(dict.fromkeys([*made, *(ALL_ORDERS if count == 3 else ())]))
+    complete = [path for path in pairs if len(path) == count - 1]
+    return tuple(dict.fromkeys([*complete, *(ALL_ORDERS if count == 3 else ())]))
 
 
 def steps_along(pattern: Pattern, path: Path) -> list[tuple[tuple[int, int], Pattern]]:

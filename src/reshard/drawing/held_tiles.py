@@ -67,11 +67,11 @@ def box_text(box: Sequence[tuple[int, int]]) -> str:
 
 def cuts_of(boxes: Iterable[Sequence[tuple[int, int]]], ndim: int) -> list[list[int]]:
     """Per dim where boxes begin and end, in order."""
-    found: list[set[int]] = [set() for _ in range(ndim)]
+    cuts: list[set[int]] = [set() for _ in range(ndim)]
     for box in boxes:
-        for ends, interval in zip(found, box, strict=True):
+        for ends, interval in zip(cuts, box, strict=True):
             ends.update(interval)
-    return [sorted(ends) for ends in found]
+    return [sorted(ends) for ends in cuts]
 
 
 def inner_cuts(boxes: Iterable[Sequence[tuple[int, int]]], shape: Sequence[int]) -> list[list[int]]:

@@ -160,11 +160,11 @@ class Packing(NamedTuple):
         form = next(iter(self.members.values())).form
         places = zip(self.members.items(), self.devices, strict=True)
         arrays = {at: [held[number][name] for name in member.names] for (number, member), at in places}
-        made = run_stacked(_packer(self.devices, form), arrays, self.devices, self.corners)
+        packed = run_stacked(_packer(self.devices, form), arrays, self.devices, self.corners)
         return {
             (number, line): row
             for (number, member), at in zip(self.members.items(), self.devices, strict=True)
-            for line, row in zip(member.lines, made[at], strict=True)
+            for line, row in zip(member.lines, packed[at], strict=True)
         }
 
 
@@ -195,10 +195,10 @@ class Unpacking(NamedTuple):
             read = [held[number][name] for name in member.read]
             written = [results[number][name] for name in member.written]
             arrays[at] = [*read, *written, *(rows[line.peer, Line(number, line.wire)] for line in member.lines)]
-        made = run_stacked(_unpacker(self.devices, form), arrays, self.devices, *self.corners)
+        unpacked = run_stacked(_unpacker(self.devices, form), arrays, self.devices, *self.corners)
         for (number, member), at in zip(self.members.items(), self.devices, strict=True):
-            results[number].update(zip(member.written, made[at][:-1], strict=True))
-        return [made[at][-1] for at in self.devices]
+            results[number].update(zip(member.written, unpacked[at][:-1], strict=True))
+        return [unpacked[at][-1] for at in self.devices]
 
 
 class Fresh(NamedTuple):
@@ -227,9 +227,9 @@ class Fresh(NamedTuple):
 
     def run(self) -> dict[int, NamedArrays]:
         """The buffers by device."""
-        made = run_stacked(_maker(self.devices, self.forms), {device: [] for device in self.devices}, self.devices)
+        buffers = run_stacked(_maker(self.devices, self.forms), {device: [] for device in self.devices}, self.devices)
         places = zip(self.names.items(), self.devices, strict=True)
-        return {number: dict(zip(names, made[at], strict=True)) for (number, names), at in places}
+        return {number: dict(zip(names, buffers[at], strict=True)) for (number, names), at in places}
 
 
 @lru_cache(256)

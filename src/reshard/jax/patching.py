@@ -137,8 +137,8 @@ def _by_plan(ctx: Any, x: Any, target: NamedSharding, aval: Any) -> Any:
         if not target.mesh.empty:
             stack.enter_context(use_abstract_mesh(target.mesh.abstract_mesh))
         try:
-            one = ctx.replace(avals_in=[aval], avals_out=[aval])
-            lowered = mlir.lower_fun(lambda x: reshard(x, target), multiple_results=False)(one, x)
+            context = ctx.replace(avals_in=[aval], avals_out=[aval])
+            lowered = mlir.lower_fun(lambda x: reshard(x, target), multiple_results=False)(context, x)
         except ReshardError as error:
             _Counting.current().leave(f"{error.code}: {error}")
             return None

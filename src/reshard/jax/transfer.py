@@ -219,8 +219,8 @@ def _handed(plan: ModelPlan, device: int, buffers: NamedArrays, donate: bool) ->
     """The buffers of a device as they travel, of what is handed in; what is given up is gone once it is cast."""
     held = dict(buffers)
     if plan.scaled:
-        given = plan.handed_slots(device)[0], buffers
-        held = dict(cast_in_blocks(plan, device, "source", given, plan.source_slots(device)))
+        handed = plan.handed_slots(device)[0], buffers
+        held = dict(cast_in_blocks(plan, device, "source", handed, plan.source_slots(device)))
     if donate and plan.scaled:
         kept = {id(array) for array in held.values()}
         for array in [array for array in buffers.values() if id(array) not in kept]:

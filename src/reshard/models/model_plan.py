@@ -101,12 +101,12 @@ class ModelPlan:
     def ruled(self) -> tuple[tuple[Ruled, ...], tuple[Ruled, ...]]:
         """Per tensor what the rules say of it: of the source, and of the target."""
         tensors = list(zip(self.names, (tensor.shape for tensor in self.types), strict=True))
-        made = {scaled.scales: scaled for scaled in self.scaled if scaled.at == "source"}
+        by_scales = {scaled.scales: scaled for scaled in self.scaled if scaled.at == "source"}
         source: dict[str, Ruled] = {}
         sites: dict[Any, Site] = {}
         for name, shape in tensors:
-            if name in made:
-                source[name] = ruled_scales(made[name], source[made[name].name], sites)
+            if name in by_scales:
+                source[name] = ruled_scales(by_scales[name], source[by_scales[name].name], sites)
             else:
                 source[name] = self.rules[0].ruled(name, shape)
         return tuple(source.values()), tuple(self.rules[1].ruled(*tensor) for tensor in tensors)

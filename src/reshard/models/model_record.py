@@ -126,14 +126,14 @@ def rules_record(rules: Rules) -> dict[str, Any]:
         ReshardError: `cannot-express` where a spec holds objects that are no text.
     """
     meshes = {rules.mesh: 0}
-    made = [_rule_record(rule, meshes) for rule in rules.rules]
+    records = [_rule_record(rule, meshes) for rule in rules.rules]
     default = None if rules.default is None else _rule_record(rules.default, meshes)
     return {
         "meshes": [
             {"axes": [list(axis) for axis in mesh.axes], "device_ids": mesh.device_ids and list(mesh.device_ids)}
             for mesh in meshes
         ],
-        "rules": made,
+        "rules": records,
         "default": default,
         "pads": [list(pad) for pad in rules.pads],
     }

@@ -121,11 +121,11 @@ class Rules:
         """
         mesh = as_mesh(mesh)
         if isinstance(rules, Mapping):
-            made = [rule_of(pattern, value) for pattern, value in rules.items()]
+            checked = [rule_of(pattern, value) for pattern, value in rules.items()]
         else:
-            made = [expect(rule, Rule, "each of the rules") for rule in listed(rules, "rules")]
+            checked = [expect(rule, Rule, "each of the rules") for rule in listed(rules, "rules")]
         padding = tuple((key, integer(value, f"the pad of {key!r}")) for key, value in (pads or {}).items())
-        return cls(mesh, tuple(made), None if default is None else rule_of(".*", default), padding)
+        return cls(mesh, tuple(checked), None if default is None else rule_of(".*", default), padding)
 
     @classmethod
     def load(cls, path: str | Path, mesh: Mesh | None = None) -> Rules:

@@ -57,10 +57,10 @@ def reshard(
         ReshardError: `bad-argument`, `bad-tiles`, `rank-mismatch`, `bad-shape`, `no-plan`, `ranks-disagree`,
             `exchange-failed`.
     """
-    given = dtype if dtype is not None else getattr(tile if tile is not None else out, "dtype", None)
-    if given is None:
+    kind = dtype if dtype is not None else getattr(tile if tile is not None else out, "dtype", None)
+    if kind is None:
         raise ReshardError("bad-argument", "a rank without a tile must say the dtype")
-    named = _dtype_of(given) if isinstance(given, np.dtype) else dtype_named(given)
+    named = _dtype_of(kind) if isinstance(kind, np.dtype) else dtype_named(kind)
     return run(make_plan(source, target, shape, named), tile, comm, out=out, check=check)
 
 

@@ -132,8 +132,8 @@ def least_relative(amounts: Sequence[Sequence[float]], times: Sequence[float]) -
         errors = np.abs(rows @ answer - 1)
         spread = max(1.4826 * float(np.median(errors)), 1e-12)
         weight = np.sqrt(np.minimum(1.0, FAR * spread / np.maximum(errors, 1e-300)))
-    found: list[float] = answer.tolist()
-    return found
+    factors: list[float] = answer.tolist()
+    return factors
 
 
 def _least_squares(rows: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:

@@ -190,19 +190,19 @@ class Descent:
     def _try_option(self, variable: Variable, option: int, around: Sequence[tuple[Edge, Costs]]) -> bool:
         """Keep a value otherwise, with each operation around it in the layout that is best then, if that is cheaper."""
         layouts: dict[int, int] = {}
-        there = [option]
+        nearest = [option]
         for edge, own in around:
             if edge.node.number in layouts:
                 continue
             if edge.is_result:
                 move = edge.table.price[edge.picks.options, option][edge.picks.places] * edge.times
             else:
-                rows = there if edge.table.is_own else [option]
+                rows = nearest if edge.table.is_own else [option]
                 move = np.minimum.reduce(edge.table.price[rows][:, edge.picks.options])[edge.picks.places] * edge.times
             layout = int((own + move).argmin())
             layouts[edge.node.number] = layout
             if not edge.is_result and edge.table.is_own:
-                there.append(edge.picks.listed[layout])
+                nearest.append(edge.picks.listed[layout])
         return self.try_change({id(variable): option}, layouts, [edge.node for edge, _ in around])
 
     def keep(self, variable: Variable, option: int) -> None:

@@ -217,8 +217,8 @@ def _only(table: Costs) -> Costs:
 
 def _by_way_of(before: Costs, cost: Costs, after: Costs) -> Costs:
     """What the choices of two ends pay by way of one between them, in its best choice."""
-    there = before + cost[:, None]
-    return np.asarray(np.minimum.reduce(there[:, :, None] + after[:, None, :], axis=0))
+    arriving = before + cost[:, None]
+    return np.asarray(np.minimum.reduce(arriving[:, :, None] + after[:, None, :], axis=0))
 
 
 class Eliminated(NamedTuple):

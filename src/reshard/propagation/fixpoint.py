@@ -146,8 +146,8 @@ class Net:
     @cached_property
     def uneven(self) -> str:
         """The rule for uneven dims of all shardings that were given and cut anything, if it is one."""
-        given = self.graph.annotations.values()
-        rules = {sharding.uneven for sharding in given if any(dim.axes for dim in sharding.dims)}
+        annotations = self.graph.annotations.values()
+        rules = {sharding.uneven for sharding in annotations if any(dim.axes for dim in sharding.dims)}
         return rules.pop() if len(rules) == 1 else "ceil"
 
     def sharding(self, number: int, dims: Sequence[Axes], like: Sharding | None = None) -> Sharding:
@@ -194,8 +194,8 @@ class Net:
         operations = self.graph.operations
         down: list[str] = []
         for operation, rule, mesh in zip(operations, self.rules, self.meshes, strict=True):
-            given = self.graph.annotations.get(operation.result)
-            said = "" if given is None else _nameless(given, list(mesh.sizes))
+            annotation = self.graph.annotations.get(operation.result)
+            said = "" if annotation is None else _nameless(annotation, list(mesh.sizes))
             inside = [down[operand.number] for operand in operation.operands]
             down.append(_digest(operation.name, repr((rule.terms, rule.sizes, rule.shapes)), said, *inside))
         up = list(down)
@@ -224,8 +224,8 @@ class Net:
             until_priority: of the last round; all of them unless given.
             leader: a value whose dims are seen, in each round, before those of the others.
         """
-        given = {value.number: sharding for value, sharding in self.graph.annotations.items()}
-        priorities = sorted({dim.priority or 0 for s in given.values() for dim in s.dims} | {0})
+        annotations = {value.number: sharding for value, sharding in self.graph.annotations.items()}
+        priorities = sorted({dim.priority or 0 for s in annotations.values() for dim in s.dims} | {0})
         if until_priority is not None:
             priorities = [priority for priority in priorities if priority <= until_priority] or [0]
         turns = (True,) if leader is None else (False, True)
@@ -235,11 +235,11 @@ class Net:
         ids = [self._state_id(state, mesh) for state, mesh in zip(blank, self.meshes, strict=True)]
         flow = Flow([], [{} for _ in blank])
         for level in levels:
-            for number, sharding in given.items():
+            for number, sharding in annotations.items():
                 seen = level if level[1] or number == leader else (level[0] - 1, True)
                 states[number] = self._seen(number, sharding, seen[0], level[0], states[number], flow)
                 ids[number] = self._state_id(states[number], self.meshes[number])
-            self._settle(states, ids, {op for value in given for op in self.neighbours[value]}, flow, level[0])
+            self._settle(states, ids, {op for value in annotations for op in self.neighbours[value]}, flow, level[0])
         flow.dims = [state.dims for state in states]
         return flow
 
@@ -269,14 +269,14 @@ class Net:
             for number in dirty:
                 places = self.places[number]
                 key = (self._rule_of[number], tuple(-1 if v < 0 else ids[v] for v in places))
-                found = self._wishes.get(key)
-                if found is None:
+                asked = self._wishes.get(key)
+                if asked is None:
                     terms = [None if v < 0 else states[v] for v in places]
-                    found = self._wishes[key] = wishes(self.rules[number], terms, self.meshes[number].sizes)
-                if found.disagree:
+                    asked = self._wishes[key] = wishes(self.rules[number], terms, self.meshes[number].sizes)
+                if asked.disagree:
                     flow.disputed.update(v for v in places if v >= 0)
-                flow.refused |= found.refused
-                for wish in found.wishes:
+                flow.refused |= asked.refused
+                for wish in asked.wishes:
                     wished.setdefault(places[wish.term], []).append((wish, number))
             dirty = set()
             for value, wants in wished.items():
@@ -293,10 +293,10 @@ class Net:
         dims = list(state.dims)
         grown = False
         for wish, number in wants:
-            here = dims[wish.dim]
-            if is_prefix(wish.axes, here):
+            present = dims[wish.dim]
+            if is_prefix(wish.axes, present):
                 continue
-            if not is_prefix(here, wish.axes):
+            if not is_prefix(present, wish.axes):
                 flow.disputed.add(value)
                 continue
             taken = [axis for place, axes in enumerate(dims) if place != wish.dim for axis in axes]
@@ -306,7 +306,7 @@ class Net:
                 or _without_repeats(wish.axes) != wish.axes
             ):
                 flow.disputed.add(value)
-            if len(clean) < len(here) or not is_prefix(here, clean) or clean == here:
+            if len(clean) < len(present) or not is_prefix(present, clean) or clean == present:
                 continue
             dims[wish.dim] = merged(clean, sizes)
             giver = self.places[number][wish.giver]
@@ -365,10 +365,10 @@ def wishes(rule: Rule, states: Sequence[State | None], sizes: Sizes) -> Wishes:
         if state is None:
             continue
         for dim, group in enumerate(rule.terms[term]):
-            found = labels_of(group, state.dims[dim], rule.sizes, sizes)
-            for label, axes in zip(group, found.lists, strict=True):
+            labelled = labels_of(group, state.dims[dim], rule.sizes, sizes)
+            for label, axes in zip(group, labelled.lists, strict=True):
                 held[label].append((axes, term))
-            if found.rest:
+            if labelled.rest:
                 rests.add((term, dim))
     agreed: dict[int, Axes] = {}
     givers: list[tuple[int, int]] = []
@@ -389,8 +389,8 @@ def wishes(rule: Rule, states: Sequence[State | None], sizes: Sizes) -> Wishes:
             continue
         for dim, group in enumerate(rule.terms[term]):
             axes = axes_of(group, agreed, rule.sizes, sizes)
-            here = state.dims[dim]
-            if not axes or axes == here or (term, dim) in rests or not is_prefix(here, axes):
+            present = state.dims[dim]
+            if not axes or axes == present or (term, dim) in rests or not is_prefix(present, axes):
                 continue
             if state.opens[dim]:
                 elements, giver = max(givers[label] for label in group if agreed[label])
@@ -421,18 +421,18 @@ def value_meshes(graph: Builder) -> list[Mesh]:
 
 def sharding_of(net: Net, flow: Flow, value: Value) -> Sharding:
     """The sharding of a value that propagation found, as it was given where it was: open dims closed."""
-    given = net.graph.annotations.get(value)
+    annotation = net.graph.annotations.get(value)
     mesh = net.meshes[value.number]
     if mesh.is_maximal:
         return Sharding(mesh, ())
     dims = flow.dims[value.number]
-    if given is None:
+    if annotation is None:
         return Sharding.of(mesh, *dims)
     return Sharding.of(
         mesh,
         *dims,
-        replicated=given.replicated,
-        unreduced=given.unreduced,
-        reduction=given.reduction,
-        uneven=given.uneven,
+        replicated=annotation.replicated,
+        unreduced=annotation.unreduced,
+        reduction=annotation.reduction,
+        uneven=annotation.uneven,
     )

@@ -132,9 +132,9 @@ def held(operations: Sequence[Operation], shardings: Mapping[Value, Sharding], p
         during.append(now + beside)
         if now + beside > best.peak_bytes:
             best = Held(now + beside, number, (), beside, ())
-    there = [buffer for buffer in filled if buffer.first <= best.number <= buffer.last]
-    there.sort(key=lambda buffer: (-buffer.size, buffer.value.number))
-    return best._replace(values=tuple(buffer.value for buffer in there), during=tuple(during))
+    buffers = [buffer for buffer in filled if buffer.first <= best.number <= buffer.last]
+    buffers.sort(key=lambda buffer: (-buffer.size, buffer.value.number))
+    return best._replace(values=tuple(buffer.value for buffer in buffers), during=tuple(during))
 
 
 def lives(operations: Sequence[Operation], shardings: Mapping[Value, Sharding]) -> list[Life]:

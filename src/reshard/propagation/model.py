@@ -193,11 +193,11 @@ class Model:
     def _given(self, number: int) -> Option | None:
         """What was said of a value, as an option."""
         value = self.net.values[number]
-        given = self.net.graph.annotations.get(value)
-        if given is None:
+        annotation = self.net.graph.annotations.get(value)
+        if annotation is None:
             return None
         pieces = self.pieces[self.net.meshes[number]]
-        option = pieces.option(given, len(value.shape))
+        option = pieces.option(annotation, len(value.shape))
         if option.sharding is not None:
             return option
         dims = tuple(pieces.of(axes) or () for axes, _ in self.said[number])

@@ -153,17 +153,17 @@ def changed(
         starts = [Picked(options, layouts), dual.choice()]
     else:
         starts = [_flowing(small, flow)]
-    found = min((_descended(small, start) for start in starts), key=lambda each: each.cost)
+    descent = min((_descended(small, start) for start in starts), key=lambda each: each.cost)
     for _ in range(FEWEST_LESSONS):
-        if found.cross(known.options, known.layouts):
-            found.run()
-        was_wrong = bool(_learnt(small, found))
-        found = Descent(small, found.options, found.layouts)
-        if found.cost < known.total():
-            known = found
+        if descent.cross(known.options, known.layouts):
+            descent.run()
+        was_wrong = bool(_learnt(small, descent))
+        descent = Descent(small, descent.options, descent.layouts)
+        if descent.cost < known.total():
+            known = descent
         if not was_wrong or is_late():
             break
-        found = _descended(small, Picked(found.options, found.layouts))
+        descent = _descended(small, Picked(descent.options, descent.layouts))
     free = {id(own): known.options[id(kept)] for own, kept in zip(model.variables, small.variables, strict=True)}
     picked = {node.number: known.layouts[classes[node.number] if is_tied else node.number] for node in model.nodes}
     return _explained(model, Descent(model, free, picked), best.bound)
@@ -377,8 +377,8 @@ def _learnt(model: Model, best: Descent) -> set[Table]:
     learnt: set[Table] = set()
     for variable in best.variables:
         for edge in variable.makers:
-            made = int(edge.picks.numbers[best.layouts[edge.node.number]])
-            if model.learn(edge, made, best.options[id(variable)]):
+            option = int(edge.picks.numbers[best.layouts[edge.node.number]])
+            if model.learn(edge, option, best.options[id(variable)]):
                 learnt.add(edge.table)
         for (table, _), wants in best.wants(variable).items():
             edge = next(edge for edge in variable.uses if edge.table is table)

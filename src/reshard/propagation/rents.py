@@ -46,10 +46,10 @@ def raised(
     seen: set[int] = set()
     count = 0
     for moment in full:
-        there = {number for number, life in lives.items() if moment in life.kept or moment in life.read}
-        if there <= seen:
+        alive = {number for number, life in lives.items() if moment in life.kept or moment in life.read}
+        if alive <= seen:
             continue
-        seen |= there
+        seen |= alive
         risen[moment] = max(RAISED * costs.get(moment, 0.0), FIRST * per_byte)
         count += 1
         if count == MOST_MOMENTS:
@@ -59,8 +59,8 @@ def raised(
 
 def rents(lives: Sequence[Life], costs: Mapping[int, float]) -> dict[int, Rent]:
     """Per number of a value what it costs to hold a byte of it, where that costs something."""
-    found = {number: of_life(life, number, costs) for number, life in enumerate(lives)}
-    return {number: rent for number, rent in found.items() if any(rent)}
+    prices = {number: of_life(life, number, costs) for number, life in enumerate(lives)}
+    return {number: rent for number, rent in prices.items() if any(rent)}
 
 
 def of_life(life: Life, number: int, costs: Mapping[int, float]) -> Rent:

@@ -292,10 +292,10 @@ class Options:
             if not {*after} < {*before}:
                 continue
             rows, columns = kinds[before], kinds[after]
-            there = np.where(self.nested[np.ix_(rows, columns)], cost[np.ix_(rows, columns)], np.inf)
+            onward = np.where(self.nested[np.ix_(rows, columns)], cost[np.ix_(rows, columns)], np.inf)
             on = cost[np.ix_(columns, columns)]
             for number, row in enumerate(rows):
-                least = (there[number][:, None] + on).min(axis=0)
+                least = (onward[number][:, None] + on).min(axis=0)
                 cost[row, columns] = np.where(self.nested[row, columns], cost[row, columns], least)
         return cost
 

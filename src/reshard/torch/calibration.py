@@ -87,10 +87,12 @@ def calibrate_like(mesh: Mesh, *, repeats: int = 3) -> tuple[Network, Calibratio
     accelerator = torch.accelerator.current_accelerator()
     device_type = "cpu" if accelerator is None else accelerator.type
     names = tuple(mesh.sizes)
-    found = calibrate(init_device_mesh(device_type, tuple(mesh.sizes.values()), mesh_dim_names=names), repeats=repeats)
+    calibrated = calibrate(
+        init_device_mesh(device_type, tuple(mesh.sizes.values()), mesh_dim_names=names), repeats=repeats
+    )
     rank = dist.get_rank()
     dist.destroy_process_group()
-    return found if rank == 0 else None
+    return calibrated if rank == 0 else None
 
 
 def _fastest(call: Callable[[], object], device_type: str, runs: int = RUNS + 1) -> float:

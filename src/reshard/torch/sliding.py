@@ -198,14 +198,14 @@ def _transposed(
 
     def tile(part: torch.Tensor) -> torch.Tensor:
         """All that the window makes, then of that what the tile is: it may begin before it and end behind it."""
-        made = _every(function, part, weight, {"stride": steps, "groups": groups, "dilation": spread})
+        windows = _every(function, part, weight, {"stride": steps, "groups": groups, "dilation": spread})
         ends: list[int] = []
         for dim, step, low in zip(reversed(range(2, x.ndim)), reversed(steps), reversed(pads), strict=True):
             start, stop = box[dim]
             first = start + low - reaches[dim].of(start, stop)[0] * step
-            ends += [-first, first + stop - start - made.shape[dim]]
-        made = F.pad(made, ends)
-        return made if bias is None else made + bias.reshape(-1, *[1] * count)
+            ends += [-first, first + stop - start - windows.shape[dim]]
+        windows = F.pad(windows, ends)
+        return windows if bias is None else windows + bias.reshape(-1, *[1] * count)
 
     weights = [one for one in (weight, bias) if one is not None]
     return slid(x, reaches, shape, tile, weights=weights)

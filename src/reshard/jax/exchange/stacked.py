@@ -55,6 +55,6 @@ def run_stacked(
     """
     alike = zip(*(arrays[device] for device in devices if device in arrays), strict=True)
     with jax.set_mesh(flat_mesh(devices)):  # another that is set would be taken for that of the program
-        made = program(*first, *(stacked(list(of_devices), devices) for of_devices in alike))
-    results = [{shard.device: shard.data for shard in result.addressable_shards} for result in made]
+        outputs = program(*first, *(stacked(list(of_devices), devices) for of_devices in alike))
+    results = [{shard.device: shard.data for shard in result.addressable_shards} for result in outputs]
     return {device: [of_devices[device] for of_devices in results] for device in arrays}

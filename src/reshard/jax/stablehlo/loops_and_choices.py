@@ -182,9 +182,9 @@ def _counted(
         open_places = [place for place in range(len(state)) if place not in kept | learnt.stacks]
         ended_once = [place for place in open_places if after.count(after[place]) == 1 and state[place] not in after]
         more = [place for place in ended_once if _is_stack(frame, state[place], after[place], first)]
-        found = Learnt(learnt.reverse or frame.taken == {BACKWARD}, learnt.stacks.union(more))
-        if found != learnt:
-            raise _Relearnt(found)
+        relearnt = Learnt(learnt.reverse or frame.taken == {BACKWARD}, learnt.stacks.union(more))
+        if relearnt != learnt:
+            raise _Relearnt(relearnt)
         results: list[Value] = []
         for place, begun in enumerate(state):
             if place in kept:
@@ -222,15 +222,15 @@ def _counter(
         """The whole number that a value always is."""
         if type_of(value).shape or type_of(value).dtype.kind not in "iu":
             return None
-        op, found = maker(value), None
+        op, constant = maker(value), None
         if value in known:
-            found = known_number(reading.program, known[value])
+            constant = known_number(reading.program, known[value])
         elif isinstance(value, ir.BlockArgument):
             place = value.arg_number
-            found = known_number(reading.program, operands[place]) if ends[place] == body.arguments[place] else None
+            constant = known_number(reading.program, operands[place]) if ends[place] == body.arguments[place] else None
         elif op is not None and is_constant(op):
-            found = constant_array(op).item()
-        return None if found is None else int(found)
+            constant = constant_array(op).item()
+        return None if constant is None else int(constant)
 
     direction = word(asks, "comparison_direction")
     mirrored = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE"}.get(direction, direction)

@@ -116,21 +116,21 @@ class Reading(Tracing):
 
     def __init__(self, module: ir.Module) -> None:
         tops = [op.operation for op in module.body.operations]
-        found: dict[str, Mesh] = {}
+        meshes: dict[str, Mesh] = {}
         for op in tops:
             if op.name == "sdy.mesh":
                 with located(op):
-                    found[word(op, "sym_name")] = read_mesh(str(op.attributes["mesh"]))[1]
-        found = found or named_meshes(module)
-        named = {name: mesh for name, mesh in found.items() if mesh.axes}
+                    meshes[word(op, "sym_name")] = read_mesh(str(op.attributes["mesh"]))[1]
+        meshes = meshes or named_meshes(module)
+        named = {name: mesh for name, mesh in meshes.items() if mesh.axes}
         if not named:
             shared = mesh_of_texts(_hlo_texts(module))
             if shared is None:
                 raise ReshardError("unknown-mesh", "the module defines no mesh with axes: sdy.mesh @mesh = <[...]>")
-            named = found = {"mesh": shared}
+            named = meshes = {"mesh": shared}
         super().__init__(Program(next(iter(named.values())), even_ends=True))
         self.meshes: dict[str, Mesh] = {
-            name: self.program.mesh if mesh.is_empty else mesh for name, mesh in found.items()
+            name: self.program.mesh if mesh.is_empty else mesh for name, mesh in meshes.items()
         }
         """What shardings name; one without axes says nothing of its own."""
         self.functions = {word(op, "sym_name"): op for op in tops if op.name == "func.func"}
@@ -239,15 +239,15 @@ class Reading(Tracing):
     def _by_jaxpr(self, op: ir.Operation, operands: Sequence[Value], used: Sequence[bool]) -> list[Value | None]:
         """The results of an operation that is a function of JAX, as far as something asks for them."""
         numbers = [None if value.shape else known_number(self.program, value) for value in operands]
-        given = [
+        arguments = [
             self.aval(value) if number is None else np.asarray(number, jax.numpy.dtype(value.dtype.name))
             for value, number in zip(operands, numbers, strict=True)
         ]
-        closed = jaxpr_of(op, given)
+        closed = jaxpr_of(op, arguments)
         jaxpr, _ = dce_jaxpr(closed.jaxpr, used, instantiate=True)
         traced = [value for value, number in zip(operands, numbers, strict=True) if number is None]
-        made = iter(self.closed(ClosedJaxpr(jaxpr, closed.consts), traced))
-        return [next(made) if asked else None for asked in used]
+        results = iter(self.closed(ClosedJaxpr(jaxpr, closed.consts), traced))
+        return [next(results) if asked else None for asked in used]
 
     # Shardings
 

@@ -66,10 +66,10 @@ def stablehlo_of(text: str) -> bytes:
         raise ReshardError(
             "cannot-express", "what XLA compiled is partitioned already; its text before optimizations is what is read"
         )
-    given = text[head.start() if head else 0 :].encode("utf-8", "replace")
+    text_bytes = text[head.start() if head else 0 :].encode("utf-8", "replace")
     try:
         done = subprocess.run(
-            [sys.executable, "-c", TRANSLATION], input=given, capture_output=True, check=False, timeout=LONGEST_S
+            [sys.executable, "-c", TRANSLATION], input=text_bytes, capture_output=True, check=False, timeout=LONGEST_S
         )
     except subprocess.TimeoutExpired:
         raise ReshardError("syntax", f"XLA is not through with the text after {LONGEST_S:g} s") from None

@@ -84,10 +84,10 @@ class Lattice(NamedTuple):
             if size == whole.shape[dim]:
                 continue
             places = lax.broadcasted_iota(np.int32, whole.shape, dim)
-            here = (places >= first) & (places < first + (size - 1) * apart + 1)
+            is_known = (places >= first) & (places < first + (size - 1) * apart + 1)
             if apart > 1:
-                here &= (places - first) % apart == 0
-            inside = here if inside is None else inside & here
+                is_known &= (places - first) % apart == 0
+            inside = is_known if inside is None else inside & is_known
         other = other.astype(whole.dtype)
         return other if inside is None else lax.select(inside, other, whole)
 

@@ -276,12 +276,12 @@ def _members(place: ItemPlace, reader: ItemReader, what: str) -> dict[str, Membe
     """The members of an item by name, from the directory at its end; only those that are stored as they are."""
     length = min(place.length, 22 + 2**16)
     tail = _bytes(place, place.length - length, length, reader)
-    found = tail.rfind(b"PK\5\6")
-    if found < 0 or found + 22 > len(tail):
+    directory_end = tail.rfind(b"PK\5\6")
+    if directory_end < 0 or directory_end + 22 > len(tail):
         raise ReshardError("bad-file", f"{what} is no zip")
-    count, size, start = struct.unpack_from("<HII", tail, found + 10)
+    count, size, start = struct.unpack_from("<HII", tail, directory_end + 10)
     if count == 0xFFFF or 0xFFFFFFFF in (size, start):
-        locator = tail.rfind(b"PK\6\7", 0, found)
+        locator = tail.rfind(b"PK\6\7", 0, directory_end)
         if locator < 0 or locator + 20 > len(tail):
             raise ReshardError("bad-file", f"{what} is no zip")
         (place64,) = struct.unpack_from("<Q", tail, locator + 8)

@@ -315,8 +315,8 @@ class TileWriter(_OpenFiles):
             ReshardError: `bad-file`.
         """
         with FileReader() as reader:
-            there = TileFile(self.folder / file.path, file.offset, file.box, file.strides)
-            return reader.read_box(there, box, dtype)
+            source = TileFile(self.folder / file.path, file.offset, file.box, file.strides)
+            return reader.read_box(source, box, dtype)
 
     def sync(self, path: Path) -> None:
         """Have what was written to a file on the disk itself.

@@ -64,11 +64,11 @@ def _listed(folder: Path) -> dict[Path, list[str] | None]:
     names = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(names, dict):
         raise ReshardError("bad-file", f"{path} is no index of safetensors files")
-    found: dict[Path, list[str] | None] = {}
+    listings: dict[Path, list[str] | None] = {}
     for name, relative in names.items():
         if not is_inside(relative):
             raise ReshardError("bad-file", f"{path} puts {name!r} into {relative!r}, which is no file of the folder")
-        listing = found.setdefault(folder / relative, [])
+        listing = listings.setdefault(folder / relative, [])
         if listing is not None:
             listing.append(name)
-    return found
+    return listings

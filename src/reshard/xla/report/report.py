@@ -84,7 +84,7 @@ class Report:
     @property
     def findings(self) -> list[ReportedReshard]:
         """Where something is to be saved, each once, the most bytes first; unknown bytes last."""
-        found: list[ReportedReshard] = []
+        findings: list[ReportedReshard] = []
         counted: set[tuple[str, str]] = set()
         moves: set[tuple[Any, ...]] = set()
         for reshard in (*self.reshards, *self.chains, *self.warnings):
@@ -92,10 +92,10 @@ class Report:
             move = str(reshard.source), str(reshard.target), reshard.shape
             is_told = bool(names & counted) if names else reshard.origin == "warning" and move in moves
             if reshard.is_finding and not is_told:
-                found.append(reshard)
+                findings.append(reshard)
             counted |= names
             moves.add(move)
-        return sorted(found, key=lambda reshard: (-reshard.saved_bytes, -(reshard.ratio or 0)))
+        return sorted(findings, key=lambda reshard: (-reshard.saved_bytes, -(reshard.ratio or 0)))
 
     @property
     def uncounted(self) -> list[ReportedReshard]:
@@ -107,8 +107,8 @@ class Report:
     @property
     def sum_findings(self) -> list[JudgedSum]:
         """The all-reduces of which a device uses a part alone, the most bytes first."""
-        found = [judged_sum for judged_sum in self.sums if judged_sum.ratio > WORTH]
-        return sorted(found, key=lambda judged_sum: -judged_sum.saved_bytes)
+        partly_used = [judged_sum for judged_sum in self.sums if judged_sum.ratio > WORTH]
+        return sorted(partly_used, key=lambda judged_sum: -judged_sum.saved_bytes)
 
     @property
     def worst_ratio(self) -> float:

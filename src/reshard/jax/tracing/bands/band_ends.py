@@ -119,8 +119,8 @@ class BandEnds(BandValues):
 
     def _cleared(self, inside: Any, end: BandEnd, neutral: Any) -> Any:
         """What a block sees, one number where there are no columns."""
-        there = np.broadcast_to(end.blocks.inside(inside.ndim, end.plane.column or 0), inside.shape)
-        if there.all():
+        visible = np.broadcast_to(end.blocks.inside(inside.ndim, end.plane.column or 0), inside.shape)
+        if visible.all():
             return inside
         mask = jax.numpy.asarray(end.blocks.inside(inside.ndim, end.plane.column or 0))
         return lax.select(

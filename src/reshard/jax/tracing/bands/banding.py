@@ -57,13 +57,13 @@ def in_bands(closed: Any, devices: int) -> Any:
     ends = {number: end for number, equation in enumerate(flat.equations) if (end := values.end_of(equation))}
     avals = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in jaxpr.invars]
     while ends or has_sunk:
-        made = jax.make_jaxpr(lambda *arrays, ends=ends: _run(jaxpr, flat, values, ends, arrays))(*avals)
+        traced = jax.make_jaxpr(lambda *arrays, ends=ends: _run(jaxpr, flat, values, ends, arrays))(*avals)
         kept = _kept(flat, values, ends)
         if not ends and not has_sunk:
             break
         if len(kept) == len(ends):
-            shorter, _ = dce_jaxpr(made.jaxpr, [True] * len(made.jaxpr.outvars), instantiate=True)
-            return ClosedJaxpr(shorter, made.consts)
+            shorter, _ = dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars), instantiate=True)
+            return ClosedJaxpr(shorter, traced.consts)
         ends = kept
     return closed
 

@@ -138,8 +138,8 @@ class Facts:
 
     def _of(self, atom: Any, plane: Plane) -> Facets:
         maker = self.makers.get(atom)
-        found = UNKNOWN if maker is None else self._made(maker, plane)
-        return self._seen(atom, plane) if found == UNKNOWN and plane.is_whole else found
+        facets = UNKNOWN if maker is None else self._made(maker, plane)
+        return self._seen(atom, plane) if facets == UNKNOWN and plane.is_whole else facets
 
     def _made(self, maker: Any, plane: Plane) -> Facets:
         name, planes = str(maker.primitive), operand_planes(maker, plane)
@@ -205,11 +205,11 @@ class Facts:
         """A value as so many times its row and its column, if it is, and if no step on the way is too large."""
         if isinstance(atom, Literal):
             return Affine(0, 0, np.asarray(atom.val).item()) if _is_integer(atom) else None
-        found = self._affine(atom, plane) if _is_exact(atom) else None
-        if found is None:
+        affine = self._affine(atom, plane) if _is_exact(atom) else None
+        if affine is None:
             return None
-        largest = (abs(found.row) + abs(found.column)) * max((1, *atom.aval.shape)) + abs(found.constant)
-        return found if largest < (1 << 31 if number_kind(atom.aval.dtype) == "i" else 1 << 24) else None
+        largest = (abs(affine.row) + abs(affine.column)) * max((1, *atom.aval.shape)) + abs(affine.constant)
+        return affine if largest < (1 << 31 if number_kind(atom.aval.dtype) == "i" else 1 << 24) else None
 
     def _affine(self, atom: Any, plane: Plane) -> Affine | None:
         maker = self.makers.get(atom)

@@ -55,17 +55,17 @@ class Sinking:
             return equation
         if not sunk:
             return equation
-        made = self._made(body, equation.invars, sunk)
+        shorter_body = self._made(body, equation.invars, sunk)
         kept = [atom for number, atom in enumerate(equation.invars) if number not in sunk]
         if name == "scan":
-            changed = {**params, "jaxpr": made, "num_consts": params["num_consts"] - len(sunk)}
-        elif made.consts:
+            changed = {**params, "jaxpr": shorter_body, "num_consts": params["num_consts"] - len(sunk)}
+        elif shorter_body.consts:
             return equation
         else:
             held = params["prevent_cse"]
             if isinstance(held, tuple):
                 held = tuple(each for number, each in enumerate(held) if number not in sunk)
-            changed = {**params, "jaxpr": made.jaxpr, "prevent_cse": held}
+            changed = {**params, "jaxpr": shorter_body.jaxpr, "prevent_cse": held}
         return equation.replace(invars=kept, params=changed)
 
     def _sunk(self, atoms: Sequence[Any]) -> set[int]:
