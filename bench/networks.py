@@ -18,7 +18,7 @@ from reshard.steps import chain_through
 
 SHAPE = (2048, 2048)
 PATTERNS = (
-    pricing._loads_of,
+    pricing.piece_loads,
     pricing._stages,
     pricing._stages_of,
     digit_loads._edges,

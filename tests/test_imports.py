@@ -59,3 +59,16 @@ def test_nothing_is_loaded_before_it_is_used(tmp_path: Path) -> None:
     version = "import contextlib, reshard.cli\nwith contextlib.redirect_stdout(None): reshard.cli.main(['--version'])"
     assert loaded_by(version, tmp_path) == {"reshard"}
     assert loaded_by("import reshard; reshard.plan", tmp_path) == {"numpy", "reshard"}
+
+
+def test_benchmarks_load() -> None:
+    """They reach into what is kept of patterns, under names that no other test says."""
+    process = subprocess.run(
+        [sys.executable, "-m", "bench", "nothing"],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 2, process.stderr
+    assert "there are planning, networks" in process.stdout + process.stderr
