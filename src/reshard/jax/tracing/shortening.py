@@ -121,8 +121,8 @@ class _Shortening:
             view = self.view(equation.invars[0])
             if view is not None:
                 self.views[equation.outvars[0]] = view.within(params["start_indices"], params["limit_indices"])
-        elif name == "convert_element_type" and self._number(equation.invars[0]) is not None:
-            self.numbers[equation.outvars[0]] = self._number(equation.invars[0])
+        elif name == "convert_element_type":
+            self._convert(equation)
         elif name == "broadcast_in_dim" and not equation.invars[0].aval.shape:
             self.filled[equation.outvars[0]] = equation.invars[0]
         elif name == "split":
@@ -159,6 +159,18 @@ class _Shortening:
         self.has_found = True
         padding = tuple(tuple(first + own for first, own in side) for side in sides)
         return equation.replace(invars=[source, equation.invars[1]], params={**params, "padding": padding})
+
+    def _convert(self, equation: Any) -> None:
+        """A known number in another dtype, alone or everywhere."""
+        (atom,), (result,) = equation.invars, equation.outvars
+        fill = None if isinstance(atom, Literal) else self.filled.get(atom)
+        number = self._number(atom if fill is None else fill)
+        if number is None:
+            return
+        if fill is None:
+            self.numbers[result] = number
+        elif np.dtype(result.aval.dtype).kind == "f":
+            self.filled[result] = Literal(np.asarray(number, result.aval.dtype), result.aval.update(shape=()))
 
     def _number(self, atom: Any) -> Any:
         """A scalar, if it is known."""
@@ -264,6 +276,10 @@ class _Shortening:
         view, config = self.view(equation.invars[0]), equation.params["padding_config"]
         if view is None or any(gap for _, _, gap in config):
             return equation
+        if all(max(low, high) <= 0 for low, high, _ in config):  # a slice
+            sizes = equation.invars[0].aval.shape
+            ends = [(-int(low), size + int(high)) for (low, high, _), size in zip(config, sizes, strict=True)]
+            self.views[equation.outvars[0]] = view.within(*zip(*ends, strict=True))
         self.padded[equation.outvars[0]] = equation
         whole = view.source.aval.shape
         cut = [(start, size - stop) for start, stop, size in zip(view.start, view.stop, whole, strict=True)]
