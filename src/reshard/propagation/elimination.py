@@ -64,11 +64,13 @@ class Once:
     def renewed(self, changed: Mapping[int, Costs]) -> dict[int, Costs]:
         """What stands in place of arrays, by their identity, where some are changed: these, and all made of them."""
         renewed, made = dict(changed), dict[tuple[object, ...], tuple[Costs, tuple[object, ...]]]()
-        for (how, *identities), (array, of) in self._made.items():
-            if not renewed.keys().isdisjoint(identities):
-                of = tuple(renewed.get(id(each), each) for each in of)  # what it is made of now
-                renewed[id(array)] = array = how(*of)  # type: ignore[operator]
-            made[how, *map(id, of)] = array, of
+        for key, (array, of) in self._made.items():
+            if not renewed.keys().isdisjoint(key):
+                of_now, how = tuple(renewed.get(id(each), each) for each in of), key[0]
+                renewed[id(array)] = array_now = how(*of_now)  # type: ignore[operator]
+                made[how, *map(id, of_now)] = array_now, of_now
+            else:
+                made[key] = array, of
         self._made = made
         return renewed
 
