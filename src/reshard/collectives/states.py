@@ -156,7 +156,7 @@ class Tables:
         self.costs = np.where(keep[:, None] & keep[None], graph.costs, FAR)
         self.units: list[int] = graph.units.tolist()
         self.source_node, self.target_node = task.node_of(task.source), task.node_of(task.target)
-        self._edges: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        self._edges: dict[tuple[int, int], list[tuple[int, int, int, DigitChange]]] = {}
         self._bounds: dict[int, list[int]] = {}
         # Distances to the target, from the source, and from the source with a Permute on the way.
         count = len(self.units)

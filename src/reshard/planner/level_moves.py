@@ -247,7 +247,7 @@ def _places_of_one(choices: Sequence[Sequence[Roles]]) -> list[tuple[int, ...]]:
     >>> _places_of_one([[(0,), (1,)], [(None,), (1,)]])
     [(0, 0), (0, 1), (1, 0)]
     """
-    taken = {(): frozenset[int]()}
+    taken: dict[tuple[int, ...], frozenset[int | None]] = {(): frozenset()}
     for listed in choices:
         cut = [(number, frozenset(roles) - {None}) for number, roles in enumerate(listed) if _is_one([roles])]
         taken = {
