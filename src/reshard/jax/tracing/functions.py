@@ -43,7 +43,7 @@ from jax.sharding import Mesh as JaxMesh
 from reshard.checks import shown
 from reshard.errors import ReshardError
 from reshard.jax.jax_shardings import AnyMesh, for_leaves, mesh_of, sharding_of
-from reshard.jax.tracing.bands import flattened, in_bands, inlined, only_moves
+from reshard.jax.tracing.bands import flattened, in_bands, inlined
 from reshard.jax.tracing.control_flow import cond, scan, while_loop
 from reshard.jax.tracing.emitter import CALLS, Emitter, Signature, labels, plain_dtype
 from reshard.jax.tracing.equations import MADE_OF_OTHERS, equation_values
@@ -127,7 +127,7 @@ class Tracing(Emitter):
 
     def run(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Value]) -> list[Value]:
         """The results of a jaxpr, whose constants are arrays."""
-        flat = flattened(jaxpr, consts, only_moves)
+        flat = flattened(jaxpr, consts)
         known: dict[Any, Value] = dict(zip(jaxpr.invars, arguments, strict=True))
 
         def read(atom: Any) -> Value:
