@@ -30,6 +30,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple, TypeVar
 
@@ -38,6 +39,8 @@ from numpy.typing import NDArray
 
 Positions = NDArray[np.int64]
 P = TypeVar("P", int, Positions)
+TABLED = 1024
+"""Values of digits are kept as a table where they are no more."""
 
 
 def nest(cuts: Iterable[int]) -> bool:
@@ -183,8 +186,11 @@ class Digits(tuple[Digit, ...]):
         array([0, 4, 1, 5])
         """
         result: Positions = np.zeros(1, dtype=np.int64)
+        if self and self.size <= TABLED:
+            result = _values(tuple([size for _, size in self])) @ np.array([stride for stride, _ in self], np.int64)
+            return result
         for stride, size in self:
-            result = (result[:, None] + np.arange(size, dtype=np.int64) * stride).ravel()
+            result = np.add.outer(result, np.arange(size, dtype=np.int64) * stride).ravel()
         return result
 
     def index_of(self, position: P) -> P:
@@ -221,6 +227,13 @@ class Digits(tuple[Digit, ...]):
         """
         parts = order.parts_of(self)
         return parts.joined() if parts.size == self.size else None
+
+
+@lru_cache(256)
+def _values(sizes: tuple[int, ...]) -> Positions:
+    """A row for each list of values of digits of these sizes, the last fastest."""
+    values: Positions = np.indices(sizes, dtype=np.int64).reshape(len(sizes), -1).T
+    return values
 
 
 NO_DIGITS = Digits()
