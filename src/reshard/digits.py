@@ -185,11 +185,10 @@ class Digits(tuple[Digit, ...]):
         >>> Digits([Digit(1, 2), Digit(4, 2)]).offsets()
         array([0, 4, 1, 5])
         """
-        result: Positions = np.zeros(1, dtype=np.int64)
-        if self and self.size <= TABLED:
-            result = _values(tuple([size for _, size in self])) @ np.array([stride for stride, _ in self], np.int64)
-            return result
-        for stride, size in self:
+        strides, sizes = [stride for stride, _ in self], tuple([size for _, size in self])
+        is_tabled = bool(self) and prod(sizes) <= TABLED
+        result: Positions = np.array(strides) @ _values(sizes) if is_tabled else np.zeros(1, dtype=np.int64)
+        for stride, size in () if is_tabled else self:
             result = np.add.outer(result, np.arange(size, dtype=np.int64) * stride).ravel()
         return result
 
@@ -231,8 +230,8 @@ class Digits(tuple[Digit, ...]):
 
 @lru_cache(256)
 def _values(sizes: tuple[int, ...]) -> Positions:
-    """A row for each list of values of digits of these sizes, the last fastest."""
-    values: Positions = np.indices(sizes, dtype=np.int64).reshape(len(sizes), -1).T
+    """A column for each list of values of digits of these sizes, the last fastest."""
+    values: Positions = np.indices(sizes, dtype=np.int64).reshape(len(sizes), -1)
     return values
 
 

@@ -225,7 +225,7 @@ class _Pieces:
         tied = _tied(
             {same_as[v] for place in own for v in (place.sender, place.receiver)}, list(zip(*reached, strict=True))
         )
-        lines = Digits.of_sizes([elsewhere[place].digit.size for place in tied])
+        lines = Digits.of_sizes([elsewhere[where].digit.size for where in tied])
         size = lines.size * level.size
         own_starts, own_stops = Counter[int](), Counter[int]()
         for place in own:
@@ -236,9 +236,9 @@ class _Pieces:
         total: list[Floats] = []
         for count, now in zip(befores.values(), reached, strict=True):
             starts, stops = own_starts.copy(), own_stops.copy()
-            for place, line in zip(tied, lines, strict=True):
-                starts[now[place]] += line.stride * level.size
-                stops[now[place]] += line.stride * level.size
+            for where, line in zip(tied, lines, strict=True):
+                starts[now[where]] += line.stride * level.size
+                stops[now[where]] += line.stride * level.size
             listed = list(starts | stops)
             each = prod([self.size[v] for v in variables.difference(listed, now)]) * count / befores.total()
             ends = tuple([Digits([Digit(side[v], self.size[v]) for v in listed]) for side in (starts, stops)])

@@ -178,4 +178,4 @@ def edges_of_pieces(
     if level.link != "one-way-ring":
         backward = amounts - forward
         weights.append(np.concatenate([-backward, backward, np.where(step > 0, backward, 0.0)]))
-    return [np.bincount(behind, weight, size) for weight in weights]
+    return [np.asarray(np.bincount(behind, weight, size), dtype=np.float64) for weight in weights]
