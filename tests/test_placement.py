@@ -21,6 +21,7 @@ from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Dual
 from reshard.propagation.elimination import End, Link, eliminate
 from reshard.propagation.fixpoint import Net
+from reshard.propagation.messages import Messages
 from reshard.propagation.model import Model
 from reshard.propagation.optimum import optimum
 from reshard.propagation.shares import even_shares
@@ -309,6 +310,51 @@ def test_what_is_eliminated_leaves_the_least_as_it_was(seed: int) -> None:
     assert min(found) == min(map(cost, product(*(range(len(costs)) for costs in own))))
     if not left:
         assert found == [sum(each.settled for each in gone)]
+
+
+def swept(ends: list[End], turns: int) -> tuple[float, list[int]]:
+    """The bound and the choices of messages that are passed in turns, one end and one link after the other."""
+    links = list({id(link): link for end in ends for link in end.links}.values())
+    tables = {id(link): link.seen_from(link.first) for link in links}
+    told = {
+        (id(link), end is link.first): np.zeros(len(end.choices)) for link in links for end in (link.first, link.second)
+    }
+    for link in links:  # what each hears before anything is handed on
+        told[id(link), True], told[id(link), False] = tables[id(link)].min(axis=1), tables[id(link)].min(axis=0)
+    bound = 0.0
+    for turn in range(2 * turns):
+        bound = 0.0
+        for end in ends if turn % 2 == 0 else reversed(ends):
+            total = end.cost + sum(told[id(link), end is link.first] for link in end.links)
+            ahead = [link for link in end.links if (link.other(end).place > end.place) == (turn % 2 == 0)]
+            part = 1.0 / max(len(ahead), len(end.links) - len(ahead), 1)
+            bound += float(total.min()) * (1.0 - part * len(ahead))
+            for link in ahead:
+                handed = total * part - told[id(link), end is link.first]
+                if end is link.first:
+                    told[id(link), False] = (tables[id(link)] + handed[:, None]).min(axis=0)
+                else:
+                    told[id(link), True] = (tables[id(link)] + handed).min(axis=1)
+    picked: dict[int, int] = {}
+    for end in ends:
+        total = end.cost.copy()
+        for link in end.links:
+            other = picked.get(link.other(end).place)
+            table = tables[id(link)] if end is link.first else tables[id(link)].T
+            total = total + (told[id(link), end is link.first] if other is None else table[:, other])
+        picked[end.place] = int(np.flatnonzero(total <= total.min() + 1e-9)[0])
+    return bound, [picked[end.place] for end in ends]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_messages_of_levels_are_those_of_one_end_after_the_other(seed: int) -> None:
+    ends = drawn_ends(np.random.default_rng(seed))
+    for turns in (1, 3):
+        messages = Messages(ends)
+        for _ in range(turns):
+            messages.go()
+            bound = messages.come_back()
+        assert (pytest.approx(bound), messages.choice()) == swept(ends, turns)
 
 
 def stack(rng: np.random.Generator) -> Program:

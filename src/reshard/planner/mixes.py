@@ -143,7 +143,7 @@ def _worth_taking(ways: LevelWays, busy: Floats, limit: float) -> list[tuple[int
 
 def _in_parts(plan: Plan, amounts: Sequence[float], chains: Sequence[Chain], network: Network) -> Plan:
     """The plan, or one in which these parts of the tensor go through these chains, in as many parts as is best."""
-    unit = Parting.of(plan.reshard, [step for steps in chains for step in steps]).unit
+    unit = Parting.of(plan.shape, [plan.source, *(step.after for steps in chains for step in steps)]).unit
     best, least = plan, (plan.seconds or 0.0) * WORTH
     before = float("inf")
     for count in (count for count in range(min(unit, MOST_PARTS), 0, -1) if unit % count == 0):

@@ -9,7 +9,6 @@ Where two choices differ, every part in which they do is taken over from the oth
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -41,7 +40,7 @@ class Descent:
         self.options, self.layouts = dict(options), dict(layouts)
         in_order = (model.variables[number] for number in model.net.order)
         self.variables = list({id(variable): variable for variable in in_order}.values())
-        self.wanted: dict[int, dict[tuple[Table, float], Counter[int]]] = {id(v): {} for v in self.variables}
+        self.wanted: dict[int, dict[tuple[Table, float], dict[int, int]]] = {id(v): {} for v in self.variables}
         """Per variable, and reshards of one kind that happen so many times, how many uses want it in an option."""
         for node in model.nodes:
             for edge in node.uses:
@@ -63,10 +62,14 @@ class Descent:
 
     def _change(self, edge: Edge, option: int, by: int) -> None:
         """One use more or less that wants its operand in an option."""
-        groups = self.wanted[id(edge.variable)]
-        counts = groups.setdefault((edge.table, edge.times), Counter())
-        counts[option] += by
-        if not counts[option]:
+        groups, group = self.wanted[id(edge.variable)], (edge.table, edge.times)
+        counts = groups.get(group)
+        if counts is None:
+            counts = groups[group] = {}
+        count = counts.get(option, 0) + by
+        if count:
+            counts[option] = count
+        else:
             del counts[option]
 
     def total(self) -> float:
@@ -86,13 +89,13 @@ class Descent:
         cost = np.zeros(len(node.layouts))
         for edge in node.makes:
             if edge is not but:
-                kept, made = self.options[id(edge.variable)], edge.picks.options
-                moved = edge.table.price[made, kept] * edge.times
+                kept, made = self.options[id(edge.variable)], edge.picks.numbers
+                moved = edge.moved(kept)
                 if edge.variable.follows:
                     rent = edge.variable.rent
                     instead = 0.0 if rent is None else rent[made] - rent[kept]
                     moved = np.where(np.isin(made, edge.variable.domain), np.minimum(moved, instead), moved)
-                cost += moved[edge.picks.places]
+                cost += moved
         return cost
 
     def _following(self, nodes: Iterable[Node], layouts: Mapping[int, int]) -> dict[int, int]:
@@ -133,8 +136,7 @@ class Descent:
 
     def marginal(self, edge: Edge) -> Costs:
         """Per layout of an operation, what it takes to bring an operand, besides what others want."""
-        rows = edge.table.price[self.there(edge)][:, edge.picks.options]
-        return np.asarray(np.minimum.reduce(rows)[edge.picks.places] * edge.times)
+        return edge.brought(frozenset(self.there(edge)))
 
     def pay(self, node: Node, but: Edge | None = None) -> Costs:
         """Per layout of an operation its work, and what its operands take."""
@@ -178,11 +180,7 @@ class Descent:
         for edge in (*variable.makers, *variable.uses):
             costs = self.pay(edge.node, edge) + self.leaving(edge.node, edge)
             least = edge.picks.least(costs)
-            if edge.is_result:
-                table = edge.table.price[np.ix_(edge.picks.options, domain)].T * edge.times
-            else:
-                table = edge.table.price[np.ix_(domain, edge.picks.options)] * edge.times
-            estimate += np.minimum.reduce(table + least, axis=1)
+            estimate += np.minimum.reduce(edge.between(domain) + least, axis=1)
             around.append((edge, costs))
         kept, order = self.options[id(variable)], domain[np.argsort(estimate, kind="stable")].tolist()
         return [option for option in order if option != kept][:most], around
@@ -195,10 +193,9 @@ class Descent:
             if edge.node.number in layouts:
                 continue
             if edge.is_result:
-                move = edge.table.price[edge.picks.options, option][edge.picks.places] * edge.times
+                move = edge.moved(option)
             else:
-                rows = nearest if edge.table.is_own else [option]
-                move = np.minimum.reduce(edge.table.price[rows][:, edge.picks.options])[edge.picks.places] * edge.times
+                move = edge.brought(frozenset(nearest if edge.table.is_own else [option]))
             layout = int((own + move).argmin())
             layouts[edge.node.number] = layout
             if not edge.is_result and edge.table.is_own:

@@ -223,11 +223,13 @@ class _Filling:
 
     def _operands(self, operation: Operation) -> Iterator[_Buffer]:
         """The buffers that are read, element by element, where an operation computes what is fused into it."""
-        for operand in operation.operands:
+        pending = [*operation.operands]
+        while pending:
+            operand = pending.pop(0)
             if not self.fused[operand.number]:
                 yield self.of[operand.number]
             elif self.fusion.is_in_place(self.operations[operand.number]):
-                yield from self._operands(self.operations[operand.number])
+                pending[:0] = self.operations[operand.number].operands
 
     def _carry_on(self, operation: Operation) -> None:
         """Let what a turn hands to the next be made where the carry lies, if that is not read any more."""

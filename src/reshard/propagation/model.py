@@ -487,8 +487,7 @@ class Model:
         if abs(paid - table.price[source, target]) <= SAME * paid:
             return False
         for each, known in ((table, paid), (table.free, cost)):
-            each.price[source, target] = known
-            each.trees.clear()
+            each.learn(source, target, known)
         return True
 
 

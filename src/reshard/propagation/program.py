@@ -237,7 +237,16 @@ class Program(Builder):
         """
         return self._shift("reverse", [value], result, {"dims": dims})
 
-    def running(self, name: str, value: Value, dim: int, *, reverse: bool = False, result: str | None = None) -> Value:
+    def running(
+        self,
+        name: str,
+        value: Value,
+        dim: int,
+        *,
+        reverse: bool = False,
+        before: bool = False,
+        result: str | None = None,
+    ) -> Value:
         """What runs along a dim: `cumsum`, `cumprod`, `cummax`, `cummin` or `cumlogsumexp`, in blocks of the dim.
 
         A device that has a part of the dim receives one element a line, handed on from device to device among up to 33;
@@ -248,6 +257,7 @@ class Program(Builder):
             value: to whose elements.
             dim: along which.
             reverse: whether from the last element to the first.
+            before: whether of what comes before each element, without that; of nothing it is the identity.
             result: the name of the result; one is made up unless given.
 
         Raises:
@@ -258,7 +268,7 @@ class Program(Builder):
             raise ReshardError("bad-argument", f"what runs along a dim is one of {', '.join(MERGES)}, got: {name}")
         if not 0 <= integer(dim, "the dim of what runs along it") < len(value.shape):
             raise ReshardError("bad-argument", f"dim {dim} is no dim of {value.shape}")
-        ran = run_in_blocks(self, name, value, dim, is_reversed=reverse)
+        ran = run_in_blocks(self, name, value, dim, is_reversed=reverse, is_before=before)
         labels = self._labels(ran)
         return ran if result is None else self.op(Pattern((labels,), labels), ran, name="copy", result=result)
 

@@ -44,23 +44,25 @@ def waiting_of(net: Net, pieces_on: Mapping[Mesh, Pieces], flows: Sequence[Flow]
     """
     waiting: list[Along] = []
     known: dict[tuple[object, ...], Along] = {}
+    kinds: list[int] = []
+    """Per value, the number of what is known of it."""
+    numbers: dict[tuple[object, ...], int] = {}
+    cuts = list(zip(*(flow.dims for flow in flows), strict=True))
     for number, operation in enumerate(net.graph.operations):
         pieces, said = pieces_on[net.meshes[number]], net.graph.annotations.get(operation.result)
         if not operation.operands or operation.name in IDENTICAL:
-            own = frozenset(pieces.of(said.unreduced) or ()) if said is not None else frozenset[int]()
-            waiting.append(Along(own, said.reduction if said is not None else "sum"))
-            continue
-        mesh, calculation = net.meshes[number], net.calculations[number]
-        operands = [
-            (waiting[operand.number], tuple(flow.dims[operand.number] for flow in flows))
-            if net.meshes[operand.number] == mesh
-            else None
-            for operand in operation.operands
-        ]
-        key = id(calculation), id(pieces), *operands
-        if key not in known:
-            known[key] = _result_of(net.rules[number], calculation, pieces, operands)
-        waiting.append(known[key])
+            named = frozenset(pieces.of(said.unreduced) or ()) if said is not None else frozenset[int]()
+            result = Along(named, said.reduction if said is not None else "sum")
+        else:
+            mesh, calculation = net.meshes[number], net.calculations[number]
+            near = [operand.number if net.meshes[operand.number] == mesh else -1 for operand in operation.operands]
+            key = id(calculation), id(pieces), *(-1 if n < 0 else kinds[n] for n in near)
+            if key not in known:
+                operands = [None if n < 0 else (waiting[n], cuts[n]) for n in near]
+                known[key] = _result_of(net.rules[number], calculation, pieces, operands)
+            result = known[key]
+        waiting.append(result)
+        kinds.append(numbers.setdefault((result, cuts[number]), len(numbers)))
     for number, operation in enumerate(net.graph.operations):
         if operation.name in IDENTICAL and waiting[number].pieces:  # what is wanted unreduced may be kept so
             own, reduction = waiting[operation.operands[0].number]
