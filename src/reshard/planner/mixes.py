@@ -105,8 +105,9 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute]) -> Plan:
     for path in _worth_taking(ways, np.array(busy), plan.seconds * WORTH):
         with suppress(ReshardError):  # digits without names
             way = prices.timed(Route(tuple(ways.middles(path))))
-            routes.append(way.route)
-            busy.append(way.busy[:-1])
+            if any(way.busy[:-1]):  # else it takes its time elsewhere, as one that only copies
+                routes.append(way.route)
+                busy.append(way.busy[:-1])
     mix = best_mix(np.array(busy))
     mixed = [(part, route) for part, route in zip(mix.parts, routes, strict=True) if part >= NEGLIGIBLE]
     if mix.seconds >= plan.seconds * WORTH or [route for _, route in mixed] == routes[:1]:
