@@ -219,17 +219,21 @@ class Descent:
         """
         touched = list({node.number: node for node in nodes}.values())
         options = self._following(touched, layouts) | options
-        variables = list({id(e.variable): e.variable for node in touched for e in node.edges}.values())
-        before = sum(map(self.node_cost, touched)) + sum(map(self.shared, variables))
+        edges = [edge for node in touched for edge in node.edges]
+        otherwise = [node for node in touched if layouts.get(node.number, own := self.layouts[node.number]) != own]
+        moving = [edge for edge in edges if id(edge.variable) in options]
+        priced = {id(e.variable): e.variable for e in (*moving, *(e for node in otherwise for e in node.uses))}.values()
+        paying = {node.number: node for node in (*otherwise, *(e.node for e in moving if e.is_result))}.values()
+        before = sum(map(self.node_cost, paying)) + sum(map(self.shared, priced))
         old_options = {key: self.options[key] for key in options}
         old_layouts = {number: self.layouts[number] for number in layouts}
-        self._set(touched, options, layouts)
-        after = sum(map(self.node_cost, touched)) + sum(map(self.shared, variables))
+        self._set(otherwise, options, layouts)
+        after = sum(map(self.node_cost, paying)) + sum(map(self.shared, priced))
         if after < before - SLACK * abs(before):
             self.cost += after - before
-            self.unsettled.update((id(variable), variable) for variable in variables)
+            self.unsettled.update((id(edge.variable), edge.variable) for edge in edges)
             return True
-        self._set(touched, old_options, old_layouts)
+        self._set(otherwise, old_options, old_layouts)
         return False
 
     def _set(self, nodes: Iterable[Node], options: dict[int, int], layouts: dict[int, int]) -> None:
