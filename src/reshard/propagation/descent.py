@@ -38,8 +38,7 @@ class Descent:
     ) -> None:
         self.model = model
         self.options, self.layouts = dict(options), dict(layouts)
-        in_order = (model.variables[number] for number in model.net.order)
-        self.variables = list({id(variable): variable for variable in in_order}.values())
+        self.variables = model.distinct
         self.wanted: dict[int, dict[tuple[Table, float], dict[int, int]]] = {id(v): {} for v in self.variables}
         """Per variable, and reshards of one kind that happen so many times, how many uses want it in an option."""
         for node in model.nodes:
