@@ -30,6 +30,7 @@ AT_BOUND = {
     "gradient of a pooling 3": 22528,
     "running sum": 256,
     "sum from behind by turning round": 256,
+    "running sum of what is before": 256,
     "red and black rows in turns": 1024,
     "padded by hand, then a convolution": 768,
     "gradient of a pooling side by side": 0,

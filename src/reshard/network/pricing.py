@@ -45,6 +45,8 @@ from reshard.steps import Share, Step
 
 CACHED = 4096
 """Patterns of exchanges whose loads are kept."""
+NEARLY = 0.99
+"""Where a tensor fills so much of its blocks, all are taken for whole ones."""
 CACHED_STEPS = 1024
 """Steps whose prices are kept."""
 
@@ -217,7 +219,7 @@ def _use_of_exchange(exchange: Exchange, itemsize: float, network: Network) -> U
             return Use.of_nothing(network)
         sent_bytes = exchange.largest_piece * exchange.loose_values * itemsize  # of one round
         meshes = exchange.source.mesh, exchange.receivers
-        use = use_of_pattern(_pattern(exchange), meshes, sent_bytes, network, is_even=exchange.is_even)
+        use = use_of_pattern(_pattern(exchange), meshes, sent_bytes, network, is_even=exchange.filled >= NEARLY)
         if use is not None:
             return use
     senders, receivers, elements = exchange.traffic()

@@ -105,8 +105,9 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute]) -> Plan:
     for path in _worth_taking(ways, np.array(busy), plan.seconds * WORTH):
         with suppress(ReshardError):  # digits without names
             way = prices.timed(Route(tuple(ways.middles(path))))
-            routes.append(way.route)
-            busy.append(way.busy[:-1])
+            if any(way.busy[:-1]):  # else it takes its time elsewhere, as one that only copies
+                routes.append(way.route)
+                busy.append(way.busy[:-1])
     mix = best_mix(np.array(busy))
     mixed = [(part, route) for part, route in zip(mix.parts, routes, strict=True) if part >= NEGLIGIBLE]
     if mix.seconds >= plan.seconds * WORTH or [route for _, route in mixed] == routes[:1]:
@@ -142,7 +143,7 @@ def _worth_taking(ways: LevelWays, busy: Floats, limit: float) -> list[tuple[int
 
 def _in_parts(plan: Plan, amounts: Sequence[float], chains: Sequence[Chain], network: Network) -> Plan:
     """The plan, or one in which these parts of the tensor go through these chains, in as many parts as is best."""
-    unit = Parting.of(plan.reshard, [step for steps in chains for step in steps]).unit
+    unit = Parting.of(plan.shape, [plan.source, *(step.after for steps in chains for step in steps)]).unit
     best, least = plan, (plan.seconds or 0.0) * WORTH
     before = float("inf")
     for count in (count for count in range(min(unit, MOST_PARTS), 0, -1) if unit % count == 0):

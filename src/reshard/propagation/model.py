@@ -25,6 +25,7 @@ import numpy as np
 
 from reshard.contraction.chooser import Chooser
 from reshard.contraction.prices import Ends
+from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.operation import Operation
@@ -91,7 +92,7 @@ class Model:
         self._shardings: dict[tuple[int, int, str, str], Sharding] = {}
         self._domains: dict[bytes, Numbers] = {}
         self._open: dict[tuple[int, frozenset[int], int], list[int]] = {}
-        self._costs: dict[tuple[int, int, float], Costs] = {}
+        self._costs: dict[tuple[object, ...], Costs] = {}
         for operation in graph.operations:
             if net.calculations[
                 operation.result.number
@@ -326,11 +327,17 @@ class Model:
         number = operation.result.number
         net, tensors = self.net, self._tensors(operation)
         trips, layouts = net.trip_counts(number), self.layouts_of(operation)
-        per_flop = self.goal.per_flop(operation.arithmetic) + self.besides.per_flop or self.tie_break
+        per_flop = self.goal.per_flop(operation.arithmetic)
+        besides = self.besides.per_flop or (0.0 if per_flop else self.tie_break)
+        touched = net.fusion.touched(operation) if self.goal.per_touched_byte else ()
+        dtypes = tuple(operation.values[place].dtype for place in touched)
         rents = self.besides.rents
-        key = id(layouts), trips[-1] * len(alike), per_flop
+        key = id(layouts), trips[-1] * len(alike), per_flop, besides, touched, dtypes
         if key not in self._costs:
-            self._costs[key] = layouts.flops * (key[1] * per_flop)
+            work = layouts.flops * per_flop
+            if touched:
+                work = np.maximum(work, _touched_bytes(layouts, tensors, touched, dtypes) * self.goal.per_touched_byte)
+            self._costs[key] = (work + layouts.flops * besides) * key[1]
             if layouts.received is not None:
                 self._costs[key] += layouts.received * (key[1] * self.goal.per_byte)
         node = Node(number, layouts, self._costs[key])
@@ -491,6 +498,15 @@ class Model:
         for each, known in ((table, paid), (table.free, cost)):
             each.learn(source, target, known)
         return True
+
+
+def _touched_bytes(
+    layouts: Layouts, tensors: Sequence[Options], touched: Sequence[int], dtypes: Sequence[DType]
+) -> Costs:
+    """Per layout the bytes that a device reads from its memory and writes there."""
+    numbers = (*layouts.used, layouts.made)
+    each = (tensors[n].tiles[numbers[n]] * dtype.itemsize for n, dtype in zip(touched, dtypes, strict=True))
+    return np.asarray(sum(each))
 
 
 def _sum(parts: Iterable[Costs | None]) -> Costs | None:

@@ -131,6 +131,12 @@ def running(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[
     return [emitter.program.running(name, operands[0], params["axis"], reverse=params["reverse"])]
 
 
+def running_before(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """What comes before each element, likewise."""
+    name, axis, is_reversed = (equation.params[key] for key in ("name", "axis", "reverse"))
+    return [emitter.program.running(name, operands[0], axis, reverse=is_reversed, before=True)]
+
+
 def best(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """The k largest elements of a dim: of blocks of it, then of those, where that is fewer."""
     k, axis, (operand,) = equation.params["k"], equation.params["axis"], operands
@@ -336,6 +342,7 @@ RULES: dict[str, PrimitiveRule] = {
     **dict.fromkeys([*REDUCTIONS, "reduce_and", "reduce_or", "reduce_xor"], reduction),
     **dict.fromkeys(ALONG.split(), along),
     **dict.fromkeys(RUNNING, running),
+    "running_before": running_before,
     "top_k": best,
     **dict.fromkeys(["reshape", "squeeze", "expand_dims"], reshape),
     "dot_general": dot_general,
