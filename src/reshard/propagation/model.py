@@ -29,7 +29,6 @@ from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.operation import Operation
-from reshard.operations.rules import waiting_operands
 from reshard.propagation.borders import lacked, with_windows
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.graph import first_alike
@@ -38,7 +37,7 @@ from reshard.propagation.known_options import flowing, options_of_cuts, pieces_o
 from reshard.propagation.nodes import Besides, Edge, Node, Rent, Variable
 from reshard.propagation.space import Costs, Numbers, Option, Options
 from reshard.propagation.trees import BARRED, Table
-from reshard.propagation.waiting import IDENTICAL, waiting_of
+from reshard.propagation.waiting import IDENTICAL, can_wait, waiting_of
 from reshard.propagation.ways import Along, Layouts, layouts_of
 from reshard.sharding import Sharding
 
@@ -100,6 +99,16 @@ class Model:
             ].reaches:  # what it reaches is among the options of its operands
                 self.layouts_of(operation)
         self.variables = self._variables()
+        self._distinct: tuple[list[Variable], list[Variable]] | None = None
+        """All variables, and each once."""
+
+    @property
+    def distinct(self) -> list[Variable]:
+        """The variables, each once, in an order in which no name has a say."""
+        if self._distinct is None or self._distinct[0] is not self.variables:
+            in_order = (self.variables[number] for number in self.net.order)
+            self._distinct = self.variables, list({id(variable): variable for variable in in_order}.values())
+        return self._distinct[1]
 
     @cached_property
     def nodes(self) -> list[Node]:
@@ -504,10 +513,3 @@ def _sum(parts: Iterable[Costs | None]) -> Costs | None:
     """The sum of what is not None."""
     known = [part for part in parts if part is not None]
     return np.asarray(sum(known)) if known else None
-
-
-def can_wait(operation: Operation) -> bool:
-    """Whether an operation may leave what it is given unreduced."""
-    return operation.name not in ("reshard", "output") and any(
-        waiting_operands(operation, reduction) for reduction in ("sum", "max", "min", "product")
-    )
