@@ -44,7 +44,7 @@ from jax.sharding import Mesh as JaxMesh
 from reshard.checks import shown
 from reshard.errors import ReshardError
 from reshard.jax.jax_shardings import AnyMesh, for_leaves, mesh_of, sharding_of
-from reshard.jax.tracing.bands import flattened, in_bands, inlined, only_moves
+from reshard.jax.tracing.bands import flattened, in_bands, inlined
 from reshard.jax.tracing.control_flow import cond, scan, while_loop
 from reshard.jax.tracing.emitter import CALLS, Emitter, Signature, labels, plain_dtype
 from reshard.jax.tracing.equations import MADE_OF_OTHERS, RULES, equation_values
@@ -58,7 +58,7 @@ from reshard.sharding import Sharding
 
 BLOCKS = {"scan": scan, "while": while_loop, "cond": cond, "shard_map": shard_map}
 """Primitives whose jaxprs run often, not at all, or on each device by itself."""
-IDENTITIES = ("name", "pvary", "device_put")
+IDENTITIES = ("name", "pvary", "device_put", "max_contiguous", "multiple_of")
 """Primitives whose results are their operands; in a `jit` JAX too leaves a value where it lies."""
 
 logger = logging.getLogger("reshard")
@@ -127,7 +127,7 @@ class Tracing(Emitter):
 
     def run(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Value]) -> list[Value]:
         """The results of a jaxpr, whose constants are arrays."""
-        flat = flattened(jaxpr, consts, only_moves)
+        flat = flattened(jaxpr, consts)
         known: dict[Any, Value] = dict(zip(jaxpr.invars, arguments, strict=True))
 
         def read(atom: Any) -> Value:
