@@ -36,6 +36,7 @@ from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
 from reshard.planner.policy import best_first, explained, shrinks_first
 from reshard.planner.route_prices import RoutePrices, TimedRoute, fastest, timed_routes
+from reshard.planner.step_prices import StepPrices
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
@@ -276,6 +277,7 @@ def cache_clear() -> None:
     alternatives.cache_clear()
     better_legs.cache_clear()
     RoutePrices.of.cache_clear()
+    StepPrices.of.cache_clear()
     step_of.cache_clear()
     forget_steps()
     forget_searches()

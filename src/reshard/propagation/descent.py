@@ -30,7 +30,8 @@ class Descent:
         model: the program.
         options: per variable its option, by identity.
         layouts: per operation its layout, by its number.
-        before: a choice that is settled, but for some values; around what differs from it more is to be tried.
+        before: a choice of the same model that is settled, but for some values; around what differs from it more is
+            to be tried.
     """
 
     def __init__(
@@ -38,24 +39,30 @@ class Descent:
     ) -> None:
         self.model = model
         self.options, self.layouts = dict(options), dict(layouts)
-        in_order = (model.variables[number] for number in model.net.order)
-        self.variables = list({id(variable): variable for variable in in_order}.values())
-        self.wanted: dict[int, dict[tuple[Table, float], dict[int, int]]] = {id(v): {} for v in self.variables}
+        self.variables = model.distinct
+        self.wanted: dict[int, dict[tuple[Table, float], dict[int, int]]]
         """Per variable, and reshards of one kind that happen so many times, how many uses want it in an option."""
-        for node in model.nodes:
-            for edge in node.uses:
-                self._change(edge, self._want(edge), 1)
-        self.cost = self.total()
-        self.unsettled = {id(variable): variable for variable in self.variables}
-        """What is to be tried in other options: around it something has changed since it was, by identity."""
-        if before is not None:
+        if before is None:
+            self.wanted = {id(variable): {} for variable in self.variables}
+            for node in model.nodes:
+                for edge in node.uses:
+                    self._change(edge, self._want(edge), 1)
+            self.unsettled = {id(variable): variable for variable in self.variables}
+            """What is to be tried in other options: around it something has changed since it was, by identity."""
+        else:
+            self.wanted = {
+                key: {group: {**counts} for group, counts in own.items()} for key, own in before.wanted.items()
+            }
             self.unsettled = dict(before.unsettled)
             for node in model.nodes:
+                is_other = layouts[node.number] != before.layouts[node.number]
+                for edge in node.uses if is_other else ():
+                    self._change(edge, before._want(edge), -1)
+                    self._change(edge, self._want(edge), 1)
                 edges = node.edges
-                if layouts[node.number] != before.layouts[node.number] or any(
-                    options[id(edge.variable)] != before.options[id(edge.variable)] for edge in edges
-                ):
-                    self.unsettled.update((id(edge.variable), edge.variable) for edge in edges)
+                if is_other or any(options[id(each.variable)] != before.options[id(each.variable)] for each in edges):
+                    self.unsettled.update((id(each.variable), each.variable) for each in edges)
+        self.cost = self.total()
 
     def _want(self, edge: Edge, layout: int | None = None) -> int:
         return edge.picks.listed[self.layouts[edge.node.number] if layout is None else layout]
@@ -219,17 +226,21 @@ class Descent:
         """
         touched = list({node.number: node for node in nodes}.values())
         options = self._following(touched, layouts) | options
-        variables = list({id(e.variable): e.variable for node in touched for e in node.edges}.values())
-        before = sum(map(self.node_cost, touched)) + sum(map(self.shared, variables))
+        edges = [edge for node in touched for edge in node.edges]
+        otherwise = [node for node in touched if layouts.get(node.number, own := self.layouts[node.number]) != own]
+        moving = [edge for edge in edges if id(edge.variable) in options]
+        priced = {id(e.variable): e.variable for e in (*moving, *(e for node in otherwise for e in node.uses))}.values()
+        paying = {node.number: node for node in (*otherwise, *(e.node for e in moving if e.is_result))}.values()
+        before = sum(map(self.node_cost, paying)) + sum(map(self.shared, priced))
         old_options = {key: self.options[key] for key in options}
         old_layouts = {number: self.layouts[number] for number in layouts}
-        self._set(touched, options, layouts)
-        after = sum(map(self.node_cost, touched)) + sum(map(self.shared, variables))
+        self._set(otherwise, options, layouts)
+        after = sum(map(self.node_cost, paying)) + sum(map(self.shared, priced))
         if after < before - SLACK * abs(before):
             self.cost += after - before
-            self.unsettled.update((id(variable), variable) for variable in variables)
+            self.unsettled.update((id(edge.variable), edge.variable) for edge in edges)
             return True
-        self._set(touched, old_options, old_layouts)
+        self._set(otherwise, old_options, old_layouts)
         return False
 
     def _set(self, nodes: Iterable[Node], options: dict[int, int], layouts: dict[int, int]) -> None:
@@ -245,14 +256,14 @@ class Descent:
 
     def forced(self, variable: Variable, option: int) -> Descent:
         """What comes of keeping a value otherwise, all that is around it first."""
-        other = Descent(self.model, self.options, self.layouts)
+        other = Descent(self.model, self.options, self.layouts, before=self)
         other._set([], {id(variable): option}, {})
         other._follow([edge.node for edge in (*variable.makers, *variable.uses)], [variable])
         return other
 
     def computed(self, node: Node, layout: int) -> Descent:
         """What comes of computing an operation otherwise, its result kept as it comes out if it may be."""
-        other = Descent(self.model, self.options, self.layouts)
+        other = Descent(self.model, self.options, self.layouts, before=self)
         made = {id(edge.variable): edge.picks.listed[layout] for edge in node.makes}
         kept = {id(e.variable): made[id(e.variable)] for e in node.makes if made[id(e.variable)] in e.variable.domain}
         other._set([node], kept, {node.number: layout})

@@ -135,12 +135,6 @@ class Link:
         if self.picks is not None and self.table.shape[0] * len(self.picks.places) <= FEW:
             self.table, self.picks = self.once.make(_of_all_choices, self.table, self.picks), None
 
-    def given(self, end: End, other: int) -> Costs:
-        """What it costs each choice of an end where the other's is known."""
-        if end is self.first:
-            return self.table[:, other if self.picks is None else self.picks.places[other]]
-        return self._spread(self.table[other])
-
     def seen_from(self, end: End) -> Costs:
         """Per choice of an end and choice of the other, what they pay."""
         table = self.table if self.picks is None else self.once.make(_of_all_choices, self.table, self.picks)
@@ -150,10 +144,6 @@ class Link:
         """What it costs each choice of the other end at the least, where so much is handed over."""
         how = _handed_by_first if end is self.first else _handed_by_second
         return self.once.make(how, self.table, self.picks, handed)
-
-    def _spread(self, costs: Costs) -> Costs:
-        """Costs of the options of the second end, per choice."""
-        return costs if self.picks is None else np.asarray(costs[self.picks.places])
 
 
 def _least_of_rows(table: Costs) -> Costs:
@@ -205,9 +195,14 @@ class Eliminated(NamedTuple):
 
     def best(self, picked: dict[int, int]) -> int:
         """Its best choice, where those of its neighbours are known, by their places."""
-        cost = self.end.cost.copy()
+        cost = self.end.cost
         for link in self.links:
-            cost += link.given(self.end, picked[link.other(self.end).place])
+            if self.end is link.first:
+                across = picked[link.second.place]
+                cost = cost + link.table[:, across if link.picks is None else link.picks.places[across]]
+            else:
+                told = link.table[picked[link.first.place]]
+                cost = cost + (told if link.picks is None else told[link.picks.places])
         return int(cost.argmin())
 
 

@@ -32,6 +32,7 @@ from reshard.operations.operation import Value
 from reshard.operations.projection import axes_of, labels_of, longest_agreed, shards
 from reshard.operations.rules import Rule, operation_rule
 from reshard.propagation.builder import Builder
+from reshard.propagation.fusion import Fusion
 from reshard.sharding import Sharding
 
 Sizes = Mapping[str, int]
@@ -160,6 +161,11 @@ class Net:
                 known[key] = equal.setdefault(calculation, calculation)
             calculations.append(known[key])
         return calculations
+
+    @cached_property
+    def fusion(self) -> Fusion:
+        """What of its values lies in memory."""
+        return Fusion(self.graph.operations)
 
     @cached_property
     def uneven(self) -> str:

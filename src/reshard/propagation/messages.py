@@ -91,7 +91,7 @@ class Level:
         parts = np.array([(max(len(each.behind), len(each.ahead), 1), len(each.ahead)) for each in speakers])
         self._part = 1.0 / parts[:, :1]
         """Per end which part of what it gathers it hands on by a voice."""
-        self.kept = 1.0 - self._part[:, 0] * parts[:, 1]
+        self.kept: list[float] = (1.0 - self._part[:, 0] * parts[:, 1]).tolist()
         """Per end which part it keeps."""
         rows, columns = list[int](), list[int]()
         for column, (_, _, behind, ahead) in enumerate(speakers):
@@ -174,6 +174,10 @@ class Messages:
         self._costs = {each.number: each.costs for level in levels for each in level}
         self._ahead = _sweep(levels)
         self._back = _sweep([[speaker.turned for speaker in level] for level in reversed(levels)])
+        numbers = [number for level in self._back for number in level.numbers]
+        self._last_first = np.argsort(numbers)[::-1]
+        """Where in the levels of the way back the ends stand, the last one first."""
+        self._kept = np.array([part for level in self._back for part in level.kept])
         self._said = np.zeros(size)
         self._said[NEVER] = np.inf
         self._stacked = dict[tuple[object, ...], Level]()
@@ -210,11 +214,8 @@ class Messages:
 
     def come_back(self) -> float:
         """Hand on, from the last end to the first; what all keep at the least, which no choices cost less than."""
-        kept = dict[int, float]()
-        for level in self._back:
-            gathered = level.hand_on(self._said)
-            kept.update(zip(level.numbers, (np.minimum.reduce(gathered, axis=1) * level.kept).tolist(), strict=True))
-        return sum(kept[number] for number in reversed(range(len(self._ends))))
+        least = [np.minimum.reduce(level.hand_on(self._said), axis=1) for level in self._back]
+        return sum((np.concatenate(least) * self._kept)[self._last_first].tolist()) if least else 0.0
 
     def choice(self) -> list[int]:
         """Per end its cheapest choice, one after the other."""

@@ -19,6 +19,7 @@ import importlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from reshard.checks import checked_shape, expect, integer, listed, shown
@@ -439,8 +440,10 @@ class Program(Builder):
         for name, limit in (("memory_limit", limits.memory), ("work_limit", limits.work)):
             if limit is not None and integer(limit, name) < 0:
                 raise ReshardError("bad-argument", f"{name} must be at least 0, got: {limit}")
-        aim = Goal.of(goal, Network.named(network, "the network of a program"), "balanced")
-        return aim, None if seconds is None else time.monotonic() + seconds
+        described = Network.named(network, "the network of a program")
+        if described is not None and described.call_s:  # a program starts once, whatever plans it is made of
+            described = replace(described, call_s=0.0)
+        return Goal.of(goal, described, "balanced"), None if seconds is None else time.monotonic() + seconds
 
     def _annotated(self, value: Value, sharding: object) -> Value:
         """A value just made, with what is said about it; where that is refused, nothing is made."""

@@ -25,7 +25,8 @@ from collections.abc import Mapping, Sequence
 from reshard.axis import Axes
 from reshard.contraction.tasks import Calculation
 from reshard.mesh import Mesh
-from reshard.operations.rules import COMBINED, Rule
+from reshard.operations.operation import Operation
+from reshard.operations.rules import COMBINED, Rule, waiting_operands
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.space import Pieces
 from reshard.propagation.ways import Along
@@ -106,3 +107,10 @@ def _combined(rule: Rule, pieces: Pieces, flowing: Sequence[tuple[tuple[Axes, ..
         alone = [dim for dim, group in enumerate(rule.terms[term]) if len(group) == 1 and group[0] in combined]
         own.update(n for cuts in flows for dim in alone for n in pieces.of(cuts[dim]) or ())
     return frozenset(own)
+
+
+def can_wait(operation: Operation) -> bool:
+    """Whether an operation may leave what it is given unreduced."""
+    return operation.name not in ("reshard", "output") and any(
+        waiting_operands(operation, reduction) for reduction in ("sum", "max", "min", "product")
+    )
