@@ -82,21 +82,35 @@ class RoutePrices:
             self._timed[route] = self._time(route)
         return self._timed[route]
 
+    def points(self, route: Route) -> tuple[Sharding, ...]:
+        """What it passes, both ends too."""
+        middles = route.middles if route.steps is None else [step.after for step in route.steps[:-1]]
+        return (self.ends[0], *middles, self.ends[1])
+
+    def uses(self, route: Route, parts: int) -> list[Use]:
+        """What one of so many parts of the tensor takes in each step.
+
+        Raises:
+            ReshardError: as `timed`.
+        """
+        legs = self.uses_between(self.points(route), route.near, parts) if route.steps is None else None
+        if legs is None:
+            return uses_of(route.chain(self.reshard), self.network, parts)
+        return [use for _, use in legs]
+
     def seconds_in_halves(self, route: Route) -> float:
         """What it takes in two parts, one behind the other; 0 where digits do not say it.
 
         By hand, steps of 4 s each on two levels: the first half takes 2 + 2 s, the second comes 2 s later.
         """
-        points = (self.ends[0], *route.middles, self.ends[1])
-        legs = None if route.steps is not None else self.uses_between(points, route.near, 2)
+        legs = self.uses_between(self.points(route), route.near, 2) if route.steps is None else None
         if legs is None:
             return 0.0
         half = Use.together([use for _, use in legs], len(self.network.levels))
         return half.seconds + max(half.busy)
 
     def _time(self, route: Route) -> TimedRoute:
-        points = (self.ends[0], *route.middles, self.ends[1])
-        legs = None if route.steps is not None else self.uses_between(points, route.near)
+        legs = None if route.steps is not None else self.uses_between(self.points(route), route.near)
         if legs is None:
             chain = route.chain(self.reshard)
             uses = uses_of(chain, self.network)
