@@ -138,6 +138,11 @@ class RoutePrices:
                 uses.append((after.elements, use))
         return uses
 
+    def is_one_collective(self) -> bool | None:
+        """Whether one AllGather, Slice or Permute leads to the target; None where digits do not say it."""
+        source, target = map(self.of_steps.roles_of, self.ends)
+        return None if source is None or target is None else self.of_steps.is_one_collective(source, target)
+
     def seconds_to_gather(self, lengths: Sequence[int]) -> float | None:
         """What it takes to gather the source up to blocks of these lengths, at which its digits begin.
 
