@@ -117,8 +117,8 @@ class Link:
         self.once = once or Once()
         self.handed: list[Costs | None] = [None, None]
         """What the first and the second have handed to it last."""
-        self._to_first: Costs | None = None
-        self._to_second: Costs | None = None
+        self.messages: list[Any] = [None, None]
+        """What it tells the first and the second; None where nobody has asked."""
         first.links.append(self)
         second.links.append(self)
 
@@ -134,30 +134,29 @@ class Link:
 
     def message_to(self, end: End) -> Costs:
         """What it costs each choice of an end at the least, with what the other has handed over."""
-        if end is self.first:
-            if self._to_first is None:
-                self._to_first = self.once.make(_least_of_rows, self.table)
-            return self._to_first
-        if self._to_second is None:
-            self._to_second = self.once.make(_least_of_columns, self.table, self.picks)
-        return self._to_second
+        is_second = end is not self.first
+        message: Costs | None = self.messages[is_second]
+        if message is None:
+            how = (_least_of_columns, self.table, self.picks) if is_second else (_least_of_rows, self.table)
+            message = self.messages[is_second] = self.once.make(*how)
+        return message
 
-    def take(self, end: End, handed: Costs) -> None:
-        """What an end has handed to the link; the message to the other follows."""
-        self.handed[end is self.second] = handed
-        if end is self.first:
-            least = np.minimum.reduce(self.table + handed[:, None])
-            self._to_second = least if self.picks is None else least[self.picks.places]
-        else:
+    def take(self, is_second: bool, handed: Costs) -> None:
+        """What the first end, or the second, has handed to the link; the message to the other follows."""
+        self.handed[is_second] = handed
+        if is_second:
             per_option = handed if self.picks is None else self.picks.least(handed)
-            self._to_first = np.minimum.reduce(self.table + per_option, axis=1)
+            self.messages[0] = np.minimum.reduce(self.table + per_option, axis=1)
+        else:
+            least = np.minimum.reduce(self.table + handed[:, None])
+            self.messages[1] = least if self.picks is None else least[self.picks.places]
 
     def change(self, table: Costs) -> None:
         """Say otherwise what its ends pay; what they have handed to it stays."""
-        self.table, self._to_first, self._to_second = table, None, None
-        for end, handed in zip((self.first, self.second), self.handed, strict=True):
+        self.table, self.messages = table, [None, None]
+        for is_second, handed in enumerate(self.handed):
             if handed is not None:
-                self.take(end, handed)
+                self.take(bool(is_second), handed)
 
     def open(self) -> None:
         """Say per choice what is said per option, where that takes little: so messages take fewer steps."""

@@ -42,6 +42,13 @@ class Table:
         self.is_known = False
         """Whether there is nothing to ask the planner about."""
 
+    def all_from(self, kept: int, wanted: frozenset[int]) -> float:
+        """What it takes to make all that is wanted of how the value is kept, as a tree."""
+        key = kept, wanted
+        if key not in self.trees:
+            self.trees[key] = tree_cost(self, kept, sorted(wanted))
+        return self.trees[key]
+
     def rented(self, rent: Costs) -> Table:
         """The table where what a reshard holds, from an option to another, costs so much besides."""
         table = Table(self.bound + rent, self.price + rent, is_own=self.is_own)
