@@ -25,6 +25,7 @@ PATTERNS = (
     Pattern.of,
     level_moves._graph,
     level_moves._load,
+    level_moves._moves,
 )
 """What is kept of patterns of exchanges, whatever tensors follow them."""
 HOSTS = rs.Mesh.of(A=4, B=4, C=2, D=4)

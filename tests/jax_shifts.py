@@ -145,6 +145,24 @@ def cases() -> dict[str, Case]:
         "running maximum": Case(lambda x: lax.cummax(x, 0), rows, row, least=256),
         "running logarithm of sums": Case(lambda x: lax.cumlogsumexp(x, 0), rows, row, least=256),
         "running sum from behind": Case(lambda x: lax.cumsum(x, 0, reverse=True), rows, row, least=256),
+        "running sum of what is before": Case(
+            lambda x: jnp.cumsum(jnp.pad(x, ((1, 0), (0, 0)))[:-1], 0), rows, row, least=256
+        ),
+        "what is before a running product": Case(
+            lambda x: jnp.concatenate([jnp.ones((1, 64)), jnp.cumprod(x[:-1], 0)]), rows, row, least=256
+        ),
+        "running maximum of what is behind": Case(
+            lambda x: jnp.tanh(lax.cummax(jnp.concatenate([x[1:], jnp.full((1, 64), -jnp.inf)]), 0, reverse=True)),
+            rows,
+            row,
+            least=256,
+        ),
+        "running sum of what is two before": Case(
+            lambda x: jnp.pad(jnp.cumsum(x, 0), ((2, 0), (0, 0)))[:-2], rows, row, least=512
+        ),
+        "gradient of a running sum of what is before": Case(
+            loss_of(lambda x: jnp.pad(jnp.cumsum(x[:-1], 0), ((1, 0), (0, 0)))), rows, row, least=512
+        ),
         "gradient of a running sum": Case(loss_of(lambda x: jnp.cumsum(x, 0)), rows, row, least=512),
         "associative scan": Case(lambda x: lax.associative_scan(jnp.add, x), rows, row),
         "linear recurrence by associative scan": Case(recurrence, rows, row),

@@ -107,6 +107,15 @@ def parts() -> Iterator[str]:
         tiles = rs.numpy.scatter(numbers((16, 8), "float32", number), source)
         yield from unless(rs.mpi.run(plan, tiles[RANK], out=out) is out, "another array")
         yield from unless(same_bits(out, rs.numpy.run(plan, tiles)[RANK]), f"{plan.reshard} in parts: {out}")
+    rings = rs.Network((rs.network.Level(1, 2, "ring", 1, 0), rs.network.Level(2, 2, "ring", 1, 0)))
+    hosts = rs.Network((rs.network.Level(1, 2, "switch", 9, 0), rs.network.Level(2, 2, "switch", 1, 0)))
+    for network, after in ((rings, ("x", None)), (hosts, ("x", "y")), (hosts, (None, None))):
+        plan = rs.plan(
+            rs.Sharding.of(mesh, None, "x"), rs.Sharding.of(mesh, *after), (63, 45), "int64", network=network
+        )
+        is_whole = plan.parts == 1 or (network is rings and len(plan.shares) == 1)
+        yield from unless(not is_whole and (after == (None, None) or len(plan.stretches) > 1), f"{plan} goes whole")
+        yield from agrees(plan, 0, counted=False)
 
 
 def windows_and_deals() -> Iterator[str]:

@@ -302,6 +302,8 @@ class Running:
 
 def simulated_seconds(plan: Plan, network: Network) -> float:
     """From the first message to the last."""
+    if len(plan.stretches) > 1:
+        return sum(simulated_seconds(stretch, network) for stretch in plan.stretches)
     wires = Wires(network)
     shares = []
     for of_part in plan.plans_by_share:

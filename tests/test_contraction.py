@@ -235,7 +235,11 @@ def test_text_says_case_notation_and_time() -> None:
     assert "case 3 on X" in text
     assert text.splitlines()[-1] == "bound by communication"
     assert plan.communication_seconds is not None
-    assert plan.arithmetic_seconds == 2 * 1024 * 8192 * 1024 / 8 / Network.preset("h100-1x8").flops
+    network = Network.preset("h100-1x8")
+    touched = 2 * (512 * 2048 + 2048 * 1024 + 512 * 1024)  # of bf16, and more seconds than its operations
+    assert network.memory_bandwidth is not None
+    assert network.flops is not None
+    assert plan.arithmetic_seconds == touched / network.memory_bandwidth > 2 * 1024 * 8192 * 1024 / 8 / network.flops
     assert plan.seconds == plan.communication_seconds + plan.arithmetic_seconds
     assert plan.overlapped_seconds == max(plan.communication_seconds, plan.arithmetic_seconds)
     assert rs.einsum("ij,jk->ik", *ends, shapes=[(8, 8), (8, 8)]).seconds is None
@@ -273,8 +277,10 @@ def test_plans_are_cached() -> None:
 @pytest.mark.parametrize("network", ["h100-2x2", "tpu-v5e-2x2"])
 def test_what_is_proved_on_a_network_is_the_cheapest(network: str, count: int) -> None:
     rng = random.Random(0)
-    flops = Network.preset(network).flops_of(dtype_named("float32"))
+    described = Network.preset(network)
+    flops, bandwidth = described.flops_of(dtype_named("float32")), described.memory_bandwidth
     assert flops is not None
+    assert bandwidth is not None
     every = matrix_shardings(SQUARE, partial=False)
     shapes = ((512, 1024), (1024, 2048), (512, 2048))
     for _ in range(count):
@@ -284,10 +290,12 @@ def test_what_is_proved_on_a_network_is_the_cheapest(network: str, count: int) -
         for *used, made in layouts(SQUARE, (ends[0], ends[1])):
             pairs = [*zip(ends, used, strict=True), (made, target)]
             moved = [rs.plan(*pair, shape, network=network) for pair, shape in zip(pairs, shapes, strict=True)]
-            operations = 2 * 512 * 1024 * 2048
-            for axes in (used[0].dims[0], used[0].dims[1], used[1].dims[1]):
-                operations //= 2 ** len(axes.axes)
-            prices.append(sum(one.seconds or 0.0 for one in moved) + operations / flops)
+            i, j, k = (
+                size // 2 ** len(dim.axes)
+                for size, dim in zip((512, 1024, 2048), (*used[0].dims, used[1].dims[1]), strict=True)
+            )
+            work = max(2 * i * j * k / flops, 4 * (i * j + j * k + i * k) / bandwidth)
+            prices.append(sum(one.seconds or 0.0 for one in moved) + work)
         assert plan.is_proved
         assert plan.seconds == pytest.approx(min(prices), rel=1e-9)
 

@@ -347,6 +347,10 @@ def test_a_network_is_fitted_to_the_devices_at_hand(monkeypatch: pytest.MonkeyPa
     assert all(level.bandwidth > 0 and level.latency_s >= 0 for level in network.levels)
     assert len(report.levels) == len(network.levels)
     assert network.call_s + network.launch_s + sum(level.latency_s for level in network.levels) > 0
+    assert network.flops is not None
+    assert network.memory_bandwidth is not None
+    assert 1e8 < network.flops < 1e14
+    assert 1e8 < network.memory_bandwidth < 1e13
 
 
 # Refusals

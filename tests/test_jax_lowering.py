@@ -77,6 +77,25 @@ def assert_runs(plan: Plan) -> None:
         np.testing.assert_array_equal(found[device], tile, err_msg=f"{device}\n{plan}")
 
 
+def test_uneven_tiles_go_in_parts() -> None:
+    """Hosts of 4 and rings: parts of units that the dim ends in, shares of them, and steps that the whole takes."""
+    mesh = rs.Mesh.of(x=2, y=4)
+    hosts = rs.Network((rs.network.Level(1, 4, "switch", 9, 0), rs.network.Level(4, 2, "switch", 1, 0)))
+    rings = rs.Network((rs.network.Level(1, 4, "ring", 1, 0), rs.network.Level(4, 2, "ring", 1, 0)))
+    ends = {
+        "gathered": (hosts, (("x", "y"), None), (None, None), 1),
+        "turned": (hosts, (("x", "y"), None), (("y", "x"), None), 1),
+        "moved": (hosts, ("x", "y"), ("y", "x"), 2),
+        "in shares": (rings, (None, "x"), ("x", None), 2),
+    }
+    for network, before, after, stretches in ends.values():
+        plan = rs.plan(rs.Sharding.of(mesh, *before), rs.Sharding.of(mesh, *after), (63, 45), "f32", network=network)
+        assert plan.parts > 1
+        assert len(plan.stretches) >= stretches
+        assert_runs(plan)
+    assert len(plan.shares) > 1
+
+
 def rounds_in(plan: Plan) -> list[rounds.Round]:
     """Those in which something is sent."""
     (move,) = (move for step in plan.steps for move in step.moves)

@@ -30,6 +30,7 @@ AT_BOUND = {
     "gradient of a pooling 3": 22528,
     "running sum": 256,
     "sum from behind by turning round": 256,
+    "running sum of what is before": 256,
     "red and black rows in turns": 1024,
     "padded by hand, then a convolution": 768,
     "gradient of a pooling side by side": 0,
@@ -145,6 +146,31 @@ def test_what_goes_round_more_than_once(function: Any) -> None:
     np.testing.assert_array_equal(jax.jit(run)(jax.device_put(x, rows)), function(x))
     gradients = [jax.jit(jax.grad(lambda x, f=f: (f(x) * weights).sum()))(x) for f in (run, function)]
     np.testing.assert_allclose(*gradients, rtol=1e-5)
+
+
+def chained(x: Any) -> Any:
+    """So many steps that no frame of Python can be had for each."""
+    for _ in range(200):
+        x = jnp.sin(x) + 1
+    return x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.at[1:-1].set(chained(x[2:] + x[:-2])),
+        lambda x: jnp.flip(chained(jnp.cumsum(jnp.flip(x, 0), 0) * 0.01), 0),
+    ],
+    ids=["stencil", "turned"],
+)
+def test_chains_of_hundreds_of_operations(function: Any) -> None:
+    mesh = jax.make_mesh((4,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])
+    rows, x = jax.NamedSharding(mesh, jax.P("x")), np.arange(1.0, 65.0, dtype=np.float32).reshape(16, 4)
+    placed = rs.jax.trace(function, x, in_shardings=rows, out_shardings=rows, mesh=mesh).propagate(goal="bytes")
+    assert placed.received_bytes <= 2 * 16
+    np.testing.assert_allclose(
+        jax.jit(rs.jax.to_jax(placed))(jax.device_put(x, rows)), function(jnp.asarray(x)), rtol=1e-5
+    )
 
 
 def test_drawn_places_that_are_known() -> None:

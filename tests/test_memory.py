@@ -55,6 +55,12 @@ def test_straight_programs(lines: list[str], tiles: int) -> None:
     assert program.peak_values[0] == ("a", TILE)
 
 
+def test_a_chain_of_thousands_is_one_tile() -> None:
+    lines = [f'b{number + 1} = tanh "ij->ij" (b{number})' for number in range(2000)]
+    program = placed("b0 = input : float32[16, 8] <R>", *lines, "o = output (b2000)")
+    assert program.peak_bytes == TILE
+
+
 def loop(*lines: str, turns: int = 5) -> Placement:
     return placed(
         "a = input : float32[16, 8] <R>",

@@ -15,6 +15,7 @@ from reshard import Mesh, Sharding
 from reshard.contraction.goal import BALANCE
 from reshard.operations.reaching import windowed
 from reshard.propagation import Placement, Program, Value
+from reshard.propagation.merging import MERGES
 
 Array = Any
 MESHES = [Mesh.of(x=8), Mesh.of(x=2, y=4), Mesh.of(x=3), Mesh.of(x=2, y=2), Mesh.of(x=3, y=2), Mesh.of(x=1)]
@@ -236,6 +237,23 @@ def test_a_running_sum_by_hand(goal: str | None, network: str | None) -> None:
     if network is None:
         assert placed.is_proved
         assert placed.cost == pytest.approx(4 + (placed.flops / BALANCE if goal == "balanced" else 0))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_before_each_element(seed: int) -> None:
+    """All sums without the element itself, from either end, also of dims that do not divide."""
+    random = Random(seed)
+    name, reverse, mesh = random.choice([*RUNNING]), random.random() < 0.5, random.choice(MESHES)
+    shape, program = (random.randint(1, 40), random.randint(1, 3)), Program(mesh)
+    rows = Sharding.of(mesh, "x", None)
+    given = program.input("a", shape, "float64", rows)
+    program.output(program.running(name, given, 0, reverse=reverse, before=True), rows, "out")
+    array = np.random.default_rng(seed).normal(size=shape)
+    ran = RUNNING[name](array[::-1] if reverse else array, axis=0)
+    first = np.full((1, shape[1]), given.dtype.identity(MERGES[name].reduction))
+    before = np.concatenate([first, ran[:-1]])[:: -1 if reverse else 1]
+    out = rs.numpy.run_program(program.propagate(), {"a": array})
+    np.testing.assert_allclose(out["out"], before, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("shards", [33, 34])

@@ -261,6 +261,16 @@ def parts_overlap(rank: int) -> list[str]:
         wrong.append(unless(same(out, wanted), f"{plan} into memory: {out}"))
         wrong.append(unless(plan.parts > 1 or after == [S0, R], f"{plan} is not in parts"))
     rings = rs.network.Level(1, 2, "ring", 1, 0), rs.network.Level(2, 2, "ring", 1, 0)
+    uneven = torch.arange(63 * 45, dtype=torch.float64).reshape(63, 45)
+    for network, before, after in ((levels, [S1, R], [S0, S1]), (levels, [S1, R], [R, R]), (rings, [S1, R], [S0, R])):
+        ends = (rs.torch.sharding_of(side, mesh, 2) for side in (before, after))
+        plan = rs.plan(*ends, (63, 45), "float64", network=rs.Network(network))
+        wrong.append(unless(plan.parts > 1 and (after == [R, R] or len(plan.stretches) > 1), f"{plan} goes whole"))
+        source, wanted = distribute_tensor(uneven, mesh, before), cut(uneven, spans((63, 45), (2, 2), after, place))
+        wrong.append(unless(same(rs.torch.run(plan, source).to_local(), wanted), f"{plan}: another tile"))
+        names = {}
+        exec(plan.to_code("torch"), names)
+        wrong.append(unless(same(names["reshard"](source.to_local()), wanted), f"{plan} as code: another tile"))
     for before, after in (([S0, R], [S1, R]), ([R, S1], [R, R])):
         source = distribute_tensor(whole, mesh, before)
         ends = (rs.torch.sharding_of(side, mesh, 2) for side in (before, after))

@@ -115,6 +115,33 @@ def moves(rank: int) -> Iterator[str]:
     )
 
 
+def running_sums(rank: int) -> Iterator[str]:
+    """What comes before a tile arrives alone: one row, and nothing on the first rank and on those without elements."""
+    line, square = _mesh(4), _mesh(2, 2)
+    for mesh, placements, shape, last in (
+        (line, [Shard(0)], (13, 2), 3),
+        (line, [Shard(1)], (3, 2), 1),
+        (square, [Shard(1), Shard(0)], (5, 6), 3),
+        (square, [Shard(0), Shard(0)], (11,), 3),
+        (square, [Shard(0), Shard(0)], (2,), 2),  # the first rank of each pair has one
+        (square, [_StridedShard(0, split_factor=2), Shard(0)], (16,), 3),
+        (square, [Replicate(), Shard(0)], (6, 2), 1),
+    ):
+        for dtype in (torch.float64, torch.int32, torch.bool):
+            whole = _numbers(shape).to(dtype)
+            dim = next(place.dim for place in placements if not place.is_replicate())
+            x = RS.redistribute(distribute_tensor(whole, mesh, [Replicate()] * mesh.ndim), placements)
+            with counted_traffic() as traffic:
+                found = RS.cumsum(x, dim)
+            text = f"{placements} {shape} {dtype}"
+            summed = RS.redistribute(found, [Replicate()] * mesh.ndim).to_local()
+            yield unless(torch.equal(summed, whole.cumsum(dim)), f"{text}: {summed}")
+            row = found.to_local().numel() // max(found.to_local().shape[dim], 1) * found.to_local().element_size()
+            yield unless(traffic.received in (0, row), f"{text}: {traffic.received} bytes received, a row has {row}")
+            yield unless(rank != 0 or traffic.received == 0, f"{text}: the first rank received {traffic.received}")
+            yield unless(rank != last or traffic.received == row, f"{text}: the last received {traffic.received}")
+
+
 def interleaved(rank: int) -> Iterator[str]:
     """Interleaved shards hold what torch's own hold, and go to all other placements and back, also uneven ones."""
     line, square = _mesh(4), _mesh(2, 2)

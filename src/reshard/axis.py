@@ -56,6 +56,9 @@ class Axis:
         if self.size is not None and self.size < 1:
             raise ReshardError("sub-axis-size", f"sub-axis {self} has a size below 2")
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # nearly all axes are whole, and hashed often
+
     def __str__(self) -> str:
         return quote(self.name) if self.size is None else f"{quote(self.name)}:({self.pre_size}){self.size}"
 
@@ -314,10 +317,13 @@ def is_prefix(axes: Sequence[Axis], others: Sequence[Axis]) -> bool:
     >>> is_prefix([Axis("x"), Axis("y", 1, 2)], [Axis("x"), Axis("y")])
     True
     """
-    return not axes or (
-        len(axes) <= len(others)
-        and all(a == b for a, b in zip(axes[:-1], others, strict=False))
-        and axes[-1].is_prefix_of(others[len(axes) - 1])
+    count = len(axes)
+    if not count or axes is others:
+        return True
+    return (
+        count <= len(others)
+        and (count == 1 or all(a == b for a, b in zip(axes[:-1], others, strict=False)))
+        and axes[-1].is_prefix_of(others[count - 1])
     )
 
 

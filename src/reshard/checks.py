@@ -23,14 +23,19 @@ _NOUNS: dict[type, str] = {str: "string", int: "integer", bool: "truth value", d
 
 
 def shown(value: object) -> str:
-    """A value as it stands in a sentence: its repr, cut where it is long."""
+    """A value as it stands in a sentence: its repr on one line, cut where it is long.
+
+    >>> import numpy as np
+    >>> shown(np.eye(300))
+    'array([[1., 0., 0., ..., 0., 0., 0.], [0., 1., 0., ..., 0., 0., 0.], [0., 0.,…'
+    """
     if isinstance(value, int) and abs(value) >= 10**80:
         return f"an integer of about {int(value.bit_length() * 0.30103)} digits"
     try:
         text = repr(value)
     except Exception:  # whatever a stranger's repr does, the sentence must come out
         text = f"a {type(value).__name__}"
-    text = " ".join(text.split()) if len(text) < 1000 else text
+    text = " ".join(text[:1000].split())
     return (text if len(text) <= 80 else text[:77] + "…").rstrip(".")
 
 

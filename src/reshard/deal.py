@@ -205,6 +205,14 @@ class DealStage(NamedTuple):
     """How; None for one block to each."""
 
 
+class LocalBlocks(NamedTuple):
+    """The blocks of a run that a shard gets."""
+
+    number: int
+    length: int
+    """Of each, unless the dim ends in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Weave:
     """What the shards of a dim own and hold, by their numbers."""
@@ -221,17 +229,29 @@ class Weave:
         """The weave without its window; None where nothing is left to say."""
         return Weave(self.stages) if any(stage.deal for stage in self.stages) else None
 
-    def local_counts(self, size: int) -> list[int] | None:
-        """Per stage, how many blocks of each run a shard gets; None where blocks do not lie at even strides."""
-        counts = []
-        for stage in self.stages:
-            kind, numbers = (stage.deal.kind, stage.deal.numbers) if stage.deal else ("", ())
-            if kind in ("zigzag", "offsets") or len(numbers) > 1:
+    def local_blocks(self, size: int) -> list[LocalBlocks] | None:
+        """Per stage, the blocks of each run that a shard gets; None where blocks do not lie at even strides.
+
+        The dim may end inside a block where it is cut in one stage, or where all blocks are of given lengths.
+        """
+        kinds = [stage.deal.kind if stage.deal else "" for stage in self.stages]
+        if self.window or "zigzag" in kinds or "offsets" in kinds:
+            return None
+        may_end_inside = len(kinds) == 1 or set(kinds) == {"blocks"}
+        listed: list[LocalBlocks] = []
+        for stage, kind in zip(self.stages, kinds, strict=True):
+            numbers = stage.deal.numbers if stage.deal else (1,)
+            if len(numbers) > 1:
                 return None
-            if kind == "blocks" and len(self.stages) > 1:
+            if kind == "blocks":
+                blocks = LocalBlocks(-(-size // (numbers[0] * stage.shards)) or 1, numbers[0])
+            else:
+                blocks = LocalBlocks(numbers[0], -(-size // (stage.shards * numbers[0])))
+            if size != blocks.length * blocks.number * stage.shards and (listed or not may_end_inside):
                 return None
-            counts.append(-(-size // (numbers[0] * stage.shards)) or 1 if kind == "blocks" else (numbers or (1,))[0])
-        return None if self.window else counts
+            listed.append(blocks)
+            size = blocks.length
+        return listed
 
     def is_even(self, size: int) -> bool:
         """Whether all shards own runs of the same lengths and hold nothing else."""

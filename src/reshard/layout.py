@@ -265,16 +265,12 @@ class Layout:
         ties: list[Tie] = []
         for dim, length in enumerate(shape):
             weave = self.weave(dim) or Weave(tuple(DealStage(stage.size) for stage in self.dims[dim]))
-            counts = weave.local_counts(length)
-            if counts is None:
+            blocks = weave.local_blocks(length)
+            if blocks is None:
                 return None
             devices = iter(self.dims[dim])
-            for (shards, deal), count in zip(weave.stages, counts, strict=True):
-                if len(counts) > 1 and length % (shards * count):
-                    return None
-                is_given = deal is not None and deal.kind == "blocks"
-                length = deal.numbers[0] if deal is not None and is_given else -(-length // (shards * count))
-                stride = max(length, 1) * shards * count
+            for (shards, _), (count, block) in zip(weave.stages, blocks, strict=True):
+                stride = max(block, 1) * shards * count
                 for digit in (Digit(NOWHERE, count), *(next(devices) if shards > 1 else ())):
                     stride //= digit.size
                     ties += [Tie(dim, digit, stride)] if digit.size > 1 else []

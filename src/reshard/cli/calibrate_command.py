@@ -19,7 +19,7 @@ examples:
   reshard plan --network cluster.json --mesh host=2,gpu=8 --shape 8192,8192 '[{}, {"host"}]' '[{"host"}, {}]'
 
 Every axis of the mesh is a level of the network; along each, all devices that come first send to the next, at once.
-The file is what `reshard networks NAME --json` prints: its figures may be changed, and memory and flop/s added.
+The file is what `reshard networks NAME --json` prints, and its figures may be changed.
 """
 
 

@@ -103,7 +103,7 @@ class _Lists:
             empty: DigitLists = ((),) * len(self.task.shape)
             nothing = self.task.node_of(empty)
             change = tables.change(nothing, node)
-            symbolic = tables.apply(empty, change) if change.grown else iter([empty])
+            symbolic = tables.apply(empty, change, tables.blanks(empty)) if change.grown else [empty]
             states = [state for option in symbolic for state in _named(option)]
             self.known[node] = states, np.array([self.task.block_numbers(state, self.values) for state in states])
         return self.known[node]

@@ -12,14 +12,14 @@ append a blank that is not 0.
 >>> tables = Tables(task)
 >>> change = tables.change(task.node_of(((0,),)), task.node_of(((0, 1),)))
 >>> [[[entry if entry >= 0 else bin(allowed_of(entry)) for entry in dim] for dim in state]
-...  for state in tables.apply(((0,),), change)]
+...  for state in tables.apply(((0,),), change, tables.blanks(((0,),)))]
 [[[0, '0b10']]]
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -31,8 +31,8 @@ from reshard.collectives.weak import FAR, STEP_LIMIT, Numbers, WeakGraph, distan
 
 DigitLists = tuple[tuple[int, ...], ...]
 """Per dim its digits, major to minor: a number from 0, or a blank below 0."""
-CACHED = 65536
-"""Differences of nodes that are kept."""
+CACHED, CACHED_STEPS = 65536, 2048
+"""Differences of nodes that are kept, and nodes whose steps are."""
 CLASS_BITS = 5
 
 
@@ -156,8 +156,8 @@ class Tables:
         self.costs = np.where(keep[:, None] & keep[None], graph.costs, FAR)
         self.units: list[int] = graph.units.tolist()
         self.source_node, self.target_node = task.node_of(task.source), task.node_of(task.target)
-        self._changes: dict[tuple[int, int], DigitChange] = {}
-        self._edges: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        self._edges: dict[tuple[int, int], list[tuple[int, int, int, DigitChange]]] = {}
+        self._bounds: dict[int, list[int]] = {}
         # Distances to the target, from the source, and from the source with a Permute on the way.
         count = len(self.units)
         goal = np.full(count, FAR, dtype=np.int64)
@@ -172,7 +172,6 @@ class Tables:
             self.reduce = np.where(spacious[:, None] & keep[None], _reductions(task), FAR)
             room = np.where(spacious, 0, FAR)
             inside = np.minimum(self.costs + room[:, None] + room[None], FAR)
-            self.costs_pending = inside
             ends = (self.reduce + self.ahead[None]).min(axis=1)
             self.ahead_pending = distances(inside, np.minimum(ends, FAR))
             before = distances(inside.T, start)
@@ -195,12 +194,8 @@ class Tables:
         roomy: NDArray[np.bool_] = keep & (used <= np.array(spare)).all(axis=1)
         return roomy
 
-    def costs_of(self, layer: int) -> Numbers:
-        """What the steps cost, among partial values in layer 2."""
-        return self.costs_pending if layer == 2 else self.costs
-
-    def edges_of(self, node: int, layer: int) -> list[tuple[int, int, int]]:
-        """The steps from a node, the least wasteful first: how much they waste, to where, and what they cost.
+    def edges_of(self, node: int, layer: int) -> list[tuple[int, int, int, DigitChange]]:
+        """The steps from a node, the least wasteful first: how much they waste, to where, what they cost and do.
 
         Args:
             node: where to start.
@@ -208,73 +203,112 @@ class Tables:
         """
         key = (node, layer)
         if key not in self._edges:
-            if layer == 1:
-                row, bound = self.costs[:, node], self.behind_permuted
-            else:
-                row, bound = self.costs_of(layer)[node], self.ahead_pending if layer else self.ahead
-            extra = row + bound - bound[node]
-            near = np.flatnonzero((row < FAR) & (bound < FAR))
-            near = near[np.argsort(extra[near], kind="stable")]
-            self._edges[key] = list(zip(extra[near].tolist(), near.tolist(), row[near].tolist(), strict=True))
+            bounds = self._bounds_of(layer)
+            task, left = self.task, bounds[node]
+            steps = _steps_of(task.devices, task.classes, len(task.shape), node, layer == 1)
+            self._edges[key] = sorted(
+                [(cost + bounds[near] - left, near, cost, change) for near, cost, change in steps if bounds[near] < FAR]
+            )
         return self._edges[key]
+
+    def _bounds_of(self, layer: int) -> list[int]:
+        """Per node what is left to pay at the least; `FAR` where a layer may not lead."""
+        if layer not in self._bounds:
+            self._bounds[layer] = (self.ahead, self.behind_permuted, self.ahead_pending)[layer].tolist()
+        return self._bounds[layer]
 
     def change(self, before: int, after: int) -> DigitChange:
         """What leads from node to node."""
-        key = (before, after)
-        if key not in self._changes:
-            graph = self.task.graph
-            rows = (graph.nodes[after] - graph.nodes[before]).reshape(graph.ndim, -1).tolist()
-            self._changes[key] = _change_of(tuple(map(tuple, rows)))
-        return self._changes[key]
+        return _change_between(self.task.graph, before, after)
 
-    def apply(
-        self, state: DigitLists, change: DigitChange, pending: bool = False, only: int = -1
-    ) -> Iterator[DigitLists]:
-        """The states that a change makes of a state."""
-        task = self.task
-        for dim, classes in zip(state, change.classes, strict=False):
-            if classes and tuple(sorted(task.class_of(entry) for entry in dim[len(dim) - len(classes) :])) != classes:
-                return
+    def blanks(self, state: DigitLists, pending: bool = False, only: int = -1) -> list[int]:
+        """Per class, a digit that is free in a state, of some; of those of partial values only where none are left."""
+        held = self.task.pending if pending else 0
+        for dim in state:
+            for entry in dim:
+                if entry >= 0:
+                    held |= 1 << entry
+        free = only & ~held
+        return [blank(mask & free, number) for number, mask in enumerate(self.task.class_masks)]
+
+    def apply(self, state: DigitLists, change: DigitChange, blanks: Sequence[int]) -> list[DigitLists]:
+        """The states that a change makes of a state.
+
+        Args:
+            state: what is changed.
+            change: what is done to it.
+            blanks: what is appended, per class.
+        """
+        if change.classes and len(blanks) > 1 and not self._are_at_ends(state, change.classes):
+            return []
         if change.grown:
-            held = sum(1 << entry for dim in state for entry in dim if entry >= 0)
-            free = only & ~held & ~(task.pending if pending else 0)
-            blanks = [blank(mask & free, number) for number, mask in enumerate(task.class_masks)]
-            for added in change.grown:
-                yield tuple(
-                    (*dim, *[blanks[number] for number in more]) if more else dim
-                    for dim, more in zip(state, added, strict=True)
+            return [
+                tuple(
+                    [
+                        (*dim, *[blanks[number] for number in more]) if more else dim
+                        for dim, more in zip(state, added, strict=True)
+                    ]
                 )
-        elif change.dropped:
-            yield tuple(
-                dim[: len(dim) - count] if count else dim for dim, count in zip(state, change.dropped, strict=True)
-            )
-        else:
-            for moves in change.moved:
-                dims = list(state)
-                for origin, goal, count in moves:
-                    dims[goal] = dims[goal] + dims[origin][len(dims[origin]) - count :]
-                    dims[origin] = dims[origin][: len(dims[origin]) - count]
-                yield tuple(dims)
+                for added in change.grown
+            ]
+        if change.dropped:
+            ends = zip(state, change.dropped, strict=True)
+            return [tuple([dim[: len(dim) - count] if count else dim for dim, count in ends])]
+        states = []
+        for moves in change.moved:
+            dims = list(state)
+            for origin, goal, count in moves:
+                dims[goal] = dims[goal] + dims[origin][len(dims[origin]) - count :]
+                dims[origin] = dims[origin][: len(dims[origin]) - count]
+            states.append(tuple(dims))
+        return states
+
+    def _are_at_ends(self, state: DigitLists, classes: DigitLists) -> bool:
+        """Whether digits of these classes end the dims, in any order."""
+        class_of = self.task.class_of
+        return all(
+            tuple(sorted(map(class_of, dim[len(dim) - len(ending) :]))) == ending
+            for dim, ending in zip(state, classes, strict=True)
+            if ending
+        )
 
     def steps(self, visit: Visit, slack: int, *, backward: bool = False) -> Iterator[tuple[int, Visit]]:
         """The chains one step longer that waste less than the slack, each with what it wastes."""
         state, is_pending = visit.stop
         layer = 2 if is_pending else int(backward)
-        for waste, node, cost in self.edges_of(visit.node, layer):
+        blanks = self.blanks(state, is_pending)
+        for waste, node, cost, change in self.edges_of(visit.node, layer):
             if waste >= slack:
                 break
-            for after in self.apply(state, self.change(visit.node, node), is_pending):
+            for after in self.apply(state, change, blanks):
                 yield waste, Visit(visit.cost + cost, Stop(after, is_pending), node, visit)
         if not is_pending:
             return
         costs = self.reduce[visit.node]
+        blanks = self.blanks(state, only=self.task.pending)
         for node in np.flatnonzero(costs < FAR).tolist():  # all partial values are reduced
             cost = int(costs[node])
             waste = cost + int(self.ahead[node] - self.ahead_pending[visit.node])
-            change = self.change(visit.node, node) if node != visit.node else None
-            reduced = [state] if change is None else self.apply(state, change, only=self.task.pending)
+            reduced = [state] if node == visit.node else self.apply(state, self.change(visit.node, node), blanks)
             for after in reduced if waste < slack else ():
                 yield waste, Visit(visit.cost + cost, Stop(after, False), node, visit)
+
+
+@lru_cache(CACHED_STEPS)
+def _steps_of(
+    devices: int, classes: tuple[tuple[int, int], ...], ndim: int, node: int, backward: bool
+) -> list[tuple[int, int, DigitChange]]:
+    """The steps of the weak graph from a node, or to it: the other node, the cost, and what leads to the other."""
+    graph = weak_graph(devices, classes, ndim)
+    costs = graph.costs[:, node] if backward else graph.costs[node]
+    near = np.flatnonzero(costs < FAR)
+    ends = zip(near.tolist(), costs[near].tolist(), strict=True)
+    return [(after, cost, _change_between(graph, node, after)) for after, cost in ends]
+
+
+def _change_between(graph: WeakGraph, before: int, after: int) -> DigitChange:
+    rows = (graph.nodes[after] - graph.nodes[before]).reshape(graph.ndim, -1).tolist()
+    return _change_of(tuple(map(tuple, rows)))
 
 
 def _orders(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -69,7 +69,7 @@ class Search:
             self._costs, self._alike = self.bounds.seconds(network)
         elif self.goal.is_sum:
             self._costs = self._alike = self.bounds.received
-        self._arithmetic = self.bounds.flops * self.goal.per_flop(task.calculation.dtype)
+        self._arithmetic = self.bounds.work(self.goal)
         self._lowest = self._lower_bounds()
 
     def _lower_bounds(self) -> list[NDArray[np.float64]]:
@@ -210,8 +210,9 @@ class Search:
             ranking.learn(term, row, cost)
             if self._is_beyond(least, moved, limit):
                 return True, None
-        flops = self.chooser.flops(self.task, layout) * trips[-1]
-        price = price_of(moved, trips, flops, self.goal, self.task.calculation.dtype)
+        flops = self.chooser.flops(self.task, layout)
+        work = self.chooser.work(self.task, layout, flops)
+        price = price_of(moved, trips, flops * trips[-1], work * trips[-1])
         return True, price if limit is None or price < limit else None
 
     def _is_hopeless(self, reshards: list[Ends], row: int, limit: Price | None) -> bool:

@@ -32,8 +32,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reshard.contraction.goal import Goal
 from reshard.contraction.rows import NO_DIM, UNREDUCED, Rows, Table
-from reshard.contraction.tasks import Task
+from reshard.contraction.tasks import Stage, Task
 from reshard.digits import Digit, Digits
 from reshard.network import Network
 from reshard.network.inflow import DeviceGroup, groups_of
@@ -120,9 +121,20 @@ class Bounds:
     @cached_property
     def flops(self) -> Amounts:
         """Per row, the operations of the busiest device."""
+        return self._counted(self.task.calculation.stages)
+
+    def work(self, goal: Goal) -> Amounts:
+        """Per row, what these cost."""
+        arithmetic = self.flops * goal.per_flop(self.task.calculation.dtype)
+        if not goal.per_touched_byte:
+            return arithmetic
+        return np.maximum(arithmetic, self._counted(self.task.calculation.touched) * goal.per_touched_byte)
+
+    def _counted(self, stages: Sequence[Stage]) -> Amounts:
+        """Per row, what the busiest device does in loops."""
         lengths = self._parts(self.table.shards(self.table.rows))
         total = np.zeros(len(lengths))
-        for stage in self.task.calculation.stages:
+        for stage in stages:
             columns = [number for number, label in enumerate(self.table.labels) if label in stage.labels]
             total += stage.operations * lengths[:, columns].prod(axis=1, dtype=np.float64)
         return total * self.task.trip_counts[-1]

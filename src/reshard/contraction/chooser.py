@@ -51,6 +51,8 @@ class Ready(NamedTuple):
     layouts: list[ComputeLayout]
     flops: list[int]
     """Of a device, per layout, on one trip."""
+    work: list[float]
+    """What these cost."""
     used: list[list[Sharding]]
     """Per term, the shardings that it has in any of them."""
     numbers: list[tuple[int, ...]]
@@ -171,7 +173,6 @@ class Chooser:
             ]
             for output in ready.used[-1]
         ]
-        per_flop = trips[-1] * goal.per_flop(calculation.dtype)
         devices = None if goal.is_sum else _devices_of(task)
         places = []
         for number, (*operand_numbers, output) in enumerate(ready.numbers):
@@ -183,7 +184,7 @@ class Chooser:
                 else:  # no device receives less than the even share of what all do
                     shared = -(-sum(move.total for move in moves) // devices) if devices else 0
                     least = max(shared, *(move.busiest for move in moves))
-                places.append(Place(number, target, least + per_flop * ready.flops[number]))
+                places.append(Place(number, target, least + trips[-1] * ready.work[number]))
         return places
 
     def _least_of(self, task: Task, ready: Ready, term: int) -> list[Least]:
@@ -224,12 +225,20 @@ class Chooser:
         """Operations of the busiest device on one trip."""
         return local_flops(task.calculation.stages, layout.largest_parts(task.sizes))
 
+    def work(self, task: Task, layout: ComputeLayout, flops: int) -> float:
+        """What the operations of a device cost on one trip."""
+        calculation, touched = task.calculation, 0
+        if self.goal.per_touched_byte:
+            touched = local_flops(calculation.touched, layout.largest_parts(task.sizes))
+        return self.goal.of_work(flops, touched, calculation.dtype)
+
     def price(
         self, task: Task, layout: ComputeLayout, flops: int, target: Sharding, limit: Price | None = None
     ) -> Price | None:
         """What a task costs in a layout; None where that cannot be, or costs more than a limit."""
-        trips, goal = task.trip_counts, self.goal
-        cost = flops * trips[-1] * goal.per_flop(task.calculation.dtype)
+        trips = task.trip_counts
+        work = self.work(task, layout, flops) * trips[-1]
+        cost = work
         dearest = None if limit is None else (1 + ROUNDING) * limit.cost
         moved: list[Moved] = []
         for number, ends in enumerate(ends_of(task, layout, target)):
@@ -240,14 +249,14 @@ class Chooser:
                 and dearest is not None
                 and (
                     cost > dearest
-                    or (not goal.is_sum and move.price.received_bytes * trips[number] > limit.received_bytes)
+                    or (not self.goal.is_sum and move.price.received_bytes * trips[number] > limit.received_bytes)
                 )
             ):
                 return None
             moved.append(move)
         if cost == float("inf"):
             return None
-        return price_of(moved, trips, flops * trips[-1], goal, task.calculation.dtype)
+        return price_of(moved, trips, flops * trips[-1], work)
 
     def _ready(self, task: Task) -> Ready:
         """The layouts that the tensors have."""
@@ -269,7 +278,8 @@ class Chooser:
             used = [list(dict.fromkeys(term)) for term in zip(*(layout.shardings for layout in layouts), strict=True)]
             numbers = [tuple(map(list.index, used, layout.shardings)) for layout in layouts]
             flops = [self.flops(task, layout) for layout in layouts]
-            ready = self._layouts[key] = Ready(layouts, flops, used, numbers)
+            work = [self.work(task, *pair) for pair in zip(layouts, flops, strict=True)]
+            ready = self._layouts[key] = Ready(layouts, flops, work, used, numbers)
         return ready
 
 

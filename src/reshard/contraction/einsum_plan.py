@@ -32,7 +32,7 @@ from reshard.contraction.formula import table
 from reshard.contraction.goal import Goal
 from reshard.contraction.paths import Path, paths_of
 from reshard.contraction.prices import BY_BYTES, Price, busiest, local_flops, moved_by
-from reshard.contraction.tasks import stages_of
+from reshard.contraction.tasks import Calculation, stages_of
 from reshard.drawing.notebooks import mimebundle
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
@@ -211,12 +211,19 @@ class EinsumPlan:
         return None if self.network is None else sum(plan.seconds or 0.0 for plan in self._all_plans)
 
     @property
+    def local_work(self) -> float:
+        """What the operations of this contraction alone cost a device."""
+        calculation = Calculation.of_einsum(self.pattern, self.sizes, self.dtype)
+        touched_bytes = local_flops(calculation.touched, self.layout.largest_parts(self.sizes))
+        return self.goal.of_work(self.local_flops, touched_bytes, self.dtype)
+
+    @property
     def arithmetic_seconds(self) -> float | None:
-        """What the arithmetic takes; None without a network, 0 on one that does not say how fast devices are."""
-        if self.network is None:
-            return None
-        speed = self.network.flops_of(self.dtype)
-        return self.flops / speed if speed else 0.0
+        """What the arithmetic takes, or reading and writing memory where that takes longer; None without a network.
+
+        It is 0 on one that says neither how fast devices are nor their memory.
+        """
+        return None if self.network is None else sum(part.local_work for part in self.parts())
 
     @property
     def seconds(self) -> float | None:
@@ -233,13 +240,11 @@ class EinsumPlan:
         """
         if self.network is None:
             return None
-        speed = self.network.flops_of(self.dtype)
         before = [
             (plan.lower_bound_seconds or 0.0) + (0.0 if isinstance(given, int) else given.lower_bound_seconds or 0.0)
             for plan, given in zip(self.operands, self.inputs, strict=True)
         ]
-        arithmetic = self.local_flops / speed if speed else 0.0
-        return max(before, default=0.0) + arithmetic + (self.output.lower_bound_seconds or 0.0)
+        return max(before, default=0.0) + self.local_work + (self.output.lower_bound_seconds or 0.0)
 
     @property
     def overlapped_seconds(self) -> float | None:
@@ -261,7 +266,7 @@ class EinsumPlan:
         """What plans are compared by."""
         steps = sum(len(plan.steps) for plan in self._all_plans)
         costs = [self.goal.cost(plan.seconds, plan.received_bytes) for plan in self._all_plans]
-        cost = sum(costs, self.flops * self.goal.per_flop(self.dtype))
+        cost = sum(costs, sum(part.local_work for part in self.parts()))
         return Price(cost, self.received_bytes, self.total_received_bytes, steps, self.flops)
 
     @cached_property

@@ -2,7 +2,8 @@
 
     bytes      bytes that the busiest device receives; of as many the least work
     balanced   these bytes and the work of a device, `BALANCE` operations counting as a byte
-    seconds    on a network, reshards and arithmetic one after the other
+    seconds    on a network, reshards and operations one after the other; an operation takes its arithmetic, or what it
+               reads from memory and writes there, whichever takes longer
 
 Bytes alone would have every device compute everything, since that moves nothing; any balance from 500 to 20,000
 operations a byte gives a train step the same layout, as what a device computes in the time of a byte lies between.
@@ -66,6 +67,16 @@ class Goal:
             speed = self.network.flops_of(dtype)
             return 1.0 / speed if speed else 0.0
         return 0.0 if self.balance is None else 1.0 / self.balance
+
+    @property
+    def per_touched_byte(self) -> float:
+        """What a byte costs that a device reads from its memory or writes there."""
+        bandwidth = None if self.network is None else self.network.memory_bandwidth
+        return 1.0 / bandwidth if bandwidth else 0.0
+
+    def of_work(self, flops: float, touched_bytes: float, dtype: DType) -> float:
+        """What the work of a device costs: its arithmetic, or what it reads and writes where that takes longer."""
+        return max(flops * self.per_flop(dtype), touched_bytes * self.per_touched_byte)
 
     @property
     def per_byte(self) -> float:

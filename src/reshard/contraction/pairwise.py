@@ -54,8 +54,9 @@ class Contracted:
             return self.chosen.price
         reshards = [ends for part in parts for ends in ends_of(part.task, part.chosen.layout, part.chosen.target)]
         moved = [chooser.prices.moved(*ends) for ends in reshards]
-        flops = sum(part.chosen.price.flops for part in parts)
-        return price_of(moved, [1] * len(moved), flops, chooser.goal, self.task.calculation.dtype)
+        flops = [part.chosen.price.flops for part in parts]
+        work = (chooser.work(part.task, part.chosen.layout, each) for part, each in zip(parts, flops, strict=True))
+        return price_of(moved, [1] * len(moved), sum(flops), sum(work))
 
     def plan(self, chooser: Chooser) -> EinsumPlan:
         """With the plans of all reshards.

@@ -144,11 +144,11 @@ def busiest(moved: Iterable[tuple[Moved, int]]) -> int:
     return int(received.max())
 
 
-def price_of(moved: Sequence[Moved], trips: Sequence[int], flops: int, goal: Goal, dtype: DType) -> Price:
-    """The price of an operation: its reshards, each made so many times, and its arithmetic in a dtype."""
+def price_of(moved: Sequence[Moved], trips: Sequence[int], flops: int, work: float) -> Price:
+    """The price of an operation: its reshards, each made so many times, and what its operations cost."""
     costs = [move.price.cost * count for move, count in zip(moved, trips, strict=True)]
     return Price(
-        sum(costs, flops * goal.per_flop(dtype)),
+        sum(costs, work),
         busiest(zip(moved, trips, strict=True)),
         sum(move.price.total_received_bytes * count for move, count in zip(moved, trips, strict=True)),
         sum(move.price.steps * count for move, count in zip(moved, trips, strict=True)),

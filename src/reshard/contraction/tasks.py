@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import chain
+from math import prod
 from typing import NamedTuple
 
 from reshard.contraction.paths import paths_of, steps_along
@@ -40,7 +42,7 @@ class Stage(NamedTuple):
     labels: frozenset[str]
     """Over which it runs."""
     operations: int
-    """On each element."""
+    """On each element; or bytes."""
 
 
 class Wait(NamedTuple):
@@ -97,6 +99,17 @@ class Calculation:
     def label_sizes(self) -> dict[str, int]:
         """The size of every label."""
         return dict(zip(self.pattern.labels, self.sizes, strict=True))
+
+    @cached_property
+    def touched(self) -> tuple[Stage, ...]:
+        """Per tensor, which is read or written once, the loop over its elements, with the bytes of each."""
+        stages = []
+        for term, shape, dtype in zip(self.pattern.terms, self.shapes, self.dtypes, strict=True):
+            kept = [bool(group) and self.whole.issuperset(group) for group in term]
+            labels = frozenset(chain.from_iterable(g for g, is_whole in zip(term, kept, strict=True) if not is_whole))
+            sizes = (size for size, is_whole in zip(shape, kept, strict=True) if is_whole)
+            stages.append(Stage(labels, prod(sizes, start=dtype.itemsize)))
+        return tuple(stages)
 
     @cached_property
     def _hash(self) -> int:

@@ -2,8 +2,9 @@
 
 One level per axis of a mesh; along each, every device sends to the next, all at once, in one `ppermute`: the same
 operation that a round of an exchange is.
-What steps take besides is fitted to some of them (`reshard.network.engine_fit`), and devices that get no more bytes
-along two axes at once than along one after the other are joined by one switch.
+What steps take besides is fitted to some of them, and what devices compute to products and sums
+(`reshard.network.engine_fit`); devices that get no more bytes along two axes at once than along one after the other are
+joined by one switch.
 
 >>> mesh = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])
 >>> calibrate(mesh)[0].levels
@@ -18,6 +19,7 @@ from timeit import repeat
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh as JaxMesh
@@ -29,7 +31,7 @@ from reshard.jax.jax_shardings import jax_mesh_like, mesh_of, partition_spec_of
 from reshard.mesh import Mesh
 from reshard.network import Calibration, Network
 from reshard.network.calibration import Pairs
-from reshard.network.engine_fit import fitted_to_engine
+from reshard.network.engine_fit import PRODUCT_SIDES, SUM_SIDES, fitted_to_engine, fitted_to_work
 from reshard.plans import Plan
 from reshard.steps import Chain, reshard_of_chain
 
@@ -39,6 +41,9 @@ RUNS = 5
 """Of so many runs of a compiled exchange the fastest counts: what else the machine does is not the network."""
 WARM_RUNS = 3
 """Of a chain, one after another, the fastest of which counts: the first finds the memory as what ran before left it."""
+TURNS = 8
+"""How often a product or a sum is made in one program, which takes its time to start."""
+WORKS = (("product", PRODUCT_SIDES), ("sum", SUM_SIDES))
 
 
 def calibrate(mesh: JaxMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 3) -> tuple[Network, Calibration]:
@@ -75,7 +80,9 @@ def calibrate(mesh: JaxMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 3) 
             chains[steps] = _plan(mesh, Plan(reshard_of_chain(steps), steps))
         return min(repeat(chains[steps], repeat=WARM_RUNS, number=1))
 
-    return fitted_to_engine(guess, ours, time_exchange, time_chain, sizes=sizes, repeats=repeats)
+    network, fit = fitted_to_engine(guess, ours, time_exchange, time_chain, sizes=sizes, repeats=repeats)
+    works = {(name, side): _work(mesh, name, side) for name, sides in WORKS for side in sides}
+    return fitted_to_work(network, lambda side: works["product", side](), lambda side: works["sum", side]()), fit
 
 
 def calibrate_like(mesh: Mesh, *, repeats: int = 3) -> tuple[Network, Calibration]:
@@ -104,6 +111,20 @@ def _exchange(mesh: JaxMesh, n_bytes: int, pairs: Pairs) -> Callable[[], Any]:
     tiles = jax.device_put(np.zeros(n_bytes * mesh.size, np.uint8), NamedSharding(mesh, spec))
     jax.block_until_ready(program(tiles))
     return lambda: jax.block_until_ready(program(tiles))
+
+
+def _work(mesh: JaxMesh, name: str, side: int) -> Callable[[], float]:
+    """What times a product or a sum of squares that every device makes of its own."""
+    spec = PartitionSpec(mesh.axis_names)
+    combined = jnp.matmul if name == "product" else jnp.add
+
+    def turns(x: jax.Array, y: jax.Array) -> Any:
+        return lax.fori_loop(0, TURNS, lambda _, each: combined(x, each), y)
+
+    program = jax.jit(jax.shard_map(turns, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    squares = jax.device_put(np.zeros((mesh.size * side, side), np.float32), NamedSharding(mesh, spec))
+    jax.block_until_ready(program(squares, squares))
+    return lambda: min(repeat(lambda: jax.block_until_ready(program(squares, squares)), repeat=RUNS, number=1)) / TURNS
 
 
 def _plan(mesh: JaxMesh, plan: Plan) -> Callable[[], Any]:

@@ -279,11 +279,16 @@ class RankPlan:
         """The same on all ranks that run the same plan."""
         self.moves: list[LocalMove] = []
         self.of_parts: list[RankPlan] = []
-        """Of every part where the tensor goes in parts; those of one share are one."""
+        """Of every part where the tensor goes in parts; equal ones are one."""
+        self.of_stretches: list[RankPlan] = []
+        """Of every stretch, where there are several."""
         try:
-            if plan.parts > 1:
-                by_share = {id(share): RankPlan(share, participants) for share in plan.plans_by_share}
-                self.of_parts = [by_share[id(share)] for share in plan.plans_of_parts]
+            if len(plan.stretches) > 1:
+                self.of_stretches = [RankPlan(stretch, participants) for stretch in plan.stretches]
+            elif plan.parts > 1:
+                distinct = {id(of_part): of_part for of_part in plan.plans_of_parts}
+                by_plan = {key: RankPlan(of_part, participants) for key, of_part in distinct.items()}
+                self.of_parts = [by_plan[id(of_part)] for of_part in plan.plans_of_parts]
             for step in plan.steps if plan.parts == 1 else ():
                 self.moves += [LocalMove(move, participants, plan.dtype) for move in step.transfers]
             self.source_shape, self.target_shape = (
@@ -311,6 +316,11 @@ class RankPlan:
         self, tile: Array | None, dtype: np.dtype[Any], out: Array | None = None, near: Mapping[int, Any] | None = None
     ) -> Array | None:
         """The tile of the target, in fresh memory or in `out`; see `LocalMove.run`."""
+        for number, stretch in enumerate(self.of_stretches, 1):
+            is_last = number == len(self.of_stretches)
+            tile = stretch.run(tile, dtype, out if is_last else None, near if number == 1 else None)
+        if self.of_stretches:
+            return tile
         if self.of_parts:
             return self._in_parts(tile, dtype, out)
         for number, move in enumerate(self.moves):
@@ -333,7 +343,7 @@ class RankPlan:
         """The tile, one equal part of the tensor after the other."""
         parting, count, moved = self.plan.parting, self.plan.parts, []
         for number, of_part in enumerate(self.of_parts):
-            part = None if tile is None else np.ascontiguousarray(parting.cut(tile, count, number))
+            part = None if tile is None else np.ascontiguousarray(parting.cut(tile, count, number, np.concatenate))
             moved.append(of_part.run(part, dtype))
         if self.target_shape is None:
             return None
@@ -345,8 +355,8 @@ class RankPlan:
 
     def free(self) -> None:
         """Give the datatypes back."""
-        for of_part in {id(of_part): of_part for of_part in self.of_parts}.values():
-            of_part.free()
+        for nested in {id(nested): nested for nested in (*self.of_parts, *self.of_stretches)}.values():
+            nested.free()
         for move in self.moves:
             move.sends.free()
             move.receives.free()

@@ -8,6 +8,7 @@ Three things are measured, in turn:
     messages     latency and bandwidth of every level (`calibration`)
     chains       a few steps of several kinds and sizes, and pairs of them: what it takes to start a plan and a step,
                  what messages and bytes take there, and how fast a device copies its tiles before and after
+    work         products and sums of squares of floats on all devices at once: operations and bytes of memory a second
 
 Chains are fitted by factors of what they are made of, so what levels are to one another stays as it was measured.
 
@@ -33,13 +34,16 @@ from random import Random
 from statistics import median
 
 from reshard.mesh import Mesh
-from reshard.network.calibration import Calibration, Timer, least_relative, neighbours
+from reshard.network.calibration import Calibration, Timer, fit_line, least_relative, neighbours
 from reshard.network.level import Level
 from reshard.network.networks import Network
 from reshard.network.pricing import busy_seconds, copied_elements, seconds_of
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
 from reshard.steps import Chain, Step
+
+WorkTimer = Callable[[int], float]
+"""The side of squares -> seconds."""
 
 SHARED_BYTES = 1 << 20
 """What is sent along levels, one and all."""
@@ -52,6 +56,8 @@ NEGLIGIBLE = 1e-15
 LEAST = 0.05
 """Of what bare messages take for a byte; where copies tell all of it, this much is left."""
 ITEMSIZE = 4
+PRODUCT_SIDES, SUM_SIDES = (64, 128, 256, 512), (128, 256, 512, 1024)
+"""Of the squares that are multiplied and added."""
 
 
 def fitted_to_engine(
@@ -85,6 +91,38 @@ def fitted_to_engine(
         for steps in Random(number).sample(chains, len(chains)):  # the same order on all ranks
             fastest[steps] = min(fastest[steps], time_chain(steps))
     return fitted_to_chains(network, list(fastest.items())), fit
+
+
+def fitted_to_work(network: Network, time_product: WorkTimer, time_sum: WorkTimer) -> Network:
+    """The network with what its devices compute and read and write a second, all at once.
+
+    Args:
+        network: of the devices.
+        time_product: seconds for a product of two squares of float32 of a side.
+        time_sum: the same for their sum, which reads two and writes one.
+
+    By hand, a millisecond to start, 2 operations for each of side^3 elements at 2 GHz, 12 bytes for each of side^2:
+
+    >>> product_s = {side: 1e-3 + 2 * side**3 / 2e9 for side in PRODUCT_SIDES}
+    >>> fitted = fitted_to_work(Network(()), product_s.__getitem__, lambda side: 12 * side**2 / 5e9)
+    >>> round(fitted.flops), round(fitted.memory_bandwidth)
+    (2000000000, 5000000000)
+    """
+    flops = _per_second([2 * side**3 for side in PRODUCT_SIDES], [_least(time_product, side) for side in PRODUCT_SIDES])
+    touched = _per_second(
+        [3 * ITEMSIZE * side**2 for side in SUM_SIDES], [_least(time_sum, side) for side in SUM_SIDES]
+    )
+    return replace(network, flops=flops, memory_bandwidth=touched)
+
+
+def _least(timer: WorkTimer, side: int) -> float:
+    return min(timer(side) for _ in range(PASSES))
+
+
+def _per_second(amounts: Sequence[float], times: Sequence[float]) -> float | None:
+    """How much of something is done a second; None where more takes no longer."""
+    _, per_unit = fit_line(amounts, times)
+    return 1 / per_unit if per_unit > 0 else None
 
 
 def _is_one_medium(guess: Network, time_exchange: Timer, repeats: int) -> bool:

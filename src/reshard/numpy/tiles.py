@@ -130,10 +130,12 @@ def run(plan: Plan, tiles: Mapping[int, Array], *, received_bytes: dict[int, int
     _check_tiles(tiles, Tiling.of(plan.source, plan.shape), plan)
     counts = dict.fromkeys(plan.devices, 0)
     current = {device: np.asarray(tiles[device]) for device in plan.source.mesh.device_array.tolist()}
-    if plan.parts > 1:
-        current = _in_parts(plan, current, counts)
-    for step in plan.steps if plan.parts == 1 else ():
-        current = _moved(step, current, counts)
+    for stretch in plan.stretches:
+        if stretch.parts > 1:
+            current = _in_parts(stretch, current, counts)
+            continue
+        for step in stretch.steps:
+            current = _moved(step, current, counts)
     if received_bytes is not None:
         received_bytes.update(counts)
     if plan.steps:
@@ -146,7 +148,7 @@ def _in_parts(plan: Plan, tiles: Tiles, counts: dict[int, int]) -> Tiles:
     """The target tiles, one equal part of the tensor after the other."""
     moved: list[Tiles] = []
     for number, of_part in enumerate(plan.plans_of_parts):
-        part = {device: plan.parting.cut(tile, plan.parts, number) for device, tile in tiles.items()}
+        part = {device: plan.parting.cut(tile, plan.parts, number, np.concatenate) for device, tile in tiles.items()}
         for step in of_part.steps:
             part = _moved(step, part, counts)
         moved.append(part)

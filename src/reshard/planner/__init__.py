@@ -3,6 +3,7 @@
     planning.py         `plan`, and `alternatives` of a plan
     candidates.py       ways that lead from source to target
     route_prices.py     what a way takes on a network before it is a chain of steps
+    step_prices.py      what one step takes, from what digits do before and after it
     spread.py           middles in which all devices of a host share what crosses between hosts
     better_legs.py      a plan whose parts are planned anew
     number_of_parts.py  in how many parts the steps of a plan overlap best

@@ -61,10 +61,8 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Rou
         with suppress(ReshardError):
             yield gathered(reshard)
         through_switches = any(level.is_switch for level in network.levels)  # where messages wait for one another
-        for middle in _gathers(reshard) if through_switches else ():
-            with suppress(ReshardError):
-                if prices.seconds_to(middle) < least:
-                    yield Route((middle,))
+        for middle in _gathers(prices, least) if through_switches else ():
+            yield Route((middle,))
 
 
 def _on_levels(prices: RoutePrices) -> Iterator[Route]:
@@ -113,22 +111,35 @@ def gathered(reshard: Reshard) -> Route:
     return Route((Sharding(target.mesh, tuple(map(DimSharding, kept)), uneven=target.uneven),))
 
 
-def _gathers(reshard: Reshard) -> Iterator[Sharding]:
+def _gathers(prices: RoutePrices, limit_s: float) -> Iterator[Sharding]:
     """The source with some of its last axes gathered: what is then exchanged goes between fewer, in fewer messages.
+
+    Only what is gathered sooner than a limit.
 
     >>> from reshard.mesh import Mesh
     >>> mesh = Mesh.of(x=2, y=2)
     >>> reshard = Reshard.of(Sharding.of(mesh, ("x", "y"), None), Sharding.of(mesh, None, ("y", "x")), (4, 4))
-    >>> [middle.text() for middle in _gathers(reshard)]
+    >>> prices = RoutePrices.of(reshard, Network.preset("h100-4"))
+    >>> [middle.text() for middle in _gathers(prices, 1.0)]
     ['[{"x"}, {}]', '[{}, {}]']
     """
+    reshard = prices.reshard
     source, target = reshard.source, reshard.target
     if source.mesh != target.mesh or source.is_woven or target.is_woven:
         return
     cutting = [dim.axes for dim in source.dims]
+    sizes = [[axis.size_in(source.mesh.sizes[axis.name]) for axis in axes] for axes in cutting]
     for counts in sorted(product(*(range(len(axes) + 1) for axes in cutting)), key=sum, reverse=True)[1:]:
-        kept = [axes[:count] for axes, count in zip(cutting, counts, strict=True)]
-        yield Sharding(source.mesh, tuple(map(DimSharding, kept)), uneven=target.uneven)
+        with suppress(ReshardError):
+            shards = [prod(parts[:count]) for parts, count in zip(sizes, counts, strict=True)]
+            lengths = [size // parts for size, parts in zip(reshard.shape, shards, strict=True)]
+            seconds = prices.seconds_to_gather(lengths)
+            if seconds is not None and seconds >= limit_s:
+                continue
+            kept = [axes[:count] for axes, count in zip(cutting, counts, strict=True)]
+            middle = Sharding(source.mesh, tuple(map(DimSharding, kept)), uneven=target.uneven)
+            if seconds is not None or prices.seconds_to(middle) < limit_s:
+                yield middle
 
 
 def all_gathered(reshard: Reshard) -> Route:

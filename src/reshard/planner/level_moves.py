@@ -33,8 +33,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import chain, product
+from itertools import chain, permutations
 from math import prod
+from operator import getitem
 from typing import NamedTuple
 
 import numpy as np
@@ -59,12 +60,15 @@ CACHED_LOADS = 8192
 """Changes of what digits of a level do that are kept."""
 
 
+Roles = tuple[int | None, ...]
+"""Per digit of the position, the number of the tensor's digit that it cuts."""
+
+
 class LevelGraph(NamedTuple):
     """What digits of positions may do, and what it loads to change it on one level."""
 
-    states: tuple[tuple[int | None, ...], ...]
-    """The source first, the target last; each says per digit of the position the number of the tensor's digit that it
-    cuts."""
+    states: tuple[Roles, ...]
+    """The source first, the target last."""
     leads: NDArray[np.bool_]
     """Per state and next state, whether one step leads there."""
     seconds: Floats
@@ -170,7 +174,7 @@ class LevelWays:
         cuts = [[number in cut for number, _ in dim] for cut in cut_digits for dim in self.by_dim]
         return all(sorted(dim, reverse=True) == dim for dim in cuts)
 
-    def _sharding(self, roles: tuple[int | None, ...]) -> Sharding:
+    def _sharding(self, roles: Roles) -> Sharding:
         cutting = {role: digit for role, digit in zip(roles, self.digits, strict=True) if role is not None}
         mesh = self.reshard.source.mesh
         dims = [dim_cuts(mesh, [(size, cutting.get(number)) for number, size in dim]) for dim in self.by_dim]
@@ -196,9 +200,9 @@ def _share_out(digits: Digits, dims: list[list[TensorDigit]]) -> None:
 def _graph(
     network: Network,
     digits: Digits,
-    source: tuple[int | None, ...],
-    target: tuple[int | None, ...],
-    shared: tuple[int | None, ...],
+    source: Roles,
+    target: Roles,
+    shared: Roles,
 ) -> LevelGraph | None:
     """What the digits may do; None where a digit lies in no level, or there is too much that they may do."""
     inside = [[n for n, digit in enumerate(digits) if _lies_in(digit, level)] for level in network.levels]
@@ -208,56 +212,55 @@ def _graph(
     ends = [tuple(tuple(end[n] for n in numbers) for numbers in inside) for end in (source, target)]
     if prod(map(len, choices)) > MOST_STATES or not all(map(_is_one, ends)) or ends[0] == ends[1]:
         return None
-    grid = _products_of_one(choices)
-    places = [tuple(listed.index(roles) for listed, roles in zip(choices, end, strict=True)) for end in ends]
-    chosen = [tuple(place) for place in np.argwhere(grid).tolist() if tuple(place) not in places]
-    chosen = [places[0], *chosen, places[1]]
-    states = [tuple(listed[n] for listed, n in zip(choices, place, strict=True)) for place in chosen]
-    numbers_of_states = np.full(grid.shape, -1)
-    numbers_of_states[tuple(np.array(chosen).T)] = np.arange(len(chosen))
-    shards = [
-        [prod(digits[n].size for n, role in zip(numbers, roles, strict=True) if role is not None) for roles in listed]
-        for numbers, listed in zip(inside, choices, strict=True)
-    ]
-    tiles = np.array([1 / prod(sizes[n] for sizes, n in zip(shards, place, strict=True)) for place in chosen])
-    leads = np.zeros((len(states), len(states)), dtype=np.bool_)
+    first, last = (tuple(listed.index(roles) for listed, roles in zip(choices, end, strict=True)) for end in ends)
+    chosen = [first, *(place for place in _places_of_one(choices) if place not in (first, last)), last]
+    places = np.array(chosen)
+    shards = np.ones(len(chosen), dtype=np.int64)
+    leads = np.zeros((len(chosen), len(chosen)), dtype=np.bool_)
     seconds, latencies_s = np.zeros((2, *leads.shape, len(network.levels)))
-    for number, (level, numbers) in enumerate(zip(network.levels, inside, strict=True)):
-        level_digits = tuple([digits[n] for n in numbers])
-        by_choice = np.moveaxis(numbers_of_states, number, 0)
-        for (i, before), (j, after) in product(enumerate(choices[number]), repeat=2):
-            taken = None if i == j else _load(level, level_digits, *_renumbered(before, after))
-            if taken is None:
-                continue
-            known = (by_choice[i] >= 0) & (by_choice[j] >= 0)
-            starts, stops = by_choice[i][known], by_choice[j][known]
-            leads[starts, stops] = True
-            seconds[starts, stops, number] = taken.seconds * tiles[starts]
-            latencies_s[starts, stops, number] = taken.latency_s + network.launch_s * (taken.seconds > 0)
+    same = places[:, None] == places
+    is_alone = same.sum(axis=2) == len(network.levels) - 1
+    for number, (level, numbers, listed) in enumerate(zip(network.levels, inside, choices, strict=True)):
+        sizes = [digits[n].size for n in numbers]
+        parts = [prod(size for size, role in zip(sizes, roles, strict=True) if role is not None) for roles in listed]
+        shards *= np.array(parts)[places[:, number]]
+        strides = [digits[n].stride // level.stride for n in numbers]
+        moves = _moves(replace(level, stride=1), tuple(map(Digit, strides, sizes)), tuple(_renumbered(*listed)))
+        starts, stops = np.nonzero(is_alone & ~same[:, :, number])
+        before, after = places[starts, number], places[stops, number]
+        leads[starts, stops] = moves.leads[before, after]
+        seconds[starts, stops, number] = moves.seconds[before, after]
+        latencies_s[starts, stops, number] = moves.latencies_s[before, after]
+    tiles = 1 / shards
+    latencies_s += network.launch_s * (seconds > 0)
+    seconds *= tiles[:, None, None]
     order = [n for numbers in inside for n in numbers]
-    in_order = [dict(zip(order, chain.from_iterable(state), strict=True)) for state in states]
-    roles_of_digits = tuple(tuple(roles[n] for n in range(len(digits))) for roles in in_order)
-    return LevelGraph(roles_of_digits, leads, seconds, latencies_s, tiles)
+    roles_of_places = [chain.from_iterable(map(getitem, choices, place)) for place in chosen]
+    in_order = [dict(zip(order, roles, strict=True)) for roles in roles_of_places]
+    states = tuple([tuple([roles[n] for n in range(len(digits))]) for roles in in_order])
+    return LevelGraph(states, leads, seconds, latencies_s, tiles)
 
 
-def _products_of_one(choices: Sequence[Sequence[tuple[int | None, ...]]]) -> NDArray[np.bool_]:
-    """Per choice of roles of each level, whether no digit of the tensor is cut twice."""
-    grid = np.ones([len(listed) for listed in choices], dtype=np.bool_)
-    taken = np.zeros(grid.shape, dtype=object)  # digits as bits
-    for number, listed in enumerate(choices):
-        along = [-1 if n == number else 1 for n in range(grid.ndim)]
-        bits = np.array([sum({1 << role for role in roles if role is not None}) for roles in listed], dtype=object)
-        grid &= np.array([_is_one([roles]) for roles in listed]).reshape(along)
-        grid &= (taken & bits.reshape(along)) == 0
-        taken = taken | bits.reshape(along)
-    return grid
+def _places_of_one(choices: Sequence[Sequence[Roles]]) -> list[tuple[int, ...]]:
+    """The choices of roles of all levels in which no digit of the tensor is cut twice, by their numbers per level.
+
+    >>> _places_of_one([[(0,), (1,)], [(None,), (1,)]])
+    [(0, 0), (0, 1), (1, 0)]
+    """
+    taken: dict[tuple[int, ...], frozenset[int | None]] = {(): frozenset()}
+    for listed in choices:
+        cut = [(number, frozenset(roles) - {None}) for number, roles in enumerate(listed) if _is_one([roles])]
+        taken = {
+            (*place, number): digits | own for place, digits in taken.items() for number, own in cut if not digits & own
+        }
+    return list(taken)
 
 
 def _lies_in(digit: Digit, level: Level) -> bool:
     return level.stride <= digit.stride and digit.end <= level.digit.end
 
 
-def _choices(roles: Sequence[tuple[int | None, int | None, int | None]]) -> list[tuple[int | None, ...]]:
+def _choices(roles: Sequence[tuple[int | None, int | None, int | None]]) -> list[Roles]:
     """What the digits of a level may do, from what each does at the source, at the target, and where it is shared."""
     listed = [
         tuple(before for before, _, _ in roles),
@@ -275,7 +278,7 @@ def _choices(roles: Sequence[tuple[int | None, int | None, int | None]]) -> list
     return list(dict.fromkeys(listed))
 
 
-def _is_one(roles_by_level: Sequence[tuple[int | None, ...]]) -> bool:
+def _is_one(roles_by_level: Sequence[Roles]) -> bool:
     """Whether no digit of the tensor is cut twice."""
     cut = [role for roles in roles_by_level for role in roles if role is not None]
     return len(set(cut)) == len(cut)
@@ -289,7 +292,37 @@ class LevelLoad(NamedTuple):
     latency_s: float
 
 
-def _renumbered(*lists: tuple[int | None, ...]) -> list[tuple[int | None, ...]]:
+class LevelMoves(NamedTuple):
+    """What changes of roles ask of their level, per choice of roles before and after."""
+
+    leads: NDArray[np.bool_]
+    """Whether one step leads there."""
+    seconds: Floats
+    """Per byte of a tile."""
+    latencies_s: Floats
+
+
+@lru_cache(CACHED)
+def _moves(level: Level, digits: tuple[Digit, ...], choices: tuple[Roles, ...]) -> LevelMoves:
+    """What it takes that digits of a level change from any choice of roles to any other.
+
+    Levels and roles that are alike but for their numbers have one answer, so it is asked for by the smallest.
+    """
+    count = len(choices)
+    loads = {
+        (i, j): load
+        for i, j in permutations(range(count), 2)
+        if (load := _load(level, digits, *_renumbered(choices[i], choices[j]))) is not None
+    }
+    leads, (seconds, latencies_s) = np.zeros((count, count), dtype=np.bool_), np.zeros((2, count, count))
+    if loads:
+        pairs = tuple(np.array(list(loads)).T)
+        leads[pairs] = True
+        seconds[pairs], latencies_s[pairs] = np.array(list(loads.values())).T
+    return LevelMoves(leads, seconds, latencies_s)
+
+
+def _renumbered(*lists: Roles) -> list[Roles]:
     """The same roles by numbers in the order in which they come.
 
     >>> _renumbered((7, None), (None, 7)), _renumbered((3, 5), (5, 3))
@@ -300,9 +333,7 @@ def _renumbered(*lists: tuple[int | None, ...]) -> list[tuple[int | None, ...]]:
 
 
 @lru_cache(CACHED_LOADS)
-def _load(
-    level: Level, digits: tuple[Digit, ...], before: tuple[int | None, ...], after: tuple[int | None, ...]
-) -> LevelLoad | None:
+def _load(level: Level, digits: tuple[Digit, ...], before: Roles, after: Roles) -> LevelLoad | None:
     """What it takes that digits of a level change what they do; None where no step is known."""
     places = [place for place, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
     if any(after[place] is not None and after[place] in before for place in places):
@@ -325,9 +356,7 @@ def _load(
     return LevelLoad(seconds, latency_s)
 
 
-def _load_of_pieces(
-    level: Level, digits: Sequence[Digit], before: tuple[int | None, ...], after: tuple[int | None, ...]
-) -> LevelLoad | None:
+def _load_of_pieces(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> LevelLoad | None:
     """The same where digits change places, so that devices send different amounts to different ones."""
     if None in before or None in after:
         return None

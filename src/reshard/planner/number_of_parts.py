@@ -26,7 +26,6 @@ from math import isqrt
 
 from reshard.network import busy_seconds, overlapped_seconds
 from reshard.plans import Plan
-from reshard.plans.parts import Parting
 from reshard.steps import Share
 
 MOST_PARTS = 64
@@ -45,7 +44,7 @@ def overlapped(plan: Plan) -> Plan:
     alone, busiest = sum(plan.step_seconds or ()), max(busy_seconds(plan.steps, network))
     if busiest >= alone * WORTH:
         return plan
-    unit = Parting.of(plan.reshard, plan.steps).unit
+    unit = plan.parting.unit
     waits = overlapped_seconds([Share(plan.steps, 2**60)], network) / 2**60  # of one part, on the busiest level
     best = isqrt(int((alone - busiest) / waits)) if waits * MOST_PARTS**2 > alone - busiest else MOST_PARTS
     counts = [count for count in range(2, min(unit, MOST_PARTS) + 1) if unit % count == 0]

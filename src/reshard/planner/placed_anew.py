@@ -59,10 +59,10 @@ def placed_anew(prices: RoutePrices, limit_s: float) -> list[Route]:
     Only those whose tiles are no larger than those of both ends, and whose steps are known by digits.
     """
     source, target = prices.ends
-    sizes = [roles.elements for roles in map(prices.roles_of, prices.ends) if roles is not None]
+    sizes = [roles.elements for roles in map(prices.of_steps.roles_of, prices.ends) if roles is not None]
     routes = []
     for middle in _placements(source.mesh, len(prices.reshard.shape)) if prices.by_digits else ():
-        roles = prices.roles_of(middle)
+        roles = prices.of_steps.roles_of(middle)
         if middle in (source, target) or roles is None or roles.elements > max(sizes):
             continue
         uses: list[Use] = []

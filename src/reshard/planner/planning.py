@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -28,16 +29,18 @@ from reshard.network import Network, forget_steps
 from reshard.notation.described import array_said, check_settled, described, dtype_said, shape_said
 from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, candidates, gathered
+from reshard.planner.evened import chain_ended_inside, evened_shape, whole_steps
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
 from reshard.planner.policy import best_first, explained, shrinks_first
 from reshard.planner.route_prices import RoutePrices, TimedRoute, fastest, timed_routes
+from reshard.planner.step_prices import StepPrices
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
-from reshard.steps import Route, chains_of, step_of
+from reshard.steps import Route, Share, chains_of, step_of
 
 LOGGER = logging.getLogger("reshard")
 CACHED_PLANS = 1024
@@ -149,14 +152,29 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
     prices = RoutePrices.of(reshard, network)
     timed = timed_routes(prices, candidates(reshard, network))
     best = _best_of(timed, prices, options)
-    if parts_a_ring(reshard, network) and best.seconds and best.seconds > FAR * (best.lower_bound_seconds or 0.0):
-        routes = placed_anew(prices, best.seconds * MIXED)
+    seconds = best.seconds or 0.0
+    if prices.by_digits and parts_a_ring(reshard, network) and seconds > FAR * (best.lower_bound_seconds or 0.0):
+        routes = placed_anew(prices, seconds * MIXED)
         if routes:
             timed = timed_routes(prices, [*(way.route for way in timed), *routes])
             best = best_first([best, _best_of(timed, prices, options)])[0]
+    larger = evened_shape(reshard)
+    if larger is not None:
+        twin = _planned(replace(reshard, shape=larger), options)
+        best = best_first([best, *_ended_inside(reshard, twin)])[0]
     if best.received_bytes <= best.lower_bound_bytes:
         return best
     return explained(best, Plan(reshard, Route().chain(reshard), options))
+
+
+def _ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
+    """The plan of a larger tensor, for one that ends inside it, where there is one."""
+    with suppress(ReshardError):  # what cannot be made is none
+        chains = [chain_ended_inside(reshard, larger.shape, share.steps) for share in larger.shares if share.steps]
+        beside = tuple(Share(steps, share.parts) for steps, share in zip(chains[1:], larger.beside, strict=False))
+        if chains:
+            whole = whole_steps(reshard, larger.shape, chains[0]) if larger.parts > 1 else (0, 0)
+            yield Plan(reshard, chains[0], larger.options, parts=larger.parts, beside=beside, whole=whole)
 
 
 def _best_of(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> Plan:
@@ -259,6 +277,7 @@ def cache_clear() -> None:
     alternatives.cache_clear()
     better_legs.cache_clear()
     RoutePrices.of.cache_clear()
+    StepPrices.of.cache_clear()
     step_of.cache_clear()
     forget_steps()
     forget_searches()

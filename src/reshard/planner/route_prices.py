@@ -1,7 +1,6 @@
 """What ways from source to target take on a network, before they are chains of steps.
 
-Most of many are only compared, so no step of theirs is made: each sharding is what the digits of the devices do there,
-one role per digit, and what a step takes follows from the roles before and after (`network/patterns.py`).
+Most of many are only compared, so no step of theirs is made: what it takes follows from what digits do (`step_prices`).
 Where that is not so (tiles that differ in size, partial values, windows, devices in another order) steps are made, and
 these are priced.
 
@@ -24,19 +23,14 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from reshard.digits import Digits, nest
 from reshard.errors import ReshardError
-from reshard.exchange.by_digits import close_chains
-from reshard.layout import NOWHERE
-from reshard.network import Network, Use, check_reach, use_of_pattern, uses_of
-from reshard.network.patterns import Pattern, kind_of
+from reshard.network import Network, Use, check_reach, uses_of
 from reshard.planner.policy import shrinks_between
+from reshard.planner.step_prices import StepPrices
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
-from reshard.refinement import Cuts, Role
 from reshard.sharding import Sharding
 from reshard.steps import Route, chain_through
-from reshard.tiling import Tiling
 
 TIE = 1e-12
 """Routes whose times differ by less are compared by what they receive."""
@@ -54,17 +48,6 @@ class TimedRoute(NamedTuple):
     """The elements of the largest tile where a step ends, the last left out."""
 
 
-class DigitRoles(NamedTuple):
-    """A sharding as what the digits of the devices do."""
-
-    roles: tuple[Role, ...]
-    """Per digit."""
-    cuts: tuple[frozenset[int], ...]
-    """Per dim, the element strides at which its digits begin and end."""
-    elements: int
-    """Of every tile."""
-
-
 class RoutePrices:
     """What routes of one reshard take on a network."""
 
@@ -73,12 +56,11 @@ class RoutePrices:
         self.ends = reshard.source, reshard.target
         for end in self.ends:
             check_reach(network, end.mesh)
-        self.digits = reshard.source.mesh.digits.primes()
-        self._roles: dict[Sharding, DigitRoles | None] = {}
+        digits = reshard.source.mesh.digits.primes()
+        self.of_steps = StepPrices.of(digits, reshard.shape, reshard.dtype.itemsize, network)
         self._timed: dict[Route, TimedRoute] = {}
-        self._uses: dict[tuple[tuple[Role, ...], tuple[Role, ...], int, int], Use | None] = {}
         copies = network.copy_bandwidth is not None  # which depends on what is sent
-        self.by_digits = not copies and all(self.roles_of(end) is not None for end in self.ends)
+        self.by_digits = not copies and all(self.of_steps.roles_of(end) is not None for end in self.ends)
 
     @classmethod
     @lru_cache(16)  # asked for by whoever finds routes and by whoever compares them
@@ -100,21 +82,35 @@ class RoutePrices:
             self._timed[route] = self._time(route)
         return self._timed[route]
 
+    def points(self, route: Route) -> tuple[Sharding, ...]:
+        """What it passes, both ends too."""
+        middles = route.middles if route.steps is None else [step.after for step in route.steps[:-1]]
+        return (self.ends[0], *middles, self.ends[1])
+
+    def uses(self, route: Route, parts: int) -> list[Use]:
+        """What one of so many parts of the tensor takes in each step.
+
+        Raises:
+            ReshardError: as `timed`.
+        """
+        legs = self.uses_between(self.points(route), route.near, parts) if route.steps is None else None
+        if legs is None:
+            return uses_of(route.chain(self.reshard), self.network, parts)
+        return [use for _, use in legs]
+
     def seconds_in_halves(self, route: Route) -> float:
         """What it takes in two parts, one behind the other; 0 where digits do not say it.
 
         By hand, steps of 4 s each on two levels: the first half takes 2 + 2 s, the second comes 2 s later.
         """
-        points = (self.ends[0], *route.middles, self.ends[1])
-        legs = None if route.steps is not None else self.uses_between(points, route.near, 2)
+        legs = self.uses_between(self.points(route), route.near, 2) if route.steps is None else None
         if legs is None:
             return 0.0
         half = Use.together([use for _, use in legs], len(self.network.levels))
         return half.seconds + max(half.busy)
 
     def _time(self, route: Route) -> TimedRoute:
-        points = (self.ends[0], *route.middles, self.ends[1])
-        legs = None if route.steps is not None else self.uses_between(points, route.near)
+        legs = None if route.steps is not None else self.uses_between(self.points(route), route.near)
         if legs is None:
             chain = route.chain(self.reshard)
             uses = uses_of(chain, self.network)
@@ -133,84 +129,34 @@ class RoutePrices:
         """
         if not self.by_digits:
             return None
-        states, uses = [self.roles_of(point) for point in points], []
+        states, uses = [self.of_steps.roles_of(point) for point in points], []
         for before, after in pairwise(states):
             if before is None or after is None:
                 return None
             if before.roles != after.roles:
-                use = self._use(before, after, near, parts)
+                use = self.of_steps.use(before, after, near, parts)
                 if use is None:
                     return None
                 uses.append((after.elements, use))
         return uses
 
+    def seconds_to_gather(self, lengths: Sequence[int]) -> float | None:
+        """What it takes to gather the source up to blocks of these lengths, at which its digits begin.
+
+        None where digits do not say it.
+        """
+        source = self.of_steps.roles_of(self.ends[0]) if self.by_digits else None
+        use = None if source is None else self.of_steps.use(source, self.of_steps.gathered(source, lengths))
+        return None if use is None else use.seconds
+
     def seconds_to(self, middle: Sharding) -> float:
-        """What it takes to get from the source to a sharding.
+        """What it takes to get from the source to a sharding, step by step.
 
         Raises:
             ReshardError: as `timed`.
         """
-        legs = self.uses_between((self.ends[0], middle))
-        if legs is None:
-            chain = chain_through(Reshard(self.ends[0], middle, self.reshard.shape, self.reshard.dtype))
-            return sum(use.seconds for use in uses_of(chain, self.network))
-        return sum(use.seconds for _, use in legs)
-
-    def roles_of(self, sharding: Sharding) -> DigitRoles | None:
-        """What digits do in a sharding; None where they do not say all."""
-        if sharding not in self._roles:
-            self._roles[sharding] = _digit_roles(sharding, self.reshard.shape, self.digits)
-        return self._roles[sharding]
-
-    def _use(self, before: DigitRoles, after: DigitRoles, near: int, parts: int) -> Use | None:
-        key = (before.roles, after.roles, near, parts)
-        if key not in self._uses:
-            self._uses[key] = self._use_of_step(before, after, near, parts)
-        return self._uses[key]
-
-    def _use_of_step(self, before: DigitRoles, after: DigitRoles, near: int, parts: int) -> Use | None:
-        """What the step takes; None where the cuts of both ends do not nest, or the stride does not with digits."""
-        if not all(nest(cuts | others) for cuts, others in zip(before.cuts, after.cuts, strict=True)):
-            return None
-        if near and any(digit.stride < near < digit.end for digit in self.digits):
-            return None
-        determined_by, gathered = close_chains(self.digits, before.roles, after.roles, near)
-        kinds = tuple([kind_of(before.roles[number], after.roles[number]) for number in gathered])
-        pattern = Pattern.of(self.digits, determined_by, gathered, kinds)
-        use = Use.of_nothing(self.network)
-        if after.elements and (gathered or not pattern.stays):
-            meshes = self.ends[0].mesh, self.ends[0].mesh
-            rounds = pattern.gathered_digits.size
-            sent_bytes = after.elements // rounds * (self.reshard.dtype.itemsize / parts)
-            taken = use_of_pattern(pattern, meshes, sent_bytes, self.network)
-            use = taken if taken is not None else use
-        return use
-
-
-def _digit_roles(sharding: Sharding, shape: tuple[int, ...], digits: Digits) -> DigitRoles | None:
-    layout = sharding.layout_for(shape)
-    if sharding.mesh.device_ids is not None or layout.positions != digits.size:
-        return None
-    tiling = Tiling.of(sharding, shape)
-    if layout.unreduced or layout.has_windows or not tiling.is_even():
-        return None
-    ties = layout.ties(shape)
-    if ties is None:
-        return None
-    roles: list[Role] = [None] * len(digits)
-    cuts: list[set[int]] = [set() for _ in shape]
-    for dim, (low, size), element in ties:
-        cuts[dim].update((element, element * size))
-        left = 1 if low == NOWHERE else size
-        for number, (stride, count) in enumerate(digits) if left > 1 else ():
-            if low <= stride < low * size:
-                step = element * (stride // low)
-                roles[number] = Cuts(dim, step)
-                cuts[dim].update((step, step * count))
-                left //= count
-        if left != 1:
-            return None
-    return DigitRoles(tuple(roles), tuple(map(frozenset, cuts)), tiling.largest_tile)
+        chain = chain_through(Reshard(self.ends[0], middle, self.reshard.shape, self.reshard.dtype))
+        return sum(use.seconds for use in uses_of(chain, self.network))
 
 
 def timed_routes(prices: RoutePrices, routes: Iterable[Route]) -> list[TimedRoute]:

@@ -27,8 +27,10 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -37,7 +39,7 @@ from reshard.checks import all_of, expect, shown
 from reshard.drawing.notebooks import mimebundle
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange
-from reshard.network import Cut, best_cut, overlapped_seconds, overlapped_spans, seconds_of
+from reshard.network import Cut, best_cut, overlapped_spans, seconds_of
 from reshard.plans.chrome_trace import chrome_trace, overlapped_trace
 from reshard.plans.least_bytes import LeastBytes
 from reshard.plans.mlir import write_sdy, write_shard
@@ -63,7 +65,7 @@ class Plan(ReshardWork):
         bad-argument: every field is of its kind
         broken-chain: each step starts where the one before ended, from source to target, for this shape and dtype
         bad-argument: the parts are at least one, fewer go through other steps, and every tile on the way can be cut in
-            so many
+            so many, but for what the whole tensor does first and last, the same in all shares
         bad-network, too-large: the network has all devices, and every step a price on it
     """
 
@@ -79,6 +81,8 @@ class Plan(ReshardWork):
     """In how many equal parts the tensor goes through the steps, one behind the other, so that steps overlap."""
     beside: tuple[Share, ...] = ()
     """Those of the parts that go through other steps, at the same time."""
+    whole: tuple[int, int] = (0, 0)
+    """How many of the first and of the last steps the whole tensor takes, before it goes in parts and after."""
     step_seconds: tuple[float, ...] | None = field(init=False, repr=False, compare=False)
     """What each step takes on the network, of the whole tensor and by itself; None without a network."""
 
@@ -95,12 +99,29 @@ class Plan(ReshardWork):
         beside = [expect(share.parts, int, "the parts of a share") for share in self.beside]
         if min(beside, default=1) < 1 or sum(beside) >= self.parts:
             raise ReshardError("bad-argument", f"of {self.parts} parts {sum(beside)} cannot go through other steps")
-        if self.parts != 1 and self.parting.unit % self.parts:
+        if self.whole != (0, 0):
+            self._check_whole()
+        elif self.parts != 1 and self.parting.unit % self.parts:
             runs = f"runs are of {self.parting.unit} elements"
             raise ReshardError("bad-argument", f"{self.reshard} cannot be cut in {self.parts} parts; {runs}")
         network = self.options.network
         seconds = None if network is None else tuple(seconds_of(step, network) for step in self.steps)
         object.__setattr__(self, "step_seconds", seconds)
+
+    def _check_whole(self) -> None:
+        """Refuse steps of the whole tensor that shares do not have alike, and parts between them that there are not."""
+        counts = all_of(self.whole, int, "the steps that the whole tensor takes")
+        if len(counts) != 2 or min(counts) < 0 or self.parts == 1:
+            raise ReshardError(
+                "bad-argument", f"{shown(counts)} steps before and after {self.parts} parts are no two counts"
+            )
+        first, last = counts
+        ends = {(steps[:first], steps[len(steps) - last :]) for steps, _ in self.shares if len(steps) > first + last}
+        if len(ends) != 1 or any(len(steps) <= first + last for steps, _ in self.shares):
+            raise ReshardError(
+                "bad-argument", f"the shares of {self.reshard} part before step {first + 1} or join after it"
+            )
+        _ = self.stretches
 
     def _check_chain(self, steps: Chain) -> None:
         """Refuse steps that do not lead from the source to the target."""
@@ -132,7 +153,26 @@ class Plan(ReshardWork):
     @cached_property
     def parting(self) -> Parting:
         """Where tiles are cut in parts."""
-        return Parting.of(self.reshard, [step for share in self.shares for step in share.steps])
+        points = [self.source, *(step.after for share in self.shares for step in share.steps)]
+        return Parting.of(self.shape, points, self.parts)
+
+    @cached_property
+    def stretches(self) -> tuple[Plan, ...]:
+        """The plan as plans one after another: what the whole tensor does first, what goes in parts, what is last."""
+        if self.whole == (0, 0):
+            return (self,)
+        first, last = self.whole
+        inner = [steps[first : len(steps) - last] for steps, _ in self.shares]
+        reshard = replace(self.reshard, source=inner[0][0].before, target=inner[0][-1].after)
+        beside = tuple(Share(steps, share.parts) for steps, share in zip(inner[1:], self.beside, strict=True))
+        in_parts = Plan(reshard, inner[0], self.options, parts=self.parts, beside=beside)
+        before, after = self.steps[:first], self.steps[len(self.steps) - last :]
+        legs = [(before, self.source, reshard.source), (after, reshard.target, self.target)]
+        whole = [
+            [Plan(replace(self.reshard, source=start, target=stop), steps, self.options)] if steps else []
+            for steps, start, stop in legs
+        ]
+        return (*whole[0], in_parts, *whole[1])
 
     @cached_property
     def shares(self) -> tuple[Share, ...]:
@@ -142,28 +182,41 @@ class Plan(ReshardWork):
 
     @cached_property
     def plans_by_share(self) -> tuple[Plan, ...]:
-        """What a part of each share goes through: the same steps, on a tensor of its size."""
-        if self.parts == 1:
-            return (self,)
-        shape = self.parting.shape(self.shape, self.parts)
-        plans = []
-        for share in self.shares:
-            steps: list[Step] = []
-            for step in share.steps:
-                before = steps[-1].after if steps else self.source
-                steps.append(replace(step, reshard=replace(step.reshard, source=before, shape=shape)))
-            plans.append(Plan(replace(self.reshard, shape=shape), tuple(steps), self.options))
-        return tuple(plans)
+        """What the largest part of each share goes through: the same steps, on a tensor of its size."""
+        return tuple(self._plan_of_part(number, 0) for number in range(len(self.shares)))
 
     @cached_property
     def plans_of_parts(self) -> tuple[Plan, ...]:
-        """What every part goes through, those of all shares in turn."""
+        """What every part goes through, those of all shares in turn; equal ones are one."""
         turns = [
             ((place + 0.5) / share.parts, number)
             for number, share in enumerate(self.shares)
             for place in range(share.parts)
         ]
-        return tuple(self.plans_by_share[number] for _, number in sorted(turns))
+        largest = self.parting.shape(self.shape, self.parts)
+        plans = {(number, largest): plan for number, plan in enumerate(self.plans_by_share)}
+        listed = []
+        for place, (_, number) in enumerate(sorted(turns)):
+            key = number, self.parting.shape(self.shape, self.parts, place)
+            if key not in plans:
+                plans[key] = self._plan_of_part(number, place)
+            listed.append(plans[key])
+        return tuple(listed)
+
+    def _plan_of_part(self, share: int, number: int) -> Plan:
+        """What a part of a share goes through."""
+        if self.parts == 1:
+            return self
+        parting, shape = self.parting, self.parting.shape(self.shape, self.parts, number)
+
+        def end(sharding: Sharding) -> Sharding:
+            return parting.of_part(sharding, self.shape, shape, self.parts)
+
+        steps = tuple(
+            Step(Reshard(end(step.before), end(step.after), shape, self.dtype), near=step.near, chunks=step.chunks)
+            for step in self.shares[share].steps
+        )
+        return Plan(Reshard(end(self.source), end(self.target), shape, self.dtype), steps)
 
     @cached_property
     def seconds(self) -> float | None:
@@ -171,9 +224,23 @@ class Plan(ReshardWork):
         if self.step_seconds is None or self.options.network is None:
             return None
         call_s = self.options.network.call_s if any(step.moves for step in self.steps) else 0.0
-        if self.parts == 1:
-            return call_s + sum(self.step_seconds)
-        return call_s + overlapped_seconds(self.shares, self.options.network)
+        return call_s + max((spans[-1][1] for spans in self.spans if spans), default=0.0)
+
+    @cached_property
+    def spans(self) -> list[list[tuple[float, float]]]:
+        """Per share and step, when the first part begins it and the last has done it, in seconds; on a network."""
+        spans: list[list[tuple[float, float]]] = [[] for _ in self.shares]
+        network, start = self.options.network, 0.0
+        for stretch in self.stretches:
+            if stretch.parts > 1 and network is not None:
+                listed = overlapped_spans(stretch.shares, network)
+            else:
+                ends = list(accumulate(stretch.step_seconds or (), initial=0.0))
+                listed = [list(pairwise(ends))] * len(spans)
+            for known, added in zip(spans, listed, strict=True):
+                known += [(start + begins, start + ends) for begins, ends in added]
+            start = max((known[-1][1] for known in spans if known), default=0.0)
+        return spans
 
     @cached_property
     def time_cut(self) -> Cut | None:
@@ -235,8 +302,9 @@ class Plan(ReshardWork):
         """The steps with how often each is taken: those of the whole tensor, or of parts where these part ways."""
         if not self.beside:
             return [(step, 1) for step in self.steps]
-        shares = zip(self.plans_by_share, self.shares, strict=True)
-        return [(step, share.parts) for plan, share in shares for step in plan.steps]
+        plans = [plan for stretch in self.stretches for plan in stretch.plans_of_parts]
+        counts = Counter(map(id, plans))
+        return [(step, counts[key]) for key, plan in {id(plan): plan for plan in plans}.items() for step in plan.steps]
 
     @cached_property
     def total_received_bytes(self) -> int:
@@ -334,6 +402,8 @@ class Plan(ReshardWork):
         In parts, which may be anywhere on the way at once, all tiles, and those of both ends once more.
         """
         source = self.reshard.tilings[0].largest_tile * self.dtype.itemsize
+        if len(self.stretches) > 1:
+            return max(stretch.peak_bytes + (source if number else 0) for number, stretch in enumerate(self.stretches))
         if self.parts > 1:
             under_way = sum(step.peak_bytes * times for step, times in self._steps_with_times)
             return 2 * source + self.steps[-1].peak_bytes + under_way
@@ -407,7 +477,7 @@ class Plan(ReshardWork):
         network = self.options.network
         if self.parts == 1 or network is None:
             return chrome_trace(self.steps, self.step_seconds, self.devices)
-        return overlapped_trace(self.shares, overlapped_spans(self.shares, network))
+        return overlapped_trace(self.shares, self.spans)
 
     def to_html(self) -> str:
         """The plan as a page: one file that opens from disk, needs no network, and moves.

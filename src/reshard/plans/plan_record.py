@@ -45,6 +45,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         "memory_limit": plan.options.memory_limit,
         "parts": plan.parts,
         "steps": _steps(plan.steps, plan.step_seconds),
+        "whole": list(plan.whole),
         "beside": [{"parts": share.parts, "steps": _steps(share.steps, None)} for share in plan.beside],
         "rounds": counted(plan),
         "received_bytes": plan.received_bytes,
@@ -129,6 +130,7 @@ def plan_fields(record: dict[str, Any]) -> dict[str, Any]:
         "options": Options(network, record["basis"], record["memory_limit"]),
         "reason": str(record.get("reason", "")),
         "parts": record.get("parts", 1),
+        "whole": tuple(expect(record.get("whole", [0, 0]), list, "the steps of the whole tensor", "bad-plan-text")),
         "beside": tuple(Share(_steps_read(share["steps"], reshard), share["parts"]) for share in shares),
     }
 

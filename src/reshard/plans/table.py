@@ -76,7 +76,10 @@ def _verdict(plan: Plan) -> str:
     """What the plan receives, against the bound; what it takes, where it has prices, and why; what may be better."""
     counts = " and ".join(str(share.parts) for share in plan.shares)
     at_once = f"{counts} of {len(plan.shares)} shares at once" if plan.beside else "whose steps overlap"
-    parts = f" in {plan.parts} parts, {at_once}" if plan.parts > 1 else ""
+    first, last = plan.whole
+    whole = [f" after step {first}"] if first else []
+    whole += [" before the last step" if last == 1 else f" before the last {last} steps"] if last else []
+    parts = f" in {plan.parts} parts{' and'.join(whole)}, {at_once}" if plan.parts > 1 else ""
     time = "" if plan.seconds is None else f"takes {seconds_text(plan.seconds)}{parts}{_against_cut(plan)}"
     second = "; ".join(part for part in (time, plan.reason) if part)
     lines = [_against_bound(plan), second]

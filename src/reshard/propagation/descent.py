@@ -9,7 +9,6 @@ Where two choices differ, every part in which they do is taken over from the oth
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -31,7 +30,8 @@ class Descent:
         model: the program.
         options: per variable its option, by identity.
         layouts: per operation its layout, by its number.
-        before: a choice that is settled, but for some values; around what differs from it more is to be tried.
+        before: a choice of the same model that is settled, but for some values; around what differs from it more is
+            to be tried.
     """
 
     def __init__(
@@ -39,34 +39,44 @@ class Descent:
     ) -> None:
         self.model = model
         self.options, self.layouts = dict(options), dict(layouts)
-        in_order = (model.variables[number] for number in model.net.order)
-        self.variables = list({id(variable): variable for variable in in_order}.values())
-        self.wanted: dict[int, dict[tuple[Table, float], Counter[int]]] = {id(v): {} for v in self.variables}
+        self.variables = model.distinct
+        self.wanted: dict[int, dict[tuple[Table, float], dict[int, int]]]
         """Per variable, and reshards of one kind that happen so many times, how many uses want it in an option."""
-        for node in model.nodes:
-            for edge in node.uses:
-                self._change(edge, self._want(edge), 1)
-        self.cost = self.total()
-        self.unsettled = {id(variable): variable for variable in self.variables}
-        """What is to be tried in other options: around it something has changed since it was, by identity."""
-        if before is not None:
+        if before is None:
+            self.wanted = {id(variable): {} for variable in self.variables}
+            for node in model.nodes:
+                for edge in node.uses:
+                    self._change(edge, self._want(edge), 1)
+            self.unsettled = {id(variable): variable for variable in self.variables}
+            """What is to be tried in other options: around it something has changed since it was, by identity."""
+        else:
+            self.wanted = {
+                key: {group: {**counts} for group, counts in own.items()} for key, own in before.wanted.items()
+            }
             self.unsettled = dict(before.unsettled)
             for node in model.nodes:
+                is_other = layouts[node.number] != before.layouts[node.number]
+                for edge in node.uses if is_other else ():
+                    self._change(edge, before._want(edge), -1)
+                    self._change(edge, self._want(edge), 1)
                 edges = node.edges
-                if layouts[node.number] != before.layouts[node.number] or any(
-                    options[id(edge.variable)] != before.options[id(edge.variable)] for edge in edges
-                ):
-                    self.unsettled.update((id(edge.variable), edge.variable) for edge in edges)
+                if is_other or any(options[id(each.variable)] != before.options[id(each.variable)] for each in edges):
+                    self.unsettled.update((id(each.variable), each.variable) for each in edges)
+        self.cost = self.total()
 
     def _want(self, edge: Edge, layout: int | None = None) -> int:
         return edge.picks.listed[self.layouts[edge.node.number] if layout is None else layout]
 
     def _change(self, edge: Edge, option: int, by: int) -> None:
         """One use more or less that wants its operand in an option."""
-        groups = self.wanted[id(edge.variable)]
-        counts = groups.setdefault((edge.table, edge.times), Counter())
-        counts[option] += by
-        if not counts[option]:
+        groups, group = self.wanted[id(edge.variable)], (edge.table, edge.times)
+        counts = groups.get(group)
+        if counts is None:
+            counts = groups[group] = {}
+        count = counts.get(option, 0) + by
+        if count:
+            counts[option] = count
+        else:
             del counts[option]
 
     def total(self) -> float:
@@ -86,13 +96,13 @@ class Descent:
         cost = np.zeros(len(node.layouts))
         for edge in node.makes:
             if edge is not but:
-                kept, made = self.options[id(edge.variable)], edge.picks.options
-                moved = edge.table.price[made, kept] * edge.times
+                kept, made = self.options[id(edge.variable)], edge.picks.numbers
+                moved = edge.moved(kept)
                 if edge.variable.follows:
                     rent = edge.variable.rent
                     instead = 0.0 if rent is None else rent[made] - rent[kept]
                     moved = np.where(np.isin(made, edge.variable.domain), np.minimum(moved, instead), moved)
-                cost += moved[edge.picks.places]
+                cost += moved
         return cost
 
     def _following(self, nodes: Iterable[Node], layouts: Mapping[int, int]) -> dict[int, int]:
@@ -130,8 +140,7 @@ class Descent:
 
     def marginal(self, edge: Edge) -> Costs:
         """Per layout of an operation, what it takes to bring an operand, besides what others want."""
-        rows = edge.table.price[self.there(edge)][:, edge.picks.options]
-        return np.asarray(np.minimum.reduce(rows)[edge.picks.places] * edge.times)
+        return edge.brought(frozenset(self.there(edge)))
 
     def pay(self, node: Node, but: Edge | None = None) -> Costs:
         """Per layout of an operation its work, and what its operands take."""
@@ -175,11 +184,7 @@ class Descent:
         for edge in (*variable.makers, *variable.uses):
             costs = self.pay(edge.node, edge) + self.leaving(edge.node, edge)
             least = edge.picks.least(costs)
-            if edge.is_result:
-                table = edge.table.price[np.ix_(edge.picks.options, domain)].T * edge.times
-            else:
-                table = edge.table.price[np.ix_(domain, edge.picks.options)] * edge.times
-            estimate += np.minimum.reduce(table + least, axis=1)
+            estimate += np.minimum.reduce(edge.between(domain) + least, axis=1)
             around.append((edge, costs))
         kept, order = self.options[id(variable)], domain[np.argsort(estimate, kind="stable")].tolist()
         return [option for option in order if option != kept][:most], around
@@ -192,10 +197,9 @@ class Descent:
             if edge.node.number in layouts:
                 continue
             if edge.is_result:
-                move = edge.table.price[edge.picks.options, option][edge.picks.places] * edge.times
+                move = edge.moved(option)
             else:
-                rows = nearest if edge.table.is_own else [option]
-                move = np.minimum.reduce(edge.table.price[rows][:, edge.picks.options])[edge.picks.places] * edge.times
+                move = edge.brought(frozenset(nearest if edge.table.is_own else [option]))
             layout = int((own + move).argmin())
             layouts[edge.node.number] = layout
             if not edge.is_result and edge.table.is_own:
@@ -219,17 +223,21 @@ class Descent:
         """
         touched = list({node.number: node for node in nodes}.values())
         options = self._following(touched, layouts) | options
-        variables = list({id(e.variable): e.variable for node in touched for e in node.edges}.values())
-        before = sum(map(self.node_cost, touched)) + sum(map(self.shared, variables))
+        edges = [edge for node in touched for edge in node.edges]
+        otherwise = [node for node in touched if layouts.get(node.number, own := self.layouts[node.number]) != own]
+        moving = [edge for edge in edges if id(edge.variable) in options]
+        priced = {id(e.variable): e.variable for e in (*moving, *(e for node in otherwise for e in node.uses))}.values()
+        paying = {node.number: node for node in (*otherwise, *(e.node for e in moving if e.is_result))}.values()
+        before = sum(map(self.node_cost, paying)) + sum(map(self.shared, priced))
         old_options = {key: self.options[key] for key in options}
         old_layouts = {number: self.layouts[number] for number in layouts}
-        self._set(touched, options, layouts)
-        after = sum(map(self.node_cost, touched)) + sum(map(self.shared, variables))
+        self._set(otherwise, options, layouts)
+        after = sum(map(self.node_cost, paying)) + sum(map(self.shared, priced))
         if after < before - SLACK * abs(before):
             self.cost += after - before
-            self.unsettled.update((id(variable), variable) for variable in variables)
+            self.unsettled.update((id(edge.variable), edge.variable) for edge in edges)
             return True
-        self._set(touched, old_options, old_layouts)
+        self._set(otherwise, old_options, old_layouts)
         return False
 
     def _set(self, nodes: Iterable[Node], options: dict[int, int], layouts: dict[int, int]) -> None:
@@ -245,14 +253,14 @@ class Descent:
 
     def forced(self, variable: Variable, option: int) -> Descent:
         """What comes of keeping a value otherwise, all that is around it first."""
-        other = Descent(self.model, self.options, self.layouts)
+        other = Descent(self.model, self.options, self.layouts, before=self)
         other._set([], {id(variable): option}, {})
         other._follow([edge.node for edge in (*variable.makers, *variable.uses)], [variable])
         return other
 
     def computed(self, node: Node, layout: int) -> Descent:
         """What comes of computing an operation otherwise, its result kept as it comes out if it may be."""
-        other = Descent(self.model, self.options, self.layouts)
+        other = Descent(self.model, self.options, self.layouts, before=self)
         made = {id(edge.variable): edge.picks.listed[layout] for edge in node.makes}
         kept = {id(e.variable): made[id(e.variable)] for e in node.makes if made[id(e.variable)] in e.variable.domain}
         other._set([node], kept, {node.number: layout})

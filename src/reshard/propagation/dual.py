@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.propagation.elimination import Eliminated, End, Link, Once, eliminate
+from reshard.propagation.messages import Messages, Voice
 from reshard.propagation.model import Model
 from reshard.propagation.nodes import Edge, EdgeKey, Node, Variable
 from reshard.propagation.space import Costs, Numbers
@@ -63,8 +64,7 @@ class Dual:
         self.links = list({id(link): link for end in self.ends for link in end.links}.values())
         for link in self.links:
             link.open()
-        self.before = [[link for link in end.links if link.other(end).place < end.place] for end in self.ends]
-        self.after = [[link for link in end.links if link.other(end).place > end.place] for end in self.ends]
+        self._messages = Messages(self.ends)
 
     def divide(self, shares: Shares) -> None:
         """Divide reshards otherwise; what was handed on in messages stays.
@@ -80,24 +80,15 @@ class Dual:
         for end in (*self.ends, *(gone.end for gone in self.gone)):
             end.cost = renewed.get(id(end.cost), end.cost)
         for link in (*self.links, *(link for gone in self.gone for link in gone.links)):
-            if id(link.table) in renewed:
-                link.change(renewed[id(link.table)])
+            link.table = renewed.get(id(link.table), link.table)
+        self._messages.renew()
         self.settled, self.bound = sum(each.settled for each in self.gone), -np.inf
 
     def run(self, turns: int, is_late: Callable[[], bool] = lambda: False, tolerance: float = 1e-4) -> None:
         """Pass messages forth and back, until little changes or it is late."""
-        around = [
-            (end, _seen_from(end, before), _seen_from(end, after), 1.0 / max(len(before), len(after), 1))
-            for end, before, after in zip(self.ends, self.before, self.after, strict=True)
-        ]
         for turn in range(turns):
-            for end, before, after, part in around:
-                if after:
-                    _push(end, after, before, part)
-            bound = self.settled
-            for end, before, after, part in reversed(around):
-                gathered = _push(end, before, after, part)
-                bound += float(np.minimum.reduce(gathered)) * (1.0 - part * len(before))
+            self._messages.go()
+            bound = self.settled + self._messages.come_back()
             grown = bound - self.bound
             self.bound = max(self.bound, bound)
             if (turn > 2 and grown < tolerance * abs(self.bound)) or is_late():
@@ -106,30 +97,23 @@ class Dual:
     def handed(self) -> Handed:
         """What was handed on in messages."""
         return {
-            (end.key, link.other(end).key): (handed, link.times)
-            for link in self.links
-            for end, handed in zip((link.first, link.second), link.handed, strict=True)
-            if handed is not None
+            (voice.end.key, voice.other.key): (handed, voice.link.times) for voice, handed in self._messages.handed()
         }
 
     def begin(self, before: Handed) -> None:
         """Begin with what was handed on in messages of the same operations, or of such that are kept alike."""
-        for link in self.links:
-            for end in (link.first, link.second):
-                handed, times = before.get((end.key, link.other(end).key), (None, 1.0))
-                if handed is not None and len(handed) == len(end.choices):
-                    link.take(end is link.second, handed * (link.times / times))
+
+        def handed(voice: Voice) -> Costs | None:
+            costs, times = before.get((voice.end.key, voice.other.key), (None, 1.0))
+            if costs is None or len(costs) != len(voice.end.choices):
+                return None
+            return costs * (voice.link.times / times)
+
+        self._messages.begin(handed)
 
     def choice(self) -> Picked:
         """Per variable its option, per operation its layout: the cheapest, one after the other."""
-        picked: dict[int, int] = {}
-        for end, before, after in zip(self.ends, self.before, self.after, strict=True):
-            cost = end.cost.copy()
-            for link in before:
-                cost += link.given(end, picked[link.other(end).place])
-            for link in after:
-                cost += link.message_to(end)
-            picked[end.place] = int(cost.argmin())
+        picked = {end.place: choice for end, choice in zip(self.ends, self._messages.choice(), strict=True)}
         for gone in reversed(self.gone):
             picked[gone.end.place] = gone.best(picked)
         options, layouts = {}, {}
@@ -212,27 +196,3 @@ def cut(known: Costs, choices: Numbers, picks: Picks, scale: float, *, is_result
     rows, columns = (picks.options, choices) if is_result else (choices, picks.options)
     costs = known[rows[:, None], columns] * scale
     return np.ascontiguousarray(costs.T if is_result else costs)
-
-
-def _seen_from(end: End, links: Iterable[Link]) -> list[tuple[Link, bool]]:
-    """Links, each with whether an end is the second of it, all with their messages."""
-    for link in links:
-        link.message_to(end)
-    return [(link, end is link.second) for link in links]
-
-
-def _push(end: End, ahead: list[tuple[Link, bool]], behind: list[tuple[Link, bool]], part: float) -> Costs:
-    """Gather what the links of an end say, and hand a part of it on to each of those ahead; what is gathered.
-
-    What those behind are told they hear on the way back.
-    """
-    total = end.cost
-    for link, is_second in behind:
-        total = total + link.messages[is_second]
-    said_ahead = [link.messages[is_second] for link, is_second in ahead]
-    for said in said_ahead:
-        total = total + said
-    handed = total * part
-    for (link, is_second), said in zip(ahead, said_ahead, strict=True):
-        link.take(is_second, handed - said)
-    return total

@@ -64,11 +64,13 @@ class Once:
     def renewed(self, changed: Mapping[int, Costs]) -> dict[int, Costs]:
         """What stands in place of arrays, by their identity, where some are changed: these, and all made of them."""
         renewed, made = dict(changed), dict[tuple[object, ...], tuple[Costs, tuple[object, ...]]]()
-        for (how, *identities), (array, of) in self._made.items():
-            if not renewed.keys().isdisjoint(identities):
-                of = tuple(renewed.get(id(each), each) for each in of)  # what it is made of now
-                renewed[id(array)] = array = how(*of)  # type: ignore[operator]
-            made[how, *map(id, of)] = array, of
+        for key, (array, of) in self._made.items():
+            if not renewed.keys().isdisjoint(key):
+                of_now, how = tuple(renewed.get(id(each), each) for each in of), key[0]
+                renewed[id(array)] = array_now = how(*of_now)  # type: ignore[operator]
+                made[how, *map(id, of_now)] = array_now, of_now
+            else:
+                made[key] = array, of
         self._made = made
         return renewed
 
@@ -90,7 +92,7 @@ class End:
 
 
 class Link:
-    """What two ends pay together, with what both have handed to it.
+    """What two ends pay together.
 
     Args:
         first: one of them.
@@ -115,10 +117,6 @@ class Link:
         self.pairs: tuple[tuple[int, int], ...] | None = None
         """For which links of the program it stands, by the numbers of their ends; for one where None."""
         self.once = once or Once()
-        self.handed: list[Costs | None] = [None, None]
-        """What the first and the second have handed to it last."""
-        self.messages: list[Any] = [None, None]
-        """What it tells the first and the second; None where nobody has asked."""
         first.links.append(self)
         second.links.append(self)
 
@@ -132,42 +130,10 @@ class Link:
             return None
         return tuple(sorted(self.pairs if end is self.first else ((b, a) for a, b in self.pairs)))
 
-    def message_to(self, end: End) -> Costs:
-        """What it costs each choice of an end at the least, with what the other has handed over."""
-        is_second = end is not self.first
-        message: Costs | None = self.messages[is_second]
-        if message is None:
-            how = (_least_of_columns, self.table, self.picks) if is_second else (_least_of_rows, self.table)
-            message = self.messages[is_second] = self.once.make(*how)
-        return message
-
-    def take(self, is_second: bool, handed: Costs) -> None:
-        """What the first end, or the second, has handed to the link; the message to the other follows."""
-        self.handed[is_second] = handed
-        if is_second:
-            per_option = handed if self.picks is None else self.picks.least(handed)
-            self.messages[0] = np.minimum.reduce(self.table + per_option, axis=1)
-        else:
-            least = np.minimum.reduce(self.table + handed[:, None])
-            self.messages[1] = least if self.picks is None else least[self.picks.places]
-
-    def change(self, table: Costs) -> None:
-        """Say otherwise what its ends pay; what they have handed to it stays."""
-        self.table, self.messages = table, [None, None]
-        for is_second, handed in enumerate(self.handed):
-            if handed is not None:
-                self.take(bool(is_second), handed)
-
     def open(self) -> None:
         """Say per choice what is said per option, where that takes little: so messages take fewer steps."""
         if self.picks is not None and self.table.shape[0] * len(self.picks.places) <= FEW:
             self.table, self.picks = self.once.make(_of_all_choices, self.table, self.picks), None
-
-    def given(self, end: End, other: int) -> Costs:
-        """What it costs each choice of an end where the other's is known."""
-        if end is self.first:
-            return self.table[:, other if self.picks is None else self.picks.places[other]]
-        return self._spread(self.table[other])
 
     def seen_from(self, end: End) -> Costs:
         """Per choice of an end and choice of the other, what they pay."""
@@ -178,10 +144,6 @@ class Link:
         """What it costs each choice of the other end at the least, where so much is handed over."""
         how = _handed_by_first if end is self.first else _handed_by_second
         return self.once.make(how, self.table, self.picks, handed)
-
-    def _spread(self, costs: Costs) -> Costs:
-        """Costs of the options of the second end, per choice."""
-        return costs if self.picks is None else np.asarray(costs[self.picks.places])
 
 
 def _least_of_rows(table: Costs) -> Costs:
@@ -233,9 +195,14 @@ class Eliminated(NamedTuple):
 
     def best(self, picked: dict[int, int]) -> int:
         """Its best choice, where those of its neighbours are known, by their places."""
-        cost = self.end.cost.copy()
+        cost = self.end.cost
         for link in self.links:
-            cost += link.given(self.end, picked[link.other(self.end).place])
+            if self.end is link.first:
+                across = picked[link.second.place]
+                cost = cost + link.table[:, across if link.picks is None else link.picks.places[across]]
+            else:
+                told = link.table[picked[link.first.place]]
+                cost = cost + (told if link.picks is None else told[link.picks.places])
         return int(cost.argmin())
 
 
@@ -276,11 +243,11 @@ def _is_even(link: Link, end: End) -> bool:
 
 def _merge(end: End) -> None:
     """Make one link of those to the same neighbour, or of copies of an end to the same copies of it."""
+    if len({id(link.second if end is link.first else link.first) for link in end.links}) == len(end.links):
+        return
     to: dict[tuple[int, tuple[tuple[int, int], ...] | None], list[Link]] = {}
     for link in end.links:
         to.setdefault((id(link.second if end is link.first else link.first), link.pairs_from(end)), []).append(link)
-    if len(to) == len(end.links):
-        return
     for (_, pairs), links in to.items():
         if len(links) > 1:
             once, other = links[0].once, links[0].other(end)

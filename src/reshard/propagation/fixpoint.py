@@ -21,7 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from reshard.axis import Axes, is_prefix, merged, truncated
 from reshard.contraction.compute_layout import closed_sharding
@@ -31,6 +32,7 @@ from reshard.operations.operation import Value
 from reshard.operations.projection import axes_of, labels_of, longest_agreed, shards
 from reshard.operations.rules import Rule, operation_rule
 from reshard.propagation.builder import Builder
+from reshard.propagation.fusion import Fusion
 from reshard.sharding import Sharding
 
 Sizes = Mapping[str, int]
@@ -69,6 +71,18 @@ class Wishes(NamedTuple):
     """Whether its tensors disagree about a label."""
     refused: bool
     """Whether a closed dim would have to grow for them to be alike."""
+
+
+class Growth(NamedTuple):
+    """What becomes of a value to which something is proposed."""
+
+    state: State
+    number: int
+    """Of the state."""
+    taken: list[tuple[int, Axes]]
+    """Which of what is proposed is taken, in order, and the axes of its dim then."""
+    is_disputed: bool
+    """Whether some of it excludes the rest."""
 
 
 class Origin(NamedTuple):
@@ -116,12 +130,17 @@ class Net:
             self.places.append(terms)
             for value in {*terms} - {-1}:
                 self.neighbours[value].append(number)
+        self._of_terms = [itemgetter(*terms) for terms in self.places]
+        """Per operation, what takes its terms out of a list of values, of which the last is for other meshes."""
         self.users: list[list[int]] = [[] for _ in graph.operations]
         """Per value, the operations that read it, on whatever mesh."""
         for number, operation in enumerate(graph.operations):
             for operand in {*operation.operands}:
                 self.users[operand.number].append(number)
-        self._wishes: dict[tuple[int, tuple[int, ...]], Wishes] = {}
+        self._wishes: dict[tuple[int, Any], Wishes] = {}
+        """By an operation's rule and the states of its terms."""
+        self._growths: dict[tuple[int, ...], Growth] = {}
+        """By a value's state and the identities of what is proposed to it."""
         self._rule_ids: dict[Rule, int] = {}
         self._rule_of = [self._rule_ids.setdefault(rule, len(self._rule_ids)) for rule in self.rules]
         self._state_ids: dict[tuple[State | None, int], int] = {}
@@ -142,6 +161,11 @@ class Net:
                 known[key] = equal.setdefault(calculation, calculation)
             calculations.append(known[key])
         return calculations
+
+    @cached_property
+    def fusion(self) -> Fusion:
+        """What of its values lies in memory."""
+        return Fusion(self.graph.operations)
 
     @cached_property
     def uneven(self) -> str:
@@ -230,10 +254,8 @@ class Net:
             priorities = [priority for priority in priorities if priority <= until_priority] or [0]
         turns = (True,) if leader is None else (False, True)
         levels = [(priority, with_all) for priority in priorities for with_all in turns]
-        blank = [State(((),) * len(v.shape), (True,) * len(v.shape), ()) for v in self.values]
-        states = list(blank)
-        ids = [self._state_id(state, mesh) for state, mesh in zip(blank, self.meshes, strict=True)]
-        flow = Flow([], [{} for _ in blank])
+        states, ids = list(self._blank[0]), list(self._blank[1])
+        flow = Flow([], [{} for _ in states])
         for level in levels:
             for number, sharding in annotations.items():
                 seen = level if level[1] or number == leader else (level[0] - 1, True)
@@ -242,6 +264,12 @@ class Net:
             self._settle(states, ids, {op for value in annotations for op in self.neighbours[value]}, flow, level[0])
         flow.dims = [state.dims for state in states]
         return flow
+
+    @cached_property
+    def _blank(self) -> tuple[list[State], list[int]]:
+        """Per value the state of which nothing is known, and its number; last that of one on another mesh."""
+        states = [State(((),) * len(v.shape), (True,) * len(v.shape), ()) for v in self.values]
+        return states, [*map(self._state_id, states, self.meshes), -1]
 
     def _seen(self, number: int, sharding: Sharding, level: int, last: int, state: State, flow: Flow) -> State:
         """The state of an annotated value once its dims up to a level are seen; open ones without axes up to `last`."""
@@ -268,7 +296,7 @@ class Net:
             wished: dict[int, list[tuple[Wish, int]]] = {}
             for number in dirty:
                 places = self.places[number]
-                key = (self._rule_of[number], tuple(-1 if v < 0 else ids[v] for v in places))
+                key = self._rule_of[number], self._of_terms[number](ids)
                 asked = self._wishes.get(key)
                 if asked is None:
                     terms = [None if v < 0 else states[v] for v in places]
@@ -280,41 +308,54 @@ class Net:
                     wished.setdefault(places[wish.term], []).append((wish, number))
             dirty = set()
             for value, wants in wished.items():
-                if self._take(value, states, wants, flow, level):
-                    ids[value] = self._state_id(states[value], self.meshes[value])
+                if self._take(value, states, ids, wants, flow, level):
                     dirty.update(self.neighbours[value])
 
-    def _take(self, value: int, states: list[State], wants: list[tuple[Wish, int]], flow: Flow, level: int) -> bool:
+    def _take(
+        self, value: int, states: list[State], ids: list[int], wants: list[tuple[Wish, int]], flow: Flow, level: int
+    ) -> bool:
         """Let a value grow by what is proposed to it; whether it did."""
-        state, sizes = states[value], self.meshes[value].sizes
-        if len(wants) > 1:
-            rank = {name: place for place, name in enumerate(sizes)}
-            wants = sorted(wants, key=lambda want: _order(want, self.places, sizes, rank))
+        key = ids[value], *(id(wish) for wish, _ in wants)
+        growth = self._growths.get(key)
+        if growth is None:
+            growth = self._growths[key] = self._growth(value, states[value], [wish for wish, _ in wants])
+        if growth.is_disputed:
+            flow.disputed.add(value)
+        for place, axes in growth.taken:
+            wish, number = wants[place]
+            giver = self.places[number][wish.giver]
+            flow.origins[value].setdefault(wish.dim, []).append(Origin(axes, number, giver, level))
+        if growth.taken:
+            states[value], ids[value] = growth.state, growth.number
+        return bool(growth.taken)
+
+    def _growth(self, value: int, state: State, wished: Sequence[Wish]) -> Growth:
+        """What becomes of a value in a state to which something is proposed."""
+        sizes = self.meshes[value].sizes
+        rank = {name: place for place, name in enumerate(sizes)}
         dims = list(state.dims)
-        grown = False
-        for wish, number in wants:
+        taken: list[tuple[int, Axes]] = []
+        is_disputed = False
+        for place in sorted(range(len(wished)), key=lambda place: _order(wished[place], sizes, rank)):
+            wish = wished[place]
             present = dims[wish.dim]
             if is_prefix(wish.axes, present):
                 continue
             if not is_prefix(present, wish.axes):
-                flow.disputed.add(value)
+                is_disputed = True
                 continue
-            taken = [axis for place, axes in enumerate(dims) if place != wish.dim for axis in axes]
-            clean = _without_repeats(truncated(wish.axes, [*state.kept, *taken], sizes))
-            if clean != wish.axes and (
-                any(axis.overlaps(other) for axis in wish.axes for other in taken)
+            others = [axis for dim, axes in enumerate(dims) if dim != wish.dim for axis in axes]
+            clean = _without_repeats(truncated(wish.axes, [*state.kept, *others], sizes))
+            is_disputed |= clean != wish.axes and (
+                any(axis.overlaps(other) for axis in wish.axes for other in others)
                 or _without_repeats(wish.axes) != wish.axes
-            ):
-                flow.disputed.add(value)
+            )
             if len(clean) < len(present) or not is_prefix(present, clean) or clean == present:
                 continue
             dims[wish.dim] = merged(clean, sizes)
-            giver = self.places[number][wish.giver]
-            flow.origins[value].setdefault(wish.dim, []).append(Origin(dims[wish.dim], number, giver, level))
-            grown = True
-        if grown:
-            states[value] = state._replace(dims=tuple(dims))
-        return grown
+            taken.append((place, dims[wish.dim]))
+        grown = state._replace(dims=tuple(dims))
+        return Growth(grown, self._state_id(grown, self.meshes[value]), taken, is_disputed)
 
     def _state_id(self, state: State, mesh: object) -> int:
         return self._state_ids.setdefault((state, self._mesh_ids.get(id(mesh), 0)), len(self._state_ids))
@@ -343,10 +384,7 @@ def _digest(*texts: str) -> str:
     return hashlib.blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()
 
 
-def _order(
-    want: tuple[Wish, int], places: Sequence[tuple[int, ...]], sizes: Sizes, rank: Mapping[str, int]
-) -> tuple[object, ...]:
-    wish = want[0]
+def _order(wish: Wish, sizes: Sizes, rank: Mapping[str, int]) -> tuple[object, ...]:
     axes = [(rank[axis.name], axis.start, axis.stop) for axis in wish.axes]
     return (-shards(wish.axes, sizes), -wish.elements, wish.dim, axes, wish.giver)
 

@@ -49,22 +49,10 @@ from math import prod
 from typing import NamedTuple
 
 from reshard.operations.blocks import Block, Branch, around
-from reshard.operations.kinds import KindForm
 from reshard.operations.operation import Operation, Value
-from reshard.operations.pattern import SUMMED
 from reshard.plans import Plan
+from reshard.propagation.fusion import Fusion
 from reshard.sharding import Sharding
-
-FUSED = {KindForm.ELEMENTWISE, KindForm.MOVED, KindForm.COUNTED, KindForm.SHIFTED}
-"""Of what is computed element by element, so that a reader may do it as it reads."""
-READING = {*FUSED, KindForm.REDUCED}
-"""Of what may compute its operands as it reads them."""
-IN_PLACE = {KindForm.ELEMENTWISE, KindForm.MOVED}
-"""Of what may write an element where it has read one."""
-REPEATED = ("broadcast", "convert", "cast")
-"""What is so little work that each of several readers does it."""
-VIEWS = ("reshape", "copy", "stop_gradient")
-"""The elements in the same places."""
 
 
 class Held(NamedTuple):
@@ -154,18 +142,12 @@ class _Filling:
         self.operations, self.shardings = operations, shardings
         self.first: dict[Block, int] = {}
         self.last: dict[Block, int] = {}
-        self.readers: list[list[int]] = [[] for _ in operations]
         for number, operation in enumerate(operations):
             for block in around(operation.block):
                 self.first.setdefault(block, number)
                 self.last[block] = number
-            for operand in dict.fromkeys(operation.operands):
-                self.readers[operand.number].append(number)
-        self.form = [_form(operation) for operation in operations]
-        self.remade = [False] * len(operations)
-        for number, operation in enumerate(operations):
-            self.remade[number] = self._is_remade(operation)
-        self.fused = [self._is_fused(operation) for operation in operations]
+        self.fusion = Fusion(operations)
+        self.readers, self.fused = self.fusion.readers, self.fusion.fused
         self.read = self._reads()
         self.of: dict[int, _Buffer] = {}
         """Per value that lies in one, its buffer."""
@@ -184,39 +166,6 @@ class _Filling:
         self._donate()
         self.buffers = [buffer for buffer in self.buffers if buffer.first <= buffer.last]
 
-    def _is_remade(self, operation: Operation) -> bool:
-        """Whether every device makes it of nothing, wherever it is read."""
-        is_made = self.form[operation.result.number] in FUSED
-        return operation.name == "constant" or (
-            is_made and all(self.remade[operand.number] for operand in operation.operands)
-        )
-
-    def _is_fused(self, operation: Operation) -> bool:
-        """Whether a value is in no buffer of its own."""
-        number = operation.result.number
-        readers = [self.operations[reader] for reader in self.readers[number]]
-        if self.remade[number]:
-            return all(reader.name != "output" for reader in readers)
-        is_once = len(readers) == 1 or (operation.name in REPEATED and len(readers) > 0)
-        return (
-            is_once
-            and self.form[number] in FUSED
-            and not self._is_view(operation)
-            and all(self._is_reading(reader) and reader.block == operation.block for reader in readers)
-        )
-
-    def _is_reading(self, operation: Operation) -> bool:
-        """Whether an operation may compute its operands as it reads them."""
-        return (self.form[operation.result.number] in READING or operation.name == "stack") and not self._is_view(
-            operation
-        )
-
-    def _is_view(self, operation: Operation) -> bool:
-        """Whether the elements are read where those of the operand lie."""
-        if operation.name != "transpose":
-            return operation.name in VIEWS
-        return all(self.form[reader] is KindForm.CONTRACTED for reader in self.readers[operation.result.number])
-
     def _reads(self) -> list[int]:
         """Per value, the number of the operation that reads it last."""
         read = list(range(len(self.operations)))
@@ -225,7 +174,7 @@ class _Filling:
             for operand in operation.operands[:1] if operation.name == "last" else operation.operands:
                 source = self.operations[operand.number]
                 enclosing = list(around(source.scope))
-                at = read[number] if self.fused[number] or self._is_view(operation) else number
+                at = read[number] if self.fused[number] or self.fusion.is_view(operation) else number
                 for block in around(operation.block):
                     if block not in enclosing and not (operation.name == "carry" and block == operation.block):
                         at = max(at, self.last[block])
@@ -239,7 +188,7 @@ class _Filling:
         size = tile_bytes(value, self.shardings[value])
         source = self.of.get(operation.operands[-1].number) if operation.operands else None
         is_view = name == "last" or (name == "output" and source is not None and not source.is_given)
-        if source is not None and (is_view or (self._is_view(operation) and source.size == size)):
+        if source is not None and (is_view or (self.fusion.is_view(operation) and source.size == size)):
             self.of[number] = source
             source.last = max(source.last, last)
             return
@@ -260,7 +209,7 @@ class _Filling:
     def _reuse(self, operation: Operation) -> None:
         """Let a result lie where an operand lay, element by element."""
         own = self.of[operation.result.number]
-        if own.value != operation.result or not self._is_in_place(operation):
+        if own.value != operation.result or not self.fusion.is_in_place(operation):
             return
         for buffer in self._operands(operation):
             block = operation.block if operation.name != "carry" or operation.block is None else operation.block.parent
@@ -272,20 +221,15 @@ class _Filling:
                 buffer.last -= 1
                 return
 
-    def _is_in_place(self, operation: Operation) -> bool:
-        """Whether an operation may write an element where it has read one."""
-        is_moved = operation.name == "transpose"
-        return operation.name in ("carry", "output") or (
-            self.form[operation.result.number] in IN_PLACE and not is_moved
-        )
-
     def _operands(self, operation: Operation) -> Iterator[_Buffer]:
         """The buffers that are read, element by element, where an operation computes what is fused into it."""
-        for operand in operation.operands:
+        pending = [*operation.operands]
+        while pending:
+            operand = pending.pop(0)
             if not self.fused[operand.number]:
                 yield self.of[operand.number]
-            elif self._is_in_place(self.operations[operand.number]):
-                yield from self._operands(self.operations[operand.number])
+            elif self.fusion.is_in_place(self.operations[operand.number]):
+                pending[:0] = self.operations[operand.number].operands
 
     def _carry_on(self, operation: Operation) -> None:
         """Let what a turn hands to the next be made where the carry lies, if that is not read any more."""
@@ -305,7 +249,7 @@ class _Filling:
 
     def _is_after(self, buffer: _Buffer, read: int) -> bool:
         """Whether a buffer can be one that is read last by an operation."""
-        return buffer.first > read or (buffer.first == read and self._is_in_place(self.operations[read]))
+        return buffer.first > read or (buffer.first == read and self.fusion.is_in_place(self.operations[read]))
 
     def _donate(self) -> None:
         """Let outputs take over the buffers of inputs that are like them, first those that none reads any more."""
@@ -329,12 +273,3 @@ class _Filling:
 
     def _like(self, value: Value) -> tuple[object, ...]:
         return value.shape, value.dtype, self.shardings[value]
-
-
-def _form(operation: Operation) -> KindForm | None:
-    """How an operation comes to its result; a product in which nothing is summed is computed element by element."""
-    kind, pattern = operation.kind, operation.pattern
-    if kind is None or pattern is None or kind.form is not KindForm.CONTRACTED:
-        return None if kind is None else kind.form
-    is_summed = any(pattern.role(label) in SUMMED for label in pattern.labels)
-    return kind.form if is_summed or pattern.repeated else KindForm.ELEMENTWISE

@@ -60,22 +60,33 @@ MERGES = {
 """What runs along a dim and can be done in blocks."""
 
 
-def run_in_blocks(program: Program, name: str, value: Value, dim: int, *, is_reversed: bool) -> Value:
-    """What runs along a dim of a value, in as many blocks as devices can have."""
+def run_in_blocks(
+    program: Program, name: str, value: Value, dim: int, *, is_reversed: bool, is_before: bool = False
+) -> Value:
+    """What runs along a dim of a value, in as many blocks as devices can have; or what comes before each element."""
     size, blocks, merge = value.shape[dim], program.mesh.size, MERGES[name]
+    identity = value.dtype.identity(merge.reduction)
+    first = identity if is_before else None
     if blocks < 2 or size < 2 * blocks:
-        return _run(program, name, value, dim, is_reversed=is_reversed)
+        return _run(program, name, value, dim, is_reversed=is_reversed, before=first)
     if size % blocks:
         none = [0] * len(value.shape)
         longer = [*none[:dim], -size % blocks, *none[dim + 1 :]]
-        padded = program.pad(value, none, longer, value.dtype.identity(merge.reduction))
-        return program.slice(run_in_blocks(program, name, padded, dim, is_reversed=is_reversed), none, value.shape)
+        padded = program.pad(value, none, longer, identity)
+        ran = run_in_blocks(program, name, padded, dim, is_reversed=is_reversed, is_before=is_before)
+        return program.slice(ran, none, value.shape)
     apart = (*value.shape[:dim], blocks, size // blocks, *value.shape[dim + 1 :])
-    own = _run(program, name, program.reshape(value, apart), dim + 1, is_reversed=is_reversed)
+    in_blocks = program.reshape(value, apart)
+    own = _run(program, name, in_blocks, dim + 1, is_reversed=is_reversed, before=first)
     start, stop = [0] * len(apart), list(apart)
     start[dim + 1], stop[dim + 1] = (0, 1) if is_reversed else (apart[dim + 1] - 1, apart[dim + 1])
-    ends = program.reshape(program.slice(own, start, stop), (*apart[: dim + 1], *apart[dim + 2 :]))
-    before = _run(program, name, ends, dim, is_reversed=is_reversed, before=value.dtype.identity(merge.reduction))
+    lasts = [
+        program.reshape(program.slice(each, start, stop), (*apart[: dim + 1], *apart[dim + 2 :]))
+        for each in ([own, in_blocks] if is_before else [own])
+    ]
+    rows = tuple((f"d{place}",) for place in range(len(apart) - 1))
+    ends = program.op(Pattern((rows, rows), rows), *lasts, name=merge.combining) if is_before else lasts[0]
+    before = _run(program, name, ends, dim, is_reversed=is_reversed, before=identity)
     labels = tuple((f"d{place}",) for place in range(len(apart)))
     pattern = Pattern((labels, labels[: dim + 1] + labels[dim + 2 :]), labels)
     return program.reshape(program.op(pattern, own, before, name=merge.combining), value.shape)

@@ -25,10 +25,10 @@ import numpy as np
 
 from reshard.contraction.chooser import Chooser
 from reshard.contraction.prices import Ends
+from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.operation import Operation
-from reshard.operations.rules import waiting_operands
 from reshard.propagation.borders import lacked, with_windows
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.graph import first_alike
@@ -37,7 +37,7 @@ from reshard.propagation.known_options import flowing, options_of_cuts, pieces_o
 from reshard.propagation.nodes import Besides, Edge, Node, Rent, Variable
 from reshard.propagation.space import Costs, Numbers, Option, Options
 from reshard.propagation.trees import BARRED, Table
-from reshard.propagation.waiting import IDENTICAL, waiting_of
+from reshard.propagation.waiting import IDENTICAL, can_wait, waiting_of
 from reshard.propagation.ways import Along, Layouts, layouts_of
 from reshard.sharding import Sharding
 
@@ -92,13 +92,23 @@ class Model:
         self._shardings: dict[tuple[int, int, str, str], Sharding] = {}
         self._domains: dict[bytes, Numbers] = {}
         self._open: dict[tuple[int, frozenset[int], int], list[int]] = {}
-        self._costs: dict[tuple[int, int, float], Costs] = {}
+        self._costs: dict[tuple[object, ...], Costs] = {}
         for operation in graph.operations:
             if net.calculations[
                 operation.result.number
             ].reaches:  # what it reaches is among the options of its operands
                 self.layouts_of(operation)
         self.variables = self._variables()
+        self._distinct: tuple[list[Variable], list[Variable]] | None = None
+        """All variables, and each once."""
+
+    @property
+    def distinct(self) -> list[Variable]:
+        """The variables, each once, in an order in which no name has a say."""
+        if self._distinct is None or self._distinct[0] is not self.variables:
+            in_order = (self.variables[number] for number in self.net.order)
+            self._distinct = self.variables, list({id(variable): variable for variable in in_order}.values())
+        return self._distinct[1]
 
     @cached_property
     def nodes(self) -> list[Node]:
@@ -317,11 +327,17 @@ class Model:
         number = operation.result.number
         net, tensors = self.net, self._tensors(operation)
         trips, layouts = net.trip_counts(number), self.layouts_of(operation)
-        per_flop = self.goal.per_flop(operation.arithmetic) + self.besides.per_flop or self.tie_break
+        per_flop = self.goal.per_flop(operation.arithmetic)
+        besides = self.besides.per_flop or (0.0 if per_flop else self.tie_break)
+        touched = net.fusion.touched(operation) if self.goal.per_touched_byte else ()
+        dtypes = tuple(operation.values[place].dtype for place in touched)
         rents = self.besides.rents
-        key = id(layouts), trips[-1] * len(alike), per_flop
+        key = id(layouts), trips[-1] * len(alike), per_flop, besides, touched, dtypes
         if key not in self._costs:
-            self._costs[key] = layouts.flops * (key[1] * per_flop)
+            work = layouts.flops * per_flop
+            if touched:
+                work = np.maximum(work, _touched_bytes(layouts, tensors, touched, dtypes) * self.goal.per_touched_byte)
+            self._costs[key] = (work + layouts.flops * besides) * key[1]
             if layouts.received is not None:
                 self._costs[key] += layouts.received * (key[1] * self.goal.per_byte)
         node = Node(number, layouts, self._costs[key])
@@ -480,19 +496,20 @@ class Model:
         if abs(paid - table.price[source, target]) <= SAME * paid:
             return False
         for each, known in ((table, paid), (table.free, cost)):
-            each.price[source, target] = known
-            each.trees.clear()
+            each.learn(source, target, known)
         return True
+
+
+def _touched_bytes(
+    layouts: Layouts, tensors: Sequence[Options], touched: Sequence[int], dtypes: Sequence[DType]
+) -> Costs:
+    """Per layout the bytes that a device reads from its memory and writes there."""
+    numbers = (*layouts.used, layouts.made)
+    each = (tensors[n].tiles[numbers[n]] * dtype.itemsize for n, dtype in zip(touched, dtypes, strict=True))
+    return np.asarray(sum(each))
 
 
 def _sum(parts: Iterable[Costs | None]) -> Costs | None:
     """The sum of what is not None."""
     known = [part for part in parts if part is not None]
     return np.asarray(sum(known)) if known else None
-
-
-def can_wait(operation: Operation) -> bool:
-    """Whether an operation may leave what it is given unreduced."""
-    return operation.name not in ("reshard", "output") and any(
-        waiting_operands(operation, reduction) for reduction in ("sum", "max", "min", "product")
-    )

@@ -11,9 +11,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
+
 from reshard.propagation.space import Costs, Numbers, Options
 from reshard.propagation.trees import Table
 from reshard.propagation.ways import Layouts, Picks
+
+MOST_KNOWN = 1024
+"""Of how many layouts and options a table keeps what was read out of it, at most."""
 
 
 class Rent(NamedTuple):
@@ -110,3 +115,32 @@ class Edge:
         self.times = often * variable.count
         """How often a reshard is made, of all values that are kept alike."""
         self.key = EdgeKey(node.number, place, variable.number)
+
+    def brought(self, there: frozenset[int]) -> Costs:
+        """Per layout what it takes to bring an operand where that wants it, from the nearest of some options."""
+        key = there, self.picks, self.times
+        if key not in self.table.known:
+            rows = self.table.price[list(there)][:, self.picks.options]
+            self._remember(key, np.minimum.reduce(rows)[self.picks.places] * self.times)
+        return self.table.known[key]
+
+    def moved(self, kept: int) -> Costs:
+        """Per layout what it takes to bring the result from how that makes it to an option."""
+        key = kept, self.picks, self.times
+        if key not in self.table.known:
+            self._remember(key, self.table.price[self.picks.options, kept][self.picks.places] * self.times)
+        return self.table.known[key]
+
+    def between(self, domain: Numbers) -> Costs:
+        """Per option of some and option that layouts want, or make, what reshards between them cost."""
+        key = domain.tobytes(), self.picks, self.times, self.is_result
+        if key not in self.table.known:
+            rows, columns = (self.picks.options, domain) if self.is_result else (domain, self.picks.options)
+            prices = self.table.price[rows[:, None], columns] * self.times
+            self._remember(key, np.ascontiguousarray(prices.T if self.is_result else prices))
+        return self.table.known[key]
+
+    def _remember(self, key: tuple[object, ...], costs: Costs) -> None:
+        if len(self.table.known) >= MOST_KNOWN:
+            self.table.known.clear()
+        self.table.known[key] = costs

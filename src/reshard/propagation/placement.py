@@ -74,6 +74,8 @@ class Placement(Graph):
     """The plan of every reshard, by the value that it makes."""
     work: Mapping[Value, int]
     """Operations of a device in all, by the value that they make."""
+    touched: Mapping[Value, int] = field(repr=False)
+    """Bytes that these read from memory and write there, as `reshard.propagation.fusion` counts them."""
     reasons: Mapping[str, str] = field(repr=False)
     """Per name of a value, where its sharding comes from."""
     goal: Goal = BY_BYTES
@@ -178,8 +180,12 @@ class Placement(Graph):
         if self.network is None:
             return None
         moved = sum((plan.seconds or 0.0) * self.trip_count(value) for value, plan in self.plans.items())
-        speeds = {operation.result: self.network.flops_of(operation.arithmetic) for operation in self.operations}
-        return moved + sum(work / speed for value, work in self.work.items() if (speed := speeds[value]))
+        return moved + sum(map(self._worked, self.operations))
+
+    def _worked(self, operation: Operation) -> float:
+        """What the work of a device costs, over the trip count of an operation."""
+        flops, touched = self.work.get(operation.result, 0), self.touched.get(operation.result, 0)
+        return self.goal.of_work(flops, touched, operation.arithmetic)
 
     @cached_property
     def schedule_bound_seconds(self) -> float | None:
@@ -193,9 +199,9 @@ class Placement(Graph):
         longest: dict[Value, float] = {}
         alone = 0.0
         for operation in self.operations:
-            value, speed = operation.result, self.network.flops_of(operation.arithmetic)
+            value = operation.result
             moved = self.plans[value].lower_bound_seconds or 0.0 if value in self.plans else 0.0
-            every = moved * operation.trip_count + (self.work.get(value, 0) / speed if speed else 0.0)
+            every = moved * operation.trip_count + self._worked(operation)
             before = max((longest.get(operand, 0.0) for operand in operation.operands), default=0.0)
             longest[value] = before + every / operation.trip_count
             alone = max(alone, every)
@@ -378,7 +384,11 @@ def explicit(program: Builder, net: Net, chooser: Chooser, best: Optimum, reason
             else:
                 value = placing.add(operation, brought, called, computed, says)
             result = value
-            placing.work[value] = flops * net.trip_counts(operation.result.number)[-1]
+            trips = net.trip_counts(operation.result.number)[-1]
+            placing.work[value] = flops * trips
+            ends = list(zip(operation.values, (*used, computed), strict=True))
+            touched = sum(tile_bytes(*ends[place]) for place in net.fusion.touched(operation))
+            placing.touched[value] = touched * trips
             if operation.name in LEAVING and not stays:
                 leaving.setdefault(operation.block, []).append((operation, value, sharding, reason))
             elif not stays:
@@ -393,7 +403,7 @@ def explicit(program: Builder, net: Net, chooser: Chooser, best: Optimum, reason
     cost = best.cost if chooser.goal.is_sum else float(floor(best.cost * (1 + WHOLE)))  # less work is no byte
     return Placement(
         dict(program.meshes), tuple(placing.operations), placing.shardings, placing.plans, placing.work,
-        placing.reasons, chooser.goal, cost, min(best.bound, cost), Counter(program.without_rule),
+        placing.touched, placing.reasons, chooser.goal, cost, min(best.bound, cost), Counter(program.without_rule),
         program.signature,
     )  # fmt: skip
 
@@ -413,6 +423,7 @@ class PlacedSoFar:
         self.shardings: dict[Value, Sharding] = {}
         self.plans: dict[Value, Plan] = {}
         self.work: dict[Value, int] = {}
+        self.touched: dict[Value, int] = {}
         self.reasons: dict[str, str] = {}
         self.moves: dict[tuple[Value, Sharding], Value] = {}
         """What a reshard made, by its operand and its target."""
@@ -443,6 +454,7 @@ class PlacedSoFar:
             why = reason if is_named else f"as {name} is computed"
             value = self.add(product, brought, name if is_named else self.name(name), made, why)
             self.work[value] = part.chosen.price.flops
+            self.touched[value] = sum(map(tile_bytes, (*inputs, value), (*used, made)))
             if made != target:
                 value = self.moved(value, target, name if is_last else self.name(name), reason if is_last else why)
             products[id(part)] = value

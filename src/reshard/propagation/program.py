@@ -19,6 +19,7 @@ import importlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from reshard.checks import checked_shape, expect, integer, listed, shown
@@ -236,7 +237,16 @@ class Program(Builder):
         """
         return self._shift("reverse", [value], result, {"dims": dims})
 
-    def running(self, name: str, value: Value, dim: int, *, reverse: bool = False, result: str | None = None) -> Value:
+    def running(
+        self,
+        name: str,
+        value: Value,
+        dim: int,
+        *,
+        reverse: bool = False,
+        before: bool = False,
+        result: str | None = None,
+    ) -> Value:
         """What runs along a dim: `cumsum`, `cumprod`, `cummax`, `cummin` or `cumlogsumexp`, in blocks of the dim.
 
         A device that has a part of the dim receives one element a line, handed on from device to device among up to 33;
@@ -247,6 +257,7 @@ class Program(Builder):
             value: to whose elements.
             dim: along which.
             reverse: whether from the last element to the first.
+            before: whether of what comes before each element, without that; of nothing it is the identity.
             result: the name of the result; one is made up unless given.
 
         Raises:
@@ -257,7 +268,7 @@ class Program(Builder):
             raise ReshardError("bad-argument", f"what runs along a dim is one of {', '.join(MERGES)}, got: {name}")
         if not 0 <= integer(dim, "the dim of what runs along it") < len(value.shape):
             raise ReshardError("bad-argument", f"dim {dim} is no dim of {value.shape}")
-        ran = run_in_blocks(self, name, value, dim, is_reversed=reverse)
+        ran = run_in_blocks(self, name, value, dim, is_reversed=reverse, is_before=before)
         labels = self._labels(ran)
         return ran if result is None else self.op(Pattern((labels,), labels), ran, name="copy", result=result)
 
@@ -429,8 +440,10 @@ class Program(Builder):
         for name, limit in (("memory_limit", limits.memory), ("work_limit", limits.work)):
             if limit is not None and integer(limit, name) < 0:
                 raise ReshardError("bad-argument", f"{name} must be at least 0, got: {limit}")
-        aim = Goal.of(goal, Network.named(network, "the network of a program"), "balanced")
-        return aim, None if seconds is None else time.monotonic() + seconds
+        described = Network.named(network, "the network of a program")
+        if described is not None and described.call_s:  # a program starts once, whatever plans it is made of
+            described = replace(described, call_s=0.0)
+        return Goal.of(goal, described, "balanced"), None if seconds is None else time.monotonic() + seconds
 
     def _annotated(self, value: Value, sharding: object) -> Value:
         """A value just made, with what is said about it; where that is refused, nothing is made."""

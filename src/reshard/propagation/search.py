@@ -352,7 +352,7 @@ def shortlist(
     *flows, tensor = search.beginnings
     best = search.best(tensor)
     for flow in (None, *flows):
-        best = min(best, changed(search.model, best, Besides(inputs), deadline, flow), key=lambda each: each.cost)
+        best = min(changed(search.model, best, Besides(inputs), deadline, flow), best, key=lambda each: each.cost)
     fitting = search.within(best, search.placed(best), Limits(memory_limit))
     while True:
         front = _front([placed for _, placed in fitting])

@@ -61,7 +61,7 @@ def moved(model: Model, shares: Shares, choice: Picked, part: float = 1.0) -> Sh
     """
     options, layouts = choice
     after = dict(shares)
-    for variable in {id(variable): variable for variable in model.variables}.values():
+    for variable in model.distinct:
         if len(variable.uses) < 2:
             continue
         row = options[id(variable)]

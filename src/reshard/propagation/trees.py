@@ -37,6 +37,8 @@ class Table:
         self.asked: set[tuple[int, int]] = set()
         self.trees: dict[tuple[int, frozenset[int]], float] = {}
         """What it costs to make all that is wanted of how the value is kept."""
+        self.known: dict[tuple[object, ...], Costs] = {}
+        """What has been read out of the prices for the layouts of operations."""
         self.free, self.rent = self, np.zeros((1, 1))
         """The table without rents, and what holding costs besides."""
         self.is_known = False
@@ -48,6 +50,12 @@ class Table:
         if key not in self.trees:
             self.trees[key] = tree_cost(self, kept, sorted(wanted))
         return self.trees[key]
+
+    def learn(self, source: int, target: int, price: float) -> None:
+        """What a reshard costs is known."""
+        self.price[source, target] = price
+        self.trees.clear()
+        self.known.clear()
 
     def rented(self, rent: Costs) -> Table:
         """The table where what a reshard holds, from an option to another, costs so much besides."""

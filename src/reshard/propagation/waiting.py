@@ -25,7 +25,8 @@ from collections.abc import Mapping, Sequence
 from reshard.axis import Axes
 from reshard.contraction.tasks import Calculation
 from reshard.mesh import Mesh
-from reshard.operations.rules import COMBINED, Rule
+from reshard.operations.operation import Operation
+from reshard.operations.rules import COMBINED, Rule, waiting_operands
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.space import Pieces
 from reshard.propagation.ways import Along
@@ -44,23 +45,25 @@ def waiting_of(net: Net, pieces_on: Mapping[Mesh, Pieces], flows: Sequence[Flow]
     """
     waiting: list[Along] = []
     known: dict[tuple[object, ...], Along] = {}
+    kinds: list[int] = []
+    """Per value, the number of what is known of it."""
+    numbers: dict[tuple[object, ...], int] = {}
+    cuts = list(zip(*(flow.dims for flow in flows), strict=True))
     for number, operation in enumerate(net.graph.operations):
         pieces, said = pieces_on[net.meshes[number]], net.graph.annotations.get(operation.result)
         if not operation.operands or operation.name in IDENTICAL:
-            own = frozenset(pieces.of(said.unreduced) or ()) if said is not None else frozenset[int]()
-            waiting.append(Along(own, said.reduction if said is not None else "sum"))
-            continue
-        mesh, calculation = net.meshes[number], net.calculations[number]
-        operands = [
-            (waiting[operand.number], tuple(flow.dims[operand.number] for flow in flows))
-            if net.meshes[operand.number] == mesh
-            else None
-            for operand in operation.operands
-        ]
-        key = id(calculation), id(pieces), *operands
-        if key not in known:
-            known[key] = _result_of(net.rules[number], calculation, pieces, operands)
-        waiting.append(known[key])
+            named = frozenset(pieces.of(said.unreduced) or ()) if said is not None else frozenset[int]()
+            result = Along(named, said.reduction if said is not None else "sum")
+        else:
+            mesh, calculation = net.meshes[number], net.calculations[number]
+            near = [operand.number if net.meshes[operand.number] == mesh else -1 for operand in operation.operands]
+            key = id(calculation), id(pieces), *(-1 if n < 0 else kinds[n] for n in near)
+            if key not in known:
+                operands = [None if n < 0 else (waiting[n], cuts[n]) for n in near]
+                known[key] = _result_of(net.rules[number], calculation, pieces, operands)
+            result = known[key]
+        waiting.append(result)
+        kinds.append(numbers.setdefault((result, cuts[number]), len(numbers)))
     for number, operation in enumerate(net.graph.operations):
         if operation.name in IDENTICAL and waiting[number].pieces:  # what is wanted unreduced may be kept so
             own, reduction = waiting[operation.operands[0].number]
@@ -104,3 +107,10 @@ def _combined(rule: Rule, pieces: Pieces, flowing: Sequence[tuple[tuple[Axes, ..
         alone = [dim for dim, group in enumerate(rule.terms[term]) if len(group) == 1 and group[0] in combined]
         own.update(n for cuts in flows for dim in alone for n in pieces.of(cuts[dim]) or ())
     return frozenset(own)
+
+
+def can_wait(operation: Operation) -> bool:
+    """Whether an operation may leave what it is given unreduced."""
+    return operation.name not in ("reshard", "output") and any(
+        waiting_operands(operation, reduction) for reduction in ("sum", "max", "min", "product")
+    )

@@ -137,15 +137,14 @@ def layouts_of(
         for group in {group for term in pattern.terms for group in term if len(group) > 1}
     ]
     rows = rows_of(_choices(calculation, pieces, waits, waiting))
-    rows = rows[_is_even(rows, _shards(rows, pieces, len(labels)), sizes, groups)]
+    shards = _shards(rows, pieces, len(labels))
+    is_even = _is_even(rows, shards, sizes, groups)
+    rows, shards = rows[is_even], shards[is_even]
     meanings = _meanings(calculation, tensors, waits)
     found: list[list[Numbers]] = [[] for _ in tensors]
-    used_rows, used_orders = [], []
+    used_rows, used_shards, used_orders = [], [], []
     for order, line in enumerate(pieces.orders):
-        which = np.ones(len(rows), dtype=np.bool_)
-        if order:
-            differs = [_differs(row, line, groups) for row in rows.tolist()]
-            which = np.array(differs, dtype=np.bool_)
+        which = _differ(rows, line, groups) if order else np.ones(len(rows), dtype=np.bool_)
         for grouped in groups:
             which &= _follow(rows[:, list(line)], grouped)
         numbers = [options.find(meaning[rows], order) for options, meaning in zip(tensors, meanings, strict=True)]
@@ -154,11 +153,11 @@ def layouts_of(
         for column, each in zip(found, numbers, strict=True):
             column.append(each[which])
         used_rows.append(rows[which])
+        used_shards.append(shards[which])
         used_orders.append(np.full(int(which.sum()), order, dtype=np.int64))
-    kept = np.concatenate(used_rows)
-    flops = _flops(calculation, -(-sizes // _shards(kept, pieces, len(labels))))
+    flops = _flops(calculation, -(-sizes // np.concatenate(used_shards)))
     *used, made = (np.concatenate(column) for column in found)
-    return Layouts(tuple(used), made, flops, kept, np.concatenate(used_orders))
+    return Layouts(tuple(used), made, flops, np.concatenate(used_rows), np.concatenate(used_orders))
 
 
 def _choices(
@@ -255,10 +254,18 @@ def compute_layout(
     return ComputeLayout(pieces.mesh, calculation.pattern, tuple(axes), tuple(map(tuple, unreduced)), reduction, uneven)
 
 
-def _differs(row: Sequence[int], order: Sequence[int], groups: Sequence[Sequence[int]]) -> bool:
-    """Whether pieces that cut the same dim stand otherwise in an order than in that of the mesh."""
-    doing = [next((1 + group[0] for group in groups if choice - 1 in group), choice) for choice in row]
-    return any(doing[a] == doing[b] != 0 for n, a in enumerate(order) for b in order[n + 1 :] if a > b)
+def _differ(rows: Numbers, order: Sequence[int], groups: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
+    """The rows in which pieces that cut the same dim stand otherwise in an order than in that of the mesh."""
+    dims = np.arange(rows.max(initial=0) + 1)  # what cuts a dim of several labels cuts the first
+    for group in reversed([group for group in groups if group]):
+        dims[[1 + number for number in group if number < len(dims) - 1]] = 1 + group[0]
+    doing = dims[rows]
+    differ = np.zeros(len(rows), dtype=np.bool_)
+    for place, first in enumerate(order):
+        for second in order[place + 1 :]:
+            if first > second:
+                differ |= (doing[:, first] == doing[:, second]) & (doing[:, first] != 0)
+    return differ
 
 
 def _follow(rows: Numbers, group: Sequence[int]) -> NDArray[np.bool_]:

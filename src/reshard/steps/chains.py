@@ -14,7 +14,7 @@ in parts may become unreduced as it lies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -89,21 +89,27 @@ def shortest_chain(reshard: Reshard, near: int = 0) -> Chain:
     return min(chains, key=lambda steps: (sum(step.received_bytes for step in steps), len(steps)))
 
 
-def chain_through(reshard: Reshard, *middles: Sharding, near: int = 0) -> Chain:
+def chain_through(reshard: Reshard, *middles: Sharding, near: int | Sequence[int] = 0) -> Chain:
     """The shortest chains from point to point, joined; points that are one placement with the one before fall out.
+
+    Args:
+        reshard: what is to be moved.
+        middles: the points between its ends.
+        near: that of `Step`, of all legs or of each.
 
     Raises:
         ReshardError: as `shortest_chain`.
     """
+    strides = [near] * (len(middles) + 1) if isinstance(near, int) else near
     if not middles:
-        return shortest_chain(reshard, near)
+        return shortest_chain(reshard, strides[0])
     steps: list[Step] = []
     reached = reshard.source
-    for point in (*middles, reshard.target):
-        steps += shortest_chain(replace(reshard, source=reached, target=point), near)
+    for point, stride in zip((*middles, reshard.target), strides, strict=True):
+        steps += shortest_chain(replace(reshard, source=reached, target=point), stride)
         reached = steps[-1].after if steps else reshard.source
     if steps and reached != reshard.target:  # one placement under another name: the last step ends in that asked for
-        steps[-1:] = shortest_chain(replace(reshard, source=steps[-1].before), near)
+        steps[-1:] = shortest_chain(replace(reshard, source=steps[-1].before), steps[-1].near)
     return tuple(steps)
 
 

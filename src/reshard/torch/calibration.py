@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.network import Calibration, Network
 from reshard.network.calibration import Pairs
-from reshard.network.engine_fit import fitted_to_engine
+from reshard.network.engine_fit import fitted_to_engine, fitted_to_work
 from reshard.plans import Plan
 from reshard.steps import Chain, reshard_of_chain
 from reshard.torch.dtensor_specs import mesh_of, placements_of
@@ -34,6 +35,8 @@ RUNS = 5
 """Of so many runs the fastest counts: what else the machine does is not the network."""
 WARM_RUNS = 3
 """Of a chain, one after another, the fastest of which counts: the first finds the memory as what ran before left it."""
+TURNS = 8
+"""How often a product or a sum is made in one run."""
 
 
 def calibrate(mesh: DeviceMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 3) -> tuple[Network, Calibration]:
@@ -73,7 +76,17 @@ def calibrate(mesh: DeviceMesh, *, sizes: Sequence[int] = SIZES, repeats: int = 
         held = distribute_tensor(whole, mesh, placements_of(plan.source, mesh))
         return _fastest(lambda: run(plan, held), mesh.device_type, runs=WARM_RUNS)
 
-    return fitted_to_engine(guess, ours, time_exchange, time_chain, sizes=sizes, repeats=repeats)
+    def time_work(combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], side: int) -> float:
+        square = torch.zeros(side, side, device=mesh.device_type)
+
+        def turns() -> None:
+            for _ in range(TURNS):
+                combine(square, square)
+
+        return _fastest(turns, mesh.device_type) / TURNS
+
+    network, fit = fitted_to_engine(guess, ours, time_exchange, time_chain, sizes=sizes, repeats=repeats)
+    return fitted_to_work(network, partial(time_work, torch.matmul), partial(time_work, torch.add)), fit
 
 
 def calibrate_like(mesh: Mesh, *, repeats: int = 3) -> tuple[Network, Calibration] | None:

@@ -80,7 +80,7 @@ def einsum(
         traced: DTensor = _traced(name, mesh, *operands)
         return traced
     asked = AskedEinsum(expression, target, network, overlap, sizes, leave_partial, check)
-    with current_world().telling(_ranks_of(operands), check):
+    with current_world().telling(lambda: _ranks_of(operands), check):
         request = _request(asked, operands, device_mesh, tuple(getattr(x, "_spec", None) for x in operands))
     return _called(request, operands, check)
 
@@ -182,7 +182,7 @@ def _called(request: EinsumRequest, operands: Sequence[DTensor], check: str) -> 
     refuse_traced("an einsum of DTensors", *(x._local_tensor for x in operands))
     world = current_world()
     meshes = (request.mesh, *(x.device_mesh for x in operands))
-    with world.telling(sorted({rank for mesh in meshes for rank in mesh_of(mesh).devices}), check):
+    with world.telling(lambda: sorted({rank for mesh in meshes for rank in mesh_of(mesh).devices}), check):
         local = local_einsum(world, request)
         local.contraction.check_tiles([x._local_tensor for x in operands])
     if torch.is_grad_enabled() and any(x.requires_grad for x in operands):

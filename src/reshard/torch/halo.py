@@ -76,7 +76,7 @@ def window(x: DTensor, target: Sharding, fill: float = 0, *, check: str = "first
     """
     check_mode(check)
     world = current_world()
-    with world.telling(mesh_of(x.device_mesh).devices, check):
+    with world.telling(lambda: mesh_of(x.device_mesh).devices, check):
         filling = world.once(("window", x._spec, target), lambda: Filling(x, target, world))
         filling.there.check_tile(x._local_tensor)
     world.check(filling.statement, check)

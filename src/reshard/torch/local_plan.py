@@ -39,6 +39,8 @@ class LocalPlan:
     """What is done, for a sentence."""
     parts: tuple[LocalPlan, ...] = ()
     """What is done with each part of the tensor, where it goes in parts that overlap."""
+    stretches: tuple[LocalPlan, ...] = ()
+    """What is done one after another, where only some of it is done in parts."""
 
     @property
     def workspace_size(self) -> int:
@@ -82,8 +84,10 @@ class LocalPlan:
         Raises:
             ReshardError: `exchange-failed`, here or later.
         """
-        if self.parts and watch == UNWATCHED:
-            result = self._in_parts(tile)
+        if (self.parts or self.stretches) and watch == UNWATCHED:
+            result = self._in_parts(tile) if self.parts else tile
+            for stretch in self.stretches:
+                result = stretch.run(result)
             return lambda: lambda: result if out is None else out.copy_(result)
         shares = out is not None and out.untyped_storage().data_ptr() == tile.untyped_storage().data_ptr()
         if not self.exchanges:  # an empty tile may be empty in another dim
@@ -119,8 +123,8 @@ class LocalPlan:
 
     def _in_parts(self, tile: torch.Tensor) -> torch.Tensor:
         """The target tile, its parts one behind the other: while one is in an exchange, the next is in that before."""
-        parting, parts = self.plan.parting, self.parts
-        tiles = [parting.cut(tile.resolve_conj().resolve_neg(), len(parts), number) for number in range(len(parts))]
+        parting, parts, tile = self.plan.parting, self.parts, tile.resolve_conj().resolve_neg()
+        tiles = [parting.cut(tile, len(parts), number, torch.cat) for number in range(len(parts))]
         waves = max(number + len(part.exchanges) for number, part in enumerate(parts))
         with self._told():
             for wave in range(waves):
@@ -189,11 +193,15 @@ def local_plan(
     sides = (Tiling.of(side, plan.shape) for side in (before, after))
     shapes = [side.tile(rank, once=True).shape if rank in side.mesh else None for side in sides]
     parts: tuple[LocalPlan, ...] = ()
+    stretches: tuple[LocalPlan, ...] = ()
     if plan.parts > 1 and before.mesh == after.mesh:
-        shares = plan.plans_by_share
-        by_share = {id(share): local_plan(share, rank, meshes, dtype, words, joint=joint) for share in shares}
-        parts = tuple(by_share[id(share)] for share in plan.plans_of_parts)
-    return LocalPlan(plan, shapes[0], (0,) if shapes[1] is None else shapes[1], tuple(exchanges), words, parts)
+        nested = plan.plans_of_parts if len(plan.stretches) == 1 else plan.stretches
+        distinct = {id(one): one for one in nested}
+        by_plan = {key: local_plan(one, rank, meshes, dtype, words, joint=joint) for key, one in distinct.items()}
+        local = tuple(by_plan[id(one)] for one in nested)
+        parts, stretches = (local, ()) if len(plan.stretches) == 1 else ((), local)
+    target_shape = (0,) if shapes[1] is None else shapes[1]
+    return LocalPlan(plan, shapes[0], target_shape, tuple(exchanges), words, parts, stretches)
 
 
 def device_type_of(meshes: Mapping[Mesh, DeviceMesh]) -> str:

@@ -20,7 +20,7 @@ from reshard.errors import ReshardError
 from reshard.plans import Plan
 from reshard.torch.agreement import check_mode
 from reshard.torch.graph_operator import is_traced, refuse_traced, run_traced
-from reshard.torch.redistribute import NEVER_TRACED, EagerCall, Memory, wants_gradient
+from reshard.torch.redistribute import NEVER_TRACED, EagerCall, Memory
 from reshard.torch.redistribution import redistribution_of_plan
 from reshard.torch.world import current_world
 
@@ -77,10 +77,10 @@ def _run(
     plan: Plan, x: DTensor, device_mesh: DeviceMesh | None, check: str, out: torch.Tensor | None = None
 ) -> DTensor:
     world = current_world()
-    with world.telling(tuple(sorted({*plan.source.mesh.devices, *plan.target.mesh.devices})), check):
+    with world.telling(lambda: sorted({*plan.source.mesh.devices, *plan.target.mesh.devices}), check):
         if device_mesh is not None:
             expect(device_mesh, DeviceMesh, "device_mesh")
         redistribution = redistribution_of_plan(world, x._spec, plan, device_mesh)
         call = EagerCall(redistribution, world, check, Memory(out=out), x.dtype, x.dtype)
-        call.check_memory(x._local_tensor, wants_gradient=wants_gradient(x))
+        call.check_memory(x)
     return call.differentiable(x)

@@ -7,7 +7,7 @@ In a graph that torch traces the same exchanges run as one operator, see `graph_
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -134,15 +134,23 @@ def _moved(
     options: Options = PLAIN,
 ) -> DTensor:
     """An eager redistribute; what is refused is told to the other ranks."""
-    world, goal = current_world(), device_mesh if isinstance(device_mesh, DeviceMesh) else x.device_mesh
-    with world.telling(ends_of(x.device_mesh, goal, world.rank).ranks, check):
+    world, spec, dtype = current_world(), x._spec, x.dtype
+
+    def ranks() -> Sequence[int]:
+        goal = device_mesh if isinstance(device_mesh, DeviceMesh) else spec.mesh
+        return ends_of(spec.mesh, goal, world.rank).ranks
+
+    with world.telling(ranks, check):
         if device_mesh is not None:
             expect(device_mesh, DeviceMesh, "device_mesh")
-        forward, backward = (expect(dtype or x.dtype, torch.dtype, "a dtype to move in") for dtype in dtypes)
-        spec = x._spec if forward == x.dtype else of_dtype(x._spec, forward)
+        forward, backward = dtypes
+        if forward is not None and expect(forward, torch.dtype, "a dtype to move in") != dtype:
+            spec = of_dtype(spec, forward)
+        if backward is not None:
+            expect(backward, torch.dtype, "a dtype to move in")
         redistribution = redistribution_for(world, spec, _one_of(*targets), device_mesh, options=options)
-        call = EagerCall(redistribution, world, check, memory, x.dtype, backward)
-        call.check_memory(x._local_tensor, wants_gradient=wants_gradient(x))
+        call = EagerCall(redistribution, world, check, memory, dtype, backward or dtype)
+        call.check_memory(x)
     return call.differentiable(x)
 
 
@@ -200,17 +208,17 @@ class EagerCall(NamedTuple):
         result: DTensor = Linear.apply(x, partial(self.run, wants_gradient=True), self.back)  # type: ignore[no-untyped-call]
         return result
 
-    def check_memory(self, tile: torch.Tensor, *, wants_gradient: bool) -> None:
+    def check_memory(self, x: DTensor) -> None:
         """Refuse a tile or memory that cannot be.
 
         Raises:
             ReshardError: `bad-tiles`; `bad-argument` for memory where a gradient is wanted.
         """
-        local, moving = self.redistribution.local, meta_of(self.redistribution.source).dtype
+        local, tile = self.redistribution.local, x._local_tensor
         _, given, workspace = self.memory
         local.check_tile(tile)
         if given is not None:
-            if wants_gradient:
+            if wants_gradient(x):
                 raise ReshardError("bad-argument", "out cannot be given where a gradient is wanted")
             out = expect(given, torch.Tensor, "out")
             overlaps = torch._debug_has_internal_overlap(out) == 1  # 0 is no, 2 is not plain to see
@@ -219,6 +227,7 @@ class EagerCall(NamedTuple):
                 raise _unfit("out", out, f"{wanted}, no lazy conj or negative")
         if workspace is not None:
             room, size = expect(workspace, torch.Tensor, "workspace"), local.workspace_size
+            moving = meta_of(self.redistribution.source).dtype
             fits = room.dim() == 1 and room.numel() >= size and room.dtype == moving and room.device == tile.device
             if not fits or not room.is_contiguous() or _is_lazy(room):
                 wanted = f"flat, at least {size} elements, contiguous, no lazy conj or negative, of {moving}"
@@ -238,10 +247,11 @@ class EagerCall(NamedTuple):
         """What becomes of the tile of this rank; with `async_op` one that waits when it is used."""
         redistribution, (async_op, out, workspace) = self.redistribution, self.memory
         local, is_later = redistribution.local, async_op and bool(redistribution.local.exchanges)
-        tile = tile.to(meta_of(redistribution.source).dtype)
+        dtype = meta_of(redistribution.source).dtype
+        tile = tile if tile.dtype == dtype else tile.to(dtype)
         if is_later and out is None:
             out = tile.new_empty(local.target_shape)
-        with self.world.telling(redistribution.statement.ranks, self.check):
+        with self.world.telling(lambda: redistribution.statement.ranks, self.check):
             self.world.check_replicas(redistribution.statement, redistribution.replicas, tile, self.check)
             post = redistribution.pack(tile, out, workspace)
         self.world.check(redistribution.statement, self.check)

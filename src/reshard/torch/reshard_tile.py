@@ -56,7 +56,7 @@ def reshard(
             )
     world = current_world()
     ranks = tuple(sorted({*source.mesh.devices, *target.mesh.devices}))
-    with world.telling(ranks, check):
+    with world.telling(lambda: ranks, check):
         key = ("tile", source, target, shape, tile.dtype, device_mesh)
         ways = world.once(key, lambda: _ways(source, target, shape, tile.dtype, device_mesh, world))
         ways[0].check_tile(tile)

@@ -1,11 +1,10 @@
-"""Operations that reach over the edge of a tile: roll, flip, convolutions, running sums; pads and pooling rest on it.
+"""Operations that reach over the edge of a tile: roll, flip, convolutions; pads and pooling rest on it.
 
 Each rank makes its tile of the result out of a window of the operand: what the tile reaches is arithmetic
 (`reshard.reach`), filling the window is one exchange of what the rank lacks (`halo`), and the rest is torch's own
 function on the window.
 The result is cut as the operand is; dims that an operation sums over, as the channels of a convolution, are made whole
 first.
-A running sum needs no window: each rank adds up its own, and then the sums of the ranks before it, which are small.
 """
 
 from __future__ import annotations
@@ -219,32 +218,6 @@ def _every(
         return function(part, weight, **options)
     channels = weight.shape[1] * options["groups"]
     return part.new_zeros((part.shape[0], channels, *[0] * (part.ndim - 2))) + 0 * (part.sum() + weight.sum())
-
-
-def cumsum(x: DTensor, dim: int) -> DTensor:
-    """`torch.cumsum`: each rank adds up its own, then the sums of the ranks before it travel, one element a line each.
-
-    Raises:
-        ReshardError: `bad-argument`, `rank-mismatch`, and as `redistribute`.
-    """
-    check_tensor(x)
-    dim = dim_of(x, dim)
-    sharding = sharding_of(x)
-    digits = sharding.layout.cutting[dim]
-    local = x.to_local()
-    own = local.cumsum(dim)
-    if digits.size > 1:
-        shape = list(x.shape)
-        shape[dim] = digits.size
-        cutting = {n for n, placement in enumerate(x.placements) if placement.is_shard(dim)}
-        totals = redistribute(
-            tensor_of(local.sum(dim, keepdim=True), x, shape),
-            [Replicate() if n in cutting else placement for n, placement in enumerate(x.placements)],
-        )
-        gradients = [Partial() if n in cutting else placement for n, placement in enumerate(x.placements)]
-        before = digits.index_of(sharding.mesh.position_of(torch.distributed.get_rank()))
-        own = own + totals.to_local(grad_placements=gradients).narrow(dim, 0, before).sum(dim, keepdim=True)
-    return tensor_of(own, x, list(x.shape))
 
 
 def slid(

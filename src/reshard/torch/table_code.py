@@ -19,6 +19,7 @@ it receives what goes to [2, 4).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from reshard.checks import expect
@@ -91,16 +92,21 @@ def reshard(tile):
     shape = SHAPES.get(dist.get_rank(), (0,))
     if 0 in shape:
         return tile.new_empty(shape)
-    rows = [part.reshape(*shape[:DIM], shape[DIM] // UNIT, SHARE, *shape[DIM + 1 :]) for part in parts]
-    return torch.cat(rows, DIM + 1).reshape(shape)
+    before, units, after = shape[:DIM], shape[DIM] // UNIT, shape[DIM + 1 :]
+    rows = [part.narrow(DIM, 0, units * SHARE).reshape(*before, units, SHARE, *after) for part in parts]
+    whole = torch.cat(rows, DIM + 1).reshape(*before, units * UNIT, *after)
+    lasts = [part.narrow(DIM, units * SHARE, part.shape[DIM] - units * SHARE) for part in parts]
+    return torch.cat([whole, *lasts], DIM)
 
 
 def cut(tile, part):
     if not tile.numel():
         return tile
-    before, size, after = tile.shape[:DIM], tile.shape[DIM], tile.shape[DIM + 1 :]
-    units = tile.reshape(*before, size // UNIT, len(WAY_OF_PART), SHARE, *after)
-    return units.select(DIM + 1, part).reshape(*before, -1, *after)
+    before, (units, rest), after = tile.shape[:DIM], divmod(tile.shape[DIM], UNIT), tile.shape[DIM + 1 :]
+    rows = tile.narrow(DIM, 0, units * UNIT).reshape(*before, units, len(WAY_OF_PART), SHARE, *after)
+    rows = rows.select(DIM + 1, part).reshape(*before, units * SHARE, *after)
+    start, stop = (min(place * SHARE, rest) for place in (part, part + 1))
+    return torch.cat([rows, tile.narrow(DIM, units * UNIT + start, stop - start)], DIM)
 """
 
 BODY = """
@@ -166,7 +172,7 @@ def code_of(plan: Plan) -> str:
     """The text of a module with a function `reshard(tile)`: what a plan does on every rank, with torch alone.
 
     It sends and receives in the default process group, eagerly, and checks nothing.
-    Parts of the tensor go at once, all shares of the plan among them.
+    Parts of the tensor go at once, all shares of the plan among them; where an end goes whole, so does all.
 
     Args:
         plan: whose devices are global ranks.
@@ -175,8 +181,11 @@ def code_of(plan: Plan) -> str:
         ReshardError: `bad-argument`; `too-large` where the messages are too many to write out.
     """
     expect(plan, Plan, "what becomes code")
+    if len(plan.stretches) > 1:
+        plan = replace(plan, parts=1, beside=(), whole=(0, 0))
     ways, count = [], 0
-    for of_part in plan.plans_by_share:
+    distinct = list({id(of_part): of_part for of_part in plan.plans_of_parts}.values())
+    for of_part in distinct:
         exchanges = []
         for step in of_part.steps:
             for move in step.transfers:
@@ -192,7 +201,7 @@ def code_of(plan: Plan) -> str:
     size = "x".join(map(str, plan.shape)) or "a scalar"
     body = WHOLE
     if plan.parts > 1:
-        numbers = {id(of_part): way for way, of_part in enumerate(plan.plans_by_share)}
+        numbers = {id(of_part): way for way, of_part in enumerate(distinct)}
         way_of_part = [numbers[id(of_part)] for of_part in plan.plans_of_parts]
         body = IN_PARTS.format(ways=way_of_part, parting=plan.parting)
     head = HEAD.format(what=f"{size} of {plan.dtype} from {plan.source.text()} to {plan.target.text()}")

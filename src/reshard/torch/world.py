@@ -6,10 +6,9 @@ import atexit
 import gc
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -57,16 +56,9 @@ class World:
             if len(order) > CAPACITY:
                 self.agreed.discard(order.popleft())
 
-    @contextmanager
-    def telling(self, ranks: Sequence[int], mode: str) -> Iterator[None]:
+    def telling(self, ranks: Callable[[], Sequence[int]], mode: str) -> Telling:
         """Tell the other ranks of what is refused meanwhile, or breaks, if the mode has them ask."""
-        try:
-            yield
-        except Exception as error:
-            if mode != "never" and self._is_one_of_many(ranks):
-                what = error.code if isinstance(error, ReshardError) else type(error).__name__
-                self.agreement.refuse(ranks, f"{what}: {error}")
-            raise
+        return Telling(self, ranks, mode)
 
     def check_replicas(self, statement: Statement, replicas: Sequence[int], tile: torch.Tensor, mode: str) -> None:
         """Compare the tile of this rank with those that must equal it, whenever `check` compares the statement.
@@ -83,9 +75,10 @@ class World:
 
     def _is_due(self, statement: Statement, mode: str) -> bool:
         ranks, digest, _ = statement
-        return mode != "never" and (mode != "first" or digest not in self.agreed) and self._is_one_of_many(ranks)
+        return mode != "never" and (mode != "first" or digest not in self.agreed) and self.is_one_of_many(ranks)
 
-    def _is_one_of_many(self, ranks: Sequence[int]) -> bool:
+    def is_one_of_many(self, ranks: Sequence[int]) -> bool:
+        """Whether there is anybody to agree with."""
         return len(ranks) > 1 and self.rank in ranks and not self.is_fake
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
@@ -102,6 +95,26 @@ class World:
 
 _WORLDS: list[tuple[Any, World]] = []
 """The default process group and what is kept for it; another group takes its place."""
+
+
+class Telling(NamedTuple):
+    """Tells other ranks of errors meanwhile; who they are is asked only then, for every call goes through here."""
+
+    world: World
+    ranks: Callable[[], Sequence[int]]
+    mode: str
+
+    def __enter__(self) -> None:
+        """Nothing to do before."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Tell of an error, which goes on."""
+        if not isinstance(error, Exception) or self.mode == "never":
+            return
+        ranks = self.ranks()
+        if self.world.is_one_of_many(ranks):
+            what = error.code if isinstance(error, ReshardError) else type(error).__name__
+            self.world.agreement.refuse(ranks, f"{what}: {error}")
 
 
 def current_world() -> World:

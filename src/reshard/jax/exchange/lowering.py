@@ -80,7 +80,9 @@ def on_device(plan: Plan, device: Device, tile: jax.Array) -> DeviceRun:
     if plan.options.memory_limit is not None:
         return lax.reshape((yield from _in_bounded_memory(plan, device, tile)), local_shape)
     if plan.parts > 1:
-        return lax.reshape((yield from _in_parts(plan, device, tile)), local_shape)
+        for stretch in plan.stretches:
+            tile = yield from (_in_parts if stretch.parts > 1 else on_device)(stretch, device, tile)
+        return lax.reshape(tile, local_shape)
     transfers = [move for step in plan.steps for move in step.transfers]
     combines = any(move.reduction or move.fill not in (None, "sum") for move in transfers)  # zero is so in bits too
     dtype, bits = tile.dtype, None if combines else bits_of(tile.dtype)
@@ -94,7 +96,7 @@ def _in_parts(plan: Plan, device: Device, tile: jax.Array) -> DeviceRun:
     """The target tile, its parts moved by calls that do not wait for one another."""
     parts = []
     for number, of_part in enumerate(plan.plans_of_parts):
-        part = yield from on_device(of_part, device, plan.parting.cut(tile, plan.parts, number))
+        part = yield from on_device(of_part, device, plan.parting.cut(tile, plan.parts, number, lax.concatenate))
         parts.append(part)
     return plan.parting.joined(parts, lax.concatenate)
 

@@ -24,14 +24,15 @@ By hand, of 8 elements of which 6 are put: the sum is of two rolls of 8.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax import lax
 from jax.extend.core import Literal
 
-from reshard.jax.tracing.evaluation import literal_array, results_of
+from reshard.jax.tracing.evaluation import results_of
+from reshard.jax.tracing.rewriting import Rewriting
 from reshard.operations.pattern import Shape
 
 _ONE_BY_ONE = """
@@ -49,7 +50,7 @@ MOST_JOINED = 3
 """Of so many joined parts at most each is computed in all places."""
 
 
-class Centred:
+class Centred(Rewriting):
     """A value that is put inside a tensor, as a function of whole tensors.
 
     Args:
@@ -68,16 +69,14 @@ class Centred:
         whole: Shape,
         step: Sequence[int] | None = None,
     ) -> None:
-        self.makers, self.start, self.shape, self.whole = makers, start, shape, whole
+        super().__init__(makers)
+        self.start, self.shape, self.whole = start, shape, whole
         self.step = tuple(step or (1,) * len(whole))
-        self.sources: dict[Any, None] = {}
-        """What it is made of, in order."""
         self.slices = 0
         self.farthest = 0
         """How far at most what a slice takes is from where it is put."""
         self.shifts: set[Shape] = set()
         """How far each is, going round."""
-        self.known: dict[Any, bool] = {}
 
     def is_made_of_slices(self, atom: Any) -> bool:
         """Whether a value is computed element by element of slices of whole tensors, and so worth it."""
@@ -85,67 +84,35 @@ class Centred:
         small = all(full < LARGEST_SHARE * size * apart for size, apart, full in sides)
         return small and self.reaches(atom) and self.slices > 1
 
-    def reaches(self, atom: Any) -> bool:
-        """Whether a value is computed element by element of slices, of numbers, and of nothing else."""
-        if isinstance(atom, Literal):
-            return jax.numpy.ndim(atom.val) == 0
-        if atom not in self.known:
-            self.known[atom] = False
-            self.known[atom] = self._reaches(atom)
-        return self.known[atom]
-
-    def _reaches(self, atom: Any) -> bool:
-        if atom.aval.shape == ():
-            self.sources[atom] = None
-            return True
-        maker = self.makers.get(atom)
-        if maker is None or atom.aval.shape != tuple(self.shape):
-            return False
-        name, first = str(maker.primitive), _first(maker, atom, self.step)
+    def operands_of(self, maker: Any, result: Any) -> Iterable[Any] | None:
+        """What a slice is taken of is a source."""
+        if result.aval.shape != tuple(self.shape):
+            return None
+        name, first = str(maker.primitive), _first(maker, result, self.step)
         if first is not None:
             (source,) = maker.invars
             if source.aval.shape == tuple(self.whole):
                 self.sources[source] = None
                 self.slices += 1
-                apart = [there - here for there, here in zip(self.start, first, strict=True)]
+                apart = [place - begin for place, begin in zip(self.start, first, strict=True)]
                 self.farthest = max(self.farthest, *map(abs, apart))
                 self.shifts.add(tuple(by % size for by, size in zip(apart, self.whole, strict=True)))
-                return True
+                return ()
         if name == "broadcast_in_dim":
-            return maker.invars[0].aval.shape == () and self.reaches(maker.invars[0])
-        return name in ELEMENTWISE and all(self.reaches(source) for source in maker.invars)
+            return maker.invars if maker.invars[0].aval.shape == () else None
+        return maker.invars if name in ELEMENTWISE else None
 
-    def function(self, atom: Any) -> Callable[..., Any]:
-        """What makes it, in the places of the whole, of its sources."""
-
-        def made(*arrays: Any) -> Any:
-            known = dict(zip(self.sources, arrays, strict=True))
-            values: dict[Any, Any] = {}
-
-            def value(atom: Any) -> Any:
-                if isinstance(atom, Literal):
-                    return jax.numpy.asarray(literal_array(atom))
-                if atom.aval.shape == ():
-                    return known[atom]
-                if atom not in values:
-                    values[atom] = of(atom)
-                return values[atom]
-
-            def of(atom: Any) -> Any:
-                maker = self.makers[atom]
-                name, first = str(maker.primitive), _first(maker, atom, self.step)
-                if first is not None and maker.invars[0] in known:
-                    return self._rolled(known[maker.invars[0]], first)
-                if name == "broadcast_in_dim":
-                    return lax.broadcast(value(maker.invars[0]), self.whole)
-                operands = [value(source) for source in maker.invars]
-                if name not in ("clamp", "select_n"):
-                    operands = [lax.broadcast(one, self.whole) if one.ndim == 0 else one for one in operands]
-                return results_of(maker, operands)[0]
-
-            return value(atom)
-
-        return made
+    def anew(self, maker: Any, result: Any, sources: Mapping[Any, Any], value_of: Callable[[Any], Any]) -> Any:
+        """What an equation makes, in the places of the whole."""
+        name, first = str(maker.primitive), _first(maker, result, self.step)
+        if first is not None and maker.invars[0] in sources:
+            return self._rolled(sources[maker.invars[0]], first)
+        operands = [value_of(operand) for operand in maker.invars]
+        if name == "broadcast_in_dim":
+            return lax.broadcast(operands[0], self.whole)
+        if name not in ("clamp", "select_n"):
+            operands = [lax.broadcast(operand, self.whole) if operand.ndim == 0 else operand for operand in operands]
+        return results_of(maker, operands)[0]
 
     def _rolled(self, array: Any, first: Sequence[int]) -> Any:
         """A whole tensor in which what a slice takes stands where it is put."""

@@ -31,6 +31,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from reshard.jax.contraction.einsum_primitive import as_contraction
 from reshard.jax.tracing.emitter import Emitter, TileFunction, evaluated, labels, product_labels, within
 from reshard.jax.tracing.indexed import COMBINED, combining_scatter, gather, scatter
+from reshard.jax.tracing.kernels import Kernel, as_function, on_parts
 from reshard.jax.tracing.ragged import ragged_dot, takes
 from reshard.jax.tracing.rearranging import broadcast, concatenate, pad, reshape, reverse, roll, slices, tile, transpose
 from reshard.jax.tracing.slices import dynamic_slice, dynamic_update_slice
@@ -130,6 +131,12 @@ def running(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[
     return [emitter.program.running(name, operands[0], params["axis"], reverse=params["reverse"])]
 
 
+def running_before(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """What comes before each element, likewise."""
+    name, axis, is_reversed = (equation.params[key] for key in ("name", "axis", "reverse"))
+    return [emitter.program.running(name, operands[0], axis, reverse=is_reversed, before=True)]
+
+
 def best(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """The k largest elements of a dim: of blocks of it, then of those, where that is fewer."""
     k, axis, (operand,) = equation.params["k"], equation.params["axis"], operands
@@ -216,6 +223,14 @@ def ragged_products(emitter: Emitter, equation: Any, operands: Sequence[Value]) 
     return (ragged_dot if takes(equation) else opaque)(emitter, equation, operands)
 
 
+def kernels(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """Kernels over blocks, of which devices may each have some; what is interpreted without any is as it stands."""
+    kernel = Kernel(equation)
+    if kernel.is_plain:
+        return emitter.closed(as_function(kernel), operands)
+    return on_parts(emitter, kernel, operands) if kernel.cut else opaque(emitter, equation, operands)
+
+
 def opaque(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """A primitive that no rule knows: every device has all of its operands and makes all of its results."""
     emitter.program.without_rule[str(equation.primitive)] += 1
@@ -283,6 +298,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "psum": partial(over_batch, lax.reduce_sum),
     "pmax": partial(over_batch, lax.reduce_max),
     "pmin": partial(over_batch, lax.reduce_min),
+    "broadcast_to": lambda value, shape: lax.broadcast_in_dim(value, shape, range(value.ndim)),
+    "reciprocal": lambda value, **_: 1 / value,
     "split": split,
     "stack": stack,
     "unstack": unstack,
@@ -325,6 +342,7 @@ RULES: dict[str, PrimitiveRule] = {
     **dict.fromkeys([*REDUCTIONS, "reduce_and", "reduce_or", "reduce_xor"], reduction),
     **dict.fromkeys(ALONG.split(), along),
     **dict.fromkeys(RUNNING, running),
+    "running_before": running_before,
     "top_k": best,
     **dict.fromkeys(["reshape", "squeeze", "expand_dims"], reshape),
     "dot_general": dot_general,
@@ -344,6 +362,7 @@ RULES: dict[str, PrimitiveRule] = {
     "scatter": scatter,
     "conv_general_dilated": convolution,
     "ragged_dot_general": ragged_products,
+    "pallas_call": kernels,
     **dict.fromkeys(WINDOWS.split(), windows),
     **dict.fromkeys(MATRICES.split(), matrices),
     "iota_2x32_shape": counts,

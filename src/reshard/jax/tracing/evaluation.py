@@ -10,10 +10,11 @@ By hand, of `x + 2`:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax.extend.core import Literal
 from numpy.typing import NDArray
 
 
@@ -27,3 +28,18 @@ def results_of(equation: Any, operands: Sequence[Any], params: Mapping[str, Any]
     bound = equation.primitive.get_bind_params(equation.params if params is None else params)
     results = equation.primitive.bind(*operands, **bound)
     return list(results) if equation.primitive.multiple_results else [results]
+
+
+def values_of(
+    closed: Any, arguments: Sequence[Any], results: Callable[[Any, Sequence[Any]], Sequence[Any]] = results_of
+) -> list[Any]:
+    """What a closed jaxpr makes of arguments, each of its equations in a way that may be another than its own."""
+    jaxpr = closed.jaxpr
+    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *arguments], strict=True))
+
+    def read(atom: Any) -> Any:
+        return literal_array(atom) if isinstance(atom, Literal) else known[atom]
+
+    for equation in jaxpr.eqns:
+        known.update(zip(equation.outvars, results(equation, [read(atom) for atom in equation.invars]), strict=True))
+    return [read(atom) for atom in jaxpr.outvars]

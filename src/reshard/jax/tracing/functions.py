@@ -56,7 +56,7 @@ from reshard.sharding import Sharding
 
 BLOCKS = {"scan": scan, "while": while_loop, "cond": cond, "shard_map": shard_map}
 """Primitives whose jaxprs run often, not at all, or on each device by itself."""
-IDENTITIES = ("name", "pvary", "device_put")
+IDENTITIES = ("name", "pvary", "device_put", "max_contiguous", "multiple_of")
 """Primitives whose results are their operands; in a `jit` JAX too leaves a value where it lies."""
 CONSTRAINTS = ("sharding_constraint", "reshard_by_plan", "reshard_by_plan_when_known", "reshard")
 """Primitives that say how a value is sharded."""

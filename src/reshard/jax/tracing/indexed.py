@@ -226,7 +226,7 @@ def combining_scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]
     nothing = identity(reduction, np.dtype(out.dtype))
 
     def run(extents: Extents, tiles: Sequence[Any]) -> Any:
-        blank = lax.full(extents.shapes[-1], nothing, out.dtype)
+        blank = lax.broadcast(_once_there(tiles[1], nothing), extents.shapes[-1])
         return _scattered(equation, extents, (blank, *tiles), places)
 
     name = str(equation.primitive).replace("-", "_")
@@ -235,6 +235,19 @@ def combining_scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]
     if known_number(emitter.program, base) == nothing:
         return [scattered]
     return [emitter.emit(combining, [base, scattered], [labels(out.ndim)] * 3, out)]
+
+
+def _once_there(updates: Any, number: Any) -> Any:
+    """A number that is known when updates are, of their dtype.
+
+    What depends on nothing a compiler may make first, and a tile of it would be held until it is needed.
+    """
+    number = jax.numpy.asarray(number, updates.dtype)
+    if not updates.size or not jax.numpy.issubdtype(updates.dtype, np.floating):
+        return number
+    first = lax.reshape(lax.slice(lax.stop_gradient(updates), (0,) * updates.ndim, (1,) * updates.ndim), ())
+    bits = lax.bitcast_convert_type(first, np.dtype(f"uint{8 * first.dtype.itemsize}"))
+    return lax.select((bits & 1) > 1, first, number)  # which no compiler of graphs sees is never so
 
 
 def scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:

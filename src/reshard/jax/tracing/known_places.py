@@ -172,7 +172,7 @@ class KnownPlaces:
                 return equation
             kept = equation.outvars[0].aval.shape
             stop = [first + size for first, size in zip(start, sizes, strict=True)]
-            return _called(equation, equation.invars[:1], lambda x: lax.reshape(lax.slice(x, start, stop), kept))
+            return in_place_of(equation, equation.invars[:1], lambda x: lax.reshape(lax.slice(x, start, stop), kept))
         places = self.number(index) if len(numbers.start_index_map) == 1 and index.aval.shape[-1] == 1 else None
         if places is None:
             return equation
@@ -196,7 +196,7 @@ class KnownPlaces:
         if start is None:
             return equation
         stop = [first + size for first, size in zip(start, sizes, strict=True)]
-        return _called(equation, equation.invars[:1], lambda x: lax.slice(x, start, stop))
+        return in_place_of(equation, equation.invars[:1], lambda x: lax.slice(x, start, stop))
 
     def _dynamic_update(self, equation: Any) -> Any:
         base, update = (atom.aval.shape for atom in equation.invars[:2])
@@ -216,9 +216,9 @@ class KnownPlaces:
         blank = identity(reduction, np.dtype(update.aval.dtype))
         centred = self._centred(update, lattice, base.aval.shape)
         if centred is None:
-            return _called(equation, [base, update], lambda x, y: combining(x, lattice.spread(y, x.shape, blank)))
+            return in_place_of(equation, [base, update], lambda x, y: combining(x, lattice.spread(y, x.shape, blank)))
         made, places = centred.function(update), [*centred.sources]
-        return _called(
+        return in_place_of(
             equation,
             [base, *places],
             lambda x, *arrays: combining(x, lattice.chosen(lax.full_like(x, blank), made(*arrays))),
@@ -263,9 +263,9 @@ class KnownPlaces:
         base, atom = equation.invars[0], equation.invars[part]
         centred = self._centred(atom, lattice, base.aval.shape)
         if centred is None:
-            return _called(equation, [base, atom], lambda x, y: lattice.chosen(x, lattice.spread(y, x.shape, 0)))
+            return in_place_of(equation, [base, atom], lambda x, y: lattice.chosen(x, lattice.spread(y, x.shape, 0)))
         made, places = centred.function(atom), [*centred.sources]
-        return _called(equation, [base, *places], lambda x, *arrays: lattice.chosen(x, made(*arrays)))
+        return in_place_of(equation, [base, *places], lambda x, *arrays: lattice.chosen(x, made(*arrays)))
 
     def _joined(self, equation: Any) -> Any:
         """What is joined, each part computed in all places where all are made of slices, and chosen in its own."""
@@ -283,14 +283,14 @@ class KnownPlaces:
                 result = own if result is None else Lattice.beside(each.start, each.shape).chosen(result, own)
             return result
 
-        return _called(equation, sources, made)
+        return in_place_of(equation, sources, made)
 
     def _turned_back(self, equation: Any) -> Any:
         """What is turned round twice, computed as it lies."""
         (atom,), turning = equation.invars, Turning(self.makers, equation.params["dimensions"])
         if not turning.reaches(atom) or not turning.turns:
             return equation
-        return _called(equation, [*turning.sources], turning.function(atom))
+        return in_place_of(equation, [*turning.sources], turning.function(atom))
 
     def _start(self, index: Any, dims: Sequence[int], table: Shape, sizes: Sequence[int]) -> list[int] | None:
         """Where a part of some sizes begins that an index names, if it lies inside."""
@@ -322,7 +322,7 @@ def _are_numbers(aval: Any, most: int) -> bool:
     return isinstance(dtype, np.dtype) and dtype.kind in "iub" and prod(aval.shape) <= most
 
 
-def _called(equation: Any, operands: Sequence[Any], function: Callable[..., Any]) -> Any:
+def in_place_of(equation: Any, operands: Sequence[Any], function: Callable[..., Any]) -> Any:
     """A call of a function of some values in place of an equation; one that is named twice is handed in once."""
     once = list(dict.fromkeys(operands))
     function_of_once = lambda *arrays: function(*(arrays[once.index(operand)] for operand in operands))  # noqa: E731
@@ -338,7 +338,7 @@ def _rows(equation: Any, dim: int, places: list[int], table: Shape) -> Any:
         start, stop, strides = [0] * len(table), list(table), [1] * len(table)
         start[dim], stop[dim], strides[dim] = min(places), max(places) + 1, abs(step)
         turned = (dim,) if step < 0 else ()
-        return _called(equation, equation.invars[:1], lambda x: lax.rev(lax.slice(x, start, stop, strides), turned))
+        return in_place_of(equation, equation.invars[:1], lambda x: lax.rev(lax.slice(x, start, stop, strides), turned))
     if {step % table[dim] for step in steps} == {1}:
         params = {"dims": (dim,), "shifts": (-places[0] % table[dim],), "sizes": (len(places),)}
         return equation.replace(primitive=ROLL, invars=equation.invars[:1], params=params)
@@ -350,7 +350,7 @@ def _rows(equation: Any, dim: int, places: list[int], table: Shape) -> Any:
     if len(ends) - 1 > MOST_RUNS:
         return equation
     runs = [(places[start], places[stop - 1] + 1) for start, stop in pairwise(ends)]
-    return _called(
+    return in_place_of(
         equation,
         equation.invars[:1],
         lambda x: lax.concatenate([lax.slice_in_dim(x, *run, axis=dim) for run in runs], dim),
@@ -374,4 +374,4 @@ def _sides(equation: Any, dim: int, places: Any, table: Shape) -> Any:
             parts.append(lax.slice(x, start, stop, strides))
         return jax.numpy.stack(parts, dim + few)
 
-    return _called(equation, equation.invars[:1], sides)
+    return in_place_of(equation, equation.invars[:1], sides)

@@ -22,12 +22,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr
 
 from reshard.errors import ReshardError
 from reshard.jax.jax_shardings import mesh_of, sharding_of
 from reshard.jax.tracing.emitter import CALLS, TileFunction
-from reshard.jax.tracing.evaluation import literal_array, results_of
+from reshard.jax.tracing.evaluation import results_of, values_of
 from reshard.jax.tracing.inside import received_inside
 from reshard.mesh import Mesh
 from reshard.operations.interpreter import Extents
@@ -191,15 +191,7 @@ class Body:
 
     def run(self, jaxpr: Any, arguments: Sequence[Any], consts: Sequence[Any] = ()) -> list[Any]:
         """What a jaxpr gives."""
-        known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
-
-        def read(atom: Any) -> Any:
-            return literal_array(atom) if isinstance(atom, Literal) else known[atom]
-
-        for equation in jaxpr.eqns:
-            results = self.equation(equation, [read(atom) for atom in equation.invars])
-            known.update(zip(equation.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        return values_of(ClosedJaxpr(jaxpr, consts), arguments, self.equation)
 
     def equation(self, equation: Any, operands: Sequence[Any]) -> list[Any]:
         """What an equation gives; calls are taken apart."""

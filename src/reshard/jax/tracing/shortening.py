@@ -8,8 +8,11 @@ What is looked at is where the elements come from, whatever the function was cal
     concatenate (x[7:8], x, x[0:1])      the same, of 10 elements: a border that goes round
     pad (x[2:8]) with 2 behind           pad of x by -2 before and 2 behind
     (pad x by 1 before)[0:8]             pad of x by 1 before and -1 behind
+    concatenate (zeros, x[0:6])          pad of x by 2 before and -2 behind
     pad (x[2:8]) + pad (x[0:2])          roll of x by -2, where the one is zero in all places that the other fills
     convolution of (x in zeros)          convolution of x with so much more padding
+    cumsum (pad x by 2 and -2)           pad of what comes before each element by 1 and -1: a row less than x itself
+    pad (cumsum x) by 2 and -2           the same
 
 By hand, of 8 elements:
 
@@ -27,9 +30,18 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from jax.extend.core import Literal
+import numpy as np
+from jax import lax
+from jax.extend.core import Literal, Primitive
 
-from reshard.jax.tracing.known_places import ROLL, KnownPlaces
+from reshard.dtypes import identity
+from reshard.jax.tracing.evaluation import results_of
+from reshard.jax.tracing.known_places import ROLL, KnownPlaces, in_place_of
+from reshard.jax.tracing.turning import RUNNING
+from reshard.propagation.merging import MERGES
+
+RUNNING_BEFORE = Primitive("running_before")
+"""What comes before each element of a tensor: `name`, `axis` and `reverse` say what runs along it."""
 
 
 class View(NamedTuple):
@@ -46,12 +58,13 @@ class View(NamedTuple):
 
 
 class Padded(NamedTuple):
-    """A tensor in zeros, or without its ends, in one dim."""
+    """A tensor within elements of one value, or without its ends, in one dim."""
 
     source: Any
     dim: int
     low: int
     high: int
+    fill: Any
 
 
 def shortened(given: Sequence[Any], results: Sequence[Any], constants: Mapping[Any, Any] | None = None) -> list[Any]:
@@ -84,8 +97,12 @@ class _Shortening:
         self.pads: dict[Any, Padded] = {}
         self.padded: dict[Any, Any] = {}
         """Per pad without gaps the equation that makes it."""
-        self.zeros: set[Any] = set()
-        """Scalars that are zero."""
+        self.numbers: dict[Any, Any] = {}
+        """Scalars that are known."""
+        self.filled: dict[Any, Any] = {}
+        """Per value that is one scalar everywhere that scalar."""
+        self.runs: dict[Any, Any] = {}
+        """Per value the equation that runs along a dim to make it."""
         self.has_found = False
 
     def view(self, atom: Any) -> View | None:
@@ -104,8 +121,10 @@ class _Shortening:
             view = self.view(equation.invars[0])
             if view is not None:
                 self.views[equation.outvars[0]] = view.within(params["start_indices"], params["limit_indices"])
-        elif name == "convert_element_type" and self._is_zero(equation.invars[0]):
-            self.zeros.add(equation.outvars[0])
+        elif name == "convert_element_type":
+            self._convert(equation)
+        elif name == "broadcast_in_dim" and not equation.invars[0].aval.shape:
+            self.filled[equation.outvars[0]] = equation.invars[0]
         elif name == "split":
             self._split(equation)
         elif name == "concatenate":
@@ -116,6 +135,8 @@ class _Shortening:
             return self._add(equation)
         elif name == "conv_general_dilated":
             return self._convolution(equation)
+        elif name in RUNNING:
+            return self._run(equation)
         return equation
 
     def _convolution(self, equation: Any) -> Any:
@@ -139,8 +160,68 @@ class _Shortening:
         padding = tuple(tuple(first + own for first, own in side) for side in sides)
         return equation.replace(invars=[source, equation.invars[1]], params={**params, "padding": padding})
 
+    def _convert(self, equation: Any) -> None:
+        """A known number in another dtype, alone or everywhere."""
+        (atom,), (result,) = equation.invars, equation.outvars
+        fill = None if isinstance(atom, Literal) else self.filled.get(atom)
+        number = self._number(atom if fill is None else fill)
+        if number is None:
+            return
+        if fill is None:
+            self.numbers[result] = number
+        elif np.dtype(result.aval.dtype).kind == "f":
+            self.filled[result] = Literal(np.asarray(number, result.aval.dtype), result.aval.update(shape=()))
+
+    def _number(self, atom: Any) -> Any:
+        """A scalar, if it is known."""
+        if isinstance(atom, Literal):
+            return None if np.ndim(atom.val) else np.asarray(atom.val).item()
+        return self.numbers.get(atom)
+
     def _is_zero(self, atom: Any) -> bool:
-        return atom.val == 0 if isinstance(atom, Literal) else atom in self.zeros
+        return bool(self._number(atom) == 0)
+
+    def _run(self, equation: Any) -> Any:
+        """What runs along a tensor that is shifted, as what comes before the elements of the tensor."""
+        atom, axis = equation.invars[0], equation.params["axis"]
+        pad = None if isinstance(atom, Literal) else self.pads.get(atom)
+        self.runs[equation.outvars[0]] = equation
+        if pad is None or pad.dim != axis:
+            return equation
+        return self._before(equation, equation, pad.source, (pad.low, pad.high), pad.fill) or equation
+
+    def _shifted_run(self, equation: Any, view: View, widths: Sequence[tuple[int, int]]) -> Any:
+        """A shift of what runs along a tensor, or along all of it but the end; None of anything else."""
+        run = self.runs.get(view.source)
+        inner = None if run is None else self.view(run.invars[0])
+        if run is None or inner is None or any(any(width) for d, width in enumerate(widths) if d != run.params["axis"]):
+            return None
+        axis, is_reversed, whole = run.params["axis"], run.params["reverse"], inner.source.aval.shape
+        cut = [(start, size - stop) for start, stop, size in zip(inner.start, inner.stop, whole, strict=True)]
+        if any(any(ends) for dim, ends in enumerate(cut) if dim != axis) or cut[axis][is_reversed]:
+            return None
+        (low, high), far = widths[axis], cut[axis][not is_reversed]
+        if far and (low if is_reversed else high) > 0:
+            return None
+        shift = (low - far, high) if is_reversed else (low, high - far)
+        return self._before(equation, run, inner.source, shift, equation.invars[1])
+
+    def _before(self, equation: Any, run: Any, source: Any, widths: tuple[int, int], fill: Any) -> Any:
+        """What comes before the elements of a tensor, in place of a shift of what runs along it; None of other pads."""
+        name, axis, is_reversed = str(run.primitive), run.params["axis"], run.params["reverse"]
+        by, number = widths[is_reversed], self._number(fill)
+        blank = identity(MERGES[name].reduction, np.dtype(source.aval.dtype))
+        if sum(widths) or by < 1 or number is None or number != blank:
+            return None
+        self.has_found = True
+        params = {"name": name, "axis": axis, "reverse": is_reversed}
+        if by == 1:
+            return equation.replace(primitive=RUNNING_BEFORE, invars=[source], params=params)
+        return in_place_of(
+            equation,
+            [source],
+            lambda x: _by(results_of(run, [_by(x, axis, 1, blank, is_reversed)])[0], axis, by - 1, blank, is_reversed),
+        )
 
     def _split(self, equation: Any) -> None:
         view, axis = self.view(equation.invars[0]), equation.params["axis"]
@@ -159,6 +240,9 @@ class _Shortening:
     def _concatenate(self, equation: Any) -> Any:
         """Runs of one tensor that follow each other, round its end, as a roll."""
         dim, views = int(equation.params["dimension"]), [self.view(atom) for atom in equation.invars]
+        padded = self._filled_ends(equation, dim)
+        if padded is not None:
+            return self._pad(padded)
         parts = [view for view in views if view is not None and view.start[dim] < view.stop[dim]]
         if len(parts) < max(len(views), 2):
             return equation
@@ -171,11 +255,31 @@ class _Shortening:
             return equation
         return self._roll(equation, source, dim, -parts[0].start[dim] % size)
 
+    def _filled_ends(self, equation: Any, dim: int) -> Any:
+        """The pad that is a tensor between elements of one known value; None of anything else."""
+        fills = [None if isinstance(atom, Literal) else self.filled.get(atom) for atom in equation.invars]
+        inner = [number for number, fill in enumerate(fills) if fill is None]
+        numbers = {self._number(fill) for fill in fills if fill is not None}
+        if len(inner) != 1 or len(numbers) != 1 or None in numbers:
+            return None
+        sizes = [atom.aval.shape[dim] for atom in equation.invars]
+        config = [(0, 0, 0)] * equation.outvars[0].aval.ndim
+        config[dim] = (sum(sizes[: inner[0]]), sum(sizes[inner[0] + 1 :]), 0)
+        fill = next(fill for fill in fills if fill is not None)
+        self.has_found = True
+        return equation.replace(
+            primitive=lax.pad_p, invars=[equation.invars[inner[0]], fill], params={"padding_config": tuple(config)}
+        )
+
     def _pad(self, equation: Any) -> Any:
         """A pad of a part, as one of the whole where what is left out is not filled again on the same side."""
         view, config = self.view(equation.invars[0]), equation.params["padding_config"]
         if view is None or any(gap for _, _, gap in config):
             return equation
+        if all(max(low, high) <= 0 for low, high, _ in config):  # a slice
+            sizes = equation.invars[0].aval.shape
+            ends = [(-int(low), size + int(high)) for (low, high, _), size in zip(config, sizes, strict=True)]
+            self.views[equation.outvars[0]] = view.within(*zip(*ends, strict=True))
         self.padded[equation.outvars[0]] = equation
         whole = view.source.aval.shape
         cut = [(start, size - stop) for start, stop, size in zip(view.start, view.stop, whole, strict=True)]
@@ -192,8 +296,11 @@ class _Shortening:
         ]
         shifted = [dim for dim, width in enumerate(widths) if any(width)]
         fill = equation.invars[1]
-        if len(shifted) == 1 and self._is_zero(fill):
-            self.pads[equation.outvars[0]] = Padded(view.source, shifted[0], *widths[shifted[0]])
+        if len(shifted) == 1:
+            self.pads[equation.outvars[0]] = Padded(view.source, shifted[0], *widths[shifted[0]], fill)
+        before = self._shifted_run(equation, view, widths)
+        if before is not None:
+            return before
         if view.source is equation.invars[0]:
             return equation
         self.has_found = True
@@ -222,6 +329,8 @@ class _Shortening:
         if first is None or second is None or (first.source, first.dim) != (second.source, second.dim):
             return equation
         size = first.source.aval.shape[first.dim]
+        if not (self._is_zero(first.fill) and self._is_zero(second.fill)):
+            return equation
         rolls = first.low + first.high == second.low + second.high == 0 and abs(first.low - second.low) == size
         return self._roll(equation, first.source, first.dim, first.low % size) if rolls else equation
 
@@ -230,3 +339,10 @@ class _Shortening:
         sizes = (equation.outvars[0].aval.shape[dim],)
         params = {"dims": (dim,), "shifts": (shift,), "sizes": sizes}
         return equation.replace(primitive=ROLL, invars=[source], params=params)
+
+
+def _by(x: Any, axis: int, by: int, blank: Any, is_reversed: bool) -> Any:
+    """A tensor so many places on, or back."""
+    config = [(0, 0, 0)] * x.ndim
+    config[axis] = (-by, by, 0) if is_reversed else (by, -by, 0)
+    return lax.pad(x, np.asarray(blank, x.dtype), config)

@@ -20,23 +20,20 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
 from jax import lax
-from jax.extend.core import Literal
 
 from reshard.jax.tracing.centring import ELEMENTWISE
-from reshard.jax.tracing.evaluation import literal_array, results_of
+from reshard.jax.tracing.evaluation import results_of
+from reshard.jax.tracing.rewriting import Rewriting
 
 RUNNING = frozenset(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"])
 """Primitives that run along a dim."""
-MOST_EQUATIONS = 400
-"""Between reversals that are so far apart nothing is changed."""
 
 
-class Turning:
+class Turning(Rewriting):
     """What is computed of tensors that are turned round, as a function of them as they are.
 
     Args:
@@ -45,62 +42,30 @@ class Turning:
     """
 
     def __init__(self, makers: Mapping[Any, Any], dims: Sequence[int]) -> None:
-        self.makers, self.dims = makers, frozenset(dims)
-        self.sources: dict[Any, None] = {}
-        """What it is made of, in order: scalars, and what is turned round."""
+        super().__init__(makers)
+        self.dims = frozenset(dims)
         self.turns = 0
-        self.known: dict[Any, bool] = {}
 
-    def reaches(self, atom: Any) -> bool:
-        """Whether a value is made of what is turned round, of numbers, and of nothing else."""
-        if isinstance(atom, Literal):
-            return jax.numpy.ndim(atom.val) == 0
-        if atom not in self.known:
-            self.known[atom] = False
-            self.known[atom] = len(self.known) <= MOST_EQUATIONS and self._reaches(atom)
-        return self.known[atom]
-
-    def _reaches(self, atom: Any) -> bool:
-        if atom.aval.shape == ():
-            self.sources[atom] = None
-            return True
-        maker = self.makers.get(atom)
-        if maker is None:
-            return False
+    def operands_of(self, maker: Any, result: Any) -> Iterable[Any] | None:
+        """What is turned round back is a source."""
         name = str(maker.primitive)
-        if name == "rev" and frozenset(maker.params["dimensions"]) == self.dims:
+        if self._turns_back(maker):
             self.sources[maker.invars[0]] = None
             self.turns += 1
-            return True
-        if name == "broadcast_in_dim":
-            return maker.invars[0].aval.shape == () and self.reaches(maker.invars[0])
-        is_turned = name in ELEMENTWISE | RUNNING | {"slice", "pad", "concatenate"}
-        return is_turned and all(self.reaches(source) for source in maker.invars)
+            return ()
+        if name == "broadcast_in_dim" and maker.invars[0].aval.shape != ():
+            return None
+        is_turned = name in ELEMENTWISE | RUNNING | {"slice", "pad", "concatenate", "broadcast_in_dim"}
+        return maker.invars if is_turned else None
 
-    def function(self, atom: Any) -> Callable[..., Any]:
-        """What makes it turned round, of its sources."""
+    def anew(self, maker: Any, result: Any, sources: Mapping[Any, Any], value_of: Callable[[Any], Any]) -> Any:
+        """What an equation makes, turned round."""
+        if self._turns_back(maker):
+            return sources[maker.invars[0]]
+        return self._turned(maker, [value_of(operand) for operand in maker.invars])
 
-        def made(*arrays: Any) -> Any:
-            values = dict(zip(self.sources, arrays, strict=True))
-            results: dict[Any, Any] = {}
-
-            def value(atom: Any) -> Any:
-                if isinstance(atom, Literal):
-                    return jax.numpy.asarray(literal_array(atom))
-                if atom.aval.shape == ():
-                    return values[atom]
-                if atom not in results:
-                    maker = self.makers[atom]
-                    is_source = str(maker.primitive) == "rev"
-                    results[atom] = values[maker.invars[0]] if is_source else of(maker)
-                return results[atom]
-
-            def of(maker: Any) -> Any:
-                return self._turned(maker, [value(source) for source in maker.invars])
-
-            return value(atom)
-
-        return made
+    def _turns_back(self, maker: Any) -> bool:
+        return str(maker.primitive) == "rev" and frozenset(maker.params["dimensions"]) == self.dims
 
     def _turned(self, maker: Any, operands: list[Any]) -> Any:
         """What an equation makes, turned round, of operands that are."""

@@ -1,0 +1,66 @@
+"""Ways for a tensor whose tiles differ in size, from those of the next larger one whose tiles do not.
+
+On a network the ways that take least lead through shardings of equal tiles, of which most is known in closed form.
+A tensor a little smaller goes the same ways: between the ends it lies in blocks of the larger one's lengths, and ends
+inside one of them, so that what each step sends is what the larger tensor sends, less what is not there.
+Where the blocks of an end are of other lengths, a step before or after puts the few elements in place that lie in
+others.
+
+By hand, 30 rows by `a` and by `b` are those of a tensor of 32: by both they lie in blocks of 4, the last of which has
+two; by `a` alone they lie in blocks of 15, not of 16, so one row goes to the other device of `a` first.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.sharding import Sharding
+>>> mesh = Mesh.of(a=2, b=4)
+>>> evened_shape(Reshard.of(Sharding.of(mesh, ("a", "b")), Sharding.of(mesh, "a"), (30,)))
+(32,)
+>>> leaving = Reshard.of(Sharding.of(mesh, "a"), Sharding.of(mesh, None), (30,))
+>>> larger = Reshard.of(leaving.source, leaving.target, (32,))
+>>> [step.after.text() for step in chain_ended_inside(leaving, (32,), chain_through(larger))]
+['[{blocks(16), "a"}]', '[{}]']
+"""
+
+from __future__ import annotations
+
+from math import lcm, prod
+
+from reshard.plans.ended_inside import ended_inside
+from reshard.problem import Reshard
+from reshard.steps import Chain, chain_through
+
+MOST = 1.1
+"""How many times as large the larger tensor may be."""
+
+
+def evened_shape(reshard: Reshard) -> tuple[int, ...] | None:
+    """The next shape whose dims all axes together divide; None where tiles are even, or it is too large.
+
+    Dims that are short, as those of size 1, are divided by what cuts them alone.
+    """
+    if reshard.source.is_woven or reshard.target.is_woven or all(tiling.is_even() for tiling in reshard.tilings):
+        return None
+    devices, (before, after) = reshard.source.mesh.size, (tiling.layout for tiling in reshard.tilings)
+    shape = []
+    for dim, size in enumerate(reshard.shape):
+        cut = lcm(before.parts[dim], after.parts[dim])
+        by_all, by_these = (-(-size // count) * count for count in (lcm(cut, devices), cut))
+        shape.append(by_all if by_all <= size * MOST else by_these)
+    return tuple(shape) if prod(shape) <= prod(reshard.shape) * MOST else None
+
+
+def chain_ended_inside(reshard: Reshard, larger: tuple[int, ...], steps: Chain) -> Chain:
+    """The chain of a larger tensor, for one that ends inside it.
+
+    Raises:
+        ReshardError: where a step cannot be made.
+    """
+    points = steps[0].before, *(step.after for step in steps)
+    middles = [ended_inside(point, larger, reshard.shape) for point in points]
+    return chain_through(reshard, *middles, near=(0, *(step.near for step in steps), 0))
+
+
+def whole_steps(reshard: Reshard, larger: tuple[int, ...], steps: Chain) -> tuple[int, int]:
+    """How many of the first and of the last steps of such a chain put in place what lies in other blocks."""
+    source, target = (ended_inside(end, larger, reshard.shape) for end in (reshard.source, reshard.target))
+    leads = source != reshard.source and steps[0].after == source
+    return int(leads), int(target != reshard.target and steps[-1].before == target)

@@ -1,0 +1,174 @@
+"""What one step takes on a network, from what the digits of the devices do before and after.
+
+A sharding is one role per digit, and what a step takes follows from the roles (`network/patterns.py`), so no step is
+made; whatever ways pass between the same roles, of any two ends of the tensor, ask but once.
+
+By hand, 4 rows of 4 bytes on 2 x 2 devices, from rows to columns by `x`; one byte/s through every port: two bytes of
+each row go to the other device, 2 rows a device.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.network import Level
+>>> mesh, network = Mesh.of(x=2, y=2), Network((Level(1, 4, "switch", 1, 0),))
+>>> prices = StepPrices(mesh.digits.primes(), (4, 4), 1, network)
+>>> rows, columns = (prices.roles_of(Sharding.of(mesh, *dims)) for dims in (("x", None), (None, "x")))
+>>> rows.roles, prices.use(rows, columns).seconds
+((Cuts(dim=0, stride=2), None), 4.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from reshard.digits import Digits, nest
+from reshard.exchange.by_digits import close_chains
+from reshard.layout import NOWHERE, Tie
+from reshard.mesh import Mesh
+from reshard.network import Network, Use, use_of_pattern
+from reshard.network.patterns import Pattern, kind_of
+from reshard.refinement import Cuts, Role
+from reshard.sharding import Sharding
+from reshard.tiling import Tiling
+
+
+class DigitRoles(NamedTuple):
+    """A sharding as what the digits of the devices do."""
+
+    roles: tuple[Role, ...]
+    """Per digit."""
+    cuts: tuple[frozenset[int], ...]
+    """Per dim, the element strides at which its digits begin and end."""
+    elements: int
+    """Of every tile."""
+
+
+class Sending(NamedTuple):
+    """Who sends to whom in a step, and how much."""
+
+    pattern: Pattern
+    elements: int
+    """What goes from one device to one other in one round; 0 where nothing is sent."""
+
+
+class StepPrices:
+    """What steps between even shardings of one tensor take on a network."""
+
+    def __init__(self, digits: Digits, shape: tuple[int, ...], itemsize: int, network: Network) -> None:
+        self.digits, self.shape, self.itemsize, self.network = digits, shape, itemsize, network
+        self.meshes = (Mesh((("devices", digits.size),)),) * 2
+        self.nothing = Use.of_nothing(network)
+        self._roles: dict[Sharding, DigitRoles | None] = {}
+        self._sendings: dict[tuple[tuple[Role, ...], tuple[Role, ...], int], Sending | None] = {}
+        self._uses: dict[tuple[Sending, int], Use] = {}
+
+    @classmethod
+    @lru_cache(16)  # the legs of a plan are of the same tensor
+    def of(cls, digits: Digits, shape: tuple[int, ...], itemsize: int, network: Network) -> StepPrices:
+        """The prices, kept while they are asked for.
+
+        Args:
+            digits: of the position, all of it, as small as they are told apart.
+            shape: of the tensor.
+            itemsize: bytes of an element.
+            network: must reach all devices.
+        """
+        return cls(digits, shape, itemsize, network)
+
+    def roles_of(self, sharding: Sharding) -> DigitRoles | None:
+        """What digits do in a sharding; None where they do not say all."""
+        if sharding not in self._roles:
+            self._roles[sharding] = self._digit_roles(sharding)
+        return self._roles[sharding]
+
+    def gathered(self, roles: DigitRoles, lengths: Sequence[int]) -> DigitRoles:
+        """The roles once every dim is gathered up to blocks of these lengths, at which digits begin."""
+        cuts = tuple(
+            [frozenset(cut for cut in ends if cut >= length) for ends, length in zip(roles.cuts, lengths, strict=True)]
+        )
+        kept = [role if isinstance(role, Cuts) and role.stride >= lengths[role.dim] else None for role in roles.roles]
+        return DigitRoles(tuple(kept), cuts, prod(lengths))
+
+    def use(self, before: DigitRoles, after: DigitRoles, near: int = 0, parts: int = 1) -> Use | None:
+        """What the step takes, of one of so many parts of the tensor; `near` is that of `Step`.
+
+        None where the cuts of both ends do not nest, or the stride does not with digits.
+
+        Raises:
+            ReshardError: `too-large`.
+        """
+        ends = (before.roles, after.roles, near)
+        if ends not in self._sendings:
+            self._sendings[ends] = self._sending(before, after, near)
+        sending = self._sendings[ends]
+        if sending is None:
+            return None
+        if not sending.elements:
+            return self.nothing
+        key = sending, parts
+        if key not in self._uses:
+            sent_bytes = sending.elements * (self.itemsize / parts)
+            use = use_of_pattern(sending.pattern, self.meshes, sent_bytes, self.network)
+            self._uses[key] = self.nothing if use is None else use
+        return self._uses[key]
+
+    def _sending(self, before: DigitRoles, after: DigitRoles, near: int) -> Sending | None:
+        if not all(nest(cuts | others) for cuts, others in zip(before.cuts, after.cuts, strict=True)):
+            return None
+        if near and any(digit.stride < near < digit.end for digit in self.digits):
+            return None
+        determined_by, gathered = close_chains(self.digits, before.roles, after.roles, near)
+        kinds = tuple([kind_of(before.roles[number], after.roles[number]) for number in gathered])
+        pattern = Pattern.of(self.digits, determined_by, gathered, kinds)
+        is_sent = bool(gathered) or not pattern.stays
+        return Sending(pattern, after.elements // pattern.gathered_digits.size if is_sent else 0)
+
+    def _digit_roles(self, sharding: Sharding) -> DigitRoles | None:
+        mesh, shape, digits = sharding.mesh, self.shape, self.digits
+        if mesh.device_ids is not None or mesh.size != digits.size or sharding.unreduced or sharding.has_windows:
+            return None
+        if mesh.is_maximal:
+            return DigitRoles((), (frozenset(),) * len(shape), prod(shape))
+        ties = _ties(sharding, shape) if not sharding.is_woven else _woven_ties(sharding, shape)
+        if ties is None:
+            return None
+        roles: list[Role] = [None] * len(digits)
+        cuts: list[set[int]] = [set() for _ in shape]
+        shards = 1
+        for dim, (low, size), element in ties:
+            cuts[dim].update((element, element * size))
+            if low == NOWHERE:
+                continue
+            shards *= size
+            high, left = low * size, size
+            for number, (stride, count) in enumerate(digits):
+                if low <= stride < high and stride % low == 0 and left % count == 0:
+                    step = element * (stride // low)
+                    roles[number] = Cuts(dim, step)
+                    cuts[dim].update((step, step * count))
+                    left //= count
+            if left != 1:
+                return None
+        return DigitRoles(tuple(roles), tuple(map(frozenset, cuts)), prod(shape) // shards)
+
+
+def _ties(sharding: Sharding, shape: Sequence[int]) -> list[Tie] | None:
+    """Which digit cuts which dim at which element stride; None where dims are not cut evenly."""
+    ties = []
+    for dim, (length, cutting) in enumerate(zip(shape, sharding.dims, strict=True)):
+        digits = [sharding.mesh.digit_of(axis) for axis in cutting.axes]
+        shards = prod([size for _, size in digits])
+        if length % shards:
+            return None
+        stride = length // shards or 1
+        for digit in reversed(digits):
+            if digit.size > 1:
+                ties.append(Tie(dim, digit, stride))
+                stride *= digit.size
+    return ties
+
+
+def _woven_ties(sharding: Sharding, shape: tuple[int, ...]) -> list[Tie] | None:
+    """The same where blocks are dealt."""
+    return sharding.layout.ties(shape) if Tiling.of(sharding, shape).is_even() else None

@@ -1,0 +1,98 @@
+"""Whether tensors whose tiles differ in size go the ways of those next larger whose tiles do not, and arrive whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from checkers import check_chain, check_run
+from simulated import simulated_seconds
+from time_bounds import NETWORKS, pairs
+
+from reshard import Mesh, Network, Plan, ReshardError, Sharding, plan
+from reshard.deal import Deal
+from reshard.plans.ended_inside import ended_inside
+from reshard.plans.parts import Parting
+from reshard.tiling import Tiling
+
+SHAPES = ((61, 35), (253, 381), (45, 49), (509, 127))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("count", [6, pytest.param(60, marks=pytest.mark.slow)])
+def test_every_device_gets_its_tile(name: str, count: int) -> None:
+    """Numbered elements, by index arithmetic; what devices receive is what is counted."""
+    mesh, network = NETWORKS[name]
+    rng = Random(f"{name} {count}")
+    in_parts, stretches = 0, 0
+    for source, target in rng.sample(pairs(mesh, 1000), count):
+        made = plan(source, target, rng.choice(SHAPES), "int64", network=network)
+        check_chain(made)
+        check_run(made)
+        in_parts += made.parts > 1
+        stretches += len(made.stretches) > 1
+        assert Plan.from_json(made.to_json()) == made
+        assert made.relayed_bytes == made.received_bytes - made.lower_bound_bytes >= 0
+    assert in_parts or count < 60
+    assert stretches or count < 60 or "hosts" not in name
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("count", [2, pytest.param(40, marks=pytest.mark.slow)])
+def test_prices_are_what_a_simulation_takes(name: str, count: int) -> None:
+    """Within 5 %, and 2 % more for parts that are not quite of one size, of which the simulation takes the largest."""
+    mesh, network = NETWORKS[name]
+    for source, target in Random(count).sample(pairs(mesh, 1000), count):
+        made = plan(source, target, (509, 510), "int8", network=network)
+        found = simulated_seconds(made, network)
+        assert made.seconds is not None
+        assert (made.lower_bound_seconds or 0.0) * (1 - 1e-6) <= found
+        assert 0.95 <= found / made.seconds <= (1.05 if made.parts == 1 else 1.07), f"{found} for {made}"
+
+
+def test_parts_and_blocks_by_hand() -> None:
+    """30 rows by x=2 lie in 15 and 15; in blocks of 16 one row goes over first, and of 2 parts one has 16, one 14."""
+    mesh = Mesh.of(x=2, y=4)
+    by_x = ended_inside(Sharding.of(mesh, "x"), (32,), (30,))
+    assert by_x.text() == '[{blocks(16), "x"}]'
+    assert [by_x.local_shape((30,)), by_x.box(4, (30,)).shape] == [(16,), (14,)]
+    inner = ended_inside(Sharding.of(mesh, ("y", Deal.parts(2), "x")), (32,), (30,))
+    assert inner.text() == '[{blocks(8), "y", blocks(2), "x"}]'
+    tiles = [Tiling.of(inner, (30,)).tile(device) for device in (3, 7)]
+    assert [[tuple(box[0]) for box in tile.boxes()] for tile in tiles] == [[(24, 26), (28, 30)], [(26, 28)]]
+    parting = Parting.of((30,), [by_x, Sharding.of(mesh, None)])
+    assert [parting.shape((30,), 2, number) for number in range(2)] == [(16,), (14,)]
+    assert parting.of_part(by_x, (30,), (14,), 2).text() == '[{blocks(8), "x"}]'
+
+
+def test_what_the_whole_tensor_does_is_said_and_checked() -> None:
+    """The last step puts columns in place that lie in other blocks; the parts end before it."""
+    mesh, network = NETWORKS["hosts 2x4"]
+    made = plan(Sharding.of(mesh, "h", "g"), Sharding.of(mesh, "g", "h"), (63, 45), "int64", network=network)
+    assert made.whole == (0, 1)
+    assert "parts before the last step, whose" in str(made)
+    assert [stretch.parts > 1 for stretch in made.stretches] == [True, False]
+    assert sum(stretch.seconds or 0.0 for stretch in made.stretches) == pytest.approx(made.seconds)
+    for whole in ((2, 2), (-1, 0), (1,), (0, 0)):
+        with pytest.raises(ReshardError, match=r"no two counts|part before step|cannot be cut in"):
+            replace(made, whole=whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tpu-v5e-16x16", "h100-32x8"])
+def test_uneven_tensors_take_about_what_even_ones_do(name: str) -> None:
+    """Of 60 pairs of large tensors, in the geometric mean: within 15 % of those that all axes divide."""
+    network, mesh, rng = Network.preset(name), Mesh.of(a=4, b=8, c=8), Random(name)
+    ratios = []
+    while len(ratios) < 60:
+        ends = []
+        for _ in range(2):
+            axes, cut, left = rng.sample("abc", 3), rng.randint(0, 2), rng.randint(0, 1)
+            ends.append(Sharding.of(mesh, axes[:cut], axes[cut : cut + left]))
+        shapes = (2**19, 2**18), (2**19 - 5, 2**18 - 7)
+        even, uneven = (plan(*ends, shape, "bf16", network=network).seconds for shape in shapes)
+        if even and uneven:
+            ratios.append(uneven / even)
+    assert np.exp(np.mean(np.log(ratios))) <= 1.15
