@@ -40,10 +40,10 @@ True
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from math import comb
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,7 +51,7 @@ from reshard.mesh import Mesh
 from reshard.propagation.deciding import decided
 from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Picked
-from reshard.propagation.elimination import End, Link
+from reshard.propagation.elimination import End, Link, Once
 from reshard.propagation.nodes import Edge, Node, Variable
 from reshard.propagation.space import Costs, Numbers, Pieces
 from reshard.propagation.trees import Table
@@ -139,7 +139,9 @@ class _Problem:
         """Of operations of which several are looked at."""
         self._uses: dict[int, list[tuple[Edge, Picks]]] = {}
         """Per variable, by identity, the uses that may want it in several options, and what their layouts want."""
-        self._narrow: dict[tuple[int, int], Picks] = {}
+        self._known: dict[tuple[object, ...], Any] = {}
+        """What is made once for all that is alike, by what it is made of."""
+        self._once = Once()
         self._ends: list[End] = []
         self._held: list[int] = []
         self._values: dict[int, _Value] = {}
@@ -154,7 +156,7 @@ class _Problem:
             variables.update((id(edge.variable), edge.variable) for edge in node.makes)
         for variable in variables.values():
             value = self._values[id(variable)] = self._value(variable, part.options.get(id(variable)))
-            self._add(value.end, value.states.index(value.now))
+            self._add(value.end, value.states.all.index(value.states.now))
         for node in self._nodes:
             self._add_node(node)
 
@@ -165,8 +167,8 @@ class _Problem:
         layouts: dict[int, int] = {}
         nodes: list[Node] = []
         for value in self._values.values():
-            kept = value.states[picked[value.end.place]].kept
-            if kept != value.now.kept:
+            kept = value.states.kept[picked[value.end.place]]
+            if kept != value.states.now.kept:
                 options[id(value.variable)] = kept
                 nodes += [edge.node for edge in (*value.variable.makers, *value.variable.uses)]
         for node, end in zip(self._nodes, self._ends[len(self._values) :], strict=True):
@@ -192,41 +194,27 @@ class _Problem:
         """In which options the layouts that are looked at want a value, or make it."""
         layouts = self._layouts[edge.node.number]
         key = id(edge.picks), id(layouts)
-        if key not in self._narrow:
-            self._narrow[key] = Picks(edge.picks.numbers[layouts])
-        return self._narrow[key]
+        if key not in self._known:
+            self._known[key] = Picks(edge.picks.numbers[layouts])
+        picks: Picks = self._known[key]
+        return picks
 
     def _value(self, variable: Variable, options: Numbers | None) -> _Value:
         """A value with its states, and what it costs in each."""
-        own, kinds = self._chosen.options[id(variable)], list(self._chosen.wanted[id(variable)])
-        kept = [own] if options is None else options.tolist()
-        kept = kept if own in kept else [*kept, own]
+        own = self._chosen.options[id(variable)]
+        kept = (own,) if options is None else tuple(options.tolist())
+        kept = kept if own in kept else (*kept, own)
         wants = self._wants(variable)
-        anyway = [wants[kind].anyway for kind in kinds]
-        free = [(place, option) for place, kind in enumerate(kinds) for option in sorted(wants[kind].several)]
-        now = tuple((place, option) for place, option in free if option in wants[kinds[place]].now)
-
-        def with_these(subset: tuple[tuple[int, int], ...]) -> list[frozenset[int]]:
-            if not subset:
-                return anyway
-            return [own | {option for at, option in subset if at == place} for place, own in enumerate(anyway)]
-
-        def state(option: int, there: list[frozenset[int]]) -> State:
-            pairs = zip(kinds, there, strict=True)
-            return State(option, tuple(each - {option} if table.is_own else each for (table, _), each in pairs))
-
-        besides = [*map(with_these, _subsets(free, len(kept))), with_these(now)]
-        states = list(dict.fromkeys(state(option, there) for there in besides for option in kept))
-        cost = np.zeros(len(states)) if variable.rent is None else variable.rent[[each.kept for each in states]]
-        for place, (table, times) in enumerate(kinds):
-            if any(there[place] for there in besides):
-                cost += np.array([table.all_from(each.kept, each.there[place]) for each in states]) * times
+        key = kept, own, *((id(table), times, each) for (table, times), each in wants.items())
+        if key not in self._known:
+            self._known[key] = States.of(kept, own, wants)
+        states: States = self._known[key]
+        cost = states.cost if variable.rent is None else states.cost + variable.rent[states.kept]
         for edge in variable.makers:
             if edge.node.number not in self._layouts:
                 made = edge.picks.listed[self._chosen.layouts[edge.node.number]]
-                cost += edge.table.price[made, [each.kept for each in states]] * edge.times
-        end = End(variable, cost, np.arange(len(states)))
-        return _Value(variable, end, states, state(own, besides[-1]), kinds, wants)
+                cost = cost + edge.table.price[made, states.kept] * edge.times
+        return _Value(variable, End(variable, cost, np.arange(len(states.all))), states)
 
     def _wants(self, variable: Variable) -> dict[Kind, Wants]:
         """Per kind of reshards of a value in which options it is wanted."""
@@ -247,17 +235,23 @@ class _Problem:
     def _add_node(self, node: Node) -> None:
         """The end of an operation, with its links."""
         layouts = self._layouts[node.number]
-        end = End(node, node.cost[layouts], layouts)
+        key = id(node.cost), id(layouts)
+        if key not in self._known:
+            self._known[key] = node.cost[layouts]
+        end = End(node, self._known[key], layouts)
         self._add(end, int(np.flatnonzero(layouts == self._chosen.layouts[node.number])[0]))
-        for edge in node.makes:
-            value, picks = self._values[id(edge.variable)], self._picks(edge)
-            kept = [state.kept for state in value.states]
-            Link(value.end, end, edge.table.price[picks.options][:, kept].T * edge.times, picks)
+        self._link(end, ((edge, self._picks(edge)) for edge in node.makes))
         for edge in {id(edge.variable): edge for edge in node.uses}.values():
-            for use, picks in self._uses.get(id(edge.variable), ()):
-                if use.node is node:
-                    value = self._values[id(edge.variable)]
-                    Link(value.end, end, value.bringing(use, picks.options), picks)
+            self._link(end, (pair for pair in self._uses.get(id(edge.variable), ()) if pair[0].node is node))
+
+    def _link(self, end: End, edges: Iterable[tuple[Edge, Picks]]) -> None:
+        """Link an operation to values."""
+        for edge, picks in edges:
+            value = self._values[id(edge.variable)]
+            key = id(value.states), id(edge.table), edge.times, id(picks), edge.is_result
+            if key not in self._known:
+                self._known[key] = value.states.moving(edge, picks.options)
+            Link(value.end, end, self._known[key], picks, once=self._once)
 
 
 class Wants(NamedTuple):
@@ -271,27 +265,54 @@ class Wants(NamedTuple):
     """In others, by several uses in some of their layouts."""
 
 
-class _Value:
-    """A value of a part, with its states."""
+class States:
+    """The states of a value, and of all that are alike."""
 
-    def __init__(
-        self,
-        variable: Variable,
-        end: End,
-        states: list[State],
-        now: State,
-        kinds: Sequence[Kind],
-        wants: Mapping[Kind, Wants],
-    ) -> None:
-        self.variable, self.end, self.states, self.now = variable, end, states, now
-        self._kinds, self._wants = kinds, wants
+    def __init__(self, states: list[State], now: State, wants: Mapping[Kind, Wants]) -> None:
+        self.all, self.now = states, now
+        self.kept = [each.kept for each in states]
+        self._wants, self._kinds = wants, list(wants)
+        self.cost = np.zeros(len(states))
+        """What the reshards cost in each that make all that is there."""
+        for place, (table, times) in enumerate(self._kinds):
+            if any(each.there[place] for each in states):
+                self.cost += np.array([table.all_from(each.kept, each.there[place]) for each in states]) * times
         self._missing: dict[Kind, tuple[dict[int, int], Costs]] = {}
 
-    def bringing(self, edge: Edge, options: Numbers) -> Costs:
-        """Per state and option what it costs a use to have the value in it."""
+    @classmethod
+    def of(cls, kept: Sequence[int], own: int, wants: Mapping[Kind, Wants]) -> States:
+        """The states of a value.
+
+        Args:
+            kept: the options in which it may be kept.
+            own: that in which it is.
+            wants: per kind of its reshards in which options it is wanted.
+        """
+        kinds = list(wants)
+        anyway = [each.anyway for each in wants.values()]
+        free = [(place, option) for place, each in enumerate(wants.values()) for option in sorted(each.several)]
+        now = tuple((place, option) for place, option in free if option in wants[kinds[place]].now)
+
+        def with_these(subset: tuple[tuple[int, int], ...]) -> list[frozenset[int]]:
+            if not subset:
+                return anyway
+            return [each | {option for at, option in subset if at == place} for place, each in enumerate(anyway)]
+
+        def state(option: int, there: list[frozenset[int]]) -> State:
+            pairs = zip(kinds, there, strict=True)
+            return State(option, tuple(each - {option} if table.is_own else each for (table, _), each in pairs))
+
+        besides = [*map(with_these, _subsets(free, len(kept))), with_these(now)]
+        states = list(dict.fromkeys(state(option, there) for there in besides for option in kept))
+        return cls(states, state(own, besides[-1]), wants)
+
+    def moving(self, edge: Edge, options: Numbers) -> Costs:
+        """Per state and option what it costs to bring the value there, or to where it is kept from how it is made."""
+        if edge.is_result:
+            return np.ascontiguousarray(edge.table.price[options][:, self.kept].T * edge.times)
         kind, table = (edge.table, edge.times), edge.table
         columns, missing = self._missing_of(kind)
-        sources = list(columns) if table.is_own else [state.kept for state in self.states]
+        sources = list(columns) if table.is_own else self.kept
         prices = table.price[sources][:, options] * edge.times
         if table.is_own:
             prices = np.minimum.reduce(missing[:, :, None] + prices, axis=1)
@@ -305,13 +326,21 @@ class _Value:
         """Which columns are for which options, and per state and column 0 where the value is there, else infinity."""
         if kind not in self._missing:
             place, is_own = self._kinds.index(kind), kind[0].is_own
-            there = [each.there[place] | ({each.kept} if is_own else set()) for each in self.states]
+            there = [each.there[place] | ({each.kept} if is_own else set()) for each in self.all]
             columns = {option: column for column, option in enumerate(sorted(frozenset().union(*there)))}
             missing = np.full((len(there), len(columns)), np.inf)
             for row, each in enumerate(there):
                 missing[row, [columns[option] for option in each]] = 0.0
             self._missing[kind] = columns, missing
         return self._missing[kind]
+
+
+class _Value(NamedTuple):
+    """A value of a part."""
+
+    variable: Variable
+    end: End
+    states: States
 
 
 def _subsets(free: Sequence[tuple[int, int]], times: int) -> Iterator[tuple[tuple[int, int], ...]]:
