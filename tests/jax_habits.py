@@ -67,6 +67,25 @@ def library_attention(q: Any, k: Any, v: Any) -> Any:
     return jax.nn.dot_product_attention(*heads, local_window_size=(32, 0)).reshape(1024, 64)
 
 
+def second(x: Any) -> Any:
+    """The second difference of rows that have one more on each side."""
+    return x[2:] - 2 * x[1:-1] + x[:-2]
+
+
+def around(x: Any, inside: Any) -> Any:
+    """The sum of each row with those beside it, by their numbers."""
+    places = inside(jnp.arange(len(x))[:, None] + jnp.arange(-1, 2), 0, len(x) - 1)
+    return (x[places] * jnp.arange(1.0, 4)[:, None]).sum(1)
+
+
+def gathered(q: Any, k: Any, v: Any) -> Any:
+    """Attention to the seven rows before and the own, by their numbers."""
+    places = jnp.arange(512)[:, None] - jnp.arange(8)
+    inside = jnp.maximum(places, 0)
+    scores = jnp.where(places >= 0, jnp.einsum("qd,qwd->qw", q, k[inside]), -1e9)
+    return jnp.einsum("qw,qwd->qd", jax.nn.softmax(scores), v[inside])
+
+
 def numbers(x: Any) -> Any:
     return (jnp.abs(x) * 100).astype(int) % 1024
 
@@ -148,6 +167,21 @@ def habits() -> dict[str, Case]:
         "red and black rows in turns": one(lambda x: black(red(x)), least=4 * 256),
         "every second row put": one(lambda x: x.at[::2].set(x[1::2]), least=0),
         "inner places added to": one(lambda x: x.at[1:-1, 1:-1].add(x[2:, 1:-1] - x[:-2, 1:-1]), least=512),
+        "stencil of rows padded by their edge": one(lambda x: second(jnp.pad(x, ((1, 1), (0, 0)), "edge")), least=512),
+        "stencil of rows padded by reflection": one(
+            lambda x: second(jnp.pad(x, ((1, 1), (0, 0)), "reflect")), least=512
+        ),
+        "gradient of a stencil of padded rows": one(
+            jax.grad(lambda x: (second(jnp.pad(x, ((1, 1), (0, 0)), "edge")) ** 2).sum())
+        ),
+        "rows shifted, of which the last stays": one(lambda x: jnp.concatenate([x[1:], x[-1:]]), least=256),
+        "differences from what is before the first": one(lambda x: jnp.diff(x, axis=0, prepend=1.0), least=256),
+        "differences up to the last once more": one(lambda x: jnp.diff(x, axis=0, append=x[-1:]), least=256),
+        "sums of differences": one(lambda x: jnp.cumsum(jnp.diff(x, axis=0, prepend=0.0), 0), least=512),
+        "neighbours by numbers that are clipped": one(lambda x: around(x, jnp.clip), least=512),
+        "neighbours by numbers that go round": one(lambda x: around(x, lambda n, *_: n % 1024), least=512),
+        "attention to gathered neighbours": Case(gathered, ((512, 16),) * 3, (CUT,) * 3),
+        "first row as the second": one(lambda x: jnp.tanh(x).at[0].set(jnp.tanh(x)[1]), least=256),
         "sum from behind by turning round": one(lambda x: jnp.cumsum(x[::-1], 0)[::-1], least=256),
         "scan from behind": one(lambda x: lax.associative_scan(jnp.maximum, x, reverse=True)),
         "halves of features turned round": Case(

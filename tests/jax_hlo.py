@@ -97,3 +97,31 @@ def group_size(rest: str, devices: int) -> int:
 def received_bytes(found: list[Collective], devices: int) -> list[int]:
     """Per device the bytes that it takes from others in all."""
     return [sum(one.received[device] for one in found) for device in range(devices)]
+
+
+def busiest_with_loops(text: str, devices: int) -> int:
+    """The bytes of the busiest device: loops count as often as they run, or once, of a choice the most."""
+    bodies = dict(re.findall(r"^(?:ENTRY )?%?([\w.-]+) \([^\n]*\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL))
+    (entry,) = re.findall(r"^ENTRY %?([\w.-]+) ", text, re.MULTILINE)
+
+    def total(name: str) -> list[int]:
+        sums = [0] * devices
+        for line in re.sub(r"/\*index=\d+\*/", "", bodies[name]).splitlines():
+            parts, often = [], 1
+            if match := LINE.match(line):
+                one = received(match["kind"], match["type"], match["rest"], devices)
+                parts = [[one[device] for device in range(devices)]]
+            elif " while(" in line:
+                turns = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
+                often = int(turns[1]) if turns else 1
+                parts = [total(name) for name in re.findall(r"(?:body|condition)=%?([\w.-]+)", line)]
+            elif " conditional(" in line:
+                named = re.search(r"branch_computations=\{([^}]*)\}", line)
+                branches = named[1].split(",") if named else re.findall(r"(?:true|false)_computation=%?([\w.-]+)", line)
+                parts = [max((total(branch.strip().lstrip("%")) for branch in branches), key=max)]
+            elif called := re.search(r" call\(.*to_apply=%?([\w.-]+)", line):
+                parts = [total(called[1])]
+            sums = [before + often * sum(part[device] for part in parts) for device, before in enumerate(sums)]
+        return sums
+
+    return max(total(entry))

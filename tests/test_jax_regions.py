@@ -200,17 +200,6 @@ def test_gradients_go_through_regions() -> None:
     np.testing.assert_allclose(ours, theirs, 1e-5)
 
 
-def test_a_region_within_a_region_is_refused() -> None:
-    def inner(a: Any) -> Any:
-        return jax.shard_map(jnp.sin, in_specs=P("y"), out_specs=P("y"), axis_names={"y"})(a)
-
-    function = region(inner, P("x"), P("x"), axis_names={"x"})
-    placed = rs.jax.trace(jax.jit(function), floats(8, 8), mesh=MESH).propagate()
-    with pytest.raises(rs.ReshardError, match="within another") as refusal:
-        jax.jit(rs.jax.to_jax(placed))(floats(8, 8))
-    assert refusal.value.code == "cannot-express"
-
-
 # Products of rows with operands of their groups
 
 

@@ -31,6 +31,8 @@ AT_BOUND = {
     "running sum": 256,
     "sum from behind by turning round": 256,
     "running sum of what is before": 256,
+    "stencil of rows padded by their edge": 512,
+    "neighbours by numbers that are clipped": 512,
     "red and black rows in turns": 1024,
     "padded by hand, then a convolution": 768,
     "gradient of a pooling side by side": 0,
@@ -197,6 +199,45 @@ def test_drawn_places_that_are_known() -> None:
         ]
 
     placed = rs.jax.trace(function, x, in_shardings=rows, out_shardings=rows, mesh=mesh).propagate(goal="bytes")
+    found = jax.jit(rs.jax.to_jax(placed))(jax.device_put(x, rows))
+    for ours, theirs in zip(found, function(jnp.asarray(x)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_drawn_joins() -> None:
+    """Parts joined, padded, cut, turned and named by numbers, of one another."""
+    mesh, random = jax.make_mesh((4,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:4]), Random(5)
+    rows, x = jax.NamedSharding(mesh, jax.P("x")), np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+
+    def part(x: Any) -> Any:
+        first = random.randrange(len(x))
+        last = random.choice([first + 1, min(first + 2, len(x)), len(x)])
+        return x[first:last][:: random.choice([1, 1, -1])]
+
+    def drawn(x: Any) -> Any:
+        return random.choice(
+            [
+                lambda: jnp.concatenate([part(x) for _ in range(random.randint(1, 3))]),
+                lambda: jnp.concatenate([part(x), jnp.full((random.randint(1, 3), x.shape[1]), 0.5), part(x)]),
+                lambda: jnp.pad(x, ((random.randint(0, 2), 1), (0, random.randint(0, 1))), "edge"),
+                lambda: jnp.pad(x, ((random.randint(0, 2), 1), (0, 0)), random.choice(["constant", "wrap", "empty"])),
+                lambda: jnp.pad(x, ((1, 2), (0, 0)), random.choice(["reflect", "symmetric"])) if len(x) > 2 else x,
+                lambda: x[random.randrange(len(x)) :],
+                lambda: jnp.concatenate([x[1:], x[-1:]]),
+                lambda: x[np.clip(np.arange(len(x)) + random.randint(-2, 2), 0, len(x) - 1)],
+                lambda: x.at[random.randrange(len(x))].set(x[random.randrange(len(x))]),
+                lambda: jnp.cumsum(jnp.concatenate([jnp.zeros((2, x.shape[1])), x[:-1]])[: len(x)], 0) * 0.1,
+            ]
+        )()
+
+    def function(x: Any) -> list[Any]:
+        random.seed(5)
+        results = [x]
+        for _ in range(60):
+            results.append(drawn(random.choice([x, *results[-3:]])))
+        return results
+
+    placed = rs.jax.trace(function, x, in_shardings=rows, mesh=mesh).propagate(goal="bytes")
     found = jax.jit(rs.jax.to_jax(placed))(jax.device_put(x, rows))
     for ours, theirs in zip(found, function(jnp.asarray(x)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)

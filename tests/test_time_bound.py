@@ -211,3 +211,15 @@ def test_the_cut_is_near_the_linear_program(name: str) -> None:
         assert priced >= least * (1 - 1e-6), (source, target)
         ratios.append(cut.seconds / least)
     assert exp(np.mean([log(ratio) for ratio in ratios])) >= 0.97
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("count", [3, pytest.param(30, marks=pytest.mark.slow)])
+def test_uneven_tensors_are_bounded_as_those_a_little_larger(name: str, count: int) -> None:
+    """The cut is counted by the checker, and is no shorter than the larger tensor's by more than what that has more."""
+    mesh, network = NETWORKS[name]
+    for source, target in random.Random(f"{name} {count}").sample(pairs(mesh, 1000), count):
+        made, larger = (plan(source, target, shape, "int8", network=network) for shape in ((4093, 2041), (4096, 2048)))
+        assert made.time_cut is not None
+        check_cut(made.time_cut, made.reshard, network)
+        assert 0.96 * (larger.lower_bound_seconds or 0.0) <= made.time_cut.seconds <= (made.seconds or 0.0) * (1 + 1e-9)

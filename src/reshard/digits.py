@@ -30,6 +30,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple, TypeVar
 
@@ -38,6 +39,8 @@ from numpy.typing import NDArray
 
 Positions = NDArray[np.int64]
 P = TypeVar("P", int, Positions)
+TABLED = 1024
+"""Values of digits are kept as a table where they are no more."""
 
 
 def nest(cuts: Iterable[int]) -> bool:
@@ -182,9 +185,11 @@ class Digits(tuple[Digit, ...]):
         >>> Digits([Digit(1, 2), Digit(4, 2)]).offsets()
         array([0, 4, 1, 5])
         """
-        result: Positions = np.zeros(1, dtype=np.int64)
-        for stride, size in self:
-            result = (result[:, None] + np.arange(size, dtype=np.int64) * stride).ravel()
+        strides, sizes = [stride for stride, _ in self], tuple([size for _, size in self])
+        is_tabled = bool(self) and prod(sizes) <= TABLED
+        result: Positions = np.array(strides) @ _values(sizes) if is_tabled else np.zeros(1, dtype=np.int64)
+        for stride, size in () if is_tabled else self:
+            result = np.add.outer(result, np.arange(size, dtype=np.int64) * stride).ravel()
         return result
 
     def index_of(self, position: P) -> P:
@@ -221,6 +226,13 @@ class Digits(tuple[Digit, ...]):
         """
         parts = order.parts_of(self)
         return parts.joined() if parts.size == self.size else None
+
+
+@lru_cache(256)
+def _values(sizes: tuple[int, ...]) -> Positions:
+    """A column for each list of values of digits of these sizes, the last fastest."""
+    values: Positions = np.indices(sizes, dtype=np.int64).reshape(len(sizes), -1)
+    return values
 
 
 NO_DIGITS = Digits()

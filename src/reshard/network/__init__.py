@@ -38,6 +38,7 @@ from reshard.network.pricing import (
     overlapped_seconds,
     overlapped_spans,
     seconds_of,
+    spans_of_uses,
     use_of_pattern,
     uses_of,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "overlapped_seconds",
     "overlapped_spans",
     "seconds_of",
+    "spans_of_uses",
     "use_of_pattern",
     "uses_of",
 ]

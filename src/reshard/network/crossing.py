@@ -29,9 +29,9 @@ lack two; as many must leave them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from math import lcm, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +50,10 @@ Members = Sequence[NDArray[np.bool_]]
 """Per level, a row for each part of it: which values of its digit are in it."""
 Crossing = NDArray[Any]
 """Bytes that come in (first row) and leave (second), by the number of the part of each level."""
+
+
+LITTLE = 1.1
+"""How many times as large a tensor is that is a little larger, at the most."""
 
 
 class PlacedDigit(NamedTuple):
@@ -105,6 +109,16 @@ class Sides:
         """The number of devices times that of cells."""
         cells = prod(max(1, len(cuts) - 1) for cuts in self.intervals) * self.classes.source.size
         return max(1, cells * (self.source.mesh.size + self.target.mesh.size))
+
+    @cached_property
+    def evened(self) -> Sides | None:
+        """Those of the next larger tensor whose tiles are of one size; None where that is no little larger."""
+        source, target, shape = self.source, self.target, self.source.shape
+        counts = map(lcm, source.layout.parts, target.layout.parts)
+        larger = tuple(-(-size // count) * count for size, count in zip(shape, counts, strict=True))
+        if source.layout.weaves or target.layout.weaves or prod(larger) > prod(shape) * LITTLE:
+            return None
+        return Sides(replace(source, shape=larger), replace(target, shape=larger), self.itemsize)
 
     def placed_on(self, network: Network) -> Placed | None:
         """The digits of both ends within the levels of a network.

@@ -139,6 +139,29 @@ def _edges(level: Level, starts: Digits, stops: Digits, size: int) -> list[Float
     return edges_of_pieces(level, start, stop, stop - start, np.ones(len(start)), size)
 
 
+@lru_cache(CACHED)
+def _at_stride_one(level: Level) -> Level:
+    return replace(level, stride=1)
+
+
+def _tied(along: set[int], reached: Sequence[tuple[int, ...]]) -> list[int]:
+    """The digits elsewhere whose variable, on some route, is one along a level, or of a digit that is so tied.
+
+    Args:
+        along: the variables along the level.
+        reached: per digit elsewhere the variable that it is by then, on each route.
+
+    >>> _tied({0}, [(3, 1), (0, 1), (4, 5)])
+    [0, 1]
+    """
+    tied: list[int] = []
+    while len(tied) != len(
+        tied := [number for number, variables in enumerate(reached) if not along.isdisjoint(variables)]
+    ):
+        along = along.union(*[reached[number] for number in tied])
+    return tied
+
+
 class _Pieces:
     """The pieces that are still under way: those that agree along the levels that were passed."""
 
@@ -192,34 +215,33 @@ class _Pieces:
             number: of the level.
             befores: the levels along which pieces have gone already, and how many routes there are of each kind.
         """
-        level = replace(self.levels[number], stride=1)
+        level, same_as = _at_stride_one(self.levels[number]), self.same_as
         own = [place for place in self.places if place.level == number]
         elsewhere = [place for place in self.places if place.level != number]
-        along = {self(variable) for place in own for variable in (place.sender, place.receiver)}
-
-        def reached(place: PlacedDigit, before: frozenset[int]) -> int:
-            return self(place.receiver if place.level in before else place.sender)
-
-        tied: list[PlacedDigit] = []
-        while len(tied) != len(
-            tied := [p for p in elsewhere if any(reached(p, before) in along for before in befores)]
-        ):
-            along |= {reached(place, before) for place in tied for before in befores}
-        lines = Digits.of_sizes(place.digit.size for place in tied)
+        reached = [
+            [same_as[place.receiver if place.level in before else place.sender] for place in elsewhere]
+            for before in befores
+        ]
+        tied = _tied(
+            {same_as[v] for place in own for v in (place.sender, place.receiver)}, list(zip(*reached, strict=True))
+        )
+        lines = Digits.of_sizes([elsewhere[where].digit.size for where in tied])
         size = lines.size * level.size
+        own_starts, own_stops = Counter[int](), Counter[int]()
+        for place in own:
+            stride = place.digit.stride // self.levels[number].stride
+            own_starts[same_as[place.sender]] += stride
+            own_stops[same_as[place.receiver]] += stride
+        variables = {*same_as.values()}
         total: list[Floats] = []
-        for before, count in befores.items():
-            starts, stops = Counter[int](), Counter[int]()
-            for place in own:
-                starts[self(place.sender)] += place.digit.stride // self.levels[number].stride
-                stops[self(place.receiver)] += place.digit.stride // self.levels[number].stride
-            for place, line in zip(tied, lines, strict=True):
-                starts[reached(place, before)] += line.stride * level.size
-                stops[reached(place, before)] += line.stride * level.size
+        for count, now in zip(befores.values(), reached, strict=True):
+            starts, stops = own_starts.copy(), own_stops.copy()
+            for where, line in zip(tied, lines, strict=True):
+                starts[now[where]] += line.stride * level.size
+                stops[now[where]] += line.stride * level.size
             listed = list(starts | stops)
-            decided = {*listed, *(reached(place, before) for place in elsewhere)}
-            each = prod(self.size[v] for v in {*self.same_as.values()} - decided) * count / befores.total()
-            ends = tuple(Digits([Digit(side[v], self.size[v]) for v in listed]) for side in (starts, stops))
+            each = prod([self.size[v] for v in variables.difference(listed, now)]) * count / befores.total()
+            ends = tuple([Digits([Digit(side[v], self.size[v]) for v in listed]) for side in (starts, stops)])
             added = [way * each for way in _edges(level, *ends, size)]
             total = [a + b for a, b in zip(total, added, strict=True)] if total else added
         return max(float(way.reshape(-1, level.size).cumsum(axis=1).max()) for way in total)

@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 
 from reshard.digits import Digits, Positions
 from reshard.errors import ReshardError
-from reshard.network.crossing import Sides, crossing_by_boxes, crossing_by_digits
+from reshard.network.crossing import Crossing, Members, Placed, Sides, crossing_by_boxes, crossing_by_digits
 from reshard.network.level import Level
 from reshard.network.networks import Network
 from reshard.network.pricing import check_reach
@@ -58,6 +58,8 @@ CACHED = 1024
 """Reshards whose cuts are kept."""
 FEW = 4
 """Up to this size all parts of a level are tried that can count."""
+FURTHER = 3
+"""How many cuts are compared box by box besides the longest of a tensor a little larger."""
 MOST_BY_DIGITS, MOST_BY_BOXES = 4096, 2**28
 """Cuts that are compared in closed form; cuts times devices times cells that are, box by box."""
 
@@ -128,6 +130,22 @@ def best_cut(reshard: Reshard, network: Network) -> Cut | None:
     return best_common_cut([Sides(source, target, reshard.dtype.itemsize)], network)
 
 
+class _Digits(NamedTuple):
+    """What says in closed form what crosses."""
+
+    sides: Sides
+    """Those that were asked for, or those of a tensor a little larger."""
+    placed: Placed
+
+    @classmethod
+    def of(cls, side: Sides, larger: Sides | None, network: Network) -> _Digits | None:
+        """The digits of `larger`; None where it has none, or tiles are too many to compare a cut box by box."""
+        if larger is None or (larger is not side and side.incidences > MOST_BY_BOXES):
+            return None
+        placed = larger.placed_on(network)
+        return None if placed is None else cls(larger, placed)
+
+
 def best_common_cut(sides: Sequence[Sides], network: Network, devices: Sequence[int] = ()) -> Cut | None:
     """The cut that takes longest, of those tried, where several tensors cross at once.
 
@@ -141,32 +159,70 @@ def best_common_cut(sides: Sequence[Sides], network: Network, devices: Sequence[
     Returns:
         The cut; None where nothing must cross, or tiles are too many to list.
     """
-    placed = [side.placed_on(network) for side in sides]
-    incidences = sum(side.incidences for side, on_levels in zip(sides, placed, strict=True) if on_levels is None)
+    exactly = [_Digits.of(side, side, network) for side in sides]
+    nearly = [digits or _Digits.of(side, side.evened, network) for side, digits in zip(sides, exactly, strict=True)]
+    strides = [[1, level.size] for level in network.levels]
+    for digits in nearly:
+        for inside, level in zip(digits.placed.levels if digits is not None else (), strides, strict=False):
+            level += [digit.stride for digit in inside]
+    lengths = tuple(tuple(sorted(set(level))) for level in strides)
+    tried = [exactly] if nearly == exactly else [exactly, nearly]  # more cuts by digits, and the last devices by boxes
+    cuts = [_best_common_cut(sides, known, network, lengths, tuple(devices)) for known in tried]
+    return max(filter(None, cuts), key=lambda cut: cut.seconds, default=None)
+
+
+def _best_common_cut(
+    sides: Sequence[Sides],
+    known: Sequence[_Digits | None],
+    network: Network,
+    lengths: tuple[tuple[int, ...], ...],
+    devices: tuple[int, ...],
+) -> Cut | None:
+    """The same of tensors of which some have digits; `lengths` are per level those of the runs that are tried."""
+    incidences = sum(side.incidences for side, digits in zip(sides, known, strict=True) if digits is None)
     budget = min(MOST_BY_DIGITS, MOST_BY_BOXES // incidences) if incidences else MOST_BY_DIGITS
     if not budget:
         return None
-    strides = [[1, level.size] for level in network.levels]
-    for on_levels in placed:
-        for inside, level in zip(on_levels.levels if on_levels is not None else (), strides, strict=False):
-            level += [digit.stride for digit in inside]
-    cuts = tuple(tuple(sorted(set(level))) for level in strides)
-    parts = _parts_of_levels(network, cuts, not incidences, budget, tuple(devices))
+    parts = _parts_of_levels(network, lengths, not incidences, budget, devices)
     crossing = np.zeros((2, *parts.bandwidth.shape), dtype=object)
-    for side, on_levels in zip(sides, placed, strict=True):
-        if on_levels is not None:
-            crossing += crossing_by_digits(side, on_levels, parts.members)
-            continue
-        try:
-            crossing += crossing_by_boxes(side, network, parts.members)
-        except ReshardError:  # tiles that are too many to list
-            return None
-    seconds = crossing.astype(np.float64) / parts.bandwidth
-    if not seconds.max(initial=0.0):
+    evened = []
+    try:
+        for side, digits in zip(sides, known, strict=True):
+            if digits is None:
+                crossing += crossing_by_boxes(side, network, parts.members)
+                continue
+            added = crossing_by_digits(digits.sides, digits.placed, parts.members)
+            crossing += added
+            evened += [] if digits.sides is side else [(side, added)]
+        chosen = _longest(crossing.astype(np.float64) / parts.bandwidth, 1 + FURTHER * bool(evened))
+        exact = {place: _exact(place, crossing[place], evened, network, parts.members) for place in chosen}
+    except ReshardError:  # tiles that are too many to list
         return None
-    place = tuple(map(int, np.unravel_index(int(seconds.argmax()), seconds.shape)))
-    chosen = tuple(tuple(np.flatnonzero(rows[i]).tolist()) for rows, i in zip(parts.members, place[1:], strict=True))
-    return Cut(chosen, place[0] == 0, int(crossing[place]), float(parts.bandwidth[place[1:]]))
+    place = max(exact, key=lambda place: exact[place] / parts.bandwidth[place[1:]], default=None)
+    if place is None or not exact[place]:
+        return None
+    values = tuple(tuple(np.flatnonzero(rows[i]).tolist()) for rows, i in zip(parts.members, place[1:], strict=True))
+    return Cut(values, place[0] == 0, exact[place], float(parts.bandwidth[place[1:]]))
+
+
+def _longest(seconds: NDArray[np.float64], count: int) -> list[tuple[int, ...]]:
+    """The places of the cuts that take longest."""
+    order = np.argsort(-seconds, axis=None, kind="stable")[:count]
+    places = zip(*(index.tolist() for index in np.unravel_index(order, seconds.shape)), strict=True)
+    return [place for place in places if seconds[place] > 0]
+
+
+def _exact(
+    place: tuple[int, ...],
+    crossing_bytes: int,
+    evened: Sequence[tuple[Sides, Crossing]],
+    network: Network,
+    members: Members,
+) -> int:
+    """The bytes that cross a cut, those of larger tensors replaced by what crosses of those that are asked for."""
+    own = [rows[[number]] for rows, number in zip(members, place[1:], strict=True)]
+    counted = (int(crossing_by_boxes(side, network, own)[place[0]].sum()) - int(added[place]) for side, added in evened)
+    return int(crossing_bytes) + sum(counted)
 
 
 class _LevelParts(NamedTuple):

@@ -113,11 +113,20 @@ def overlapped_seconds(shares: Sequence[Share], network: Network) -> float:
 def overlapped_spans(shares: Sequence[Share], network: Network) -> list[list[tuple[float, float]]]:
     """Per share and step of such chains, when the first part begins it and the last has done it, in seconds."""
     parts = sum(share.parts for share in shares)
-    uses = [[_use_of_step(step, network, parts) for step in share.steps] for share in shares]
+    uses = [uses_of(share.steps, network, parts) for share in shares]
+    return spans_of_uses(uses, [share.parts for share in shares])
+
+
+def spans_of_uses(uses: Sequence[Sequence[Use]], parts: Sequence[int]) -> list[list[tuple[float, float]]]:
+    """The same where it is known what every step takes.
+
+    Args:
+        uses: per share, what its steps take of one part.
+        parts: per share, how many go that way.
+    """
     busy = [[sum(level) for level in zip(*(use.busy for use in chain), strict=True)] for chain in uses]
     busiest = max(
-        sum(share.parts * level for share, level in zip(shares, levels, strict=True))
-        for levels in zip(*busy, strict=True)
+        sum(count * level for count, level in zip(parts, levels, strict=True)) for levels in zip(*busy, strict=True)
     )
     spans = []
     for chain, levels in zip(uses, busy, strict=True):
@@ -132,13 +141,13 @@ def busy_seconds(steps: Sequence[Step], network: Network) -> tuple[float, ...]:
     return tuple(map(sum, zip(*(use.busy for use in uses_of(steps, network)), strict=True)))
 
 
-def uses_of(steps: Sequence[Step], network: Network) -> list[Use]:
-    """What each step takes, of the whole tensor.
+def uses_of(steps: Sequence[Step], network: Network, parts: int = 1) -> list[Use]:
+    """What one of so many equal parts of a tensor takes in each step.
 
     Raises:
         ReshardError: as `seconds_of`.
     """
-    return [_use_of_step(step, network, 1) for step in steps]
+    return [_use_of_step(step, network, parts) for step in steps]
 
 
 @lru_cache(CACHED_STEPS)

@@ -173,18 +173,9 @@ def edges_of_pieces(
         ahead = 2 * (step % level.size)
         forward = np.where(ahead < level.size, amounts, np.where(ahead == level.size, amounts / 2, 0.0))
     first = start - level.digit.value(start) * level.stride
-    ways = [_interval(start, stop, first, forward, step < 0, size)]
+    behind = np.concatenate([start, stop, first])  # a piece that wraps round passes the ring's first link too
+    weights = [np.concatenate([forward, -forward, np.where(step < 0, forward, 0.0)])]
     if level.link != "one-way-ring":
-        ways.append(_interval(stop, start, first, amounts - forward, step > 0, size))
-    return ways
-
-
-def _interval(
-    start: Positions, stop: Positions, first: Positions, amounts: Floats, wraps: NDArray[np.bool_], size: int
-) -> Floats:
-    """Amounts on the links from start to stop, as what is added at each; by way of the ring's first where it wraps."""
-    edges: Floats = np.bincount(start, amounts, size).astype(np.float64) - np.bincount(stop, amounts, size)
-    around = np.where(wraps, amounts, 0.0)
-    if around.any():
-        edges += np.bincount(first, around, size)
-    return edges
+        backward = amounts - forward
+        weights.append(np.concatenate([-backward, backward, np.where(step > 0, backward, 0.0)]))
+    return [np.asarray(np.bincount(behind, weight, size), dtype=np.float64) for weight in weights]

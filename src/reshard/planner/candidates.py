@@ -81,7 +81,7 @@ def collectives(prices: RoutePrices) -> Iterator[Route]:
     """The chain of collectives that receives least; not all ends have one."""
     with suppress(ReshardError):
         if prices.by_digits:
-            yield Route(fewest_bytes_middles(prices.reshard))
+            yield Route(fewest_bytes_middles(prices.reshard, prices.is_one_collective()))
         else:
             yield Route(steps=fewest_bytes_chain(prices.reshard)[0])
 

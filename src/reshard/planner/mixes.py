@@ -24,14 +24,14 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.errors import ReshardError
-from reshard.network import Network, busy_seconds, overlapped_seconds
+from reshard.network import busy_seconds, spans_of_uses
 from reshard.network.traffic import Floats
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.number_of_parts import MOST_PARTS, WORTH
 from reshard.planner.route_prices import RoutePrices, TimedRoute
 from reshard.plans import Plan
 from reshard.plans.parts import Parting
-from reshard.steps import Chain, Route, Share
+from reshard.steps import Route, Share
 
 TRIED = 24
 """How many ways enter a mix at the most."""
@@ -102,7 +102,8 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute]) -> Plan:
             routes.append(other.route)
             busy.append(other.busy[:-1])
     prices = RoutePrices.of(plan.reshard, network)
-    for path in _worth_taking(ways, np.array(busy), plan.seconds * WORTH):
+    limit = (plan.seconds - network.call_s) * WORTH  # the start is paid by shares as well
+    for path in _worth_taking(ways, np.array(busy), limit):
         with suppress(ReshardError):  # digits without names
             way = prices.timed(Route(tuple(ways.middles(path))))
             if any(way.busy[:-1]):  # else it takes its time elsewhere, as one that only copies
@@ -110,13 +111,12 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute]) -> Plan:
                 busy.append(way.busy[:-1])
     mix = best_mix(np.array(busy))
     mixed = [(part, route) for part, route in zip(mix.parts, routes, strict=True) if part >= NEGLIGIBLE]
-    if mix.seconds >= plan.seconds * WORTH or [route for _, route in mixed] == routes[:1]:
+    if mix.seconds >= limit or [route for _, route in mixed] == routes[:1]:
         return plan
     try:
-        chains = [route.chain(plan.reshard) for _, route in mixed]
+        return _in_parts(plan, [part for part, _ in mixed], [route for _, route in mixed], prices, limit)
     except ReshardError:  # a way that cannot be made is none
         return plan
-    return _in_parts(plan, [part for part, _ in mixed], chains, network)
 
 
 def _worth_taking(ways: LevelWays, busy: Floats, limit: float) -> list[tuple[int, ...]]:
@@ -141,23 +141,32 @@ def _worth_taking(ways: LevelWays, busy: Floats, limit: float) -> list[tuple[int
     return [path for path, part in zip(paths, mix.parts[len(busy) :], strict=True) if part >= NEGLIGIBLE]
 
 
-def _in_parts(plan: Plan, amounts: Sequence[float], chains: Sequence[Chain], network: Network) -> Plan:
-    """The plan, or one in which these parts of the tensor go through these chains, in as many parts as is best."""
-    unit = Parting.of(plan.shape, [plan.source, *(step.after for steps in chains for step in steps)]).unit
-    best, least = plan, (plan.seconds or 0.0) * WORTH
+def _in_parts(plan: Plan, amounts: Sequence[float], routes: Sequence[Route], prices: RoutePrices, limit: float) -> Plan:
+    """The plan, or one in which these parts of the tensor go these ways in less time than a limit.
+
+    In as many parts as is best.
+
+    Raises:
+        ReshardError: where one of the ways cannot be made.
+    """
+    unit = Parting.of(plan.shape, dict.fromkeys(point for route in routes for point in prices.points(route))).unit
+    best, least = [0] * len(routes), limit
     before = float("inf")
     for count in (count for count in range(min(unit, MOST_PARTS), 0, -1) if unit % count == 0):
         numbers = _rounded(amounts, count)
-        shares = [Share(steps, number) for steps, number in zip(chains, numbers, strict=True) if number]
-        shares.sort(key=lambda share: -share.parts)
-        seconds = overlapped_seconds(shares, network)
+        uses = [prices.uses(route, count) for route, number in zip(routes, numbers, strict=True) if number]
+        spans = spans_of_uses(uses, [number for number in numbers if number])
+        seconds = max(span[-1][1] for span in spans)
         if seconds < least:
-            least = seconds
-            best = replace(plan, steps=shares[0].steps, parts=count, beside=tuple(shares[1:]), reason="")
+            best, least = numbers, seconds
         if seconds > before:  # fewer parts pay fewer latencies, and overlap less
             break
         before = seconds
-    return best
+    shares = [Share(way.chain(plan.reshard), number) for way, number in zip(routes, best, strict=True) if number]
+    if not shares:
+        return plan
+    shares.sort(key=lambda share: -share.parts)
+    return replace(plan, steps=shares[0].steps, parts=sum(best), beside=tuple(shares[1:]), reason="")
 
 
 def _rounded(amounts: Sequence[float], count: int) -> list[int]:

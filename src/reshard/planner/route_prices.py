@@ -41,7 +41,7 @@ class TimedRoute(NamedTuple):
 
     route: Route
     seconds: float
-    """One step after another."""
+    """One step after another, but for what a plan pays once to start."""
     busy: tuple[float, ...]
     """Per level; last the starts of steps."""
     between: tuple[int, ...]
@@ -82,31 +82,43 @@ class RoutePrices:
             self._timed[route] = self._time(route)
         return self._timed[route]
 
+    def points(self, route: Route) -> tuple[Sharding, ...]:
+        """What it passes, both ends too."""
+        middles = route.middles if route.steps is None else [step.after for step in route.steps[:-1]]
+        return (self.ends[0], *middles, self.ends[1])
+
+    def uses(self, route: Route, parts: int) -> list[Use]:
+        """What one of so many parts of the tensor takes in each step.
+
+        Raises:
+            ReshardError: as `timed`.
+        """
+        legs = self.uses_between(self.points(route), route.near, parts) if route.steps is None else None
+        if legs is None:
+            return uses_of(route.chain(self.reshard), self.network, parts)
+        return [use for _, use in legs]
+
     def seconds_in_halves(self, route: Route) -> float:
         """What it takes in two parts, one behind the other; 0 where digits do not say it.
 
         By hand, steps of 4 s each on two levels: the first half takes 2 + 2 s, the second comes 2 s later.
         """
-        points = (self.ends[0], *route.middles, self.ends[1])
-        legs = None if route.steps is not None else self.uses_between(points, route.near, 2)
+        legs = self.uses_between(self.points(route), route.near, 2) if route.steps is None else None
         if legs is None:
             return 0.0
         half = Use.together([use for _, use in legs], len(self.network.levels))
         return half.seconds + max(half.busy)
 
     def _time(self, route: Route) -> TimedRoute:
-        points = (self.ends[0], *route.middles, self.ends[1])
-        legs = None if route.steps is not None else self.uses_between(points, route.near)
+        legs = None if route.steps is not None else self.uses_between(self.points(route), route.near)
         if legs is None:
             chain = route.chain(self.reshard)
             uses = uses_of(chain, self.network)
             between = tuple(step.reshard.tilings[1].largest_tile for step in chain[:-1])
-            moves = any(step.moves for step in chain)
         else:
             uses, between = [use for _, use in legs], tuple(elements for elements, _ in legs[:-1])
-            moves = bool(legs)
         whole = Use.together(uses, len(self.network.levels))
-        return TimedRoute(route, whole.seconds + (self.network.call_s if moves else 0.0), whole.busy, between)
+        return TimedRoute(route, whole.seconds, whole.busy, between)
 
     def uses_between(self, points: Sequence[Sharding], near: int = 0, parts: int = 1) -> list[tuple[int, Use]] | None:
         """Per step from point to point, the elements of a tile then, and what one of so many parts of the tensor takes.
@@ -125,6 +137,11 @@ class RoutePrices:
                     return None
                 uses.append((after.elements, use))
         return uses
+
+    def is_one_collective(self) -> bool | None:
+        """Whether one AllGather, Slice or Permute leads to the target; None where digits do not say it."""
+        source, target = map(self.of_steps.roles_of, self.ends)
+        return None if source is None or target is None else self.of_steps.is_one_collective(source, target)
 
     def seconds_to_gather(self, lengths: Sequence[int]) -> float | None:
         """What it takes to gather the source up to blocks of these lengths, at which its digits begin.

@@ -119,7 +119,7 @@ def _unit(sharding: Sharding, dim: int, shape: tuple[int, ...]) -> int:
         shards = layout.shards(dim)
         if shards == 1:
             return 0
-        in_chunks = any(len(stages) > 1 for stages in layout.dims) and not Tiling.of(sharding, shape).is_even()
+        in_chunks = sharding.uneven == "chunk" and any(len(stages) > 1 for stages in layout.dims)
         return -(-size // shards) if size and (size % shards == 0 or not in_chunks) else 1
     blocks = weave.local_blocks(size)
     return blocks[-1].length if blocks else 1

@@ -46,6 +46,8 @@ LARGEST_SHARE = 2
 """What is put is centred where the whole is less than so many times as large in every dim."""
 
 
+NEAR = 16
+"""Slices that are joined are near each other where all that they are moved is so small a part of the dim."""
 MOST_JOINED = 3
 """Of so many joined parts at most each is computed in all places."""
 
@@ -136,8 +138,8 @@ def _first(maker: Any, result: Any, step: Shape) -> Sequence[int] | None:
 def joined(makers: Mapping[Any, Any], parts: Sequence[Any], dim: int, whole: Shape) -> list[Centred] | None:
     """Parts that lie one after another in a dim, as functions of whole tensors; None where that is not worth it.
 
-    It is where one part is nearly all, computed of slices, and the others reach no farther; and where all are computed
-    of slices that are as far from where they are joined.
+    It is where one part is nearly all, computed of slices, and the others reach no farther; where all are computed of
+    slices that are as far from where they are joined; and where they are slices joined not far from where they were.
     """
     start, centred = 0, []
     for part in parts:
@@ -152,7 +154,25 @@ def joined(makers: Mapping[Any, Any], parts: Sequence[Any], dim: int, whole: Sha
     is_large = centred[main].is_made_of_slices(parts[main])
     if not all(each.reaches(part) for each, part in zip(centred, parts, strict=True)):
         return None
+    if _is_near(makers, parts, dim, whole):
+        return centred
     if all(each.slices for each in centred) and len(set().union(*(each.shifts for each in centred))) == 1:
         is_computed = any(_first(makers[part], part, (1,) * len(whole)) is None for part in parts)
         return centred if is_computed else None  # else it is but a roll
     return centred if is_large and all(each.farthest <= centred[main].farthest for each in centred) else None
+
+
+def _is_near(makers: Mapping[Any, Any], parts: Sequence[Any], dim: int, whole: Shape) -> bool:
+    """Whether slices are joined near to where they were, all but the longest no farther than they are long."""
+    start, shifts, lengths = 0, [], []
+    for part in parts:
+        first = None if part not in makers else _first(makers[part], part, (1,) * len(whole))
+        if first is None:
+            return False
+        shifts.append(start - first[dim])
+        lengths.append(part.aval.shape[dim])
+        start += lengths[-1]
+    pairs = sorted(zip(lengths, shifts, strict=True))[:-1]
+    moved = sum({*map(abs, shifts)})
+    is_roll = len({shift % whole[dim] for shift in shifts}) == 1
+    return not is_roll and moved * NEAR <= whole[dim] and all(abs(shift) <= length for length, shift in pairs)

@@ -29,6 +29,7 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -43,12 +44,13 @@ from jax.sharding import Mesh as JaxMesh
 from reshard.checks import shown
 from reshard.errors import ReshardError
 from reshard.jax.jax_shardings import AnyMesh, for_leaves, mesh_of, sharding_of
-from reshard.jax.tracing.bands import flattened, in_bands, inlined, only_moves
+from reshard.jax.tracing.bands import flattened, in_bands, inlined
 from reshard.jax.tracing.control_flow import cond, scan, while_loop
 from reshard.jax.tracing.emitter import CALLS, Emitter, Signature, labels, plain_dtype
-from reshard.jax.tracing.equations import MADE_OF_OTHERS, equation_values
+from reshard.jax.tracing.equations import MADE_OF_OTHERS, RULES, equation_values
 from reshard.jax.tracing.evaluation import literal_array
-from reshard.jax.tracing.regions import shard_map
+from reshard.jax.tracing.manual_dims import leaves_axes, region_in_dims
+from reshard.jax.tracing.regions import CONSTRAINTS, asked_sharding, shard_map
 from reshard.jax.tracing.shortening import shortened
 from reshard.mesh import Mesh
 from reshard.propagation import Program, Value
@@ -58,8 +60,6 @@ BLOCKS = {"scan": scan, "while": while_loop, "cond": cond, "shard_map": shard_ma
 """Primitives whose jaxprs run often, not at all, or on each device by itself."""
 IDENTITIES = ("name", "pvary", "device_put", "max_contiguous", "multiple_of")
 """Primitives whose results are their operands; in a `jit` JAX too leaves a value where it lies."""
-CONSTRAINTS = ("sharding_constraint", "reshard_by_plan", "reshard_by_plan_when_known", "reshard")
-"""Primitives that say how a value is sharded."""
 
 logger = logging.getLogger("reshard")
 
@@ -127,7 +127,7 @@ class Tracing(Emitter):
 
     def run(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Value]) -> list[Value]:
         """The results of a jaxpr, whose constants are arrays."""
-        flat = flattened(jaxpr, consts, only_moves)
+        flat = flattened(jaxpr, consts)
         known: dict[Any, Value] = dict(zip(jaxpr.invars, arguments, strict=True))
 
         def read(atom: Any) -> Value:
@@ -150,7 +150,9 @@ class Tracing(Emitter):
         if name == "optimization_barrier":
             return [self.barrier(value) for value in operands]
         if name in CONSTRAINTS:
-            return [self.constrained(operands[0], _asked(equation))]
+            return [self.constrained(operands[0], asked_sharding(equation))]
+        if name == "shard_map" and leaves_axes(equation):
+            return region_in_dims(self, equation, operands)
         if name in BLOCKS:
             return BLOCKS[name](self, equation, operands)
         if name in MADE_OF_OTHERS:
@@ -174,6 +176,19 @@ class Tracing(Emitter):
             return [self.constrained(*pair) for pair in zip(results, outs, strict=True)]
         return equation_values(self, equation, operands)
 
+    def knows(self, name: str) -> bool:
+        """Whether a primitive has a rule."""
+        known = (RULES, MADE_OF_OTHERS, CALLS, BLOCKS, IDENTITIES, CONSTRAINTS)
+        return name in ("optimization_barrier", "platform_index", "custom_linear_solve") or any(
+            name in names for names in known
+        )
+
+    def mesh_like(self, mesh: AnyMesh) -> Mesh:
+        """A mesh of JAX as ours; one without devices that has the axes of the program's is that."""
+        ours = mesh_of(mesh)
+        own = self.program.mesh
+        return own if isinstance(mesh, AbstractMesh) and ours.axes == own.axes else ours
+
     def closed(self, called: Any, operands: Sequence[Value]) -> list[Value]:
         """The results of a jaxpr that may have constants of its own."""
         if not hasattr(called, "consts"):
@@ -189,7 +204,8 @@ class Tracing(Emitter):
         """The value, from here on in a sharding, where it says one."""
         if not isinstance(sharding, NamedSharding):
             return value
-        return self.program.constrain(self.copy(value), sharding_of(sharding, None, len(value.shape)))
+        said = sharding_of(sharding, None, len(value.shape))
+        return self.program.constrain(self.copy(value), replace(said, mesh=self.mesh_like(sharding.mesh)))
 
     def barrier(self, value: Value, held: bool = True) -> Value:
         """The value again, which a compiler takes for another, and makes when all others of its barrier are there."""
@@ -198,14 +214,6 @@ class Tracing(Emitter):
     def copy(self, value: Value, **fields: Any) -> Value:
         """The value again, under a name of its own."""
         return self.emit("copy", [value], [labels(len(value.shape))] * 2, self.aval(value), **fields)
-
-
-def _asked(equation: Any) -> Any:
-    """The sharding that a primitive asks for."""
-    params = equation.params
-    if "sharding" in params:
-        return params["sharding"]
-    return params["reshard"].asked if "reshard" in params else params.get("dst_sharding")
 
 
 def _sharding_of_aval(aval: Any) -> Any:

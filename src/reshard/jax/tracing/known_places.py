@@ -6,7 +6,8 @@ reads neighbours as every slice does.
 
     gather of rows i, i + 1, ...            a slice, or a roll where they go on behind the last at the first
     gather of a few runs                    slices one after another, as of neighbours but for the ends
-    gather of rows i + j, of few j          slices side by side
+    gather of rows i + j, of few j          slices side by side, or what goes round or stays at the ends
+    slice of what is joined                 what is joined of slices
     gather, dynamic slice of one part       a slice
     scatter of one part, or of every few    a pad of it, chosen where it is put, or combined with what is there
     what is turned round and back           the same work from the other end (`turning`)
@@ -26,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from math import prod
+from operator import le
 from typing import Any, NamedTuple
 
 import jax
@@ -36,6 +38,7 @@ from jax.extend.core import Literal, Primitive
 from reshard.dtypes import identity
 from reshard.jax.tracing.centring import Centred, joined
 from reshard.jax.tracing.evaluation import results_of
+from reshard.jax.tracing.pieces import Piece, alike, is_along, joining, pieces_of, sliced_from
 from reshard.jax.tracing.turning import Turning
 from reshard.operations.pattern import Shape
 
@@ -70,6 +73,10 @@ class Lattice(NamedTuple):
         """Places side by side, of a part that has all dims."""
         return cls(tuple(start), (1,) * len(shape), tuple(shape), tuple(range(len(shape))))
 
+    def is_part(self, whole: Shape) -> bool:
+        """Whether they are several in some dim, but not all: single ones are put by the device that has them."""
+        return any(1 < size < full for size, full in zip(self.shape, whole, strict=True))
+
     def spread(self, part: Any, whole: Shape, blank: Any) -> Any:
         """A part at its places in a tensor of one value elsewhere."""
         part = lax.reshape(lax.transpose(part, self.axes), self.shape)
@@ -90,6 +97,15 @@ class Lattice(NamedTuple):
             inside = is_known if inside is None else inside & is_known
         other = other.astype(whole.dtype)
         return other if inside is None else lax.select(inside, other, whole)
+
+
+class Near(NamedTuple):
+    """A slice that is put near to where it was."""
+
+    source: Any
+    """The tensor of which it is."""
+    shifts: tuple[int, ...]
+    """How far it is put, per dim."""
 
 
 class Line(NamedTuple):
@@ -140,6 +156,8 @@ class KnownPlaces:
             return self._scatter(equation)
         if name == "concatenate":
             return self._joined(equation)
+        if name == "slice":
+            return self._part(equation)
         if name == "rev":
             return self._turned_back(equation)
         return equation
@@ -212,6 +230,8 @@ class KnownPlaces:
             return equation
         if name == "scatter":
             return self._put_at(equation, 2, lattice)
+        if not lattice.is_part(base.aval.shape):
+            return equation
         combining, reduction = COMBINED[name]
         blank = identity(reduction, np.dtype(update.aval.dtype))
         centred = self._centred(update, lattice, base.aval.shape)
@@ -225,7 +245,7 @@ class KnownPlaces:
         )
 
     def _lattice(self, numbers: Any, index: Any, update: Shape, base: Shape) -> Lattice | None:
-        """Where a scatter puts a part, if that is known, inside, and worth it."""
+        """Where a scatter puts a part, if that is known, and inside."""
         places = None if numbers.operand_batching_dims else self.number(index)
         if places is None or not places.size or not prod(update):
             return None
@@ -244,10 +264,9 @@ class KnownPlaces:
                 axes.append(axis)
         ends = zip(start, shape, step, base, strict=True)
         inside = all(first >= 0 and first + (size - 1) * apart < full for first, size, apart, full in ends)
-        is_part = any(1 < size < full for size, full in zip(shape, base, strict=True))
         rest = [axis for axis in range(len(update)) if axis not in axes]
         is_once = len({*axes}) == len(axes) and all(update[axis] == 1 for axis in rest)
-        if not (inside and is_part and is_once):
+        if not (inside and is_once):
             return None
         return Lattice(tuple(start), tuple(step), tuple(shape), (*axes, *rest))
 
@@ -258,19 +277,54 @@ class KnownPlaces:
         centred = Centred(self.makers, lattice.start, atom.aval.shape, whole, lattice.step)
         return centred if centred.is_made_of_slices(atom) else None
 
+    def _near(self, atom: Any, lattice: Lattice, whole: Shape) -> Near | None:
+        """A slice that is put no farther than it is long; None of what is none, or is put elsewhere."""
+        sliced = None if {*lattice.step} != {1} else sliced_from(self.makers, atom, whole)
+        if sliced is None or [*lattice.axes] != sorted(lattice.axes):
+            return None
+        source, first = sliced
+        shifts = tuple(int(there - here) for there, here in zip(lattice.start, first, strict=True))
+        return Near(source, shifts) if all(map(le, map(abs, shifts), lattice.shape)) else None
+
     def _put_at(self, equation: Any, part: int, lattice: Lattice) -> Any:
         """A part put at its place, computed there where it is made of slices."""
         base, atom = equation.invars[0], equation.invars[part]
+        near = self._near(atom, lattice, base.aval.shape)
+        if near is not None:
+            source, shifts = near
+            dims = range(len(shifts))
+            return in_place_of(
+                equation, [base, source], lambda x, y: lattice.chosen(x, jax.numpy.roll(y, shifts, dims))
+            )
         centred = self._centred(atom, lattice, base.aval.shape)
         if centred is None:
             return in_place_of(equation, [base, atom], lambda x, y: lattice.chosen(x, lattice.spread(y, x.shape, 0)))
         made, places = centred.function(atom), [*centred.sources]
         return in_place_of(equation, [base, *places], lambda x, *arrays: lattice.chosen(x, made(*arrays)))
 
+    def _part(self, equation: Any) -> Any:
+        """A part of what is joined, as parts of what that is joined of."""
+        (source,), params = equation.invars, equation.params
+        atom = alike(self.makers, source)
+        maker = None if isinstance(atom, Literal) else self.makers.get(atom)
+        if maker is None or str(maker.primitive) != "concatenate" or not is_along(equation, maker.params["dimension"]):
+            return equation
+        dim = int(maker.params["dimension"])
+        ends = (int(params[key][dim]) for key in ("start_indices", "limit_indices"))
+        return self._of_pieces(equation, pieces_of(self.makers, atom, dim, *ends), dim)
+
+    def _of_pieces(self, equation: Any, pieces: Sequence[Piece] | None, dim: int) -> Any:
+        """What is joined of pieces, in place of an equation."""
+        return in_place_of(equation, *joining(pieces, equation.outvars[0].aval.shape, dim)) if pieces else equation
+
     def _joined(self, equation: Any) -> Any:
         """What is joined, each part computed in all places where all are made of slices, and chosen in its own."""
-        parts, whole = equation.invars, equation.outvars[0].aval.shape
-        centred = joined(self.makers, parts, equation.params["dimension"], whole)
+        parts, whole, dim = equation.invars, equation.outvars[0].aval.shape, int(equation.params["dimension"])
+        if any(str(self.makers[part].primitive) in ("concatenate", "rev") for part in parts if part in self.makers):
+            pieces = pieces_of(self.makers, equation.outvars[0], dim, 0, whole[dim])
+            if pieces and any(piece.atom not in parts for piece in pieces):
+                return self._of_pieces(equation, pieces, dim)
+        centred = joined(self.makers, parts, dim, whole)
         if centred is None:
             return equation
         sources = [*dict.fromkeys(source for each in centred for source in each.sources)]
@@ -342,36 +396,63 @@ def _rows(equation: Any, dim: int, places: list[int], table: Shape) -> Any:
     if {step % table[dim] for step in steps} == {1}:
         params = {"dims": (dim,), "shifts": (-places[0] % table[dim],), "sizes": (len(places),)}
         return equation.replace(primitive=ROLL, invars=equation.invars[:1], params=params)
-    ends = [
-        0,
-        *(place for place, (before, after) in enumerate(pairwise(places), 1) if after != before + 1),
-        len(places),
-    ]
-    if len(ends) - 1 > MOST_RUNS:
+    runs = _runs(places)
+    if len(runs) > MOST_RUNS:
         return equation
-    runs = [(places[start], places[stop - 1] + 1) for start, stop in pairwise(ends)]
-    return in_place_of(
-        equation,
-        equation.invars[:1],
-        lambda x: lax.concatenate([lax.slice_in_dim(x, *run, axis=dim) for run in runs], dim),
-    )
+
+    def joined_runs(x: Any) -> Any:
+        parts = []
+        for first, length, step in runs:
+            part = lax.slice_in_dim(x, first, first + (length if step else 1), axis=dim)
+            parts.append(jax.numpy.broadcast_to(part, (*x.shape[:dim], length, *x.shape[dim + 1 :])))
+        return lax.concatenate(parts, dim)
+
+    return in_place_of(equation, equation.invars[:1], joined_runs)
+
+
+class Run(NamedTuple):
+    """Places that follow each other, or one that comes several times."""
+
+    first: int
+    length: int
+    step: int
+
+
+def _runs(places: Sequence[int]) -> list[Run]:
+    """What places are one after another; a place that comes twice ends one run and begins the next.
+
+    >>> _runs([0, 0, 0, 1, 2])
+    [Run(first=0, length=3, step=0), Run(first=1, length=2, step=1)]
+    >>> _runs([0, 0, 1, 2])
+    [Run(first=0, length=1, step=1), Run(first=0, length=3, step=1)]
+    """
+    runs = [Run(int(places[0]), 1, 1)]
+    for place in map(int, places[1:]):
+        first, length, step = runs[-1]
+        following = place - (first + (length - 1) * step)
+        if following == step or (length == 1 and following == 0):
+            runs[-1] = Run(first, length + 1, following)
+        elif (length, step, following) == (2, 0, 1):
+            runs[-1:] = [Run(first, 1, 1), Run(first, 2, 1)]
+        else:
+            runs.append(Run(place, 1, 1))
+    return runs
 
 
 def _sides(equation: Any, dim: int, places: Any, table: Shape) -> Any:
-    """Rows of which each number of few names some that follow each other, as slices side by side."""
+    """Rows of which each number of few names a line of its own, as such lines side by side."""
     few = int(np.argmin(places.shape))
     lines = np.moveaxis(places, few, 0)
-    steps = np.diff(lines, axis=1)
-    if not steps.size or (steps != steps.flat[0]).any() or steps.flat[0] < 1:
+    if any(not _is_line(line, table[dim]) for line in lines):
         return equation
-    step = int(steps.flat[0])
+    return in_place_of(
+        equation,
+        equation.invars[:1],
+        lambda x: jax.numpy.stack([jax.numpy.take(x, line, dim, mode="clip") for line in lines], dim + few),
+    )
 
-    def sides(x: Any) -> Any:
-        parts = []
-        for line in lines.tolist():
-            start, stop, strides = [0] * len(table), list(table), [1] * len(table)
-            start[dim], stop[dim], strides[dim] = line[0], line[-1] + 1, step
-            parts.append(lax.slice(x, start, stop, strides))
-        return jax.numpy.stack(parts, dim + few)
 
-    return in_place_of(equation, equation.invars[:1], sides)
+def _is_line(places: Any, size: int) -> bool:
+    """Whether places are evenly apart, going round, or run on but for the ends."""
+    steps = {*(np.diff(places) % size).tolist()}
+    return len(steps) == 1 or len(_runs(places)) <= MOST_RUNS

@@ -25,7 +25,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from reshard.errors import ReshardError
-from reshard.jax.jax_shardings import mesh_of, sharding_of
+from reshard.jax.jax_shardings import sharding_of
 from reshard.jax.tracing.emitter import CALLS, TileFunction
 from reshard.jax.tracing.evaluation import results_of, values_of
 from reshard.jax.tracing.inside import received_inside
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 SAME = ("pvary", "sharding_constraint", "reshard")
 """Primitives whose results are their operands, where all axes are manual and nothing is checked."""
+CONSTRAINTS = ("sharding_constraint", "reshard_by_plan", "reshard_by_plan_when_known", "reshard")
+"""Primitives that say how a value is sharded."""
 BLOCKS = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 """Primitives whose jaxprs run often, or not at all, and the parameters that have them."""
 
@@ -118,7 +120,7 @@ def is_manual(label: str) -> bool:
 def shard_map(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """The results of a region of JAX, which runs on every device by itself along the manual axes."""
     params = equation.params
-    mesh = mesh_of(params["mesh"])
+    mesh = tracing.mesh_like(params["mesh"])
     manual = [name for name in mesh.sizes if name in params["newly_manual_axes"]]
     ins = [sharding_of(spec, mesh, len(value.shape)) for spec, value in zip(params["in_specs"], operands, strict=True)]
     outs = [sharding_of(spec, mesh, v.aval.ndim) for spec, v in zip(params["out_specs"], equation.outvars, strict=True)]
@@ -222,6 +224,14 @@ class Body:
         """The jaxpr of a loop or a branch, with the names of the axes here."""
         avals = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in closed.jaxpr.invars]
         return jax.make_jaxpr(lambda *arguments: self.run(closed.jaxpr, arguments, closed.consts))(*avals)
+
+
+def asked_sharding(equation: Any) -> Any:
+    """The sharding that a primitive asks for."""
+    params = equation.params
+    if "sharding" in params:
+        return params["sharding"]
+    return params["reshard"].asked if "reshard" in params else params.get("dst_sharding")
 
 
 def _alone(equation: Any, operands: Sequence[Any]) -> list[Any]:

@@ -8,6 +8,6 @@ true, `sinking` makes masks within the loops that are handed them, `band_blocks`
 from __future__ import annotations
 
 from reshard.jax.tracing.bands.banding import in_bands
-from reshard.jax.tracing.bands.planes import flattened, inlined, only_moves
+from reshard.jax.tracing.bands.planes import flattened, inlined
 
-__all__ = ["flattened", "in_bands", "inlined", "only_moves"]
+__all__ = ["flattened", "in_bands", "inlined"]

@@ -14,7 +14,7 @@ By hand, of 4 x 4 scores into which a mask of 4 columns is repeated:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import prod
 from typing import Any, NamedTuple
 
@@ -25,7 +25,6 @@ from jax.extend.core import Literal
 from jax.sharding import NamedSharding
 
 from reshard.jax.tracing.equations import ELEMENTWISE
-from reshard.jax.tracing.turning import RUNNING
 
 INLINED = {
     "jit": "jaxpr",
@@ -68,13 +67,12 @@ class Flat(NamedTuple):
     results: list[Any]
 
 
-def flattened(jaxpr: Any, consts: Iterable[Any], only: Callable[[Any], bool] | None = None) -> Flat:
+def flattened(jaxpr: Any, consts: Iterable[Any]) -> Flat:
     """A jaxpr with its calls taken apart, as far as these say nothing about shardings.
 
     Args:
         jaxpr: of any function.
         consts: its constants.
-        only: of a called jaxpr, whether it is to be; without it each is.
     """
     flat = Flat([], dict(zip(jaxpr.constvars, consts, strict=True)), [])
 
@@ -85,7 +83,7 @@ def flattened(jaxpr: Any, consts: Iterable[Any], only: Callable[[Any], bool] | N
         for equation in inner.eqns:
             operands = [renamed(atom) for atom in equation.invars]
             called = inlined(equation)
-            if called is not None and (only is None or only(called)):
+            if called is not None:
                 body, constants = (called.jaxpr, called.consts) if hasattr(called, "consts") else (called, ())
                 known = {var: Var(var.aval) for var in body.constvars}
                 flat.constants.update(zip(known.values(), constants, strict=True))
@@ -99,25 +97,6 @@ def flattened(jaxpr: Any, consts: Iterable[Any], only: Callable[[Any], bool] | N
 
     flat.results.extend(add(jaxpr, {}, is_called=False))
     return flat
-
-
-MOVING = frozenset(
-    [*RESHAPED, "broadcast_in_dim", "concatenate", "convert_element_type", "gather", "pad", "rev", "slice", "split"]
-)
-"""Primitives that put elements elsewhere, and do nothing else."""
-
-
-def only_moves(called: Any) -> bool:
-    """Whether a called jaxpr, and what that calls, only puts elements elsewhere, or runs along a dim.
-
-    Numbers of places may be computed for that.
-    """
-    for equation in getattr(called, "jaxpr", called).eqns:
-        inner, name = inlined(equation), str(equation.primitive)
-        is_number = name in ELEMENTWISE and all(var.aval.dtype.kind in "ib" for var in equation.outvars)
-        if not (only_moves(inner) if inner is not None else is_number or name in MOVING | RUNNING):
-            return False
-    return True
 
 
 def inlined(equation: Any) -> Any:

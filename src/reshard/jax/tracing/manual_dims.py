@@ -1,0 +1,294 @@
+"""Regions over some axes of a mesh alone: what devices do each by themselves, as dims of the program.
+
+Along a manual axis every device has a value of its own; here these values stand in a dim before the others, as `vmap`
+would have it, and what devices say to each other is what `vmap` makes of a collective: a sum over that dim, a
+transposition, a roll.
+So the body is of known operations, and the axes that the region does not name cut what is cheapest, as outside.
+
+By hand, `psum` over x of size 4 of a region that takes `P("x")` of 8 x 6 is the sum over the first dim of 4 x 2 x 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from itertools import chain
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax._src.interpreters import partial_eval as pe
+from jax._src.pjit import sharding_constraint_p
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.sharding import AbstractMesh, AxisType
+
+from reshard.jax.tracing.bands.sinking import REMATERIALIZED
+from reshard.jax.tracing.dims_of_devices import alike_p, among_devices, apart_p, in_groups, sent
+from reshard.jax.tracing.emitter import is_key
+from reshard.jax.tracing.evaluation import literal_array, results_of
+from reshard.jax.tracing.regions import CONSTRAINTS, Body, asked_sharding
+from reshard.propagation import Value
+from reshard.sharding import Sharding
+
+if TYPE_CHECKING:
+    from reshard.jax.tracing.functions import Tracing
+
+
+Values = Sequence[Any]
+Cuts = tuple[tuple[str, ...], ...]
+"""Per dim of a tensor the manual axes that cut it, major to minor."""
+
+
+_AMONG_DEVICES = """
+all_gather all_gather_invariant all_to_all axis_index pmax pmin ppermute psum psum_invariant pvary reduce_scatter
+shard_map
+"""
+AMONG_DEVICES = frozenset(_AMONG_DEVICES.split())
+"""Primitives that mean something to a dim of devices."""
+BY_THEMSELVES = ("ragged_dot_general",)
+"""Primitives with a rule for what one device does, and none for many at once."""
+UNKNOWN = frozenset(["ragged_all_to_all", "pbroadcast", "psend", "precv", "preduced", "unreduced_psum"])
+"""Those that have no meaning there."""
+
+
+def leaves_axes(equation: Any) -> bool:
+    """Whether a region names some axes of its mesh, not all, and only does along them what dims can do."""
+    params = equation.params
+    left = [name for name, size in params["mesh"].shape.items() if size > 1 and name not in params["newly_manual_axes"]]
+    return bool(left) and not any(map(_is_unknown, _equations_of(params["jaxpr"])))
+
+
+def _equations_of(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        yield equation
+        for called in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            if hasattr(called, "eqns"):
+                yield from _equations_of(getattr(called, "jaxpr", called))
+
+
+def _is_unknown(equation: Any) -> bool:
+    is_grouped = equation.params.get("axis_index_groups") is not None
+    return str(equation.primitive) in UNKNOWN or (is_grouped and len(axes_of(equation)) > 1)
+
+
+def region_in_dims(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """The results of a region whose axes are dims of the program; where it begins and ends it is cut as it says."""
+    params, mesh = equation.params, tracing.mesh_like(equation.params["mesh"])
+
+    def cut(value: Value, spec: Any) -> Value:
+        dims = [(*axes, "?") for axes in cuts_of(spec, len(value.shape), params["newly_manual_axes"])]
+        return tracing.program.constrain(value, Sharding.of(mesh, *dims))
+
+    own = [
+        value if is_key(tracing.aval(value).dtype) else cut(tracing.copy(value), spec)
+        for value, spec in zip(operands, params["in_specs"], strict=True)
+    ]
+    rewriting = Rewriting(tracing.knows)
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        closed = jax.make_jaxpr(lambda *arrays: rewriting.region(equation, arrays))(*map(tracing.aval, own))
+    results = tracing.closed(closed, own)
+    return [
+        value if is_key(tracing.aval(value).dtype) else cut(tracing.copy(value), spec)
+        for value, spec in zip(results, params["out_specs"], strict=True)
+    ]
+
+
+class Rewriting(Body):
+    """The body of a region under one `vmap` per manual axis."""
+
+    def __init__(self, has_rule: Callable[[str], bool]) -> None:
+        """As told by the names of primitives that are known."""
+        super().__init__({})
+        self.has_rule = has_rule
+        self.order: list[str] = []
+        """The axes of the region and of those around it, in the order of the mesh."""
+
+    def region(self, equation: Any, operands: Values) -> list[Any]:
+        """The results of a region of whole operands; of one that stands in another, of those of a device."""
+        params = equation.params
+        mesh = params["mesh"].shape
+        sizes = {name: size for name, size in mesh.items() if name in params["newly_manual_axes"]}
+        self.order = [name for name in mesh if name in {*self.order, *sizes}]
+        ins = [cuts_of(spec, x.ndim, sizes) for spec, x in zip(params["in_specs"], operands, strict=True)]
+        outs = [
+            cuts_of(spec, var.aval.ndim, sizes) for spec, var in zip(params["out_specs"], equation.outvars, strict=True)
+        ]
+
+        def body(_: Any, arguments: Values) -> list[Any]:
+            results = self.run(params["jaxpr"], arguments)
+            return [self.alike(result, sizes, cuts) for result, cuts in zip(results, outs, strict=True)]
+
+        for axis, size in reversed(sizes.items()):
+            cut = [0 if axis in chain(*cuts) else None for cuts in ins]
+            kept = [0 if axis in chain(*cuts) else None for cuts in outs]
+            body = jax.vmap(body, in_axes=(0, cut), out_axes=kept, axis_name=axis, axis_size=size)
+        numbers = np.zeros(tuple(sizes.values()), np.int32)  # so that there is something with the dims of all axes
+        results = body(numbers, [parted(x, cuts, sizes) for x, cuts in zip(operands, ins, strict=True)])
+        return [whole_again(x, cuts, sizes) for x, cuts in zip(results, outs, strict=True)]
+
+    def alike(self, result: Any, sizes: Mapping[str, int], cuts: Cuts) -> Any:
+        """A result, which is said to be the same along the axes that do not cut it."""
+        for axis in sizes:
+            if axis not in chain(*cuts):
+                result = alike_p.bind(result, axis=axis)
+        return result
+
+    def equation(self, equation: Any, operands: Values) -> list[Any]:
+        """What an equation gives, for all devices at once."""
+        name, params = str(equation.primitive), equation.params
+        if name == "shard_map":
+            return self.region(equation, operands)
+        if name == "ppermute":
+            axes = [axis for axis in self.order if axis in axes_of(equation)]  # as JAX counts devices there
+            return [among_devices(partial(sent, perm=params["perm"]), operands[0], axes)]
+        if params.get("axis_index_groups") is not None:
+            return [self.in_groups(equation, x) for x in operands]
+        if name in ("all_gather", "all_gather_invariant", "reduce_scatter") and len(axes_of(equation)) > 1:
+            return [self.one_by_one(equation, operands[0])]
+        if name in CONSTRAINTS:
+            return [held(operands[0], asked_sharding(equation))]
+        if name in REMATERIALIZED:
+            called = self.renamed(ClosedJaxpr(params["jaxpr"], ()))
+            inner = pe.convert_constvars_jaxpr(called.jaxpr)
+            held_back = params["prevent_cse"]
+            if isinstance(held_back, tuple):
+                held_back = (*[False] * len(called.consts), *held_back)
+            changed = {**params, "jaxpr": inner, "prevent_cse": held_back}
+            return results_of(equation, [*called.consts, *operands], changed)
+        if name in BY_THEMSELVES or (name not in AMONG_DEVICES and not self.has_rule(name)):
+            alone = placeless(_on_no_mesh(equation)).replace(ctx=equation.ctx)
+            return list(apart_p.bind(*operands, equation=alone, axes=((),) * len(operands), sizes=()))
+        return super().equation(placeless(equation), operands)
+
+    def in_groups(self, equation: Any, x: Any) -> Any:
+        """A collective among some devices of an axis, as one among all of another."""
+        (axis,), groups = axes_of(equation), equation.params["axis_index_groups"]
+        key, name = "axes" if "axes" in equation.params else "axis_name", f"{axis} in groups"
+        params = {**equation.params, key: (name,), "axis_index_groups": None}
+
+        def of_group(x: Any) -> Any:
+            return results_of(equation, [x], params)[0]
+
+        return among_devices(partial(in_groups, of_group, groups, name), x, [axis])
+
+    def one_by_one(self, equation: Any, x: Any) -> Any:
+        """A collective over several axes, which is one over each."""
+        params, axes = equation.params, axes_of(equation)
+        if str(equation.primitive) == "reduce_scatter":
+            dim, tiled = params["scatter_dimension"], params["tiled"]
+            sizes = [lax.axis_size(axis) for axis in axes]
+            if not tiled:
+                x = lax.reshape(x, (*x.shape[:dim], *sizes, *x.shape[dim + 1 :]))
+            for axis in axes:
+                x = lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=tiled)
+            return x
+        dim, tiled = params["all_gather_dimension"], params["tiled"]
+        shape = equation.outvars[0].aval.shape
+        for axis in reversed(axes):
+            x = lax.all_gather(x, axis, axis=dim, tiled=tiled)
+        return lax.reshape(x, shape)
+
+
+def axes_of(equation: Any) -> tuple[str, ...]:
+    """The axes along which a collective goes."""
+    named = equation.params.get("axes", equation.params.get("axis_name"))
+    return named if isinstance(named, tuple) else (named,)
+
+
+def placeless(equation: Any) -> Any:
+    """An equation that says nothing of how its results lie."""
+    params = {key: _placeless(value) for key, value in equation.params.items()}
+    return equation.replace(params=params)
+
+
+def _placeless(said: Any) -> Any:
+    if type(said) is tuple:
+        return tuple(map(_placeless, said))
+    if isinstance(said, jax.core.ShapedArray):
+        return jax.core.ShapedArray(said.shape, said.dtype)
+    return None if isinstance(said, jax.NamedSharding) else said
+
+
+class Anywhere:
+    """The context of an equation that runs on whatever mesh there is, where it stood on another."""
+
+    def __init__(self, context: Any) -> None:
+        """As another context but for its mesh."""
+        self.context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.context, name)
+
+    @property
+    def manager(self) -> Any:
+        """In what it runs: what is there."""
+        return nullcontext()
+
+
+def on_no_mesh(jaxpr: Any) -> Any:
+    """The jaxpr of a kernel, or what else is a parameter, which may run on another mesh than it was traced on."""
+    if isinstance(jaxpr, ClosedJaxpr):
+        return jaxpr.replace(jaxpr=on_no_mesh(jaxpr.jaxpr))
+    if not isinstance(jaxpr, Jaxpr):
+        return jaxpr
+    return jaxpr.replace(eqns=[_on_no_mesh(each) for each in jaxpr.eqns])
+
+
+def _on_no_mesh(equation: Any) -> Any:
+    params = {key: on_no_mesh(value) for key, value in equation.params.items()}
+    invars = [_placeless_literal(atom) if isinstance(atom, Literal) else atom for atom in equation.invars]
+    return equation.replace(invars=invars, params=params, ctx=Anywhere(equation.ctx))
+
+
+def _placeless_literal(literal: Any) -> Literal:
+    return Literal(literal_array(literal), jax.core.ShapedArray(literal.aval.shape, literal.aval.dtype))
+
+
+def held(x: Any, sharding: Any) -> Any:
+    """A value as the region wants it along the axes that it leaves; the others are dims by themselves."""
+    if not isinstance(sharding, jax.NamedSharding):
+        return x
+    mesh = sharding.mesh
+    free = jax.sharding.AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.shape))
+    return sharding_constraint_p.bind(
+        x,
+        sharding=jax.NamedSharding(free, jax.P(*sharding.spec)),
+        layout=None,
+        context_mesh=free,
+        unconstrained_dims=frozenset(),
+    )
+
+
+def cuts_of(spec: Any, ndim: int, axes: Mapping[str, int]) -> Cuts:
+    """The axes among these that a spec cuts dims by."""
+    entries = [entry if isinstance(entry, tuple) else (entry,) for entry in spec]
+    dims = [*entries, *[()] * (ndim - len(entries))]
+    return tuple(tuple(name for name in names if name in axes) for names in dims)
+
+
+def parted(x: Any, cuts: Cuts, sizes: Mapping[str, int]) -> Any:
+    """A whole tensor with a dim before the others for each axis that cuts it, in the order of the axes."""
+    shape: list[int] = []
+    places: dict[str, int] = {}
+    own: list[int] = []
+    for size, axes in zip(x.shape, cuts, strict=True):
+        for axis in axes:
+            places[axis] = len(shape)
+            shape.append(sizes[axis])
+        own.append(len(shape))
+        shape.append(size // prod(sizes[axis] for axis in axes))
+    return lax.transpose(lax.reshape(x, shape), [*(places[axis] for axis in sizes if axis in places), *own])
+
+
+def whole_again(x: Any, cuts: Cuts, sizes: Mapping[str, int]) -> Any:
+    """The tensor of which that is the form."""
+    leading = [axis for axis in sizes if axis in chain(*cuts)]
+    order: list[int] = []
+    shape: list[int] = []
+    for dim, axes in enumerate(cuts):
+        order += [*(leading.index(axis) for axis in axes), len(leading) + dim]
+        shape.append(prod(x.shape[place] for place in order[-1 - len(axes) :]))
+    return lax.reshape(lax.transpose(x, order), shape)
