@@ -153,6 +153,10 @@ FEATURES: dict[str, Callable[[Any], Any]] = {
     "scan": scanned,
     "fori loop": looped,
     "while loop": until,
+    "while loops in a batch": jax.vmap(lambda row: lax.while_loop(lambda s: s.sum() < 5, lambda s: s + 0.5, row)),
+    "loops of their own lengths": jax.vmap(
+        lambda row: lax.fori_loop(0, (jnp.abs(row[0]) * 3).astype(int), lambda n, s: s * 0.5 + n, row)
+    ),
     "map": lambda x: lax.map(lambda row: row * row.sum(), x),
     "cond": lambda x: lax.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, x),
     "switch": lambda x: lax.switch(2, [lambda x: x, lambda x: -x, lambda x: x[::-1]], x),

@@ -78,6 +78,14 @@ def around(x: Any, inside: Any) -> Any:
     return (x[places] * jnp.arange(1.0, 4)[:, None]).sum(1)
 
 
+def gathered(q: Any, k: Any, v: Any) -> Any:
+    """Attention to the seven rows before and the own, by their numbers."""
+    places = jnp.arange(512)[:, None] - jnp.arange(8)
+    inside = jnp.maximum(places, 0)
+    scores = jnp.where(places >= 0, jnp.einsum("qd,qwd->qw", q, k[inside]), -1e9)
+    return jnp.einsum("qw,qwd->qd", jax.nn.softmax(scores), v[inside])
+
+
 def numbers(x: Any) -> Any:
     return (jnp.abs(x) * 100).astype(int) % 1024
 
@@ -172,6 +180,7 @@ def habits() -> dict[str, Case]:
         "sums of differences": one(lambda x: jnp.cumsum(jnp.diff(x, axis=0, prepend=0.0), 0), least=512),
         "neighbours by numbers that are clipped": one(lambda x: around(x, jnp.clip), least=512),
         "neighbours by numbers that go round": one(lambda x: around(x, lambda n, *_: n % 1024), least=512),
+        "attention to gathered neighbours": Case(gathered, ((512, 16),) * 3, (CUT,) * 3),
         "first row as the second": one(lambda x: jnp.tanh(x).at[0].set(jnp.tanh(x)[1]), least=256),
         "sum from behind by turning round": one(lambda x: jnp.cumsum(x[::-1], 0)[::-1], least=256),
         "scan from behind": one(lambda x: lax.associative_scan(jnp.maximum, x, reverse=True)),

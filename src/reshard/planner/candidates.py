@@ -84,7 +84,7 @@ def collectives(prices: RoutePrices) -> Iterator[Route]:
     """The chain of collectives that receives least; not all ends have one."""
     with suppress(ReshardError):
         if prices.by_digits:
-            yield Route(fewest_bytes_middles(prices.reshard))
+            yield Route(fewest_bytes_middles(prices.reshard, prices.is_one_collective()))
         else:
             yield Route(steps=fewest_bytes_chain(prices.reshard)[0])
 
@@ -191,8 +191,10 @@ def detours(reshard: Reshard, boundaries: Sequence[int] = (), hosts: Collection[
 def _combined_inside(source: Sharding, middle: Sharding, boundary: int) -> Sharding | None:
     """What lies between partial values and where they are combined: combined inside hosts alone.
 
-    What hosts are to have of a device lies on it as blocks with a stride; None where that is one of the ends.
+    What hosts are to have of a device lies on it as blocks with a stride; None where values are partial inside hosts
+    alone, or between them alone.
 
+    >>> from reshard.mesh import Mesh
     >>> mesh = Mesh.of(h=2, g=4)
     >>> source, middle = Sharding.of(mesh, None, unreduced=("h", "g")), Sharding.of(mesh, ("h", "g"))
     >>> print(_combined_inside(source, middle, 4).text())

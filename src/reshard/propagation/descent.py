@@ -16,7 +16,7 @@ import numpy as np
 from reshard.propagation.model import Model
 from reshard.propagation.nodes import Edge, Node, Variable
 from reshard.propagation.space import Costs
-from reshard.propagation.trees import Table, tree_cost
+from reshard.propagation.trees import Table
 
 NEAR = 3
 """How many options of a value are priced exactly at a time."""
@@ -93,17 +93,16 @@ class Descent:
 
     def leaving(self, node: Node, but: Edge | None = None) -> Costs:
         """Per layout of an operation, what it takes to bring its result to where it is kept, or to keep it as made."""
-        cost = np.zeros(len(node.layouts))
+        costs = []
         for edge in node.makes:
             if edge is not but:
-                kept, made = self.options[id(edge.variable)], edge.picks.numbers
-                moved = edge.moved(kept)
+                kept, moved = self.options[id(edge.variable)], edge.moved(self.options[id(edge.variable)])
                 if edge.variable.follows:
-                    rent = edge.variable.rent
+                    made, rent = edge.picks.numbers, edge.variable.rent
                     instead = 0.0 if rent is None else rent[made] - rent[kept]
-                    moved = np.where(np.isin(made, edge.variable.domain), np.minimum(moved, instead), moved)
-                cost += moved
-        return cost
+                    moved = np.where(edge.may_stay, np.minimum(moved, instead), moved)
+                costs.append(moved)
+        return costs[0] if len(costs) == 1 else np.asarray(sum(costs, np.zeros(len(node.layouts))))
 
     def _following(self, nodes: Iterable[Node], layouts: Mapping[int, int]) -> dict[int, int]:
         """The options of results that nothing reads, where they are to be kept as other layouts make them."""
@@ -123,10 +122,7 @@ class Descent:
         kept = self.options[id(variable)]
         cost = 0.0 if variable.rent is None else float(variable.rent[kept])
         for (table, times), counts in self.wanted[id(variable)].items():
-            key = kept, frozenset(counts)
-            if key not in table.trees:
-                table.trees[key] = tree_cost(table, kept, sorted(counts))
-            cost += table.trees[key] * times
+            cost += table.all_from(kept, frozenset(counts)) * times
         return cost
 
     def wants(self, variable: Variable) -> dict[tuple[Table, float], frozenset[int]]:

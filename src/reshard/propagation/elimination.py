@@ -137,8 +137,11 @@ class Link:
 
     def seen_from(self, end: End) -> Costs:
         """Per choice of an end and choice of the other, what they pay."""
-        table = self.table if self.picks is None else self.once.make(_of_all_choices, self.table, self.picks)
-        return table if end is self.first else self.once.make(np.transpose, table)
+        return _seen(*self.sides(end))
+
+    def sides(self, end: End) -> tuple[Costs, Picks | None, bool]:
+        """Of what that is made: the table, the options of the second's choices, and whether the end is the first."""
+        return self.table, self.picks, end is self.first
 
     def message_of(self, end: End, handed: Costs) -> Costs:
         """What it costs each choice of the other end at the least, where so much is handed over."""
@@ -167,17 +170,24 @@ def _of_all_choices(table: Costs, picks: Picks) -> Costs:
     return np.asarray(table[:, picks.places])
 
 
-def _sum(*tables: Costs) -> Costs:
-    return np.asarray(sum(tables))
+def _seen(table: Costs, picks: Picks | None, is_first: bool) -> Costs:
+    table = table if picks is None else table[:, picks.places]
+    return table if is_first else table.T
 
 
-def _only(table: Costs) -> Costs:
+def _sum(*sides: Any) -> Costs:
+    """Of links between the same ends what they pay together; three of what is given are of one link."""
+    return np.asarray(sum(_seen(*sides[start : start + 3]) for start in range(0, len(sides), 3)))
+
+
+def _only(*side: Any) -> Costs:
     """What the other's choices pay where there is but one."""
-    return np.asarray(table[0])
+    return np.asarray(_seen(*side)[0])
 
 
-def _by_way_of(before: Costs, cost: Costs, after: Costs) -> Costs:
+def _by_way_of(cost: Costs, *sides: Any) -> Costs:
     """What the choices of two ends pay by way of one between them, in its best choice."""
+    before, after = _seen(*sides[:3]), _seen(*sides[3:])
     arriving = before + cost[:, None]
     return np.asarray(np.minimum.reduce(arriving[:, :, None] + after[:, None, :], axis=0))
 
@@ -223,22 +233,21 @@ def _may_go(end: End) -> bool:
         _merge(end)
     others = [link.other(end) for link in end.links]
     if len(end.choices) == 1 or len(others) < 2:
-        return all(_is_even(link, end) for link in end.links)
-    if len(others) > 2 or others[0] is others[1] or not all(_is_own(link, end) for link in end.links):
+        return not end.copies or all(_is_even(link, end) for link in end.links)
+    if len(others) > 2 or others[0] is others[1] or (end.copies and not all(_is_own(link, end) for link in end.links)):
         return False
     return len(end.choices) * prod(len(other.choices) for other in others) <= MOST_COMBINED
 
 
 def _is_own(link: Link, end: End) -> bool:
     """Whether every copy of an end has one of the links for which one stands."""
-    return link.pairs is None or len(link.pairs) == len(end.copies)
+    return link.pairs is not None and len(link.pairs) == len(end.copies)
 
 
 def _is_even(link: Link, end: End) -> bool:
     """Whether what an end tells the other of a link is the same for all copies of that, whatever the end chooses."""
-    if link.pairs is None:
-        return True
-    return (len(end.choices) == 1 or _is_own(link, end)) and len(link.pairs) % len(link.other(end).copies) == 0
+    often = len(link.pairs or ())
+    return (len(end.choices) == 1 or _is_own(link, end)) and often % len(link.other(end).copies) == 0
 
 
 def _merge(end: End) -> None:
@@ -251,7 +260,7 @@ def _merge(end: End) -> None:
     for (_, pairs), links in to.items():
         if len(links) > 1:
             once, other = links[0].once, links[0].other(end)
-            table = once.make(_sum, *(link.seen_from(end) for link in links))
+            table = once.make(_sum, *(side for link in links for side in link.sides(end)))
             _cut(links)
             Link(end, other, table, times=min(link.times for link in links), once=once).pairs = pairs
 
@@ -267,12 +276,12 @@ def _eliminated(end: End) -> Eliminated:
     _cut(links)
     if len(end.choices) == 1:
         for link in links:
-            _tell(link, end, link.once.make(_only, link.seen_from(end)))
+            _tell(link, end, link.once.make(_only, *link.sides(end)))
     elif len(links) == 1:
         _tell(links[0], end, links[0].message_of(end, end.cost))
     elif links:
         (before, after), times, once = links, min(link.times for link in links), links[0].once
-        table = once.make(_by_way_of, before.seen_from(end), end.cost, after.seen_from(end))
+        table = once.make(_by_way_of, end.cost, *before.sides(end), *after.sides(end))
         pairs, on = before.pairs_from(end), dict(after.pairs_from(end) or ())
         around = None if pairs is None else tuple((there, on[copy]) for copy, there in pairs)
         Link(before.other(end), after.other(end), table, times=times, once=once).pairs = around

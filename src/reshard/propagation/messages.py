@@ -101,8 +101,10 @@ class Level:
                 if voice.picks is not None:
                     places = voice.picks.places
                     heard[row, column, : len(places)] = voice.heard.start + places
-        self._answers = np.array(rows, dtype=np.int64), np.array(columns, dtype=np.int64)
-        """Per voice ahead where in what is heard that stands which it hears: the row, and its end."""
+        self._tellers = np.array(columns, dtype=np.int64)
+        """Per voice ahead its end."""
+        self._answers = np.array(rows, dtype=np.int64) * len(speakers) + self._tellers
+        """Per voice ahead where in what is heard that stands which it hears, row after row."""
         self._picked = [(n, voice.picks) for n, voice in enumerate(self.voices) if voice.picks is not None]
         self.handed = np.zeros((len(self.voices), heard.shape[2]))
         """Per voice and choice of its end what was handed on last."""
@@ -140,7 +142,8 @@ class Level:
         heard = said[self._heard]
         gathered = np.add.reduce(heard)
         if self.voices:
-            self.handed = (gathered * self._part)[self._answers[1]] - heard[self._answers]
+            answers = heard.reshape(-1, heard.shape[2]).take(self._answers, axis=0)
+            self.handed = (gathered * self._part).take(self._tellers, axis=0) - answers
             self.tell(said)
         return np.asarray(gathered)
 
@@ -155,7 +158,7 @@ class Level:
 
     def decide(self, said: Costs, choices: Numbers) -> None:
         """Say what it costs others that ends take some choices."""
-        rows = choices[self._answers[1]]
+        rows = choices[self._tellers]
         for voice, picks in self._picked:
             rows[voice] = picks.places[rows[voice]]
         said[self._goes] = self.stack[rows, np.arange(len(rows))]

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reshard.propagation.space import Costs, Numbers, Options
 from reshard.propagation.trees import Table
@@ -115,6 +117,11 @@ class Edge:
         self.times = often * variable.count
         """How often a reshard is made, of all values that are kept alike."""
         self.key = EdgeKey(node.number, place, variable.number)
+
+    @cached_property
+    def may_stay(self) -> NDArray[np.bool_]:
+        """Per layout whether the variable may be kept as that has it."""
+        return np.isin(self.picks.numbers, self.variable.domain)
 
     def brought(self, there: frozenset[int]) -> Costs:
         """Per layout what it takes to bring an operand where that wants it, from the nearest of some options."""

@@ -7,10 +7,11 @@ where the branch is picked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.extend.core import jaxpr_as_fun
 
 from reshard.propagation import Value
 from reshard.propagation.open_blocks import OpenLoop
@@ -35,6 +36,8 @@ def while_loop(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> li
     """A loop that goes on as long as a function of its carry says so."""
     params = equation.params
     first, stop = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    if params["cond_jaxpr"].out_avals[0].shape:
+        return tracing.closed(_as_one(params, [tracing.aval(value) for value in operands]), operands)
 
     def with_test(state: Sequence[Value]) -> list[Value]:
         return [*tracing.closed(params["cond_jaxpr"], [*operands[:first], *state]), *state]
@@ -44,6 +47,28 @@ def while_loop(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> li
         carries = [tracing.like(start, loop.carry(start)) for start in starts]
         after = with_test(tracing.closed(params["body_jaxpr"], [*operands[first:stop], *carries[1:]]))
         return _last(tracing, loop, carries, after)[1:]
+
+
+def _as_one(params: Mapping[str, Any], avals: Sequence[Any]) -> Any:
+    """The jaxpr of a batch of loops as one, which goes on as long as any does and leaves alone those that do not."""
+    first, stop = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    go_on, turn = (jaxpr_as_fun(params[key]) for key in ("cond_jaxpr", "body_jaxpr"))
+
+    def run(*operands: Any) -> Any:
+        def tests(state: Sequence[Any]) -> Any:
+            (test,) = go_on(*operands[:first], *state)
+            return test
+
+        def body(state: Sequence[Any]) -> list[Any]:
+            test, after = tests(state), turn(*operands[first:stop], *state)
+            return [
+                jax.lax.select(jax.lax.broadcast_in_dim(test, new.shape, range(test.ndim)), new, old)
+                for new, old in zip(after, state, strict=True)
+            ]
+
+        return jax.lax.while_loop(lambda state: tests(state).any(), body, list(operands[stop:]))
+
+    return jax.make_jaxpr(run)(*avals)
 
 
 def _last(tracing: Tracing, loop: OpenLoop, carries: Sequence[Value], after: Sequence[Value]) -> list[Value]:

@@ -396,19 +396,47 @@ def _rows(equation: Any, dim: int, places: list[int], table: Shape) -> Any:
     if {step % table[dim] for step in steps} == {1}:
         params = {"dims": (dim,), "shifts": (-places[0] % table[dim],), "sizes": (len(places),)}
         return equation.replace(primitive=ROLL, invars=equation.invars[:1], params=params)
-    ends = [
-        0,
-        *(place for place, (before, after) in enumerate(pairwise(places), 1) if after != before + 1),
-        len(places),
-    ]
-    if len(ends) - 1 > MOST_RUNS:
+    runs = _runs(places)
+    if len(runs) > MOST_RUNS:
         return equation
-    runs = [(places[start], places[stop - 1] + 1) for start, stop in pairwise(ends)]
-    return in_place_of(
-        equation,
-        equation.invars[:1],
-        lambda x: lax.concatenate([lax.slice_in_dim(x, *run, axis=dim) for run in runs], dim),
-    )
+
+    def joined_runs(x: Any) -> Any:
+        parts = []
+        for first, length, step in runs:
+            part = lax.slice_in_dim(x, first, first + (length if step else 1), axis=dim)
+            parts.append(jax.numpy.broadcast_to(part, (*x.shape[:dim], length, *x.shape[dim + 1 :])))
+        return lax.concatenate(parts, dim)
+
+    return in_place_of(equation, equation.invars[:1], joined_runs)
+
+
+class Run(NamedTuple):
+    """Places that follow each other, or one that comes several times."""
+
+    first: int
+    length: int
+    step: int
+
+
+def _runs(places: Sequence[int]) -> list[Run]:
+    """What places are one after another; a place that comes twice ends one run and begins the next.
+
+    >>> _runs([0, 0, 0, 1, 2])
+    [Run(first=0, length=3, step=0), Run(first=1, length=2, step=1)]
+    >>> _runs([0, 0, 1, 2])
+    [Run(first=0, length=1, step=1), Run(first=0, length=3, step=1)]
+    """
+    runs = [Run(int(places[0]), 1, 1)]
+    for place in map(int, places[1:]):
+        first, length, step = runs[-1]
+        following = place - (first + (length - 1) * step)
+        if following == step or (length == 1 and following == 0):
+            runs[-1] = Run(first, length + 1, following)
+        elif (length, step, following) == (2, 0, 1):
+            runs[-1:] = [Run(first, 1, 1), Run(first, 2, 1)]
+        else:
+            runs.append(Run(place, 1, 1))
+    return runs
 
 
 def _sides(equation: Any, dim: int, places: Any, table: Shape) -> Any:
@@ -426,5 +454,5 @@ def _sides(equation: Any, dim: int, places: Any, table: Shape) -> Any:
 
 def _is_line(places: Any, size: int) -> bool:
     """Whether places are evenly apart, going round, or run on but for the ends."""
-    steps = np.diff(places)
-    return len({*(steps % size).tolist()}) == 1 or (steps != 1).sum() < MOST_RUNS
+    steps = {*(np.diff(places) % size).tolist()}
+    return len(steps) == 1 or len(_runs(places)) <= MOST_RUNS
