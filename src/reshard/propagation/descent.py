@@ -16,7 +16,7 @@ import numpy as np
 from reshard.propagation.model import Model
 from reshard.propagation.nodes import Edge, Node, Variable
 from reshard.propagation.space import Costs
-from reshard.propagation.trees import Table, tree_cost
+from reshard.propagation.trees import Table
 
 NEAR = 3
 """How many options of a value are priced exactly at a time."""
@@ -122,10 +122,7 @@ class Descent:
         kept = self.options[id(variable)]
         cost = 0.0 if variable.rent is None else float(variable.rent[kept])
         for (table, times), counts in self.wanted[id(variable)].items():
-            key = kept, frozenset(counts)
-            if key not in table.trees:
-                table.trees[key] = tree_cost(table, kept, sorted(counts))
-            cost += table.trees[key] * times
+            cost += table.all_from(kept, frozenset(counts)) * times
         return cost
 
     def wants(self, variable: Variable) -> dict[tuple[Table, float], frozenset[int]]:

@@ -39,14 +39,11 @@ class Dual:
         model: the program.
         shares: per use of a value, by its key, which part of a reshard it pays; all of it unless given.
         exact: whether what is known of prices counts, so that choices are better and the bound is none.
-        within: per variable the options, and per operation the layouts, that are looked at; all unless given.
     """
 
-    def __init__(
-        self, model: Model, shares: Shares | None = None, *, exact: bool = False, within: Within | None = None
-    ) -> None:
+    def __init__(self, model: Model, shares: Shares | None = None, *, exact: bool = False) -> None:
         self._once, self._divided = Once(), list[Divided]()
-        ends = _ends(model, shares or {}, within, self._once, None if exact else self._divided)
+        ends = _ends(model, shares or {}, self._once, None if exact else self._divided)
         for place, end in enumerate(ends):
             end.place = place
         gone = eliminate(ends)
@@ -148,35 +145,23 @@ class Divided(NamedTuple):
     """Of its share."""
 
 
-class Within(NamedTuple):
-    """A part of the choices."""
-
-    domains: dict[int, Numbers]
-    """Per variable its options, by identity."""
-    layouts: dict[int, Numbers]
-    """Per operation its layouts, by number."""
-
-
-def _ends(model: Model, shares: Shares, within: Within | None, once: Once, divided: list[Divided] | None) -> list[End]:
+def _ends(model: Model, shares: Shares, once: Once, divided: list[Divided] | None) -> list[End]:
     """The values and operations of a model in their order, linked by what reshards cost.
 
     Args:
         model: the program.
         shares: per use of a value, which part of a reshard it pays; all of it unless given.
-        within: the choices that are looked at; all unless given.
         once: what makes arrays of others.
         divided: to be filled with what is shared; where None, what is known of prices counts, and no bound.
     """
     ends: dict[int, End] = {}
     tables: dict[tuple[object, ...], Costs] = {}
     free: dict[int, Costs] = {}
-    alike: dict[bytes, Costs] = {}
-    restricted: dict[bytes, Picks] = {}
 
     def end_of(variable: Variable) -> End:
         end = ends.get(id(variable))
         if end is None:
-            domain = variable.domain if within is None else within.domains[id(variable)]
+            domain = variable.domain
             if variable.rent is None:
                 cost = free.setdefault(len(domain), np.zeros(len(domain)))
             else:
@@ -185,32 +170,22 @@ def _ends(model: Model, shares: Shares, within: Within | None, once: Once, divid
         return end
 
     for node in model.nodes:
-        choices = np.arange(len(node.layouts)) if within is None else within.layouts[node.number]
         around = [end_of(edge.variable) for edge in node.uses]
-        cost = node.cost
-        if within is not None:
-            cost = cost[choices]
-            cost = alike.setdefault(cost.tobytes(), cost)
-        own = ends[id(node)] = End(node, cost, choices)
+        own = ends[id(node)] = End(node, node.cost, np.arange(len(node.layouts)))
         around += [end_of(edge.variable) for edge in node.makes]
         for edge, end in zip(node.edges, around, strict=True):
-            picks = edge.picks
-            if within is not None:
-                wanted = picks.numbers[choices]
-                picks = restricted.get(wanted.tobytes()) or restricted.setdefault(wanted.tobytes(), Picks(wanted))
             share = 1.0 if edge.is_result else shares.get(edge.key, 1.0)
             scale = edge.times * share
             if divided is not None and not edge.is_result and len(edge.variable.uses) > 1:
-                costs = cut(edge.table.bound, end.choices, picks, 1.0, is_result=False)
+                costs = cut(edge.table.bound, end.choices, edge.picks, 1.0, is_result=False)
                 divided.append(Divided(edge, costs, share, costs * scale))
-                Link(end, own, divided[-1].table, picks, edge.variable.count, once)
+                Link(end, own, divided[-1].table, edge.picks, edge.variable.count, once)
                 continue
-            pair = end.choices.tobytes() if within is not None else id(end.choices), id(picks)
             known = edge.table.price if divided is None else edge.table.bound
-            key = id(known), *pair, edge.is_result, scale
+            key = id(known), id(end.choices), id(edge.picks), edge.is_result, scale
             if key not in tables:
-                tables[key] = cut(known, end.choices, picks, scale, is_result=edge.is_result)
-            Link(end, own, tables[key], picks, edge.variable.count, once)
+                tables[key] = cut(known, end.choices, edge.picks, scale, is_result=edge.is_result)
+            Link(end, own, tables[key], edge.picks, edge.variable.count, once)
     for variable in model.variables:  # those that nothing reads
         end_of(variable)
     return list(ends.values())

@@ -1,9 +1,10 @@
 """How a program is placed: the choice that costs least, and how far it may be from the best.
 
-Messages between values and operations give a bound, and a choice to begin with (`dual.py`); another is what
-propagation has.
-Each is improved, one value at a time (`descent.py`), and one axis of the mesh at a time: with all others as they are,
-what a program does along an axis is a small problem in which messages go far.
+Messages between values and operations give a bound, and a choice to begin with (`dual.py`); under every division of
+what is shared another, and propagation has one too.
+Of all of them the best of what each does where is taken, exactly (`recombining.py`).
+That is improved one axis of the mesh at a time, all others as they are, which is as exact, and one value at a time
+(`descent.py`).
 Then the planner is asked what the chosen reshards cost; where that is more than was thought, the choice is improved
 again, until all that is chosen is known.
 The bound stands beside it: it holds for every choice of the space (`space.py`), whatever the search.
@@ -20,30 +21,25 @@ import numpy as np
 
 from reshard.contraction.compute_layout import ComputeLayout
 from reshard.contraction.pairwise import Contracted
-from reshard.mesh import Mesh
 from reshard.propagation.copies import CopiedDual
 from reshard.propagation.descent import Descent
-from reshard.propagation.dual import Dual, Picked, Shares, Within
+from reshard.propagation.dual import Dual, Picked, Shares
 from reshard.propagation.fixpoint import Flow
 from reshard.propagation.known_options import flowing
 from reshard.propagation.model import SAME, Model
 from reshard.propagation.nodes import Besides
+from reshard.propagation.recombining import along, between, recombine
 from reshard.propagation.shares import Bounded, even_shares, moved, of_kinds
-from reshard.propagation.space import Numbers, Pieces
 from reshard.propagation.ties import classes_of, kinds_of
 from reshard.propagation.trees import Table, tree
 from reshard.propagation.waiting import IDENTICAL
 from reshard.propagation.ways import compute_layout
 from reshard.sharding import Sharding
 
-CANDIDATES = 12
-"""How many choices are begun with, at most."""
+STEPS, PATIENCE = 24, 11
+"""How many choices are begun with, at most, and how many in a row that have nothing better."""
 CLOSE = 2e-3
 """How far from the bound, as a part of the cost, a choice for a larger program is good enough for no further ones."""
-CROSSED = 3
-"""Of how many of them better parts are taken over."""
-PROMISING = 1.5
-"""What propagation has is improved where it costs no more than so many times the bound."""
 AXIS_TURNS = 6
 """How often along one axis."""
 ROUNDS = 12
@@ -155,7 +151,7 @@ def changed(
         starts = [_flowing(small, flow)]
     descent = min((_descended(small, start) for start in starts), key=lambda each: each.cost)
     for _ in range(FEWEST_LESSONS):
-        if descent.cross(known.options, known.layouts):
+        if recombine(descent, between(descent, Picked(known.options, known.layouts))):
             descent.run()
         was_wrong = bool(_learnt(small, descent))
         descent = Descent(small, descent.options, descent.layouts)
@@ -197,7 +193,7 @@ def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Ca
             if len(model.nodes) <= SMALL:  # what was learnt may be far from where the search began
                 for shares in (bounded.shares, None):
                     best = _with_messages(best, shares)
-            best = _axis_by_axis(model, bounded, best, is_late)
+            _axis_by_axis(model, best, is_late)
             settled = best.cost
             gains = len(model.nodes) <= SMALL or settled < before * (1 - WORTH)
         learnt = _learnt(model, best)
@@ -216,42 +212,32 @@ def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Ca
 
 
 def _begun(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Callable[[], bool]) -> Descent:
-    """The best of what propagation has and of what messages lead to, with the better parts of others."""
-    flowing, first = Descent(model, *_flowing(model, flows[0])), Descent(model, *bounded.step(is_late))
-    if len(model.nodes) <= SMALL or flowing.cost <= PROMISING * bounded.bound:
-        flowing.run()
-    candidates = [flowing, first]
-    enough = 0.0 if len(model.nodes) <= SMALL else CLOSE
-    while len(candidates) < CANDIDATES and not is_late():
-        if any(_is_proved(each, bounded.bound, enough) for each in candidates):
+    """The best of what propagation has and of what messages lead to, and of what each does where."""
+    is_small = len(model.nodes) <= SMALL
+    enough = 0.0 if is_small else CLOSE
+    best = Descent(model, *_flowing(model, flows[0]))
+    begun, since = best.cost, 0
+    for _ in range(STEPS):
+        _join(best, bounded.step(is_late))
+        begun, since = (best.cost, 0) if best.cost < begun * (1 - WORTH) else (begun, since + 1)
+        if since == PATIENCE or is_late() or _is_proved(best, bounded.bound, enough):
             break
-        candidates.append(Descent(model, *bounded.step(is_late)))
-    if len(model.nodes) <= SMALL and not any(_is_proved(each, bounded.bound) for each in candidates):
+    if is_small and not _is_proved(best, bounded.bound):
         alone = Dual(model, bounded.shares, exact=True)
         alone.run(AXIS_TURNS, is_late)
-        candidates.append(Descent(model, *alone.choice()))
-    best, *others = sorted(candidates, key=lambda each: each.cost)
+        _join(best, alone.choice())
     if _is_proved(best, bounded.bound):
         return best
-    best.run()
-    for other in others[:CROSSED]:
-        if best.cross(other.options, other.layouts):
-            best.run()
-    return _with_flows(best, flows[1:])
-
-
-def _with_flows(best: Descent, flows: Sequence[Flow]) -> Descent:
-    """A choice, or what an outcome of propagation has where that is cheaper, with the better parts of the others.
-
-    A stream of values that are cut alike from end to end is seldom reached from another value by value.
-    """
-    for flow in {tuple(flow.dims): flow for flow in flows}.values():
-        other = Descent(best.model, *_flowing(best.model, flow))
-        if other.cost < best.cost:
-            best, other = other, best
-        if best.cross(other.options, other.layouts):
-            best.run()
+    for flow in {tuple(flow.dims): flow for flow in flows[1:]}.values():
+        _join(best, _flowing(model, flow))
+    if is_small:
+        best.run()
     return best
+
+
+def _join(best: Descent, choice: Picked) -> None:
+    """Take the best of what a choice and another do where."""
+    recombine(best, between(best, choice))
 
 
 def _descended(model: Model, choice: Picked) -> Descent:
@@ -306,70 +292,31 @@ def _flowing(model: Model, flow: Flow) -> Picked:
     return Picked(options, layouts)
 
 
-def _axis_by_axis(model: Model, bounded: Bounded, best: Descent, is_late: Callable[[], bool]) -> Descent:
-    """A choice improved along one axis after another, until none gains."""
+def _axis_by_axis(model: Model, best: Descent, is_late: Callable[[], bool]) -> None:
+    """Improve a choice along one axis after another, until none gains."""
     axes = [
-        (mesh, name)
+        {mesh: [number for number, piece in enumerate(pieces.all) if piece.name == name]}
         for mesh, pieces in model.pieces.items()
         for name in dict.fromkeys(piece.name for piece in pieces.all)
     ]
-    if sum(len(pieces.all) for pieces in model.pieces.values()) < 2:
-        return best
-    divisions = (bounded.shares, None) if len(model.nodes) <= SMALL else (bounded.shares,)
-    ways = [(*axis, shares) for shares in divisions for axis in axes]
     quiet = turn = 0
-    while quiet < len(ways) and turn < ROUNDS and not is_late():
-        mesh, name, shares = ways[turn % len(ways)]
-        turn += 1
-        free = {mesh: [n for n, piece in enumerate(model.pieces[mesh].all) if piece.name == name]}
+    while quiet <= len(axes) and turn < ROUNDS and not is_late():
         before = best.cost
-        best = _with_messages(best, shares, along(model, best, free))
-        quiet = 0 if best.cost < before * (1 - WORTH) else quiet + 1
-    return best
-
-
-def _with_messages(best: Descent, shares: Shares | None, within: Within | None = None) -> Descent:
-    """A choice with the better parts of what messages at known prices lead to."""
-    dual = Dual(best.model, shares, exact=True, within=within)
-    dual.run(AXIS_TURNS)
-    other = Descent(best.model, *dual.choice(), before=best)
-    if other.cost < best.cost:
-        best, other = other, best
-        best.run()
-    if best.cross(other.options, other.layouts):
-        best.run()
-    return best
-
-
-def along(model: Model, chosen: Descent, free: Mapping[Mesh, Sequence[int]]) -> Within:
-    """What differs from a choice only in what some pieces of meshes do."""
-    domains, layouts = {}, {}
-    known: dict[tuple[object, ...], Numbers] = {}
-
-    def same(what: tuple[object, ...], rows: Numbers, own: Numbers, pieces: Pieces) -> Numbers:
-        """The numbers of the rows in which all other pieces do the same as in one."""
-        key = *what, own.tobytes()
-        if key not in known:
-            fixed = _others(len(pieces.all), free.get(pieces.mesh, ()))
-            known[key] = np.flatnonzero((rows[:, fixed] == own[fixed]).all(axis=1))
-        return known[key]
-
-    for variable in chosen.variables:
-        options, domain = variable.options, variable.domain
-        own = options.doing[chosen.options[id(variable)]]
-        domains[id(variable)] = domain[same((id(options), id(domain)), options.doing[domain], own, options.pieces)]
-    for node in model.nodes:
-        rows, result = node.layouts.rows, node.makes[0].variable
-        if model.net.graph.operations[node.number].name in IDENTICAL:
-            layouts[node.number] = np.flatnonzero(np.isin(rows, domains[id(result)]))
+        if quiet < len(axes):
+            recombine(best, along(best, axes[turn % len(axes)]))
+            turn += 1
         else:
-            own = rows[chosen.layouts[node.number]]
-            layouts[node.number] = same((id(rows), id(result.options.pieces)), rows, own, result.options.pieces)
-    return Within(domains, layouts)
+            best.run()
+        quiet = 0 if best.cost < before * (1 - WORTH) else quiet + 1
 
 
-def _others(count: int, free: Sequence[int]) -> list[int]:
-    return [number for number in range(count) if number not in free]
+def _with_messages(best: Descent, shares: Shares | None) -> Descent:
+    """A choice with the better parts of what messages at known prices lead to."""
+    dual = Dual(best.model, shares, exact=True)
+    dual.run(AXIS_TURNS)
+    _join(best, dual.choice())
+    best.run()
+    return best
 
 
 def _learnt(model: Model, best: Descent) -> set[Table]:

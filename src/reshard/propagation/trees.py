@@ -44,6 +44,13 @@ class Table:
         self.is_known = False
         """Whether there is nothing to ask the planner about."""
 
+    def all_from(self, kept: int, wanted: frozenset[int]) -> float:
+        """What it takes to make all that is wanted of how the value is kept, as a tree."""
+        key = kept, wanted
+        if key not in self.trees:
+            self.trees[key] = tree_cost(self, kept, sorted(wanted))
+        return self.trees[key]
+
     def learn(self, source: int, target: int, price: float) -> None:
         """What a reshard costs is known."""
         self.price[source, target] = price
