@@ -295,18 +295,19 @@ def doubled(x: Any) -> Any:
     return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x)
 
 
-def test_what_has_no_rule_is_whole_along_the_axes_that_are_left_alone() -> None:
+def called(x: Any) -> Any:
+    return jax.pure_callback(lambda x: np.asarray(x) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+@pytest.mark.parametrize(("function", "unknown"), [(called, {"pure_callback": 1}), (doubled, {})])
+def test_what_has_no_rule_is_whole_along_the_axes_that_are_left_alone(function: Any, unknown: dict[str, int]) -> None:
     """Of tiles of 2 x 8 a device makes whole rows: it receives the half that it lacks."""
-    program = rs.jax.trace(
-        over({"x"}, P("x"), P("x"), check_vma=False)(doubled),
-        floats(8, 16),
-        in_shardings=(P("x", "y"),),
-        mesh=MESHES.two,
-    )
-    placed = program.propagate()
-    assert placed.without_rule == {"pallas_call": 1}
-    assert placed.received_bytes == 2 * 8 * 4
-    np.testing.assert_allclose(jax.jit(rs.jax.to_jax(placed))(floats(8, 16)), floats(8, 16) * 2)
+    region = over({"x"}, P("x"), P("x"), check_vma=False)(function)
+    x = floats(8, 16)
+    placed = rs.jax.trace(region, x, in_shardings=(P("x", "y"),), mesh=MESHES.two).propagate()
+    assert placed.without_rule == unknown
+    assert placed.received_bytes <= 2 * 8 * 4
+    np.testing.assert_allclose(jax.jit(rs.jax.to_jax(placed))(x), x * 2)
 
 
 KINDS = ("psum", "pmax", "all_gather", "stacked", "psum_scatter", "all_to_all", "ppermute", "ring", "index")

@@ -117,6 +117,7 @@ def trace(
     for path, value, asked in zip(paths, results, outs, strict=True):
         sharding = None if asked is None else sharding_of(asked, own_mesh, len(value.shape))
         program.output(value, sharding, free_name("out" + jax.tree_util.keystr(path), program))
+    program.drop_unread()
     if program.without_rule:
         logger.warning("primitives without a rule, whole on every device: %s", ", ".join(program.without_rule))
     return program

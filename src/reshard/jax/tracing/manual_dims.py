@@ -50,6 +50,8 @@ AMONG_DEVICES = frozenset(_AMONG_DEVICES.split())
 """Primitives that mean something to a dim of devices."""
 BY_THEMSELVES = ("ragged_dot_general",)
 """Primitives with a rule for what one device does, and none for many at once."""
+KERNELS = ("pallas_call",)
+"""Primitives that run a jaxpr of their own as it was traced."""
 UNKNOWN = frozenset(["ragged_all_to_all", "pbroadcast", "psend", "precv", "preduced", "unreduced_psum"])
 """Those that have no meaning there."""
 
@@ -161,7 +163,7 @@ class Rewriting(Body):
         if name in BY_THEMSELVES or (name not in AMONG_DEVICES and not self.has_rule(name)):
             alone = placeless(_on_no_mesh(equation)).replace(ctx=equation.ctx)
             return list(apart_p.bind(*operands, equation=alone, axes=((),) * len(operands), sizes=()))
-        return super().equation(placeless(equation), operands)
+        return super().equation(placeless(_on_no_mesh(equation) if name in KERNELS else equation), operands)
 
     def in_groups(self, equation: Any, x: Any) -> Any:
         """A collective among some devices of an axis, as one among all of another."""
