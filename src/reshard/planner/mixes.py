@@ -94,7 +94,7 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute]) -> Plan:
     if network is None or plan.options.memory_limit is not None or plan.options.basis != "any" or not plan.seconds:
         return plan
     ways = LevelWays.of(plan.reshard, network) if plan.received_bytes else None  # else no level has anything to do
-    if ways is None:
+    if ways is None and not plan.source.unreduced:  # of partial values only what was timed is known
         return plan
     routes, busy = [Route(steps=plan.steps)], [busy_seconds(plan.steps, network)[:-1]]
     for other in timed:
@@ -103,9 +103,9 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute]) -> Plan:
             busy.append(other.busy[:-1])
     prices = RoutePrices.of(plan.reshard, network)
     limit = (plan.seconds - network.call_s) * WORTH  # the start is paid by shares as well
-    for path in _worth_taking(ways, np.array(busy), limit):
+    for path in [] if ways is None else _worth_taking(ways, np.array(busy), limit):
         with suppress(ReshardError):  # digits without names
-            way = prices.timed(Route(tuple(ways.middles(path))))
+            way = prices.timed(Route(tuple(ways.middles(path) if ways is not None else ())))
             if any(way.busy[:-1]):  # else it takes its time elsewhere, as one that only copies
                 routes.append(way.route)
                 busy.append(way.busy[:-1])
