@@ -109,6 +109,10 @@ def parts() -> Iterator[str]:
         yield from unless(same_bits(out, rs.numpy.run(plan, tiles)[RANK]), f"{plan.reshard} in parts: {out}")
     rings = rs.Network((rs.network.Level(1, 2, "ring", 1, 0), rs.network.Level(2, 2, "ring", 1, 0)))
     hosts = rs.Network((rs.network.Level(1, 2, "switch", 9, 0), rs.network.Level(2, 2, "switch", 1, 0)))
+    source = rs.Sharding.of(mesh, None, None, unreduced=("x", "y"))
+    plan = rs.plan(source, rs.Sharding.of(mesh, ("x", "y"), None), (64, 8), "int64", network=hosts)
+    yield from unless(plan.parts > 1 and plan.steps[0].after.is_woven, f"{plan} combines all at once")
+    yield from agrees(plan, 1, counted=False)
     for network, after in ((rings, ("x", None)), (hosts, ("x", "y")), (hosts, (None, None))):
         plan = rs.plan(
             rs.Sharding.of(mesh, None, "x"), rs.Sharding.of(mesh, *after), (63, 45), "int64", network=network

@@ -96,6 +96,20 @@ def test_uneven_tiles_go_in_parts() -> None:
     assert len(plan.shares) > 1
 
 
+def test_partial_values_are_combined_inside_hosts_first() -> None:
+    """By way of blocks with a stride that are partial between hosts, in parts."""
+    mesh = rs.Mesh.of(x=2, y=4)
+    hosts = rs.Network((rs.network.Level(1, 4, "switch", 9, 0), rs.network.Level(4, 2, "switch", 1, 0)))
+    source = rs.Sharding.of(mesh, None, None, unreduced=("x", "y"))
+    plan = rs.plan(source, rs.Sharding.of(mesh, ("x", "y"), None), (64, 8), "int32", network=hosts)
+    assert plan.parts > 1
+    assert plan.steps[0].after.is_woven
+    assert plan.steps[0].after.unreduced
+    tiles = {device: np.random.default_rng(device).integers(0, 9, (64, 8), np.int32) for device in range(8)}
+    right, found = rs.numpy.run(plan, tiles), run(plan, tiles)
+    assert all(np.array_equal(found[device], right[device]) for device in right)
+
+
 def rounds_in(plan: Plan) -> list[rounds.Round]:
     """Those in which something is sent."""
     (move,) = (move for step in plan.steps for move in step.moves)

@@ -397,3 +397,14 @@ def test_none_in_the_arguments_is_no_leaf() -> None:
     placed = trace(lambda x, bias: x * 2 if bias is None else x + bias, x, None, in_shardings=(rows, None)).propagate()
     assert placed.sharding("x") == rows
     assert np.array_equal(jax.jit(rs.jax.to_jax(placed))(x, None), x * 2)
+
+
+def test_what_nothing_reads_is_not_in_the_program() -> None:
+    """Of the largest elements of blocks, gathered in 8, their places are not asked for."""
+    values = jax.ShapeDtypeStruct((16, 64), "float32")
+    mesh = rs.Mesh.of(x=8)
+    program = rs.jax.trace(lambda x: jax.lax.top_k(x, 2)[0], values, in_shardings=(P(None, "x"),), mesh=mesh)
+    read = {operand for operation in program.operations for operand in operation.operands}
+    assert all(value in read or value in program.outputs for value in program.values)
+    assert [value.number for value in program.values] == [*range(len(program.values))]
+    assert program.propagate().received_bytes == 16 * 2 * 7 * 4 // 8

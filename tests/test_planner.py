@@ -848,3 +848,22 @@ def test_a_slice_on_a_network_where_plans_take_time_to_start(copy_bandwidth: flo
     best = plan(Sharding.of(mesh, None), Sharding.of(mesh, "x"), (2,), "float32", network=network)
     assert [step.kind for step in best.steps] == ["Slice"]
     assert best.seconds == pytest.approx(1e-5 + (4e-9 if copy_bandwidth else 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "ends", "shape"),
+    [
+        ("h100-32x8", ((("B", "D"), "C"), (("D", "C"), "E")), (288, 576)),
+        ("h100-32x8", ((("B", "A"), None), (("E", "A", "B", "C"), None)), (2304, 2304)),
+        ("h100-32x8", ((None, ("A", "D", "C")), (None, None)), (288, 576)),
+        ("tpu-v5e-16x16", (("B", ("C", "E")), ("D", ("B", "A"))), (288, 576)),
+    ],
+)
+def test_what_it_takes_to_start_a_plan_changes_no_choice(name: str, ends: Any, shape: tuple[int, int]) -> None:
+    """Every plan pays it once, whatever steps and shares it is made of."""
+    mesh, network = Mesh.of(A=4, B=4, C=2, D=2, E=4), Network.preset(name)
+    source, target = (Sharding.of(mesh, *dims) for dims in ends)
+    plans = [plan(source, target, shape, network=replace(network, call_s=call_s)) for call_s in (0.0, 1e-4)]
+    assert plans[0].steps == plans[1].steps
+    assert plans[0].beside == plans[1].beside
+    assert plans[1].seconds == pytest.approx((plans[0].seconds or 0) + 1e-4)

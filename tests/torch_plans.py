@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_problems import Problem, coordinate, cut, same, source_tensor, spans, whole_value
@@ -261,6 +261,12 @@ def parts_overlap(rank: int) -> list[str]:
         wrong.append(unless(same(out, wanted), f"{plan} into memory: {out}"))
         wrong.append(unless(plan.parts > 1 or after == [S0, R], f"{plan} is not in parts"))
     rings = rs.network.Level(1, 2, "ring", 1, 0), rs.network.Level(2, 2, "ring", 1, 0)
+    partial = DTensor.from_local(whole + rank, mesh, [Partial(), Partial()], run_check=False)
+    ends = (rs.torch.sharding_of(side, mesh, 2) for side in ([Partial(), Partial()], [S0, S0]))
+    plan = rs.plan(*ends, (16, 24), "float64", network=rs.Network(levels))
+    wrong.append(unless(plan.parts > 1 and plan.steps[0].after.is_woven, f"{plan} combines all at once"))
+    wanted = cut(4 * whole + 6, spans((16, 24), (2, 2), [S0, S0], place))
+    wrong.append(unless(same(rs.torch.run(plan, partial).to_local(), wanted), f"{plan}: another tile"))
     uneven = torch.arange(63 * 45, dtype=torch.float64).reshape(63, 45)
     for network, before, after in ((levels, [S1, R], [S0, S1]), (levels, [S1, R], [R, R]), (rings, [S1, R], [S0, R])):
         ends = (rs.torch.sharding_of(side, mesh, 2) for side in (before, after))

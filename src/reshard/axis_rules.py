@@ -12,7 +12,7 @@ reshard.errors.ReshardError: sub-axes "x":(1)2 and "x":(2)2 side by side must be
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from reshard.axis import Axis, mesh_order, quote, refined_mesh
 from reshard.checks import suggested
@@ -62,18 +62,22 @@ def check_lists(mesh: Mesh, dims: Sequence[DimSharding], sets: Mapping[str, Sequ
             raise ReshardError("needless-priority", f"dim {number} is empty and closed but has priority {dim.priority}")
         check_listed(mesh, dim.axes, seen, {deal.place for deal in dim.deals})
     for title, axes in sets.items():
+        if not axes:
+            continue
         check_listed(mesh, axes, seen)
         if mesh_order(axes, mesh.sizes) != list(axes):
             raise ReshardError("unsorted-axes", f"{title} axes {braced(axes)} are not in the order of the mesh")
 
 
-def check_sub_axes(mesh: Mesh, axes: Iterable[Axis]) -> None:
+def check_sub_axes(mesh: Mesh, axes: Sequence[Axis]) -> None:
     """Check that each sub-axis is a proper part of its axis, and that those of one axis can stand together.
 
     Raises:
         ReshardError: `axis-and-sub-axis`, `sub-axis-size`, `sub-axis-divisor`, `sub-axis-is-axis`,
             `overlapping-sub-axes`, `sub-axes-cannot-coexist`.
     """
+    if all(axis.is_whole for axis in axes):
+        return
     by_name: dict[str, list[Axis]] = {}
     for axis in axes:
         by_name.setdefault(axis.name, []).append(axis)

@@ -77,8 +77,12 @@ def fewest_bytes_chain(reshard: Reshard, *, budget: int = BUDGET) -> tuple[Chain
     return _Planner(reshard, budget).chain(reshard.source, reshard.target)
 
 
-def fewest_bytes_middles(reshard: Reshard) -> tuple[Sharding, ...]:
-    """What such a chain passes between even ends on the same devices, nothing partial; no step is made but the one.
+def fewest_bytes_middles(reshard: Reshard, is_one: bool | None = None) -> tuple[Sharding, ...]:
+    """What such a chain passes between even ends on the same devices, nothing partial; no step is made.
+
+    Args:
+        reshard: what is to be moved.
+        is_one: whether one collective other than an AllToAll leads there; where that is unknown the step says it.
 
     Raises:
         ReshardError: `no-plan` where no chain is known.
@@ -86,8 +90,10 @@ def fewest_bytes_middles(reshard: Reshard) -> tuple[Sharding, ...]:
     if reshard.source.is_woven or reshard.target.is_woven:
         raise ReshardError("no-plan", f"no collective leads to or from tiles of several boxes or windows: {reshard}")
     planner = _Planner(reshard, BUDGET)
-    step = step_of(reshard)
-    if step.kind in COLLECTIVES and step.kind != "AllToAll":
+    if is_one is None:
+        step = step_of(reshard)
+        is_one = step.kind in COLLECTIVES and step.kind != "AllToAll"
+    if is_one:
         return ()
     way = planner.way(reshard.source, reshard.target)
     if way is None:

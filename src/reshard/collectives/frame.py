@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -85,20 +86,24 @@ def frame_of(source: Sharding, target: Sharding, *, split: bool = True) -> Frame
         target: the other; its order of devices may be any transposition of digits of the source's.
         split: whether digits are split into prime sizes.
     """
-    order = target.mesh.order_in(source.mesh)
-    layout = None if order is None else target.layout.transposed(order)
-    if order is None or layout is None:
+    is_same_order = target.mesh.same_order_as(source.mesh)
+    order = None if is_same_order else target.mesh.order_in(source.mesh)
+    if order is None and not is_same_order:
         return None
-    ends = {1, source.mesh.size, *source.layout.used.cuts, *layout.used.cuts, *order.after.cuts}
+    layout = target.layout if order is None else target.layout.transposed(order)
+    if layout is None:
+        return None
+    ends = {1, source.mesh.size, *source.layout.used.cuts, *layout.used.cuts, *(order.after.cuts if order else ())}
     if not nest(ends):
         return None
-    for cuts in (source.mesh.digits.cuts, order.parts_of(target.mesh.digits).cuts):
+    target_digits = target.mesh.digits if order is None else order.parts_of(target.mesh.digits)
+    for cuts in (source.mesh.digits.cuts, target_digits.cuts):
         if nest(ends | cuts):
             ends |= cuts
     digits = Digits.between(ends)
     if split:
         digits = digits.primes()
-    by_target = order.reversed().parts_of(digits)
+    by_target = digits if order is None else order.reversed().parts_of(digits)
     first, last = (
         FrameState(
             tuple(_numbers(digits, stage) for stage in side.cutting), frozenset(_numbers(digits, side.unreduced))
@@ -118,6 +123,7 @@ def _numbers(digits: Digits, stage: Digits) -> tuple[int, ...]:
     )
 
 
+@lru_cache(1024)
 def _naming(mesh: Mesh, digits: Digits) -> Naming:
     """Digits of a mesh's positions as parts of its axes, or as the axes of a mesh in the same order of devices."""
     axes = mesh.axes_of(digits)

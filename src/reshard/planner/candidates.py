@@ -15,7 +15,7 @@ The first two are refinements of an end by axes that it does not use.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, pairwise, product
@@ -23,7 +23,7 @@ from math import prod
 
 from reshard.axis import Axis, aligned, common_prefix, difference, merged
 from reshard.collectives.fewest_bytes import fewest_bytes_chain, fewest_bytes_middles
-from reshard.digits import Digit
+from reshard.digits import Digit, Digits
 from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
 from reshard.network import Network
@@ -32,12 +32,15 @@ from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.relay import relay
 from reshard.planner.route_prices import RoutePrices, timed_routes
 from reshard.planner.spread import collides, spread
+from reshard.planner.tensor_digits import dim_cuts
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding
 from reshard.steps import Route
 
 TRIED = 16
 """How many refinements of one kind are tried."""
+COMBINED = 4
+"""Of how many places where values are combined it is tried to combine them inside hosts first."""
 
 
 def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Route]:
@@ -81,7 +84,7 @@ def collectives(prices: RoutePrices) -> Iterator[Route]:
     """The chain of collectives that receives least; not all ends have one."""
     with suppress(ReshardError):
         if prices.by_digits:
-            yield Route(fewest_bytes_middles(prices.reshard))
+            yield Route(fewest_bytes_middles(prices.reshard, prices.is_one_collective()))
         else:
             yield Route(steps=fewest_bytes_chain(prices.reshard)[0])
 
@@ -147,7 +150,7 @@ def all_gathered(reshard: Reshard) -> Route:
     return Route((Sharding.of(reshard.target.mesh, *[None] * len(reshard.target.dims)),))
 
 
-def detours(reshard: Reshard, boundaries: Sequence[int] = (), hosts: Container[int] = ()) -> Iterator[Route]:
+def detours(reshard: Reshard, boundaries: Sequence[int] = (), hosts: Collection[int] = ()) -> Iterator[Route]:
     """The shortest chain, and those by way of other shardings.
 
     Args:
@@ -162,8 +165,12 @@ def detours(reshard: Reshard, boundaries: Sequence[int] = (), hosts: Container[i
     combined = becomes_unreduced(target, source)  # unreduced before and no longer
     if combined:
         scattered = refinements(source, [*combined, *source.unused_axes()], target, shape)
-        for middle in islice(scattered, TRIED):
+        for number, middle in enumerate(islice(scattered, TRIED)):
             yield Route((middle,))
+            for boundary in sorted(hosts) if number < COMBINED else ():
+                inner = _combined_inside(source, middle, boundary)
+                if inner is not None:
+                    yield Route((inner, middle))
     for boundary in boundaries if target.mesh.device_ids is None else ():
         if any(digit.end > boundary for digit in source.layout.free):  # else none is nearer
             yield Route((), boundary)
@@ -179,6 +186,32 @@ def detours(reshard: Reshard, boundaries: Sequence[int] = (), hosts: Container[i
                 yield Route(relayed, boundary)
                 if source not in relayed and target not in relayed:  # else an end falls out
                     yield Route(relayed[1:], boundary)
+
+
+def _combined_inside(source: Sharding, middle: Sharding, boundary: int) -> Sharding | None:
+    """What lies between partial values and where they are combined: combined inside hosts alone.
+
+    What hosts are to have of a device lies on it as blocks with a stride; None where values are partial inside hosts
+    alone, or between them alone.
+
+    >>> from reshard.mesh import Mesh
+    >>> mesh = Mesh.of(h=2, g=4)
+    >>> source, middle = Sharding.of(mesh, None, unreduced=("h", "g")), Sharding.of(mesh, ("h", "g"))
+    >>> print(_combined_inside(source, middle, 4).text())
+    [{parts(2), "g"}], unreduced={"h"}
+    """
+    mesh = source.mesh
+    whole = mesh.size // boundary
+    between = mesh.parts_within(source.unreduced, Digit(boundary, whole))
+    inside = mesh.parts_within(source.unreduced, Digit(1, boundary))
+    if not between or not inside or source.mesh.device_ids is not None:
+        return None
+    waiting = Digits([mesh.digit_of(axis) for axis in between])
+    dims = []
+    for dim in middle.dims:
+        digits = Digits([mesh.digit_of(axis) for axis in dim.axes]).primes()
+        dims.append(dim_cuts(mesh, [(digit.size, None if digit in waiting.primes() else digit) for digit in digits]))
+    return Sharding.of(mesh, *dims, unreduced=between, reduction=source.reduction)
 
 
 def _spread(

@@ -94,7 +94,7 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute]) -> Plan:
     if network is None or plan.options.memory_limit is not None or plan.options.basis != "any" or not plan.seconds:
         return plan
     ways = LevelWays.of(plan.reshard, network) if plan.received_bytes else None  # else no level has anything to do
-    if ways is None:
+    if ways is None and not plan.source.unreduced:  # of partial values only what was timed is known
         return plan
     routes, busy = [Route(steps=plan.steps)], [busy_seconds(plan.steps, network)[:-1]]
     for other in timed:
@@ -102,18 +102,19 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute]) -> Plan:
             routes.append(other.route)
             busy.append(other.busy[:-1])
     prices = RoutePrices.of(plan.reshard, network)
-    for path in _worth_taking(ways, np.array(busy), plan.seconds * WORTH):
+    limit = (plan.seconds - network.call_s) * WORTH  # the start is paid by shares as well
+    for path in [] if ways is None else _worth_taking(ways, np.array(busy), limit):
         with suppress(ReshardError):  # digits without names
-            way = prices.timed(Route(tuple(ways.middles(path))))
+            way = prices.timed(Route(tuple(ways.middles(path) if ways is not None else ())))
             if any(way.busy[:-1]):  # else it takes its time elsewhere, as one that only copies
                 routes.append(way.route)
                 busy.append(way.busy[:-1])
     mix = best_mix(np.array(busy))
     mixed = [(part, route) for part, route in zip(mix.parts, routes, strict=True) if part >= NEGLIGIBLE]
-    if mix.seconds >= plan.seconds * WORTH or [route for _, route in mixed] == routes[:1]:
+    if mix.seconds >= limit or [route for _, route in mixed] == routes[:1]:
         return plan
     try:
-        return _in_parts(plan, [part for part, _ in mixed], [route for _, route in mixed], prices)
+        return _in_parts(plan, [part for part, _ in mixed], [route for _, route in mixed], prices, limit)
     except ReshardError:  # a way that cannot be made is none
         return plan
 
@@ -140,14 +141,16 @@ def _worth_taking(ways: LevelWays, busy: Floats, limit: float) -> list[tuple[int
     return [path for path, part in zip(paths, mix.parts[len(busy) :], strict=True) if part >= NEGLIGIBLE]
 
 
-def _in_parts(plan: Plan, amounts: Sequence[float], routes: Sequence[Route], prices: RoutePrices) -> Plan:
-    """The plan, or one in which these parts of the tensor go these ways, in as many parts as is best.
+def _in_parts(plan: Plan, amounts: Sequence[float], routes: Sequence[Route], prices: RoutePrices, limit: float) -> Plan:
+    """The plan, or one in which these parts of the tensor go these ways in less time than a limit.
+
+    In as many parts as is best.
 
     Raises:
         ReshardError: where one of the ways cannot be made.
     """
     unit = Parting.of(plan.shape, dict.fromkeys(point for route in routes for point in prices.points(route))).unit
-    best, least = [0] * len(routes), (plan.seconds or 0.0) * WORTH
+    best, least = [0] * len(routes), limit
     before = float("inf")
     for count in (count for count in range(min(unit, MOST_PARTS), 0, -1) if unit % count == 0):
         numbers = _rounded(amounts, count)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 from reshard.checks import checked_shape
@@ -34,15 +35,20 @@ from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
-from reshard.planner.policy import best_first, explained, shrinks_first
+from reshard.planner.policy import SMALL_BYTES, best_first, explained, shrinks_first
 from reshard.planner.route_prices import RoutePrices, TimedRoute, fastest, timed_routes
 from reshard.planner.step_prices import StepPrices
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
+from reshard.refinement import refine
 from reshard.sharding import Sharding
-from reshard.steps import Route, Share, chains_of, step_of
+from reshard.steps import Route, Share, chain_through, chains_of, step_of
 
 LOGGER = logging.getLogger("reshard")
+NEAR = 1.1
+"""Up to so many times the least a plan is near it."""
+COMBINED = 2
+"""How many ways to combine values are tried with all ways to move them then."""
 CACHED_PLANS = 1024
 """Plans that are kept; the one that was used longest ago makes room."""
 
@@ -158,6 +164,10 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
         if routes:
             timed = timed_routes(prices, [*(way.route for way in timed), *routes])
             best = best_first([best, _best_of(timed, prices, options)])[0]
+    if reshard.source.unreduced and _is_far_from_least(best):
+        routes = _moved_by_themselves(timed, reshard, options)
+        timed = timed_routes(prices, [*(way.route for way in timed), *routes])
+        best = best_first([best, _best_of(timed, prices, options)])[0]
     larger = evened_shape(reshard)
     if larger is not None:
         twin = _planned(replace(reshard, shape=larger), options)
@@ -165,6 +175,28 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
     if best.received_bytes <= best.lower_bound_bytes:
         return best
     return explained(best, Plan(reshard, Route().chain(reshard), options))
+
+
+def _is_far_from_least(plan: Plan) -> bool:
+    """Whether bytes decide, and what they take is far from the least, where that is known in closed form."""
+    before, after = (tiling.layout for tiling in plan.reshard.tilings)
+    if prod(plan.shape) * plan.dtype.itemsize <= SMALL_BYTES or refine(before, after, plan.shape) is None:
+        return False
+    return (plan.seconds or 0.0) > NEAR * (plan.lower_bound_seconds or 0.0)
+
+
+def _moved_by_themselves(timed: Sequence[TimedRoute], reshard: Reshard, options: Options) -> list[Route]:
+    """Ways that combine partial values first, and then go as a tensor goes that is combined already."""
+    middles: dict[Sharding, Route] = {}
+    for way in sorted(timed, key=lambda way: way.seconds):
+        if len(way.route.middles) == 1 and not way.route.middles[0].unreduced:
+            middles.setdefault(way.route.middles[0], way.route)
+    routes = []
+    for middle, route in list(middles.items())[:COMBINED]:
+        first = chain_through(replace(reshard, target=middle), near=route.near)
+        rest = _planned(replace(reshard, source=middle), options)
+        routes += [Route(steps=(*first, *share.steps)) for share in rest.shares]
+    return routes
 
 
 def _ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:

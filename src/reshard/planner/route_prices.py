@@ -41,7 +41,7 @@ class TimedRoute(NamedTuple):
 
     route: Route
     seconds: float
-    """One step after another."""
+    """One step after another, but for what a plan pays once to start."""
     busy: tuple[float, ...]
     """Per level; last the starts of steps."""
     between: tuple[int, ...]
@@ -115,12 +115,10 @@ class RoutePrices:
             chain = route.chain(self.reshard)
             uses = uses_of(chain, self.network)
             between = tuple(step.reshard.tilings[1].largest_tile for step in chain[:-1])
-            moves = any(step.moves for step in chain)
         else:
             uses, between = [use for _, use in legs], tuple(elements for elements, _ in legs[:-1])
-            moves = bool(legs)
         whole = Use.together(uses, len(self.network.levels))
-        return TimedRoute(route, whole.seconds + (self.network.call_s if moves else 0.0), whole.busy, between)
+        return TimedRoute(route, whole.seconds, whole.busy, between)
 
     def uses_between(self, points: Sequence[Sharding], near: int = 0, parts: int = 1) -> list[tuple[int, Use]] | None:
         """Per step from point to point, the elements of a tile then, and what one of so many parts of the tensor takes.
@@ -139,6 +137,11 @@ class RoutePrices:
                     return None
                 uses.append((after.elements, use))
         return uses
+
+    def is_one_collective(self) -> bool | None:
+        """Whether one AllGather, Slice or Permute leads to the target; None where digits do not say it."""
+        source, target = map(self.of_steps.roles_of, self.ends)
+        return None if source is None or target is None else self.of_steps.is_one_collective(source, target)
 
     def seconds_to_gather(self, lengths: Sequence[int]) -> float | None:
         """What it takes to gather the source up to blocks of these lengths, at which its digits begin.

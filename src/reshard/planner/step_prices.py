@@ -98,10 +98,7 @@ class StepPrices:
         Raises:
             ReshardError: `too-large`.
         """
-        ends = (before.roles, after.roles, near)
-        if ends not in self._sendings:
-            self._sendings[ends] = self._sending(before, after, near)
-        sending = self._sendings[ends]
+        sending = self._sending(before, after, near)
         if sending is None:
             return None
         if not sending.elements:
@@ -113,7 +110,31 @@ class StepPrices:
             self._uses[key] = self.nothing if use is None else use
         return self._uses[key]
 
-    def _sending(self, before: DigitRoles, after: DigitRoles, near: int) -> Sending | None:
+    def is_one_collective(self, before: DigitRoles, after: DigitRoles) -> bool | None:
+        """Whether the step is an AllGather, a Slice or a Permute; None where the cuts of both ends do not nest."""
+        sending = self._sending(before, after)
+        if sending is None or not after.elements:
+            return None
+        if sending.pattern.gathered:
+            changes = [(old, new) for old, new in zip(before.roles, after.roles, strict=True) if old != new]
+            return sending.pattern.stays and all(old is not None and new is None for old, new in changes)
+        return sending.pattern.stays or self._shards(before) == self._shards(after)
+
+    def _shards(self, roles: DigitRoles) -> list[int]:
+        """Per dim, the number of parts that it is cut into."""
+        shards = [1] * len(self.shape)
+        for digit, role in zip(self.digits, roles.roles, strict=True):
+            if isinstance(role, Cuts):
+                shards[role.dim] *= digit.size
+        return shards
+
+    def _sending(self, before: DigitRoles, after: DigitRoles, near: int = 0) -> Sending | None:
+        ends = (before.roles, after.roles, near)
+        if ends not in self._sendings:
+            self._sendings[ends] = self._sending_anew(before, after, near)
+        return self._sendings[ends]
+
+    def _sending_anew(self, before: DigitRoles, after: DigitRoles, near: int) -> Sending | None:
         if not all(nest(cuts | others) for cuts, others in zip(before.cuts, after.cuts, strict=True)):
             return None
         if near and any(digit.stride < near < digit.end for digit in self.digits):

@@ -175,6 +175,25 @@ class Builder(Graph):
         del self.operations[count:]
         self.ties = [pair for pair in self.ties if all(self._named.get(value.name) is value for value in pair)]
 
+    def drop_unread(self) -> None:
+        """Leave out what no output reads; inputs and the ends of blocks stay."""
+        lasting = {"input", "output"} | ENTERING | LEAVING
+        read: set[Value] = set()
+        for operation in reversed(self.operations):
+            if operation.name in lasting or operation.result in read:
+                read.update((operation.result, *operation.operands))
+        kept = [operation for operation in self.operations if operation.result in read]
+        if len(kept) == len(self.operations):
+            return
+        renumbered = {each.result: replace(each.result, number=number) for number, each in enumerate(kept)}
+        self.operations = [
+            replace(each, result=renumbered[each.result], operands=tuple(renumbered[value] for value in each.operands))
+            for each in kept
+        ]
+        self.annotations = {renumbered[each]: said for each, said in self.annotations.items() if each in read}
+        self.ties = [(renumbered[a], renumbered[b]) for a, b in self.ties if {a, b} <= read]
+        self._named = {value.name: value for value in renumbered.values()}
+
     def annotate(self, value: Value, sharding: object) -> None:
         """Say how a value is sharded, besides what was said before.
 

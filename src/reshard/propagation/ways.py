@@ -43,16 +43,24 @@ class Picks:
     def __init__(self, picks: Numbers) -> None:
         self.numbers = picks
         """Per layout, the number of the option."""
-        self.order = picks.argsort(kind="stable")
-        in_order = picks[self.order]
-        is_first = np.ones(len(picks), dtype=np.bool_)
-        np.not_equal(in_order[1:], in_order[:-1], out=is_first[1:])
-        self.starts = is_first.nonzero()[0]
-        self.options = in_order[self.starts]
+        self._counts = np.bincount(picks)
+        self.options = self._counts.nonzero()[0]
         """Each option once."""
-        self.places = np.empty(len(picks), dtype=np.int64)
+        places = np.zeros(len(self._counts), dtype=np.int64)
+        places[self.options] = np.arange(len(self.options))
+        self.places = places[picks]
         """Which of them each layout wants."""
-        self.places[self.order] = is_first.cumsum() - 1
+
+    @cached_property
+    def order(self) -> Numbers:
+        """The layouts in the order of their options."""
+        return self.numbers.argsort(kind="stable")
+
+    @cached_property
+    def starts(self) -> Numbers:
+        """Per option where its layouts begin there."""
+        counts = self._counts[self.options]
+        return np.asarray(counts.cumsum() - counts)
 
     @cached_property
     def listed(self) -> list[int]:
