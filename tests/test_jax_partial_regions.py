@@ -248,7 +248,10 @@ def slope_of(function: Callable[..., Any], *places: int) -> Callable[..., Any]:
 MOE = (floats(64, 16), floats(16, 4), floats(4, 16, 32), floats(4, 32, 16))
 MOE_AT = (P("x"), P(), P("x", None, "y"), P("x", "y", None))
 QKV, QKV_AT = tuple(floats(2, 16, 4, 8, seed=seed) for seed in range(3)), (P(None, "x", "y"),) * 3
-STAGES, STAGES_AT = (floats(4, 16, 32), floats(4, 32, 16), floats(6, 8, 16)), (P("x", None, "y"), P("x", "y"), P())
+STAGES, STAGES_AT = (
+    (floats(4, 16, 32) / 4, floats(4, 32, 16) / 4, floats(6, 8, 16)),
+    (P("x", None, "y"), P("x", "y"), P()),
+)
 TRAINED = (floats(16, 32), floats(32, 16), floats(32, 16), floats(32, 16, seed=1))
 A, W, A_AT = floats(16, 64), floats(64, 64), (P("x", "y"), P(None, "y"))
 CASES: dict[str, tuple[Any, ...]] = {
@@ -275,6 +278,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "wanted inside": (wanted, (A, W), A_AT),
     "shift": (sent((0, 1), (1, 2), (2, 3)), (A,), A_AT[:1]),
     "pairs": (sent((0, 1), (1, 0), (2, 3), (3, 2)), (A,), A_AT[:1]),
+    "one moves, one stays": (sent((0, 1), (3, 3)), (A,), A_AT[:1]),
     "one to one": (sent((1, 3)), (A,), A_AT[:1]),
     "uneven": (uneven, (floats(12, 7), floats(7, 5)), (P("x"), P())),
 }
@@ -308,6 +312,28 @@ def test_what_has_no_rule_is_whole_along_the_axes_that_are_left_alone(function: 
     assert placed.without_rule == unknown
     assert placed.received_bytes <= 2 * 8 * 4
     np.testing.assert_allclose(jax.jit(rs.jax.to_jax(placed))(x), x * 2)
+
+
+def test_a_region_with_what_is_no_dim_is_named() -> None:
+    """Rows that go where numbers say: each device sends two of its four to the next."""
+
+    def routed(x: Any) -> Any:
+        place = lax.axis_index("x")
+        sizes, other = (
+            jnp.where(jnp.arange(4) == (place + 1) % 4, 2, 0),
+            jnp.where(jnp.arange(4) == (place - 1) % 4, 2, 0),
+        )
+        numbers = [each.astype("int32") for each in (jnp.zeros(4), sizes, jnp.ones(4), other)]
+        return lax.ragged_all_to_all(x, jnp.zeros_like(x), *numbers, axis_name="x")
+
+    x = floats(16, 8)
+    region = over({"x"}, P("x"), P("x"), check_vma=False)(routed)
+    placed = rs.jax.trace(region, x, in_shardings=(P("x", "y"),), mesh=MESHES.two).propagate()
+    assert placed.without_rule == {"ragged_all_to_all": 1}
+    assert placed.received_bytes == 4 * 4 * 4  # the other half of its rows
+    rows = np.roll(x.reshape(4, 4, 8), 1, 0)
+    wanted = np.concatenate([np.zeros((4, 1, 8)), rows[:, :2], np.zeros((4, 1, 8))], 1).reshape(16, 8)
+    np.testing.assert_allclose(jax.jit(rs.jax.to_jax(placed))(x), wanted)
 
 
 KINDS = ("psum", "pmax", "all_gather", "stacked", "psum_scatter", "all_to_all", "ppermute", "ring", "index")

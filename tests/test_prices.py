@@ -14,7 +14,11 @@ from reshard import Axis, Mesh, Network, ReshardError, Sharding, plan
 from reshard.contraction.goal import Goal
 from reshard.contraction.prices import Prices, moved_by
 from reshard.dtypes import dtype_named
+from reshard.network import Level, seconds_of
+from reshard.planner.route_prices import RoutePrices
+from reshard.problem import Reshard
 from reshard.propagation import Program
+from reshard.steps import step_of
 
 MESHES = ({"a": 8, "b": 8}, {"a": 2, "b": 2}, {"a": 2, "b": 3}, {"a": 2, "b": 4}, {"a": 2, "b": 2, "c": 2}, {"a": 6})
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 64, 128, 192, 4096)
@@ -82,6 +86,25 @@ loop TURNS {
 }
 out = output (sums)
 """
+
+
+def test_a_price_by_digits_is_that_of_the_step() -> None:
+    """What digits say of a step, before one is made: its seconds, and whether it is one collective."""
+    rng, told = random.Random(9), Counter[bool]()
+    for number in range(400):
+        mesh = Mesh.of(**rng.choice(MESHES))
+        source, target = (sharding(rng, mesh, 2, partial=False) for _ in range(2))
+        reshard = Reshard.of(source, target, (rng.choice(SIZES), rng.choice(SIZES)))
+        link = ("ring", "line", "switch")[number % 3]
+        network = Network((Level(1, mesh.size, link, 1e9, 1e-6),), launch_s=1e-6)
+        prices = RoutePrices.of(reshard, network)
+        legs, is_one = prices.uses_between(prices.ends), prices.is_one_collective()
+        if legs is not None:
+            step = step_of(reshard)
+            assert sum(use.seconds for _, use in legs) == pytest.approx(seconds_of(step, network)), reshard
+            assert is_one in (None, step.kind in ("AllGather", "Slice", "Permute")), reshard
+            told[is_one is not None] += 1
+    assert told[True] > 100
 
 
 def test_what_stands_in_a_loop_counts_for_every_turn() -> None:

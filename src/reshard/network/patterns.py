@@ -91,7 +91,7 @@ def _going_on(determined_by: Sequence[int], is_gathered: Sequence[bool]) -> list
     goes_on = [
         determined_by[i + 1] == determined_by[i] + 1 and is_gathered[i] == is_gathered[i + 1] for i in range(count - 1)
     ]
-    is_settled = False
+    is_settled = not any(goes_on)
     while not is_settled:
         is_settled = True
         for sender, receiver in enumerate(determined_by):

@@ -187,7 +187,7 @@ def _only(*side: Any) -> Costs:
 
 def _by_way_of(cost: Costs, *sides: Any) -> Costs:
     """What the choices of two ends pay by way of one between them, in its best choice."""
-    before, after = _seen(*sides[:3]), _seen(*sides[3:])
+    before, after = (np.ascontiguousarray(_seen(*side)) for side in (sides[:3], sides[3:]))  # as rows, in half the time
     arriving = before + cost[:, None]
     return np.asarray(np.minimum.reduce(arriving[:, :, None] + after[:, None, :], axis=0))
 

@@ -76,13 +76,21 @@ def sent(x: Any, perm: Sequence[tuple[int, int]]) -> Any:
         nothing = [(0, 0, 0)] * (x.ndim - 1)
         moved = lax.pad(x, np.zeros((), x.dtype), [(shift, -shift, 0), *nothing])
         nobody = [target for target in nobody if 0 <= target - shift < count]
+    elif 0 in shifts and len(turns := {shift % count for shift in shifts} - {0}) == 1:  # some keep what they have
+        turn = turns.pop()
+        turned = rows_at(x, [(target - turn) % count for target in range(count)])
+        moved = jnp.where(_column([sources.get(n, n) == n for n in range(count)], x), x, turned)
     else:
         spare = iter(sorted({*range(count)} - {*sources.values()}))
         moved = rows_at(x, [sources[target] if target in sources else next(spare) for target in range(count)])
     if not nobody:
         return moved
-    comes = np.isin(np.arange(count), nobody, invert=True)
-    return jnp.where(comes.reshape(-1, *[1] * (x.ndim - 1)), moved, 0)
+    return jnp.where(_column([target not in nobody for target in range(count)], x), moved, 0)
+
+
+def _column(holds: Sequence[bool], x: Any) -> Any:
+    """For each row of x whether something holds, as an array that goes with x."""
+    return np.array(holds).reshape(-1, *[1] * (x.ndim - 1))
 
 
 def rows_at(x: Any, places: Sequence[int]) -> Any:

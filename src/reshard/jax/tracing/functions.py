@@ -49,7 +49,7 @@ from reshard.jax.tracing.control_flow import cond, scan, while_loop
 from reshard.jax.tracing.emitter import CALLS, Emitter, Signature, labels, plain_dtype
 from reshard.jax.tracing.equations import MADE_OF_OTHERS, RULES, equation_values
 from reshard.jax.tracing.evaluation import literal_array
-from reshard.jax.tracing.manual_dims import leaves_axes, region_in_dims
+from reshard.jax.tracing.manual_dims import leaves_axes, region_over_some_axes
 from reshard.jax.tracing.regions import CONSTRAINTS, asked_sharding, shard_map
 from reshard.jax.tracing.shortening import shortened
 from reshard.mesh import Mesh
@@ -153,7 +153,7 @@ class Tracing(Emitter):
         if name in CONSTRAINTS:
             return [self.constrained(operands[0], asked_sharding(equation))]
         if name == "shard_map" and leaves_axes(equation):
-            return region_in_dims(self, equation, operands)
+            return region_over_some_axes(self, equation, operands)
         if name in BLOCKS:
             return BLOCKS[name](self, equation, operands)
         if name in MADE_OF_OTHERS:

@@ -10,6 +10,7 @@ By hand, `psum` over x of size 4 of a region that takes `P("x")` of 8 x 6 is the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -29,7 +30,7 @@ from reshard.jax.tracing.bands.sinking import REMATERIALIZED
 from reshard.jax.tracing.dims_of_devices import alike_p, among_devices, apart_p, in_groups, sent
 from reshard.jax.tracing.emitter import is_key
 from reshard.jax.tracing.evaluation import literal_array, results_of
-from reshard.jax.tracing.regions import CONSTRAINTS, Body, asked_sharding
+from reshard.jax.tracing.regions import CONSTRAINTS, Body, asked_sharding, placeless, shard_map
 from reshard.propagation import Value
 from reshard.sharding import Sharding
 
@@ -57,10 +58,14 @@ UNKNOWN = frozenset(["ragged_all_to_all", "pbroadcast", "psend", "precv", "predu
 
 
 def leaves_axes(equation: Any) -> bool:
-    """Whether a region names some axes of its mesh, not all, and only does along them what dims can do."""
+    """Whether a region names some axes of its mesh, not all."""
     params = equation.params
-    left = [name for name, size in params["mesh"].shape.items() if size > 1 and name not in params["newly_manual_axes"]]
-    return bool(left) and not any(map(_is_unknown, _equations_of(params["jaxpr"])))
+    return any(size > 1 and name not in params["newly_manual_axes"] for name, size in params["mesh"].shape.items())
+
+
+def unknown_in(equation: Any) -> Counter[str]:
+    """How often there is in a region what dims of devices cannot do."""
+    return Counter(str(each.primitive) for each in _equations_of(equation.params["jaxpr"]) if _is_unknown(each))
 
 
 def _equations_of(jaxpr: Any) -> Iterator[Any]:
@@ -76,8 +81,14 @@ def _is_unknown(equation: Any) -> bool:
     return str(equation.primitive) in UNKNOWN or (is_grouped and len(axes_of(equation)) > 1)
 
 
-def region_in_dims(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """The results of a region whose axes are dims of the program; where it begins and ends it is cut as it says."""
+def region_over_some_axes(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """The results of a region whose axes are dims of the program; where it begins and ends it is cut as it says.
+
+    One with something that dims cannot do runs as it stands, whole along the axes that it leaves, and is named by it.
+    """
+    if unknown := unknown_in(equation):
+        tracing.program.without_rule.update(unknown)
+        return shard_map(tracing, equation, operands)
     params, mesh = equation.params, tracing.mesh_like(equation.params["mesh"])
 
     def cut(value: Value, spec: Any) -> Value:
@@ -163,7 +174,7 @@ class Rewriting(Body):
         if name in BY_THEMSELVES or (name not in AMONG_DEVICES and not self.has_rule(name)):
             alone = placeless(_on_no_mesh(equation)).replace(ctx=equation.ctx)
             return list(apart_p.bind(*operands, equation=alone, axes=((),) * len(operands), sizes=()))
-        return super().equation(placeless(_on_no_mesh(equation) if name in KERNELS else equation), operands)
+        return super().equation(_on_no_mesh(equation) if name in KERNELS else equation, operands)
 
     def in_groups(self, equation: Any, x: Any) -> Any:
         """A collective among some devices of an axis, as one among all of another."""
@@ -198,20 +209,6 @@ def axes_of(equation: Any) -> tuple[str, ...]:
     """The axes along which a collective goes."""
     named = equation.params.get("axes", equation.params.get("axis_name"))
     return named if isinstance(named, tuple) else (named,)
-
-
-def placeless(equation: Any) -> Any:
-    """An equation that says nothing of how its results lie."""
-    params = {key: _placeless(value) for key, value in equation.params.items()}
-    return equation.replace(params=params)
-
-
-def _placeless(said: Any) -> Any:
-    if type(said) is tuple:
-        return tuple(map(_placeless, said))
-    if isinstance(said, jax.core.ShapedArray):
-        return jax.core.ShapedArray(said.shape, said.dtype)
-    return None if isinstance(said, jax.NamedSharding) else said
 
 
 class Anywhere:

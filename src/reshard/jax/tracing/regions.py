@@ -197,6 +197,7 @@ class Body:
 
     def equation(self, equation: Any, operands: Sequence[Any]) -> list[Any]:
         """What an equation gives; calls are taken apart."""
+        equation = placeless(equation)
         name, params = str(equation.primitive), dict(equation.params)
         if name in SAME:
             return list(operands)
@@ -224,6 +225,20 @@ class Body:
         """The jaxpr of a loop or a branch, with the names of the axes here."""
         avals = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in closed.jaxpr.invars]
         return jax.make_jaxpr(lambda *arguments: self.run(closed.jaxpr, arguments, closed.consts))(*avals)
+
+
+def placeless(equation: Any) -> Any:
+    """An equation that says nothing of how its results lie."""
+    params = {key: _placeless(value) for key, value in equation.params.items()}
+    return equation.replace(params=params)
+
+
+def _placeless(said: Any) -> Any:
+    if type(said) is tuple:
+        return tuple(map(_placeless, said))
+    if isinstance(said, jax.core.ShapedArray):
+        return jax.core.ShapedArray(said.shape, said.dtype)
+    return None if isinstance(said, jax.NamedSharding) else said
 
 
 def asked_sharding(equation: Any) -> Any:
