@@ -184,18 +184,16 @@ def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Ca
     """The best choice that is found."""
     best = _begun(model, bounded, flows, is_late)
     known: Descent | None = None
-    settled, gains = 0.0, True
+    settled, is_open = 0.0, True
     kicks = KICKED if len(model.nodes) <= SMALL else 0
     for _ in range(max(FEWEST_LESSONS, LESSONS // max(len(model.nodes), 1))):
         has_changed = abs(best.cost - settled) > WORTH * best.cost
-        if has_changed and gains and not _is_proved(best, bounded.bound) and not is_late():
-            before = best.cost
+        if has_changed and is_open and not _is_proved(best, bounded.bound) and not is_late():
             if len(model.nodes) <= SMALL:  # what was learnt may be far from where the search began
                 for shares in (bounded.shares, None):
                     best = _with_messages(best, shares)
             _axis_by_axis(model, best, is_late)
-            settled = best.cost
-            gains = len(model.nodes) <= SMALL or settled < before * (1 - WORTH)
+            settled, is_open = best.cost, len(model.nodes) <= SMALL
         learnt = _learnt(model, best)
         best, known = (Descent(model, each.options, each.layouts, before=each) for each in (best, known or best))
         if best.cost < known.cost:
