@@ -121,6 +121,8 @@ FEATURES: dict[str, Callable[[Any], Any]] = {
     "windows by gather": lambda x: x[jnp.arange(14)[:, None] + jnp.arange(3)],
     "set": lambda x: x.at[3].set(0.0),
     "set of an inner part": lambda x: x.at[1:-1].set(x[2:] + x[:-2]),
+    "applied at": lambda x: x.at[::2].apply(jnp.sin),
+    "reduction of two": lambda x: lax.reduce((x, x), (0.0, 1.0), lambda a, b: (a[0] + b[0], a[1] * b[1]), (0,)),
     "add at": lambda x: x.at[jnp.array([1, 1, 2])].add(1.0),
     "segment sum": lambda x: jax.ops.segment_sum(x, jnp.arange(ROWS) // 4, 4),
     "one hot": lambda x: jax.nn.one_hot(jnp.argmax(x, 1), COLUMNS),

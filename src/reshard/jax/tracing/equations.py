@@ -232,6 +232,21 @@ def kernels(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[
     return on_parts(emitter, kernel, operands) if kernel.cut else opaque(emitter, equation, operands)
 
 
+def put(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """Elements put at places; what applies a function there, to what is there, is whole."""
+    return (scatter if equation.params["update_jaxpr"] is None else opaque)(emitter, equation, operands)
+
+
+def reduction_of_any_kind(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """Tensors combined together by any function, each with what it begins with, by devices that have all of a dim."""
+    count, dims = len(operands) // 2, equation.params["dimensions"]
+    term = labels(len(operands[0].shape))
+    result = tuple(group for dim, group in enumerate(term) if dim not in dims)
+    terms = [*[term] * count, *[()] * count, result]
+    whole_labels = tuple(term[dim][0] for dim in dims)
+    return emitter.emit_results("reduce", equation, operands, terms, replicated=whole_labels)
+
+
 def opaque(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """A primitive that no rule knows: every device has all of its operands and makes all of its results."""
     emitter.program.without_rule[str(equation.primitive)] += 1
@@ -367,7 +382,8 @@ RULES: dict[str, PrimitiveRule] = {
     "dynamic_update_slice": dynamic_update_slice,
     "gather": gather,
     **dict.fromkeys(COMBINED, combining_scatter),
-    "scatter": scatter,
+    "reduce": reduction_of_any_kind,
+    "scatter": put,
     "conv_general_dilated": convolution,
     "ragged_dot_general": ragged_products,
     "pallas_call": kernels,

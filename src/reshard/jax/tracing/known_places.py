@@ -152,7 +152,7 @@ class KnownPlaces:
             return self._dynamic_slice(equation)
         if name == "dynamic_update_slice":
             return self._dynamic_update(equation)
-        if name == "scatter" or name in COMBINED:
+        if (name == "scatter" and equation.params["update_jaxpr"] is None) or name in COMBINED:
             return self._scatter(equation)
         if name == "concatenate":
             return self._joined(equation)
