@@ -122,7 +122,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[], Arrays]]] = {
     "scan": (stack, floats((8, 16), (3, 16, 16))),
     "nested scan": (nested_scan, floats((4, 16))),
     "choice": (lambda a: lax.cond(a[0, 0] > 0, jnp.sin, lambda b: b - b.sum(0), a) + a, floats((8, 16))),
-    "no rule": (
+    "own reduction": (
         lambda a: a + lax.reduce(a / 9, np.float32(0), lambda b, c: b + c + b * c, (1,))[:, None],
         floats((8, 16)),
     ),
@@ -131,7 +131,7 @@ GRADIENTS = (
     "matmul", "attention", "mean and variance", "max min product", "logsumexp", "reshape", "split heads", "broadcast",
     "slice", "dynamic slice", "concatenate", "rotate half", "pad", "select clamp", "convert", "cumulative", "embedding",
     "columns", "one per row", "scatter add", "loss", "jit inside", "own derivative", "scan", "nested scan", "choice",
-    "no rule",
+    "own reduction",
 )  # fmt: skip
 """Those of which a gradient is taken, in their floating-point arguments."""
 
