@@ -241,6 +241,12 @@ def uneven(a: Any, w: Any) -> Any:
     return over({"x"}, (P("x"), P()), P())(lambda a, w: lax.psum(jnp.tanh(a @ w), "x"))(a, w)
 
 
+def own_rows(a: Any, w: Any) -> Any:
+    """The rows of a whole matrix that go with the columns of a device."""
+    body = lambda a, w: a @ lax.dynamic_slice(w, (lax.axis_index("x") * 16, 0), (16, 64))  # noqa: E731
+    return over({"x"}, (P(None, "x"), P()), P("x"))(body)(a, w)
+
+
 def slope_of(function: Callable[..., Any], *places: int) -> Callable[..., Any]:
     return jax.grad(lambda *arguments: (function(*arguments) ** 2).sum(), places)
 
@@ -276,6 +282,7 @@ CASES: dict[str, tuple[Any, ...]] = {
         (P("x"), P("x", None, "y"), P("x")),
     ),
     "wanted inside": (wanted, (A, W), A_AT),
+    "own rows": (own_rows, (A, W), (P(None, "x"), P(None, "y"))),
     "shift": (sent((0, 1), (1, 2), (2, 3)), (A,), A_AT[:1]),
     "pairs": (sent((0, 1), (1, 0), (2, 3), (3, 2)), (A,), A_AT[:1]),
     "one moves, one stays": (sent((0, 1), (3, 3)), (A,), A_AT[:1]),

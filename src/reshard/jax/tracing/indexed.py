@@ -35,15 +35,18 @@ def simplified(program: Program, equation: Any, indices: Value, table: Shape, wi
     numbers = equation.params["dimension_numbers"]
     inside = equation.params["mode"] in (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
     window_dims, gone, named, batching, places = (list(dims) for dims in tuple(numbers)[:5])
-    joined = program.operations[indices.number]
-    if joined.name != "concatenate" or len(joined.operands) != len(named):
+    parts = _joined(program, indices, len(named))
+    if parts is None:
         return numbers, indices
     window_sizes = _window_sizes(numbers, windows, len(table))
     pairs = list(zip(batching, places, strict=True))
     telling: list[tuple[int, Value]] = []
-    for dim, index in zip(named, joined.operands, strict=True):
-        counted = _counted_dim(program, index)
-        if not telling and dim == named[-1]:  # one index must stay
+    for dim, index in zip(named, parts, strict=True):
+        counted = None if index is None else _counted_dim(program, index)
+        if index is None:
+            if not inside or dim in gone or window_sizes[dim] != table[dim]:
+                return numbers, indices
+        elif not telling and dim == named[-1]:  # one index must stay
             telling.append((dim, index))
         elif (
             counted is not None
@@ -60,6 +63,18 @@ def simplified(program: Program, equation: Any, indices: Value, table: Shape, wi
     batching, places = [dim for dim, _ in sorted(pairs)], [place for _, place in sorted(pairs)]
     gone = [dim for dim in gone if dim not in batching]
     return type(numbers)(tuple(window_dims), tuple(gone), (row,), tuple(batching), tuple(places)), index
+
+
+def _joined(program: Program, indices: Value, count: int) -> list[Value | None] | None:
+    """What so many indices are joined of, those that are the same everywhere as None; None where nothing is joined."""
+    operation = program.operations[indices.number]
+    if operation.name == "concatenate" and len(operation.operands) == count:
+        return [*operation.operands]
+    if operation.name == "put" and operation.attribute("dims") == (len(indices.shape) - 1,):
+        parts: list[Value | None] = [None] * count
+        parts[operation.attribute("start")[0]] = operation.operands[0]
+        return parts
+    return None
 
 
 def _window_sizes(numbers: Any, windows: Shape, ndim: int) -> list[int]:
