@@ -26,8 +26,6 @@ from reshard.deal import Deal
 from reshard.dim_sharding import DimSharding
 from reshard.sharding import Sharding
 
-Stage = tuple[tuple[Axis, ...], Deal | None]
-
 
 def ended_inside(
     sharding: Sharding, larger: Sequence[int], shape: Sequence[int], parts: Sequence[int] | None = None
@@ -64,7 +62,7 @@ def ended_inside(
     return replace(sharding, dims=tuple(dims), uneven="ceil")
 
 
-def _lengths(stages: Sequence[Stage], shards: Sequence[int], length: int) -> list[int]:
+def _lengths(stages: Sequence[tuple[tuple[Axis, ...], Deal | None]], shards: Sequence[int], length: int) -> list[int]:
     """How long the blocks of every stage are."""
     lengths = []
     for (_, deal), count in zip(stages, shards, strict=True):

@@ -75,7 +75,7 @@ class Speaker(NamedTuple):
         return self._replace(behind=self.ahead, ahead=self.behind)
 
 
-class Level:
+class MessageLevel:
     """Ends that hand on at once.
 
     Args:
@@ -183,7 +183,7 @@ class Messages:
         self._kept = np.array([part for level in self._back for part in level.kept])
         self._said = np.zeros(size)
         self._said[NEVER] = np.inf
-        self._stacked = dict[tuple[object, ...], Level]()
+        self._stacked = dict[tuple[object, ...], MessageLevel]()
         for level in (*self._ahead, *self._back):
             if level.voices:
                 first = self._stacked.setdefault(level.key, level)
@@ -282,24 +282,24 @@ def _levels(ends: Sequence[End]) -> tuple[list[list[Speaker]], int]:
     return levels, size
 
 
-def _sweep(levels: Sequence[Sequence[Speaker]]) -> list[Level]:
+def _sweep(levels: Sequence[Sequence[Speaker]]) -> list[MessageLevel]:
     """Levels in the order in which they hand on."""
-    heard, goes, shapes = list[Row](), list[Row](), list[tuple[tuple[int, ...], tuple[int, ...]]]()
+    heard, goes, shapes = list[PaddedRow](), list[PaddedRow](), list[tuple[tuple[int, ...], tuple[int, ...]]]()
     for level in levels:
         most = max(len(each.costs) for each in level)
         voices = [[voice.heard for voice in (*each.behind, *each.ahead)] for each in level]
         rows = list(zip_longest(*voices, fillvalue=range(0)))
         told = [voice.told for each in level for voice in each.ahead]
         widest = max(map(len, told), default=0)
-        heard += [Row(each.costs.start, len(each.costs), most, NEVER) for each in level]
-        heard += [Row(each.start, len(each), most, NOTHING) for row in rows for each in row]
-        goes += [Row(each.start, len(each), widest, NOWHERE) for each in told]
+        heard += [PaddedRow(each.costs.start, len(each.costs), most, NEVER) for each in level]
+        heard += [PaddedRow(each.start, len(each), most, NOTHING) for row in rows for each in row]
+        goes += [PaddedRow(each.start, len(each), widest, NOWHERE) for each in told]
         shapes.append(((1 + len(rows), len(level), most), (len(told), widest)))
     heard_at, goes_to = (_blocks(rows, [both[n] for both in shapes]) for n, rows in enumerate((heard, goes)))
-    return [Level(*each) for each in zip(levels, heard_at, goes_to, strict=True)]
+    return [MessageLevel(*each) for each in zip(levels, heard_at, goes_to, strict=True)]
 
 
-class Row(NamedTuple):
+class PaddedRow(NamedTuple):
     """A row of places, one after another from a first one on, and then one place again and again."""
 
     first: int
@@ -308,7 +308,7 @@ class Row(NamedTuple):
     beyond: int
 
 
-def _blocks(rows: Sequence[Row], shapes: Sequence[tuple[int, ...]]) -> list[Numbers]:
+def _blocks(rows: Sequence[PaddedRow], shapes: Sequence[tuple[int, ...]]) -> list[Numbers]:
     """Rows one after another as arrays of some shapes."""
     first, filled, width, beyond = np.fromiter(chain.from_iterable(rows), np.int64, 4 * len(rows)).reshape(-1, 4).T
     within = np.arange(width.sum()) - np.repeat(width.cumsum() - width, width)

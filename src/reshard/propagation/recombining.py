@@ -61,11 +61,8 @@ from reshard.propagation.ways import Picks
 MOST_STATES = 16
 """How many choices of a value are looked at of how it is kept and in what else it is there, where that can be."""
 
-Kind = tuple[Table, float]
-"""Reshards at the same prices that happen so many times."""
 
-
-class Part(NamedTuple):
+class PartOfChoices(NamedTuple):
     """A part of the choices; what it does not name stays as it is."""
 
     options: Mapping[int, Numbers]
@@ -74,7 +71,7 @@ class Part(NamedTuple):
     """Per operation, by its number, the layouts that are looked at."""
 
 
-class State(NamedTuple):
+class ValueState(NamedTuple):
     """A choice of a value."""
 
     kept: int
@@ -83,14 +80,14 @@ class State(NamedTuple):
     """Per kind of its reshards the options in which it is there for all who want it so."""
 
 
-def recombine(chosen: Descent, part: Part) -> bool:
+def recombine(chosen: Descent, part: PartOfChoices) -> bool:
     """Take the best choices of a part if that is cheaper; whether it is."""
     return _Problem(chosen, part).improve()
 
 
-def between(chosen: Descent, other: Picked) -> Part:
+def between(chosen: Descent, other: Picked) -> PartOfChoices:
     """What a choice and another have."""
-    return Part(
+    return PartOfChoices(
         *(
             {key: np.array([mine[key], choice]) for key, choice in theirs.items() if choice != mine[key]}
             for mine, theirs in ((chosen.options, other.options), (chosen.layouts, other.layouts))
@@ -98,7 +95,7 @@ def between(chosen: Descent, other: Picked) -> Part:
     )
 
 
-def along(chosen: Descent, free: Mapping[Mesh, Sequence[int]]) -> Part:
+def along(chosen: Descent, free: Mapping[Mesh, Sequence[int]]) -> PartOfChoices:
     """What differs from a choice only in what some pieces of meshes do."""
     model, options_of, layouts = chosen.model, dict[int, Numbers](), dict[int, Numbers]()
     known: dict[tuple[object, ...], Numbers] = {}
@@ -122,7 +119,7 @@ def along(chosen: Descent, free: Mapping[Mesh, Sequence[int]]) -> Part:
         else:
             own = rows[chosen.layouts[node.number]]
             layouts[node.number] = same((id(rows), id(result.options.pieces)), rows, own, result.options.pieces)
-    return Part(options_of, layouts)
+    return PartOfChoices(options_of, layouts)
 
 
 class _Problem:
@@ -133,7 +130,7 @@ class _Problem:
         part: the choices that are looked at.
     """
 
-    def __init__(self, chosen: Descent, part: Part) -> None:
+    def __init__(self, chosen: Descent, part: PartOfChoices) -> None:
         self._chosen = chosen
         self._layouts: dict[int, Numbers] = {}
         """Of operations of which several are looked at."""
@@ -182,7 +179,7 @@ class _Problem:
         self._ends.append(end)
         self._held.append(held)
 
-    def _is_open(self, node: Node, part: Part) -> bool:
+    def _is_open(self, node: Node, part: PartOfChoices) -> bool:
         """Whether several layouts of an operation are looked at."""
         layouts, own = part.layouts.get(node.number), self._chosen.layouts[node.number]
         if layouts is None or (len(layouts) < 2 and own in layouts):
@@ -216,16 +213,16 @@ class _Problem:
                 cost = cost + edge.table.price[made, states.kept] * edge.times
         return _Value(variable, End(variable, cost, np.arange(len(states.all))), states)
 
-    def _wants(self, variable: Variable) -> dict[Kind, Wants]:
+    def _wants(self, variable: Variable) -> dict[tuple[Table, float], Wants]:
         """Per kind of reshards of a value in which options it is wanted."""
         counts = {kind: Counter(own) for kind, own in self._chosen.wanted[id(variable)].items()}
         now = {kind: frozenset(own) for kind, own in counts.items()}
-        may: dict[Kind, Counter[int]] = {kind: Counter() for kind in counts}
+        may: dict[tuple[Table, float], Counter[int]] = {kind: Counter() for kind in counts}
         for edge, picks in self._uses.get(id(variable), ()):
             kind = edge.table, edge.times
             counts[kind][edge.picks.listed[self._chosen.layouts[edge.node.number]]] -= 1
             may[kind].update(picks.options.tolist())
-        wants: dict[Kind, Wants] = {}
+        wants: dict[tuple[Table, float], Wants] = {}
         for kind, own in counts.items():
             anyway = frozenset(option for option, count in own.items() if count > 0)
             several = frozenset(option for option, count in may[kind].items() if count > 1)
@@ -268,7 +265,7 @@ class Wants(NamedTuple):
 class States:
     """The states of a value, and of all that are alike."""
 
-    def __init__(self, states: list[State], now: State, wants: Mapping[Kind, Wants]) -> None:
+    def __init__(self, states: list[ValueState], now: ValueState, wants: Mapping[tuple[Table, float], Wants]) -> None:
         self.all, self.now = states, now
         self.kept = [each.kept for each in states]
         self._wants, self._kinds = wants, list(wants)
@@ -277,10 +274,10 @@ class States:
         for place, (table, times) in enumerate(self._kinds):
             if any(each.there[place] for each in states):
                 self.cost += np.array([table.all_from(each.kept, each.there[place]) for each in states]) * times
-        self._missing: dict[Kind, tuple[dict[int, int], Costs]] = {}
+        self._missing: dict[tuple[Table, float], tuple[dict[int, int], Costs]] = {}
 
     @classmethod
-    def of(cls, kept: Sequence[int], own: int, wants: Mapping[Kind, Wants]) -> States:
+    def of(cls, kept: Sequence[int], own: int, wants: Mapping[tuple[Table, float], Wants]) -> States:
         """The states of a value.
 
         Args:
@@ -298,9 +295,9 @@ class States:
                 return anyway
             return [each | {option for at, option in subset if at == place} for place, each in enumerate(anyway)]
 
-        def state(option: int, there: list[frozenset[int]]) -> State:
+        def state(option: int, there: list[frozenset[int]]) -> ValueState:
             pairs = zip(kinds, there, strict=True)
-            return State(option, tuple(each - {option} if table.is_own else each for (table, _), each in pairs))
+            return ValueState(option, tuple(each - {option} if table.is_own else each for (table, _), each in pairs))
 
         besides = [*map(with_these, _subsets(free, len(kept))), with_these(now)]
         states = list(dict.fromkeys(state(option, there) for there in besides for option in kept))
@@ -322,7 +319,7 @@ class States:
                 prices[:, place] = missing[:, columns[option]]
         return prices
 
-    def _missing_of(self, kind: Kind) -> tuple[dict[int, int], Costs]:
+    def _missing_of(self, kind: tuple[Table, float]) -> tuple[dict[int, int], Costs]:
         """Which columns are for which options, and per state and column 0 where the value is there, else infinity."""
         if kind not in self._missing:
             place, is_own = self._kinds.index(kind), kind[0].is_own

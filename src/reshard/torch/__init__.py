@@ -37,7 +37,7 @@ contraction.py     one rank's part of an einsum, and of its overlap with what it
 reshard_tile.py    `reshard`: local tensors between shardings that no placements say
 halo.py            `halo`: windows around tiles, and their gradients
 sliding.py         operations that reach over the edge of a tile: rolls, convolutions
-running.py         running sums
+running_sums.py    running sums
 padding.py         pads, of a constant or of the tensor itself
 pooling.py         the largest and the average of windows
 transfer.py        `transfer`: a whole model, by its plan
@@ -67,7 +67,7 @@ from reshard.torch.pooling import avg_pool, max_pool
 from reshard.torch.programs import to_torch
 from reshard.torch.redistribute import redistribute, workspace_size
 from reshard.torch.reshard_tile import reshard
-from reshard.torch.running import cumsum
+from reshard.torch.running_sums import cumsum
 from reshard.torch.sliding import (
     conv1d,
     conv2d,

@@ -204,7 +204,7 @@ def _apart(axis: Any, operands: Values, dims: Values, *, equation: Any, axes: An
 batching.fancy_primitive_batchers[apart_p] = _apart
 
 
-class Place(NamedTuple):
+class PlacedValue(NamedTuple):
     """A value as one place in its first dims has it."""
 
     value: Value
@@ -241,7 +241,7 @@ class ByPlace(Emitter):
         **fields: Any,
     ) -> Value:
         """Add an operation that every place does by itself, whose dims may be cut by any axes."""
-        places = [each if isinstance(each, Place) else Place(each, ()) for each in operands]
+        places = [each if isinstance(each, PlacedValue) else PlacedValue(each, ()) for each in operands]
         own = [*(place.axes for place in places), tuple(self.axes)]
         all_terms = [(*((f"m_{axis}",) for axis in axes), *term) for axes, term in zip(own, terms, strict=True)]
         whole = jax.ShapeDtypeStruct((*self.axes.values(), *aval.shape), aval.dtype)

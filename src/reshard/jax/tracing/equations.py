@@ -29,7 +29,7 @@ from jax._src.state.discharge import discharge_state
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from reshard.jax.contraction.einsum_primitive import as_contraction
-from reshard.jax.tracing.dims_of_devices import ByPlace, Place, first_of_alike
+from reshard.jax.tracing.dims_of_devices import ByPlace, PlacedValue, first_of_alike
 from reshard.jax.tracing.emitter import Emitter, TileFunction, evaluated, labels, product_labels, within
 from reshard.jax.tracing.indexed import COMBINED, combining_scatter, gather, scatter
 from reshard.jax.tracing.kernels import Kernel, as_function, on_parts
@@ -256,7 +256,7 @@ def opaque(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[V
 def apart(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """What devices do each by themselves, for every place in the dims of their axes, as the rule of one place says."""
     inner, axes, sizes = (equation.params[key] for key in ("equation", "axes", "sizes"))
-    places: Any = [Place(value, own) for value, own in zip(operands, axes, strict=True)]
+    places: Any = [PlacedValue(value, own) for value, own in zip(operands, axes, strict=True)]
     return equation_values(ByPlace(emitter, dict(sizes)), inner, places)
 
 

@@ -38,7 +38,7 @@ from jax.extend.core import Literal, Primitive
 from reshard.dtypes import identity
 from reshard.jax.tracing.centring import Centred, joined
 from reshard.jax.tracing.evaluation import results_of
-from reshard.jax.tracing.pieces import Piece, alike, is_along, joining, pieces_of, sliced_from
+from reshard.jax.tracing.joined_parts import Piece, alike, is_along, joining, pieces_of, sliced_from
 from reshard.jax.tracing.turning import Turning
 from reshard.operations.pattern import Shape
 

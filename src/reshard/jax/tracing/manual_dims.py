@@ -38,11 +38,6 @@ if TYPE_CHECKING:
     from reshard.jax.tracing.functions import Tracing
 
 
-Values = Sequence[Any]
-Cuts = tuple[tuple[str, ...], ...]
-"""Per dim of a tensor the manual axes that cut it, major to minor."""
-
-
 _AMONG_DEVICES = """
 all_gather all_gather_invariant all_to_all axis_index pmax pmin ppermute psum psum_invariant pvary reduce_scatter
 shard_map
@@ -99,7 +94,7 @@ def region_over_some_axes(tracing: Tracing, equation: Any, operands: Sequence[Va
         value if is_key(tracing.aval(value).dtype) else cut(tracing.copy(value), spec)
         for value, spec in zip(operands, params["in_specs"], strict=True)
     ]
-    rewriting = Rewriting(tracing.knows)
+    rewriting = VmappedBody(tracing.knows)
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
         closed = jax.make_jaxpr(lambda *arrays: rewriting.region(equation, arrays))(*map(tracing.aval, own))
     results = tracing.closed(closed, own)
@@ -109,7 +104,7 @@ def region_over_some_axes(tracing: Tracing, equation: Any, operands: Sequence[Va
     ]
 
 
-class Rewriting(Body):
+class VmappedBody(Body):
     """The body of a region under one `vmap` per manual axis."""
 
     def __init__(self, has_rule: Callable[[str], bool]) -> None:
@@ -119,7 +114,7 @@ class Rewriting(Body):
         self.order: list[str] = []
         """The axes of the region and of those around it, in the order of the mesh."""
 
-    def region(self, equation: Any, operands: Values) -> list[Any]:
+    def region(self, equation: Any, operands: Sequence[Any]) -> list[Any]:
         """The results of a region of whole operands; of one that stands in another, of those of a device."""
         params = equation.params
         mesh = params["mesh"].shape
@@ -130,7 +125,7 @@ class Rewriting(Body):
             cuts_of(spec, var.aval.ndim, sizes) for spec, var in zip(params["out_specs"], equation.outvars, strict=True)
         ]
 
-        def body(_: Any, arguments: Values) -> list[Any]:
+        def body(_: Any, arguments: Sequence[Any]) -> list[Any]:
             results = self.run(params["jaxpr"], arguments)
             return [self.alike(result, sizes, cuts) for result, cuts in zip(results, outs, strict=True)]
 
@@ -142,14 +137,14 @@ class Rewriting(Body):
         results = body(numbers, [parted(x, cuts, sizes) for x, cuts in zip(operands, ins, strict=True)])
         return [whole_again(x, cuts, sizes) for x, cuts in zip(results, outs, strict=True)]
 
-    def alike(self, result: Any, sizes: Mapping[str, int], cuts: Cuts) -> Any:
+    def alike(self, result: Any, sizes: Mapping[str, int], cuts: Sequence[Sequence[str]]) -> Any:
         """A result, which is said to be the same along the axes that do not cut it."""
         for axis in sizes:
             if axis not in chain(*cuts):
                 result = alike_p.bind(result, axis=axis)
         return result
 
-    def equation(self, equation: Any, operands: Values) -> list[Any]:
+    def equation(self, equation: Any, operands: Sequence[Any]) -> list[Any]:
         """What an equation gives, for all devices at once."""
         name, params = str(equation.primitive), equation.params
         if name == "shard_map":
@@ -261,14 +256,14 @@ def held(x: Any, sharding: Any) -> Any:
     )
 
 
-def cuts_of(spec: Any, ndim: int, axes: Mapping[str, int]) -> Cuts:
+def cuts_of(spec: Any, ndim: int, axes: Mapping[str, int]) -> tuple[tuple[str, ...], ...]:
     """The axes among these that a spec cuts dims by."""
     entries = [entry if isinstance(entry, tuple) else (entry,) for entry in spec]
     dims = [*entries, *[()] * (ndim - len(entries))]
     return tuple(tuple(name for name in names if name in axes) for names in dims)
 
 
-def parted(x: Any, cuts: Cuts, sizes: Mapping[str, int]) -> Any:
+def parted(x: Any, cuts: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> Any:
     """A whole tensor with a dim before the others for each axis that cuts it, in the order of the axes."""
     shape: list[int] = []
     places: dict[str, int] = {}
@@ -282,7 +277,7 @@ def parted(x: Any, cuts: Cuts, sizes: Mapping[str, int]) -> Any:
     return lax.transpose(lax.reshape(x, shape), [*(places[axis] for axis in sizes if axis in places), *own])
 
 
-def whole_again(x: Any, cuts: Cuts, sizes: Mapping[str, int]) -> Any:
+def whole_again(x: Any, cuts: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> Any:
     """The tensor of which that is the form."""
     leading = [axis for axis in sizes if axis in chain(*cuts)]
     order: list[int] = []

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,7 +32,7 @@ from reshard.models.checkpoints.copying import TensorCopy, TileTarget
 from reshard.models.checkpoints.dcp import DTYPES, METADATA, STORAGES
 from reshard.models.checkpoints.files import TileFile, row_major
 from reshard.models.checkpoints.layouts import (
-    Casts,
+    Cast,
     FixedBytes,
     WrittenFiles,
     placed_tensors,
@@ -60,7 +61,7 @@ class SavedItem(NamedTuple):
     target: TileTarget
 
 
-def dcp_files(checkpoint: Checkpoint, rules: Rules | None, casts: Casts) -> WrittenFiles:
+def dcp_files(checkpoint: Checkpoint, rules: Rules | None, casts: Sequence[Cast]) -> WrittenFiles:
     """A file for every device of the rules, or files of whole tensors up to a size; and what says where all is.
 
     A box that several devices have is written by that of them which has written least.

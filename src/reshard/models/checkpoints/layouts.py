@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -52,15 +52,11 @@ _STATE = re.compile(rf"(?:.*\.)?state\.(?P<parameter>.+)\.(?P<state>{'|'.join(ST
 
 
 class Cast(NamedTuple):
-    """What the floats of some tensors are written as."""
+    """What the floats of some tensors are written as; of several, the first whose pattern matches decides."""
 
     pattern: str
     """For their names."""
     dtype: DType
-
-
-Casts = tuple[Cast, ...]
-"""The first whose pattern matches decides."""
 
 
 class FixedBytes(NamedTuple):
@@ -130,7 +126,7 @@ class WrittenFiles:
         return places
 
 
-def casts_of(texts: Iterable[str]) -> Casts:
+def casts_of(texts: Iterable[str]) -> tuple[Cast, ...]:
     """Casts from their texts: a dtype, or a pattern for names and a dtype, as `*.weight=bf16`.
 
     Raises:
@@ -144,7 +140,7 @@ def casts_of(texts: Iterable[str]) -> Casts:
     return tuple(casts)
 
 
-def written_dtype(name: str, dtype: DType, casts: Casts) -> DType:
+def written_dtype(name: str, dtype: DType, casts: Sequence[Cast]) -> DType:
     """What a tensor is written as: floats of two bytes and more as casts say, all else as it is.
 
     Raises:
@@ -180,7 +176,7 @@ def sharded_names(tensors: Iterable[tuple[str, int]], limit: int = SHARD_BYTES) 
     return groups
 
 
-def whole_files(checkpoint: Checkpoint, casts: Casts, shard_bytes: int = SHARD_BYTES) -> WrittenFiles:
+def whole_files(checkpoint: Checkpoint, casts: Sequence[Cast], shard_bytes: int = SHARD_BYTES) -> WrittenFiles:
     """Files of safetensors that hold whole tensors, each up to a size, and their index.
 
     Raises:
@@ -247,7 +243,7 @@ def _parameters_of(tensors: Mapping[str, ReadableTensor]) -> dict[str, str]:
     return result
 
 
-def device_files(checkpoint: Checkpoint, rules: Rules, casts: Casts) -> WrittenFiles:
+def device_files(checkpoint: Checkpoint, rules: Rules, casts: Sequence[Cast]) -> WrittenFiles:
     """A file of safetensors for every device of the rules, with the buffers that it keeps, and the index of tensors.
 
     Raises:

@@ -9,6 +9,7 @@ where a tile is larger than what may be held, chunks are cut further.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from reshard.box import Box
 from reshard.errors import ReshardError
 from reshard.models.checkpoints.copying import TileTarget
 from reshard.models.checkpoints.files import TileFile
-from reshard.models.checkpoints.layouts import Casts, CreatedArray, WrittenFiles, placed_tensors, written_dtype
+from reshard.models.checkpoints.layouts import Cast, CreatedArray, WrittenFiles, placed_tensors, written_dtype
 from reshard.models.checkpoints.orbax import METADATA, metadata_of, tensorstore
 from reshard.models.checkpoints.stored import Checkpoint, is_inside
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:  # rules load where they are read
     from reshard.models.ruleset import Rules
 
 
-def orbax_arrays(checkpoint: Checkpoint, rules: Rules | None, casts: Casts, cap: int) -> WrittenFiles:
+def orbax_arrays(checkpoint: Checkpoint, rules: Rules | None, casts: Sequence[Cast], cap: int) -> WrittenFiles:
     """An array for every tensor.
 
     Args:

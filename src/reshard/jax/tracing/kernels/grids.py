@@ -9,9 +9,9 @@ By hand, i = 0 … 5: `i // 3` is 0 0 0 1 1 1, of which the first three say that
 nothing, and the first one of the other three that the digit above counts 1; `2 - i` is no digit of anything.
 
 >>> digits_of(np.array([0, 0, 0, 1, 1, 1]), (0,))
-(Digit(axis=0, stride=3, size=2),)
+(GridDigit(axis=0, stride=3, size=2),)
 >>> digits_of(np.add.outer(4 * np.arange(3), np.arange(4)), (1, 0))
-(Digit(axis=1, stride=1, size=3), Digit(axis=0, stride=1, size=4))
+(GridDigit(axis=1, stride=1, size=3), GridDigit(axis=0, stride=1, size=4))
 >>> digits_of(2 - np.arange(3), (0,)) is None
 True
 """
@@ -34,7 +34,7 @@ MOST_PLACES = 1 << 16
 """Of an index map, more are not asked."""
 
 
-class Digit(NamedTuple):
+class GridDigit(NamedTuple):
     """A factor of an axis of a grid: of a place i it is `i // stride % size`."""
 
     axis: int
@@ -92,14 +92,14 @@ def _values(jaxpr: Any, consts: Sequence[Any], axes: Sequence[int], grid: Sequen
     return np.asarray(values).reshape(shape)
 
 
-def digits_of(values: NDArray[Any], axes: Sequence[int]) -> tuple[Digit, ...] | None:
+def digits_of(values: NDArray[Any], axes: Sequence[int]) -> tuple[GridDigit, ...] | None:
     """The digits of which numbers are made, major to minor; None where they are made of anything else.
 
     Args:
         values: by the places of axes.
         axes: which these are.
     """
-    counted: list[tuple[int, Digit]] = []
+    counted: list[tuple[int, GridDigit]] = []
     made: Any = np.zeros(values.shape, np.int64)
     for place, axis in enumerate(axes):
         line = values[tuple(slice(None) if other == place else 0 for other in range(values.ndim))].astype(np.int64)
@@ -110,7 +110,7 @@ def digits_of(values: NDArray[Any], axes: Sequence[int]) -> tuple[Digit, ...] | 
             differs = np.flatnonzero(every != every[0] + step * np.arange(len(every)))
             size = int(differs[0]) if len(differs) else len(every)
             if step:
-                counted.append((step, Digit(axis, stride, size)))
+                counted.append((step, GridDigit(axis, stride, size)))
             along += numbers // stride % size * step
             stride *= size
         made = made + along.reshape([-1 if other == place else 1 for other in range(values.ndim)])
@@ -121,7 +121,7 @@ def digits_of(values: NDArray[Any], axes: Sequence[int]) -> tuple[Digit, ...] | 
     return tuple(digit for _, digit in counted)
 
 
-class Cuts:
+class GridCuts:
     """Where the axes of a grid are cut into digits, so that every digit that is used is one or several of these."""
 
     def __init__(self, grid: Sequence[Any]) -> None:
@@ -129,7 +129,7 @@ class Cuts:
         self.grid = grid
         self.strides: dict[int, list[int]] = {axis: [1] for axis in range(len(grid))}
 
-    def take(self, digits: Sequence[Digit]) -> bool:
+    def take(self, digits: Sequence[GridDigit]) -> bool:
         """Cut for some digits more, if what is there and they are digits of an axis together."""
         wanted: dict[int, list[int]] = {}
         for digit in digits:
@@ -141,13 +141,13 @@ class Cuts:
         self.strides |= wanted
         return True
 
-    def parts(self, digit: Digit) -> list[Digit]:
+    def parts(self, digit: GridDigit) -> list[GridDigit]:
         """The digits of the axis, major to minor, that make up one."""
         return [each for each in self.of_axis(digit.axis) if digit.stride <= each.stride < digit.stride * digit.size]
 
-    def of_axis(self, axis: int) -> list[Digit]:
+    def of_axis(self, axis: int) -> list[GridDigit]:
         """All digits of an axis, major to minor."""
         if not isinstance(self.grid[axis], int):
             return []
         ends = pairwise([*self.strides[axis], self.grid[axis]])
-        return [Digit(axis, start, stop // start) for start, stop in ends][::-1]
+        return [GridDigit(axis, start, stop // start) for start, stop in ends][::-1]

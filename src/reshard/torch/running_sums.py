@@ -38,7 +38,7 @@ def cumsum(x: DTensor, dim: int) -> DTensor:
     check_tensor(x)
     dim = dim_of(x, dim)
     world = current_world()
-    line = world.once(("running", x._spec, dim), lambda: Line.of(x, dim, world.rank))
+    line = world.once(("running", x._spec, dim), lambda: RankLine.of(x, dim, world.rank))
     local = x.to_local()
     own = local.cumsum(dim)
     if len(line.ranks) > 1 + MOST_MOVES:
@@ -51,7 +51,7 @@ def cumsum(x: DTensor, dim: int) -> DTensor:
     return tensor_of(own, x, list(x.shape))
 
 
-class Line(NamedTuple):
+class RankLine(NamedTuple):
     """The ranks whose tiles follow each other in a dim."""
 
     ranks: tuple[int, ...]
@@ -60,7 +60,7 @@ class Line(NamedTuple):
     """What all ranks of the mesh are about to do."""
 
     @classmethod
-    def of(cls, x: DTensor, dim: int, rank: int) -> Line:
+    def of(cls, x: DTensor, dim: int, rank: int) -> RankLine:
         """That of a rank.
 
         Raises:

@@ -30,8 +30,8 @@ from jax.extend.core import ClosedJaxpr
 
 from reshard.jax.tracing.emitter import Emitter, labels
 from reshard.jax.tracing.evaluation import results_of, values_of
-from reshard.jax.tracing.kernels.grids import Digit
-from reshard.jax.tracing.kernels.parts import Kernel
+from reshard.jax.tracing.kernels.cuttable import Kernel
+from reshard.jax.tracing.kernels.grids import GridDigit
 from reshard.jax.tracing.kernels.scratch import ASKING
 from reshard.operations.interpreter import Extents
 from reshard.propagation import Value
@@ -85,7 +85,7 @@ def as_function(kernel: Kernel) -> ClosedJaxpr:
     return jax.make_jaxpr(run)(*avals)
 
 
-def _digits(kernel: Kernel) -> list[Digit]:
+def _digits(kernel: Kernel) -> list[GridDigit]:
     return [digit for axis in range(len(kernel.mapping.grid)) for digit in kernel.cuts.of_axis(axis)]
 
 
@@ -93,8 +93,8 @@ def _on_tiles(kernel: Kernel, number: int) -> Callable[[Extents, Sequence[Any]],
     """One result of a kernel, from tiles."""
 
     def run(extents: Extents, tiles: Sequence[Any]) -> Any:
-        counts: dict[Digit, int] = {}
-        starts: dict[Digit, Any] = {}
+        counts: dict[GridDigit, int] = {}
+        starts: dict[GridDigit, Any] = {}
         last = len(extents.shapes) - 1
         for place, dim in enumerate(kernel.dims[kernel.mapping.num_inputs + number]):
             local, start = extents.shapes[-1][place], extents.start(last, place)
@@ -127,13 +127,13 @@ class LocalKernel:
     """A kernel over the blocks of one device."""
 
     kernel: Kernel
-    counts: dict[Digit, int]
+    counts: dict[GridDigit, int]
     """Of each digit how many values the device has."""
     axes: tuple[LocalAxis, ...]
     """Of the grid here."""
 
     @classmethod
-    def of(cls, kernel: Kernel, counts: dict[Digit, int], starts: dict[Digit, Any]) -> LocalKernel:
+    def of(cls, kernel: Kernel, counts: dict[GridDigit, int], starts: dict[GridDigit, Any]) -> LocalKernel:
         """The part with so many values of each digit, from a first one on."""
         axes = []
         for axis, size in enumerate(kernel.mapping.grid):

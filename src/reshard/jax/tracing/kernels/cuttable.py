@@ -28,16 +28,16 @@ from typing import Any, NamedTuple
 from jax._src.pallas.core import Blocked, Element, Squeezed
 from jax._src.state.types import ReadEffect, RefEffect
 
-from reshard.jax.tracing.kernels.grids import BlockNumber, Cuts, Digit, block_numbers, digits_of
+from reshard.jax.tracing.kernels.grids import BlockNumber, GridCuts, GridDigit, block_numbers, digits_of
 from reshard.jax.tracing.kernels.scratch import ASKING, OF_THE_DEVICE, equations_in, is_begun_anew
 from reshard.operations.pattern import Term
 
 
-class CutDim(NamedTuple):
+class BlockDim(NamedTuple):
     """A dim of a tensor of a kernel."""
 
     number: BlockNumber
-    digits: tuple[Digit, ...] | None
+    digits: tuple[GridDigit, ...] | None
     """Of which its block numbers are made; None where they are anything else."""
     block: int
     """How many elements a block has."""
@@ -71,19 +71,19 @@ class Kernel:
         return is_alone and all(block.has_trivial_window() for block in mapping.block_mappings)
 
     @cached_property
-    def cuts(self) -> Cuts:
+    def cuts(self) -> GridCuts:
         """The digits of its grid."""
         return self._laid[0]
 
     @cached_property
-    def dims(self) -> list[list[CutDim]]:
+    def dims(self) -> list[list[BlockDim]]:
         """Per tensor with blocks, operands first, its dims."""
         return self._laid[1]
 
     @cached_property
-    def _laid(self) -> tuple[Cuts, list[list[CutDim]]]:
-        cuts = Cuts(self.mapping.grid)
-        dims: list[list[CutDim]] = [[] for _ in self.mapping.block_mappings]
+    def _laid(self) -> tuple[GridCuts, list[list[BlockDim]]]:
+        cuts = GridCuts(self.mapping.grid)
+        dims: list[list[BlockDim]] = [[] for _ in self.mapping.block_mappings]
         for tensor in sorted(range(len(dims)), key=lambda tensor: tensor < self.mapping.num_inputs):  # results first
             block_mapping = self.mapping.block_mappings[tensor]
             numbers = block_numbers(block_mapping.index_map_jaxpr, self.mapping.grid)
@@ -94,7 +94,7 @@ class Kernel:
         return cuts, [_apart(each, cuts) for each in dims]
 
     @cached_property
-    def cut(self) -> frozenset[Digit]:
+    def cut(self) -> frozenset[GridDigit]:
         """The digits that may be cut."""
         params, jaxpr, inputs = self.equation.params, self.equation.params["jaxpr"], self.mapping.num_inputs
         names = {str(equation.primitive) for equation in equations_in(jaxpr)}
@@ -113,7 +113,7 @@ class Kernel:
         common = set.intersection(*of_results) if of_results else set()
         return frozenset(digit for digit in common if digit.size > 1 and self._is_free(digit))
 
-    def _is_free(self, digit: Digit) -> bool:
+    def _is_free(self, digit: GridDigit) -> bool:
         """Whether no value of a digit knows of another."""
         axis, is_compiled = digit.axis, self.equation.params["interpret"] is not True
         if (self.asked_inside or is_compiled) and digit != self.cuts.of_axis(axis)[0]:
@@ -164,7 +164,7 @@ class Kernel:
         ]
 
 
-def _cut_dim(number: BlockNumber, kind: Any, size: int, cuts: Cuts) -> CutDim:
+def _cut_dim(number: BlockNumber, kind: Any, size: int, cuts: GridCuts) -> BlockDim:
     """A dim, whose digits are taken where its blocks are one after another without a rest."""
     block = 1 if isinstance(kind, Squeezed) else getattr(kind, "block_size", 0)
     is_plain = isinstance(kind, (Squeezed, Blocked)) or (isinstance(kind, Element) and tuple(kind.padding) == (0, 0))
@@ -178,12 +178,12 @@ def _cut_dim(number: BlockNumber, kind: Any, size: int, cuts: Cuts) -> CutDim:
         count *= digit.size
     if digits is None or count * block != size or not cuts.take(digits):
         digits = None
-    return CutDim(number, digits, block)
+    return BlockDim(number, digits, block)
 
 
-def _apart(dims: Sequence[CutDim], cuts: Cuts) -> list[CutDim]:
+def _apart(dims: Sequence[BlockDim], cuts: GridCuts) -> list[BlockDim]:
     """The dims of a tensor with the digits as they are cut; of a diagonal the first dim alone is."""
-    used: set[Digit] = set()
+    used: set[GridDigit] = set()
     apart = []
     for dim in dims:
         parts = None if dim.digits is None else tuple(part for digit in dim.digits for part in cuts.parts(digit))
