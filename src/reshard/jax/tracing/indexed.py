@@ -42,9 +42,10 @@ def simplified(program: Program, equation: Any, indices: Value, table: Shape, wi
     pairs = list(zip(batching, places, strict=True))
     telling: list[tuple[int, Value]] = []
     for dim, index in zip(named, parts, strict=True):
+        begins = inside and dim not in gone and window_sizes[dim] == table[dim]
         counted = None if index is None else _counted_dim(program, index)
         if index is None:
-            if not inside or dim in gone or window_sizes[dim] != table[dim]:
+            if not begins:
                 return numbers, indices
         elif not telling and dim == named[-1]:  # one index must stay
             telling.append((dim, index))
@@ -55,7 +56,7 @@ def simplified(program: Program, equation: Any, indices: Value, table: Shape, wi
             and counted not in dict(pairs).values()
         ):
             pairs.append((dim, counted))
-        elif not (inside and dim not in gone and window_sizes[dim] == table[dim]):
+        elif not begins:
             telling.append((dim, index))
     if len(telling) != 1:
         return numbers, indices
