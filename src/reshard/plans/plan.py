@@ -38,11 +38,11 @@ import numpy as np
 from reshard.checks import all_of, expect, shown
 from reshard.drawing.notebooks import mimebundle
 from reshard.errors import ReshardError
-from reshard.exchange import DigitExchange
 from reshard.network import Cut, Transfers, best_cut, least_transfers, overlapped_spans, seconds_of
 from reshard.plans.chrome_trace import chrome_trace, overlapped_trace
 from reshard.plans.least_bytes import LeastBytes
 from reshard.plans.mlir import write_sdy, write_shard
+from reshard.plans.moved_bytes import MovedBytes
 from reshard.plans.options import Options
 from reshard.plans.parts import Parting
 from reshard.plans.plan_page import plan_drawing, plan_page
@@ -293,19 +293,14 @@ class Plan(ReshardWork):
         return sum(share.parts * step.rounds for share in self.shares for step in share.steps)
 
     @cached_property
+    def moved_bytes(self) -> MovedBytes:
+        """What all steps move."""
+        return MovedBytes(self._steps_with_times, self.dtype.itemsize)
+
+    @property
     def received_bytes(self) -> int:
         """Bytes that the busiest device receives from others over all steps."""
-        moving = [(step, times) for step, times in self._steps_with_times if step.moves]
-        if not moving:
-            return 0
-        if len(moving) == 1:
-            (step, times) = moving[0]
-            return step.received_bytes * times
-        devices = np.array(self.devices, dtype=np.int64)
-        total = np.zeros(len(devices), dtype=np.int64)
-        for step, times in moving:
-            total[np.searchsorted(devices, step.after.mesh.device_array)] += step.all_received_bytes() * times
-        return int(total.max())
+        return self.moved_bytes.largest
 
     @property
     def _steps_with_times(self) -> list[tuple[Step, int]]:
@@ -319,7 +314,7 @@ class Plan(ReshardWork):
     @cached_property
     def total_received_bytes(self) -> int:
         """Bytes that all devices together receive from others over all steps."""
-        return sum(step.total_received_bytes * times for step, times in self._steps_with_times)
+        return self.moved_bytes.total
 
     @property
     def relayed_bytes(self) -> int:
@@ -337,23 +332,7 @@ class Plan(ReshardWork):
 
         It is what the busiest device receives unless tiles differ in size, or devices hold what others send too.
         """
-        exchanges = [
-            (move.exchange, times)
-            for step, times in self._steps_with_times
-            for move in step.moves
-            if move.exchange.total_received
-        ]
-        if len(exchanges) <= 1 and all(move.is_even and isinstance(move, DigitExchange) for move, _ in exchanges):
-            return self.received_bytes
-        devices = np.array(self.devices, dtype=np.int64)
-        total = np.zeros(len(devices), dtype=np.int64)
-        try:
-            for exchange, times in exchanges:
-                senders, _, elements = exchange.traffic()
-                np.add.at(total, np.searchsorted(devices, senders), elements * times)
-        except ReshardError:
-            return None
-        return int(total.max(initial=0)) * self.dtype.itemsize
+        return self.moved_bytes.sent
 
     def received_bytes_on(self, device: int) -> int:
         """Bytes that one device receives from others over all steps.
@@ -362,11 +341,7 @@ class Plan(ReshardWork):
             ReshardError: `unknown-device` where the device is neither in the source nor in the target.
         """
         self._check_device(device)
-        return sum(
-            step.received_bytes_on(device) * times
-            for step, times in self._steps_with_times
-            if device in step.before.mesh or device in step.after.mesh
-        )
+        return self.moved_bytes.on(device)
 
     def _check_device(self, device: int) -> None:
         ends = (self.source, self.target, *(step.after for step in self.steps))
