@@ -25,6 +25,7 @@ PATTERNS = (
     Pattern.of,
     level_moves._graph,
     level_moves._load,
+    level_moves._load_of_collective,
     level_moves._moves,
 )
 """What is kept of patterns of exchanges, whatever tensors follow them."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -139,11 +139,6 @@ def _edges(level: Level, starts: Digits, stops: Digits, size: int) -> list[Float
     return edges_of_pieces(level, start, stop, stop - start, np.ones(len(start)), size)
 
 
-@lru_cache(CACHED)
-def _at_stride_one(level: Level) -> Level:
-    return replace(level, stride=1)
-
-
 def _tied(along: set[int], reached: Sequence[tuple[int, ...]]) -> list[int]:
     """The digits elsewhere whose variable, on some route, is one along a level, or of a digit that is so tied.
 
@@ -215,7 +210,7 @@ class _Pieces:
             number: of the level.
             befores: the levels along which pieces have gone already, and how many routes there are of each kind.
         """
-        level, same_as = _at_stride_one(self.levels[number]), self.same_as
+        level, same_as = self.levels[number].at_stride_one(), self.same_as
         own = [place for place in self.places if place.level == number]
         elsewhere = [place for place in self.places if place.level != number]
         reached = [

@@ -37,6 +37,7 @@ from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
 from reshard.planner.policy import SMALL_BYTES, best_first, explained, shrinks_first
 from reshard.planner.route_prices import RoutePrices, TimedRoute, fastest, timed_routes
+from reshard.planner.spread import all_cuts
 from reshard.planner.step_prices import StepPrices
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
@@ -308,6 +309,7 @@ def cache_clear() -> None:
     _planned.cache_clear()
     alternatives.cache_clear()
     better_legs.cache_clear()
+    all_cuts.cache_clear()
     RoutePrices.of.cache_clear()
     StepPrices.of.cache_clear()
     step_of.cache_clear()
