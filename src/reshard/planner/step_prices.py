@@ -169,7 +169,12 @@ class StepPrices:
 
     def _digit_roles(self, sharding: Sharding) -> DigitRoles | None:
         mesh, shape = sharding.mesh, self.shape
-        if mesh.device_ids is not None or mesh.size != self.meshes[0].size or sharding.unreduced or sharding.has_windows:
+        if (
+            mesh.device_ids is not None
+            or mesh.size != self.meshes[0].size
+            or sharding.unreduced
+            or sharding.has_windows
+        ):
             return None
         if mesh.is_maximal:
             return DigitRoles((), (frozenset(),) * len(shape), prod(shape))
