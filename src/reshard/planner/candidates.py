@@ -206,16 +206,18 @@ def _combined_inside(source: Sharding, middle: Sharding, boundary: int) -> Shard
     [{parts(2), "g"}], unreduced={"h"}
     """
     mesh = source.mesh
-    whole = mesh.size // boundary
-    between = mesh.parts_within(source.unreduced, Digit(boundary, whole))
-    inside = mesh.parts_within(source.unreduced, Digit(1, boundary))
+    of_hosts, of_devices = Digit(boundary, mesh.size // boundary), Digit(1, boundary)
+    between, inside = (mesh.parts_within(source.unreduced, digit) for digit in (of_hosts, of_devices))
     if not between or not inside or source.mesh.device_ids is not None:
         return None
-    waiting = Digits([mesh.digit_of(axis) for axis in between])
+    waiting = Digits([mesh.digit_of(axis) for axis in between]).primes()
     dims = []
     for dim in middle.dims:
-        digits = Digits([mesh.digit_of(axis) for axis in dim.axes]).primes()
-        dims.append(dim_cuts(mesh, [(digit.size, None if digit in waiting.primes() else digit) for digit in digits]))
+        digits: list[Digit] = []
+        for whole in (Digits([mesh.digit_of(axis)]) for axis in dim.axes):
+            parts = Digits([*whole.within(of_hosts), *whole.within(of_devices)])
+            digits += (parts if parts.size == whole.size else whole).primes()
+        dims.append(dim_cuts(mesh, [(digit.size, None if digit in waiting else digit) for digit in digits]))
     return Sharding.of(mesh, *dims, unreduced=between, reduction=source.reduction)
 
 

@@ -38,11 +38,11 @@ import numpy as np
 from reshard.checks import all_of, expect, shown
 from reshard.drawing.notebooks import mimebundle
 from reshard.errors import ReshardError
-from reshard.exchange import DigitExchange
-from reshard.network import Cut, best_cut, overlapped_spans, seconds_of
+from reshard.network import Cut, Transfers, best_cut, least_transfers, overlapped_spans, seconds_of
 from reshard.plans.chrome_trace import chrome_trace, overlapped_trace
 from reshard.plans.least_bytes import LeastBytes
 from reshard.plans.mlir import write_sdy, write_shard
+from reshard.plans.moved_bytes import MovedBytes
 from reshard.plans.options import Options
 from reshard.plans.parts import Parting
 from reshard.plans.plan_page import plan_drawing, plan_page
@@ -244,14 +244,23 @@ class Plan(ReshardWork):
 
     @cached_property
     def time_cut(self) -> Cut | None:
-        """What proves `lower_bound_seconds`; None without a network, or where nothing must cross that is known."""
+        """The cut that takes longest; None without a network, or where nothing must cross that is known."""
         network = self.options.network
         return None if network is None or not self.steps else best_cut(self.reshard, network)
+
+    @cached_property
+    def time_transfers(self) -> Transfers | None:
+        """Transfers without which values are not combined, where they take longer than the cut; else None."""
+        if self.options.network is None or self.time_cut is None:
+            return None
+        transfers = least_transfers(self.reshard, self.options.network)
+        return transfers if transfers is not None and transfers.seconds > self.time_cut.seconds else None
 
     @property
     def lower_bound_seconds(self) -> float | None:
         """Seconds that no plan goes below on the network as described, latencies left out; None without one.
 
+        `time_cut` proves it, or `time_transfers` where there are any.
         0 where nothing must move, and where no bound is known: where values become partial, and windows are summed.
 
         >>> from reshard.mesh import Mesh
@@ -264,7 +273,8 @@ class Plan(ReshardWork):
         """
         if self.options.network is None:
             return None
-        return 0.0 if self.time_cut is None else self.time_cut.seconds
+        proof = self.time_transfers or self.time_cut
+        return 0.0 if proof is None else proof.seconds
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
@@ -283,19 +293,14 @@ class Plan(ReshardWork):
         return sum(share.parts * step.rounds for share in self.shares for step in share.steps)
 
     @cached_property
+    def moved_bytes(self) -> MovedBytes:
+        """What all steps move."""
+        return MovedBytes(self._steps_with_times, self.dtype.itemsize)
+
+    @property
     def received_bytes(self) -> int:
         """Bytes that the busiest device receives from others over all steps."""
-        moving = [(step, times) for step, times in self._steps_with_times if step.moves]
-        if not moving:
-            return 0
-        if len(moving) == 1:
-            (step, times) = moving[0]
-            return step.received_bytes * times
-        devices = np.array(self.devices, dtype=np.int64)
-        total = np.zeros(len(devices), dtype=np.int64)
-        for step, times in moving:
-            total[np.searchsorted(devices, step.after.mesh.device_array)] += step.all_received_bytes() * times
-        return int(total.max())
+        return self.moved_bytes.largest
 
     @property
     def _steps_with_times(self) -> list[tuple[Step, int]]:
@@ -309,7 +314,7 @@ class Plan(ReshardWork):
     @cached_property
     def total_received_bytes(self) -> int:
         """Bytes that all devices together receive from others over all steps."""
-        return sum(step.total_received_bytes * times for step, times in self._steps_with_times)
+        return self.moved_bytes.total
 
     @property
     def relayed_bytes(self) -> int:
@@ -327,23 +332,7 @@ class Plan(ReshardWork):
 
         It is what the busiest device receives unless tiles differ in size, or devices hold what others send too.
         """
-        exchanges = [
-            (move.exchange, times)
-            for step, times in self._steps_with_times
-            for move in step.moves
-            if move.exchange.total_received
-        ]
-        if len(exchanges) <= 1 and all(move.is_even and isinstance(move, DigitExchange) for move, _ in exchanges):
-            return self.received_bytes
-        devices = np.array(self.devices, dtype=np.int64)
-        total = np.zeros(len(devices), dtype=np.int64)
-        try:
-            for exchange, times in exchanges:
-                senders, _, elements = exchange.traffic()
-                np.add.at(total, np.searchsorted(devices, senders), elements * times)
-        except ReshardError:
-            return None
-        return int(total.max(initial=0)) * self.dtype.itemsize
+        return self.moved_bytes.sent
 
     def received_bytes_on(self, device: int) -> int:
         """Bytes that one device receives from others over all steps.
@@ -352,11 +341,7 @@ class Plan(ReshardWork):
             ReshardError: `unknown-device` where the device is neither in the source nor in the target.
         """
         self._check_device(device)
-        return sum(
-            step.received_bytes_on(device) * times
-            for step, times in self._steps_with_times
-            if device in step.before.mesh or device in step.after.mesh
-        )
+        return self.moved_bytes.on(device)
 
     def _check_device(self, device: int) -> None:
         ends = (self.source, self.target, *(step.after for step in self.steps))

@@ -256,8 +256,9 @@ def as_key(target: Any) -> Any:
     if target is None or isinstance(target, Sharding):
         return target
     placements = tuple(target) if isinstance(target, Iterable) else (target,)
-    if not all(isinstance(placement, Placement) for placement in placements):
-        raise ReshardError("bad-argument", f"the target must be placements or a Sharding, got: {shown(target)}")
+    for placement in placements:
+        if not isinstance(placement, Placement):
+            raise ReshardError("bad-argument", f"the target must be placements or a Sharding, got: {shown(target)}")
     return placements
 
 
