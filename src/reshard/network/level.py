@@ -102,6 +102,15 @@ class Level:
         """
         return _part(self, digit)
 
+    def at_stride_one(self) -> Level:
+        """The same between devices whose numbers follow one another."""
+        return self if self.stride == 1 else _at_stride_one(self)
+
+
+@lru_cache(CACHED)
+def _at_stride_one(level: Level) -> Level:
+    return replace(level, stride=1)
+
 
 @lru_cache(CACHED)
 def _part(level: Level, digit: Digit) -> Level:

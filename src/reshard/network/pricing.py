@@ -255,8 +255,9 @@ def use_of_pattern(
     Raises:
         ReshardError: `too-large`.
     """
-    source, receivers = map(_unnamed, meshes)
-    stages = _stages_of(network, source, pattern) if pattern.kind and receivers == source else None
+    source, receivers = _unnamed(meshes[0]), _unnamed(meshes[1])
+    shared = receivers is source or receivers == source
+    stages = _stages_of(network, source, pattern) if pattern.kind and shared else None
     if stages is None:
         if not is_even:
             return None

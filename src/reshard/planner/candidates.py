@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, pairwise, product
 from math import prod
+from operator import le
 
 from reshard.axis import Axis, aligned, common_prefix, difference, merged
 from reshard.collectives.fewest_bytes import fewest_bytes_chain, fewest_bytes_middles
@@ -132,12 +133,16 @@ def _gathers(prices: RoutePrices, limit_s: float) -> Iterator[Sharding]:
         return
     cutting = [dim.axes for dim in source.dims]
     sizes = [[axis.size_in(source.mesh.sizes[axis.name]) for axis in axes] for axes in cutting]
+    slow: list[tuple[int, ...]] = []  # what is gathered further takes longer yet
     for counts in sorted(product(*(range(len(axes) + 1) for axes in cutting)), key=sum, reverse=True)[1:]:
+        if any(all(map(le, counts, known)) for known in slow):
+            continue
         with suppress(ReshardError):
             shards = [prod(parts[:count]) for parts, count in zip(sizes, counts, strict=True)]
             lengths = [size // parts for size, parts in zip(reshard.shape, shards, strict=True)]
             seconds = prices.seconds_to_gather(lengths)
             if seconds is not None and seconds >= limit_s:
+                slow.append(counts)
                 continue
             kept = [axes[:count] for axes, count in zip(cutting, counts, strict=True)]
             middle = Sharding(source.mesh, tuple(map(DimSharding, kept)), uneven=target.uneven)
@@ -259,18 +264,27 @@ def refinements(
     pieces, _ = aligned(list(axes), [axis for axis, _ in cutting], sizes)
     homes = {piece: number for piece in pieces for axis, number in cutting if axis.contains(piece)}
 
-    def placed(finer: Sharding, rest: Sequence[Axis]) -> Iterator[Sharding]:
-        if not rest:
-            yield finer
+    def placed(added: tuple[tuple[Axis, ...], ...], parts: Sequence[int]) -> Iterator[tuple[tuple[Axis, ...], ...]]:
+        """What each dim is cut by besides, of all pieces, from what some are and into how many parts that cuts dims."""
+        count = sum(map(len, added))
+        if count == len(pieces):
+            yield added
             return
-        piece = rest[0]
+        piece = pieces[count]
         for number in [homes[piece]] if piece in homes else range(len(shape)):
-            dims = list(finer.dims)
-            dims[number] = replace(dims[number], axes=merged([*dims[number].axes, piece], sizes))
-            finest = replace(finer, dims=tuple(dims))
-            if shape[number] % finest.layout.shards(number) == 0:
-                yield from placed(finest, rest[1:])
+            cut = parts[number] * piece.size_in(sizes[piece.name])
+            if shape[number] % cut == 0:
+                behind = number + 1
+                yield from placed(
+                    (*added[:number], (*added[number], piece), *added[behind:]), [*parts[:number], cut, *parts[behind:]]
+                )
 
-    if pieces:  # what was unreduced and now cuts a dim is unreduced no longer
-        unreduced = difference(sharding.unreduced, pieces, sizes)
-        yield from placed(replace(sharding, unreduced=unreduced, replicated=()), pieces)
+    if not pieces:
+        return
+    unreduced = difference(sharding.unreduced, pieces, sizes)  # what now cuts a dim is unreduced no longer
+    for added in placed(((),) * len(shape), [sharding.layout.shards(dim) for dim in range(len(shape))]):
+        dims = tuple(
+            replace(dim, axes=merged([*dim.axes, *more], sizes)) if more else dim
+            for dim, more in zip(sharding.dims, added, strict=True)
+        )
+        yield replace(sharding, dims=dims, unreduced=unreduced, replicated=())
