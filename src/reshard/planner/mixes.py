@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.errors import ReshardError
-from reshard.network import busy_seconds, spans_of_uses
+from reshard.network import Use, busy_seconds, spans_of_uses
 from reshard.network.traffic import Floats
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.number_of_parts import MOST_PARTS, WORTH
@@ -152,8 +152,14 @@ def _in_parts(plan: Plan, amounts: Sequence[float], routes: Sequence[Route], pri
     unit = Parting.of(plan.shape, dict.fromkeys(point for route in routes for point in prices.points(route))).unit
     best, least = [0] * len(routes), limit
     before = float("inf")
+    halves = [Use.together(prices.uses(route, 2), len(prices.network.levels)).busy for route in routes]
+    whole, half = np.array([prices.timed(route).busy for route in routes]), np.array(halves)
+    grows = 2 * (whole - half)
+    waits = np.maximum(whole - grows, 0.0)  # of a part, however small
     for count in (count for count in range(min(unit, MOST_PARTS), 0, -1) if unit % count == 0):
         numbers = _rounded(amounts, count)
+        if (np.array(numbers) @ (waits + grows / count)).max() >= least:
+            continue
         uses = [prices.uses(route, count) for route, number in zip(routes, numbers, strict=True) if number]
         spans = spans_of_uses(uses, [number for number in numbers if number])
         seconds = max(span[-1][1] for span in spans)
