@@ -79,9 +79,11 @@ class RoutePrices:
         Raises:
             ReshardError: as `Route.chain`, and `too-large`.
         """
-        if route not in self._timed:
-            self._timed[route] = self._time(route)
-        return self._timed[route]
+        try:
+            return self._timed[route]
+        except KeyError:
+            way = self._timed[route] = self._time(route)
+            return way
 
     def points(self, route: Route) -> tuple[Sharding, ...]:
         """What it passes, both ends too."""
