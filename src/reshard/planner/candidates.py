@@ -3,7 +3,7 @@
 The first is the shortest chain, which receives exactly the bound wherever nothing is partial.
 Four kinds of detour may do better:
     scatter in place    where partial values are combined: combine them where they are, over as many devices as
-                        can share the work, and move the result
+                        can share the work, and move the result; or in every host alike, where hosts have all values
     gather late         where a network has a slow level: cut the target further by the axes that lie within a
                         fast part, so that what is needed there crosses the slow level once, and gather inside;
                         near replicas send
@@ -169,6 +169,8 @@ def detours(reshard: Reshard, boundaries: Sequence[int] = (), hosts: Collection[
         return
     combined = becomes_unreduced(target, source)  # unreduced before and no longer
     if combined:
+        if hosts and _is_of_hosts(source, max(hosts)):
+            yield Route((), near=1)
         scattered = refinements(source, [*combined, *source.unused_axes()], target, shape)
         for number, middle in enumerate(islice(scattered, TRIED)):
             yield Route((middle,))
@@ -191,6 +193,12 @@ def detours(reshard: Reshard, boundaries: Sequence[int] = (), hosts: Collection[
                 yield Route(relayed, boundary)
                 if source not in relayed and target not in relayed:  # else an end falls out
                     yield Route(relayed[1:], boundary)
+
+
+def _is_of_hosts(source: Sharding, boundary: int) -> bool:
+    """Whether hosts have all of the values that they hold some of."""
+    unreduced = Digits([source.mesh.digit_of(axis) for axis in source.unreduced])
+    return source.mesh.device_ids is None and all(digit.end <= boundary for digit in unreduced)
 
 
 def _combined_inside(source: Sharding, middle: Sharding, boundary: int) -> Sharding | None:
