@@ -212,6 +212,7 @@ def _least_permutes(graph: WeakGraph) -> Numbers:
     return least
 
 
+@lru_cache(CACHED_BOUNDS)
 def _least_moved(classes: tuple[tuple[int, int], ...]) -> int:
     """The smallest size of a digit: a Permute leaves at most one device in so many its tile."""
     return min((size for size, _ in classes), default=1)

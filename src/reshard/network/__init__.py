@@ -41,6 +41,7 @@ from reshard.network.pricing import (
     overlapped_spans,
     seconds_of,
     spans_of_uses,
+    unnamed,
     use_of_pattern,
     uses_of,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "overlapped_spans",
     "seconds_of",
     "spans_of_uses",
+    "unnamed",
     "use_of_pattern",
     "uses_of",
 ]

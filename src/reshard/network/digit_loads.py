@@ -167,23 +167,21 @@ class _Pieces:
         self.levels, self.places = levels, places
         self.size = {variable: place.digit.size for place in places for variable in (place.sender, place.receiver)}
         self.same_as = {variable: variable for variable in self.size}
+        """Per variable the one that stands for all that it must agree with."""
         self.ends = [
             _Side(known, prod(size for variable, size in self.size.items() if variable not in known))
             for known in ({place.sender for place in places}, {place.receiver for place in places})
         ]
 
-    def __call__(self, variable: int) -> int:
-        """The variable that stands for all that this one must agree with."""
-        return self.same_as[variable]
-
     def on_switch(self, number: int) -> float:
         """What the busiest port of a level carries; what agrees along it goes on."""
         places = [place for place in self.places if place.level == number]
         load, latency_s = 0.0, self.levels[number].latency_s
-        pairs = [(self(place.sender), self(place.receiver)) for place in places]
+        same_as = self.same_as
+        pairs = [(same_as[place.sender], same_as[place.receiver]) for place in places]
         pairs = [(sender, receiver) for sender, receiver in pairs if sender != receiver]
         for end in self.ends:
-            known = {self(variable) for variable in end.known}
+            known = {same_as[variable] for variable in end.known}
             is_open = [not {sender, receiver} <= known for sender, receiver in pairs]
             kept = end.left / prod(self.size[a] for (a, _), one in zip(pairs, is_open, strict=True) if one)
             load = max(load, end.left - kept if all(is_open) else end.left)
@@ -192,13 +190,14 @@ class _Pieces:
             end.waited += (end.left - kept) * latency_s
             end.longest, end.left = max(end.longest, end.waited), kept
         for place in places:
-            a, b = self(place.sender), self(place.receiver)
+            a, b = self.same_as[place.sender], self.same_as[place.receiver]
             self.same_as = {variable: b if other == a else other for variable, other in self.same_as.items()}
         return load
 
     def on_torus(self, run: Sequence[int]) -> dict[int, float]:
         """What the busiest link of each level of a torus carries."""
-        moved = {place.level for place in self.places if self(place.sender) != self(place.receiver)}
+        same_as = self.same_as
+        moved = {place.level for place in self.places if same_as[place.sender] != same_as[place.receiver]}
         routes = orders([number for number in run if number in moved])
         return {
             number: self._on_links(number, Counter(frozenset(route[: route.index(number)]) for route in routes))

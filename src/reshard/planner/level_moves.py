@@ -31,7 +31,7 @@ with all; or `y` is shared first, a quarter of the tensor changes along every ri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain, permutations
 from math import prod
@@ -101,10 +101,8 @@ class LevelWays:
             return None
         _share_out(common.of_positions, common.by_dim)
         numbered: dict[int, TensorDigit] = dict(enumerate(digit for dim in common.by_dim for digit in dim))
-        roles = [
-            tuple(next((n for n, cut in numbered.items() if getattr(cut, side) == digit), None) for digit in common[0])
-            for side in ("source", "target", "shared")
-        ]
+        cutting = [{getattr(cut, side): n for n, cut in numbered.items()} for side in ("source", "target", "shared")]
+        roles = [tuple(map(cut_by.get, common.of_positions)) for cut_by in cutting]
         graph = _graph(network, common.of_positions, *roles)
         if graph is None:
             return None
@@ -364,10 +362,9 @@ def _load_of_collective(level: Level, digits: tuple[Digit, ...], is_gather: bool
     if len(joined) > 1 or (level.link == "one-way-ring" and not level.is_closed_for(joined[0])):
         return None
     part = level.part(joined[0])
-    at_once = replace(part, latency_s=0.0)
     if is_gather:
-        return LevelLoad(all_gather(at_once, 1.0), all_gather(part, 0.0))
-    return LevelLoad(all_to_all(at_once, float(part.size)), all_to_all(part, 0.0))
+        return LevelLoad(all_gather(part.at_once(), 1.0), all_gather(part, 0.0))
+    return LevelLoad(all_to_all(part.at_once(), float(part.size)), all_to_all(part, 0.0))
 
 
 def _load_of_pieces(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> LevelLoad | None:

@@ -219,16 +219,13 @@ def _best_of(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options)
 
 
 def _in_parts(timed: Sequence[TimedRoute], reshard: Reshard, prices: RoutePrices, options: Options) -> Iterator[Plan]:
-    """The plans in parts that overlap, but for those that cannot be faster than the best whole one.
-
-    What two parts do not gain more parts do not, for they overlap less and less, and pay as many latencies more each.
-    """
+    """The plans in parts that overlap, but for those that cannot be faster than the best whole one."""
     least = min(way.seconds for way in timed)
     for way in timed:
         busiest = max(way.busy)
         if not way.between or busiest > least or busiest >= way.seconds * WORTH:
             continue
-        if prices.seconds_in_halves(way.route) < way.seconds:
+        if prices.least_seconds_in_parts(way) < min(least, way.seconds * WORTH):
             plan = overlapped(Plan(reshard, way.route.chain(reshard), options))
             if plan.parts > 1:
                 least = min(least, plan.seconds or 0.0)

@@ -26,7 +26,7 @@ from reshard.digits import Digit, Digits, nest
 from reshard.exchange.by_digits import close_chains
 from reshard.layout import NOWHERE, Tie
 from reshard.mesh import Mesh
-from reshard.network import Network, Use, use_of_pattern
+from reshard.network import Network, Use, unnamed, use_of_pattern
 from reshard.network.patterns import Pattern, kind_of
 from reshard.refinement import Cuts, Role
 from reshard.sharding import Sharding
@@ -57,7 +57,7 @@ class StepPrices:
 
     def __init__(self, digits: Digits, shape: tuple[int, ...], itemsize: int, network: Network) -> None:
         self.digits, self.shape, self.itemsize, self.network = digits, shape, itemsize, network
-        self.meshes = (Mesh((("devices", digits.size),)),) * 2
+        self.meshes = (unnamed(Mesh((("devices", digits.size),))),) * 2
         self.nothing = Use.of_nothing(network)
         self._chains = [set[int]() for _ in shape]
         self._parts: dict[Digit, tuple[tuple[int, int, int], ...] | None] = {}
@@ -80,9 +80,11 @@ class StepPrices:
 
     def roles_of(self, sharding: Sharding) -> DigitRoles | None:
         """What digits do in a sharding; None where they do not say all."""
-        if sharding not in self._roles:
-            self._roles[sharding] = self._digit_roles(sharding)
-        return self._roles[sharding]
+        try:
+            return self._roles[sharding]
+        except KeyError:
+            roles = self._roles[sharding] = self._digit_roles(sharding)
+            return roles
 
     def gathered(self, roles: DigitRoles, lengths: Sequence[int]) -> DigitRoles:
         """The roles once every dim is gathered up to blocks of these lengths, at which digits begin."""
