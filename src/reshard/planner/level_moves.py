@@ -47,7 +47,7 @@ from reshard.network.digit_loads import digit_loads
 from reshard.network.formulas import all_gather, all_to_all
 from reshard.network.traffic import Floats
 from reshard.planner.policy import SMALL_BYTES
-from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts
+from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts, sharding_of_cuts
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
 
@@ -176,7 +176,7 @@ class LevelWays:
         cutting = {role: digit for role, digit in zip(roles, self.digits, strict=True) if role is not None}
         mesh = self.reshard.source.mesh
         dims = [dim_cuts(mesh, [(size, cutting.get(number)) for number, size in dim]) for dim in self.by_dim]
-        return Sharding.of(mesh, *dims)
+        return sharding_of_cuts(mesh, dims)
 
 
 def _share_out(digits: Digits, dims: list[list[TensorDigit]]) -> None:
