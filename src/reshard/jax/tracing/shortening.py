@@ -43,6 +43,11 @@ from reshard.propagation.merging import MERGES
 RUNNING_BEFORE = Primitive("running_before")
 """What comes before each element of a tensor: `name`, `axis` and `reverse` say what runs along it."""
 
+SAME = Primitive("same")
+"""A value again."""
+FILLED = ("broadcast_in_dim", "reshape", "squeeze", "transpose", "reduce_sum", "copy")
+"""Primitives that make what is one scalar everywhere of what is, a sum only of zeros."""
+
 
 class View(NamedTuple):
     """A part of a tensor."""
@@ -114,6 +119,9 @@ class _Shortening:
     def of(self, equation: Any) -> Any:
         """An equation, or a shorter one."""
         name, params = str(equation.primitive), equation.params
+        for var in equation.outvars:
+            if 0 in getattr(var.aval, "shape", ()):  # whose elements may be any
+                self.filled[var] = _zero(var)
         if name == "slice" and set(params["strides"] or (1,)) == {1}:
             padded = self._slice_of_pad(equation)
             if padded is not None:
@@ -123,13 +131,14 @@ class _Shortening:
                 self.views[equation.outvars[0]] = view.within(params["start_indices"], params["limit_indices"])
         elif name == "convert_element_type":
             self._convert(equation)
-        elif name == "broadcast_in_dim" and not equation.invars[0].aval.shape:
-            self.filled[equation.outvars[0]] = equation.invars[0]
+        elif name in FILLED:
+            self._fill(equation)
         elif name == "split":
             self._split(equation)
         elif name == "concatenate":
             return self._concatenate(equation)
         elif name == "pad":
+            self._fill(equation)
             return self._pad(equation)
         elif name in ("add", "add_any"):
             return self._add(equation)
@@ -138,6 +147,14 @@ class _Shortening:
         elif name in RUNNING:
             return self._run(equation)
         return equation
+
+    def _fill(self, equation: Any) -> None:
+        """What is one scalar everywhere, of a scalar or of what is so already; of sums only zero."""
+        atom = equation.invars[0]
+        fill = atom if not atom.aval.shape else None if isinstance(atom, Literal) else self.filled.get(atom)
+        is_same = str(equation.primitive) not in ("reduce_sum", "pad")
+        if fill is not None and (is_same or all(map(self._is_zero, (fill, *equation.invars[1:])))):
+            self.filled[equation.outvars[0]] = fill
 
     def _convolution(self, equation: Any) -> Any:
         """A convolution of what lies in zeros, as one that pads it itself."""
@@ -323,7 +340,13 @@ class _Shortening:
         return self._pad(maker.replace(outvars=equation.outvars, params={"padding_config": config}))
 
     def _add(self, equation: Any) -> Any:
-        """Two pads of one tensor, each zero where the other is not, as a roll."""
+        """Two pads of one tensor, each zero where the other is not, as a roll; what has zeros added as itself."""
+        for atom, beside in zip(equation.invars, equation.invars[::-1], strict=True):
+            fill = None if isinstance(atom, Literal) else self.filled.get(atom)
+            if fill is not None and self._is_zero(fill) and not isinstance(beside, Literal) and atom is not beside:
+                self.has_found = True
+                self.views[equation.outvars[0]] = self.view(beside)
+                return equation.replace(primitive=SAME, invars=[beside], params={})
         pads = [None if isinstance(atom, Literal) else self.pads.get(atom) for atom in equation.invars]
         first, second = pads
         if first is None or second is None or (first.source, first.dim) != (second.source, second.dim):
@@ -339,6 +362,10 @@ class _Shortening:
         sizes = (equation.outvars[0].aval.shape[dim],)
         params = {"dims": (dim,), "shifts": (shift,), "sizes": sizes}
         return equation.replace(primitive=ROLL, invars=[source], params=params)
+
+
+def _zero(var: Any) -> Literal:
+    return Literal(np.zeros((), var.aval.dtype), var.aval.update(shape=()))
 
 
 def _by(x: Any, axis: int, by: int, blank: Any, is_reversed: bool) -> Any:
