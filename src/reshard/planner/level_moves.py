@@ -9,6 +9,7 @@ What the digits of a level do is one of few things:
     shared           they cut a part of the tensor that no device has at either end, so that what devices hold alike, or
                      what one of them must pass on, is shared out
     late             what they do at the target, and at the source where that is nothing: what is gathered last
+    early            what they do at the source, and at the target where that is nothing: what is sliced first
 
 So where several levels are there the ways are walks through products of these, as many for large levels as for small.
 
@@ -31,7 +32,7 @@ with all; or `y` is shared first, a quarter of the tensor changes along every ri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain, permutations
 from math import prod
@@ -101,10 +102,8 @@ class LevelWays:
             return None
         _share_out(common.of_positions, common.by_dim)
         numbered: dict[int, TensorDigit] = dict(enumerate(digit for dim in common.by_dim for digit in dim))
-        roles = [
-            tuple(next((n for n, cut in numbered.items() if getattr(cut, side) == digit), None) for digit in common[0])
-            for side in ("source", "target", "shared")
-        ]
+        cutting = [{getattr(cut, side): n for n, cut in numbered.items()} for side in ("source", "target", "shared")]
+        roles = [tuple(map(cut_by.get, common.of_positions)) for cut_by in cutting]
         graph = _graph(network, common.of_positions, *roles)
         if graph is None:
             return None
@@ -225,7 +224,7 @@ def _graph(
         parts = [prod(size for size, role in zip(sizes, roles, strict=True) if role is not None) for roles in listed]
         shards *= np.array(parts)[places[:, number]]
         strides = [digits[n].stride // level.stride for n in numbers]
-        moves = _moves(replace(level, stride=1), tuple(map(Digit, strides, sizes)), tuple(_renumbered(*listed)))
+        moves = _moves(level.at_stride_one(), tuple(map(Digit, strides, sizes)), tuple(_renumbered(*listed)))
         starts, stops = np.nonzero(is_alone & ~same[:, :, number])
         before, after = places[starts, number], places[stops, number]
         leads[starts, stops] = moves.leads[before, after]
@@ -268,6 +267,7 @@ def _choices(roles: Sequence[tuple[int | None, int | None, int | None]]) -> list
         tuple(None for _ in roles),
         tuple(before if after is None else after for before, after, _ in roles),
         tuple(before if before == after else None for before, after, _ in roles),
+        tuple(after if before is None else before for before, after, _ in roles),
     ]
     if all(part is not None for *_, part in roles):
         listed.append(tuple(part for _, _, part in roles))
@@ -335,25 +335,38 @@ def _renumbered(*lists: Roles) -> list[Roles]:
 @lru_cache(CACHED_LOADS)
 def _load(level: Level, digits: tuple[Digit, ...], before: Roles, after: Roles) -> LevelLoad | None:
     """What it takes that digits of a level change what they do; None where no step is known."""
-    places = [place for place, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
-    if any(after[place] is not None and after[place] in before for place in places):
+    changes = [(digit, old, new) for digit, old, new in zip(digits, before, after, strict=True) if old != new]
+    if not {new for _, _, new in changes}.isdisjoint([role for role in before if role is not None]):
         return _load_of_pieces(level, digits, before, after)
-    tile, seconds, latency_s = 1.0 / prod(digits[place].size for place in places if before[place] is None), 0.0, 0.0
-    moved = [digits[place] for place in places if before[place] is not None and after[place] is not None]
-    gathered = [digits[place] for place in places if after[place] is None]
+    tile, seconds, latency_s = 1.0, 0.0, 0.0
+    moved, gathered = list[Digit](), list[Digit]()
+    for digit, old, new in changes:
+        if old is None:
+            tile /= digit.size
+        else:
+            (gathered if new is None else moved).append(digit)
     for group, is_gather in ((moved, False), (gathered, True)):
-        joined = Digits(sorted(group, reverse=True)).joined()
-        if not joined:
-            continue
-        if len(joined) > 1 or (level.link == "one-way-ring" and not level.is_closed_for(joined[0])):
-            return None
-        part = level.part(joined[0])
-        at_once = replace(part, latency_s=0.0)
-        if is_gather:
-            tile *= part.size
-        seconds += all_gather(at_once, tile) if is_gather else all_to_all(at_once, tile * part.size)
-        latency_s += all_gather(part, 0.0) if is_gather else all_to_all(part, 0.0)
+        if group:
+            load = _load_of_collective(level, tuple(group), is_gather)
+            if load is None:
+                return None
+            if is_gather:
+                tile *= prod([digit.size for digit in group])
+            seconds += load.seconds * tile
+            latency_s += load.latency_s
     return LevelLoad(seconds, latency_s)
+
+
+@lru_cache(CACHED)
+def _load_of_collective(level: Level, digits: tuple[Digit, ...], is_gather: bool) -> LevelLoad | None:
+    """What one all-to-all of tiles over digits of a level takes, or one all-gather to such tiles; None likewise."""
+    joined = Digits(sorted(digits, reverse=True)).joined()
+    if len(joined) > 1 or (level.link == "one-way-ring" and not level.is_closed_for(joined[0])):
+        return None
+    part = level.part(joined[0])
+    if is_gather:
+        return LevelLoad(all_gather(part.at_once(), 1.0), all_gather(part, 0.0))
+    return LevelLoad(all_to_all(part.at_once(), float(part.size)), all_to_all(part, 0.0))
 
 
 def _load_of_pieces(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> LevelLoad | None:
@@ -363,7 +376,7 @@ def _load_of_pieces(level: Level, digits: Sequence[Digit], before: Roles, after:
     places = Digits([Digit(digit.stride // level.stride, digit.size) for digit in digits])
     determined_by = [after.index(role) if role in after else place for place, role in enumerate(before)]
     gathered = [place for place, role in enumerate(before) if role not in after]
-    carried = digit_loads((replace(level, stride=1),), places, determined_by, gathered)
+    carried = digit_loads((level.at_stride_one(),), places, determined_by, gathered)
     if carried is None:
         return None
     each = 1.0 / prod(digits[place].size for place in gathered)
