@@ -9,6 +9,7 @@ What the digits of a level do is one of few things:
     shared           they cut a part of the tensor that no device has at either end, so that what devices hold alike, or
                      what one of them must pass on, is shared out
     late             what they do at the target, and at the source where that is nothing: what is gathered last
+    early            what they do at the source, and at the target where that is nothing: what is sliced first
 
 So where several levels are there the ways are walks through products of these, as many for large levels as for small.
 
@@ -266,6 +267,7 @@ def _choices(roles: Sequence[tuple[int | None, int | None, int | None]]) -> list
         tuple(None for _ in roles),
         tuple(before if after is None else after for before, after, _ in roles),
         tuple(before if before == after else None for before, after, _ in roles),
+        tuple(after if before is None else before for before, after, _ in roles),
     ]
     if all(part is not None for *_, part in roles):
         listed.append(tuple(part for _, _, part in roles))
