@@ -9,6 +9,7 @@ What the digits of a level do is one of few things:
     shared           they cut a part of the tensor that no device has at either end, so that what devices hold alike, or
                      what one of them must pass on, is shared out
     late             what they do at the target, and at the source where that is nothing: what is gathered last
+    early            what they do at the source, and at the target where that is nothing: what is sliced first
 
 So where several levels are there the ways are walks through products of these, as many for large levels as for small.
 Where axes are parts of a level its digits do one of these all together, or *finely*, each by itself: that is more to go
@@ -49,7 +50,7 @@ from reshard.network.digit_loads import digit_loads
 from reshard.network.formulas import all_gather, all_to_all
 from reshard.network.traffic import Floats
 from reshard.planner.policy import SMALL_BYTES
-from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts
+from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts, sharding_of_cuts
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
 
@@ -196,7 +197,7 @@ class LevelWays:
         cutting = {role: digit for role, digit in zip(roles, self.digits, strict=True) if role is not None}
         mesh = self.reshard.source.mesh
         dims = [dim_cuts(mesh, [(size, cutting.get(number)) for number, size in dim]) for dim in self.by_dim]
-        return Sharding.of(mesh, *dims)
+        return sharding_of_cuts(mesh, dims)
 
 
 def _share_out(digits: Digits, dims: list[list[TensorDigit]]) -> None:
@@ -301,6 +302,7 @@ def _choices(roles: Sequence[tuple[int | None, int | None, int | None]], *, fine
         tuple(None for _ in roles),
         tuple(before if after is None else after for before, after, _ in roles),
         tuple(before if before == after else None for before, after, _ in roles),
+        tuple(after if before is None else before for before, after, _ in roles),
     ]
     if all(part is not None for *_, part in roles):
         listed.append(tuple(part for _, _, part in roles))
