@@ -8,7 +8,7 @@ What is wanted may also be made of what another wants, so the reshards of a valu
 Prices are known in two ways.
 A *bound* is what a reshard costs at the least, in closed form, for all pairs at once; for what only moves, and for sums
 that stay in place, it is what the planner's plan costs.
-A *price* is the bound until the planner is asked, which is done for the reshards that are chosen (`Model.learn`).
+A *price* is the bound, on a network with messages that wait for each other, until the planner is asked, which is done for the reshards that are chosen (`Model.learn`).
 """
 
 from __future__ import annotations
@@ -455,7 +455,7 @@ class Model:
                     value.dtype,
                 )
                 bound[a, b] = self.chooser.prices.least_bytes(ends) * self.goal.per_byte
-            price = own.in_steps(bound) if own is wanted else bound
+            price = own.in_steps(bound + self._waits(own)) if own is wanted else bound
             self._tables[key] = Table(bound, price, is_own=own is wanted)
         return self._tables[key]
 
@@ -463,6 +463,10 @@ class Model:
         """What reshards between options cost at the least."""
         network = self.goal.network
         return options.received() * itemsize if network is None else options.seconds(network, itemsize)
+
+    def _waits(self, options: Options) -> Costs | float:
+        """What reshards between options cost besides the least, as far as is known before the planner is asked."""
+        return 0.0 if self.goal.network is None else options.waits(self.goal.network)
 
     def sharding(self, number: int, option: int, wanted: Options | None = None) -> Sharding:
         """An option as the sharding of a value, as it was given where it was."""

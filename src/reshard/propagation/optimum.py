@@ -6,7 +6,7 @@ Of all of them the best of what each does where is taken, exactly (`recombining.
 That is improved one axis of the mesh at a time, all others as they are, which is as exact, and one value at a time
 (`descent.py`).
 Then the planner is asked what the chosen reshards cost; where that is more than was thought, the choice is improved
-again, until all that is chosen is known.
+again, from the best of what was chosen so far, until all that is chosen is known.
 The bound stands beside it: it holds for every choice of the space (`space.py`), whatever the search.
 """
 
@@ -195,10 +195,11 @@ def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Ca
             _axis_by_axis(model, best, is_late)
             settled, is_open = best.cost, len(model.nodes) <= SMALL
         learnt = _learnt(model, best)
-        best, known = (Descent(model, each.options, each.layouts, before=each) for each in (best, known or best))
-        if best.cost < known.cost:
-            known = Descent(model, best.options, best.layouts, before=best)
+        known = _again(best) if known is None else _joined(model, known, best, learnt)
+        best = _again(best)
         if learnt:
+            if known.cost < best.cost * (1 - SAME):
+                best = Descent(model, known.options, known.layouts, before=best)
             best.unsettle(learnt)
             best.run()
             continue
@@ -207,6 +208,19 @@ def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Ca
         if best.cost >= known.cost * (1 - SAME):
             break
     return known or best
+
+
+def _again(choice: Descent) -> Descent:
+    """A choice at the prices that are known by now."""
+    return Descent(choice.model, choice.options, choice.layouts, before=choice)
+
+
+def _joined(model: Model, known: Descent, best: Descent, learnt: set[Table]) -> Descent:
+    """The best, at what the planner says, of two choices and of what each of them does where."""
+    joined = _again(known)
+    if recombine(joined, between(joined, Picked(best.options, best.layouts))):
+        learnt |= _learnt(model, joined)
+    return min((_again(each) for each in (known, best, joined)), key=lambda each: each.cost)
 
 
 def _begun(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Callable[[], bool]) -> Descent:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from math import gcd, prod
+from math import gcd, log2, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from reshard.axis import Axes, Axis, split_points
 from reshard.axis import pieces as pieces_of
 from reshard.contraction.compute_layout import closed_sharding
-from reshard.digits import Digits, nest
+from reshard.digits import Digit, Digits, nest
 from reshard.mesh import Mesh
 from reshard.network import Network
 from reshard.network.inflow import groups_of
@@ -368,6 +368,47 @@ class Options:
             devices = mesh.size // self.pieces.count(inside)
             bound = np.maximum(bound, group.seconds(received / devices, network.launch_s))
         return bound
+
+    def waits(self, network: Network) -> Costs:
+        """Per pair the seconds in which the messages of a reshard through switches wait for each other.
+
+        What is gathered along p devices takes log2 p messages, and so does what is combined; what is only brought
+        elsewhere takes one at the least.
+        """
+        taken = np.zeros((len(self.all), len(self.all)))
+        first, brought = taken, taken
+        if self.pieces.mesh.device_ids is not None:  # any device may be at any place
+            return taken
+        for number, piece in enumerate(self.pieces.all):
+            digit = self.pieces.mesh.digit_of(piece)
+            shared = [(level, _shared(digit, level.digit)) for level in network.levels if level.is_switch]
+            one = max((level.latency_s for level, size in shared if size > 1), default=0.0)
+            place, waiting = self._places_of(number), self.doing[:, number] == self.roles - 1
+            is_combined = waiting[:, None] & ~waiting[None, :]
+            is_moved = (place[:, None] > 0) & (place[:, None] != place[None, :]) & ~waiting[None, :]
+            is_gathered = (is_combined | is_moved) & (place[None, :] == 0)
+            each = sum(level.latency_s * log2(size) for level, size in shared)
+            taken = taken + each * (1.0 * is_combined + is_gathered)
+            first = np.maximum(first, one * (is_combined | is_moved))
+            brought = np.maximum(brought, one * (is_moved & ~is_gathered))
+        return np.maximum(taken + brought - first, 0.0)
+
+    def _places_of(self, piece: int) -> Numbers:
+        """Per option a number for where a piece cuts: the dim, and what cuts it before; 0 where it cuts none."""
+        known: dict[object, int] = {}
+        places = np.zeros(len(self.all), dtype=np.int64)
+        for number, option in enumerate(self.all):
+            for dim, cut_by in enumerate(option.dims):
+                if piece in cut_by:
+                    before = dim, cut_by[: cut_by.index(piece)]
+                    places[number] = known.setdefault(before, 1 + len(known))
+        return places
+
+
+def _shared(one: Digit, other: Digit) -> float:
+    """How many devices differ in two digits at once."""
+    end = min(one.stride * one.size, other.stride * other.size)
+    return max(end / max(one.stride, other.stride), 1.0)
 
 
 def _begin(lists: Sequence[tuple[int, ...]]) -> NDArray[np.bool_]:
