@@ -24,6 +24,7 @@ PATTERNS = (
     pricing._stages,
     pricing._stages_of,
     digit_loads._edges,
+    digit_loads._mean_hops,
     Pattern.of,
     level_moves._graph,
     level_moves._load,

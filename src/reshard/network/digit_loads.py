@@ -30,7 +30,7 @@ import numpy as np
 
 from reshard.digits import Digit, Digits, Positions, nest
 from reshard.network.level import Level
-from reshard.network.traffic import Floats, Loads, edges_of_pieces, hops_of, orders, runs
+from reshard.network.traffic import Floats, Loads, edges_of_pieces, hops_of, orders, runs, steps_along
 
 CACHED = 256
 """Lists of edges that are kept."""
@@ -142,6 +142,15 @@ def _edges(level: Level, starts: Digits, stops: Digits, size: int) -> list[Float
     return edges_of_pieces(level, start, stop, stop - start, np.ones(len(start)), size)
 
 
+@lru_cache(CACHED)
+def _mean_hops(level: Level, free: Digits, *, is_behind: bool) -> Floats:
+    """By the step to one end of pieces, how many links they pass in the mean, where digits of the other are any."""
+    away = level.digit.value(free.offsets())
+    steps = steps_along(level.size)[:, None]
+    mean: Floats = hops_of(level, steps - away if is_behind else steps + away).mean(axis=1)
+    return mean
+
+
 def _tied(along: set[int], reached: Sequence[tuple[int, ...]]) -> list[int]:
     """The digits elsewhere whose variable, on some route, is one along a level, or of a digit that is so tied.
 
@@ -224,22 +233,21 @@ class _Pieces:
         )
         lines = Digits.of_sizes([elsewhere[where].digit.size for where in tied])
         size = lines.size * level.size
-        own_starts, own_stops = Counter[int](), Counter[int]()
+        own_ends: tuple[dict[int, int], ...] = ({}, {})  # strides along the level, by the variable
         for place in own:
-            stride = place.digit.stride // self.levels[number].stride
-            own_starts[same_as[place.sender]] += stride
-            own_stops[same_as[place.receiver]] += stride
+            for ends, variable in zip(own_ends, (same_as[place.sender], same_as[place.receiver]), strict=True):
+                ends[variable] = ends.get(variable, 0) + place.digit.stride // self.levels[number].stride
         variables = {*same_as.values()}
         total: list[Floats] = []
         for count, now in zip(befores.values(), reached, strict=True):
-            starts, stops = own_starts.copy(), own_stops.copy()
+            strides = [ends.copy() for ends in own_ends]
             for where, line in zip(tied, lines, strict=True):
-                starts[now[where]] += line.stride * level.size
-                stops[now[where]] += line.stride * level.size
-            listed = list(starts | stops)
+                for ends in strides:
+                    ends[now[where]] = ends.get(now[where], 0) + line.stride * level.size
+            listed = {**strides[0], **strides[1]}
             each = prod([self.size[v] for v in variables.difference(listed, now)]) * count / befores.total()
-            ends = tuple([Digits([Digit(side[v], self.size[v]) for v in listed]) for side in (starts, stops)])
-            added = [way * each for way in _edges(level, *ends, size)]
+            digits = [Digits([Digit(ends.get(v, 0), self.size[v]) for v in listed]) for ends in strides]
+            added = [way * each for way in _edges(level, digits[0], digits[1], size)]
             total = [a + b for a, b in zip(total, added, strict=True)] if total else added
         return max(float(way.reshape(-1, level.size).cumsum(axis=1).max()) for way in total)
 
@@ -288,8 +296,7 @@ class _Pieces:
                         agrees = agrees * (place.digit.value(senders) == place.digit.value(receivers))
                 total, left = total + (left - agrees) * level.latency_s, agrees
                 continue
-            step = (level.digit.value(receivers) - level.digit.value(senders))[:, None]
-            away = level.digit.value(free.offsets())
-            step = step - away if any(place.sender in unknown for place in places) else step + away
-            total = total + left * level.latency_s * hops_of(level, step).mean(axis=1)
+            step = level.digit.value(receivers) - level.digit.value(senders)
+            is_behind = any(place.sender in unknown for place in places)
+            total = total + left * level.latency_s * _mean_hops(level, free, is_behind=is_behind)[step]
         return float(total.max())

@@ -168,6 +168,8 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
         routes = _moved_by_themselves(timed, reshard, options)
         timed = timed_routes(prices, [*(way.route for way in timed), *routes])
         best = best_first([best, _best_of(timed, prices, options)])[0]
+    elif _is_far_from_least(best):
+        best = with_shares(best, timed, finely=True)
     larger = evened_shape(reshard)
     if larger is not None:
         twin = _planned(replace(reshard, shape=larger), options)
