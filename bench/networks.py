@@ -11,6 +11,7 @@ import numpy as np
 import reshard as rs
 from bench.planning import SMALL, drawn
 from bench.timing import Row, medians, within
+from reshard.collectives import fewest_bytes
 from reshard.network import Level, Network, digit_loads, pricing, seconds_of
 from reshard.network.patterns import Pattern
 from reshard.planner import cache_clear, level_moves
@@ -18,16 +19,19 @@ from reshard.steps import chain_through
 
 SHAPE = (2048, 2048)
 PATTERNS = (
+    fewest_bytes._search,
     pricing.piece_loads,
     pricing._stages,
     pricing._stages_of,
     digit_loads._edges,
+    digit_loads._mean_hops,
     Pattern.of,
     level_moves._graph,
     level_moves._load,
+    level_moves._load_of_collective,
     level_moves._moves,
 )
-"""What is kept of patterns of exchanges, whatever tensors follow them."""
+"""What is kept of digits: of chains of collectives, and of patterns of exchanges, whatever tensors follow them."""
 HOSTS = rs.Mesh.of(A=4, B=4, C=2, D=4)
 """16 hosts of 8 devices."""
 NINE_TO_ONE = Network((Level(1, 8, "switch", 450e9, 0.0), Level(8, 16, "switch", 50e9, 0.0)), name="16x8")
@@ -36,7 +40,7 @@ WITH_LATENCY = Network.preset("h100-16x8")
 
 
 def planned(source: rs.Sharding, target: rs.Sharding, network: Network, *, cold: bool) -> Callable[[], float | None]:
-    """A call that plans afresh; where it is cold, what patterns of exchanges put on the network is forgotten too."""
+    """A call that plans afresh; where it is cold, what is known of the digits is forgotten too."""
 
     def call() -> float | None:
         cache_clear()

@@ -23,14 +23,11 @@ import numpy as np
 
 import reshard as rs
 from reshard.network import Network
-from reshard.network.calibration import Pairs
-from reshard.network.engine_fit import PASSES, fitted_to_engine
-from reshard.steps import Chain, reshard_of_chain
+from reshard.network.engine_fit import PASSES
 
 MESH = rs.Mesh.of(a=2, b=2)
 SIDES = (64, 256, 1024, 2048)
 """Of squares of float32: 16 KiB to 16 MiB."""
-SIZES = tuple(2**power for power in range(10, 25, 2))
 WAYS, TURNS, ORDERS, RUNS = 3, 3, PASSES, 3
 """As many runs of a plan in a turn as of a chain where the network is fitted, of which the fastest counts."""
 Timed = tuple[int, float, float]
@@ -131,39 +128,14 @@ def on_mpi(count: int) -> list[Timed]:
 
     world = MPI.COMM_WORLD
 
-    def time_exchange(_: int, n_bytes: int, pairs: Pairs) -> float:
-        sent = np.zeros(n_bytes, np.uint8)
-        best = float("inf")
-        for _ in range(6):
-            world.Barrier()
-            begun = time.perf_counter()
-            requests = [world.Irecv(np.empty_like(sent), start) for start, stop in pairs if stop == world.rank]
-            requests += [world.Isend(sent, stop) for start, stop in pairs if start == world.rank]
-            MPI.Request.Waitall(requests)
-            best = min(best, time.perf_counter() - begun)
-        return world.allreduce(best, MPI.MAX)
-
-    def time_chain(steps: Chain) -> float:
-        plan = rs.Plan(reshard_of_chain(steps), steps)
-        tile = np.zeros(plan.source.local_shape(plan.shape), np.float32)
-        best = float("inf")
-        for _ in range(RUNS):
-            world.Barrier()
-            begun = time.perf_counter()
-            rs.mpi.run(plan, tile)
-            best = min(best, world.allreduce(time.perf_counter() - begun, MPI.MAX))
-        return best
-
-    guess = Network.of(MESH, dict.fromkeys("ab", ("switch", 1e9, 1e-6)), name="ranks")
-
-    def calibrate() -> Network:
-        return fitted_to_engine(guess, MESH, time_exchange, time_chain, sizes=SIZES, repeats=3)[0]
-
     def call_of(plan: rs.Plan) -> Callable[[], object]:
         tile = np.zeros(plan.source.local_shape(plan.shape), np.float32)
         return lambda: rs.mpi.run(plan, tile)
 
-    return timed(count, calibrate, call_of, world.Barrier, lambda seconds: world.allreduce(seconds, MPI.MAX))
+    def slowest(seconds: float) -> float:
+        return world.allreduce(seconds, MPI.MAX)
+
+    return timed(count, lambda: rs.mpi.calibrate(MESH)[0], call_of, world.Barrier, slowest)
 
 
 def main(told: dict[str, Any], rank: int) -> None:

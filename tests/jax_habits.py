@@ -130,6 +130,21 @@ def tridiagonal(x: Any, y: Any) -> Any:
     return jnp.where(abs(places[:, None] - places) <= 1, x @ y.T, 0) @ y
 
 
+def insulated(u: Any) -> Any:
+    """A step of a flow that does not leave."""
+    p = jnp.pad(u, 1, "edge")
+    return u + 0.1 * (p[2:, 1:-1] + p[:-2, 1:-1] + p[1:-1, 2:] + p[1:-1, :-2] - 4 * u)
+
+
+def apart(p: Any) -> Any:
+    return p[:-2] * p[2:]
+
+
+def nearest(p: Any) -> Any:
+    """Both neighbours of each row but the ends."""
+    return p[:-2] + 3 * p[2:]
+
+
 def habits() -> dict[str, Case]:
     """All of them, by name."""
     one = partial(Case, shapes=(ROWS,), specs=(CUT,))
@@ -167,6 +182,13 @@ def habits() -> dict[str, Case]:
         "red and black rows in turns": one(lambda x: black(red(x)), least=4 * 256),
         "every second row put": one(lambda x: x.at[::2].set(x[1::2]), least=0),
         "inner places added to": one(lambda x: x.at[1:-1, 1:-1].add(x[2:, 1:-1] - x[:-2, 1:-1]), least=512),
+        "heat in a box with its edges around": one(insulated, least=512),
+        "gradient of a stencil in zeros": one(
+            jax.grad(lambda x: (nearest(jnp.pad(x, ((1, 1), (0, 0)))) ** 2).sum()), least=1024
+        ),
+        "gradient of a product of neighbours by their edge": one(
+            jax.grad(lambda x: apart(jnp.pad(x, ((1, 1), (0, 0)), "edge")).sum()), least=1024
+        ),
         "stencil of rows padded by their edge": one(lambda x: second(jnp.pad(x, ((1, 1), (0, 0)), "edge")), least=512),
         "stencil of rows padded by reflection": one(
             lambda x: second(jnp.pad(x, ((1, 1), (0, 0)), "reflect")), least=512

@@ -187,6 +187,42 @@ def memory() -> Iterator[str]:
     yield from unless(same_bits(shared.reshape(8, 2), expected), shared)
 
 
+def rooms() -> Iterator[str]:
+    """What was handed out stays as it is when memory between steps is used again, by the same plan or another."""
+    mesh = rs.Mesh.of(x=2, y=2)
+    rows, columns, whole = (rs.Sharding.of(mesh, *dims) for dims in ((("x", "y"), None), (None, "y"), (None, None)))
+    summed = rs.Sharding.of(mesh, None, None, unreduced="x")
+    handed: list[tuple[Any, Any]] = []
+    for seed, (source, target, middles) in enumerate(
+        [
+            (rows, columns, [whole]),
+            (columns, rows, [rows, whole]),
+            (rows, rows, [columns, whole]),
+            (summed, rows, [whole]),
+        ]
+        * 2
+    ):
+        reshard = rs.plan(source, target, (8, 12), "i64").reshard
+        plan = rs.Plan(reshard, chain_through(reshard, *middles))
+        value = numbers((8, 12), "i64", seed)
+        parts = [value, np.zeros_like(value)] if source.unreduced else [value]
+        tile = rs.numpy.scatter(value, source)[RANK] if len(parts) == 1 else parts[RANK // 2]
+        handed.append((rs.mpi.run(plan, tile), rs.numpy.scatter(value, target)[RANK]))
+    for found, expected in handed:
+        yield from unless(same_bits(found, expected), (found, expected))
+
+
+def calibration() -> Iterator[str]:
+    """The network is the same on all ranks, and plans take it; a mesh of other ranks is refused."""
+    mesh = rs.Mesh.of(a=2, b=2)
+    network, fit = rs.mpi.calibrate(mesh, sizes=[2**power for power in range(10, 20, 2)] + [2**20], repeats=1)
+    yield from unless(len(set(COMM.allgather(str(network.as_dict())))) == 1, network)
+    yield from unless(network.size == 4 and network.flops is not None and len(fit.levels) > 0, network)
+    made = rs.plan(rs.Sharding.of(mesh, "a", None), rs.Sharding.of(mesh, None, "b"), (512, 512), "f32", network=network)
+    yield from unless((made.seconds or 0.0) > 0.0, made)
+    yield from refused(lambda: rs.mpi.calibrate(rs.Mesh.of(a=2)), "bad-argument", "must have all 4 ranks")
+
+
 def other_communicators() -> Iterator[str]:
     """Ranks of a part of the world, in another order; those that have no part may call or not."""
     mesh = rs.Mesh.of(x=2)

@@ -15,7 +15,7 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
 from jax_functions import FUNCTIONS, GRADIENTS, scalar  # noqa: E402
-from jax_hlo import collectives, received_bytes  # noqa: E402
+from jax_hlo import busiest_with_loops, collectives, received_bytes  # noqa: E402
 from llama import SMALL, layer, shardings, step  # noqa: E402
 from programs import generate, reference  # noqa: E402
 
@@ -67,6 +67,33 @@ class Compiled:
     def received_bytes(self) -> int:
         """What the busiest device receives, counted from the program."""
         return max(received_bytes(collectives(self.text, 8), 8))
+
+
+SUMS: dict[str, Callable[..., Any]] = {
+    "of all": lambda x: x.sum(),
+    "and its gradient": jax.value_and_grad(lambda x: jnp.tanh(x).sum() ** 2),
+    "variance": lambda x: x.var(),
+    "by mean and deviation": lambda x: (x - x.mean()) / (x.std() + 1),
+    "in a branch": lambda x: jax.lax.cond(x.sum() > 0, jnp.sum, lambda x: (x * x).mean(), x),
+    "three beside": lambda x: jnp.stack([x.sum(), (x * x).sum(), (x**3).sum()]),
+}
+
+
+@pytest.mark.parametrize("goal", ["bytes", "balanced"])
+@pytest.mark.parametrize("sizes", [(2, 4), (2, 2, 2), (2, 2)], ids=str)
+def test_sums_over_several_axes_are_all_reduces_of_all_of_them(sizes: tuple[int, ...], goal: str) -> None:
+    names, count = ("x", "y", "z")[: len(sizes)], prod(sizes)
+    mesh = jax.make_mesh(sizes, names, (jax.sharding.AxisType.Auto,) * len(names), devices=jax.devices()[:count])
+    rows = jax.NamedSharding(mesh, jax.P(names, None))
+    x = np.random.default_rng(0).normal(size=(24, 6)).astype(np.float32)
+    for name, function in SUMS.items():
+        ours = to_jax(trace(function, x, in_shardings=rows, mesh=mesh).propagate(goal=goal))
+        received = []
+        for run in (ours, function):
+            compiled = jax.jit(run, in_shardings=rows, out_shardings=ours.out_shardings).lower(x).compile()
+            assert_close(compiled(jax.device_put(x, rows)), jax.jit(function)(x))
+            received.append(busiest_with_loops(compiled.as_text(), count))
+        assert received[0] <= received[1], name
 
 
 def placed_with(name: str, function: Callable[..., Any], arguments: Any) -> Placement:

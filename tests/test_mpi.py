@@ -27,6 +27,8 @@ ON_FOUR = [
     "shared_tiles",
     "elements_of_few_bits",
     "memory",
+    "rooms",
+    "calibration",
     "other_communicators",
     "refusals",
     "transfers_refused",

@@ -71,3 +71,25 @@ def test_inside_hosts_first_by_hand() -> None:
     assert made.seconds == pytest.approx(2**13 * (1 + 6 / 9 / 64))
     assert made.lower_bound_seconds == 2**13
     assert simulated_seconds(made, network) == pytest.approx(made.seconds, rel=0.05)
+
+
+def test_in_every_host_alike_by_hand() -> None:
+    """64 KiB of parts in both of 2 hosts of 4: in each host 48 KiB at 9, or in one, with 8 KiB at 1 to the other.
+
+    Half of the tensor each way takes 3/4 of the time of the better one.
+    """
+    network = Network((Level(1, 4, "switch", 9, 0), Level(4, 2, "switch", 1, 0)))
+    mesh = Mesh.of(h=2, g=4)
+    source, target = Sharding.of(mesh, None, unreduced="g"), Sharding.of(mesh, "g")
+    made = plan(source, target, (2**14,), "float32", network=network)
+    assert [[(step.kind, step.near) for step in share.steps] for share in made.shares] == [
+        [("ReduceScatter", 1)],
+        [("Exchange", 0)],
+    ]
+    assert made.seconds == pytest.approx(0.75 * 3 * 2**14 / 9, rel=0.03)
+    assert simulated_seconds(made, network) == pytest.approx(made.seconds, rel=0.05)
+    parts = [np.random.default_rng(part).normal(size=made.shape).astype(np.float32) for part in range(4)]
+    tiles = engine.run(made, oracle.partial_tiles(parts, source))
+    for device, tile in oracle.tiles(np.sum(parts, axis=0), target).items():
+        np.testing.assert_allclose(tiles[device], tile, rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(tiles[device], tiles[(device + 4) % 8])  # replicas to the bit

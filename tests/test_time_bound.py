@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from math import exp, log, prod
 
 import numpy as np
 import oracle
 import pytest
 import time_bounds
-from time_bounds import NETWORKS, capacity, crossing, least_seconds, pairs
+from time_bounds import (
+    NETWORKS,
+    capacity,
+    crossing,
+    fewest_transfers,
+    least_seconds,
+    pairs,
+    transferred,
+    transfers_of_one,
+)
 
 from reshard import Mesh, Network, Plan, Program, Sharding, einsum, parse_sharding, plan
-from reshard.network import Cut, Level, best_cut
+from reshard.digits import Digit, Digits
+from reshard.network import Cut, Level, Transfers, best_cut, least_transfers
 from reshard.problem import Reshard
 
 DRAWN = 150
@@ -37,6 +48,20 @@ def check_cut(cut: Cut, reshard: Reshard, network: Network) -> None:
     if not any(level.link == "one-way-ring" for level in network.levels):
         assert cut.bandwidth == pytest.approx(capacity(network.levels, devices))
     assert cut.seconds == cut.crossing_bytes / cut.bandwidth
+
+
+def check_transfers(transfers: Transfers, reshard: Reshard, network: Network) -> None:
+    """Hold the bytes and the capacity of transfers against what boxes and links say."""
+    blocks = transfers.blocks(network).tolist()
+    assert len(set(blocks)) > 1
+    parts, block = oracle.classes(reshard.source), dict(enumerate(blocks))
+    ends = [boxes(end, reshard.shape) for end in (reshard.source, reshard.target)]
+    assert transfers.transferred_bytes == transferred(parts, *ends, block, reshard.dtype.itemsize)
+    groups = [{device for device, number in block.items() if number == own} for own in set(blocks)]
+    assert any(level.link == "one-way-ring" for level in network.levels) or transfers.bandwidth == pytest.approx(
+        sum(capacity(network.levels, group) for group in groups)
+    )
+    assert transfers.seconds == transfers.transferred_bytes / transfers.bandwidth
 
 
 def drawn_network(rng: random.Random, size: int) -> Network:
@@ -160,6 +185,61 @@ def test_values_that_are_combined() -> None:
     assert cut is not None
     assert (cut.crossing_bytes, cut.bandwidth) == (64, 1.0)
     assert best_cut(Reshard.of(Sharding.of(mesh, "a"), Sharding.of(mesh, None, unreduced="a"), (64,)), network) is None
+
+
+def test_no_way_to_combine_an_element_has_fewer_transfers() -> None:
+    """Of a few blocks all ways are tried, with sums and differences of what blocks know."""
+    rng = random.Random(8)
+    as_few = tried = 0
+    while tried < 1500:
+        blocks, values = rng.choice((2, 3, 3, 4)), rng.randint(1, 3)
+        own = {
+            block: set(rng.sample(range(values), min(values, rng.choice((0, 1, 1, 1, 2))))) for block in range(blocks)
+        }
+        held = {block: has for block, has in own.items() if has}
+        needing = {block for block in range(blocks) if rng.random() < 0.6}
+        if set().union(*held.values()) != set(range(values)):
+            continue
+        fewest, counted = fewest_transfers(held, needing, values, blocks), transfers_of_one(held, needing, values)
+        assert counted <= fewest, (held, needing)
+        tried += 1
+        as_few += counted == fewest
+    assert as_few > 0.95 * tried
+
+
+def test_transfers_are_what_boxes_and_links_say() -> None:
+    rng = random.Random(5)
+    checked = proved = 0
+    while checked < DRAWN:
+        reshard, network = drawn_reshard(rng)
+        if rng.random() < 0.5:
+            reshard = replace(reshard, target=Sharding.of(reshard.target.mesh, None, None))
+        transfers = least_transfers(reshard, network)
+        if transfers is None:
+            continue
+        check_transfers(transfers, reshard, network)
+        made = plan(reshard.source, reshard.target, reshard.shape, "int16", network=network)
+        assert made.seconds is not None
+        assert made.seconds >= transfers.seconds * (1 - 1e-9), (reshard, network)
+        cut = best_cut(reshard, network)
+        assert cut is not None
+        assert made.lower_bound_seconds == max(cut.seconds, transfers.seconds)
+        checked += 1
+        proved += made.time_transfers is not None
+    assert proved > DRAWN // 4
+
+
+def test_transfers_by_hand() -> None:
+    """Each of 4 devices holds a part of 64 bytes that all want: 3 transfers in, 3 out, through 4 ports."""
+    mesh, network = Mesh.of(a=4), Network((Level(1, 4, "switch", 1.0, 0.0),))
+    summed = Reshard.of(Sharding.of(mesh, None, unreduced="a"), Sharding.of(mesh, None), (64,), "int8")
+    assert least_transfers(summed, network) == Transfers(Digits([Digit(1, 4)]), 6 * 64, 4.0)
+    made = plan(summed.source, summed.target, (64,), "int8", network=network)
+    assert made.lower_bound_seconds == 96.0
+    assert f"times the least: {made.time_transfers}" in str(made)
+    record = json.loads(made.to_json())["time_transfers"]
+    assert (record["digits"], record["transferred_bytes"], record["bandwidth"]) == ([[1, 4]], 384, 4.0)
+    assert Plan.from_json(made.to_json()) == made
 
 
 def test_a_plan_says_its_bound() -> None:

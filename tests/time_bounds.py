@@ -1,6 +1,7 @@
 """What bounds the time of a reshard, by arithmetic written apart from the package.
 
-`crossing` and `capacity` check a cut from boxes alone; the same lines stand in docs/time.md.
+`crossing`, `transferred` and `capacity` check a bound from boxes alone; the same lines stand in docs/time.md.
+`fewest_transfers` tries all ways to combine one element.
 `least_seconds` is the linear program that routes everything at once as well as can be: no latency, bytes that divide
 without end, any holder as sender, relays, and copies where ways part.
 """
@@ -53,6 +54,62 @@ def crossing(parts: Mapping[int, int], source: Boxes, target: Boxes, chosen: Col
         if held != set(parts.values()) and any(has(box) for device, box in target.items() if device in chosen):
             total += itemsize * prod(stop - start for start, stop in cell)
     return total
+
+
+def transferred(parts: Mapping[int, int], source: Boxes, target: Boxes, block: Mapping[int, int], itemsize: int) -> int:
+    """Bytes that go from block to block at the least, where a value is first combined and then spread."""
+    boxes = [*source.values(), *target.values()]
+    cuts = [sorted({edge for box in boxes for edge in box[dim]}) for dim in range(len(boxes[0]))]
+    total = 0
+    for cell in product(*(list(pairwise(edges)) for edges in cuts)):
+
+        def has(box: Sequence[tuple[int, int]], cell: Sequence[tuple[int, int]] = cell) -> bool:
+            return all(low <= start < stop <= high for (low, high), (start, stop) in zip(box, cell, strict=True))
+
+        held: dict[int, set[int]] = defaultdict(set)
+        for device, box in source.items():
+            if has(box):
+                held[block[device]].add(parts[device])
+        needing = {block[device] for device, box in target.items() if has(box)}
+        count = transfers_of_one(held, needing, len(set(parts.values())))
+        total += count * itemsize * prod(stop - start for start, stop in cell)
+    return total
+
+
+def transfers_of_one(held: Mapping[int, set[int]], needing: set[int], values: int) -> int:
+    """Those of one element of which blocks hold some of its values, and some blocks need all."""
+    whole = {block for block, own in held.items() if len(own) == values}
+    if whole or not needing:
+        return len(needing - whole)
+    senders = -(-values // max(map(len, held.values())))
+    return senders - 1 + len(needing) - bool(needing & set(held))
+
+
+def fewest_transfers(held: Mapping[int, set[int]], needing: set[int], values: int, blocks: int) -> int:
+    """The fewest by trying all: a block sends any sum or difference of what it knows."""
+    full = 2**values - 1
+
+    def closed(known: set[int]) -> frozenset[int]:
+        while True:
+            added = {a | b for a in known for b in known if not a & b} | {
+                a ^ b for a in known for b in known if a & b == b
+            }
+            if added <= known:
+                return frozenset(known)
+            known = known | added
+
+    start = tuple(closed({0, *(1 << value for value in held.get(block, ()))}) for block in range(blocks))
+    states, count = {start}, 0
+    while not any(all(full in state[block] for block in needing) for state in states):
+        states = {
+            (*state[:receiver], closed({*state[receiver], known}), *state[receiver + 1 :])
+            for state in states
+            for receiver in range(blocks)
+            for sender in range(blocks)
+            for known in state[sender] - state[receiver]
+        }
+        count += 1
+    return count
 
 
 def capacity(levels: Sequence[Level], chosen: Collection[int]) -> float:

@@ -302,6 +302,9 @@ def difference(axes: Iterable[Axis], removed: Sequence[Axis], sizes: Mapping[str
     """
     remaining = list(axes)
     for other in removed:
+        if other.is_whole:
+            remaining = [axis for axis in remaining if axis.name != other.name]
+            continue
         clear: list[Axis | None] = []
         for axis in remaining:
             clear.append(axis.prefix_without_overlap(other, sizes[axis.name]))

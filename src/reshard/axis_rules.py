@@ -76,7 +76,7 @@ def check_sub_axes(mesh: Mesh, axes: Sequence[Axis]) -> None:
         ReshardError: `axis-and-sub-axis`, `sub-axis-size`, `sub-axis-divisor`, `sub-axis-is-axis`,
             `overlapping-sub-axes`, `sub-axes-cannot-coexist`.
     """
-    if all(axis.is_whole for axis in axes):
+    if all(axis.size is None for axis in axes):
         return
     by_name: dict[str, list[Axis]] = {}
     for axis in axes:

@@ -82,7 +82,8 @@ class DimSharding:
     def merged(self, sizes: Mapping[str, int]) -> DimSharding:
         """The one spelling on axes of these sizes: sub-axes side by side that no deal parts are one."""
         if not self.deals:
-            return replace(self, axes=merged(self.axes, sizes))
+            axes = merged(self.axes, sizes)
+            return self if axes == self.axes else replace(self, axes=axes)
         ends = [0, *(deal.place for deal in self.deals), len(self.axes)]
         runs = [merged(self.axes[start:stop], sizes) for start, stop in pairwise(ends)]
         places = accumulate(map(len, runs))

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from reshard.checks import integer, shown
@@ -121,8 +122,13 @@ def owned_names(value: object) -> frozenset[str]:
     >>> owned_names(3)
     frozenset()
     """
+    return _names_of(type(value).__mro__)
+
+
+@lru_cache(256)
+def _names_of(kinds: tuple[type, ...]) -> frozenset[str]:
     owners = {}
-    for kind in type(value).__mro__:
+    for kind in kinds:
         engine = ENGINE_MODULES.get(str(kind.__module__).partition(".")[0])
         if engine:
             owners[kind.__name__] = engine

@@ -300,7 +300,10 @@ class Mesh:
         >>> Mesh.of(x=2, y=4).digit_of(Axis("y", 1, 2))
         Digit(stride=2, size=2)
         """
-        stride, full_size = self._digits[axis.name]
+        whole = self._digits[axis.name]
+        if axis.is_whole:
+            return whole
+        stride, full_size = whole
         return Digit(stride * (full_size // axis.stop_in(full_size)), axis.size_in(full_size))
 
     def digits_of(self, axes: Iterable[Axis]) -> Digits:

@@ -95,6 +95,15 @@ def show(blocks: Iterable[Passage]) -> None:
     Console().print(group(blocks))
 
 
+def rate_text(bandwidth: float) -> str:
+    """Bytes per second to read.
+
+    >>> rate_text(450e9), rate_text(8)
+    ('450 GB/s', '8 bytes/s')
+    """
+    return f"{bandwidth / 1e9:.4g} GB/s" if bandwidth >= 1e7 else f"{bandwidth:.4g} bytes/s"
+
+
 def bytes_text(count: int) -> str:
     """A number of bytes to read: exact below 10 KiB and wherever a unit divides it, else to 4 digits.
 

@@ -16,6 +16,7 @@ EXAMPLES = """\
 examples:
   reshard calibrate --mesh host=2,gpu=8 --out cluster.json
   torchrun --nproc_per_node=8 -m reshard calibrate --engine torch --mesh gpu=8 --out host.json
+  mpiexec -n 4 python -m mpi4py -m reshard calibrate --engine mpi --mesh rank=4 --out host.json
   reshard plan --network cluster.json --mesh host=2,gpu=8 --shape 8192,8192 '[{}, {"host"}]' '[{"host"}, {}]'
 
 Every axis of the mesh is a level of the network; along each, all devices that come first send to the next, at once.
@@ -27,7 +28,12 @@ def add_to(commands: Commands) -> None:
     """Add the command to the parser."""
     parser = add_command(commands, "calibrate", run, "measure the network at hand and write it as a file", EXAMPLES)
     parser.add_argument("--mesh", required=True, metavar="MESH", help="all devices, as host=2,gpu=8")
-    parser.add_argument("--engine", choices=("jax", "torch"), default="jax", help="who sends; torch under torchrun")
+    parser.add_argument(
+        "--engine",
+        choices=("jax", "torch", "mpi"),
+        default="jax",
+        help="who sends; torch under torchrun, mpi under mpiexec",
+    )
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="how often each size is measured")
     parser.add_argument("--out", metavar="FILE", help="the file to write, which must be new and end in .json")
 
@@ -37,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     if args.out is not None and not args.out.endswith(".json"):
         raise ReshardError("bad-argument", f"a network's file must end in .json, got: {args.out}")
     measured = _measured(args)
-    if measured is None:  # another rank of torch's writes
+    if measured is None:  # another rank writes
         return
     network, calibration = measured
     if args.out is not None:
@@ -49,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _measured(args: argparse.Namespace) -> tuple[Network, Calibration] | None:
-    """What the engine measures; None on a rank of torch that is not to write it."""
+    """What the engine measures; None on a rank that is not to write it."""
     mesh = parse_mesh(args.mesh)
     engine = getattr(reshard, args.engine)
     calibration = importlib.import_module(f"{engine.__name__}.calibration")

@@ -101,11 +101,6 @@ def fewest_bytes_middles(reshard: Reshard, is_one: bool | None = None) -> tuple[
     return tuple(way.frame.by_source.sharding(state, reshard.source) for state in way.states[1:-1])
 
 
-def cache_clear() -> None:
-    """Forget what was searched."""
-    _search.cache_clear()
-
-
 def total_bytes(steps: Sequence[Step]) -> int:
     """The bytes that all devices together receive over all steps."""
     return sum(step.total_received_bytes for step in steps)

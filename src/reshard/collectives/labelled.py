@@ -132,7 +132,8 @@ class _FromBothEnds:
             first, last = (visit, partner) if side == 0 else (partner, visit)
             if cost + least_permute >= self.cost and not agree(first.stop.state, last.stop.state):
                 continue
-            meeting = meet(self.task, first.stop.state, last.stop.state, units)
+            most = (self.cost - cost - 1) / STEP_LIMIT
+            meeting = meet(self.task, first.stop.state, last.stop.state, units, most)
             total = cost + (meeting.units * STEP_LIMIT + 1 if meeting.units else 0)
             bound = cost + (meeting.bound * STEP_LIMIT + 1 if meeting.bound else 0)
             stops = self._joined(first, last, meeting) if total < self.cost else []

@@ -22,7 +22,7 @@ From `x b` with a blank b the links are x-y and b-z; with b = z the second is a 
 from __future__ import annotations
 
 import itertools
-from math import prod
+from math import inf, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -41,16 +41,27 @@ class Meeting(NamedTuple):
     from_target: DigitLists
 
 
-def meet(task: SearchTask, from_source: DigitLists, from_target: DigitLists, units: int) -> Meeting:
-    """Fill the blanks of two states at one node so that the Permute between them receives little."""
+def meet(task: SearchTask, from_source: DigitLists, from_target: DigitLists, units: int, most: float = inf) -> Meeting:
+    """Fill the blanks of two states at one node so that the Permute between them receives little.
+
+    Args:
+        task: what is searched.
+        from_source: the last state of the chain from the source.
+        from_target: that of the chain from the target.
+        units: of a tile.
+        most: a Permute that receives as many units is of no use, so that no blank is filled for it.
+    """
     before, after = [entry for dim in from_source for entry in dim], [entry for dim in from_target for entry in dim]
     aligned = len(task.classes) == 1 or all(
         task.class_of(a) == task.class_of(b) for a, b in zip(before, after, strict=True)
     )
     bound = task.permute_units(units)
     if aligned:
-        bound = units - units // _apart(task, before, after)
-        _close(before, after)
+        paths = _paths(before, after)
+        bound = units - units // _apart(task, before, after, *paths)
+        if bound and bound >= most:
+            return Meeting(bound, bound, (), ())
+        _close(before, after, paths[0])
     if not (_fill(before) and _fill(after)):
         return Meeting(units, bound, (), ())
     cuts = [list(itertools.accumulate(map(len, dims), initial=0)) for dims in (from_source, from_target)]
@@ -59,7 +70,7 @@ def meet(task: SearchTask, from_source: DigitLists, from_target: DigitLists, uni
         for flat, ends in zip((before, after), cuts, strict=True)
     )
     if aligned:
-        return Meeting(units - units // _apart(task, before, after), bound, first, last)
+        return Meeting(units - units // _apart(task, before, after, *_paths(before, after)), bound, first, last)
     staying, total = _staying(task, first, last)
     return Meeting(units - units * staying // total, bound, first, last)
 
@@ -83,9 +94,10 @@ def _paths(before: list[int], after: list[int]) -> tuple[list[list[int]], list[l
     return paths, [walk(place) for place in range(len(before)) if place not in seen]
 
 
-def _apart(task: SearchTask, before: list[int], after: list[int]) -> int:
+def _apart(
+    task: SearchTask, before: list[int], after: list[int], paths: list[list[int]], cycles: list[list[int]]
+) -> int:
     """One device in so many keeps its tile, if every path that has a blank at an end is closed."""
-    paths, cycles = _paths(before, after)
     apart = 1
     for path in paths:
         closed = before[path[0]] < 0 or after[path[-1]] < 0
@@ -95,10 +107,10 @@ def _apart(task: SearchTask, before: list[int], after: list[int]) -> int:
     return apart
 
 
-def _close(before: list[int], after: list[int]) -> None:
+def _close(before: list[int], after: list[int], paths: list[list[int]]) -> None:
     """Close the paths that have a blank at an end, where the blank may be what closes it."""
     used = {entry for entry in (*before, *after) if entry >= 0}
-    for path in _paths(before, after)[0]:
+    for path in paths:
         first, last = before[path[0]], after[path[-1]]
         if first < 0 and last < 0:
             both = allowed_of(first) & allowed_of(last)

@@ -31,8 +31,8 @@ from reshard.collectives.weak import FAR, STEP_LIMIT, Numbers, WeakGraph, distan
 
 DigitLists = tuple[tuple[int, ...], ...]
 """Per dim its digits, major to minor: a number from 0, or a blank below 0."""
-CACHED, CACHED_STEPS = 65536, 2048
-"""Differences of nodes that are kept, and nodes whose steps are."""
+CACHED, CACHED_STEPS, CACHED_BOUNDS = 65536, 2048, 128
+"""Differences of nodes that are kept, nodes whose steps are, and nodes whose distances from all others are."""
 CLASS_BITS = 5
 
 
@@ -136,14 +136,86 @@ class SearchTask:
         counts = [[self.class_of(entry) for entry in dim] for dim in state]
         return self.graph.index[tuple(dim.count(number) for dim in counts for number in classes)]
 
-    @cached_property
-    def least_moved(self) -> int:
-        """The smallest size of a digit: a Permute leaves at most one device in so many its tile."""
-        return min((size for size, _ in self.classes), default=1)
-
     def permute_units(self, units: int) -> int:
         """What any Permute of tiles receives at the least."""
-        return units - units // self.least_moved
+        return units - units // _least_moved(self.classes)
+
+
+class NodeBounds:
+    """What is left to pay at the least from every node of a weak graph, and the steps that lead on."""
+
+    def __init__(
+        self, devices: int, classes: tuple[tuple[int, int], ...], ndim: int, left: Numbers, *, backward: bool = False
+    ) -> None:
+        self.graph = devices, classes, ndim
+        self.left = left
+        """Per node; `FAR` where no chain may lead."""
+        self.backward = backward
+        self._left: list[int] = left.tolist()
+        self._steps: dict[int, list[tuple[int, int, int, DigitChange]]] = {}
+
+    def steps(self, node: int) -> list[tuple[int, int, int, DigitChange]]:
+        """The steps from a node, the least wasteful first: how much they waste, to where, what they cost and do."""
+        if node not in self._steps:
+            left, own = self._left, self._left[node]
+            steps = _steps_of(*self.graph, node, self.backward)
+            self._steps[node] = sorted(
+                [(cost + left[near] - own, near, cost, change) for near, cost, change in steps if left[near] < FAR]
+            )
+        return self._steps[node]
+
+
+@lru_cache(CACHED_BOUNDS)
+def _costs(devices: int, classes: tuple[tuple[int, int], ...], shape: tuple[int, ...]) -> Numbers:
+    """The costs of the weak graph between nodes that cut a shape evenly."""
+    graph = weak_graph(devices, classes, len(shape))
+    keep = graph.allowed(shape)
+    return np.where(keep[:, None] & keep[None], graph.costs, FAR)
+
+
+def _only(nodes: int, node: int) -> Numbers:
+    """Nothing at one node, and no way to end at another."""
+    ends = np.full(nodes, FAR, dtype=np.int64)
+    ends[node] = 0
+    return ends
+
+
+@lru_cache(CACHED_BOUNDS)
+def _ahead(devices: int, classes: tuple[tuple[int, int], ...], shape: tuple[int, ...], target: int) -> NodeBounds:
+    """What is left to pay to a node, which is asked for by all searches that end there."""
+    costs = _costs(devices, classes, shape)
+    return NodeBounds(devices, classes, len(shape), distances(costs, _only(len(costs), target)))
+
+
+@lru_cache(CACHED_BOUNDS)
+def _behind(
+    devices: int, classes: tuple[tuple[int, int], ...], shape: tuple[int, ...], source: int
+) -> tuple[Numbers, NodeBounds]:
+    """What is left to pay from every node back to one, and the same with a Permute on the way."""
+    costs = _costs(devices, classes, shape)
+    return _behind_from(devices, classes, shape, _only(len(costs), source))
+
+
+def _behind_from(
+    devices: int, classes: tuple[tuple[int, int], ...], shape: tuple[int, ...], start: Numbers
+) -> tuple[Numbers, NodeBounds]:
+    """The same where it is known what each node costs to start from."""
+    back, graph = _costs(devices, classes, shape).T, weak_graph(devices, classes, len(shape))
+    behind = distances(back, start)
+    permuted = distances(back, np.minimum(behind + _least_permutes(graph), FAR))
+    return behind, NodeBounds(devices, classes, len(shape), permuted, backward=True)
+
+
+def _least_permutes(graph: WeakGraph) -> Numbers:
+    """Per node, what a Permute of its tiles costs at the least."""
+    least: Numbers = (graph.units - graph.units // _least_moved(graph.classes)) * STEP_LIMIT + 1
+    return least
+
+
+@lru_cache(CACHED_BOUNDS)
+def _least_moved(classes: tuple[tuple[int, int], ...]) -> int:
+    """The smallest size of a digit: a Permute leaves at most one device in so many its tile."""
+    return min((size for size, _ in classes), default=1)
 
 
 class Tables:
@@ -151,37 +223,30 @@ class Tables:
 
     def __init__(self, task: SearchTask) -> None:
         self.task = task
-        graph = task.graph
-        keep = graph.allowed(task.shape)
-        self.costs = np.where(keep[:, None] & keep[None], graph.costs, FAR)
+        graph, weak = task.graph, (task.devices, task.classes, task.shape)
         self.units: list[int] = graph.units.tolist()
         self.source_node, self.target_node = task.node_of(task.source), task.node_of(task.target)
-        self._edges: dict[tuple[int, int], list[tuple[int, int, int, DigitChange]]] = {}
-        self._bounds: dict[int, list[int]] = {}
-        # Distances to the target, from the source, and from the source with a Permute on the way.
-        count = len(self.units)
-        goal = np.full(count, FAR, dtype=np.int64)
-        goal[self.target_node] = 0
-        self.ahead = distances(self.costs, goal)
-        start = np.full(count, FAR, dtype=np.int64)
-        start[self.source_node] = 0
-        self.ahead_pending = self.ahead
-        back = self.costs.T
+        forward = pending = _ahead(*weak, self.target_node)
+        self.ahead = forward.left
         if task.pending:
+            costs, keep = _costs(*weak), graph.allowed(task.shape)
             spacious = self._has_room(keep)
             self.reduce = np.where(spacious[:, None] & keep[None], _reductions(task), FAR)
             room = np.where(spacious, 0, FAR)
-            inside = np.minimum(self.costs + room[:, None] + room[None], FAR)
+            inside = np.minimum(costs + room[:, None] + room[None], FAR)
             ends = (self.reduce + self.ahead[None]).min(axis=1)
-            self.ahead_pending = distances(inside, np.minimum(ends, FAR))
-            before = distances(inside.T, start)
+            left = distances(inside, np.minimum(ends, FAR))
+            pending = NodeBounds(task.devices, task.classes, len(task.shape), left)
+            before = distances(inside.T, _only(len(costs), self.source_node))
             start = np.minimum((self.reduce.T + before[None]).min(axis=1), FAR)
-        self.behind = distances(back, start)
-        units = graph.units
-        least = (units - units // task.least_moved) * STEP_LIMIT + 1
-        self.behind_permuted = distances(back, np.minimum(self.behind + least, FAR))
-        self.permute_bound = int((self.behind + units * STEP_LIMIT + 1 + self.ahead).min())
-        self.two_permutes = int((self.behind + 2 * least + self.ahead).min())
+            behind, backward = _behind_from(*weak, start)
+        else:
+            behind, backward = _behind(*weak, self.source_node)
+        self.ahead_pending, self.behind_permuted = pending.left, backward.left
+        self._layers = forward, backward, pending
+        least = _least_permutes(graph)
+        self.permute_bound = int((behind + graph.units * STEP_LIMIT + 1 + self.ahead).min())
+        self.two_permutes = int((behind + 2 * least + self.ahead).min())
 
     def _has_room(self, keep: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """The nodes that leave the pending digits unused."""
@@ -193,29 +258,6 @@ class Tables:
         ]
         roomy: NDArray[np.bool_] = keep & (used <= np.array(spare)).all(axis=1)
         return roomy
-
-    def edges_of(self, node: int, layer: int) -> list[tuple[int, int, int, DigitChange]]:
-        """The steps from a node, the least wasteful first: how much they waste, to where, what they cost and do.
-
-        Args:
-            node: where to start.
-            layer: 0 forward, 1 backward with a Permute on the way, 2 forward among partial values.
-        """
-        key = (node, layer)
-        if key not in self._edges:
-            bounds = self._bounds_of(layer)
-            task, left = self.task, bounds[node]
-            steps = _steps_of(task.devices, task.classes, len(task.shape), node, layer == 1)
-            self._edges[key] = sorted(
-                [(cost + bounds[near] - left, near, cost, change) for near, cost, change in steps if bounds[near] < FAR]
-            )
-        return self._edges[key]
-
-    def _bounds_of(self, layer: int) -> list[int]:
-        """Per node what is left to pay at the least; `FAR` where a layer may not lead."""
-        if layer not in self._bounds:
-            self._bounds[layer] = (self.ahead, self.behind_permuted, self.ahead_pending)[layer].tolist()
-        return self._bounds[layer]
 
     def change(self, before: int, after: int) -> DigitChange:
         """What leads from node to node."""
@@ -275,9 +317,9 @@ class Tables:
     def steps(self, visit: Visit, slack: int, *, backward: bool = False) -> Iterator[tuple[int, Visit]]:
         """The chains one step longer that waste less than the slack, each with what it wastes."""
         state, is_pending = visit.stop
-        layer = 2 if is_pending else int(backward)
+        layer = 2 if is_pending else int(backward)  # forward, backward with a Permute on the way, among partial values
         blanks = self.blanks(state, is_pending)
-        for waste, node, cost, change in self.edges_of(visit.node, layer):
+        for waste, node, cost, change in self._layers[layer].steps(visit.node):
             if waste >= slack:
                 break
             for after in self.apply(state, change, blanks):

@@ -433,12 +433,12 @@ def close_chains(
     >>> close_chains(Digits.of_sizes([2, 2]), (Cuts(0, 4), None), (None, Cuts(0, 4)))
     ((1, 0), ())
     """
-    homes = {role: home for home, role in enumerate(target_roles) if role is not None}
-    determined_by = {i: homes[role] for i, role in enumerate(source_roles) if role in homes}
-    arrows = {home: i for i, home in determined_by.items()}
+    homes: dict[Role, int] = {role: home for home, role in enumerate(target_roles) if role is not None}
+    determined_by = [homes.get(role, -1) for role in source_roles]
+    arrows = {home: i for i, home in enumerate(determined_by) if home >= 0}
     gathered = []
     for start, role in enumerate(source_roles):
-        if role in homes:
+        if determined_by[start] >= 0:
             continue
         if role is not None:
             gathered.append(start)
@@ -447,4 +447,4 @@ def close_chains(
         while end in arrows and not stays_near:
             end = arrows[end]
         determined_by[start] = end
-    return tuple([determined_by[i] for i in range(len(digits))]), tuple(gathered)
+    return tuple(determined_by), tuple(gathered)

@@ -41,6 +41,7 @@ from reshard.exchange.by_digits import by_digits
 from reshard.exchange.overlap_add import overlap_add
 from reshard.exchange.pieces import ClassDigits, Exchange, block_overlaps
 from reshard.layout import Layout
+from reshard.refinement import refine
 from reshard.tiling import Tiling
 
 
@@ -88,8 +89,11 @@ def combine_then_gather(source: Tiling, target: Tiling, near: int = 0) -> tuple[
     """The exchanges that take unreduced values to the target: into a refined target, and from there.
 
     Where the target has one copy of each tile, or keeps all classes apart, one exchange does it.
+    Where `near` is 1 every replica combines by itself, from the values nearest to it: more bytes, on nearer links.
     """
     if target.layout.copies() == 1 or source.classes == target.classes or source.layout.is_summed:
+        return (find_exchange(source, target, near),)
+    if near == 1 and source.same_order_as(target) and refine(source.layout, target.layout, target.shape) is not None:
         return (find_exchange(source, target, near),)
     if target.layout.has_windows:
         raise ReshardError("no-plan", "an exchange cannot combine partial values and fill windows at once")

@@ -100,7 +100,9 @@ class PieceCopy(NamedTuple):
 class LocalMove:
     """One rank's part of a move."""
 
-    def __init__(self, move: Move, participants: Participants, dtype: DType) -> None:
+    def __init__(self, move: Move, participants: Participants, dtype: DType, *, keeps_rooms: bool) -> None:
+        """Find the messages; `keeps_rooms` says whether buffers stay for the next call."""
+        self.keeps_rooms = keeps_rooms
         exchange, device = move.exchange, participants.device
         self.move, self.participants = move, participants
         source = _tile_of(exchange.source, device)
@@ -196,7 +198,7 @@ class LocalMove:
             is_whole = out is not None and not exchange.target.layout.has_windows
             received = array = out if is_whole else assembled(self.move, device, (), dtype, out)
         else:
-            received = None if self.target is None else np.empty(self.receives.room_bytes or 0, np.uint8)
+            received = None if self.target is None else self._room("received", self.receives.room_bytes or 0)
         requests = self._posted(sent, received, near)
         tiles: Mapping[int, Any] = near or {}
 
@@ -232,9 +234,12 @@ class LocalMove:
         tile: Array = near[device].view(dtype).reshape(self.move.exchange.source.tile(device).shape)
         return tile
 
+    def _room(self, use: str, nbytes: int) -> Array:
+        return self.participants.room(use, nbytes) if self.keeps_rooms else np.empty(nbytes, np.uint8)
+
     def _packed(self, tile: Array | None, dtype: np.dtype[Any]) -> Array:
         """What is sent, in its buffer."""
-        room = np.empty(self.sends.room_bytes or 0, np.uint8)
+        room = self._room("sent", self.sends.room_bytes or 0)
         for piece, start in self.sends.starts.items() if tile is not None else ():
             place = room[start : start + piece.box.size * dtype.itemsize].view(dtype).reshape(piece.box.shape)
             place[...] = sent_part(tile, piece.box, self.move.exchange.source, piece.sender)  # type: ignore[arg-type]
@@ -274,7 +279,8 @@ class RankPlan:
         Raises:
             ReshardError: `no-plan` where the plan has a limit on memory that buffers would break; `too-large`.
         """
-        self.plan, self.device = plan, participants.device
+        self.plan, self.device, self.participants = plan, participants.device, participants
+        self.keeps_rooms = plan.options.memory_limit is None
         self.digest = hashlib.blake2b(plan.to_json().encode(), digest_size=16).hexdigest()
         """The same on all ranks that run the same plan."""
         self.moves: list[LocalMove] = []
@@ -290,7 +296,9 @@ class RankPlan:
                 by_plan = {key: RankPlan(of_part, participants) for key, of_part in distinct.items()}
                 self.of_parts = [by_plan[id(of_part)] for of_part in plan.plans_of_parts]
             for step in plan.steps if plan.parts == 1 else ():
-                self.moves += [LocalMove(move, participants, plan.dtype) for move in step.transfers]
+                self.moves += [
+                    LocalMove(move, participants, plan.dtype, keeps_rooms=self.keeps_rooms) for move in step.transfers
+                ]
             self.source_shape, self.target_shape = (
                 None if tile is None else tile.shape
                 for tile in (_tile_of(Tiling.of(end, plan.shape), self.device) for end in (plan.source, plan.target))
@@ -327,8 +335,12 @@ class RankPlan:
             target = move.target
             if tile is not None and number == 0 and move.move.exchange.source.shape != self.plan.shape:
                 tile = tile.reshape(1)  # a scalar moved as a vector
-            is_last = number + 1 == len(self.moves)
-            memory = out.reshape(target.shape) if out is not None and target is not None and is_last else None
+            memory = None
+            if target is not None and number + 1 < len(self.moves) and self.keeps_rooms:
+                nbytes = prod(target.shape) * dtype.itemsize
+                memory = self.participants.room(f"tile {number % 2}", nbytes).view(dtype).reshape(target.shape)
+            elif target is not None and out is not None and number + 1 == len(self.moves):
+                memory = out.reshape(target.shape)
             tile = move.run(tile, dtype, memory, near if number == 0 else None)
         if self.target_shape is None:
             return None

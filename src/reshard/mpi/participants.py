@@ -29,6 +29,8 @@ CHECKS = ("first", "always", "never")
 """When ranks compare what they are about to do: at the first call of each kind, at every call, or not at all."""
 CAPACITY = 256
 """How many kinds of call are kept for a set of ranks."""
+MOST_ROOM_BYTES = 2**26
+"""Up to so much memory of one use is kept from call to call."""
 ANY_TILE = 0
 """The number of a shared tile that a rank gives that has none to give."""
 NO_TILE = 2**64 - 1
@@ -76,6 +78,7 @@ class Participants:
         self.board: Board | None = None
         """Where all are on one host and share tiles: what is cheaper than an all-reduce there."""
         self._made: OrderedDict[Any, Any] = OrderedDict()
+        self._rooms: dict[str, NDArray[np.uint8]] = {}
 
     def is_due(self, digest: str, mode: str) -> bool:
         """Whether what has this digest is to be compared in one of the modes `CHECKS`.
@@ -147,6 +150,18 @@ class Participants:
             self.keep(key, value)
         return value
 
+    def room(self, use: str, nbytes: int) -> NDArray[np.uint8]:
+        """Memory that a call needs for itself; for one use the same each time, unless it is much.
+
+        Fresh memory is handed out by the system page by page, which takes longer than to fill it.
+        """
+        if nbytes > MOST_ROOM_BYTES:
+            return np.empty(nbytes, np.uint8)
+        room = self._rooms.get(use)
+        if room is None or room.size < nbytes:
+            room = self._rooms[use] = np.empty(nbytes, np.uint8)
+        return room[:nbytes]
+
     def kept(self, key: Any) -> Any:
         """What is kept for a key, or None."""
         return self._made.get(key)
@@ -164,6 +179,7 @@ class Participants:
         for made in (*self._made.values(), *self.shared.values()):
             made.free()
         self._made.clear()
+        self._rooms.clear()
         self.shared.clear()
         if self.board is not None:
             self.board.free()

@@ -13,6 +13,7 @@ pricing.py      seconds of steps
 inflow.py       how fast data come into groups of devices
 crossing.py     bytes that must come into some devices, or leave them
 least_time.py   the least time of any plan, and the cut that proves it
+combining.py    and where values are combined, the transfers that do
 hosts.py        bytes that come into hosts, and must
 
 >>> print(Network.preset("tpu-v5e-4x4"))
@@ -24,6 +25,7 @@ level 1  line of 4, 45 GB/s, 1 us
 from __future__ import annotations
 
 from reshard.network.calibration import Calibration, LevelFit
+from reshard.network.combining import Transfers, least_transfers
 from reshard.network.hosts import host_bound, host_bytes
 from reshard.network.least_time import Cut, best_common_cut, best_cut
 from reshard.network.level import LINKS, Level
@@ -39,6 +41,7 @@ from reshard.network.pricing import (
     overlapped_spans,
     seconds_of,
     spans_of_uses,
+    unnamed,
     use_of_pattern,
     uses_of,
 )
@@ -51,6 +54,7 @@ __all__ = [
     "Level",
     "LevelFit",
     "Network",
+    "Transfers",
     "Use",
     "best_common_cut",
     "best_cut",
@@ -60,10 +64,12 @@ __all__ = [
     "forget_steps",
     "host_bound",
     "host_bytes",
+    "least_transfers",
     "overlapped_seconds",
     "overlapped_spans",
     "seconds_of",
     "spans_of_uses",
+    "unnamed",
     "use_of_pattern",
     "uses_of",
 ]

@@ -242,10 +242,7 @@ def crossing_by_boxes(sides: Sides, network: Network, members: Members) -> Cross
         network: whose levels `members` divides.
         members: per level its parts.
     """
-    weights = np.array([sides.itemsize], dtype=np.int64)
-    for cuts in sides.intervals:
-        weights = (weights[:, None] * np.diff(cuts)).ravel()
-    weights = np.tile(weights, sides.classes.source.size)
+    cells = cells_of(sides)
     chosen = np.indices([len(rows) for rows in members]).reshape(len(members), -1)
     inside = []
     for tiling in (sides.source, sides.target):
@@ -255,17 +252,37 @@ def crossing_by_boxes(sides: Sides, network: Network, members: Members) -> Cross
             rows &= parts[numbers][:, level.digit.value(devices)]
         inside.append(rows)
     combined = sides.combined.index_of(sides.source.mesh.positions)
-    wanting = _cells(sides.target, sides.classes.target, sides.intervals, held=True)
-    holding = _cells(sides.source, sides.classes.source, sides.intervals, held=False)
     crossing = []
     for comes_in in (True, False):
         asked = [rows if comes_in else ~rows for rows in inside]
-        lacking = _any(asked[1], wanting)
+        lacking = _any(asked[1], cells.wanting)
         held = np.ones_like(lacking)
         for part in range(sides.combined.size):
-            held &= _any(asked[0][:, combined == part], holding[combined == part])
-        crossing.append(((lacking & ~held) @ weights).reshape([len(rows) for rows in members]))
+            held &= _any(asked[0][:, combined == part], cells.holding[combined == part])
+        crossing.append(((lacking & ~held) @ cells.weights).reshape([len(rows) for rows in members]))
     return np.array(crossing)
+
+
+class Cells(NamedTuple):
+    """A tensor along all cuts of both ends, with each of the values that stay partial apart."""
+
+    weights: NDArray[np.int64]
+    """Bytes of every cell."""
+    holding: NDArray[np.bool_]
+    """Which cells every device of the source has: a row per device."""
+    wanting: NDArray[np.bool_]
+    """Which every device of the target needs."""
+
+
+def cells_of(sides: Sides) -> Cells:
+    """The cells of two ends."""
+    weights = np.array([sides.itemsize], dtype=np.int64)
+    for cuts in sides.intervals:
+        weights = (weights[:, None] * np.diff(cuts)).ravel()
+    weights = np.tile(weights, sides.classes.source.size)
+    holding = _cells(sides.source, sides.classes.source, sides.intervals, held=False)
+    wanting = _cells(sides.target, sides.classes.target, sides.intervals, held=True)
+    return Cells(weights, holding, wanting)
 
 
 def _any(rows: NDArray[np.bool_], columns: NDArray[np.bool_]) -> NDArray[np.bool_]:

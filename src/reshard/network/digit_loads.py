@@ -20,8 +20,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ import numpy as np
 
 from reshard.digits import Digit, Digits, Positions, nest
 from reshard.network.level import Level
-from reshard.network.traffic import Floats, Loads, edges_of_pieces, hops_of, orders, runs
+from reshard.network.traffic import Floats, Loads, edges_of_pieces, hops_of, orders, runs, steps_along
 
 CACHED = 256
 """Lists of edges that are kept."""
@@ -83,31 +84,33 @@ def _places(
     levels: Sequence[Level], digits: Digits, determined_by: Sequence[int], gathered: Sequence[int]
 ) -> list[PlacedDigit] | None:
     """The digits, split where levels begin, and whatever is one variable with a split one likewise."""
-    ratios: list[set[int]] = [{1, digit.size} for digit in digits]
-    tied = [(i, j) for i, j in enumerate(determined_by) if i not in gathered and i != j]
-    for digit, cuts in zip(digits, ratios, strict=True):
-        inside = [level.stride for level in levels if digit.stride < level.stride < digit.end]
-        if any(stride % digit.stride for stride in inside):
-            return None
-        cuts.update(stride // digit.stride for stride in inside)
+    runs_of_levels = [(level.stride, level.stride * level.size) for level in levels]
+    ratios: list[set[int]] = []
+    for low, size in digits:
+        cuts = {1, size}
+        for stride, _ in runs_of_levels:
+            if low < stride < low * size:
+                if stride % low:
+                    return None
+                cuts.add(stride // low)
+        ratios.append(cuts)
+    tied = [(i, j) for i, j in enumerate(determined_by) if i != j and i not in gathered]
     while any(ratios[i] != ratios[j] for i, j in tied):
         for i, j in tied:
             ratios[i] = ratios[j] = ratios[i] | ratios[j]
     if not all(map(nest, ratios)):
         return None
     parts = [Digits.between(cuts) for cuts in ratios]
-    first = [sum(map(len, parts[:number])) for number in range(len(digits))]
-    count = sum(map(len, parts))
+    first = list(accumulate(map(len, parts), initial=0))
     places = []
-    for i, (digit, split) in enumerate(zip(digits, parts, strict=True)):
-        for number, part in enumerate(split):
-            stride = digit.stride * part.stride
-            level = next((n for n, level in enumerate(levels) if level.stride <= stride < level.digit.end), None)
-            if level is None:
+    for i, ((low, _), split) in enumerate(zip(digits, parts, strict=True)):
+        sender = first[-1] + first[i] if i in gathered else first[determined_by[i]]
+        for number, (ratio, size) in enumerate(split):
+            stride = low * ratio
+            inside = [level for level, (begin, end) in enumerate(runs_of_levels) if begin <= stride < end]
+            if not inside:
                 return None
-            receiver = first[i] + number
-            sender = count + receiver if i in gathered else first[determined_by[i]] + number
-            places.append(PlacedDigit(level, Digit(stride, part.size), sender, receiver))
+            places.append(PlacedDigit(inside[0], Digit(stride, size), sender + number, first[i] + number))
     return places
 
 
@@ -140,8 +143,12 @@ def _edges(level: Level, starts: Digits, stops: Digits, size: int) -> list[Float
 
 
 @lru_cache(CACHED)
-def _at_stride_one(level: Level) -> Level:
-    return replace(level, stride=1)
+def _mean_hops(level: Level, free: Digits, *, is_behind: bool) -> Floats:
+    """By the step to one end of pieces, how many links they pass in the mean, where digits of the other are any."""
+    away = level.digit.value(free.offsets())
+    steps = steps_along(level.size)[:, None]
+    mean: Floats = hops_of(level, steps - away if is_behind else steps + away).mean(axis=1)
+    return mean
 
 
 def _tied(along: set[int], reached: Sequence[tuple[int, ...]]) -> list[int]:
@@ -169,23 +176,21 @@ class _Pieces:
         self.levels, self.places = levels, places
         self.size = {variable: place.digit.size for place in places for variable in (place.sender, place.receiver)}
         self.same_as = {variable: variable for variable in self.size}
+        """Per variable the one that stands for all that it must agree with."""
         self.ends = [
             _Side(known, prod(size for variable, size in self.size.items() if variable not in known))
             for known in ({place.sender for place in places}, {place.receiver for place in places})
         ]
 
-    def __call__(self, variable: int) -> int:
-        """The variable that stands for all that this one must agree with."""
-        return self.same_as[variable]
-
     def on_switch(self, number: int) -> float:
         """What the busiest port of a level carries; what agrees along it goes on."""
         places = [place for place in self.places if place.level == number]
         load, latency_s = 0.0, self.levels[number].latency_s
-        pairs = [(self(place.sender), self(place.receiver)) for place in places]
+        same_as = self.same_as
+        pairs = [(same_as[place.sender], same_as[place.receiver]) for place in places]
         pairs = [(sender, receiver) for sender, receiver in pairs if sender != receiver]
         for end in self.ends:
-            known = {self(variable) for variable in end.known}
+            known = {same_as[variable] for variable in end.known}
             is_open = [not {sender, receiver} <= known for sender, receiver in pairs]
             kept = end.left / prod(self.size[a] for (a, _), one in zip(pairs, is_open, strict=True) if one)
             load = max(load, end.left - kept if all(is_open) else end.left)
@@ -194,13 +199,14 @@ class _Pieces:
             end.waited += (end.left - kept) * latency_s
             end.longest, end.left = max(end.longest, end.waited), kept
         for place in places:
-            a, b = self(place.sender), self(place.receiver)
+            a, b = self.same_as[place.sender], self.same_as[place.receiver]
             self.same_as = {variable: b if other == a else other for variable, other in self.same_as.items()}
         return load
 
     def on_torus(self, run: Sequence[int]) -> dict[int, float]:
         """What the busiest link of each level of a torus carries."""
-        moved = {place.level for place in self.places if self(place.sender) != self(place.receiver)}
+        same_as = self.same_as
+        moved = {place.level for place in self.places if same_as[place.sender] != same_as[place.receiver]}
         routes = orders([number for number in run if number in moved])
         return {
             number: self._on_links(number, Counter(frozenset(route[: route.index(number)]) for route in routes))
@@ -215,7 +221,7 @@ class _Pieces:
             number: of the level.
             befores: the levels along which pieces have gone already, and how many routes there are of each kind.
         """
-        level, same_as = _at_stride_one(self.levels[number]), self.same_as
+        level, same_as = self.levels[number].at_stride_one(), self.same_as
         own = [place for place in self.places if place.level == number]
         elsewhere = [place for place in self.places if place.level != number]
         reached = [
@@ -227,22 +233,21 @@ class _Pieces:
         )
         lines = Digits.of_sizes([elsewhere[where].digit.size for where in tied])
         size = lines.size * level.size
-        own_starts, own_stops = Counter[int](), Counter[int]()
+        own_ends: tuple[dict[int, int], ...] = ({}, {})  # strides along the level, by the variable
         for place in own:
-            stride = place.digit.stride // self.levels[number].stride
-            own_starts[same_as[place.sender]] += stride
-            own_stops[same_as[place.receiver]] += stride
+            for ends, variable in zip(own_ends, (same_as[place.sender], same_as[place.receiver]), strict=True):
+                ends[variable] = ends.get(variable, 0) + place.digit.stride // self.levels[number].stride
         variables = {*same_as.values()}
         total: list[Floats] = []
         for count, now in zip(befores.values(), reached, strict=True):
-            starts, stops = own_starts.copy(), own_stops.copy()
+            strides = [ends.copy() for ends in own_ends]
             for where, line in zip(tied, lines, strict=True):
-                starts[now[where]] += line.stride * level.size
-                stops[now[where]] += line.stride * level.size
-            listed = list(starts | stops)
+                for ends in strides:
+                    ends[now[where]] = ends.get(now[where], 0) + line.stride * level.size
+            listed = {**strides[0], **strides[1]}
             each = prod([self.size[v] for v in variables.difference(listed, now)]) * count / befores.total()
-            ends = tuple([Digits([Digit(side[v], self.size[v]) for v in listed]) for side in (starts, stops)])
-            added = [way * each for way in _edges(level, *ends, size)]
+            digits = [Digits([Digit(ends.get(v, 0), self.size[v]) for v in listed]) for ends in strides]
+            added = [way * each for way in _edges(level, digits[0], digits[1], size)]
             total = [a + b for a, b in zip(total, added, strict=True)] if total else added
         return max(float(way.reshape(-1, level.size).cumsum(axis=1).max()) for way in total)
 
@@ -260,8 +265,8 @@ class _Pieces:
             receivers[place.receiver] += place.digit.stride
         moved = [variable for variable in self.size if senders[variable] != receivers[variable]]
         longest = 0.0
-        for ends in (senders, receivers):
-            known = [variable for variable in moved if ends[variable]]
+        own = {tuple([variable for variable in moved if ends[variable]]) for ends in (senders, receivers)}
+        for known in own:  # one list where nothing is gathered: who sends is told apart as who receives
             sent, received = (
                 Digits(Digit(side[v], self.size[v]) for v in known).offsets() for side in (senders, receivers)
             )
@@ -291,8 +296,7 @@ class _Pieces:
                         agrees = agrees * (place.digit.value(senders) == place.digit.value(receivers))
                 total, left = total + (left - agrees) * level.latency_s, agrees
                 continue
-            step = (level.digit.value(receivers) - level.digit.value(senders))[:, None]
-            away = level.digit.value(free.offsets())
-            step = step - away if any(place.sender in unknown for place in places) else step + away
-            total = total + left * level.latency_s * hops_of(level, step).mean(axis=1)
+            step = level.digit.value(receivers) - level.digit.value(senders)
+            is_behind = any(place.sender in unknown for place in places)
+            total = total + left * level.latency_s * _mean_hops(level, free, is_behind=is_behind)[step]
         return float(total.max())

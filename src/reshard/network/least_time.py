@@ -51,7 +51,7 @@ from reshard.network.level import Level
 from reshard.network.networks import Network
 from reshard.network.pricing import check_reach
 from reshard.problem import Reshard, becomes_unreduced
-from reshard.tables import bytes_text
+from reshard.tables import bytes_text, rate_text
 from reshard.tiling import Tiling
 
 CACHED = 1024
@@ -102,11 +102,8 @@ class Cut:
     def __str__(self) -> str:
         count = prod(map(len, self.members))
         devices = "one device" if count == 1 else f"{count} devices"
-        scale, unit = (1e9, "GB/s") if self.bandwidth >= 1e7 else (1, "bytes/s")
-        return (
-            f"{bytes_text(self.crossing_bytes)} {'into' if self.comes_in else 'out of'} {devices}"
-            f" at {self.bandwidth / scale:.4g} {unit}"
-        )
+        way = "into" if self.comes_in else "out of"
+        return f"{bytes_text(self.crossing_bytes)} {way} {devices} at {rate_text(self.bandwidth)}"
 
 
 @lru_cache(CACHED)

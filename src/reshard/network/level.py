@@ -102,6 +102,19 @@ class Level:
         """
         return _part(self, digit)
 
+    def at_stride_one(self) -> Level:
+        """The same between devices whose numbers follow one another."""
+        return self if self.stride == 1 else _with(self, stride=1)
+
+    def at_once(self) -> Level:
+        """The same without latency."""
+        return _with(self, latency_s=0.0) if self.latency_s else self
+
+
+@lru_cache(CACHED)
+def _with(level: Level, **fields: Any) -> Level:
+    return replace(level, **fields)
+
 
 @lru_cache(CACHED)
 def _part(level: Level, digit: Digit) -> Level:

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import groupby
-from math import prod
 from typing import NamedTuple
 
 from reshard.digits import Digit, Digits
@@ -61,23 +59,22 @@ class Pattern(NamedTuple):
         goes_on = _going_on(determined_by, is_gathered)
         first = [number for number in range(len(digits)) if not number or not goes_on[number - 1]]
         place = {number: where for where, number in enumerate(first)}
-        ends = [*first[1:], len(digits)]
-        joined = Digits(
-            Digit(digits[stop - 1].stride, prod([size for _, size in digits[start:stop]]))
-            for start, stop in zip(first, ends, strict=False)  # no digits have one end
-        )
-        kind = next(groupby(kinds), ("",))[0] if len(set(kinds)) == 1 else ""
+        joined = []
+        for start, stop in zip(first, [*first[1:], len(digits)], strict=False):  # no digits have one end
+            high, low = digits[start], digits[stop - 1]
+            joined.append(low if stop == start + 1 else Digit(low.stride, high.stride * high.size // low.stride))
+        kind = kinds[0] if len(set(kinds)) == 1 else ""
         return cls(
-            joined,
-            tuple(place[determined_by[number]] for number in first),
-            tuple(place[number] for number in first if is_gathered[number]),
+            Digits(joined),
+            tuple([place[determined_by[number]] for number in first]),
+            tuple([place[number] for number in first if is_gathered[number]]),
             kind or "",
         )
 
     @property
     def stays(self) -> bool:
         """Whether every device sends to itself in round 0."""
-        return all(i == j for i, j in enumerate(self.determined_by))
+        return self.determined_by == tuple(range(len(self.determined_by)))
 
     @property
     def gathered_digits(self) -> Digits:

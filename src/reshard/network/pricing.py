@@ -227,7 +227,7 @@ def _use_of_exchange(exchange: Exchange, itemsize: float, network: Network) -> U
         if exchange.rounds == 0:
             return Use.of_nothing(network)
         sent_bytes = exchange.largest_piece * exchange.loose_values * itemsize  # of one round
-        meshes = exchange.source.mesh, exchange.receivers
+        meshes = unnamed(exchange.source.mesh), unnamed(exchange.receivers)
         use = use_of_pattern(_pattern(exchange), meshes, sent_bytes, network, is_even=exchange.filled >= NEARLY)
         if use is not None:
             return use
@@ -244,7 +244,7 @@ def use_of_pattern(
 
     Args:
         pattern: in which something is sent.
-        meshes: of those that send, and of those that receive.
+        meshes: of those that send, and of those that receive, as one axis each: patterns know no names.
         sent_bytes: what goes from one device to one other in one round.
         network: must reach all devices.
         is_even: whether all pieces are of one size.
@@ -255,8 +255,9 @@ def use_of_pattern(
     Raises:
         ReshardError: `too-large`.
     """
-    source, receivers = map(_unnamed, meshes)
-    stages = _stages_of(network, source, pattern) if pattern.kind and receivers == source else None
+    source, receivers = meshes
+    shared = receivers is source or receivers == source
+    stages = _stages_of(network, source, pattern) if pattern.kind and shared else None
     if stages is None:
         if not is_even:
             return None
@@ -269,8 +270,8 @@ def use_of_pattern(
 
 
 @lru_cache(256)
-def _unnamed(mesh: Mesh) -> Mesh:
-    """The devices of a mesh, whatever its axes: patterns know no names."""
+def unnamed(mesh: Mesh) -> Mesh:
+    """The devices of a mesh, whatever its axes."""
     return Mesh((("devices", mesh.size),), mesh.device_ids)
 
 

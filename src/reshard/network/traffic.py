@@ -18,6 +18,7 @@ Loads(carried=(4.0, 4.0), latency_s=6.0)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import groupby
 from math import prod
 from typing import Any, NamedTuple
@@ -165,17 +166,39 @@ def edges_of_pieces(
     level: Level, start: Positions, stop: Positions, step: Positions, amounts: Floats, size: int
 ) -> list[Floats]:
     """Per direction, by how much the load of a link exceeds that of the link before it, at the device behind it."""
-    if level.link == "line":
-        forward = np.where(step > 0, amounts, 0.0)
-    elif level.link == "one-way-ring":
-        forward = amounts
-    else:
-        ahead = 2 * (step % level.size)
-        forward = np.where(ahead < level.size, amounts, np.where(ahead == level.size, amounts / 2, 0.0))
     first = start - level.digit.value(start) * level.stride
     behind = np.concatenate([start, stop, first])  # a piece that wraps round passes the ring's first link too
-    weights = [np.concatenate([forward, -forward, np.where(step < 0, forward, 0.0)])]
-    if level.link != "one-way-ring":
-        backward = amounts - forward
-        weights.append(np.concatenate([-backward, backward, np.where(step > 0, backward, 0.0)]))
-    return [np.asarray(np.bincount(behind, weight, size), dtype=np.float64) for weight in weights]
+    signs = ((1.0, -1.0), (-1.0, 1.0))
+    loads_of_ways = []
+    for (leaving, arriving), (share, wrapped) in zip(signs, _shares(level.link, level.size), strict=False):
+        carried = share[step] * amounts  # steps back count from the end of the table
+        weights = np.concatenate([carried * leaving, carried * arriving, wrapped[step] * amounts])
+        loads_of_ways.append(np.asarray(np.bincount(behind, weights, size), dtype=np.float64))
+    return loads_of_ways
+
+
+def steps_along(size: int) -> Positions:
+    """Every difference of places along a level, by itself as an index: negative ones count from the end.
+
+    >>> steps_along(3)
+    array([ 0,  1,  2, -2, -1])
+    """
+    return np.concatenate([np.arange(size), np.arange(1 - size, 0)])
+
+
+@lru_cache(256)
+def _shares(link: str, size: int) -> list[tuple[Floats, Floats]]:
+    """Per direction, what part of a piece goes that way, and what part round the end: by its step, negative ones too.
+
+    >>> [way[0].tolist() for way in _shares("ring", 4)]
+    [[1.0, 1.0, 0.5, 0.0, 1.0, 0.5, 0.0], [0.0, 0.0, 0.5, 1.0, 0.0, 0.5, 1.0]]
+    """
+    step = steps_along(size)
+    ahead = 2 * (step % size)
+    forward = np.where(ahead < size, 1.0, np.where(ahead == size, 0.5, 0.0))
+    if link == "line":
+        forward = np.where(step > 0, 1.0, 0.0)
+    if link == "one-way-ring":
+        forward = np.ones(len(step))
+    ways = [(forward, np.where(step < 0, forward, 0.0)), (1 - forward, np.where(step > 0, 1 - forward, 0.0))]
+    return ways[:1] if link == "one-way-ring" else ways

@@ -3,7 +3,7 @@
 The first is the shortest chain, which receives exactly the bound wherever nothing is partial.
 Four kinds of detour may do better:
     scatter in place    where partial values are combined: combine them where they are, over as many devices as
-                        can share the work, and move the result
+                        can share the work, and move the result; or in every host alike, where hosts have all values
     gather late         where a network has a slow level: cut the target further by the axes that lie within a
                         fast part, so that what is needed there crosses the slow level once, and gather inside;
                         near replicas send
@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, pairwise, product
 from math import prod
+from operator import le
 
 from reshard.axis import Axis, aligned, common_prefix, difference, merged
 from reshard.collectives.fewest_bytes import fewest_bytes_chain, fewest_bytes_middles
@@ -132,12 +133,16 @@ def _gathers(prices: RoutePrices, limit_s: float) -> Iterator[Sharding]:
         return
     cutting = [dim.axes for dim in source.dims]
     sizes = [[axis.size_in(source.mesh.sizes[axis.name]) for axis in axes] for axes in cutting]
+    slow: list[tuple[int, ...]] = []  # what is gathered further takes longer yet
     for counts in sorted(product(*(range(len(axes) + 1) for axes in cutting)), key=sum, reverse=True)[1:]:
+        if any(all(map(le, counts, known)) for known in slow):
+            continue
         with suppress(ReshardError):
             shards = [prod(parts[:count]) for parts, count in zip(sizes, counts, strict=True)]
             lengths = [size // parts for size, parts in zip(reshard.shape, shards, strict=True)]
             seconds = prices.seconds_to_gather(lengths)
             if seconds is not None and seconds >= limit_s:
+                slow.append(counts)
                 continue
             kept = [axes[:count] for axes, count in zip(cutting, counts, strict=True)]
             middle = Sharding(source.mesh, tuple(map(DimSharding, kept)), uneven=target.uneven)
@@ -164,6 +169,8 @@ def detours(reshard: Reshard, boundaries: Sequence[int] = (), hosts: Collection[
         return
     combined = becomes_unreduced(target, source)  # unreduced before and no longer
     if combined:
+        if hosts and _is_of_hosts(source, max(hosts)):
+            yield Route((), near=1)
         scattered = refinements(source, [*combined, *source.unused_axes()], target, shape)
         for number, middle in enumerate(islice(scattered, TRIED)):
             yield Route((middle,))
@@ -188,6 +195,12 @@ def detours(reshard: Reshard, boundaries: Sequence[int] = (), hosts: Collection[
                     yield Route(relayed[1:], boundary)
 
 
+def _is_of_hosts(source: Sharding, boundary: int) -> bool:
+    """Whether hosts have all of the values that they hold some of."""
+    unreduced = Digits([source.mesh.digit_of(axis) for axis in source.unreduced])
+    return source.mesh.device_ids is None and all(digit.end <= boundary for digit in unreduced)
+
+
 def _combined_inside(source: Sharding, middle: Sharding, boundary: int) -> Sharding | None:
     """What lies between partial values and where they are combined: combined inside hosts alone.
 
@@ -201,16 +214,18 @@ def _combined_inside(source: Sharding, middle: Sharding, boundary: int) -> Shard
     [{parts(2), "g"}], unreduced={"h"}
     """
     mesh = source.mesh
-    whole = mesh.size // boundary
-    between = mesh.parts_within(source.unreduced, Digit(boundary, whole))
-    inside = mesh.parts_within(source.unreduced, Digit(1, boundary))
+    of_hosts, of_devices = Digit(boundary, mesh.size // boundary), Digit(1, boundary)
+    between, inside = (mesh.parts_within(source.unreduced, digit) for digit in (of_hosts, of_devices))
     if not between or not inside or source.mesh.device_ids is not None:
         return None
-    waiting = Digits([mesh.digit_of(axis) for axis in between])
+    waiting = Digits([mesh.digit_of(axis) for axis in between]).primes()
     dims = []
     for dim in middle.dims:
-        digits = Digits([mesh.digit_of(axis) for axis in dim.axes]).primes()
-        dims.append(dim_cuts(mesh, [(digit.size, None if digit in waiting.primes() else digit) for digit in digits]))
+        digits: list[Digit] = []
+        for whole in (Digits([mesh.digit_of(axis)]) for axis in dim.axes):
+            parts = Digits([*whole.within(of_hosts), *whole.within(of_devices)])
+            digits += (parts if parts.size == whole.size else whole).primes()
+        dims.append(dim_cuts(mesh, [(digit.size, None if digit in waiting else digit) for digit in digits]))
     return Sharding.of(mesh, *dims, unreduced=between, reduction=source.reduction)
 
 
@@ -249,18 +264,27 @@ def refinements(
     pieces, _ = aligned(list(axes), [axis for axis, _ in cutting], sizes)
     homes = {piece: number for piece in pieces for axis, number in cutting if axis.contains(piece)}
 
-    def placed(finer: Sharding, rest: Sequence[Axis]) -> Iterator[Sharding]:
-        if not rest:
-            yield finer
+    def placed(added: tuple[tuple[Axis, ...], ...], parts: Sequence[int]) -> Iterator[tuple[tuple[Axis, ...], ...]]:
+        """What each dim is cut by besides, of all pieces, from what some are and into how many parts that cuts dims."""
+        count = sum(map(len, added))
+        if count == len(pieces):
+            yield added
             return
-        piece = rest[0]
+        piece = pieces[count]
         for number in [homes[piece]] if piece in homes else range(len(shape)):
-            dims = list(finer.dims)
-            dims[number] = replace(dims[number], axes=merged([*dims[number].axes, piece], sizes))
-            finest = replace(finer, dims=tuple(dims))
-            if shape[number] % finest.layout.shards(number) == 0:
-                yield from placed(finest, rest[1:])
+            cut = parts[number] * piece.size_in(sizes[piece.name])
+            if shape[number] % cut == 0:
+                behind = number + 1
+                yield from placed(
+                    (*added[:number], (*added[number], piece), *added[behind:]), [*parts[:number], cut, *parts[behind:]]
+                )
 
-    if pieces:  # what was unreduced and now cuts a dim is unreduced no longer
-        unreduced = difference(sharding.unreduced, pieces, sizes)
-        yield from placed(replace(sharding, unreduced=unreduced, replicated=()), pieces)
+    if not pieces:
+        return
+    unreduced = difference(sharding.unreduced, pieces, sizes)  # what now cuts a dim is unreduced no longer
+    for added in placed(((),) * len(shape), [sharding.layout.shards(dim) for dim in range(len(shape))]):
+        dims = tuple(
+            replace(dim, axes=merged([*dim.axes, *more], sizes)) if more else dim
+            for dim, more in zip(sharding.dims, added, strict=True)
+        )
+        yield replace(sharding, dims=dims, unreduced=unreduced, replicated=())

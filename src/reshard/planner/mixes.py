@@ -19,12 +19,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
 from reshard.errors import ReshardError
-from reshard.network import busy_seconds, spans_of_uses
+from reshard.network import Use, busy_seconds, spans_of_uses
 from reshard.network.traffic import Floats
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.number_of_parts import MOST_PARTS, WORTH
@@ -61,44 +62,58 @@ def best_mix(loads: Floats) -> Mix:
     """
     ways, levels = loads.shape
     scale = float(loads.max())
-    table = np.hstack([loads.T / scale, np.eye(levels), np.ones((levels, 1))])
+    places = range(levels)  # lists: of so few numbers arrays take longer
+    table = [
+        [*row, *(float(place == number) for place in places), 1.0]
+        for number, row in enumerate((loads.T / scale).tolist())
+    ]
     basis = list(range(ways, ways + levels))
-    worth = np.concatenate([np.ones(ways), np.zeros(levels + 1)])  # of one more of each, at the prices
+    worth = [1.0] * ways + [0.0] * (levels + 1)  # of one more of each, at the prices
     for _ in range(64):
-        entering = int(worth[:-1].argmax())
-        if worth[entering] <= 1e-9:
+        most = max(worth[:-1])
+        if most <= 1e-9:
             break
-        column = table[:, entering]
-        room = np.where(column > 1e-12, table[:, -1] / np.maximum(column, 1e-12), np.inf)
-        row = int(room.argmin())
-        table[row] /= table[row, entering]
-        for other in range(levels):
-            if other != row:
-                table[other] -= table[other, entering] * table[row]
-        worth = worth - worth[entering] * table[row]
-        basis[row] = entering
+        entering = worth.index(most)
+        room = [row[-1] / row[entering] if row[entering] > 1e-12 else inf for row in table]
+        leaving = room.index(min(room))
+        pivot = table[leaving][entering]
+        tight = table[leaving] = [value / pivot for value in table[leaving]]
+        for place in places:
+            if place != leaving:
+                table[place] = _without(table[place], table[place][entering], tight)
+        worth = _without(worth, most, tight)
+        basis[leaving] = entering
     amounts = np.zeros(ways + levels)
-    amounts[basis] = table[:, -1]
+    amounts[basis] = [row[-1] for row in table]
     total = amounts[:ways].sum()
-    return Mix(amounts[:ways] / total, np.maximum(-worth[ways:-1], 0.0) / scale, scale / total)
+    return Mix(amounts[:ways] / total, np.maximum(-np.array(worth[ways:-1]), 0.0) / scale, scale / total)
 
 
-def with_shares(plan: Plan, timed: Sequence[TimedRoute]) -> Plan:
+def _without(row: Sequence[float], times: float, removed: Sequence[float]) -> list[float]:
+    """A row of a table less so many times another."""
+    return [value - times * less for value, less in zip(row, removed, strict=True)]
+
+
+def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False) -> Plan:
     """The plan, or one of shares that takes less time.
 
     Args:
-        plan: the best of one chain.
+        plan: the best that is known.
         timed: ways between the same ends.
+        finely: that of `LevelWays.of`.
     """
     network = plan.options.network
     if network is None or plan.options.memory_limit is not None or plan.options.basis != "any" or not plan.seconds:
         return plan
-    ways = LevelWays.of(plan.reshard, network) if plan.received_bytes else None  # else no level has anything to do
-    if ways is None and not plan.source.unreduced:  # of partial values only what was timed is known
+    if not plan.received_bytes:  # no level has anything to do
         return plan
-    routes, busy = [Route(steps=plan.steps)], [busy_seconds(plan.steps, network)[:-1]]
+    ways = LevelWays.of(plan.reshard, network, finely=finely)
+    if ways is None and (finely or not plan.source.unreduced):  # of partial values only what was timed is known
+        return plan
+    routes = [Route(steps=share.steps) for share in plan.shares]
+    busy = [busy_seconds(share.steps, network)[:-1] for share in plan.shares]
     for other in timed:
-        if other.seconds < FAR * plan.seconds and other.busy[:-1] != busy[0]:
+        if other.seconds < FAR * plan.seconds and other.busy[:-1] not in busy[: len(plan.shares)]:
             routes.append(other.route)
             busy.append(other.busy[:-1])
     prices = RoutePrices.of(plan.reshard, network)
@@ -152,8 +167,14 @@ def _in_parts(plan: Plan, amounts: Sequence[float], routes: Sequence[Route], pri
     unit = Parting.of(plan.shape, dict.fromkeys(point for route in routes for point in prices.points(route))).unit
     best, least = [0] * len(routes), limit
     before = float("inf")
+    halves = [Use.together(prices.uses(route, 2), len(prices.network.levels)).busy for route in routes]
+    whole, half = np.array([prices.timed(route).busy for route in routes]), np.array(halves)
+    grows = 2 * (whole - half)
+    waits = np.maximum(whole - grows, 0.0)  # of a part, however small
     for count in (count for count in range(min(unit, MOST_PARTS), 0, -1) if unit % count == 0):
         numbers = _rounded(amounts, count)
+        if (np.array(numbers) @ (waits + grows / count)).max() >= least:
+            continue
         uses = [prices.uses(route, count) for route, number in zip(routes, numbers, strict=True) if number]
         spans = spans_of_uses(uses, [number for number in numbers if number])
         seconds = max(span[-1][1] for span in spans)

@@ -21,7 +21,6 @@ from math import prod
 from typing import Any
 
 from reshard.checks import checked_shape
-from reshard.collectives.fewest_bytes import cache_clear as forget_searches
 from reshard.collectives.fewest_bytes import fewest_bytes_chain
 from reshard.collectives.one_axis import one_axis_chain
 from reshard.errors import ReshardError
@@ -37,6 +36,7 @@ from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
 from reshard.planner.policy import SMALL_BYTES, best_first, explained, shrinks_first
 from reshard.planner.route_prices import RoutePrices, TimedRoute, fastest, timed_routes
+from reshard.planner.spread import all_cuts
 from reshard.planner.step_prices import StepPrices
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
@@ -142,12 +142,12 @@ def _planned(reshard: Reshard, options: Options) -> Plan:
 
 
 def _known_plans(reshard: Reshard, options: Options) -> list[Plan]:
-    """Every plan of a basis that is known; without a memory limit none whose tiles grow on the way."""
+    """Every plan of a basis that is known; without a memory limit none whose tiles grow on the way, if any do not."""
     if options.basis != "any":
         return [_in_basis(reshard, options)]
     plans = [Plan(reshard, steps, options) for steps in chains_of(reshard, candidates(reshard, options.network))]
     if options.memory_limit is None:
-        return list(filter(shrinks_first, plans))
+        return list(filter(shrinks_first, plans)) or plans
     with suppress(ReshardError):
         plans.append(Plan(reshard, gathered(reshard).chain(reshard), options))
     return plans
@@ -168,6 +168,8 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
         routes = _moved_by_themselves(timed, reshard, options)
         timed = timed_routes(prices, [*(way.route for way in timed), *routes])
         best = best_first([best, _best_of(timed, prices, options)])[0]
+    elif _is_far_from_least(best):
+        best = with_shares(best, timed, finely=True)
     larger = evened_shape(reshard)
     if larger is not None:
         twin = _planned(replace(reshard, shape=larger), options)
@@ -219,16 +221,13 @@ def _best_of(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options)
 
 
 def _in_parts(timed: Sequence[TimedRoute], reshard: Reshard, prices: RoutePrices, options: Options) -> Iterator[Plan]:
-    """The plans in parts that overlap, but for those that cannot be faster than the best whole one.
-
-    What two parts do not gain more parts do not, for they overlap less and less, and pay as many latencies more each.
-    """
+    """The plans in parts that overlap, but for those that cannot be faster than the best whole one."""
     least = min(way.seconds for way in timed)
     for way in timed:
         busiest = max(way.busy)
         if not way.between or busiest > least or busiest >= way.seconds * WORTH:
             continue
-        if prices.seconds_in_halves(way.route) < way.seconds:
+        if prices.least_seconds_in_parts(way) < min(least, way.seconds * WORTH):
             plan = overlapped(Plan(reshard, way.route.chain(reshard), options))
             if plan.parts > 1:
                 least = min(least, plan.seconds or 0.0)
@@ -304,12 +303,12 @@ def _outline(plan: Plan) -> tuple[tuple[str, Sharding], ...]:
 
 
 def cache_clear() -> None:
-    """Forget the cached plans."""
+    """Forget the cached plans; what is known of digits, whatever tensor they cut, is kept."""
     _planned.cache_clear()
     alternatives.cache_clear()
     better_legs.cache_clear()
+    all_cuts.cache_clear()
     RoutePrices.of.cache_clear()
     StepPrices.of.cache_clear()
     step_of.cache_clear()
     forget_steps()
-    forget_searches()

@@ -27,7 +27,7 @@ from reshard.digits import Digit, Digits
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.planner.spread import all_cuts
-from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts
+from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts, sharding_of_cuts
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
 from reshard.tiling import Tiling
@@ -88,7 +88,7 @@ def _by_a_free_dim(reshard: Reshard, boundary: int) -> tuple[Sharding, Sharding]
         ]
         dims = [dim_cuts(mesh, listed) for listed in digits]
         dims[-max(free)[1]] = tuple(inside)
-        middles.append(Sharding.of(mesh, *dims))
+        middles.append(sharding_of_cuts(mesh, dims))
     return middles[0], middles[1]
 
 
@@ -137,4 +137,4 @@ def _middle(mesh: Mesh, dims: list[list[TensorDigit]], boundary: int, *, leaves:
         ends = ((digit.size, digit.source if leaves else digit.target, digit.shared) for digit in digits)
         cut = [(size, end if end is not None and end.stride >= boundary else shared) for size, end, shared in ends]
         dims_cut.append(dim_cuts(mesh, cut))
-    return Sharding.of(mesh, *dims_cut)
+    return sharding_of_cuts(mesh, dims_cut)

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from math import inf, sqrt
 from typing import NamedTuple
 
 from reshard.errors import ReshardError
@@ -78,9 +79,11 @@ class RoutePrices:
         Raises:
             ReshardError: as `Route.chain`, and `too-large`.
         """
-        if route not in self._timed:
-            self._timed[route] = self._time(route)
-        return self._timed[route]
+        try:
+            return self._timed[route]
+        except KeyError:
+            way = self._timed[route] = self._time(route)
+            return way
 
     def points(self, route: Route) -> tuple[Sharding, ...]:
         """What it passes, both ends too."""
@@ -98,16 +101,38 @@ class RoutePrices:
             return uses_of(route.chain(self.reshard), self.network, parts)
         return [use for _, use in legs]
 
-    def seconds_in_halves(self, route: Route) -> float:
-        """What it takes in two parts, one behind the other; 0 where digits do not say it.
+    def least_seconds_in_parts(self, way: TimedRoute) -> float:
+        """What a way takes at the least in two parts or more, one behind the other; 0 where digits do not say it.
 
-        By hand, steps of 4 s each on two levels: the first half takes 2 + 2 s, the second comes 2 s later.
+        Endless where halves take longer than the whole, for more parts pay as many latencies more each.
+        What a step takes is a latency and what grows with the bytes at least as fast as between a half and the whole.
+        So k parts take a + b / k for the first and (k - 1) (c + d / k) on the busiest level for the others, which is
+        least at k = √((b - d) / c).
+
+        By hand, steps of 4 s each on two levels, without latencies: one part takes 8 / k s, the others 4 (k - 1) / k,
+        never less than 4 s together.
+
+        >>> from reshard.mesh import Mesh
+        >>> from reshard.network import Level
+        >>> mesh, network = Mesh.of(h=2, g=2), Network((Level(1, 2, "switch", 2, 0), Level(2, 2, "switch", 1, 0)))
+        >>> both, g, none = (Sharding.of(mesh, axes) for axes in (("g", "h"), "g", None))
+        >>> prices = RoutePrices.of(Reshard.of(both, none, (16,), "int8"), network)
+        >>> prices.least_seconds_in_parts(prices.timed(Route((g,))))
+        4.0
         """
-        legs = self.uses_between(self.points(route), route.near, 2) if route.steps is None else None
+        legs = self.uses_between(self.points(way.route), way.route.near, 2) if way.route.steps is None else None
         if legs is None:
             return 0.0
         half = Use.together([use for _, use in legs], len(self.network.levels))
-        return half.seconds + max(half.busy)
+        if half.seconds + max(half.busy) >= way.seconds:
+            return inf
+        grows, least = 2 * (way.seconds - half.seconds), 0.0
+        for whole_busy, half_busy in zip(way.busy, half.busy, strict=True):
+            busy_grows = 2 * (whole_busy - half_busy)
+            waits, rest = max(whole_busy - busy_grows, 0.0), max(grows - busy_grows, 0.0)
+            others = 2 * sqrt(waits * rest) if rest > 4 * waits else 2 * waits + rest / 2
+            least = max(least, way.seconds - rest - waits + others)
+        return least
 
     def _time(self, route: Route) -> TimedRoute:
         legs = None if route.steps is not None else self.uses_between(self.points(route), route.near)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -100,30 +101,36 @@ def _firm(cuts: list[AxisCut], barrier: list[AxisCut]) -> list[AxisCut]:
     return cuts[: next(meets, len(cuts))]
 
 
+@lru_cache(32)  # a plan asks for those of its ends, and of what lies between, several times
 def all_cuts(sharding: Sharding, boundary: int) -> list[list[AxisCut]] | None:
     """Per dim its cuts, major to minor; None on one device, or where no split of axes holds what lies inside hosts."""
     mesh = sharding.mesh
     if mesh.is_maximal:
         return None
-    cuts_by_dim = []
+    cuts_by_dim, hosts = [], Digit(boundary, max(1, mesh.size // boundary))
     for dim in sharding.dims:
         cuts: list[AxisCut] = []
         for axis in dim.axes:
-            between = mesh.parts_within([axis], Digit(boundary, max(1, mesh.size // boundary)))
+            digit = mesh.digit_of(axis)
+            is_inside = boundary % digit.end == 0
+            if digit.size > 1 and (is_inside or (digit.stride % boundary == 0 and hosts.end % digit.end == 0)):
+                cuts.append(_next(axis, cuts, mesh, inside=is_inside))
+                continue
+            between = mesh.parts_within([axis], hosts)
             inside = mesh.parts_within([axis], Digit(1, boundary))
             full = mesh.sizes[axis.name]
-            if prod(part.size_in(full) for part in (*between, *inside)) != axis.size_in(full):
+            if prod(part.size_in(full) for part in (*between, *inside)) != digit.size:
                 return None
             for part in (*between, *inside):
-                cuts.append(_next(part, cuts, mesh)._replace(inside=part in inside))
+                cuts.append(_next(part, cuts, mesh, inside=part in inside))
         cuts_by_dim.append(cuts)
     return cuts_by_dim
 
 
-def _next(axis: Axis, cuts: list[AxisCut], mesh: Mesh) -> AxisCut:
-    """The cut by an axis inside hosts, minor to others."""
+def _next(axis: Axis, cuts: list[AxisCut], mesh: Mesh, *, inside: bool = True) -> AxisCut:
+    """The cut by an axis, minor to others."""
     start = cuts[-1].stop if cuts else 1
-    return AxisCut(axis, start, start * axis.size_in(mesh.sizes[axis.name]), True)
+    return AxisCut(axis, start, start * axis.size_in(mesh.sizes[axis.name]), inside)
 
 
 def _meets(cut: AxisCut, barriers: list[AxisCut]) -> bool:

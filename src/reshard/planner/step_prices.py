@@ -22,11 +22,11 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from reshard.digits import Digits, nest
+from reshard.digits import Digit, Digits, nest
 from reshard.exchange.by_digits import close_chains
 from reshard.layout import NOWHERE, Tie
 from reshard.mesh import Mesh
-from reshard.network import Network, Use, use_of_pattern
+from reshard.network import Network, Use, unnamed, use_of_pattern
 from reshard.network.patterns import Pattern, kind_of
 from reshard.refinement import Cuts, Role
 from reshard.sharding import Sharding
@@ -57,8 +57,10 @@ class StepPrices:
 
     def __init__(self, digits: Digits, shape: tuple[int, ...], itemsize: int, network: Network) -> None:
         self.digits, self.shape, self.itemsize, self.network = digits, shape, itemsize, network
-        self.meshes = (Mesh((("devices", digits.size),)),) * 2
+        self.meshes = (unnamed(Mesh((("devices", digits.size),))),) * 2
         self.nothing = Use.of_nothing(network)
+        self._chains = [set[int]() for _ in shape]
+        self._parts: dict[Digit, tuple[tuple[int, int, int], ...] | None] = {}
         self._roles: dict[Sharding, DigitRoles | None] = {}
         self._sendings: dict[tuple[tuple[Role, ...], tuple[Role, ...], int], Sending | None] = {}
         self._uses: dict[tuple[Sending, int], Use] = {}
@@ -78,9 +80,11 @@ class StepPrices:
 
     def roles_of(self, sharding: Sharding) -> DigitRoles | None:
         """What digits do in a sharding; None where they do not say all."""
-        if sharding not in self._roles:
-            self._roles[sharding] = self._digit_roles(sharding)
-        return self._roles[sharding]
+        try:
+            return self._roles[sharding]
+        except KeyError:
+            roles = self._roles[sharding] = self._digit_roles(sharding)
+            return roles
 
     def gathered(self, roles: DigitRoles, lengths: Sequence[int]) -> DigitRoles:
         """The roles once every dim is gathered up to blocks of these lengths, at which digits begin."""
@@ -135,7 +139,7 @@ class StepPrices:
         return self._sendings[ends]
 
     def _sending_anew(self, before: DigitRoles, after: DigitRoles, near: int) -> Sending | None:
-        if not all(nest(cuts | others) for cuts, others in zip(before.cuts, after.cuts, strict=True)):
+        if not all(map(self._do_nest, range(len(self.shape)), before.cuts, after.cuts)):
             return None
         if near and any(digit.stride < near < digit.end for digit in self.digits):
             return None
@@ -145,32 +149,55 @@ class StepPrices:
         is_sent = bool(gathered) or not pattern.stays
         return Sending(pattern, after.elements // pattern.gathered_digits.size if is_sent else 0)
 
+    def _do_nest(self, dim: int, cuts: frozenset[int], others: frozenset[int]) -> bool:
+        """Whether all cuts of a dim nest, which most do with all before them."""
+        chain = self._chains[dim]
+        for ends in (cuts, others):
+            if not ends <= chain and nest(chain | ends):
+                chain |= ends
+        return (cuts <= chain and others <= chain) or nest(cuts | others)
+
+    def _parts_of(self, digit: Digit) -> tuple[tuple[int, int, int], ...] | None:
+        """The digits that make up one of another list: their numbers, strides in it and sizes; None where none do."""
+        if digit not in self._parts:
+            parts, left = [], digit.size
+            for number, (stride, size) in enumerate(self.digits):
+                ratio, rest = divmod(stride, digit.stride)
+                if 0 < ratio < digit.size and not rest and left % size == 0:
+                    parts.append((number, ratio, size))
+                    left //= size
+            self._parts[digit] = tuple(parts) if left == 1 else None
+        return self._parts[digit]
+
     def _digit_roles(self, sharding: Sharding) -> DigitRoles | None:
-        mesh, shape, digits = sharding.mesh, self.shape, self.digits
-        if mesh.device_ids is not None or mesh.size != digits.size or sharding.unreduced or sharding.has_windows:
+        mesh, shape = sharding.mesh, self.shape
+        if (
+            mesh.device_ids is not None
+            or mesh.size != self.meshes[0].size
+            or sharding.unreduced
+            or sharding.has_windows
+        ):
             return None
         if mesh.is_maximal:
             return DigitRoles((), (frozenset(),) * len(shape), prod(shape))
         ties = _ties(sharding, shape) if not sharding.is_woven else _woven_ties(sharding, shape)
         if ties is None:
             return None
-        roles: list[Role] = [None] * len(digits)
+        roles: list[Role] = [None] * len(self.digits)
         cuts: list[set[int]] = [set() for _ in shape]
         shards = 1
-        for dim, (low, size), element in ties:
-            cuts[dim].update((element, element * size))
-            if low == NOWHERE:
+        for dim, digit, element in ties:
+            cuts[dim].update((element, element * digit.size))
+            if digit.stride == NOWHERE:
                 continue
-            shards *= size
-            high, left = low * size, size
-            for number, (stride, count) in enumerate(digits):
-                if low <= stride < high and stride % low == 0 and left % count == 0:
-                    step = element * (stride // low)
-                    roles[number] = Cuts(dim, step)
-                    cuts[dim].update((step, step * count))
-                    left //= count
-            if left != 1:
+            parts = self._parts_of(digit)
+            if parts is None:
                 return None
+            shards *= digit.size
+            for number, ratio, count in parts:
+                step = element * ratio
+                roles[number] = Cuts(dim, step)
+                cuts[dim].update((step, step * count))
         return DigitRoles(tuple(roles), tuple(map(frozenset, cuts)), prod(shape) // shards)
 
 

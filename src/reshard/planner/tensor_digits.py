@@ -21,10 +21,12 @@ from typing import NamedTuple
 from reshard.axis import Axis
 from reshard.deal import Deal
 from reshard.digits import Digit, Digits
+from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.problem import Reshard
 from reshard.refinement import Cuts, Refinement, refine
+from reshard.sharding import Sharding
 from reshard.tiling import Tiling
 
 
@@ -109,3 +111,12 @@ def dim_cuts(mesh: Mesh, digits: Iterable[tuple[int, Digit | None]]) -> tuple[Ax
             parts = 1
         cuts += axes
     return tuple(cuts)
+
+
+def sharding_of_cuts(mesh: Mesh, dims: Iterable[Sequence[Axis | Deal]]) -> Sharding:
+    """The sharding whose dims are cut so, as `dim_cuts` says it.
+
+    Raises:
+        ReshardError: where dims have no such deal.
+    """
+    return Sharding(mesh, tuple([DimSharding.of(*cuts).merged(mesh.sizes) for cuts in dims]))

@@ -38,7 +38,7 @@ import numpy as np
 from reshard.checks import all_of, expect, shown
 from reshard.drawing.notebooks import mimebundle
 from reshard.errors import ReshardError
-from reshard.network import Cut, best_cut, overlapped_spans, seconds_of
+from reshard.network import Cut, Transfers, best_cut, least_transfers, overlapped_spans, seconds_of
 from reshard.plans.chrome_trace import chrome_trace, overlapped_trace
 from reshard.plans.least_bytes import LeastBytes
 from reshard.plans.mlir import write_sdy, write_shard
@@ -244,14 +244,23 @@ class Plan(ReshardWork):
 
     @cached_property
     def time_cut(self) -> Cut | None:
-        """What proves `lower_bound_seconds`; None without a network, or where nothing must cross that is known."""
+        """The cut that takes longest; None without a network, or where nothing must cross that is known."""
         network = self.options.network
         return None if network is None or not self.steps else best_cut(self.reshard, network)
+
+    @cached_property
+    def time_transfers(self) -> Transfers | None:
+        """Transfers without which values are not combined, where they take longer than the cut; else None."""
+        if self.options.network is None or self.time_cut is None:
+            return None
+        transfers = least_transfers(self.reshard, self.options.network)
+        return transfers if transfers is not None and transfers.seconds > self.time_cut.seconds else None
 
     @property
     def lower_bound_seconds(self) -> float | None:
         """Seconds that no plan goes below on the network as described, latencies left out; None without one.
 
+        `time_cut` proves it, or `time_transfers` where there are any.
         0 where nothing must move, and where no bound is known: where values become partial, and windows are summed.
 
         >>> from reshard.mesh import Mesh
@@ -264,7 +273,8 @@ class Plan(ReshardWork):
         """
         if self.options.network is None:
             return None
-        return 0.0 if self.time_cut is None else self.time_cut.seconds
+        proof = self.time_transfers or self.time_cut
+        return 0.0 if proof is None else proof.seconds
 
     @cached_property
     def devices(self) -> tuple[int, ...]:

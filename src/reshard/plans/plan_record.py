@@ -58,6 +58,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         "seconds": plan.seconds,
         "lower_bound_seconds": plan.lower_bound_seconds,
         "time_cut": None if plan.time_cut is None else plan.time_cut.as_dict(),
+        "time_transfers": None if plan.time_transfers is None else plan.time_transfers.as_dict(),
         "reason": plan.reason,
     }
 

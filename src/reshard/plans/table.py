@@ -80,7 +80,7 @@ def _verdict(plan: Plan) -> str:
     whole = [f" after step {first}"] if first else []
     whole += [" before the last step" if last == 1 else f" before the last {last} steps"] if last else []
     parts = f" in {plan.parts} parts{' and'.join(whole)}, {at_once}" if plan.parts > 1 else ""
-    time = "" if plan.seconds is None else f"takes {seconds_text(plan.seconds)}{parts}{_against_cut(plan)}"
+    time = "" if plan.seconds is None else f"takes {seconds_text(plan.seconds)}{parts}{_against_least(plan)}"
     second = "; ".join(part for part in (time, plan.reason) if part)
     lines = [_against_bound(plan), second]
     sent = plan.sent_bytes
@@ -91,14 +91,15 @@ def _verdict(plan: Plan) -> str:
     return "\n".join(filter(None, lines))
 
 
-def _against_cut(plan: Plan) -> str:
-    """How many times the least time it is that a cut proves, and the cut."""
-    if plan.time_cut is None or not plan.seconds:
+def _against_least(plan: Plan) -> str:
+    """How many times the least time it is, and what proves that."""
+    proof = plan.time_transfers or plan.time_cut
+    if proof is None or not plan.seconds:
         return ""
-    times = plan.seconds / plan.time_cut.seconds
+    times = plan.seconds / proof.seconds
     if times >= MOSTLY_LATENCY:
-        return f", nearly all of it latency: {plan.time_cut} is {seconds_text(plan.time_cut.seconds)}"
-    return f", {times:.2f} times the least: {plan.time_cut}"
+        return f", nearly all of it latency: {proof} is {seconds_text(proof.seconds)}"
+    return f", {times:.2f} times the least: {proof}"
 
 
 def _against_bound(plan: Plan) -> str:

@@ -134,7 +134,8 @@ class Step(ReshardWork):
     kind: str = UNNAMED
     """One of `KINDS`; given empty, the right one takes its place."""
     near: int = 0
-    """The stride of the position from which on a replica at the receiver's own value sends; 0 for even shares."""
+    """The stride of the position from which on a replica at the receiver's own value sends; 0 for even shares.
+    Where it is 1, replicas also combine partial values each by itself."""
     chunks: int = 1
     """In how many parts, along its longest dim, a piece goes one after the other."""
 

@@ -25,7 +25,7 @@ a:f32[8] = roll[dims=(0,) shifts=(5,) sizes=(8,)] b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from operator import le
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ from jax.extend.core import Literal, Primitive
 from reshard.dtypes import identity
 from reshard.jax.tracing.centring import Centred, joined
 from reshard.jax.tracing.evaluation import results_of
-from reshard.jax.tracing.joined_parts import Piece, alike, is_along, joining, pieces_of, sliced_from
+from reshard.jax.tracing.joined_parts import Part, Piece, alike, making, part_of, pieces_in, sliced_from
 from reshard.jax.tracing.turning import Turning
 from reshard.operations.pattern import Shape
 
@@ -141,6 +141,22 @@ class KnownPlaces:
         self.makers: dict[Any, Any] = {}
         """Per variable the equation that makes it."""
         self.numbers: dict[Any, Any] = {}
+
+    def in_slices(self, equation: Any) -> list[Any]:
+        """A split or a cut of what is made of others, as slices; any other equation by itself."""
+        name, params = str(equation.primitive), equation.params
+        if name not in ("split", "pad") or not self.is_made(equation.invars[0]):
+            return [equation]
+        whole = equation.invars[0].aval.shape
+        if name == "pad":
+            if any(max(entry) > 0 or entry[2] for entry in params["padding_config"]):
+                return [equation]
+            start = [-int(low) for low, _, _ in params["padding_config"]]
+            return [_slice(equation, equation.outvars[0], start)]
+        slices, axis = [], params["axis"]
+        for var, first in zip(equation.outvars, accumulate(params["sizes"], initial=0), strict=False):
+            slices.append(_slice(equation, var, [first * (dim == axis) for dim in range(len(whole))]))
+        return slices
 
     def of(self, equation: Any) -> Any:
         """An equation, or one that does the same at places that are known."""
@@ -303,27 +319,41 @@ class KnownPlaces:
         return in_place_of(equation, [base, *places], lambda x, *arrays: lattice.chosen(x, made(*arrays)))
 
     def _part(self, equation: Any) -> Any:
-        """A part of what is joined, as parts of what that is joined of."""
+        """A part of what is joined or added, as what it is made of."""
         (source,), params = equation.invars, equation.params
-        atom = alike(self.makers, source)
-        maker = None if isinstance(atom, Literal) else self.makers.get(atom)
-        if maker is None or str(maker.primitive) != "concatenate" or not is_along(equation, maker.params["dimension"]):
+        if not self.is_made(source) or {*(params["strides"] or (1,))} != {1}:
             return equation
-        dim = int(maker.params["dimension"])
-        ends = (int(params[key][dim]) for key in ("start_indices", "limit_indices"))
-        return self._of_pieces(equation, pieces_of(self.makers, atom, dim, *ends), dim)
+        piece = Piece(source, *(tuple(map(int, params[key])) for key in ("start_indices", "limit_indices")))
+        return self._made_of(equation, part_of(self.makers, piece), [source, alike(self.makers, source)])
 
-    def _of_pieces(self, equation: Any, pieces: Sequence[Piece] | None, dim: int) -> Any:
-        """What is joined of pieces, in place of an equation."""
-        return in_place_of(equation, *joining(pieces, equation.outvars[0].aval.shape, dim)) if pieces else equation
+    def is_made(self, atom: Any) -> bool:
+        """Whether a value is joined or added of others, or a part of such."""
+        name = "slice"
+        while name in ("slice", "split"):
+            atom = alike(self.makers, atom)
+            maker = None if isinstance(atom, Literal) else self.makers.get(atom)
+            if maker is None or not maker.invars:
+                return False
+            name, atom = str(maker.primitive), maker.invars[0]
+        return name in ("concatenate", "add", "add_any")
+
+    def _made_of(self, equation: Any, part: Part | None, known: Sequence[Any]) -> Any:
+        """What a part is made of, in place of an equation, where that is anything but what it was known to be."""
+        if part is None or all(piece.atom in known for piece in pieces_in(part)):
+            return equation
+        if isinstance(part, Piece) and part.shape and part.atom.aval.shape:
+            return _slice(equation.replace(invars=[part.atom]), equation.outvars[0], part.start)
+        return in_place_of(equation, *making(part))
 
     def _joined(self, equation: Any) -> Any:
         """What is joined, each part computed in all places where all are made of slices, and chosen in its own."""
         parts, whole, dim = equation.invars, equation.outvars[0].aval.shape, int(equation.params["dimension"])
         if any(str(self.makers[part].primitive) in ("concatenate", "rev") for part in parts if part in self.makers):
-            pieces = pieces_of(self.makers, equation.outvars[0], dim, 0, whole[dim])
-            if pieces and any(piece.atom not in parts for piece in pieces):
-                return self._of_pieces(equation, pieces, dim)
+            part = part_of(self.makers, Piece(equation.outvars[0], (0,) * len(whole), whole), [dim])
+            is_flat = isinstance(part, Piece) or (part is not None and all(isinstance(p, Piece) for p in part.parts))
+            instead = self._made_of(equation, part if is_flat else None, parts)
+            if instead is not equation:
+                return instead
         centred = joined(self.makers, parts, dim, whole)
         if centred is None:
             return equation
@@ -363,6 +393,13 @@ class KnownPlaces:
         if any(place is None for place in places):
             return None
         return [min(max(int(place), 0), full - size) for place, full, size in zip(places, table, sizes, strict=True)]
+
+
+def _slice(equation: Any, result: Any, start: Sequence[int]) -> Any:
+    """A slice of what an equation is of, in place of what it makes."""
+    stop = tuple(first + size for first, size in zip(start, result.aval.shape, strict=True))
+    params = {"start_indices": tuple(start), "limit_indices": stop, "strides": None}
+    return equation.replace(primitive=lax.slice_p, invars=equation.invars[:1], outvars=[result], params=params)
 
 
 def _is_small(equation: Any, most: int) -> bool:

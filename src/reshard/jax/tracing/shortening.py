@@ -13,6 +13,8 @@ What is looked at is where the elements come from, whatever the function was cal
     convolution of (x in zeros)          convolution of x with so much more padding
     cumsum (pad x by 2 and -2)           pad of what comes before each element by 1 and -1: a row less than x itself
     pad (cumsum x) by 2 and -2           the same
+    x + zeros                            x
+    pad (x[2:5]) by 2 and 3              x, chosen there
 
 By hand, of 8 elements:
 
@@ -32,16 +34,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jax import lax
+from jax.core import ShapedArray
 from jax.extend.core import Literal, Primitive
 
 from reshard.dtypes import identity
-from reshard.jax.tracing.evaluation import results_of
-from reshard.jax.tracing.known_places import ROLL, KnownPlaces, in_place_of
+from reshard.jax.tracing.evaluation import literal_array, results_of
+from reshard.jax.tracing.joined_parts import alike
+from reshard.jax.tracing.known_places import ROLL, KnownPlaces, Lattice, in_place_of
 from reshard.jax.tracing.turning import RUNNING
 from reshard.propagation.merging import MERGES
 
 RUNNING_BEFORE = Primitive("running_before")
 """What comes before each element of a tensor: `name`, `axis` and `reverse` say what runs along it."""
+
+SAME = Primitive("same")
+"""A value again."""
+FILLED = ("broadcast_in_dim", "reshape", "squeeze", "transpose", "reduce_sum", "copy")
+"""Primitives that make what is one scalar everywhere of what is, a sum only of zeros."""
 
 
 class View(NamedTuple):
@@ -75,8 +84,9 @@ def shortened(given: Sequence[Any], results: Sequence[Any], constants: Mapping[A
         results: what is read of what they make.
         constants: the variables that are known, with their arrays.
     """
-    shortening, known = _Shortening(), KnownPlaces(constants=constants)
-    equations = [shortening.of(known.of(equation)) for equation in given]
+    known = KnownPlaces(constants=constants)
+    shortening = _Shortening(known.makers)
+    equations = [shortening.of(known.of(part)) for equation in given for part in known.in_slices(equation)]
     if not shortening.has_found and equations == [*given]:
         return equations
     read = {var for var in results if not isinstance(var, Literal)}
@@ -90,9 +100,14 @@ def shortened(given: Sequence[Any], results: Sequence[Any], constants: Mapping[A
 
 
 class _Shortening:
-    """What is known of the values of a jaxpr."""
+    """What is known of the values of a jaxpr.
 
-    def __init__(self) -> None:
+    Args:
+        makers: per variable the equation that makes it.
+    """
+
+    def __init__(self, makers: dict[Any, Any]) -> None:
+        self.makers = makers
         self.views: dict[Any, View] = {}
         self.pads: dict[Any, Padded] = {}
         self.padded: dict[Any, Any] = {}
@@ -107,13 +122,19 @@ class _Shortening:
 
     def view(self, atom: Any) -> View | None:
         """What a value is a part of: all of itself, if nothing else."""
-        if isinstance(atom, Literal):
-            return None
-        return self.views.get(atom) or View(atom, (0,) * atom.aval.ndim, atom.aval.shape)
+        return None if isinstance(atom, Literal) else self._viewed(atom)
+
+    def _viewed(self, var: Any) -> View:
+        var = alike(self.makers, var)
+        return self.views.get(var) or View(var, (0,) * var.aval.ndim, var.aval.shape)
 
     def of(self, equation: Any) -> Any:
         """An equation, or a shorter one."""
         name, params = str(equation.primitive), equation.params
+        for var in equation.outvars:
+            is_plain = isinstance(getattr(var.aval, "dtype", None), np.dtype)
+            if is_plain and 0 in var.aval.shape:  # whose elements may be any
+                self.filled[var] = Literal(np.zeros((), var.aval.dtype), ShapedArray((), var.aval.dtype))
         if name == "slice" and set(params["strides"] or (1,)) == {1}:
             padded = self._slice_of_pad(equation)
             if padded is not None:
@@ -123,13 +144,14 @@ class _Shortening:
                 self.views[equation.outvars[0]] = view.within(params["start_indices"], params["limit_indices"])
         elif name == "convert_element_type":
             self._convert(equation)
-        elif name == "broadcast_in_dim" and not equation.invars[0].aval.shape:
-            self.filled[equation.outvars[0]] = equation.invars[0]
+        elif name in FILLED:
+            self._fill(equation)
         elif name == "split":
             self._split(equation)
         elif name == "concatenate":
             return self._concatenate(equation)
         elif name == "pad":
+            self._fill(equation)
             return self._pad(equation)
         elif name in ("add", "add_any"):
             return self._add(equation)
@@ -138,6 +160,14 @@ class _Shortening:
         elif name in RUNNING:
             return self._run(equation)
         return equation
+
+    def _fill(self, equation: Any) -> None:
+        """What is one scalar everywhere, of a scalar or of what is so already; of sums only zero."""
+        atom = equation.invars[0]
+        fill = atom if not atom.aval.shape else None if isinstance(atom, Literal) else self.filled.get(atom)
+        is_same = str(equation.primitive) not in ("reduce_sum", "pad")
+        if fill is not None and (is_same or all(map(self._is_zero, (fill, *equation.invars[1:])))):
+            self.filled[equation.outvars[0]] = fill
 
     def _convolution(self, equation: Any) -> Any:
         """A convolution of what lies in zeros, as one that pads it itself."""
@@ -290,7 +320,7 @@ class _Shortening:
             for lefts, entry in zip(cut, config, strict=True)
             for left, width in zip(lefts, entry, strict=False)
         ):
-            return equation
+            return self._put_back(equation, view)
         widths = [
             (int(low) - first, int(high) - last) for (low, high, _), (first, last) in zip(config, cut, strict=True)
         ]
@@ -308,6 +338,23 @@ class _Shortening:
             invars=[view.source, fill], params={"padding_config": tuple((*width, 0) for width in widths)}
         )
 
+    def _put_back(self, equation: Any, view: View) -> Any:
+        """A part of a tensor put where it was in one of its shape, as the tensor itself, chosen there."""
+        source, number, first = view.source, equation.invars[1], view.start
+        is_there = all(
+            int(low) == start for (low, _, _), start in zip(equation.params["padding_config"], first, strict=True)
+        )
+        if not is_there or equation.outvars[0].aval.shape != source.aval.shape:
+            return equation
+        self.has_found = True
+        inside = tuple(stop - start for start, stop in zip(first, view.stop, strict=True))
+
+        def put(x: Any, *fill: Any) -> Any:
+            (value,) = fill or (literal_array(number),)
+            return Lattice.beside(first, inside).chosen(lax.full_like(x, value), x)
+
+        return in_place_of(equation, [source, *([] if isinstance(number, Literal) else [number])], put)
+
     def _slice_of_pad(self, equation: Any) -> Any:
         """What is left of a pad, as a pad that is not as wide; None of anything else."""
         maker = None if isinstance(equation.invars[0], Literal) else self.padded.get(equation.invars[0])
@@ -323,7 +370,16 @@ class _Shortening:
         return self._pad(maker.replace(outvars=equation.outvars, params={"padding_config": config}))
 
     def _add(self, equation: Any) -> Any:
-        """Two pads of one tensor, each zero where the other is not, as a roll."""
+        """Two pads of one tensor, each zero where the other is not, as a roll; what has zeros added as itself."""
+        for atom, beside in zip(equation.invars, equation.invars[::-1], strict=True):
+            fill = None if isinstance(atom, Literal) else self.filled.get(atom)
+            is_tensor = not isinstance(beside, Literal) and beside.aval.shape == equation.outvars[0].aval.shape
+            if fill is not None and self._is_zero(fill) and is_tensor and atom is not beside:
+                self.has_found = True
+                self.views[equation.outvars[0]] = self._viewed(beside)
+                equation = equation.replace(primitive=SAME, invars=[beside], params={})
+                self.makers[equation.outvars[0]] = equation
+                return equation
         pads = [None if isinstance(atom, Literal) else self.pads.get(atom) for atom in equation.invars]
         first, second = pads
         if first is None or second is None or (first.source, first.dim) != (second.source, second.dim):
