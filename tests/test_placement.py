@@ -172,7 +172,7 @@ def test_the_goal_decides() -> None:
     with pytest.raises(ReshardError, match="the goal must be bytes or balanced"):
         program.propagate(goal="speed")
     for seconds in (0, float("nan"), "1"):
-        with pytest.raises(ReshardError, match="the seconds of a search must be above 0"):
+        with pytest.raises(ReshardError, match="the seconds of a search must be"):
             program.propagate(seconds=seconds)  # type: ignore[arg-type]
 
 
