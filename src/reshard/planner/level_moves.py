@@ -12,6 +12,8 @@ What the digits of a level do is one of few things:
     early            what they do at the source, and at the target where that is nothing: what is sliced first
 
 So where several levels are there the ways are walks through products of these, as many for large levels as for small.
+Where axes are parts of a level its digits do one of these all together, or *finely*, each by itself: that is more to go
+through, and worth it where what the digits do together leaves some links idle.
 
 By hand, a 4 x 4 torus, columns by x and rows wanted by x, nothing by y: `x` may change at once, which loads its rings
 with all; or `y` is shared first, a quarter of the tensor changes along every ring, and `y` gathers.
@@ -34,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import chain, permutations
+from itertools import chain, permutations, product
 from math import prod
 from operator import getitem
 from typing import NamedTuple
@@ -42,7 +44,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.digits import Digit, Digits
+from reshard.digits import Digit, Digits, Positions
 from reshard.network import Level, Network
 from reshard.network.digit_loads import digit_loads
 from reshard.network.formulas import all_gather, all_to_all
@@ -54,7 +56,8 @@ from reshard.sharding import Sharding
 
 PER_STEP = 1e-4
 """What a step costs besides, at prices that make the whole cost 1."""
-MOST_STATES = 256
+MOST_STATES, MOST_FINE_STATES = 256, 1024
+"""How many states are gone through, and how many where every digit is taken by itself."""
 CACHED = 1024
 """Graphs that are kept."""
 CACHED_LOADS = 8192
@@ -70,14 +73,19 @@ class LevelGraph(NamedTuple):
 
     states: tuple[Roles, ...]
     """The source first, the target last."""
-    leads: NDArray[np.bool_]
-    """Per state and next state, whether one step leads there."""
-    seconds: Floats
-    """Per state, next state and level, per byte of the tensor."""
-    latencies_s: Floats
-    """Likewise the latencies, however little is sent."""
     tiles: Floats
     """Per state, which part of the tensor a tile is."""
+    starts: Positions
+    """Per step the state before it."""
+    stops: Positions
+    """Per step the state after it, in ascending order."""
+    levels: Positions
+    """Per step the level that it loads."""
+    level_count: int
+    seconds: Floats
+    """Per step, per byte of the tensor."""
+    latencies_s: Floats
+    """Likewise the latencies, however little is sent."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +101,15 @@ class LevelWays:
 
     @classmethod
     @lru_cache(16)  # asked for twice in one plan, and its numbers are derived but once
-    def of(cls, reshard: Reshard, network: Network) -> LevelWays | None:
-        """The ways; None where tiles differ in size, values are partial, or no digits lie in levels."""
+    def of(cls, reshard: Reshard, network: Network, *, finely: bool = False) -> LevelWays | None:
+        """The ways; None where tiles differ in size, values are partial, or no digits lie in levels.
+
+        Args:
+            reshard: what is to be moved.
+            network: must reach all devices.
+            finely: whether every digit of a level does by itself what it does; then None, too, where that gives no more
+                ways, or too many.
+        """
         if reshard.source.mesh.size != network.size:
             return None
         common = common_digits(reshard, [level.stride for level in network.levels[1:]])
@@ -104,7 +119,7 @@ class LevelWays:
         numbered: dict[int, TensorDigit] = dict(enumerate(digit for dim in common.by_dim for digit in dim))
         cutting = [{getattr(cut, side): n for n, cut in numbered.items()} for side in ("source", "target", "shared")]
         roles = [tuple(map(cut_by.get, common.of_positions)) for cut_by in cutting]
-        graph = _graph(network, common.of_positions, *roles)
+        graph = _graph(network, common.of_positions, *roles, finely=finely)
         if graph is None:
             return None
         numbers = iter(numbered)
@@ -113,50 +128,52 @@ class LevelWays:
 
     @cached_property
     def _seconds(self) -> Floats:
-        """Per state, next state and level, of the whole tensor."""
-        seconds: Floats = self.graph.seconds * self._size + self.graph.latencies_s
-        return seconds
-
-    @property
-    def _size(self) -> int:
-        return prod(self.reshard.shape) * self.reshard.dtype.itemsize
+        """Per step, of the whole tensor; without end where its tiles are larger than those of both ends."""
+        graph = self.graph
+        size = prod(self.reshard.shape) * self.reshard.dtype.itemsize
+        tiles = graph.tiles * size
+        fits = tiles <= max(tiles[0], tiles[-1], SMALL_BYTES)
+        return np.where(fits[graph.starts] & fits[graph.stops], graph.seconds * size + graph.latencies_s, np.inf)
 
     @cached_property
-    def _leads(self) -> NDArray[np.bool_]:
-        """Per state and next state, whether a step leads there whose tiles are no larger than those of both ends."""
-        tiles = self.graph.tiles * self._size
-        fits: NDArray[np.bool_] = tiles <= max(tiles[0], tiles[-1], SMALL_BYTES)
-        leads: NDArray[np.bool_] = self.graph.leads & fits[:, None] & fits
-        return leads
+    def _first_steps(self) -> Positions:
+        """Per state that steps lead to, the first of these."""
+        return np.unique(self.graph.stops, return_index=True)[1]
 
     def cheapest(self, prices: Sequence[float]) -> tuple[int, ...] | None:
-        """The way that costs least where a second of each level has a price; None where there is no way.
+        """The way that costs least where a second of each level has a price, as steps; None where there is no way.
 
         Args:
             prices: per level.
         """
-        costs = np.where(self._leads, self._seconds @ np.asarray(prices, dtype=np.float64) + PER_STEP, np.inf)
-        count = len(self.graph.states)
-        best = costs[0].copy()
-        behind = np.zeros(count, dtype=np.int64)
-        for _ in range(count):
-            through = best[:, None] + costs
-            nearest = through.argmin(axis=0)
-            least = through[nearest, np.arange(count)]
-            better = least < best * (1 - 1e-12)
+        graph, first = self.graph, self._first_steps
+        with np.errstate(invalid="ignore"):  # no end times nothing
+            costs = self._seconds * np.asarray(prices, dtype=np.float64)[graph.levels] + PER_STEP
+        costs[np.isinf(self._seconds)] = np.inf
+        reached = graph.stops[first]
+        best = np.full(len(graph.states), np.inf)
+        best[0] = 0.0
+        for _ in graph.states:
+            through = best[graph.starts] + costs
+            least = np.minimum.reduceat(through, first)
+            better = least < best[reached] * (1 - 1e-12)
             if not better.any():
                 break
-            best, behind = np.where(better, least, best), np.where(better, nearest, behind)
-        if not np.isfinite(best[-1]):
+            best[reached[better]] = least[better]
+        state, steps = len(graph.states) - 1, list[int]()
+        if not np.isfinite(best[state]):
             return None
-        path = [count - 1]
-        while path[-1]:
-            path.append(int(behind[path[-1]]))
-        return tuple(path[::-1])
+        while state:
+            ends = np.searchsorted(graph.stops, [state, state + 1])
+            steps.append(int(ends[0] + through[slice(*ends)].argmin()))
+            state = int(graph.starts[steps[-1]])
+        return tuple(steps[::-1])
 
     def loads(self, path: tuple[int, ...]) -> Floats:
         """Per level the seconds that a way takes."""
-        total: Floats = self._seconds[list(path[:-1]), list(path[1:])].sum(axis=0)
+        steps = list(path)
+        total = np.zeros(self.graph.level_count)
+        np.add.at(total, self.graph.levels[steps], self._seconds[steps])
         return total
 
     def middles(self, path: tuple[int, ...]) -> list[Sharding]:
@@ -165,13 +182,16 @@ class LevelWays:
         Raises:
             ReshardError: where digits have no names, or dims no such deal.
         """
-        return [self._sharding(self.graph.states[state]) for state in path[1:-1]]
+        return [self._sharding(roles) for roles in self._between(path)]
 
     def is_of_boxes(self, path: tuple[int, ...]) -> bool:
         """Whether every tile between its ends is one box: no digit that is not cut lies above one that is."""
-        cut_digits = [{role for role in self.graph.states[state] if role is not None} for state in path[1:-1]]
+        cut_digits = [{role for role in roles if role is not None} for roles in self._between(path)]
         cuts = [[number in cut for number, _ in dim] for cut in cut_digits for dim in self.by_dim]
         return all(sorted(dim, reverse=True) == dim for dim in cuts)
+
+    def _between(self, path: tuple[int, ...]) -> list[Roles]:
+        return [self.graph.states[state] for state in self.graph.stops[list(path[:-1])]]
 
     def _sharding(self, roles: Roles) -> Sharding:
         cutting = {role: digit for role, digit in zip(roles, self.digits, strict=True) if role is not None}
@@ -197,28 +217,26 @@ def _share_out(digits: Digits, dims: list[list[TensorDigit]]) -> None:
 
 @lru_cache(CACHED)
 def _graph(
-    network: Network,
-    digits: Digits,
-    source: Roles,
-    target: Roles,
-    shared: Roles,
+    network: Network, digits: Digits, source: Roles, target: Roles, shared: Roles, *, finely: bool
 ) -> LevelGraph | None:
     """What the digits may do; None where a digit lies in no level, or there is too much that they may do."""
     inside = [[n for n, digit in enumerate(digits) if _lies_in(digit, level)] for level in network.levels]
     if sum(map(len, inside)) != len(digits) or not network.levels:
         return None
-    choices = [_choices([(source[n], target[n], shared[n]) for n in numbers]) for numbers in inside]
+    if finely and max(map(len, inside)) == 1:
+        return None
+    choices = [_choices([(source[n], target[n], shared[n]) for n in numbers], finely=finely) for numbers in inside]
     ends = [tuple(tuple(end[n] for n in numbers) for numbers in inside) for end in (source, target)]
-    if prod(map(len, choices)) > MOST_STATES or not all(map(_is_one, ends)) or ends[0] == ends[1]:
+    most = MOST_FINE_STATES if finely else MOST_STATES
+    if prod(map(len, choices)) > most or not all(map(_is_one, ends)) or ends[0] == ends[1]:
         return None
     first, last = (tuple(listed.index(roles) for listed, roles in zip(choices, end, strict=True)) for end in ends)
     chosen = [first, *(place for place in _places_of_one(choices) if place not in (first, last)), last]
     places = np.array(chosen)
     shards = np.ones(len(chosen), dtype=np.int64)
-    leads = np.zeros((len(chosen), len(chosen)), dtype=np.bool_)
-    seconds, latencies_s = np.zeros((2, *leads.shape, len(network.levels)))
     same = places[:, None] == places
     is_alone = same.sum(axis=2) == len(network.levels) - 1
+    steps: list[tuple[Positions, Positions, Floats, Floats]] = []
     for number, (level, numbers, listed) in enumerate(zip(network.levels, inside, choices, strict=True)):
         sizes = [digits[n].size for n in numbers]
         parts = [prod(size for size, role in zip(sizes, roles, strict=True) if role is not None) for roles in listed]
@@ -226,18 +244,27 @@ def _graph(
         strides = [digits[n].stride // level.stride for n in numbers]
         moves = _moves(level.at_stride_one(), tuple(map(Digit, strides, sizes)), tuple(_renumbered(*listed)))
         starts, stops = np.nonzero(is_alone & ~same[:, :, number])
-        before, after = places[starts, number], places[stops, number]
-        leads[starts, stops] = moves.leads[before, after]
-        seconds[starts, stops, number] = moves.seconds[before, after]
-        latencies_s[starts, stops, number] = moves.latencies_s[before, after]
+        changes = places[starts, number], places[stops, number]
+        leads = moves.leads[changes]
+        steps.append((starts[leads], stops[leads], moves.seconds[changes][leads], moves.latencies_s[changes][leads]))
+    levels = np.repeat(np.arange(len(steps)), [len(starts) for starts, *_ in steps])
+    starts, stops, seconds, latencies_s = (np.concatenate(column) for column in zip(*steps, strict=True))
     tiles = 1 / shards
     latencies_s += network.launch_s * (seconds > 0)
-    seconds *= tiles[:, None, None]
-    order = [n for numbers in inside for n in numbers]
-    roles_of_places = [chain.from_iterable(map(getitem, choices, place)) for place in chosen]
-    in_order = [dict(zip(order, roles, strict=True)) for roles in roles_of_places]
-    states = tuple([tuple([roles[n] for n in range(len(digits))]) for roles in in_order])
-    return LevelGraph(states, leads, seconds, latencies_s, tiles)
+    seconds *= tiles[starts]
+    by_stop = np.lexsort((starts, stops))
+    starts, stops, levels = (column[by_stop] for column in (starts, stops, levels))
+    states = _states(choices, chosen, [n for numbers in inside for n in numbers])
+    return LevelGraph(states, tiles, starts, stops, levels, len(steps), seconds[by_stop], latencies_s[by_stop])
+
+
+def _states(
+    choices: Sequence[Sequence[Roles]], chosen: Sequence[tuple[int, ...]], order: Sequence[int]
+) -> tuple[Roles, ...]:
+    """The roles of all digits in places that are chosen; `order` has the digits level by level."""
+    where = np.argsort(order).tolist()
+    listed = [tuple(chain.from_iterable(map(getitem, choices, place))) for place in chosen]
+    return tuple([tuple([roles[n] for n in where]) for roles in listed])
 
 
 def _places_of_one(choices: Sequence[Sequence[Roles]]) -> list[tuple[int, ...]]:
@@ -259,8 +286,16 @@ def _lies_in(digit: Digit, level: Level) -> bool:
     return level.stride <= digit.stride and digit.end <= level.digit.end
 
 
-def _choices(roles: Sequence[tuple[int | None, int | None, int | None]]) -> list[Roles]:
-    """What the digits of a level may do, from what each does at the source, at the target, and where it is shared."""
+def _choices(roles: Sequence[tuple[int | None, int | None, int | None]], *, finely: bool) -> list[Roles]:
+    """What the digits of a level may do, from what each does at the source, at the target, and where it is shared.
+
+    All of them the same, or finely each by itself.
+
+    >>> _choices([(0, 1, None), (1, 0, None)], finely=False)
+    [(0, 1), (1, 0), (None, None)]
+    >>> _choices([(0, 1, None), (1, 0, None)], finely=True)[3:]
+    [(0, None), (1, None), (None, 1), (None, 0)]
+    """
     listed = [
         tuple(before for before, _, _ in roles),
         tuple(after for _, after, _ in roles),
@@ -275,6 +310,8 @@ def _choices(roles: Sequence[tuple[int | None, int | None, int | None]]) -> list
         listed.append(
             tuple(before if before == after and before is not None else part for before, after, part in roles)
         )
+    if finely:
+        listed += filter(lambda roles: _is_one([roles]), product(*(dict.fromkeys((*digit, None)) for digit in roles)))
     return list(dict.fromkeys(listed))
 
 

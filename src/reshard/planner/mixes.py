@@ -94,22 +94,26 @@ def _without(row: Sequence[float], times: float, removed: Sequence[float]) -> li
     return [value - times * less for value, less in zip(row, removed, strict=True)]
 
 
-def with_shares(plan: Plan, timed: Sequence[TimedRoute]) -> Plan:
+def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False) -> Plan:
     """The plan, or one of shares that takes less time.
 
     Args:
-        plan: the best of one chain.
+        plan: the best that is known.
         timed: ways between the same ends.
+        finely: that of `LevelWays.of`.
     """
     network = plan.options.network
     if network is None or plan.options.memory_limit is not None or plan.options.basis != "any" or not plan.seconds:
         return plan
-    ways = LevelWays.of(plan.reshard, network) if plan.received_bytes else None  # else no level has anything to do
-    if ways is None and not plan.source.unreduced:  # of partial values only what was timed is known
+    if not plan.received_bytes:  # no level has anything to do
         return plan
-    routes, busy = [Route(steps=plan.steps)], [busy_seconds(plan.steps, network)[:-1]]
+    ways = LevelWays.of(plan.reshard, network, finely=finely)
+    if ways is None and (finely or not plan.source.unreduced):  # of partial values only what was timed is known
+        return plan
+    routes = [Route(steps=share.steps) for share in plan.shares]
+    busy = [busy_seconds(share.steps, network)[:-1] for share in plan.shares]
     for other in timed:
-        if other.seconds < FAR * plan.seconds and other.busy[:-1] != busy[0]:
+        if other.seconds < FAR * plan.seconds and other.busy[:-1] not in busy[: len(plan.shares)]:
             routes.append(other.route)
             busy.append(other.busy[:-1])
     prices = RoutePrices.of(plan.reshard, network)

@@ -142,12 +142,12 @@ def _planned(reshard: Reshard, options: Options) -> Plan:
 
 
 def _known_plans(reshard: Reshard, options: Options) -> list[Plan]:
-    """Every plan of a basis that is known; without a memory limit none whose tiles grow on the way."""
+    """Every plan of a basis that is known; without a memory limit none whose tiles grow on the way, if any do not."""
     if options.basis != "any":
         return [_in_basis(reshard, options)]
     plans = [Plan(reshard, steps, options) for steps in chains_of(reshard, candidates(reshard, options.network))]
     if options.memory_limit is None:
-        return list(filter(shrinks_first, plans))
+        return list(filter(shrinks_first, plans)) or plans
     with suppress(ReshardError):
         plans.append(Plan(reshard, gathered(reshard).chain(reshard), options))
     return plans
@@ -168,6 +168,8 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
         routes = _moved_by_themselves(timed, reshard, options)
         timed = timed_routes(prices, [*(way.route for way in timed), *routes])
         best = best_first([best, _best_of(timed, prices, options)])[0]
+    elif _is_far_from_least(best):
+        best = with_shares(best, timed, finely=True)
     larger = evened_shape(reshard)
     if larger is not None:
         twin = _planned(replace(reshard, shape=larger), options)
