@@ -183,6 +183,7 @@ def habits() -> dict[str, Case]:
         "every second row put": one(lambda x: x.at[::2].set(x[1::2]), least=0),
         "inner places added to": one(lambda x: x.at[1:-1, 1:-1].add(x[2:, 1:-1] - x[:-2, 1:-1]), least=512),
         "heat in a box with its edges around": one(insulated, least=512),
+        "gradient of heat in a box": one(jax.grad(lambda x: (insulated(x) ** 2).sum())),
         "gradient of a stencil in zeros": one(
             jax.grad(lambda x: (nearest(jnp.pad(x, ((1, 1), (0, 0)))) ** 2).sum()), least=1024
         ),

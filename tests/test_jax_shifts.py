@@ -33,6 +33,7 @@ AT_BOUND = {
     "running sum of what is before": 256,
     "stencil of rows padded by their edge": 512,
     "heat in a box with its edges around": 512,
+    "gradient of heat in a box": 1920,
     "gradient of a stencil in zeros": 1024,
     "gradient of a product of neighbours by their edge": 1024,
     "neighbours by numbers that are clipped": 512,

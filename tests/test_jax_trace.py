@@ -408,3 +408,24 @@ def test_what_nothing_reads_is_not_in_the_program() -> None:
     assert all(value in read or value in program.outputs for value in program.values)
     assert [value.number for value in program.values] == [*range(len(program.values))]
     assert program.propagate().received_bytes == 16 * 2 * 7 * 4 // 8
+
+
+ROWS = np.arange(8)[:, None]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, i, j: x[i, jnp.arange(8)[:, None], j],
+        lambda x, i, j: x[i, ROWS, j],
+        lambda x, i, j: x.at[i, ROWS, j].add(1.0, mode="drop"),
+        lambda x, i, j: jax.grad(lambda x: (x[i, ROWS, j] ** 2).sum())(x),
+    ],
+)
+def test_an_index_that_only_counts_moves_nothing_beside_several_others(function: Any) -> None:
+    random = np.random.default_rng(0)
+    arguments = random.normal(size=(4, 8, 6, 2)).astype("float32"), *random.integers(-4, 9, (2, 8, 5)).astype("int32")
+    shardings = on(None, ("data", "model"), None, None), *2 * (on(("data", "model"), None),)
+    placed = trace(function, *arguments, in_shardings=shardings).propagate()
+    assert placed.received_bytes == 0
+    np.testing.assert_allclose(jax.jit(rs.jax.to_jax(placed))(*arguments), jax.jit(function)(*arguments), rtol=1e-6)

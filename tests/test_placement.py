@@ -172,6 +172,9 @@ def test_the_goal_decides() -> None:
     assert balanced.received_bytes + balanced.flops // 2000 <= few.flops // 2000
     with pytest.raises(ReshardError, match="the goal must be bytes or balanced"):
         program.propagate(goal="speed")
+    for seconds in (0, float("nan"), "1"):
+        with pytest.raises(ReshardError, match="the seconds of a search must be"):
+            program.propagate(seconds=seconds)  # type: ignore[arg-type]
 
 
 def test_memory_is_read_and_written_once_for_what_is_computed_element_by_element() -> None:

@@ -867,3 +867,16 @@ def test_what_it_takes_to_start_a_plan_changes_no_choice(name: str, ends: Any, s
     assert plans[0].steps == plans[1].steps
     assert plans[0].beside == plans[1].beside
     assert plans[1].seconds == pytest.approx((plans[0].seconds or 0) + 1e-4)
+
+
+def test_a_window_far_smaller_than_what_lies_between() -> None:
+    """Partial along an axis that cut it: the tile on the way is larger than both ends, and there is no other way."""
+    source = Sharding.of(Mesh.of(x=2, y=4), ("x", "y"), None)
+    target = rs.parse_sharding('<mesh<["x"=2, "y"=4]>, [{"x", window(0:3, 3:5, pad)}, {}], unreduced={"y"}>')
+    made = plan(source, target, (72, 1))
+    assert ([step.kind for step in made.steps], made.received_bytes) == (["ToUnreduced", "Exchange"], 8)
+    array = np.arange(72, dtype=np.float32)[:, None]
+    tiles = engine.run(made, engine.scatter(array, source))
+    for x, rows in enumerate((range(3), range(3, 5))):
+        summed = sum(tiles[4 * x + y] for y in range(4))
+        np.testing.assert_array_equal(summed[: len(rows)], array[rows])

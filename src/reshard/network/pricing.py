@@ -84,6 +84,8 @@ class Use(NamedTuple):
     @classmethod
     def together(cls, uses: Sequence[Use], levels: int) -> Use:
         """One after another."""
+        if len(uses) == 1:
+            return uses[0]
         busy = zip(*(use.busy for use in uses), strict=True) if uses else [()] * (levels + 1)
         return cls(sum(use.seconds for use in uses), tuple(map(sum, busy)))
 
@@ -380,10 +382,9 @@ def piece_loads(
 ) -> Loads:
     """The loads of an exchange of a pattern whose pieces are all of one size, in pieces."""
     shared = receivers is source or receivers == source
-    named = [device_digits(source, Digits((digit,))) for digit in digits] if shared else []
-    if named and all(stage is not None and len(stage) == 1 for stage in named):
-        whole = Digits(digit for stage in named for digit in stage or ())
-        in_closed_form = digit_loads(network.levels, whole, determined_by, gathered)
+    numbered = _numbered(source, digits) if shared else None
+    if numbered:
+        in_closed_form = digit_loads(network.levels, numbered, determined_by, gathered)
         if in_closed_form is not None:
             return in_closed_form
     k = prod(digits[i].size for i in gathered)
@@ -398,6 +399,14 @@ def piece_loads(
     if not len(senders):
         return Loads((0.0,) * len(network.levels), 0.0)
     return loads(network.levels, _names(source, senders), _names(receivers, positions), np.ones(len(senders)))
+
+
+def _numbered(mesh: Mesh, digits: Digits) -> Digits | None:
+    """Digits of the position as one digit of the device number each; None where one is none."""
+    if mesh.device_ids is None:
+        return digits
+    parts = [device_digits(mesh, Digits((digit,))) or () for digit in digits]
+    return Digits([part for listed in parts for part in listed]) if all(len(listed) == 1 for listed in parts) else None
 
 
 def _names(mesh: Mesh, positions: Positions) -> Positions:

@@ -107,8 +107,7 @@ class LevelWays:
         Args:
             reshard: what is to be moved.
             network: must reach all devices.
-            finely: whether every digit of a level does by itself what it does; then None, too, where that gives no more
-                ways, or too many.
+            finely: whether every digit of a level does by itself what it does.
         """
         if reshard.source.mesh.size != network.size:
             return None
@@ -176,13 +175,18 @@ class LevelWays:
         np.add.at(total, self.graph.levels[steps], self._seconds[steps])
         return total
 
-    def middles(self, path: tuple[int, ...]) -> list[Sharding]:
+    def middles(self, path: tuple[int, ...], *, apart: bool = False) -> list[Sharding]:
         """What a way passes between its ends.
+
+        Args:
+            path: its steps.
+            apart: whether a step in which some digits change places and others are gathered is two: done at once, what
+                changes places goes to each of those that gather it by itself, which may load links more, or less.
 
         Raises:
             ReshardError: where digits have no names, or dims no such deal.
         """
-        return [self._sharding(roles) for roles in self._between(path)]
+        return [self._sharding(roles) for roles in self._between(path, apart=apart)]
 
     def is_of_boxes(self, path: tuple[int, ...]) -> bool:
         """Whether every tile between its ends is one box: no digit that is not cut lies above one that is."""
@@ -190,8 +194,16 @@ class LevelWays:
         cuts = [[number in cut for number, _ in dim] for cut in cut_digits for dim in self.by_dim]
         return all(sorted(dim, reverse=True) == dim for dim in cuts)
 
-    def _between(self, path: tuple[int, ...]) -> list[Roles]:
-        return [self.graph.states[state] for state in self.graph.stops[list(path[:-1])]]
+    def _between(self, path: tuple[int, ...], *, apart: bool = False) -> list[Roles]:
+        """The roles that a way passes; `apart` is that of `middles`."""
+        graph, passed = self.graph, list[Roles]()
+        for step in path:
+            before, after = (graph.states[ends[step]] for ends in (graph.starts, graph.stops))
+            waiting = tuple([old if new is None else new for old, new in zip(before, after, strict=True)])
+            if apart and waiting not in (before, after) and _is_one([waiting]):
+                passed.append(waiting)
+            passed.append(after)
+        return passed[:-1]
 
     def _sharding(self, roles: Roles) -> Sharding:
         cutting = {role: digit for role, digit in zip(roles, self.digits, strict=True) if role is not None}
@@ -222,8 +234,6 @@ def _graph(
     """What the digits may do; None where a digit lies in no level, or there is too much that they may do."""
     inside = [[n for n, digit in enumerate(digits) if _lies_in(digit, level)] for level in network.levels]
     if sum(map(len, inside)) != len(digits) or not network.levels:
-        return None
-    if finely and max(map(len, inside)) == 1:
         return None
     choices = [_choices([(source[n], target[n], shared[n]) for n in numbers], finely=finely) for numbers in inside]
     ends = [tuple(tuple(end[n] for n in numbers) for numbers in inside) for end in (source, target)]

@@ -100,15 +100,15 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
     Args:
         plan: the best that is known.
         timed: ways between the same ends.
-        finely: that of `LevelWays.of`.
+        finely: that of `LevelWays.of`, where it does not lead to too many; and steps apart where they can be.
     """
     network = plan.options.network
     if network is None or plan.options.memory_limit is not None or plan.options.basis != "any" or not plan.seconds:
         return plan
     if not plan.received_bytes:  # no level has anything to do
         return plan
-    ways = LevelWays.of(plan.reshard, network, finely=finely)
-    if ways is None and (finely or not plan.source.unreduced):  # of partial values only what was timed is known
+    ways = LevelWays.of(plan.reshard, network, finely=finely) or LevelWays.of(plan.reshard, network)
+    if ways is None and not plan.source.unreduced:  # of partial values only what was timed is known
         return plan
     routes = [Route(steps=share.steps) for share in plan.shares]
     busy = [busy_seconds(share.steps, network)[:-1] for share in plan.shares]
@@ -118,9 +118,9 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
             busy.append(other.busy[:-1])
     prices = RoutePrices.of(plan.reshard, network)
     limit = (plan.seconds - network.call_s) * WORTH  # the start is paid by shares as well
-    for path in [] if ways is None else _worth_taking(ways, np.array(busy), limit):
-        with suppress(ReshardError):  # digits without names
-            way = prices.timed(Route(tuple(ways.middles(path) if ways is not None else ())))
+    for route in _worth_taking(ways, np.array(busy), limit, finely=finely) if ways is not None else ():
+        with suppress(ReshardError):  # what has no price
+            way = prices.timed(route)
             if any(way.busy[:-1]):  # else it takes its time elsewhere, as one that only copies
                 routes.append(way.route)
                 busy.append(way.busy[:-1])
@@ -134,7 +134,7 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
         return plan
 
 
-def _worth_taking(ways: LevelWays, busy: Floats, limit: float) -> list[tuple[int, ...]]:
+def _worth_taking(ways: LevelWays, busy: Floats, limit: float, *, finely: bool) -> list[Route]:
     """The ways on one level at a time that are in the best mix with chains of these loads.
 
     None where that mix takes longer than a limit.
@@ -153,7 +153,12 @@ def _worth_taking(ways: LevelWays, busy: Floats, limit: float) -> list[tuple[int
         mix = best_mix(loads)
     if mix.seconds >= limit:
         return []
-    return [path for path, part in zip(paths, mix.parts[len(busy) :], strict=True) if part >= NEGLIGIBLE]
+    routes: dict[Route, None] = {}
+    for path, part in zip(paths, mix.parts[len(busy) :], strict=True):
+        for apart in dict.fromkeys((False, finely)) if part >= NEGLIGIBLE else ():
+            with suppress(ReshardError):  # digits without names
+                routes[Route(tuple(ways.middles(path, apart=apart)))] = None
+    return list(routes)
 
 
 def _in_parts(plan: Plan, amounts: Sequence[float], routes: Sequence[Route], prices: RoutePrices, limit: float) -> Plan:

@@ -142,12 +142,12 @@ def _planned(reshard: Reshard, options: Options) -> Plan:
 
 
 def _known_plans(reshard: Reshard, options: Options) -> list[Plan]:
-    """Every plan of a basis that is known; without a memory limit none whose tiles grow on the way."""
+    """Every plan of a basis that is known; without a memory limit none whose tiles grow on the way, if any do not."""
     if options.basis != "any":
         return [_in_basis(reshard, options)]
     plans = [Plan(reshard, steps, options) for steps in chains_of(reshard, candidates(reshard, options.network))]
     if options.memory_limit is None:
-        return list(filter(shrinks_first, plans))
+        return list(filter(shrinks_first, plans)) or plans
     with suppress(ReshardError):
         plans.append(Plan(reshard, gathered(reshard).chain(reshard), options))
     return plans

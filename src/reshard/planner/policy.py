@@ -38,10 +38,10 @@ def shrinks_first(plan: Plan) -> bool:
 
 def shrinks_between(reshard: Reshard, largest_tiles: Sequence[int], network: Network | None) -> bool:
     """The same of a way whose tiles between have so many elements."""
-    if not largest_tiles:
+    largest = max(largest_tiles, default=0)
+    if not largest or (network is not None and largest <= SMALL_BYTES // reshard.dtype.itemsize):
         return True
-    small = SMALL_BYTES // reshard.dtype.itemsize if network is not None else 0
-    return max(largest_tiles) <= max(small, *(tiling.largest_tile for tiling in reshard.tilings))
+    return largest <= max(tiling.largest_tile for tiling in reshard.tilings)
 
 
 def best_first(plans: list[Plan]) -> list[Plan]:

@@ -102,7 +102,7 @@ class RoutePrices:
         return [use for _, use in legs]
 
     def least_seconds_in_parts(self, way: TimedRoute) -> float:
-        """What a way takes at the least in two parts or more, one behind the other; 0 where digits do not say it.
+        """What a way takes at the least in two parts or more, one behind the other.
 
         Endless where halves take longer than the whole, for more parts pay as many latencies more each.
         What a step takes is a latency and what grows with the bytes at least as fast as between a half and the whole.
@@ -120,10 +120,7 @@ class RoutePrices:
         >>> prices.least_seconds_in_parts(prices.timed(Route((g,))))
         4.0
         """
-        legs = self.uses_between(self.points(way.route), way.route.near, 2) if way.route.steps is None else None
-        if legs is None:
-            return 0.0
-        half = Use.together([use for _, use in legs], len(self.network.levels))
+        half = Use.together(self.uses(way.route, 2), len(self.network.levels))
         if half.seconds + max(half.busy) >= way.seconds:
             return inf
         grows, least = 2 * (way.seconds - half.seconds), 0.0

@@ -8,7 +8,8 @@ What is wanted may also be made of what another wants, so the reshards of a valu
 Prices are known in two ways.
 A *bound* is what a reshard costs at the least, in closed form, for all pairs at once; for what only moves, and for sums
 that stay in place, it is what the planner's plan costs.
-A *price* is the bound, on a network with messages that wait for each other, until the planner is asked, which is done for the reshards that are chosen (`Model.learn`).
+A *price* is the bound, on a network with messages that wait for each other, until the planner is asked, which is done
+for the reshards that are chosen (`Model.learn`).
 """
 
 from __future__ import annotations

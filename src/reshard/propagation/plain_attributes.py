@@ -45,7 +45,7 @@ def _plain(value: Any) -> Attribute:
     raise ReshardError("bad-argument", f"an attribute must be a number, a text or integers, got: {shown(value)}")
 
 
-def plain_number(value: Any) -> int | float:
+def plain_number(value: Any, what: str = "what fills a tensor") -> int | float:
     """A number of Python or of NumPy, as Python's.
 
     Raises:
@@ -54,5 +54,5 @@ def plain_number(value: Any) -> int | float:
     if hasattr(type(value), "__index__"):
         return int(value.__index__())
     if not isinstance(value, numbers.Real):
-        raise ReshardError("bad-argument", f"what fills a tensor must be a number, got: {shown(value)}")
+        raise ReshardError("bad-argument", f"{what} must be a number, got: {shown(value)}")
     return float(value)

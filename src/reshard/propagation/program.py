@@ -435,7 +435,7 @@ class Program(Builder):
         """
         if self.block is not None:
             raise ReshardError("bad-program", "a program in which a loop or a choice stands open cannot be placed")
-        if seconds is not None and not seconds > 0:
+        if seconds is not None and not plain_number(seconds, "the seconds of a search") > 0:
             raise ReshardError("bad-argument", f"the seconds of a search must be above 0, got: {shown(seconds)}")
         for name, limit in (("memory_limit", limits.memory), ("work_limit", limits.work)):
             if limit is not None and integer(limit, name) < 0:

@@ -110,6 +110,8 @@ class Emitter:
         if array.ndim == 0 and array.dtype.kind == "c" and array.imag:
             numbers = [self.literal(part) for part in (array.real, array.imag)]
             return self.emit("complex", numbers, [(), (), ()], array)
+        if array.ndim and array.size and array.dtype.kind in "biu" and (array == array.flat[0]).all():
+            return self.program.constant(array.flat[0].item(), array.shape, array.dtype)
         if array.ndim == 0:
             key = str(array.dtype), array.tobytes()
             if key not in self._scalars:
@@ -123,7 +125,23 @@ class Emitter:
             starts = [extents.start(1, dim) for dim in range(array.ndim)]
             return lax.dynamic_slice(np.pad(array, room), starts, shape) if shape != array.shape else array
 
-        return self.emit("array", [self.literal(np.int32(0))], [(), labels(array.ndim)], array, part)
+        terms, counted = [(), labels(array.ndim)], counted_dim(array)
+        if counted is not None:
+            return self.emit("iota", [self.literal(np.int32(0))], terms, array, attributes=(("dim", counted),))
+        return self.emit("array", [self.literal(np.int32(0))], terms, array, part)
+
+
+def counted_dim(array: np.ndarray[Any, Any]) -> int | None:
+    """The dim along which the elements of an array are its own numbers.
+
+    >>> counted_dim(np.arange(4)[:, None]), counted_dim(np.array([0, 2]))
+    (0, None)
+    """
+    if array.dtype.kind not in "iu" or array.dtype.itemsize < 4 or not array.size:  # of a few bits no engine counts
+        return None
+    places = np.indices(array.shape, array.dtype, sparse=True)
+    longer = [dim for dim, size in enumerate(array.shape) if size > 1]
+    return next((dim for dim in longer if (array == places[dim]).all()), None)
 
 
 def is_key(dtype: Any) -> bool:

@@ -29,7 +29,7 @@ def simplified(program: Program, equation: Any, indices: Value, table: Shape, wi
     """The dimension numbers and the indices without those that say nothing.
 
     In `x[arange(b), i]` the first index only counts, which says what a batching dim of the table says: there every
-    index meets its own.
+    index meets its own; likewise in `x[i, arange(b), j]`, where two are left.
     Where a window takes a whole dim and is pushed inside, it begins at the first element.
     """
     numbers = equation.params["dimension_numbers"]
@@ -58,12 +58,13 @@ def simplified(program: Program, equation: Any, indices: Value, table: Shape, wi
             pairs.append((dim, counted))
         elif not begins:
             telling.append((dim, index))
-    if len(telling) != 1:
+    if not 0 < len(telling) < max(2, len(named)):
         return numbers, indices
-    ((row, index),) = telling
+    rows, left = zip(*telling, strict=True)
+    index = left[0] if len(left) == 1 else program.concatenate(left, len(indices.shape) - 1)
     batching, places = [dim for dim, _ in sorted(pairs)], [place for _, place in sorted(pairs)]
     gone = [dim for dim in gone if dim not in batching]
-    return type(numbers)(tuple(window_dims), tuple(gone), (row,), tuple(batching), tuple(places)), index
+    return type(numbers)(tuple(window_dims), tuple(gone), rows, tuple(batching), tuple(places)), index
 
 
 def _joined(program: Program, indices: Value, count: int) -> list[Value | None] | None:
@@ -97,6 +98,8 @@ def _counted_dim(program: Program, value: Value) -> int | None:
         return pattern.output.index(group) if len(group) == 1 and group in pattern.output else None
     if name == "select_n" and len(operation.operands) == 3:  # what is below zero counts from the end
         test, number, _ = operation.operands
+        if known_number(program, test) == 0:
+            return _counted_dim(program, number)
         comparison = program.operations[test.number]
         compares = comparison.name == "less" and comparison.operands[0] == number
         if compares and known_number(program, comparison.operands[1]) == 0:

@@ -30,6 +30,8 @@ from reshard.operations.pattern import Shape
 
 MOST_PIECES = 5
 """Of so many pieces at most a value is joined."""
+MOST_ADDED = 32
+"""So many sums and pads at most are gone through, as the gradient of a stencil has them."""
 MOST_TURNED = 4
 """Of what is turned round so many elements at most are pieces of their own."""
 RESHAPED = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze")
@@ -108,7 +110,8 @@ class _Parting:
     """What a part is made of, while pieces are counted."""
 
     def __init__(self, makers: Mapping[Any, Any], dims: Sequence[int]) -> None:
-        self.makers, self.dims, self.left = makers, dims, MOST_PIECES - 1
+        self.makers, self.dims = makers, dims
+        self.joins, self.sums = MOST_PIECES - 1, MOST_ADDED
 
     def of(self, piece: Piece) -> Part:
         """What a part of a tensor is made of."""
@@ -119,13 +122,16 @@ class _Parting:
         if inner is None:
             is_filled = _is_filled(self.makers, piece.atom)
             return piece._replace(atom=self.makers[piece.atom].invars[0]) if is_filled else piece
-        left = self.left
-        self.left -= max(len(inner.parts) - 1, 1)
-        if self.left < 0:
+        left = self.joins, self.sums
+        if inner.primitive is lax.concatenate_p:
+            self.joins -= len(inner.parts) - 1
+        else:
+            self.sums -= 1
+        if min(self.joins, self.sums) < 0:
             raise _TooManyError
         parts = [self.of(part) for part in inner.parts if isinstance(part, Piece)]
         if inner.primitive is lax.add_p and any(part in inner.parts for part in parts):  # of which no less is made
-            self.left = left
+            self.joins, self.sums = left
             return piece
         if inner.primitive is lax.add_p:
             parts = [part for part in parts if not _is_zero(part)] or parts[:1]
