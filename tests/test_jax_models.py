@@ -45,13 +45,15 @@ ABOVE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SHIFTED.strip().split(", "), ("sequence",)),
     "gpt2 packed qkv": ("tensor", "both", "fully", "sequence"),
     "greedy and top k": ("tensor",),
+    "one-hot cross entropy": ("data",),
     "einsum of four": ("tensor",),
     "sizes of zero": ("data", "both", "fully", "sequence"),
 }
 """By name the ways in which XLA may receive fewer bytes.
 It sends the borders of a dim that shifts, where every device has it whole here, once for every operation that needs
 it; likewise what a split moves that ends within a shard, and what a reversal does.
-It lets devices that hold the same share a sum, and takes empty sums for what they are."""
+It lets devices that hold the same share a sum, and takes empty sums for what they are.
+Where fewer bytes would mean several times the work, as of a loss over labels, the balanced goal takes the bytes."""
 MERGED = {"cross entropy by take", "batch norm", "selective scan", "conv", "cumulative sums", "sizes of zero"}
 """In these XLA finds two collectives that are one, or some whose outcome nobody needs; in others it may, elsewhere."""
 SELDOM = {
