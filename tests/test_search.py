@@ -137,8 +137,23 @@ def test_one_device_has_one_layout(mesh: str) -> None:
 # a limit on memory
 
 
-def test_a_limit_is_kept_or_refused_with_one_that_is() -> None:
-    program = Program.parse(LAYERS)
+EXPERTS = """
+sdy.mesh @mesh = <["x"=2, "y"=4]>
+tokens = input : float32[128, 8] <@mesh, [{}, {"y"}]>
+gates = input : float32[128, 4, 64] <@mesh, [{}, {}, {}]>
+sent = einsum "tec,tm->ecm" (gates, tokens)
+up = input : float32[4, 8, 12] <@mesh, [{}, {}, {"x"}]>
+hidden = einsum "ecm,emf->ecf" (sent, up)
+down = input : float32[4, 12, 8] <@mesh, [{"y"}, {}, {}]>
+back = einsum "ecf,efm->ecm" (hidden, down)
+result = einsum "ecm,tec->tm" (back, gates)
+after = output (result) : float32[128, 8] <@mesh, [{"x", "y"}, {}]>
+"""
+
+
+@pytest.mark.parametrize("text", [LAYERS, EXPERTS], ids=["layers", "experts"])
+def test_a_limit_is_kept_or_refused_with_the_least_that_is(text: str) -> None:
+    program = Program.parse(text)
     free = program.propagate()
     kept = refused = 0
     for limit in (free.peak_bytes, free.peak_bytes * 3 // 4, free.peak_bytes // 2, 100):
@@ -148,6 +163,8 @@ def test_a_limit_is_kept_or_refused_with_one_that_is() -> None:
             least = int(str(error).split("less than ")[1].split()[0])
             assert least > limit
             assert program.propagate(memory_limit=least).peak_bytes <= least
+            with pytest.raises(rs.ReshardError, match=f"less than {least} bytes"):
+                program.propagate(memory_limit=least - 1)
             refused += 1
             continue
         assert placed.peak_bytes <= limit == placed.memory_limit

@@ -62,6 +62,8 @@ REFINED = 5
 """How often prices are tried between the last under which too much is computed and the first other."""
 EASED = 3
 """The same where too much was held alone."""
+MOST_LOWERED = 8
+"""How often less memory is tried than what would do, at most, before that is named."""
 MOST_TAKEN_BACK = 40
 """How many parts of a choice are tried that had to be given up, at most."""
 LESS = 0.5
@@ -245,7 +247,7 @@ class LayoutSearch:
         Raises:
             ReshardError: `no-plan` where none is found, with a limit with which one is.
         """
-        tried = [(best, placed), *self.smaller(best, placed, limits), *self.from_recipes(best, limits)]
+        tried = self._tried(best, placed, limits)
         fitting = [pair for pair in tried if limits.are_kept(pair[1])]
         if fitting:
             return fitting
@@ -254,12 +256,30 @@ class LayoutSearch:
             least = min(each.flops for _, each in tried)
             text = f"no placement is found in which a device computes less than {least} operations"
             raise ReshardError("no-plan", f"{text}; work_limit is {limits.work}")
-        for _, small in sorted(working, key=lambda pair: pair[1].peak_bytes):
-            larger = replace(limits, memory=small.peak_bytes)
-            again = [placed, *(other for _, other in self.smaller(best, placed, larger))]
-            if any(map(larger.are_kept, again)):
+        for small in sorted(working, key=_peak):
+            larger = replace(limits, memory=small[1].peak_bytes)
+            again = [(best, placed), *self.smaller(best, placed, larger)]
+            if any(larger.are_kept(each) for _, each in again):
                 break
-        raise _refused(small, limits.memory or 0)
+        for _ in range(MOST_LOWERED):  # prices that lead to a far limit lead past what a near one finds
+            lower = replace(limits, memory=small[1].peak_bytes - 1)
+            below = [] if self._is_late() else self._tried(best, placed, lower)
+            fitting = [pair for pair in below if lower.are_kept(pair[1])]
+            if not fitting:
+                break
+            small = min(fitting, key=_peak)
+            if limits.are_kept(small[1]):
+                return [small]
+        raise _refused(small[1], limits.memory or 0)
+
+    def _tried(self, best: Optimum, placed: Placement, limits: Limits) -> list[tuple[Optimum, Placement]]:
+        """A choice, and all to which limits lead."""
+        return [(best, placed), *self.smaller(best, placed, limits), *self.from_recipes(best, limits)]
+
+
+def _peak(pair: tuple[Optimum, Placement]) -> int:
+    """What a choice needs on a device."""
+    return pair[1].peak_bytes
 
 
 @uncollected()
