@@ -263,7 +263,7 @@ def crossing_by_boxes(sides: Sides, network: Network, members: Members) -> Cross
     return np.array(crossing)
 
 
-class Cells(NamedTuple):
+class CutCells(NamedTuple):
     """A tensor along all cuts of both ends, with each of the values that stay partial apart."""
 
     weights: NDArray[np.int64]
@@ -274,7 +274,7 @@ class Cells(NamedTuple):
     """Which every device of the target needs."""
 
 
-def cells_of(sides: Sides) -> Cells:
+def cells_of(sides: Sides) -> CutCells:
     """The cells of two ends."""
     weights = np.array([sides.itemsize], dtype=np.int64)
     for cuts in sides.intervals:
@@ -282,7 +282,7 @@ def cells_of(sides: Sides) -> Cells:
     weights = np.tile(weights, sides.classes.source.size)
     holding = _cells(sides.source, sides.classes.source, sides.intervals, held=False)
     wanting = _cells(sides.target, sides.classes.target, sides.intervals, held=True)
-    return Cells(weights, holding, wanting)
+    return CutCells(weights, holding, wanting)
 
 
 def _any(rows: NDArray[np.bool_], columns: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -36,7 +36,7 @@ CACHED = 256
 """Lists of edges that are kept."""
 
 
-class PlacedDigit(NamedTuple):
+class LevelDigit(NamedTuple):
     """A digit of the device number, and the variables that it is."""
 
     level: int
@@ -82,7 +82,7 @@ def digit_loads(
 
 def _places(
     levels: Sequence[Level], digits: Digits, determined_by: Sequence[int], gathered: Sequence[int]
-) -> list[PlacedDigit] | None:
+) -> list[LevelDigit] | None:
     """The digits, split where levels begin, and whatever is one variable with a split one likewise."""
     runs_of_levels = [(level.stride, level.stride * level.size) for level in levels]
     ratios: list[set[int]] = []
@@ -110,7 +110,7 @@ def _places(
             inside = [level for level, (begin, end) in enumerate(runs_of_levels) if begin <= stride < end]
             if not inside:
                 return None
-            places.append(PlacedDigit(inside[0], Digit(stride, size), sender + number, first[i] + number))
+            places.append(LevelDigit(inside[0], Digit(stride, size), sender + number, first[i] + number))
     return places
 
 
@@ -172,7 +172,7 @@ def _tied(along: set[int], reached: Sequence[tuple[int, ...]]) -> list[int]:
 class _Pieces:
     """The pieces that are still under way: those that agree along the levels that were passed."""
 
-    def __init__(self, levels: Sequence[Level], places: list[PlacedDigit]) -> None:
+    def __init__(self, levels: Sequence[Level], places: list[LevelDigit]) -> None:
         self.levels, self.places = levels, places
         self.size = {variable: place.digit.size for place in places for variable in (place.sender, place.receiver)}
         self.same_as = {variable: variable for variable in self.size}
