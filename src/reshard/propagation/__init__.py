@@ -8,6 +8,7 @@ handing_on.py   what comes before each block, from device to device
 program.py      a program under construction, with a verb for each operation that needs one
 fixpoint.py     the fixed point, priority by priority
 space.py        how every value may be kept, and how every operation may be computed
+domains.py      which of these every value may have
 borders.py      what is read beyond the edges of tiles, among these
 model.py        the program as one optimisation: what each pair of these costs
 ties.py         which operations are alike, so that a hundred layers are placed as one

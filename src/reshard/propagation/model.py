@@ -18,9 +18,8 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from itertools import combinations, product
+from itertools import product
 from math import ceil, prod
-from typing import Any
 
 import numpy as np
 
@@ -28,17 +27,17 @@ from reshard.contraction.chooser import Chooser
 from reshard.contraction.prices import Ends
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
-from reshard.mesh import Mesh
 from reshard.operations.operation import Operation
 from reshard.propagation.borders import lacked, with_windows
+from reshard.propagation.domains import Domains
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.graph import first_alike
 from reshard.propagation.handing_on import handed_label, with_handing_on
-from reshard.propagation.known_options import flowing, options_of_cuts, pieces_of, said_of
+from reshard.propagation.known_options import flowing
 from reshard.propagation.nodes import Besides, Edge, Node, Rent, Variable
-from reshard.propagation.space import Costs, Numbers, Option, Options
+from reshard.propagation.space import Costs, Options
 from reshard.propagation.trees import BARRED, Table
-from reshard.propagation.waiting import IDENTICAL, can_wait, waiting_of
+from reshard.propagation.waiting import IDENTICAL
 from reshard.propagation.ways import Along, Layouts, layouts_of
 from reshard.sharding import Sharding
 
@@ -50,8 +49,6 @@ LESS_THAN_A_BYTE = 0.5
 """What all operations of one device together cost then, as long as that is more for each: so bytes go first."""
 TAKEN_APART = 1e-6
 """By how much, as a part of it, moving what a loop takes apart costs more as a whole, since that must be held."""
-MOST_WAITING = 3
-"""Along how many pieces a value that is cut unevenly may wait."""
 
 
 class Model:
@@ -69,18 +66,8 @@ class Model:
         self, net: Net, flows: Sequence[Flow], chooser: Chooser, *, is_pinned: bool = False, is_free: bool = False
     ) -> None:
         self.net, self.chooser, self.goal = net, chooser, chooser.goal
-        self.is_pinned, self.is_free = is_pinned, is_free
-        graph = net.graph
-        self.said = [said_of(net, number, flows[0]) for number in range(len(graph.operations))]
-        self.pieces = {mesh: pieces_of(net, mesh, self.said, flows) for mesh in dict.fromkeys(net.meshes)}
-        self.given = [self._given(number) for number in range(len(graph.operations))]
-        self.waiting = waiting_of(net, self.pieces, flows)
-        self._flowing: dict[tuple[Any, ...], list[Option]] = {}
-        self.flowing = [self._options_of(number, flows) for number in range(len(graph.operations))]
-        self._options = self._all_options()
-        self._own_options = [
-            self._options[mesh, value.shape] for mesh, value in zip(net.meshes, net.values, strict=True)
-        ]
+        self.domains = Domains(net, flows, is_pinned=is_pinned, is_free=is_free)
+        self.pieces, self.waiting = self.domains.pieces, self.domains.waiting
         self._tables: dict[tuple[object, ...], Table] = {}
         self.besides = Besides()
         alone = sum(map(self._work_alone, net.computed))
@@ -91,10 +78,8 @@ class Model:
         self._layouts: dict[tuple[object, ...], Layouts] = {}
         self._layouts_at: dict[int, Layouts] = {}
         self._shardings: dict[tuple[int, int, str, str], Sharding] = {}
-        self._domains: dict[bytes, Numbers] = {}
-        self._open: dict[tuple[int, frozenset[int], int], list[int]] = {}
         self._costs: dict[tuple[object, ...], Costs] = {}
-        for operation in graph.operations:
+        for operation in net.graph.operations:
             if net.calculations[
                 operation.result.number
             ].reaches:  # what it reaches is among the options of its operands
@@ -191,58 +176,6 @@ class Model:
         """A bound without what decides between equals: of whole bytes."""
         return float(ceil(bound * (1 - SAME) - LESS_THAN_A_BYTE)) if self.has_exact_ties else bound
 
-    def _options_of(self, number: int, flows: Sequence[Flow]) -> list[Option]:
-        """The options of a value that flows have; of an end that must be even, as far as they divide it."""
-        mesh, operation = self.net.meshes[number], self.net.graph.operations[number]
-        must_divide = self.net.graph.even_ends and operation.name in ("input", "output")
-        cuts = tuple(dict.fromkeys(flow.dims[number] for flow in flows))
-        key = mesh, cuts, operation.result.shape if must_divide else None, len(flows) > 1
-        if key not in self._flowing:
-            self._flowing[key] = options_of_cuts(self.pieces[mesh], *key[1:])
-        return self._flowing[key]
-
-    def _given(self, number: int) -> Option | None:
-        """What was said of a value, as an option."""
-        value = self.net.values[number]
-        annotation = self.net.graph.annotations.get(value)
-        if annotation is None:
-            return None
-        pieces = self.pieces[self.net.meshes[number]]
-        option = pieces.option(annotation, len(value.shape))
-        if option.sharding is not None:
-            return option
-        dims = tuple(pieces.of(axes) or () for axes, _ in self.said[number])
-        return Option(dims, option.unreduced)
-
-    def _all_options(self) -> dict[tuple[Mesh, tuple[int, ...]], Options]:
-        """Per mesh and shape its options."""
-        net = self.net
-        waiting: dict[tuple[Mesh, tuple[int, ...]], set[int]] = {}
-        besides: dict[tuple[Mesh, tuple[int, ...]], dict[Option, None]] = {}
-        for number, value in enumerate(net.values):
-            mesh, given = net.meshes[number], self.given[number]
-            own = [*self._waiting_unevenly(number), *([] if given is None else [given])]
-            waiting.setdefault((mesh, value.shape), set()).update(self.waiting[number][0])
-            besides.setdefault((mesh, value.shape), {}).update(dict.fromkeys(own))
-            for user in {net.meshes[n] for n in self.net.users[number]} - {mesh}:
-                waiting.setdefault((user, value.shape), set())
-        return {
-            (mesh, shape): Options(self.pieces[mesh], shape, along, besides.get((mesh, shape), ()))
-            for (mesh, shape), along in waiting.items()
-        }
-
-    def _waiting_unevenly(self, number: int) -> list[Option]:
-        """The options of a value that flows have, those that cut it unevenly also where it waits besides."""
-        pieces, shape = self.pieces[self.net.meshes[number]], self.net.values[number].shape
-        options: dict[Option, None] = dict.fromkeys(self.flowing[number])
-        for option in self.flowing[number]:
-            if any(size % pieces.count(cut) for size, cut in zip(shape, option.dims, strict=True)):
-                used = {piece for cut in option.dims for piece in cut}
-                free = sorted(self.waiting[number].pieces - used)[:MOST_WAITING]
-                subsets = (along for count in range(1, len(free) + 1) for along in combinations(free, count))
-                options.update(dict.fromkeys(Option(option.dims, along) for along in subsets))
-        return list(options)
-
     def _variables(self) -> list[Variable]:
         """Per value its variable."""
         graph = self.net.graph
@@ -253,10 +186,10 @@ class Model:
         tied = first_alike(len(graph.operations), ((one.number, other.number) for one, other in graph.ties))
         for number, operation in enumerate(graph.operations):
             value = operation.result
-            domain = self._domain(number)
+            domain = self.domains.of(number)
             if number in alike or tied[number] != number:
                 first = variables[tied[number] if tied[number] != number else alike[number]]
-                is_same = first.options is self._own_options[number]
+                is_same = first.options is self.domains.options[number]
                 both = np.intersect1d(first.domain, domain)
                 if is_same and len(both):
                     first.domain = both
@@ -265,62 +198,9 @@ class Model:
                 if tied[number] != number:
                     names = f"{self.net.values[tied[number]].name} and {value.name}"
                     raise ReshardError("bad-program", f"{names} are tied, and cannot be sharded alike")
-            options = self._own_options[number]
+            options = self.domains.options[number]
             variables.append(Variable(number, options, domain, self._table(number, options)))
         return variables
-
-    def _domain(self, number: int) -> Numbers:
-        """The numbers of the options that a value may have."""
-        graph = self.net.graph
-        operation = graph.operations[number]
-        options = self._own_options[number]
-        given, annotation = self.given[number], graph.annotations.get(operation.result)
-        if given is not None and annotation is not None:
-            said = self.said[number]
-            if given.sharding is not None or not any(is_open for _, is_open in said):
-                return np.array([options.numbers[given]])
-            barred = {*(options.pieces.of(annotation.replicated) or ())}
-            domain = [
-                n
-                for n, option in enumerate(options.all)
-                if option.unreduced == given.unreduced
-                and option.sharding is None
-                and not any(piece in barred for axes in option.dims for piece in axes)
-                and all(
-                    axes[: len(own)] == own if is_open else axes == own
-                    for axes, own, (_, is_open) in zip(option.dims, given.dims, said, strict=True)
-                )
-                and (operation.name != "input" or self.is_free or option._replace(unreduced=()) in self.flowing[number])
-            ]
-        elif operation.name == "input" and not self.is_free:
-            domain = [options.numbers[option] for option in self.flowing[number]]
-        else:
-            users = self.net.users[number]
-            waits = operation.name not in ("input", "output") and any(
-                self.waiting[user][0] or can_wait(graph.operations[user]) for user in users
-            )
-            along = self.waiting[number][0] if waits else frozenset[int]()
-            domain = self._open_domain(options, along, self.flowing[number])
-        if graph.even_ends and operation.name in ("input", "output"):
-            domain = [n for n in domain if options.is_even[n] or options.all[n] == given] or domain
-        if self.is_pinned and self.flowing[number]:
-            cut = self.flowing[number][0].dims
-            domain = [n for n in domain if options.all[n].dims == cut] or domain
-        numbers = np.array(domain, dtype=np.int64)
-        return self._domains.setdefault(numbers.tobytes(), numbers)
-
-    def _open_domain(self, options: Options, along: frozenset[int], flowing: list[Option]) -> list[int]:
-        """The numbers of the options of a value of which nothing is said, which may wait along some pieces."""
-        key = id(options), along, id(flowing)
-        if key not in self._open:
-            self._open[key] = [
-                n
-                for n, option in enumerate(options.all)
-                if along.issuperset(option.unreduced)
-                and option.sharding is None
-                and (options.is_even[n] or option._replace(unreduced=()) in flowing)
-            ]
-        return self._open[key]
 
     def _node(self, alike: Sequence[Operation]) -> Node:
         """Operations that are computed alike, with their layouts."""
@@ -363,9 +243,9 @@ class Model:
         """The options of the values of an operation on the mesh of its result."""
         mesh = self.net.meshes[operation.result.number]
         return [
-            self._own_options[value.number]
+            self.domains.options[value.number]
             if self.net.meshes[value.number] is mesh
-            else self._options[mesh, value.shape]
+            else self.domains.on(mesh, value.shape)
             for value in operation.values
         ]
 
@@ -428,7 +308,7 @@ class Model:
                 self._tables[id(free), rent, is_result] = free.rented(np.where(is_there, 0.0, besides))
             return self._tables[id(free), rent, is_result]
         value = self.net.values[number]
-        own = self._own_options[number]
+        own = self.domains.options[number]
         reduction = self.waiting[number][1]
         key = id(own), id(wanted), value.dtype, reduction
         if key not in self._tables:
@@ -475,8 +355,8 @@ class Model:
         said = self.net.graph.annotations.get(value)
         options = wanted or self.variables[number].options
         chosen = options.all[option]
-        if said is not None and options.pieces.mesh == said.mesh and self.given[number] == chosen:
-            return self.net.sharding(number, [axes for axes, _ in self.said[number]], said)
+        if said is not None and options.pieces.mesh == said.mesh and self.domains.given[number] == chosen:
+            return self.net.sharding(number, [axes for axes, _ in self.domains.said[number]], said)
         uneven = self.net.uneven if said is None else said.uneven
         key = id(options), option, self.waiting[number].reduction, uneven
         if key not in self._shardings:
