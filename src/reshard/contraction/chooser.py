@@ -87,7 +87,7 @@ class Chooser:
 
     def __init__(self, goal: Goal, *, is_for_many: bool = False) -> None:
         self.goal, self.network = goal, goal.network
-        self.prices = Prices(goal, by_smaller=is_for_many)
+        self.prices = Prices(goal, by_smaller=is_for_many, evenly=is_for_many)
         self._chosen: dict[tuple[object, ...], Chosen] = {}
         self._layouts: dict[tuple[object, ...], Ready] = {}
         self._open: dict[tuple[Sharding, tuple[int, ...]], list[Sharding]] = {}

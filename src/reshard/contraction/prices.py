@@ -111,7 +111,7 @@ class Moved(NamedTuple):
     price: Price
     tallies: tuple[Tally, ...] = ()
     """What the devices receive, mesh by mesh."""
-    evenly: int = 0
+    share: int = 0
     """Bytes of the busiest device where an all-reduce is counted as if all its devices shared it alike."""
 
 
@@ -119,17 +119,24 @@ UNMOVED = Moved(NOTHING)
 STUCK = Moved(IMPOSSIBLE)
 
 
-def moved_by(plan: Plan, times_more: int = 1, goal: Goal = BY_BYTES) -> Moved:
-    """What a plan takes, or one like it of so many times more elements."""
+def moved_by(plan: Plan, times_more: int = 1, goal: Goal = BY_BYTES, *, evenly: bool = False) -> Moved:
+    """What a plan takes, or one like it of so many times more elements.
+
+    Args:
+        plan: it.
+        times_more: how many.
+        goal: what costs are of.
+        evenly: whether an all-reduce costs its share of what all receive, as of many each is combined elsewhere.
+    """
     tallies: dict[Mesh, Positions] = {}
     for step in plan.steps:
         if step.moves:
             mesh = step.after.mesh
             tallies[mesh] = tallies.get(mesh, 0) + step.all_received_bytes() * times_more
     received, total = plan.received_bytes * times_more, plan.total_received_bytes * times_more
-    evenly = received_evenly(plan) * times_more
-    price = Price(goal.cost(plan.seconds, evenly), received, total, len(plan.steps), 0)
-    return Moved(price, tuple(Tally(mesh, received) for mesh, received in tallies.items()) if total else (), evenly)
+    share = received_evenly(plan) * times_more
+    price = Price(goal.cost(plan.seconds, share if evenly else received), received, total, len(plan.steps), 0)
+    return Moved(price, tuple(Tally(mesh, received) for mesh, received in tallies.items()) if total else (), share)
 
 
 def received_evenly(plan: Plan) -> int:
@@ -228,10 +235,11 @@ class Prices:
     Args:
         goal: what is made least.
         by_smaller: whether, without a network, reshards are priced by smaller ones; so where there are many.
+        evenly: whether all-reduces cost as `moved_by` says.
     """
 
-    def __init__(self, goal: Goal, *, by_smaller: bool = False) -> None:
-        self.goal = goal
+    def __init__(self, goal: Goal, *, by_smaller: bool = False, evenly: bool = False) -> None:
+        self.goal, self.evenly = goal, evenly
         self.by_smaller = by_smaller and goal.network is None
         self.refusal: ReshardError | None = None
         """The last one of the planner."""
@@ -274,8 +282,9 @@ class Prices:
         small = smaller(source, target, shape) if self.by_smaller else None
         try:
             if small is None:
-                return moved_by(self.plan(source, target, shape, dtype), goal=self.goal)
-            return moved_by(self.plan(small.source, small.target, small.shape, dtype), small.times_more, self.goal)
+                return moved_by(self.plan(source, target, shape, dtype), goal=self.goal, evenly=self.evenly)
+            stands_in = self.plan(small.source, small.target, small.shape, dtype)
+            return moved_by(stands_in, small.times_more, self.goal, evenly=self.evenly)
         except ReshardError:
             return STUCK
 

@@ -375,7 +375,7 @@ class Model:
             self.sharding(edge.variable.number, target, edge.wanted),
         )
         moved = self.chooser.prices.moved(*ends, value.shape, value.dtype)
-        cost = moved.price.cost if self.goal.is_sum else float(moved.evenly)
+        cost = moved.price.cost if self.goal.is_sum else float(moved.share)
         cost = min(cost, BARRED * max(1.0, float(table.free.price.max())))
         paid = cost if table.free is table else cost + float(table.rent[source, target])
         if abs(paid - table.price[source, target]) <= SAME * paid:
