@@ -45,6 +45,7 @@ ABOVE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SHIFTED.strip().split(", "), ("sequence",)),
     "gpt2 packed qkv": ("tensor", "both", "fully", "sequence"),
     "greedy and top k": ("tensor",),
+    "cross entropy by take": ("data",),
     "one-hot cross entropy": ("data",),
     "einsum of four": ("tensor",),
     "sizes of zero": ("data", "both", "fully", "sequence"),
