@@ -135,6 +135,12 @@ class LevelWays:
         return np.where(fits[graph.starts] & fits[graph.stops], graph.seconds * size + graph.latencies_s, np.inf)
 
     @cached_property
+    def _costs(self) -> tuple[Floats, Floats]:
+        """Per step the seconds that have a price, and what it costs besides: without end where it cannot be taken."""
+        is_taken = np.isfinite(self._seconds)
+        return np.where(is_taken, self._seconds, 0.0), np.where(is_taken, PER_STEP, np.inf)
+
+    @cached_property
     def _first_steps(self) -> Positions:
         """Per state that steps lead to, the first of these."""
         return np.unique(self.graph.stops, return_index=True)[1]
@@ -146,9 +152,8 @@ class LevelWays:
             prices: per level.
         """
         graph, first = self.graph, self._first_steps
-        with np.errstate(invalid="ignore"):  # no end times nothing
-            costs = self._seconds * np.asarray(prices, dtype=np.float64)[graph.levels] + PER_STEP
-        costs[np.isinf(self._seconds)] = np.inf
+        seconds, besides = self._costs
+        costs = seconds * np.asarray(prices, dtype=np.float64)[graph.levels] + besides
         reached = graph.stops[first]
         best = np.full(len(graph.states), np.inf)
         best[0] = 0.0
@@ -171,9 +176,8 @@ class LevelWays:
     def loads(self, path: tuple[int, ...]) -> Floats:
         """Per level the seconds that a way takes."""
         steps = list(path)
-        total = np.zeros(self.graph.level_count)
-        np.add.at(total, self.graph.levels[steps], self._seconds[steps])
-        return total
+        weights, count = self._seconds[steps], self.graph.level_count
+        return np.asarray(np.bincount(self.graph.levels[steps], weights, count), dtype=np.float64)
 
     def middles(self, path: tuple[int, ...], *, apart: bool = False) -> list[Sharding]:
         """What a way passes between its ends.

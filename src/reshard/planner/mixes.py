@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from math import inf
+from math import inf, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from reshard.network import Use, busy_seconds, spans_of_uses
 from reshard.network.traffic import Floats
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.number_of_parts import MOST_PARTS, WORTH
+from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.route_prices import RoutePrices, TimedRoute
 from reshard.plans import Plan
 from reshard.plans.parts import Parting
@@ -107,7 +108,12 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
         return plan
     if not plan.received_bytes:  # no level has anything to do
         return plan
-    ways = LevelWays.of(plan.reshard, network, finely=finely) or LevelWays.of(plan.reshard, network)
+    limit = (plan.seconds - network.call_s) * WORTH  # the start is paid by shares as well
+    are_bytes_many = prod(plan.shape) * plan.dtype.itemsize > SMALL_BYTES  # else the bound, without latencies, is low
+    if are_bytes_many and (plan.lower_bound_seconds or 0.0) >= limit:
+        return plan
+    ways = LevelWays.of(plan.reshard, network, finely=True) if finely else None
+    ways = ways or LevelWays.of(plan.reshard, network)  # as the candidates ask, so that it is known
     if ways is None and not plan.source.unreduced:  # of partial values only what was timed is known
         return plan
     routes = [Route(steps=share.steps) for share in plan.shares]
@@ -117,7 +123,6 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
             routes.append(other.route)
             busy.append(other.busy[:-1])
     prices = RoutePrices.of(plan.reshard, network)
-    limit = (plan.seconds - network.call_s) * WORTH  # the start is paid by shares as well
     for route in _worth_taking(ways, np.array(busy), limit, finely=finely) if ways is not None else ():
         with suppress(ReshardError):  # what has no price
             way = prices.timed(route)
@@ -137,7 +142,8 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
 def _worth_taking(ways: LevelWays, busy: Floats, limit: float, *, finely: bool) -> list[Route]:
     """The ways on one level at a time that are in the best mix with chains of these loads.
 
-    None where that mix takes longer than a limit.
+    None where that mix takes longer than a limit: where the cheapest way costs c at the prices of a mix, no mix takes
+    less than c times as long (Farley 1990).
     """
     loads, paths = busy, list[tuple[int, ...]]()
     mix = best_mix(loads)
@@ -146,8 +152,11 @@ def _worth_taking(ways: LevelWays, busy: Floats, limit: float, *, finely: bool) 
         if path is None:
             break
         added = ways.loads(path)
-        if added @ mix.prices > 1 - ENOUGH or path in paths:
+        cost = float(added @ mix.prices)
+        if cost > 1 - ENOUGH or path in paths:
             break
+        if mix.seconds * (cost - ENOUGH) >= limit:
+            return []
         paths.append(path)
         loads = np.vstack([loads, added])
         mix = best_mix(loads)
