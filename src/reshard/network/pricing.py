@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from reshard.box import is_one_run
 from reshard.digits import Digit, Digits, Positions
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange
@@ -228,17 +229,11 @@ def copied_elements(step: Step) -> int:
     before, after = (sharding.local_shape(step.shape) for sharding in (step.before, step.after))
     piece = tuple(map(min, before, after))
     received = step.received_bytes // step.dtype.itemsize
-    kept, times = max(prod(after) - received, 0), 1 if _is_one_run(piece, before) else 2
+    kept, times = max(prod(after) - received, 0), 1 if is_one_run(piece, before) else 2
     if not received:
         return kept * times
     packed = 0 if piece == before else max(prod(after), received) * times
-    return kept + packed + (0 if _is_one_run(piece, after) else prod(after))
-
-
-def _is_one_run(piece: Sequence[int], tile: Sequence[int]) -> bool:
-    """Whether a piece of a tile lies in memory without gaps, the last dim fastest."""
-    first = next((dim for dim, size in enumerate(piece) if size > 1), len(piece))
-    return all(part == size for part, size in list(zip(piece, tile, strict=True))[first + 1 :])
+    return kept + packed + (0 if is_one_run(piece, after) else prod(after))
 
 
 forget_steps = _use_of_step.cache_clear
