@@ -291,6 +291,22 @@ def test_the_gradient_of_what_is_placed() -> None:
     np.testing.assert_allclose(found, jax.grad(loss)(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("places", "least"),
+    [
+        (np.arange(64).reshape(8, 8)[[2, 0, 3, 1, 6, 5, 7, 4]].ravel(), 512),  # tiles that change places
+        (np.arange(64).reshape(8, 8)[:, [3, 1, 0, 2, 7, 6, 4, 5]].ravel(), 0),  # rows in their tiles
+        (np.clip(np.arange(64) + np.tile([-1, 2, 0, 1], 16), 0, 63), 128),  # rows near to where they were
+    ],
+)
+def test_rows_in_an_order_that_is_known(places: Any, least: int) -> None:
+    case = Case(lambda x: x[places], ((64, 16),), (("x", None),))
+    placed, (compiled,), arrays = programs(case)
+    busiest = max(received_bytes(collectives(compiled.as_text(), DEVICES), DEVICES))
+    assert busiest == placed.received_bytes == least
+    np.testing.assert_array_equal(compiled(*arrays), np.asarray(arrays[0])[places])
+
+
 def test_a_loop_asks_where_plain_jit_does() -> None:
     """What a loop of unknown length sums to know whether to go on is summed once a turn, not before the loop too."""
     mesh = jax.make_mesh((DEVICES,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:DEVICES])

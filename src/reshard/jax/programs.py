@@ -184,9 +184,7 @@ class _Device(Engine):
 
     def awaited(self, test: Test, turn: Turn, carried: list[Any]) -> list[Any]:
         """A loop of JAX that asks."""
-        more: list[Any] = lax.while_loop(
-            lambda tiles: test(tiles) != 0, lambda tiles: turn(tiles, []).carried, carried
-        )
+        more: list[Any] = lax.while_loop(lambda tiles: test(tiles) != 0, lambda tiles: turn(tiles, []).carried, carried)
         return more
 
     def loop(

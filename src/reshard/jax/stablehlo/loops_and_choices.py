@@ -150,7 +150,8 @@ def _asking(reading: Reading, test: ir.Block, body: ir.Block, operands: Sequence
     """A loop that asks before each turn whether there is one."""
     with reading.program.loop() as loop:
         carries = [loop.carry(start) for start in operands]
-        loop.test(*reading.block(test, carries, known))
+        (more,) = reading.block(test, carries, known)
+        loop.test(more)
         after = reading.block(body, carries, known)
         return [loop.last(*pair) for pair in zip(carries, after, strict=True)]
 

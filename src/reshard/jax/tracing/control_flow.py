@@ -40,7 +40,8 @@ def while_loop(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> li
 
     with tracing.program.loop() as loop:
         carries = [tracing.like(start, loop.carry(start)) for start in operands[stop:]]
-        loop.test(*tracing.closed(params["cond_jaxpr"], [*operands[:first], *carries]))
+        (more,) = tracing.closed(params["cond_jaxpr"], [*operands[:first], *carries])
+        loop.test(more)
         after = tracing.closed(params["body_jaxpr"], [*operands[first:stop], *carries])
         return _last(tracing, loop, carries, after)
 
