@@ -308,11 +308,23 @@ def doubled(x: Any) -> Any:
     return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x)
 
 
+def doubled_in_turns(x: Any) -> Any:
+    def kernel(x: Any, out: Any) -> None:
+        row = x[...]
+        out[...] = lax.fori_loop(0, 2, lambda _, total: total + row, jnp.zeros_like(row))
+
+    rows = pl.BlockSpec((1, x.shape[1]), lambda row: (row, 0))
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(kernel, shape, grid=x.shape[:1], in_specs=[rows], out_specs=rows, interpret=True)(x)
+
+
 def called(x: Any) -> Any:
     return jax.pure_callback(lambda x: np.asarray(x) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
 
-@pytest.mark.parametrize(("function", "unknown"), [(called, {"pure_callback": 1}), (doubled, {})])
+@pytest.mark.parametrize(
+    ("function", "unknown"), [(called, {"pure_callback": 1}), (doubled, {}), (doubled_in_turns, {})]
+)
 def test_what_has_no_rule_is_whole_along_the_axes_that_are_left_alone(function: Any, unknown: dict[str, int]) -> None:
     """Of tiles of 2 x 8 a device makes whole rows: it receives the half that it lacks."""
     region = over({"x"}, P("x"), P("x"), check_vma=False)(function)

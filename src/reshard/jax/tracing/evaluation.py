@@ -48,8 +48,9 @@ def values_of(
 
 def in_place_of(equation: Any, operands: Sequence[Any], function: Callable[..., Any]) -> Any:
     """A call of a function of some values in place of an equation; one that is named twice is handed in once."""
-    once = list(dict.fromkeys(operands))
-    function_of_once = lambda *arrays: function(*(arrays[once.index(operand)] for operand in operands))  # noqa: E731
+    once = [*{id(operand): operand for operand in operands}.values()]  # of which some are numbers
+    places = [next(place for place, atom in enumerate(once) if atom is operand) for operand in operands]
+    function_of_once = lambda *arrays: function(*(arrays[place] for place in places))  # noqa: E731
     avals = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in once]
     (call,) = jax.make_jaxpr(jax.jit(function_of_once))(*avals).jaxpr.eqns
     return call.replace(invars=once, outvars=equation.outvars)
