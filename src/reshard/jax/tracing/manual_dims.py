@@ -167,7 +167,7 @@ class VmappedBody(Body):
             changed = {**params, "jaxpr": inner, "prevent_cse": held_back}
             return results_of(equation, [*called.consts, *operands], changed)
         if name in BY_THEMSELVES or (name not in AMONG_DEVICES and not self.has_rule(name)):
-            alone = placeless(_on_no_mesh(equation)).replace(ctx=equation.ctx)
+            alone = _on_no_mesh(equation).replace(ctx=equation.ctx)
             return list(apart_p.bind(*operands, equation=alone, axes=((),) * len(operands), sizes=()))
         return super().equation(_on_no_mesh(equation) if name in KERNELS else equation, operands)
 
@@ -248,7 +248,7 @@ def on_no_mesh(said: Any) -> Any:
 
 
 def _on_no_mesh(equation: Any) -> Any:
-    params = {key: on_no_mesh(value) for key, value in equation.params.items()}
+    params = {key: on_no_mesh(value) for key, value in placeless(equation).params.items()}
     invars = [_placeless_literal(atom) if isinstance(atom, Literal) else atom for atom in equation.invars]
     return equation.replace(invars=invars, params=params, ctx=Anywhere(equation.ctx))
 
