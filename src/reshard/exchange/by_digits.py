@@ -120,6 +120,17 @@ class DigitExchange(Exchange):
         return self.determined_by == tuple(range(len(self.determined_by))) and self.shares_devices
 
     @property
+    def is_in_groups(self) -> bool:
+        """Whether the devices that differ in the gathered digits alone send each other one piece each, of one size."""
+        return (
+            self.stays
+            and self.gathered_values > 1
+            and self.is_even
+            and self.loose_values == 1
+            and self.source.same_order_as(self.target)
+        )
+
+    @property
     def shares_devices(self) -> bool:
         """Whether the target is on the devices of the source."""
         return self.receivers is self.source.mesh or self.receivers == self.source.mesh

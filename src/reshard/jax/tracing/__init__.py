@@ -7,6 +7,7 @@ equations.py     a rule per primitive
 evaluation.py    what an equation makes of arrays
 indexed.py       gathers and scatters
 regions.py       what devices do by themselves, in a shard_map
+sampling.py      random numbers, each where it is needed
 slices.py        slices at a place, single elements
 ragged.py        products of rows with operands of their groups
 rearranging.py   transposes, reshapes, slices, and what puts tensors together
