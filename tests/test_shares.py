@@ -223,7 +223,7 @@ def test_a_gather_waits_for_what_changes_places() -> None:
 
 
 def test_what_digits_do_at_one_end_is_shared_where_the_other_end_does_it() -> None:
-    """`c` cuts at the target what `b` cuts at the source: cut elsewhere meanwhile, it takes 1.55 of the least, not 2.1."""
+    """`c` cuts at the target what `b` cuts at the source; elsewhere meanwhile it takes 1.55 of the least, not 2.08."""
     ends = Sharding.of(PARTED, None, ("b", "a")), Sharding.of(PARTED, None, ("c", "b", "a"))
     for shape in ((512, 256), (2**14, 2**14)):
         made = plan(*ends, shape, "int8", network=RINGS)
