@@ -285,6 +285,8 @@ CASES: dict[str, tuple[Any, ...]] = {
     "own rows": (own_rows, (A, W), (P(None, "x"), P(None, "y"))),
     "shift": (sent((0, 1), (1, 2), (2, 3)), (A,), A_AT[:1]),
     "pairs": (sent((0, 1), (1, 0), (2, 3), (3, 2)), (A,), A_AT[:1]),
+    "a permutation of no form": (sent((0, 2), (2, 1), (1, 3), (3, 0)), (A,), A_AT[:1]),
+    "some of such a permutation": (sent((0, 2), (3, 1)), (A,), A_AT[:1]),
     "one moves, one stays": (sent((0, 1), (3, 3)), (A,), A_AT[:1]),
     "one to one": (sent((1, 3)), (A,), A_AT[:1]),
     "uneven": (uneven, (floats(12, 7), floats(7, 5)), (P("x"), P())),

@@ -16,8 +16,9 @@ from time_bounds import NETWORKS, least_seconds, pairs
 from reshard import Mesh, Network, Plan, ReshardError, Sharding, plan
 from reshard import numpy as engine
 from reshard.network import Level
+from reshard.network.mix import best_mix
 from reshard.planner.candidates import candidates
-from reshard.planner.mixes import best_mix, with_shares
+from reshard.planner.mixes import with_shares
 from reshard.planner.route_prices import RoutePrices, timed_routes
 from reshard.problem import Reshard
 from reshard.steps import Share, chain_through
@@ -187,13 +188,13 @@ PARTED = Mesh.of(a=4, b=2, c=2)
 @pytest.mark.parametrize(
     ("source", "target", "taken"),
     [
-        ((("a", "b"), None), ("c", ("b", "a")), 1.04),
+        (("c", None), (("b", "c"), None), 1.04),
         ((None, ("b", "a")), (None, ("c", "b", "a")), 1.56),
         ((("a", "c"), "b"), ("c", "a"), 1.26),
     ],
 )
 def test_axes_that_part_a_ring_change_one_by_one(source: tuple, target: tuple, taken: float) -> None:
-    """Together they take 1.36 to 2.1 times the least; a large tensor is planned so without being asked."""
+    """Together they take 1.35 to 2.1 times the least; a large tensor is planned so without being asked."""
     ends = Sharding.of(PARTED, *source), Sharding.of(PARTED, *target)
     whole = plan(*ends, (512, 256), "int8", network=RINGS)
     prices = RoutePrices.of(whole.reshard, RINGS)
@@ -209,13 +210,13 @@ def test_axes_that_part_a_ring_change_one_by_one(source: tuple, target: tuple, t
 
 
 def test_a_gather_waits_for_what_changes_places() -> None:
-    """Over `b` all need what comes along `a`; at once it comes to each by itself, and takes 3.5 times the least."""
+    """Over `b` all need what comes along `a`; at once it comes to each by itself, and takes 3.375 times the least."""
     mesh = Mesh.of(a=4, b=4, c=4)
     network = Network((Level(1, 4, "ring", 1, 0), Level(4, 16, "ring", 1, 0)))
     whole = plan(Sharding.of(mesh, None, ("c", "a")), Sharding.of(mesh, "c", "a"), (256, 256), "int8", network=network)
     prices = RoutePrices.of(whole.reshard, network)
     made = with_shares(whole, timed_routes(prices, candidates(whole.reshard, network)), finely=True)
     assert [step.after.text() for step in made.steps][-2:] == ['[{"c", parts(4), "b"}, {"a"}]', '[{"c"}, {"a"}]']
-    assert (whole.seconds or 0.0) > 3.4 * (made.lower_bound_seconds or 0.0)
+    assert (whole.seconds or 0.0) > 3.3 * (made.lower_bound_seconds or 0.0)
     assert (made.seconds or 0.0) < 2.6 * (made.lower_bound_seconds or 0.0)
     check_run(replace(made, parts=2), 0)

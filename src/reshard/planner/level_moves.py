@@ -48,7 +48,7 @@ from reshard.digits import Digit, Digits, Positions
 from reshard.network import Level, Network
 from reshard.network.digit_loads import digit_loads
 from reshard.network.formulas import all_gather, all_to_all
-from reshard.network.traffic import Floats
+from reshard.network.mix import Floats
 from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts, sharding_of_cuts
 from reshard.problem import Reshard

@@ -1,17 +1,9 @@
 """Shares of a tensor that go different ways at once, so that all levels of a network work.
 
 One chain loads some levels and leaves others idle; a mix of chains loads each with what all of them put there.
-The best mix is a small linear program: of ways with loads a (seconds per level, of the whole tensor) maximise the sum
-of x where Σ a x ≤ 1 on every level; the tensor then takes 1 / Σ x seconds.
-Its prices say what a second of a level is worth, and the way that is cheapest at these prices enters it, until none is
-worth more than those that are in (Dantzig and Wolfe 1960).
+The best mix (`network/mix.py`) has prices, which say what a second of a level is worth, and the way that is cheapest at
+these prices enters it, until none is worth more than those that are in (Dantzig and Wolfe 1960).
 There are as many shares as levels at the most.
-
-By hand, two ways that load one level for 3 s each, and one that loads both for 2 s: one third each takes 5 / 3 s, half
-of each of the first two 1.5 s.
-
->>> best_mix(np.array([[3.0, 0.0], [0.0, 3.0], [2.0, 2.0]])).parts
-array([0.5, 0.5, 0. ])
 """
 
 from __future__ import annotations
@@ -19,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from math import inf
-from typing import NamedTuple
 
 import numpy as np
 
 from reshard.errors import ReshardError
 from reshard.network import Use, busy_seconds, spans_of_uses
-from reshard.network.traffic import Floats
+from reshard.network.mix import Floats, best_mix
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.number_of_parts import MOST_PARTS, WORTH
 from reshard.planner.route_prices import RoutePrices, TimedRoute
@@ -42,56 +32,6 @@ FAR = 4.0
 """Ways that take so many times the best one are not mixed with it."""
 NEGLIGIBLE = 0.01
 """Shares of less than so much of the tensor are left out."""
-
-
-class Mix(NamedTuple):
-    """How much of a tensor goes each way."""
-
-    parts: Floats
-    """Per way the part of the tensor."""
-    prices: Floats
-    """Per level, what a second of it is worth: in all 1 for what the whole tensor takes."""
-    seconds: float
-
-
-def best_mix(loads: Floats) -> Mix:
-    """The mix of ways whose busiest level is busy least.
-
-    Args:
-        loads: per way and level the seconds that the whole tensor takes; every way loads something.
-    """
-    ways, levels = loads.shape
-    scale = float(loads.max())
-    places = range(levels)  # lists: of so few numbers arrays take longer
-    table = [
-        [*row, *(float(place == number) for place in places), 1.0]
-        for number, row in enumerate((loads.T / scale).tolist())
-    ]
-    basis = list(range(ways, ways + levels))
-    worth = [1.0] * ways + [0.0] * (levels + 1)  # of one more of each, at the prices
-    for _ in range(64):
-        most = max(worth[:-1])
-        if most <= 1e-9:
-            break
-        entering = worth.index(most)
-        room = [row[-1] / row[entering] if row[entering] > 1e-12 else inf for row in table]
-        leaving = room.index(min(room))
-        pivot = table[leaving][entering]
-        tight = table[leaving] = [value / pivot for value in table[leaving]]
-        for place in places:
-            if place != leaving:
-                table[place] = _without(table[place], table[place][entering], tight)
-        worth = _without(worth, most, tight)
-        basis[leaving] = entering
-    amounts = np.zeros(ways + levels)
-    amounts[basis] = [row[-1] for row in table]
-    total = amounts[:ways].sum()
-    return Mix(amounts[:ways] / total, np.maximum(-np.array(worth[ways:-1]), 0.0) / scale, scale / total)
-
-
-def _without(row: Sequence[float], times: float, removed: Sequence[float]) -> list[float]:
-    """A row of a table less so many times another."""
-    return [value - times * less for value, less in zip(row, removed, strict=True)]
 
 
 def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False) -> Plan:

@@ -161,6 +161,8 @@ class Builder(Graph):
             maker = self.operations[operand.number]
             if maker.scope is not None and maker.scope not in around(reader):
                 raise ReshardError("bad-program", f"value {operand.name} is made in a block and read outside of it")
+            if maker.name == "test":
+                raise ReshardError("bad-program", f"value {operand.name} is the test of a loop, which alone reads it")
             if maker.name in LEAVING and maker.block is not None and maker.block in around(self.block):
                 raise ReshardError(
                     "bad-program", f"value {operand.name} is what a block gives back, and read within it"

@@ -1,6 +1,5 @@
 """Loops and choices of a jaxpr, as blocks of the program.
 
-A loop of unknown length asks at the end of each turn whether there is another, and its first carry is the answer.
 What a branch gives is copied there, so that what it costs to bring it where the other branches have it is paid only
 where the branch is picked.
 """
@@ -43,14 +42,12 @@ def while_loop(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> li
     if params["cond_jaxpr"].out_avals[0].shape:
         return tracing.closed(_as_one(params, [tracing.aval(value) for value in operands]), operands)
 
-    def with_test(state: Sequence[Value]) -> list[Value]:
-        return [*tracing.closed(params["cond_jaxpr"], [*operands[:first], *state]), *state]
-
-    starts = with_test(operands[stop:])
     with tracing.program.loop() as loop:
-        carries = [tracing.like(start, loop.carry(start)) for start in starts]
-        after = with_test(tracing.closed(params["body_jaxpr"], [*operands[first:stop], *carries[1:]]))
-        return _last(tracing, loop, carries, after)[1:]
+        carries = [tracing.like(start, loop.carry(start)) for start in operands[stop:]]
+        (more,) = tracing.closed(params["cond_jaxpr"], [*operands[:first], *carries])
+        loop.test(more)
+        after = tracing.closed(params["body_jaxpr"], [*operands[first:stop], *carries])
+        return _last(tracing, loop, carries, after)
 
 
 def _as_one(params: Mapping[str, Any], avals: Sequence[Any]) -> Any:

@@ -37,6 +37,7 @@ from reshard.jax.tracing.indexed import COMBINED, combining_scatter, gather, sca
 from reshard.jax.tracing.kernels import Kernel, as_function, on_parts
 from reshard.jax.tracing.ragged import ragged_dot, takes
 from reshard.jax.tracing.rearranging import broadcast, concatenate, pad, reshape, reverse, roll, slices, tile, transpose
+from reshard.jax.tracing.reordering import reorder
 from reshard.jax.tracing.sampling import KEYS, counts, gamma, random_bits
 from reshard.jax.tracing.slices import dynamic_slice, dynamic_update_slice
 from reshard.jax.tracing.turning import RUNNING
@@ -349,6 +350,7 @@ RULES: dict[str, PrimitiveRule] = {
     "pad": pad,
     "rev": reverse,
     "roll": roll,
+    "reorder": reorder,
     "concatenate": concatenate,
     "tile": tile,
     "dynamic_slice": dynamic_slice,
