@@ -106,7 +106,7 @@ def received_bytes(found: list[Collective], devices: int) -> list[int]:
 def busiest_with_loops(text: str, devices: int) -> int:
     """The bytes of the busiest device: loops count as often as they run, or once, of a choice the most.
 
-    Where a choice has as many branches as its loop has turns, each a permutation or none, it is the rounds of an exchange.
+    Where a choice has as many branches as its loop has turns, each of one permutation or none, each is a round of it.
     """
     bodies = dict(re.findall(r"^(?:ENTRY )?%?([\w.-]+) \([^\n]*\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL))
     (entry,) = re.findall(r"^ENTRY %?([\w.-]+) ", text, re.MULTILINE)
