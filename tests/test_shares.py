@@ -217,6 +217,18 @@ def test_a_gather_waits_for_what_changes_places() -> None:
     check_run(replace(made, parts=2), 0)
 
 
+def test_what_goes_half_round_a_ring_parts_for_the_fullest_link() -> None:
+    """Columns by x and z to rows by x, columns by z: half of each pair each way takes 1.5 times what a cut proves."""
+    mesh, network = NETWORKS["torus 2x2x4"]
+    ends = Sharding.of(mesh, None, ("x", "z")), Sharding.of(mesh, "x", "z")
+    made = plan(*ends, (2**9, 2**9), "int8", network=network)
+    assert made.seconds is not None
+    assert made.seconds <= 1.04 * (made.lower_bound_seconds or 0.0)
+    assert least_seconds(*ends, network) == pytest.approx((made.lower_bound_seconds or 0.0) / 2**10)
+    assert simulated_seconds(made, network) == pytest.approx(made.seconds, rel=0.05)
+    check_run(made, 0)
+
+
 @pytest.mark.parametrize(
     ("source", "target", "taken"),
     [(("c", None), (("b", "c"), None), 1.02), ((None, ("b", "a")), (None, ("c", "b", "a")), 1.56)],
