@@ -25,6 +25,8 @@ class Collective(NamedTuple):
     kind: str
     received: dict[int, int]
     """Per device the bytes that it takes from others."""
+    members: int
+    """How many devices begin it together: a group, or all where it is a permutation."""
 
 
 def collectives(text: str, devices: int) -> list[Collective]:
@@ -34,7 +36,9 @@ def collectives(text: str, devices: int) -> list[Collective]:
     for line in text.splitlines():
         if match := LINE.match(re.sub(r"/\*index=\d+\*/", "", line)):
             assert not match["half"], line
-            found.append(Collective(match["kind"], received(match["kind"], match["type"], match["rest"], devices)))
+            kind, rest = match["kind"], match["rest"]
+            members = devices if kind == "collective-permute" else group_size(rest, devices)
+            found.append(Collective(kind, received(kind, match["type"], rest, devices), members))
     mentioned = re.findall(rf" (?:{KINDS})(?:-start)?\(", text)
     assert len(found) == len(mentioned), "a collective stands in a line that is not understood"
     return found
