@@ -43,6 +43,8 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "applied at a row that is computed": lambda x: x.at[largest_row(x)].apply(jnp.cos),
     "applied twice": lambda x: x.at[jnp.array([4, 4]) + largest_row(x)].apply(lambda row: row * 2),
     "applied beyond the end": lambda x: x.at[largest_row(x) + ROWS].apply(jnp.cos),
+    "wider elements": lambda x: lax.bitcast_convert_type(x.astype(jnp.bfloat16).reshape(ROWS, -1, 2), jnp.uint32),
+    "narrower elements": lambda x: lax.bitcast_convert_type(x, jnp.uint8).astype(jnp.float32),
     "symmetric product": lambda x: lax.linalg.symmetric_product(x, jnp.ones((ROWS, ROWS)), symmetrize_output=True),
     "linear call": lambda x: jax.custom_derivatives.linear_call(
         lambda scale, v: v * scale, lambda scale, g: g * scale, 2.0, x

@@ -2,6 +2,7 @@
 
 functions.py     `trace`: a program from a function, through calls
 control_flow.py  loops and choices
+effects.py       what happens once for all devices
 emitter.py       an operation of it, with what one device does
 equations.py     a rule per primitive
 evaluation.py    what an equation makes of arrays

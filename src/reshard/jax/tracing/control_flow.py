@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from reshard.propagation import Value
@@ -27,6 +28,9 @@ def scan(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> list[Val
         carries = [tracing.like(start, loop.carry(start)) for start in operands[first:stop]]
         elements = [tracing.like(stacked, loop.element(stacked)) for stacked in operands[stop:]]
         results = tracing.closed(params["jaxpr"], [*operands[:first], *carries, *elements])
+        if not results:  # it calls alone
+            carry = loop.carry(tracing.literal(np.int32(0)))
+            loop.last(carry, carry)
         stacks = [tracing.like(value, loop.stack(value)) for value in results[len(carries) :]]
         return _last(tracing, loop, carries, results[: len(carries)]) + stacks
 
@@ -84,5 +88,7 @@ def cond(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> list[Val
         results = []
         for branch in branches:
             with choice.branch():
-                results.append([tracing.copy(value) for value in tracing.closed(branch, operands[1:])])
-        return [tracing.like(of[0], choice.chosen(operands[0], *of)) for of in zip(*results, strict=True)]
+                values = tracing.closed(branch, operands[1:]) or [tracing.literal(np.int32(0))]  # that calls alone
+                results.append([tracing.copy(value) for value in values])
+        chosen = [tracing.like(of[0], choice.chosen(operands[0], *of)) for of in zip(*results, strict=True)]
+        return chosen[: len(equation.outvars)]

@@ -31,6 +31,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from reshard.jax.contraction.einsum_primitive import as_contraction
 from reshard.jax.tracing.dims_of_devices import ByPlace, PlacedValue, first_of_alike
+from reshard.jax.tracing.effects import done_once
 from reshard.jax.tracing.emitter import Emitter, labels, product_labels, whole, within
 from reshard.jax.tracing.indexed import COMBINED, combining_scatter, gather, scatter
 from reshard.jax.tracing.kernels import Kernel, as_function, on_parts
@@ -72,10 +73,12 @@ ELEMENTWISE = frozenset(_ONE_BY_ONE.split())
 
 
 def elementwise(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """Every element from those at its place; an element of another size may be several, and those are whole."""
+    """Every element from those at its place; one of another size is several in a last dim, and those are together."""
     out = equation.outvars[0].aval
     if any(len(operand.shape) > out.ndim or (operand.shape and len(operand.shape) < out.ndim) for operand in operands):
-        return opaque(emitter, equation, operands)
+        ends = [labels(len(operands[0].shape)), labels(out.ndim)]
+        together = max(ends, key=len)[-1]
+        return emitter.emit_results("bitcast_convert_type", equation, operands, ends, replicated=together)
     terms = [*(within(operand.shape, out.shape) for operand in operands), labels(out.ndim)]
     name = str(equation.primitive)
     if name == "convert_element_type":
@@ -197,6 +200,14 @@ def reduction_of_any_kind(emitter: Emitter, equation: Any, operands: Sequence[Va
     terms = [*[term] * count, *[()] * count, result]
     whole_labels = tuple(term[dim][0] for dim in dims)
     return emitter.emit_results("reduce", equation, operands, terms, replicated=whole_labels)
+
+
+def calls_back(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """What Python does with effects: once for a program, and on each device of a region."""
+    if isinstance(emitter, ByPlace):
+        return opaque(emitter, equation, operands)
+    emitter.program.without_rule[str(equation.primitive)] += 1
+    return done_once(emitter, equation, operands)
 
 
 def opaque(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -356,6 +367,7 @@ RULES: dict[str, PrimitiveRule] = {
     "iota_2x32_shape": counts,
     **dict.fromkeys(KEYS.split(), whole),
     "random_gamma": gamma,
+    **dict.fromkeys(["debug_callback", "debug_print", "io_callback"], calls_back),
     "apart": apart,
     "first_of_alike": first_of_alike,
 }
