@@ -114,14 +114,15 @@ def test_what_is_said_of_shares() -> None:
 
 
 def test_hosts_of_six_spread_what_crosses_along_another_dim() -> None:
-    """Rows by h and g, wanted by g and h: 6 and 2 do not nest with 2 and 6, so all six ports share columns instead.
+    """Rows by h and g, wanted by g and h: 6 and 2 do not nest with 2 and 6, so all six ports share columns, or rows.
 
     Of 720 x 144 bytes a host lacks half of its 51,840: 4,320 s through each of six ports at 1 byte/s.
     """
     mesh = Mesh.of(h=2, g=6)
     network = Network((Level(1, 6, "switch", 9, 0), Level(6, 2, "switch", 1, 0)))
     made = plan(Sharding.of(mesh, ("h", "g")), Sharding.of(mesh, ("g", "h")), (720,), "int8", network=network)
-    assert [step.kind for step in made.steps] == ["Permute"]  # there is no other dim
+    assert (made.seconds or 0.0) < 1.04 * (made.lower_bound_seconds or 0.0)  # a permutation takes twice the least
+    check_run(made, 0)
     ends = Sharding.of(mesh, ("h", "g"), None), Sharding.of(mesh, ("g", "h"), None)
     made = plan(*ends, (720, 144), "int8", network=network)
     assert [step.after.text() for step in made.steps[:2]] == ['[{"h"}, {"g"}]', '[{parts(6), "h"}, {"g"}]']

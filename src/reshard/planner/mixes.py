@@ -53,13 +53,13 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
     prices = RoutePrices.of(plan.reshard, network)
     # the start is paid by shares as well; more shares and parts must be worth it
     limit = (plan.seconds - network.call_s) * (WORTH if plan.parts == 1 else 1.0)
-    is_large = prod(plan.shape) * plan.dtype.itemsize > SMALL_BYTES
-    if is_large and prices.by_digits and limit <= (plan.lower_bound_seconds or 0.0):
-        return plan
     if not plan.received_bytes:  # no level has anything to do
         return plan
     ways = LevelWays.of(plan.reshard, network, finely=finely) or LevelWays.of(plan.reshard, network)
     if ways is None and not plan.source.unreduced:  # of partial values only what was timed is known
+        return plan
+    is_large = prod(plan.shape) * plan.dtype.itemsize > SMALL_BYTES
+    if is_large and ways is not None and limit <= (plan.lower_bound_seconds or 0.0):
         return plan
     routes = [Route(steps=share.steps) for share in plan.shares]
     uses = [Use.together(uses_of(share.steps, network), len(network.levels)) for share in plan.shares]
