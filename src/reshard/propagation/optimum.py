@@ -50,6 +50,8 @@ WORTH = 1e-3
 """As a part of the cost, by how much a choice must change before the axes are tried again."""
 KICKED = 3
 """How often a small choice that is settled is begun anew from others."""
+MEDIUM = 128
+"""A program of up to so many operations is tried by messages and along its axes again, at what the planner has said."""
 SMALL, KICKS = 24, 8
 """Of a program of up to so many operations, values and what shares them are tried in so many other ways each."""
 FEW = 0.5
@@ -191,11 +193,11 @@ def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Ca
     for _ in range(max(FEWEST_LESSONS, LESSONS // max(len(model.nodes), 1))):
         has_changed = abs(best.cost - settled) > WORTH * best.cost
         if has_changed and is_open and not _is_proved(best, bounded.bound) and not is_late():
-            if len(model.nodes) <= SMALL:  # what was learnt may be far from where the search began
+            if len(model.nodes) <= MEDIUM:  # what was learnt may be far from where the search began
                 for shares in (bounded.shares, None):
                     best = _with_messages(best, shares)
             _axis_by_axis(model, best, is_late)
-            settled, is_open = best.cost, len(model.nodes) <= SMALL
+            settled, is_open = best.cost, len(model.nodes) <= MEDIUM
         learnt = _learnt(model, best)
         known = _again(best) if known is None else _joined(model, known, best, learnt)
         best = _again(best)
