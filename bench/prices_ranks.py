@@ -30,8 +30,8 @@ SIDES = (64, 256, 1024, 2048)
 """Of squares of float32: 16 KiB to 16 MiB."""
 WAYS, TURNS, ORDERS, RUNS = 3, 3, PASSES, 3
 """As many runs of a plan in a turn as of a chain where the network is fitted, of which the fastest counts."""
-Timed = tuple[int, float, float]
-"""The number of the reshard, what a plan of it should take and what it took, in seconds."""
+Timed = tuple[int, float, list[float]]
+"""The number of the reshard, what a plan of it should take and what it took in every turn, in seconds."""
 
 
 def reshards(count: int) -> list[tuple[rs.Sharding, rs.Sharding, int]]:
@@ -55,8 +55,8 @@ def timed(
 ) -> list[Timed]:
     """Every reshard, by its plan and by what else would do on the network that is found first.
 
-    The network is fitted anew before every turn, and the median of a plan's prices is held against that of its times:
-    a machine that others use too is now faster, now slower.
+    The network is fitted anew before every turn, and the median of a plan's prices is held against its times: a machine
+    that others use too is now faster, now slower.
     """
     network = calibrate()
     plans: list[tuple[int, rs.Plan]] = []
@@ -80,8 +80,9 @@ def timed(
                     times[place].append(slowest(time.perf_counter() - begun))
         for column, runs in zip(took, times, strict=True):
             column.append(min(runs))
-    medians = zip(plans, prices, took, strict=True)
-    return [(number, statistics.median(price), statistics.median(time)) for (number, _), price, time in medians]
+    return [
+        (number, statistics.median(price), turns) for (number, _), price, turns in zip(plans, prices, took, strict=True)
+    ]
 
 
 def on_torch(count: int) -> list[Timed]:

@@ -51,12 +51,10 @@ def awaited() -> tuple[Program, dict[str, Any], dict[str, Any]]:
         size = program.op("ij->", program.op("ij->ij", value, name="abs"), name="sum")
         return program.op(",->", limit, size, name="less", dtype="bool")
 
-    first = more(x)
     with program.loop() as loop:
-        flag, h = loop.carry(first), loop.carry(x)
-        half = program.op("ij,->ij", h, program.constant(0.5, ()))
-        out = loop.last(h, half)
-        loop.last(flag, more(half))
+        h = loop.carry(x)
+        loop.test(more(h))
+        out = loop.last(h, program.op("ij,->ij", h, program.constant(0.5, ())))
     program.output(out, Sharding.of(MESH, None, "y"), "out")
     arrays = {"x": array(7, 4)}
     state = arrays["x"]
@@ -135,22 +133,18 @@ loop 3 {
   stack_17 = stack (max_16) : float32[3, 4]
   last_18 = last (chosen_15, carry_2) : float32[4, 4]
 }
-abs_19 = abs "d0 d1 -> d0 d1" (last_18) : float32[4, 4]
-sum_20 = sum "d0 d1 -> " (abs_19) : float32[]
-constant_21 = constant : float32[] {value=1.0}
-gt_22 = gt ",->" (sum_20, constant_21) : bool[]
+constant_22 = constant : float32[] {value=1.0}
 constant_25 = constant : float32[] {value=0.5}
 while {
-  carry_23 = carry (gt_22) : bool[]
-  carry_24 = carry (last_18) : float32[4, 4]
-  einsum_26 = einsum "d0 d1,  -> d0 d1" (carry_24, constant_25) : float32[4, 4]
-  abs_27 = abs "d0 d1 -> d0 d1" (einsum_26) : float32[4, 4]
-  sum_28 = sum "d0 d1 -> " (abs_27) : float32[]
-  gt_29 = gt ",->" (sum_28, constant_21) : bool[]
-  last_30 = last (gt_29, carry_23) : bool[]
-  last_31 = last (einsum_26, carry_24) : float32[4, 4]
+  carry_19 = carry (last_18) : float32[4, 4]
+  abs_20 = abs "d0 d1 -> d0 d1" (carry_19) : float32[4, 4]
+  sum_21 = sum "d0 d1 -> " (abs_20) : float32[]
+  gt_23 = gt ",->" (sum_21, constant_22) : bool[]
+  test_24 = test (gt_23) : bool[]
+  einsum_26 = einsum "d0 d1,  -> d0 d1" (carry_19, constant_25) : float32[4, 4]
+  last_27 = last (einsum_26, carry_19) : float32[4, 4]
 }
-out.0 = output (last_31) : float32[4, 4]
+out.0 = output (last_27) : float32[4, 4]
 out.1 = output (stack_17) : float32[3, 4]"""
 """A scan with a choice in it and a while loop."""
 

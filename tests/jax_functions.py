@@ -109,6 +109,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[], Arrays]]] = {
         lambda a: (a.argmax(1), jnp.sort(a, 0), jnp.argsort(a, 1), lax.top_k(a, 2)),
         floats((8, 16)),
     ),
+    "one number put": (lambda a: (a[0].at[3].set(1.0), a[:, 0].at[-1].set(a[0, 1])), floats((8, 16))),
     "embedding": (lambda t, i: t[i], with_ints((4, 6), 24, (24, 16))),
     "embedding outside": (lambda t, i: jnp.take(t, i, axis=0), with_ints((4, 6), 30, (24, 16))),
     "embedding clipped": (lambda t, i: jnp.take(t, i, axis=0, mode="clip"), with_ints((4, 6), 30, (24, 16))),

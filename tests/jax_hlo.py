@@ -25,6 +25,8 @@ class Collective(NamedTuple):
     kind: str
     received: dict[int, int]
     """Per device the bytes that it takes from others."""
+    members: int
+    """How many devices begin it together: a group, or all where it is a permutation."""
 
 
 def collectives(text: str, devices: int) -> list[Collective]:
@@ -34,7 +36,9 @@ def collectives(text: str, devices: int) -> list[Collective]:
     for line in text.splitlines():
         if match := LINE.match(re.sub(r"/\*index=\d+\*/", "", line)):
             assert not match["half"], line
-            found.append(Collective(match["kind"], received(match["kind"], match["type"], match["rest"], devices)))
+            kind, rest = match["kind"], match["rest"]
+            members = devices if kind == "collective-permute" else group_size(rest, devices)
+            found.append(Collective(kind, received(kind, match["type"], rest, devices), members))
     mentioned = re.findall(rf" (?:{KINDS})(?:-start)?\(", text)
     assert len(found) == len(mentioned), "a collective stands in a line that is not understood"
     return found
@@ -100,11 +104,14 @@ def received_bytes(found: list[Collective], devices: int) -> list[int]:
 
 
 def busiest_with_loops(text: str, devices: int) -> int:
-    """The bytes of the busiest device: loops count as often as they run, or once, of a choice the most."""
+    """The bytes of the busiest device: loops count as often as they run, or once, of a choice the most.
+
+    Where a choice has as many branches as its loop has turns, each of one permutation or none, each is a round of it.
+    """
     bodies = dict(re.findall(r"^(?:ENTRY )?%?([\w.-]+) \([^\n]*\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL))
     (entry,) = re.findall(r"^ENTRY %?([\w.-]+) ", text, re.MULTILINE)
 
-    def total(name: str) -> list[int]:
+    def total(name: str, turns: int = 0) -> list[int]:
         sums = [0] * devices
         for line in re.sub(r"/\*index=\d+\*/", "", bodies[name]).splitlines():
             parts, often = [], 1
@@ -112,16 +119,20 @@ def busiest_with_loops(text: str, devices: int) -> int:
                 one = received(match["kind"], match["type"], match["rest"], devices)
                 parts = [[one[device] for device in range(devices)]]
             elif " while(" in line:
-                turns = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
-                often = int(turns[1]) if turns else 1
-                parts = [total(name) for name in re.findall(r"(?:body|condition)=%?([\w.-]+)", line)]
+                known = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
+                often = int(known[1]) if known else 1
+                parts = [total(name, often) for name in re.findall(r"(?:body|condition)=%?([\w.-]+)", line)]
             elif " conditional(" in line:
                 named = re.search(r"branch_computations=\{([^}]*)\}", line)
                 branches = named[1].split(",") if named else re.findall(r"(?:true|false)_computation=%?([\w.-]+)", line)
-                parts = [max((total(branch.strip().lstrip("%")) for branch in branches), key=max)]
+                branches = [branch.strip().lstrip("%") for branch in branches]
+                taken = [total(branch) for branch in branches]
+                moves = [re.findall(rf" ({KINDS})(?:-start)?\(", bodies[branch]) for branch in branches]
+                once_each = len({*branches}) == turns > 1 and {*map(tuple, moves)} <= {(), ("collective-permute",)}
+                parts = [[sum(each) / turns for each in zip(*taken, strict=True)] if once_each else max(taken, key=max)]
             elif called := re.search(r" call\(.*to_apply=%?([\w.-]+)", line):
                 parts = [total(called[1])]
             sums = [before + often * sum(part[device] for part in parts) for device, before in enumerate(sums)]
         return sums
 
-    return max(total(entry))
+    return round(max(total(entry)))

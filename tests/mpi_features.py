@@ -212,6 +212,27 @@ def rooms() -> Iterator[str]:
         yield from unless(same_bits(found, expected), (found, expected))
 
 
+def strips() -> Iterator[str]:
+    """Pieces that are strips are packed where that is worth it and memory may be kept, and come as they would else."""
+    mesh = rs.Mesh.of(x=2, y=2)
+    rows, columns, tiles = (
+        rs.Sharding.of(mesh, *dims) for dims in ((("x", "y"), None), (None, ("y", "x")), ("x", "y"))
+    )
+    for size in (256, 32):
+        for number, (source, target) in enumerate([(rows, columns), (columns, rows), (columns, tiles)]):
+            plan = rs.plan(source, target, (size, size), "f32")
+            for shared in (False, True):
+                yield from agrees(plan, number, shared=shared)
+            limited = replace(plan, options=replace(plan.options, memory_limit=plan.peak_bytes))
+            yield from agrees(limited, number)
+            participants = participants_of(None, plan.devices)
+            for way, is_packed in ((plan, size == 256 and source is rows), (limited, False)):
+                local = RankPlan(way, participants)  # type: ignore[arg-type]
+                rooms = {move.sends.room_bytes for move in local.moves}
+                yield from unless((rooms != {None}) == is_packed, f"{plan.reshard} of {size} has buffers of {rooms}")
+                local.free()
+
+
 def calibration() -> Iterator[str]:
     """The network is the same on all ranks, and plans take it; a mesh of other ranks is refused."""
     mesh = rs.Mesh.of(a=2, b=2)

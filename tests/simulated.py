@@ -7,21 +7,23 @@ step when the part before, of its share, has done it and it has done the step be
 Shares go on evenly: one waits that is further than another with as many parts under way as keep all its steps busy, so
 that none runs ahead and leaves links idle later; a share of one step has two parts under way.
 
-Ways are those that the package states: switches from the outermost level in, links the shorter way round, half and half
-where both are as long, levels of a torus in every order that has each first as often.
+Ways are those that the package states: switches from the outermost level in, links the shorter way round, levels of a
+torus in every order that has each first as often.
+What goes half round a ring parts so that the fullest link carries least, which a solver of linear programs settles.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, pairwise, permutations
+from itertools import count, pairwise, permutations, product
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
+from scipy.sparse import coo_matrix, hstack
 
 from reshard import Network, Plan
 from reshard.digits import Digits
@@ -79,22 +81,84 @@ class Wires:
         total = 0
         torus = [n for n, level in enumerate(levels) if not level.is_switch]
         orders = _orders(torus)
-        for order in orders:
-            for way in (0, 1) if any(levels[n].link == "ring" for n in torus) else (0,):
-                part = amounts / len(orders) / (2 if any(levels[n].link == "ring" for n in torus) else 1)
-                waits = np.zeros(len(senders))
-                for message, crossed, wait in self._ways(senders, receivers, order, way):
-                    rows.append((message + total, crossed))
-                    waits[message] += wait
-                latency = waits
-                shares.append(part)
-                total += len(senders)
+        rings = [n for n in torus if levels[n].link == "ring" and levels[n].size % 2 == 0]
+        parted = {number: self._parted(number, senders, receivers, amounts, orders) for number in rings}
+        for order, turns in product(orders, product((0, 1), repeat=len(rings))):
+            ways = dict(zip(rings, turns, strict=True))
+            part = amounts / len(orders)
+            for number in rings:
+                place, goes_half_round = self._begins(number, senders, receivers, order)
+                onwards = np.where(goes_half_round, parted[number][place], 1.0)
+                part = part * (onwards if ways[number] == 0 else 1.0 - onwards)
+            waits = np.zeros(len(senders))
+            for message, crossed, wait in self._ways(senders, receivers, order, ways):
+                rows.append((message + total, crossed))
+                waits[message] += wait
+            latency = waits
+            shares.append(part)
+            total += len(senders)
         message, crossed = (np.concatenate(column) for column in zip(*rows, strict=True))
         waiting = max(np.bincount(ends, latency).max() for ends in (senders, receivers))
-        return Messages(np.concatenate(shares), message, crossed), float(waiting)
+        parts = np.concatenate(shares)
+        sent = parts > 0
+        kept = sent[message]
+        return Messages(parts[sent], (np.cumsum(sent) - 1)[message[kept]], crossed[kept]), float(waiting)
+
+    def _begins(self, number: int, senders: Ints, receivers: Ints, order: Sequence[int]) -> tuple[Ints, NDArray[Any]]:
+        """Where messages are before they go along a level, and which then go half round it."""
+        levels, run = self.network.levels, _run(self.network.levels, number)
+        place = senders.copy()
+        for other, level in enumerate(levels):
+            before = other in run and list(order).index(other) < list(order).index(number)
+            if before or (other > number and other not in run and not level.is_switch):
+                place += (level.digit.value(receivers) - level.digit.value(senders)) * level.stride
+        digit = levels[number].digit
+        goes = 2 * ((digit.value(receivers) - digit.value(senders)) % levels[number].size) == levels[number].size
+        for level in levels[number + 1 :]:
+            if level.is_switch:
+                goes &= level.digit.value(senders) == level.digit.value(receivers)
+        return place, goes
+
+    def _parted(
+        self, number: int, senders: Ints, receivers: Ints, amounts: Floats, orders: Sequence[Sequence[int]]
+    ) -> Floats:
+        """Per device how much of what goes half round its ring from there goes onwards, for the fullest link's sake."""
+        size, level = self.network.size, self.network.levels[number]
+        limits = np.zeros(2 * size)  # less what goes the shorter way
+        halves = np.zeros(size)
+        for order in orders:
+            place, goes = self._begins(number, senders, receivers, order)
+            np.add.at(halves, place[goes], amounts[goes] / len(orders))
+            for way in range(2):
+                for message, crossed, _ in self._ways(senders, receivers, order, {number: way}):
+                    mine = (crossed // size // 2 == number) & ~goes[message]
+                    np.add.at(limits, crossed[mine] % (2 * size), -amounts[message[mine]] / len(orders) / 2)
+        if not halves.any() or level.size == 2:
+            return np.full(size, 0.5)
+        devices = np.flatnonzero(halves)
+        rows: list[tuple[int, int, float]] = []
+        for column, device in enumerate(devices.tolist()):
+            first = device - level.digit.value(device) * level.stride
+            for hop in range(level.size // 2):
+                ahead = first + (level.digit.value(device) + hop) % level.size * level.stride
+                behind = first + (level.digit.value(device) - hop) % level.size * level.stride
+                rows += [(ahead, column, halves[device]), (size + behind, column, -halves[device])]
+                limits[size + behind] -= halves[device]
+        where, columns, values = zip(*rows, strict=True)
+        busiest = -np.ones(2 * size)
+        solved = linprog(
+            [*np.zeros(len(devices)), 1.0],
+            A_ub=hstack([coo_matrix((values, (where, columns)), (2 * size, len(devices))), busiest[:, None]]),
+            b_ub=limits,
+            bounds=[*[(0.0, 1.0)] * len(devices), (0.0, None)],
+            method="highs",
+        )
+        parted = np.full(size, 0.5)
+        parted[devices] = np.clip(np.round(solved.x[:-1], 9), 0.0, 1.0)
+        return parted
 
     def _ways(
-        self, senders: Ints, receivers: Ints, order: Sequence[int], way: int
+        self, senders: Ints, receivers: Ints, order: Sequence[int], ways: Mapping[int, int]
     ) -> Iterator[tuple[Ints, Ints, float]]:
         """Which message crosses what, hop by hop, with the latency of the hop."""
         levels, place = self.network.levels, senders.copy()
@@ -111,7 +175,7 @@ class Wires:
             if number != run[0]:
                 continue
             for inner in sorted(run, key=list(order).index):
-                yield from self._along(inner, place, receivers, left, way)
+                yield from self._along(inner, place, receivers, left, ways.get(inner, 0))
 
     def _along(
         self, number: int, place: Ints, receivers: Ints, left: Ints, way: int

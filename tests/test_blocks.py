@@ -233,8 +233,24 @@ def build_two_numbers(program: Program, a: Value) -> None:
 
 def build_while_a_fraction(program: Program, a: Value) -> None:
     with program.loop() as loop:
-        h = loop.carry(program.constant(0.5, ()))
-        loop.last(h, h)
+        loop.test(program.constant(0.5, ()))
+
+
+def build_two_tests(program: Program, a: Value) -> None:
+    with program.loop() as loop:
+        loop.test(program.constant(1, (), "int32"))
+        loop.test(program.constant(1, (), "int32"))
+
+
+def build_counted_test(program: Program, a: Value) -> None:
+    with program.loop(2) as loop:
+        loop.test(program.constant(1, (), "int32"))
+
+
+def build_read_test(program: Program, a: Value) -> None:
+    with program.loop() as loop:
+        more = loop.test(program.constant(0, (), "int32"))
+    program.output(more)
 
 
 def build_half(program: Program, a: Value) -> None:
@@ -262,7 +278,7 @@ def build_output_inside(program: Program, a: Value) -> None:
         (build_no_last, "must be given back by its loop once"),
         (build_short_element, "must have 3 elements in dim 0"),
         (build_stack_of_unknown_length, "must stand in a loop with a trip count"),
-        (build_endless, "must begin with a carry of one integer"),
+        (build_endless, "must have one test"),
         (build_other_shape, "must have one shape and dtype"),
         (build_last_of_no_carry, "is no carry of this loop"),
         (build_outside_of_branches, "must stand in its branches"),
@@ -277,7 +293,10 @@ def build_output_inside(program: Program, a: Value) -> None:
         (build_branch_after_the_end, "must stand in it, and in no block within"),
         (build_branch_in_branch, "must stand in it, and in no block within"),
         (build_two_numbers, "a choice must go by one number, got: m, n"),
-        (build_while_a_fraction, "must begin with a carry of one integer"),
+        (build_while_a_fraction, "must be one integer, to tell whether there is a turn"),
+        (build_two_tests, "must have one test"),
+        (build_counted_test, "must stand in a loop without a trip count"),
+        (build_read_test, "is the test of a loop, which alone reads it"),
         (build_half, "in which a loop or a choice stands open cannot be placed"),
         (build_odd_order, "reverse must be"),
         (build_output_inside, "an output must stand outside of loops and choices"),

@@ -316,3 +316,27 @@ def test_a_transposition_of_2_by_3_takes_3_rounds_or_6_of_one_shape() -> None:
     pieces = [piece for found in checkers.all_pieces(exchange).values() for piece in found]
     assert exchange.rounds == len(schedule(pieces)) == 3
     assert len(schedule(pieces, one_shape=True)) == 6
+
+
+def test_devices_that_rest_send_in_place_of_those_that_receive() -> None:
+    rng, changed = Random(6), 0
+    meshes = [Mesh.of(x=2, y=2), Mesh.of(x=2, y=3, z=2), Mesh.of(x=4, y=2), Mesh.of(x=2, y=2, device_ids=(3, 1, 0, 2))]
+    for _ in range(400):
+        mesh = rng.choice(meshes)
+        source, target = (problems.draw_sharding(rng, mesh, 2) for _ in range(2))
+        shape = (rng.choice([8, 24, 7, 1]), rng.choice([8, 48, 5]))
+        exchange = by_digits(Tiling.of(source, shape), Tiling.of(target, shape))
+        if exchange is None or exchange.one_way is exchange:
+            continue
+        changed += 1
+        one_way = exchange.one_way
+        checkers.check_pieces(one_way, source, target, shape)
+        checkers.check_both_ends(one_way)
+        checkers.check_received(one_way, oracle.missing(source, target, shape))
+        checkers.check_traffic(one_way)
+        (swapping, _, before), (senders, receivers, after) = exchange.traffic(), one_way.traffic()
+        assert len(set(senders.tolist())) == len(senders) == len(swapping)  # each sends one piece at most
+        assert not set(senders.tolist()) & set(receivers.tolist())
+        assert after.sum() == before.sum()
+        assert after.max(initial=0) <= before.max(initial=0)
+    assert changed > 20

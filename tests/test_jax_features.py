@@ -15,7 +15,7 @@ from jax_features import COLUMNS, FEATURES, ROWS  # noqa: E402
 import reshard as rs  # noqa: E402
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
-WITHOUT_RULE = {"callback": {"pure_callback"}, "applied at": {"scatter"}}
+WITHOUT_RULE = {"callback": {"pure_callback"}}
 """Features with primitives that no rule knows."""
 SPECS = {"rows": ("x", None), "both": ("x", "y")}
 

@@ -22,6 +22,7 @@ import reshard as rs  # noqa: E402
 from reshard.digits import Digit, Digits  # noqa: E402
 from reshard.jax.exchange import lowering, rounds  # noqa: E402
 from reshard.jax.exchange.lowering import groups_of, run_on_device  # noqa: E402
+from reshard.network.pricing import meetings  # noqa: E402
 from reshard.plans import Plan  # noqa: E402
 from reshard.steps import Step  # noqa: E402
 
@@ -232,6 +233,24 @@ def test_large_tiles_take_collectives_in_turn_for_the_same_bytes(name: str, monk
         assert received_bytes(moved[limit], mesh.size) == [plan.received_bytes_on(device) for device in mesh.devices]
     assert [one.kind for one in moved[0]] == kinds.split()
     assert len(moved[1 << 20]) == len(step.moves)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_devices_meet_as_often_as_prices_say(seed: int) -> None:
+    rng, mesh = Random(seed), rs.Mesh.of(x=2, y=2, z=2)
+    counted = []
+    for _ in range(6):
+        source, target = (
+            rs.Sharding.of(
+                mesh, *([axis for axis, home in zip("zxy", homes, strict=True) if home == dim] for dim in (0, 1))
+            )
+            for homes in (rng.choices([None, 0, 1], k=3) for _ in range(2))
+        )
+        plan = rs.plan(source, target, (8, 16), "float32")
+        moved = collectives(program_of(plan).lower(stacked_shape(plan)).compile().as_text(), mesh.size)
+        counted.append(sum((one.members - 1).bit_length() for one in moved))
+        assert counted[-1] == sum(map(meetings, plan.steps)), (source, target)
+    assert max(counted) > 2
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), *SEEDS[1:]])  # the first draws many sums

@@ -285,6 +285,8 @@ CASES: dict[str, tuple[Any, ...]] = {
     "own rows": (own_rows, (A, W), (P(None, "x"), P(None, "y"))),
     "shift": (sent((0, 1), (1, 2), (2, 3)), (A,), A_AT[:1]),
     "pairs": (sent((0, 1), (1, 0), (2, 3), (3, 2)), (A,), A_AT[:1]),
+    "a permutation of no form": (sent((0, 2), (2, 1), (1, 3), (3, 0)), (A,), A_AT[:1]),
+    "some of such a permutation": (sent((0, 2), (3, 1)), (A,), A_AT[:1]),
     "one moves, one stays": (sent((0, 1), (3, 3)), (A,), A_AT[:1]),
     "one to one": (sent((1, 3)), (A,), A_AT[:1]),
     "uneven": (uneven, (floats(12, 7), floats(7, 5)), (P("x"), P())),
@@ -306,11 +308,23 @@ def doubled(x: Any) -> Any:
     return pl.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x)
 
 
+def doubled_in_turns(x: Any) -> Any:
+    def kernel(x: Any, out: Any) -> None:
+        row = x[...]
+        out[...] = lax.fori_loop(0, 2, lambda _, total: total + row, jnp.zeros_like(row))
+
+    rows = pl.BlockSpec((1, x.shape[1]), lambda row: (row, 0))
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(kernel, shape, grid=x.shape[:1], in_specs=[rows], out_specs=rows, interpret=True)(x)
+
+
 def called(x: Any) -> Any:
     return jax.pure_callback(lambda x: np.asarray(x) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
 
-@pytest.mark.parametrize(("function", "unknown"), [(called, {"pure_callback": 1}), (doubled, {})])
+@pytest.mark.parametrize(
+    ("function", "unknown"), [(called, {"pure_callback": 1}), (doubled, {}), (doubled_in_turns, {})]
+)
 def test_what_has_no_rule_is_whole_along_the_axes_that_are_left_alone(function: Any, unknown: dict[str, int]) -> None:
     """Of tiles of 2 x 8 a device makes whole rows: it receives the half that it lacks."""
     region = over({"x"}, P("x"), P("x"), check_vma=False)(function)

@@ -13,7 +13,7 @@ jax = pytest.importorskip("jax")
 from jax import lax  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 from jax_habits import habits  # noqa: E402
-from jax_hlo import collectives, received_bytes  # noqa: E402
+from jax_hlo import busiest_with_loops, collectives, received_bytes  # noqa: E402
 from jax_shifts import DEVICES, Case, cases  # noqa: E402
 
 import reshard as rs  # noqa: E402
@@ -289,3 +289,64 @@ def test_the_gradient_of_what_is_placed() -> None:
     assert any(sharding.has_windows for sharding in placed.shardings.values())
     found = jax.jit(jax.grad(rs.jax.to_jax(placed)))(jax.device_put(x, rows))
     np.testing.assert_allclose(found, jax.grad(loss)(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("places", "least"),
+    [
+        (np.arange(64).reshape(8, 8)[[2, 0, 3, 1, 6, 5, 7, 4]].ravel(), 512),  # tiles that change places
+        (np.arange(64).reshape(8, 8)[:, [3, 1, 0, 2, 7, 6, 4, 5]].ravel(), 0),  # rows in their tiles
+        (np.clip(np.arange(64) + np.tile([-1, 2, 0, 1], 16), 0, 63), 128),  # rows near to where they were
+    ],
+)
+def test_rows_in_an_order_that_is_known(places: Any, least: int) -> None:
+    case = Case(lambda x: x[places], ((64, 16),), (("x", None),))
+    placed, (compiled,), arrays = programs(case)
+    busiest = max(received_bytes(collectives(compiled.as_text(), DEVICES), DEVICES))
+    assert busiest == placed.received_bytes == least
+    np.testing.assert_array_equal(compiled(*arrays), np.asarray(arrays[0])[places])
+
+
+def test_a_loop_asks_where_plain_jit_does() -> None:
+    """What a loop of unknown length sums to know whether to go on is summed once a turn, not before the loop too."""
+    mesh = jax.make_mesh((DEVICES,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:DEVICES])
+    end = jax.NamedSharding(mesh, jax.P("x"))
+    x = jax.device_put(np.random.default_rng(0).normal(size=(64, 16)).astype(np.float32), end)
+
+    def function(x: Any) -> Any:
+        smoothed = jax.lax.while_loop(lambda u: jnp.abs(u).sum() > 1, lambda u: 0.2 * (u + jnp.roll(u, 1, 0)), x)
+        return jax.lax.while_loop(lambda u: u.max() < 0, lambda u: u + 1, smoothed)
+
+    placed = rs.jax.trace(function, x, in_shardings=(end,), out_shardings=end, mesh=mesh).propagate()
+    ways = [jax.jit(each, in_shardings=(end,), out_shardings=end) for each in (rs.jax.to_jax(placed), function)]
+    ours, plain = (way.lower(x).compile() for way in ways)
+    np.testing.assert_allclose(ours(x), plain(x), rtol=1e-4, atol=1e-6)
+    received = [busiest_with_loops(program.as_text(), DEVICES) for program in (ours, plain)]
+    assert received == [64 + 2 * 7, 64 + 2 * 7]
+
+
+def test_gates_that_are_cut_receive_no_more_than_plain_jit() -> None:
+    """Steps of an LSTM whose gates lie one after another in a dim that is cut: by no more axes than it is, each."""
+    mesh = jax.make_mesh((2, 4), ("x", "y"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:DEVICES])
+
+    def step(state: Any, row: Any, w: Any, u: Any) -> Any:
+        hidden, cell = state
+        put, forget, new, out = jnp.split(row @ w + hidden @ u, 4)
+        cell = jax.nn.sigmoid(forget) * cell + jax.nn.sigmoid(put) * jnp.tanh(new)
+        hidden = jax.nn.sigmoid(out) * jnp.tanh(cell)
+        return (hidden, cell), hidden
+
+    def function(x: Any, w: Any, u: Any) -> Any:
+        return lax.scan(lambda state, row: step(state, row, w, u), (jnp.zeros(32), jnp.zeros(32)), x)[1]
+
+    ends = tuple(jax.NamedSharding(mesh, jax.P(*spec)) for spec in ((), (None, "x"), (None, "x")))
+    shapes = (8, 32), (32, 128), (32, 128)
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    placed = rs.jax.trace(function, *arrays, in_shardings=ends, out_shardings=ends[1], mesh=mesh).propagate()
+    ways = [jax.jit(each, in_shardings=ends, out_shardings=ends[1]) for each in (rs.jax.to_jax(placed), function)]
+    ours, plain = (way.lower(*arrays).compile() for way in ways)
+    arrays = [jax.device_put(array, end) for array, end in zip(arrays, ends, strict=True)]
+    np.testing.assert_allclose(ours(*arrays), plain(*arrays), rtol=1e-3, atol=1e-4)
+    received = [busiest_with_loops(program.as_text(), DEVICES) for program in (ours, plain)]
+    assert received[0] == placed.received_bytes <= received[1]

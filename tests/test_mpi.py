@@ -28,6 +28,7 @@ ON_FOUR = [
     "elements_of_few_bits",
     "memory",
     "rooms",
+    "strips",
     "calibration",
     "other_communicators",
     "refusals",

@@ -17,6 +17,7 @@ from random import Random
 import numpy as np
 import problems
 import pytest
+from scipy.optimize import linprog
 
 from reshard.digits import Digit, Digits
 from reshard.dtypes import dtype_named
@@ -259,7 +260,34 @@ def counted(network: Network, pieces: list[tuple[int, int, float]]) -> tuple[lis
         assert here == receiver
         for end in ("out", "in"):
             waits[sender if end == "out" else receiver, end] += latency
-    return [max(loaded.values(), default=0.0) for loaded in carried], max(waits.values(), default=0.0)
+    return [fullest(level, loaded) for level, loaded in zip(network.levels, carried, strict=True)], max(
+        waits.values(), default=0.0
+    )
+
+
+def fullest(level: Level, loaded: dict[tuple[int, object], float]) -> float:
+    """What the fullest link or port carries where what may go either way parts as well as a solver can."""
+    either = {here: amount for (here, way), amount in loaded.items() if way == "either"}
+    ends = {end: amount for end, amount in loaded.items() if end[1] != "either"}
+    rows: dict[tuple[int, object], dict[int, float]] = {end: {} for end in ends}
+    fixed = defaultdict(float, ends)
+    for column, (start, amount) in enumerate(either.items()):
+        for way in (1, -1):
+            here = start
+            for _ in range(level.size // 2):
+                rows.setdefault((here, way), {})[column] = way * amount
+                fixed[here, way] += 0.0 if way == 1 else amount
+                here = hop(level, here, way)
+    if not either:
+        return max(ends.values(), default=0.0)
+    solved = linprog(
+        [*np.zeros(len(either)), 1.0],
+        A_ub=[[*(row.get(column, 0.0) for column in range(len(either))), -1.0] for row in rows.values()],
+        b_ub=[-fixed[end] for end in rows],
+        bounds=[*[(0.0, 1.0)] * len(either), (0.0, None)],
+    )
+    assert solved.status == 0
+    return float(solved.fun)
 
 
 def walked(network, orders, sender, receiver, amount, carried, latency):  # type: ignore[no-untyped-def]
@@ -269,10 +297,13 @@ def walked(network, orders, sender, receiver, amount, carried, latency):  # type
         for level_number in order:
             level = network.levels[level_number]
             directions, start = ways(level, here, receiver), here
+            if len(directions) == 2:
+                carried[level_number][start, "either"] += amount / len(orders)
             for way in directions:
                 here = start
                 while level.digit.value(here) != level.digit.value(receiver):
-                    carried[level_number][here, way] += amount / len(orders) / len(directions)
+                    if len(directions) == 1:
+                        carried[level_number][here, way] += amount / len(orders)
                     here = hop(level, here, way)
                     latency += level.latency_s * (number == 0 and way == directions[0])
     return here, latency

@@ -13,6 +13,7 @@ from reshard.mesh import Mesh
 from reshard.network import FAMILIES, Level, Network, seconds_of
 from reshard.network.calibration import Pairs
 from reshard.network.engine_fit import fitted_to_engine
+from reshard.planner import plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
 from reshard.steps import Step
@@ -93,6 +94,24 @@ def test_an_engine_is_fitted_with_what_its_plans_take_besides() -> None:
             assert found.launch_s + found.call_s == pytest.approx(machine.launch_s + machine.call_s, rel=0.15)
 
 
+def test_where_devices_wait_for_one_another_a_gather_in_groups_may_be_cheaper_than_rounds_of_all() -> None:
+    """By hand, 4 devices in pairs: a gather of a pair is one doubling, a permutation of all four two."""
+    mesh = Mesh.of(a=2, b=2)
+    process = Network((Level(1, 4, "switch", 4e9, 0.0),), meet_s=1e-4, call_s=5e-5, copy_bandwidth=6e9)
+    rng = Random(4)
+
+    def time_chain(steps: tuple[Step, ...]) -> float:
+        return (sum(seconds_of(step, process) for step in steps) + process.call_s) * rng.lognormvariate(0, 0.05)
+
+    guess = Network((Level(1, 4, "switch", 1e9, 1e-6),))
+    sizes = [2**power for power in range(10, 25, 2)]
+    found, _ = fitted_to_engine(guess, mesh, lambda *ends: 2e-4 + ends[1] / 4e9, time_chain, sizes=sizes, repeats=1)
+    assert found.meet_s == pytest.approx(1e-4, rel=0.15)
+    ends = Sharding.of(mesh, None, "b"), Sharding.of(mesh, None, "a")
+    kinds = [[step.kind for step in plan(*ends, (side, side), network=found).steps] for side in (16, 2048)]
+    assert kinds == [["AllGather", "Slice"], ["Permute"]]
+
+
 # presets and refusals
 
 NAMES = ("a100-2x8", "h100-16x8", "gb200-nvl72-2x36", "gb200-4x72", "tpu-v3-8x8", "tpu-v4p-4x4x4", "tpu-v5p-2x8x4x4")
@@ -163,6 +182,7 @@ BAD = {
     "a network has flops -1; it must be above 0": lambda: Network((SOUND,), flops=-1),
     "a network has launch_s nan; it must be at least 0": lambda: Network((SOUND,), launch_s=float("nan")),
     "a network has call_s -1; it must be at least 0": lambda: Network((SOUND,), call_s=-1),
+    "a network has meet_s -1; it must be at least 0": lambda: Network((SOUND,), meet_s=-1),
     "a network has copy_bandwidth 0; it must be above 0": lambda: Network((SOUND,), copy_bandwidth=0),
     'the axes given make 2 devices; mesh <["x"=2, "y"=4]> has 8': lambda: Network.of(
         Mesh.of(x=2, y=4), {"y:(2)2": ("ring", 1, 0)}

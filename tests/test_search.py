@@ -19,7 +19,8 @@ from tilefiles import command
 
 import reshard as rs
 from reshard.propagation import Program
-from reshard.propagation.recipes import kinds_of_dims, recipes, taking_over
+from reshard.propagation.leaders import kinds_of_dims
+from reshard.propagation.recipes import recipes, taking_over
 
 PRODUCT = """
 sdy.mesh @mesh = <["x"=8]>

@@ -16,8 +16,9 @@ from time_bounds import NETWORKS, least_seconds, pairs
 from reshard import Mesh, Network, Plan, ReshardError, Sharding, plan
 from reshard import numpy as engine
 from reshard.network import Level
+from reshard.network.mix import best_mix
 from reshard.planner.candidates import candidates
-from reshard.planner.mixes import best_mix, with_shares
+from reshard.planner.mixes import with_shares
 from reshard.planner.route_prices import RoutePrices, timed_routes
 from reshard.problem import Reshard
 from reshard.steps import Share, chain_through
@@ -113,14 +114,15 @@ def test_what_is_said_of_shares() -> None:
 
 
 def test_hosts_of_six_spread_what_crosses_along_another_dim() -> None:
-    """Rows by h and g, wanted by g and h: 6 and 2 do not nest with 2 and 6, so all six ports share columns instead.
+    """Rows by h and g, wanted by g and h: 6 and 2 do not nest with 2 and 6, so all six ports share columns, or rows.
 
     Of 720 x 144 bytes a host lacks half of its 51,840: 4,320 s through each of six ports at 1 byte/s.
     """
     mesh = Mesh.of(h=2, g=6)
     network = Network((Level(1, 6, "switch", 9, 0), Level(6, 2, "switch", 1, 0)))
     made = plan(Sharding.of(mesh, ("h", "g")), Sharding.of(mesh, ("g", "h")), (720,), "int8", network=network)
-    assert [step.kind for step in made.steps] == ["Permute"]  # there is no other dim
+    assert (made.seconds or 0.0) < 1.04 * (made.lower_bound_seconds or 0.0)  # a permutation takes twice the least
+    check_run(made, 0)
     ends = Sharding.of(mesh, ("h", "g"), None), Sharding.of(mesh, ("g", "h"), None)
     made = plan(*ends, (720, 144), "int8", network=network)
     assert [step.after.text() for step in made.steps[:2]] == ['[{"h"}, {"g"}]', '[{parts(6), "h"}, {"g"}]']
@@ -164,7 +166,7 @@ def test_plans_are_near_the_linear_program(name: str) -> None:
 
 
 def test_axes_that_part_a_ring_go_by_another_placement() -> None:
-    """Rings of 16 in arcs of 4: by all in columns first it takes 1.25 times the least, where other ways take 2."""
+    """Rings of 16 in arcs of 4: by all in columns first it takes 1.25 times the least, where most ways take 2."""
     mesh = Mesh.of(a=4, b=4, c=16)
     ends = Sharding.of(mesh, "c", "a"), Sharding.of(mesh, "a", ("b", "c"))
     middle = Sharding.of(mesh, None, ("a", "c", "b"))
@@ -175,26 +177,20 @@ def test_axes_that_part_a_ring_go_by_another_placement() -> None:
     made = plan(*ends, (2**19, 2**18), "bf16", network="tpu-v5e-16x16")
     assert seconds[0] <= (seconds[1] + seconds[2]) * (1 + 1e-9)
     assert seconds[0] <= 1.4 * (made.lower_bound_seconds or 0.0)  # 1.25 but for latencies
-    assert [step.after for step in made.steps] == [middle, ends[1]]
+    by_columns = replace(made, steps=chain_through(made.reshard, middle))
+    assert made.seconds == pytest.approx(by_columns.seconds)
     small = Reshard.of(*ends, (64, 1024), "int16")
-    check_run(Plan(small, chain_through(small, middle), made.options), 0)
+    for middles in ([middle], [step.after for step in made.steps[:-1]]):
+        check_run(Plan(small, chain_through(small, *middles), made.options), 0)
 
 
 PARTED = Mesh.of(a=4, b=2, c=2)
 """`RINGS` with the inner ring in two axes."""
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "taken"),
-    [
-        ((("a", "b"), None), ("c", ("b", "a")), 1.04),
-        ((None, ("b", "a")), (None, ("c", "b", "a")), 1.56),
-        ((("a", "c"), "b"), ("c", "a"), 1.26),
-    ],
-)
-def test_axes_that_part_a_ring_change_one_by_one(source: tuple, target: tuple, taken: float) -> None:
-    """Together they take 1.36 to 2.1 times the least; a large tensor is planned so without being asked."""
-    ends = Sharding.of(PARTED, *source), Sharding.of(PARTED, *target)
+def test_axes_that_part_a_ring_change_one_by_one() -> None:
+    """Together they take 1.35 times the least; a large tensor is planned so without being asked."""
+    ends, taken = (Sharding.of(PARTED, ("a", "c"), "b"), Sharding.of(PARTED, "c", "a")), 1.26
     whole = plan(*ends, (512, 256), "int8", network=RINGS)
     prices = RoutePrices.of(whole.reshard, RINGS)
     made = with_shares(whole, timed_routes(prices, candidates(whole.reshard, RINGS)), finely=True)
@@ -209,13 +205,40 @@ def test_axes_that_part_a_ring_change_one_by_one(source: tuple, target: tuple, t
 
 
 def test_a_gather_waits_for_what_changes_places() -> None:
-    """Over `b` all need what comes along `a`; at once it comes to each by itself, and takes 3.5 times the least."""
+    """Over `b` all need what comes along `a`; at once it comes to each by itself, and takes 3.375 times the least."""
     mesh = Mesh.of(a=4, b=4, c=4)
     network = Network((Level(1, 4, "ring", 1, 0), Level(4, 16, "ring", 1, 0)))
     whole = plan(Sharding.of(mesh, None, ("c", "a")), Sharding.of(mesh, "c", "a"), (256, 256), "int8", network=network)
     prices = RoutePrices.of(whole.reshard, network)
     made = with_shares(whole, timed_routes(prices, candidates(whole.reshard, network)), finely=True)
     assert [step.after.text() for step in made.steps][-2:] == ['[{"c", parts(4), "b"}, {"a"}]', '[{"c"}, {"a"}]']
-    assert (whole.seconds or 0.0) > 3.4 * (made.lower_bound_seconds or 0.0)
+    assert (whole.seconds or 0.0) > 3.3 * (made.lower_bound_seconds or 0.0)
     assert (made.seconds or 0.0) < 2.6 * (made.lower_bound_seconds or 0.0)
     check_run(replace(made, parts=2), 0)
+
+
+def test_what_goes_half_round_a_ring_parts_for_the_fullest_link() -> None:
+    """Columns by x and z to rows by x, columns by z: half of each pair each way takes 1.5 times what a cut proves."""
+    mesh, network = NETWORKS["torus 2x2x4"]
+    ends = Sharding.of(mesh, None, ("x", "z")), Sharding.of(mesh, "x", "z")
+    made = plan(*ends, (2**9, 2**9), "int8", network=network)
+    assert made.seconds is not None
+    assert made.seconds <= 1.04 * (made.lower_bound_seconds or 0.0)
+    assert least_seconds(*ends, network) == pytest.approx((made.lower_bound_seconds or 0.0) / 2**10)
+    assert simulated_seconds(made, network) == pytest.approx(made.seconds, rel=0.05)
+    check_run(made, 0)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "taken"),
+    [(("c", None), (("b", "c"), None), 1.02), ((None, ("b", "a")), (None, ("c", "b", "a")), 1.56)],
+)
+def test_what_digits_do_at_one_end_is_shared_where_the_other_end_does_it(
+    source: tuple, target: tuple, taken: float
+) -> None:
+    """One of `b` and `c` cuts at one end what the other cuts at the other; it lies elsewhere meanwhile."""
+    ends = Sharding.of(PARTED, *source), Sharding.of(PARTED, *target)
+    for shape in ((512, 256), (2**14, 2**14)):
+        made = plan(*ends, shape, "int8", network=RINGS)
+        assert (made.seconds or 0.0) <= taken * (made.lower_bound_seconds or 0.0)
+        assert simulated_seconds(made, RINGS) == pytest.approx(made.seconds, rel=0.05)

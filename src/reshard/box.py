@@ -14,7 +14,7 @@ Box([(2, 4), (2, 3)])
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 
 
@@ -90,3 +90,13 @@ class Box(tuple[tuple[int, int], ...]):
     def owned_place(self, box: Box) -> tuple[slice, ...]:
         """Index of a box that is owned in an array of this one."""
         return box.slices(self)
+
+
+def is_one_run(piece: Sequence[int], tile: Sequence[int]) -> bool:
+    """Whether a piece of a tile, both given by their shapes, lies in memory without gaps, the last dim fastest.
+
+    >>> [is_one_run(piece, (4, 6)) for piece in [(2, 6), (1, 3), (2, 3)]]
+    [True, True, False]
+    """
+    first = next((dim for dim, size in enumerate(piece) if size > 1), len(piece))
+    return all(part == size for part, size in list(zip(piece, tile, strict=True))[first + 1 :])

@@ -7,6 +7,7 @@ So a run [first, last) of the result needs, with a stride above 0,
     [first · stride − low, (last − 1) · stride − low + (kernel − 1) · dilation + 1)
 
 and what lies outside of the operand goes round or is filled.
+Where an element of the result is any one element of the operand, a run needs all from the first to the last of these.
 Where the elements of the operand are spread, as a transposed convolution has them, that is a run of places of which
 every `spread`-th is one of them.
 
@@ -41,6 +42,7 @@ class Reach:
     Rules, in the order checked:
         bad-argument: all are integers below 2**31, kernel, dilation and spread at least 1, stride not 0
         bad-window: the edge is `clip`, `wrap` or `pad`
+        bad-argument: places are integers below 2**31
     """
 
     kernel: int = 1
@@ -55,6 +57,8 @@ class Reach:
     """What is beyond the ends of the operand."""
     spread: int = 1
     """How far apart the elements of the operand stand where the kernel goes over it; nothing is between them."""
+    places: tuple[int, ...] = ()
+    """Per element of the result the one element that it is, below 0 for none; where given, nothing else counts."""
 
     def __post_init__(self) -> None:
         for name in ("kernel", "stride", "dilation", "low", "spread"):
@@ -66,6 +70,9 @@ class Reach:
             )
         if expect(self.edge, str, "the edge of a reach", "bad-window") not in EDGES:
             raise ReshardError("bad-window", f"the edge of a reach must be one of {', '.join(EDGES)}, got: {self.edge}")
+        for place in expect(self.places, tuple, "the places of a reach"):
+            if abs(expect(place, int, "a place of a reach")) >= 2**31:
+                raise ReshardError("bad-argument", "the places of a reach must be below 2**31")
 
     def of(self, first: int, last: int) -> tuple[int, int]:
         """The run of the operand that a run of the result is made of.
@@ -73,6 +80,9 @@ class Reach:
         >>> Reach(kernel=3, stride=2, dilation=2, low=1).of(4, 6), Reach(kernel=3, low=2, spread=2).of(4, 6)
         ((7, 14), (1, 3))
         """
+        if self.places:
+            known = [place for place in self.places[first:last] if place >= 0]
+            return (min(known), max(known) + 1) if known else (0, 0)
         if first >= last:
             return (0, 0)
         ends = sorted((first * self.stride - self.low, (last - 1) * self.stride - self.low))

@@ -61,6 +61,8 @@ def description(network: Network) -> list[Passage]:
         lines.append(f"launch   {network.launch_s * 1e6:.3g} us a step")
     if network.call_s:
         lines.append(f"call     {network.call_s * 1e6:.3g} us a plan")
+    if network.meet_s:
+        lines.append(f"meet     {network.meet_s * 1e6:.3g} us for each doubling of devices that begin together")
     return lines + _folded(f"source   {network.source or 'not said'}")
 
 

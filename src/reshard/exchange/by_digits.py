@@ -52,7 +52,7 @@ Device (x=1, y0=0, y1=1) takes from (0, 1, 1) in round 0 and from (0, 1, 0) in r
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -118,6 +118,42 @@ class DigitExchange(Exchange):
     def stays(self) -> bool:
         """Whether round 0 sends every device to itself."""
         return self.determined_by == tuple(range(len(self.determined_by))) and self.shares_devices
+
+    @property
+    def is_in_groups(self) -> bool:
+        """Whether the devices that differ in the gathered digits alone send each other one piece each, of one size."""
+        return (
+            self.stays
+            and self.gathered_values > 1
+            and self.is_even
+            and self.loose_values == 1
+            and self.source.same_order_as(self.target)
+        )
+
+    @cached_property
+    def one_way(self) -> DigitExchange:
+        """The same by devices that receive nothing, where two digits of two values change places; else itself.
+
+        In a permutation whoever receives from another sends too, while those whose digits agree keep what they have and
+        rest. They hold what the device beside them lacks, for one of the digits is free: by hand, 2 x 2 devices, rows
+        cut by `x` that are to be cut by `y`. Device (0, 1) lacks what (1, 0) and (1, 1) hold, and the latter rests.
+
+        >>> from reshard.mesh import Mesh
+        >>> from reshard.sharding import Sharding
+        >>> mesh = Mesh.of(x=2, y=2)
+        >>> ends = [Tiling.of(Sharding.of(mesh, axis), (4,)) for axis in ("x", "y")]
+        >>> swapped = by_digits(*ends)
+        >>> [[piece.sender for piece in way.incoming(1)] for way in (swapped, swapped.one_way)]
+        [[2], [3]]
+        """
+        changing = [cycle for cycle in cycles(self.determined_by) if len(cycle) > 1]
+        if self.gathered or self.spread or not self.shares_devices or [len(cycle) for cycle in changing] != [2]:
+            return self
+        free = [i for i in changing[0] if self.common.source_roles[i] is None and self.common.digits[i].size == 2]
+        if len(free) != 1:
+            return self
+        determined_by = tuple(i if i == free[0] else j for i, j in enumerate(self.determined_by))
+        return replace(self, determined_by=determined_by)
 
     @property
     def shares_devices(self) -> bool:

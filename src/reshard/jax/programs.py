@@ -63,7 +63,7 @@ from reshard.planner import plan as make_plan
 from reshard.plans import Plan
 from reshard.problem import stays_unreduced
 from reshard.propagation import Operation, Placement, Value
-from reshard.propagation.running import Engine, Turn, Turned, run
+from reshard.propagation.running import Engine, Test, Turn, Turned, run
 from reshard.reach import Reach
 from reshard.sharding import Sharding
 
@@ -182,14 +182,15 @@ class _Device(Engine):
         self.placed, self.device = placed, Device.here(names)
         self.barriers = _barriers(placed.operations)
 
+    def awaited(self, test: Test, turn: Turn, carried: list[Any]) -> list[Any]:
+        """A loop of JAX that asks."""
+        more: list[Any] = lax.while_loop(lambda tiles: test(tiles) != 0, lambda tiles: turn(tiles, []).carried, carried)
+        return more
+
     def loop(
         self, loop: Loop, turn: Turn, carried: list[Any], elements: list[Any], stacks: Sequence[Operation]
     ) -> Turned:
         """A loop of JAX."""
-        if loop.trip_count is None:
-            return Turned(
-                lax.while_loop(lambda tiles: tiles[0] != 0, lambda tiles: turn(tiles, []).carried, carried), []
-            )
         scanned = lax.scan(turn, carried, elements, length=loop.trip_count, reverse=loop.reverse, unroll=loop.unroll)
         return Turned(*scanned)
 

@@ -30,7 +30,8 @@ import numpy as np
 
 from reshard.digits import Digit, Digits, Positions, nest
 from reshard.network.level import Level
-from reshard.network.traffic import Floats, Loads, edges_of_pieces, hops_of, orders, runs, steps_along
+from reshard.network.mix import Floats
+from reshard.network.traffic import Loads, edges_of_pieces, fullest_link, hops_of, orders, runs, steps_along
 
 CACHED = 256
 """Lists of edges that are kept."""
@@ -249,7 +250,7 @@ class _Pieces:
             digits = [Digits([Digit(ends.get(v, 0), self.size[v]) for v in listed]) for ends in strides]
             added = [way * each for way in _edges(level, digits[0], digits[1], size)]
             total = [a + b for a, b in zip(total, added, strict=True)] if total else added
-        return max(float(way.reshape(-1, level.size).cumsum(axis=1).max()) for way in total)
+        return fullest_link(level, total)
 
     def slowest(self, order: Sequence[int]) -> float:
         """The largest sum of latencies of the messages of one device, over senders and over receivers.

@@ -7,7 +7,8 @@ Three things are measured, in turn:
                  them all
     messages     latency and bandwidth of every level (`calibration`)
     chains       a few steps of several kinds and sizes, and pairs of them: what it takes to start a plan and a step,
-                 what messages and bytes take there, and how fast a device copies its tiles before and after
+                 what messages and bytes take there, how fast a device copies its tiles before and after, and how
+                 long devices wait until all that begin a collective are there
     work         products and sums of squares of floats on all devices at once: operations and bytes of memory a second
 
 Chains are fitted by factors of what they are made of, so what levels are to one another stays as it was measured.
@@ -15,13 +16,15 @@ Chains are fitted by factors of what they are made of, so what levels are to one
 By hand, an engine that takes 1 ms to start a step, and twice as long for a byte as bare messages do:
 
 >>> from reshard.mesh import Mesh
->>> mesh = Mesh.of(x=4)
->>> network = Network.of(mesh, x=("switch", 1e9, 0.0))
+>>> mesh = Mesh.of(x=2, y=2)
+>>> network = Network((Level(1, 4, "switch", 1e9, 0.0),))
 >>> slow = replace(network, levels=tuple(replace(level, bandwidth=5e8) for level in network.levels), launch_s=1e-3)
 >>> timings = [(steps, sum(seconds_of(step, slow) for step in steps)) for steps in chains_to_time(mesh)]
 >>> found = fitted_to_chains(network, timings)
->>> round(found.launch_s, 6), round(found.levels[0].bandwidth), found.copy_bandwidth, round(found.call_s, 9)
-(0.001, 500000000, None, 0.0)
+>>> round(found.launch_s, 6), round(found.levels[0].bandwidth), found.copy_bandwidth
+(0.001, 500000000, None)
+>>> round(found.call_s, 9), round(found.meet_s, 9)
+(0.0, 0.0)
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from reshard.mesh import Mesh
 from reshard.network.calibration import Calibration, Timer, fit_line, least_relative, neighbours
 from reshard.network.level import Level
 from reshard.network.networks import Network
-from reshard.network.pricing import busy_seconds, copied_elements, seconds_of
+from reshard.network.pricing import busy_seconds, copied_elements, meetings, seconds_of
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
 from reshard.steps import Chain, Step
@@ -170,7 +173,7 @@ def chains_to_time(mesh: Mesh) -> list[Chain]:
 
 
 def fitted_to_chains(network: Network, timings: Sequence[tuple[Chain, float]]) -> Network:
-    """The network with what starts plans and steps, and how fast tiles are copied.
+    """The network with what starts plans and steps, what meeting takes, and how fast tiles are copied.
 
     All latencies are changed by one factor, and all bandwidths by one.
 
@@ -180,18 +183,20 @@ def fitted_to_chains(network: Network, timings: Sequence[tuple[Chain, float]]) -
     """
     if not timings:
         return network
-    bare = replace(network, launch_s=0.0, copy_bandwidth=None, call_s=0.0)
+    bare = replace(network, launch_s=0.0, copy_bandwidth=None, call_s=0.0, meet_s=0.0)
     at_once = replace(bare, levels=tuple(replace(level, latency_s=0.0) for level in network.levels))
     amounts = []
     for steps, _ in timings:
         sent_s, bare_s = (sum(seconds_of(step, price) for step in steps) for price in (at_once, bare))
         copied = ITEMSIZE * sum(map(copied_elements, steps))
         starts = busy_seconds(steps, replace(at_once, launch_s=1.0))[-1]
-        amounts.append((1.0, starts, bare_s - sent_s, copied, sent_s))
-    call_s, launch_s, waiting, per_copied_byte, sending = least_relative(amounts, [time for _, time in timings])
+        met = sum(map(meetings, steps))
+        amounts.append((1.0, starts, met, bare_s - sent_s, copied, sent_s))
+    call_s, launch_s, meet_s, waiting, per_copied_byte, sending = least_relative(amounts, [time for _, time in timings])
     levels = tuple(
         replace(level, latency_s=level.latency_s * waiting, bandwidth=level.bandwidth / max(sending, LEAST))
         for level in network.levels
     )
     copy_bandwidth = 1 / per_copied_byte if per_copied_byte > NEGLIGIBLE else None
-    return replace(network, levels=levels, launch_s=launch_s, copy_bandwidth=copy_bandwidth, call_s=call_s)
+    found = replace(network, levels=levels, copy_bandwidth=copy_bandwidth)
+    return replace(found, launch_s=launch_s, call_s=call_s, meet_s=meet_s)

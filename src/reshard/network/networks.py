@@ -48,7 +48,8 @@ class Network:
     Rules, in the order checked; each is refused as `bad-network`:
         the digits of the levels, in any order, are those of the device number: 1 and the ends of digits are where
             the next begin
-        memory_bandwidth, copy_bandwidth and flops are above 0, those by dtype too, launch_s and call_s are at least 0
+        memory_bandwidth, copy_bandwidth and flops are above 0, those by dtype too; launch_s, call_s and meet_s are at
+            least 0
     """
 
     levels: tuple[Level, ...]
@@ -69,6 +70,9 @@ class Network:
     of strips; None where that does not count, as where it goes on while data are under way."""
     call_s: float = 0.0
     """Seconds to start a plan that communicates, whatever its steps."""
+    meet_s: float = 0.0
+    """Seconds for each doubling of the devices that begin a collective together, where none begins before all are
+    there, as in one process: log2 of a group, or of all devices in each round of an exchange that is not in groups."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", tuple(self.levels))
@@ -93,7 +97,7 @@ class Network:
             expect(name, str, "a dtype of flops_by_dtype", "bad-network")
             if not is_number(value) or value <= 0:
                 raise ReshardError("bad-network", f"a network has {value!r} flops for {name!r}; they must be above 0")
-        for name in ("launch_s", "call_s"):
+        for name in ("launch_s", "call_s", "meet_s"):
             value = getattr(self, name)
             if not is_number(value) or value < 0:
                 raise ReshardError("bad-network", f"a network has {name} {value!r}; it must be at least 0")
@@ -108,7 +112,7 @@ class Network:
 
     @cached_property
     def _hash(self) -> int:
-        own = self.launch_s, self.copy_bandwidth, self.call_s
+        own = self.launch_s, self.copy_bandwidth, self.call_s, self.meet_s
         return hash((self.levels, self.name, self.source, self.memory_bandwidth, self.flops, self.flops_by_dtype, *own))
 
     def __hash__(self) -> int:

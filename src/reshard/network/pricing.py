@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from reshard.box import is_one_run
 from reshard.digits import Digit, Digits, Positions
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange
@@ -160,10 +161,49 @@ def _use_of_step(step: Step, network: Network, parts: int) -> Use:
     if use is None:
         uses = [_use_of_exchange(move.exchange, share, network) for move in step.moves]
         use = Use.together(uses, len(network.levels))
+    alone_s = 0.0  # nothing else goes on meanwhile
     if network.copy_bandwidth is not None:
-        copied_s = copied_elements(step) * share / network.copy_bandwidth
-        use = Use(use.seconds + copied_s, tuple(busy + copied_s for busy in use.busy))  # nothing else goes on meanwhile
+        alone_s += copied_elements(step) * share / network.copy_bandwidth
+    if network.meet_s:
+        alone_s += meetings(step) * network.meet_s
+    if alone_s:
+        use = Use(use.seconds + alone_s, tuple(busy + alone_s for busy in use.busy))
     return use if step.chunks == 1 else use.times(step.chunks)
+
+
+def meetings(step: Step) -> int:
+    """How many doublings of devices begin something together in a step.
+
+    The devices of a group meet once, however much they send each other, since all of it is one collective.
+    Rounds are a permutation of all devices each, and all meet in each.
+
+    By hand, on 2 x 4 devices: a gather along the axis of 4 is two doublings; a permutation of all 8 is three, and an
+    exchange in two rounds six.
+
+    >>> from reshard.mesh import Mesh
+    >>> from reshard.problem import Reshard
+    >>> from reshard.sharding import Sharding
+    >>> mesh = Mesh.of(x=2, y=4)
+    >>> ends = [("xy", "x"), ("xy", "yx"), ("xy", "y")]
+    >>> moves = [[Sharding.of(mesh, tuple(axes)) for axes in pair] for pair in ends]
+    >>> [meetings(Step(Reshard.of(*pair, (8,)))) for pair in moves]
+    [2, 3, 6]
+    """
+    exchanges = [move.exchange for move in step.moves if move.exchange.largest_piece]
+    if step.kind == "AllReduce":
+        return sum(_doublings(first.combined.size) for first in exchanges[:1] if isinstance(first, DigitExchange))
+    total = 0
+    for exchange in exchanges:
+        if isinstance(exchange, DigitExchange) and exchange.is_in_groups:
+            total += _doublings(exchange.gathered_values)
+        else:
+            devices = len({*step.before.mesh.devices, *step.after.mesh.devices})
+            total += exchange.rounds * _doublings(devices)
+    return total
+
+
+def _doublings(devices: int) -> int:
+    return (devices - 1).bit_length()
 
 
 def copied_elements(step: Step) -> int:
@@ -189,17 +229,11 @@ def copied_elements(step: Step) -> int:
     before, after = (sharding.local_shape(step.shape) for sharding in (step.before, step.after))
     piece = tuple(map(min, before, after))
     received = step.received_bytes // step.dtype.itemsize
-    kept, times = max(prod(after) - received, 0), 1 if _is_one_run(piece, before) else 2
+    kept, times = max(prod(after) - received, 0), 1 if is_one_run(piece, before) else 2
     if not received:
         return kept * times
     packed = 0 if piece == before else max(prod(after), received) * times
-    return kept + packed + (0 if _is_one_run(piece, after) else prod(after))
-
-
-def _is_one_run(piece: Sequence[int], tile: Sequence[int]) -> bool:
-    """Whether a piece of a tile lies in memory without gaps, the last dim fastest."""
-    first = next((dim for dim, size in enumerate(piece) if size > 1), len(piece))
-    return all(part == size for part, size in list(zip(piece, tile, strict=True))[first + 1 :])
+    return kept + packed + (0 if is_one_run(piece, after) else prod(after))
 
 
 forget_steps = _use_of_step.cache_clear

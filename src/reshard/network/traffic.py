@@ -2,8 +2,8 @@
 
 A piece goes from the outermost level in which sender and receiver differ inwards.
 A switch takes it all the way: it loads the sender's port out and the receiver's port in, and no level inside.
-Along a ring or a line it loads every link on the shorter way (half on each where both are as long), and goes on
-inside from there.
+Along a ring or a line it loads every link on the shorter way, and goes on inside from there.
+Half a ring away both ways are as long; there pieces part so that the fullest link carries as little as can be.
 Where several levels of a torus follow one another, its parts take them in different orders: for two levels half
 goes by the first and half by the second, so that both links of a device are used.
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby
-from math import prod
+from math import frexp, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +28,12 @@ from numpy.typing import NDArray
 
 from reshard.digits import Positions
 from reshard.network.level import Level
+from reshard.network.mix import Floats, best_mix
 
-Floats = NDArray[np.float64]
+SAME = 1e-9
+"""Loads that differ by no more than so much of them are the same."""
+CACHED_RINGS = 4096
+"""Rings whose fullest link is kept."""
 
 
 class Loads(NamedTuple):
@@ -129,8 +133,7 @@ class _Tally:
                 place = after
         for number, directions in edges.items():
             level = self.levels[number]
-            grid = (-1, level.size, level.stride)
-            self.carried[number] = max(float(way.reshape(grid).cumsum(axis=1).max()) for way in directions)
+            self.carried[number] = fullest_link(level, directions)
         for number, step in steps.items():
             senders = senders + step * self.levels[number].stride
         return senders
@@ -165,7 +168,10 @@ def hops_of(level: Level, step: Positions) -> Positions:
 def edges_of_pieces(
     level: Level, start: Positions, stop: Positions, step: Positions, amounts: Floats, size: int
 ) -> list[Floats]:
-    """Per direction, by how much the load of a link exceeds that of the link before it, at the device behind it."""
+    """Per direction, by how much the load of a link exceeds that of the link before it, at the device behind it.
+
+    Half of what goes half round a ring goes each way; what does is told last, at the device where it begins.
+    """
     first = start - level.digit.value(start) * level.stride
     behind = np.concatenate([start, stop, first])  # a piece that wraps round passes the ring's first link too
     signs = ((1.0, -1.0), (-1.0, 1.0))
@@ -174,7 +180,72 @@ def edges_of_pieces(
         carried = share[step] * amounts  # steps back count from the end of the table
         weights = np.concatenate([carried * leaving, carried * arriving, wrapped[step] * amounts])
         loads_of_ways.append(np.asarray(np.bincount(behind, weights, size), dtype=np.float64))
+    if level.link == "ring":
+        goes_half_round = 2 * (step % level.size) == level.size
+        begins = np.bincount(start[goes_half_round], amounts[goes_half_round], size)
+        loads_of_ways.append(np.asarray(begins, dtype=np.float64))
     return loads_of_ways
+
+
+def fullest_link(level: Level, edges: Sequence[Floats]) -> float:
+    """What the fullest link of a level carries, once what goes half round rings is parted as well as can be.
+
+    Args:
+        level: of rings or lines.
+        edges: of all pieces, as `edges_of_pieces` says.
+
+    By hand, on a ring of 4 from 0 to 2, 1 to 0 and 2, 2 to 1 and 3, 3 to 1: half each way two links carry 3 / 2; with
+    all from 0 to 2 by way of 3, and from 3 to 1 by way of 0, every link carries 1.
+
+    >>> ring, start, stop = Level(1, 4, "ring", 1.0, 1.0), np.array([0, 1, 1, 2, 2, 3]), np.array([2, 0, 2, 1, 3, 1])
+    >>> fullest_link(ring, edges_of_pieces(ring, start, stop, stop - start, np.ones(6), 4))
+    1.0
+    """
+    columns = [np.moveaxis(way.reshape(-1, level.size, level.stride), 1, 2).reshape(-1, level.size) for way in edges]
+    carried = np.stack([way.cumsum(axis=1) for way in columns[:2]], axis=1)  # by ring, direction and link
+    fullest = carried.max(axis=(1, 2))
+    if level.link != "ring" or level.size == 2 or not columns[2].any():
+        return float(fullest.max())
+    least = np.where(columns[2].any(axis=1), carried.mean(axis=(1, 2)), fullest)  # however they part
+    most = float(least.max())
+    for ring in np.argsort(-fullest, kind="stable").tolist():
+        if fullest[ring] <= most * (1 + SAME):
+            break
+        unit = 2.0 ** frexp(fullest[ring])[1]  # by which nothing is rounded
+        loads_of_ring = tuple((carried[ring] / unit).ravel().tolist()), tuple((columns[2][ring] / unit).tolist())
+        most = max(most, _parted(*loads_of_ring, most / unit) * unit)
+    return most
+
+
+@lru_cache(CACHED_RINGS)
+def _parted(carried: tuple[float, ...], halfway: tuple[float, ...], enough: float) -> float:
+    """What the fullest link of a ring carries at the least; no less than enough.
+
+    At any prices of links there is a cheapest way to part; the best mix of such ways has prices, in the end those of a
+    linear program.
+
+    Args:
+        carried: per direction and link, with half of each piece each way.
+        halfway: per device what begins there and goes half round the ring.
+        enough: what some link carries in any case.
+    """
+    size = len(halfway)
+    passed = (np.arange(size)[None, :] - np.arange(size)[:, None]) % size < size // 2  # onwards, from each device
+    moved = np.hstack([passed, passed.astype(np.float64) - 1]) * np.array(halfway)[:, None] / 2
+    moved = moved[moved.any(axis=1)]
+    evenly = np.array(carried)
+    may_bind = evenly + np.abs(moved).sum(axis=0) > enough * (1 + SAME)
+    moved = np.hstack([moved[:, may_bind], np.zeros((len(moved), 1))])
+    evenly = np.append(evenly[may_bind], enough)
+    ways = [evenly]
+    while True:
+        mix = best_mix(np.array(ways))
+        if mix.seconds <= enough * (1 + SAME):
+            return enough
+        added = evenly + np.where(moved @ mix.prices < 0, 1.0, -1.0) @ moved
+        if added @ mix.prices >= 1 - SAME or len(ways) > 4 * size:
+            return float(mix.seconds)
+        ways.append(added)
 
 
 def steps_along(size: int) -> Positions:

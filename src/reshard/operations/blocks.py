@@ -1,7 +1,7 @@
 """Blocks of a program: what runs often, or only where a number says so.
 
-    loop     its operations run in every turn: as often as its trip count says, or, without one, as long as the first
-             of its carries is true
+    loop     its operations run in every turn: as often as its trip count says, or, without one, as long as its test
+             is true
     choice   holds branches, of which a number picks one; all devices have the number, so they meet in the same branch
     branch   its operations run where it is picked
 
@@ -14,6 +14,7 @@ What changes from turn to turn goes in and out by operations of their own, the *
     element (whole)             what a turn takes of a value: its part at the number of the turn, in dim 0
     last (after, carry)         what the loop gives back of a carry: what `after` is in the last turn
     stack (value)               what the turns have made, one after another in a new dim 0
+    test (number)               whether there is a turn, asked before each of what it would begin with
     chosen (number, a, b, ...)  what the branch of that number has made: `a` of the first, `b` of the next
 
 By hand, what stands in a loop of 4 turns in a loop of 3 is done 12 times, and what it gives back is made 3 times.

@@ -110,7 +110,7 @@ KINDS: dict[str, Kind] = {
     "output": Kind(KindForm.END, waiting_for=ALL_REDUCTIONS),
     **_each("carry element", KindForm.ENTERING),
     "last": Kind(KindForm.LEAVING, 2),
-    "stack": Kind(KindForm.LEAVING),
+    **_each("stack test", KindForm.LEAVING),
     "chosen": Kind(KindForm.LEAVING, None),
     **_each("transpose reshape broadcast", KindForm.MOVED, waiting_for=ALL_REDUCTIONS),
     "copy": Kind(KindForm.MOVED, 1, (), ("barrier",), waiting_for=ALL_REDUCTIONS),

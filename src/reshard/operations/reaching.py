@@ -9,7 +9,7 @@ places over which it is summed, it is that of another operand.
 
 What the operations of the table reach follows from their attributes.
 Another says it in attributes of its own: `reach_0_s1` of five integers, kernel, stride, dilation, low and spread, is
-what operand 0 is read for along the label s1.
+what operand 0 is read for along the label s1; after these may stand places, one per element of the result.
 
 By hand, 8 rows on 2 devices, of which rows 1 to 6 are taken: the result has 6 rows, 3 on each device, so the second
 makes its own of rows 4 to 6 and the first of rows 1 to 3.
@@ -20,7 +20,7 @@ makes its own of rows 4 to 6 and the first of rows 1 to 3.
 >>> inner = program.slice(program.input("rows", (8,), "float32"), (1,), (7,))
 >>> operation = program.operations[-1]
 >>> operation.reaches
-(Reached(label='d0', operand=0, reach=Reach(kernel=1, stride=1, dilation=1, low=-1, edge='pad', spread=1)),)
+(Reached(label='d0', operand=0, reach=Reach(kernel=1, stride=1, dilation=1, low=-1, edge='pad', spread=1, places=())),)
 >>> rows = Sharding.of(program.mesh, "x")
 >>> windowed(operation.pattern, operation.reaches, [rows, rows], [(8,), (6,)])[0].text()
 '[{"x", window(1:4, 4:7, pad)}]'
@@ -65,7 +65,7 @@ def attribute_of(operand: int, label: str, reach: Reach) -> tuple[str, tuple[int
     >>> attribute_of(0, "s1", Reach(kernel=3, low=1))
     ('reach_0_s1', (3, 1, 1, 1, 1))
     """
-    return f"{PREFIX}{operand}_{label}", tuple(getattr(reach, name) for name in NUMBERS)
+    return f"{PREFIX}{operand}_{label}", (*(getattr(reach, name) for name in NUMBERS), *reach.places)
 
 
 def reaches_of(
@@ -104,9 +104,9 @@ def _reach(key: str, numbers: Any) -> Reach:
     Raises:
         ReshardError: `bad-argument`.
     """
-    if not isinstance(numbers, tuple) or len(numbers) != len(NUMBERS):
+    if not isinstance(numbers, tuple) or len(numbers) < len(NUMBERS):
         raise ReshardError("bad-argument", f"{key} must be {', '.join(NUMBERS)}, got: {shown(numbers)}")
-    return Reach(**dict(zip(NUMBERS, numbers, strict=True)))
+    return Reach(**dict(zip(NUMBERS, numbers, strict=False)), places=numbers[len(NUMBERS) :])
 
 
 def _of_slice(attributes: Mapping[str, Any], shapes: Sequence[Shape], dim: int) -> list[Reach]:

@@ -48,7 +48,7 @@ from reshard.digits import Digit, Digits, Positions
 from reshard.network import Level, Network
 from reshard.network.digit_loads import digit_loads
 from reshard.network.formulas import all_gather, all_to_all
-from reshard.network.traffic import Floats
+from reshard.network.mix import Floats
 from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts, sharding_of_cuts
 from reshard.problem import Reshard
@@ -82,6 +82,8 @@ class LevelGraph(NamedTuple):
     levels: Positions
     """Per step the level that it loads."""
     level_count: int
+    switches: frozenset[int]
+    """The numbers of the levels that are switches."""
     seconds: Floats
     """Per step, per byte of the tensor."""
     latencies_s: Floats
@@ -186,6 +188,7 @@ class LevelWays:
             path: its steps.
             apart: whether a step in which some digits change places and others are gathered is two: done at once, what
                 changes places goes to each of those that gather it by itself, which may load links more, or less.
+                Through a switch it always is, for that is fewer messages and as many bytes.
 
         Raises:
             ReshardError: where digits have no names, or dims no such deal.
@@ -204,7 +207,8 @@ class LevelWays:
         for step in path:
             before, after = (graph.states[ends[step]] for ends in (graph.starts, graph.stops))
             waiting = tuple([old if new is None else new for old, new in zip(before, after, strict=True)])
-            if apart and waiting not in (before, after) and _is_one([waiting]):
+            is_two = apart or graph.levels[step] in graph.switches
+            if is_two and waiting not in (before, after) and _is_one([waiting]):
                 passed.append(waiting)
             passed.append(after)
         return passed[:-1]
@@ -269,7 +273,9 @@ def _graph(
     by_stop = np.lexsort((starts, stops))
     starts, stops, levels = (column[by_stop] for column in (starts, stops, levels))
     states = _states(choices, chosen, [n for numbers in inside for n in numbers])
-    return LevelGraph(states, tiles, starts, stops, levels, len(steps), seconds[by_stop], latencies_s[by_stop])
+    switches = frozenset(number for number, level in enumerate(network.levels) if level.is_switch)
+    timed = seconds[by_stop], latencies_s[by_stop]
+    return LevelGraph(states, tiles, starts, stops, levels, len(steps), switches, *timed)
 
 
 def _states(
@@ -314,9 +320,9 @@ def _choices(roles: Sequence[tuple[int | None, int | None, int | None]], *, fine
         tuple(before for before, _, _ in roles),
         tuple(after for _, after, _ in roles),
         tuple(None for _ in roles),
-        tuple(before if after is None else after for before, after, _ in roles),
+        _settled([(after, before, part) for before, after, part in roles]),
         tuple(before if before == after else None for before, after, _ in roles),
-        tuple(after if before is None else before for before, after, _ in roles),
+        _settled(roles),
     ]
     if all(part is not None for *_, part in roles):
         listed.append(tuple(part for _, _, part in roles))
@@ -327,6 +333,16 @@ def _choices(roles: Sequence[tuple[int | None, int | None, int | None]], *, fine
     if finely:
         listed += filter(lambda roles: _is_one([roles]), product(*(dict.fromkeys((*digit, None)) for digit in roles)))
     return list(dict.fromkeys(listed))
+
+
+def _settled(roles: Sequence[tuple[int | None, int | None, int | None]]) -> Roles:
+    """What digits do where each does what it does first, else what it does then, else what is shared out for it.
+
+    >>> _settled([(0, 1, 2), (None, 3, 4), (None, 0, 5)])
+    (0, 3, 5)
+    """
+    taken = {first for first, _, _ in roles}
+    return tuple([first if first is not None else part if then in taken else then for first, then, part in roles])
 
 
 def _is_one(roles_by_level: Sequence[Roles]) -> bool:

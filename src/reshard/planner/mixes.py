@@ -1,32 +1,26 @@
 """Shares of a tensor that go different ways at once, so that all levels of a network work.
 
 One chain loads some levels and leaves others idle; a mix of chains loads each with what all of them put there.
-The best mix is a small linear program: of ways with loads a (seconds per level, of the whole tensor) maximise the sum
-of x where Σ a x ≤ 1 on every level; the tensor then takes 1 / Σ x seconds.
-Its prices say what a second of a level is worth, and the way that is cheapest at these prices enters it, until none is
-worth more than those that are in (Dantzig and Wolfe 1960).
+The best mix (`network/mix.py`) has prices, which say what a second of a level is worth, and the way that is cheapest at
+these prices enters it, until none is worth more than those that are in (Dantzig and Wolfe 1960).
 There are as many shares as levels at the most.
-
-By hand, two ways that load one level for 3 s each, and one that loads both for 2 s: one third each takes 5 / 3 s, half
-of each of the first two 1.5 s.
-
->>> best_mix(np.array([[3.0, 0.0], [0.0, 3.0], [2.0, 2.0]])).parts
-array([0.5, 0.5, 0. ])
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from math import inf, prod
-from typing import NamedTuple
+from functools import lru_cache
+from itertools import chain, combinations, product
+from math import prod
 
 import numpy as np
 
+from reshard.digits import Positions
 from reshard.errors import ReshardError
-from reshard.network import Use, busy_seconds, spans_of_uses
-from reshard.network.traffic import Floats
+from reshard.network import Use, spans_of_uses, uses_of
+from reshard.network.mix import Floats, best_mix
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.number_of_parts import MOST_PARTS, WORTH
 from reshard.planner.policy import SMALL_BYTES
@@ -45,56 +39,6 @@ NEGLIGIBLE = 0.01
 """Shares of less than so much of the tensor are left out."""
 
 
-class Mix(NamedTuple):
-    """How much of a tensor goes each way."""
-
-    parts: Floats
-    """Per way the part of the tensor."""
-    prices: Floats
-    """Per level, what a second of it is worth: in all 1 for what the whole tensor takes."""
-    seconds: float
-
-
-def best_mix(loads: Floats) -> Mix:
-    """The mix of ways whose busiest level is busy least.
-
-    Args:
-        loads: per way and level the seconds that the whole tensor takes; every way loads something.
-    """
-    ways, levels = loads.shape
-    scale = float(loads.max())
-    places = range(levels)  # lists: of so few numbers arrays take longer
-    table = [
-        [*row, *(float(place == number) for place in places), 1.0]
-        for number, row in enumerate((loads.T / scale).tolist())
-    ]
-    basis = list(range(ways, ways + levels))
-    worth = [1.0] * ways + [0.0] * (levels + 1)  # of one more of each, at the prices
-    for _ in range(64):
-        most = max(worth[:-1])
-        if most <= 1e-9:
-            break
-        entering = worth.index(most)
-        room = [row[-1] / row[entering] if row[entering] > 1e-12 else inf for row in table]
-        leaving = room.index(min(room))
-        pivot = table[leaving][entering]
-        tight = table[leaving] = [value / pivot for value in table[leaving]]
-        for place in places:
-            if place != leaving:
-                table[place] = _without(table[place], table[place][entering], tight)
-        worth = _without(worth, most, tight)
-        basis[leaving] = entering
-    amounts = np.zeros(ways + levels)
-    amounts[basis] = [row[-1] for row in table]
-    total = amounts[:ways].sum()
-    return Mix(amounts[:ways] / total, np.maximum(-np.array(worth[ways:-1]), 0.0) / scale, scale / total)
-
-
-def _without(row: Sequence[float], times: float, removed: Sequence[float]) -> list[float]:
-    """A row of a table less so many times another."""
-    return [value - times * less for value, less in zip(row, removed, strict=True)]
-
-
 def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False) -> Plan:
     """The plan, or one of shares that takes less time.
 
@@ -106,29 +50,31 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
     network = plan.options.network
     if network is None or plan.options.memory_limit is not None or plan.options.basis != "any" or not plan.seconds:
         return plan
+    prices = RoutePrices.of(plan.reshard, network)
+    # the start is paid by shares as well; more shares and parts must be worth it
+    limit = (plan.seconds - network.call_s) * (WORTH if plan.parts == 1 else 1.0)
     if not plan.received_bytes:  # no level has anything to do
-        return plan
-    limit = (plan.seconds - network.call_s) * WORTH  # the start is paid by shares as well
-    are_bytes_many = prod(plan.shape) * plan.dtype.itemsize > SMALL_BYTES  # else the bound, without latencies, is low
-    if are_bytes_many and (plan.lower_bound_seconds or 0.0) >= limit:
         return plan
     ways = LevelWays.of(plan.reshard, network, finely=True) if finely else None
     ways = ways or LevelWays.of(plan.reshard, network)  # as the candidates ask, so that it is known
     if ways is None and not plan.source.unreduced:  # of partial values only what was timed is known
         return plan
+    is_large = prod(plan.shape) * plan.dtype.itemsize > SMALL_BYTES
+    if is_large and ways is not None and limit <= (plan.lower_bound_seconds or 0.0):
+        return plan
     routes = [Route(steps=share.steps) for share in plan.shares]
-    busy = [busy_seconds(share.steps, network)[:-1] for share in plan.shares]
+    uses = [Use.together(uses_of(share.steps, network), len(network.levels)) for share in plan.shares]
+    busy = [_with_fill(use.busy[:-1], use.seconds) for use in uses]
     for other in timed:
-        if other.seconds < FAR * plan.seconds and other.busy[:-1] not in busy[: len(plan.shares)]:
+        if other.seconds < FAR * plan.seconds and all(other.busy[:-1] != use.busy[:-1] for use in uses):
             routes.append(other.route)
-            busy.append(other.busy[:-1])
-    prices = RoutePrices.of(plan.reshard, network)
+            busy.append(_with_fill(other.busy[:-1], other.seconds))
     for route in _worth_taking(ways, np.array(busy), limit, finely=finely) if ways is not None else ():
         with suppress(ReshardError):  # what has no price
             way = prices.timed(route)
             if any(way.busy[:-1]):  # else it takes its time elsewhere, as one that only copies
                 routes.append(way.route)
-                busy.append(way.busy[:-1])
+                busy.append(_with_fill(way.busy[:-1], way.seconds))
     mix = best_mix(np.array(busy))
     mixed = [(part, route) for part, route in zip(mix.parts, routes, strict=True) if part >= NEGLIGIBLE]
     if mix.seconds >= limit or [route for _, route in mixed] == routes[:1]:
@@ -139,27 +85,35 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
         return plan
 
 
+def _with_fill(busy: Sequence[float], seconds: float) -> list[float]:
+    """What a way loads, and of a part what it takes before its busiest level begins and after it is done.
+
+    >>> _with_fill([64.0, 128.0], 192.0)
+    [65.0, 129.0]
+    """
+    fill = (seconds - max(busy)) / MOST_PARTS
+    return [level + fill for level in busy]
+
+
 def _worth_taking(ways: LevelWays, busy: Floats, limit: float, *, finely: bool) -> list[Route]:
     """The ways on one level at a time that are in the best mix with chains of these loads.
 
-    None where that mix takes longer than a limit: where the cheapest way costs c at the prices of a mix, no mix takes
-    less than c times as long (Farley 1990).
+    None where that mix takes longer than a limit.
     """
-    loads, paths = busy, list[tuple[int, ...]]()
-    mix = best_mix(loads)
+    loads, paths, mix = busy, list[tuple[int, ...]](), best_mix(busy)
+    prices = np.ones(busy.shape[1])  # first what takes least step by step, which is done soonest after its busiest
     while len(paths) < TRIED:
-        path = ways.cheapest(mix.prices.tolist())
-        if path is None:
+        path = ways.cheapest((prices + prices.sum() / MOST_PARTS).tolist())
+        if path is None or path in paths:
             break
-        added = ways.loads(path)
-        cost = float(added @ mix.prices)
-        if cost > 1 - ENOUGH or path in paths:
+        alone = ways.loads(path)
+        added = np.array(_with_fill(alone.tolist(), alone.sum()))
+        if paths and added @ mix.prices > 1 - ENOUGH:
             break
-        if mix.seconds * (cost - ENOUGH) >= limit:
-            return []
         paths.append(path)
         loads = np.vstack([loads, added])
         mix = best_mix(loads)
+        prices = mix.prices
     if mix.seconds >= limit:
         return []
     routes: dict[Route, None] = {}
@@ -181,13 +135,13 @@ def _in_parts(plan: Plan, amounts: Sequence[float], routes: Sequence[Route], pri
     unit = Parting.of(plan.shape, dict.fromkeys(point for route in routes for point in prices.points(route))).unit
     best, least = [0] * len(routes), limit
     before = float("inf")
-    halves = [Use.together(prices.uses(route, 2), len(prices.network.levels)).busy for route in routes]
-    whole, half = np.array([prices.timed(route).busy for route in routes]), np.array(halves)
+    halves = [Use.together(prices.uses(route, 2), len(prices.network.levels)) for route in routes]
+    whole, half = (np.array([[*use.busy, use.seconds] for use in uses]) for uses in (map(prices.timed, routes), halves))
     grows = 2 * (whole - half)
     waits = np.maximum(whole - grows, 0.0)  # of a part, however small
     for count in (count for count in range(min(unit, MOST_PARTS), 0, -1) if unit % count == 0):
-        numbers = _rounded(amounts, count)
-        if (np.array(numbers) @ (waits + grows / count)).max() >= least:
+        numbers, about = _rounded(amounts, count, waits + grows / count)
+        if about >= least:
             continue
         uses = [prices.uses(route, count) for route, number in zip(routes, numbers, strict=True) if number]
         spans = spans_of_uses(uses, [number for number in numbers if number])
@@ -204,15 +158,54 @@ def _in_parts(plan: Plan, amounts: Sequence[float], routes: Sequence[Route], pri
     return replace(plan, steps=shares[0].steps, parts=sum(best), beside=tuple(shares[1:]), reason="")
 
 
-def _rounded(amounts: Sequence[float], count: int) -> list[int]:
-    """Whole numbers in about these proportions, so many in all.
+def _rounded(amounts: Sequence[float], count: int, part: Floats) -> tuple[list[int], float]:
+    """Whole numbers, so many in all, in about these proportions, of all ways or of some: those that take least.
 
-    >>> _rounded([0.7, 0.3], 4)
-    [3, 1]
+    Args:
+        amounts: in all any number.
+        count: how many parts there are.
+        part: per way, how long each level is busy with one part; last how long that takes step after step.
+
+    Returns:
+        The numbers, and what they take.
+
+    By hand, of 4 parts 1 s each on one level, or 3 s each on another; or with 9 s elsewhere before these:
+
+    >>> _rounded([0.75, 0.25], 4, np.array([[1.0, 0.0, 1.0], [0.0, 3.0, 3.0]]))
+    ([3, 1], 3.0)
+    >>> _rounded([0.75, 0.25], 4, np.array([[1.0, 0.0, 1.0], [0.0, 3.0, 12.0]]))
+    ([4, 0], 4.0)
     """
-    wanted = np.array(amounts) / sum(amounts) * count
-    numbers = np.floor(wanted).astype(int)
-    for place in np.argsort(numbers - wanted)[: count - int(numbers.sum())]:
-        numbers[place] += 1
-    result: list[int] = numbers.tolist()
-    return result
+    rows = np.concatenate(list(_near(amounts, count)))
+    fill = part[:, -1] - part[:, :-1].max(axis=1)
+    seconds = (rows @ part[:, :-1]).max(axis=1) + ((rows > 0) * fill).max(axis=1)
+    least = int(seconds.argmin())
+    return rows[least].tolist(), float(seconds[least])
+
+
+def _near(amounts: Sequence[float], count: int) -> Iterator[Positions]:
+    """Whole numbers, so many in all, in about these proportions, of all or of some.
+
+    >>> [rows.tolist() for rows in _near([0.75, 0.25], 4)]
+    [[[4, 0], [0, 4]], [[2, 2], [3, 1], [4, 0]]]
+    """
+    ways = len(amounts)
+    yield count * np.eye(ways, dtype=np.int64)
+    for some in chain.from_iterable(combinations(range(ways), number) for number in range(2, ways + 1)):
+        scale = count / sum(amounts[way] for way in some)
+        least = [max(int(amounts[way] * scale) - 1, 0) for way in some]
+        added = _in_all(count - sum(least), len(some))
+        rows = np.zeros((len(added), ways), dtype=np.int64)
+        rows[:, some] = added + least
+        yield rows
+
+
+@lru_cache(64)
+def _in_all(total: int, count: int) -> Positions:
+    """Every list of so many whole numbers that are so many in all.
+
+    >>> _in_all(2, 2).tolist()
+    [[0, 2], [1, 1], [2, 0]]
+    """
+    listed = (numbers for numbers in product(range(total + 1), repeat=count - 1) if sum(numbers) <= total)
+    return np.array([(*numbers, total - sum(numbers)) for numbers in listed], dtype=np.int64)

@@ -20,9 +20,10 @@ By way of half of each block, both ports bring one row.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
-from reshard.axis import Axis
 from reshard.digits import Digit, Digits
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
@@ -30,7 +31,6 @@ from reshard.planner.spread import all_cuts
 from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts, sharding_of_cuts
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
-from reshard.tiling import Tiling
 
 
 def relay(reshard: Reshard, boundary: int) -> tuple[Sharding, Sharding] | None:
@@ -40,56 +40,53 @@ def relay(reshard: Reshard, boundary: int) -> tuple[Sharding, Sharding] | None:
         reshard: on one mesh of consecutive devices, nothing partial.
         boundary: devices per host.
     """
-    common = common_digits(reshard, [boundary])
     inside = Digits((Digit(1, boundary),)).primes()
     mesh = reshard.source.mesh
-    if common is not None and not _share(common.by_dim, inside, boundary):
+    if not all(tiling.is_even() for tiling in reshard.tilings):
+        return None
+    nested = (common_digits(ends, [boundary]) for ends in _less_and_less(reshard, boundary))
+    common = next(filter(None, nested), None)
+    if common is None or not _share(common.by_dim, inside, boundary):
         return None
     try:
-        if common is None:
-            return _by_a_free_dim(reshard, boundary)
         dims = common.by_dim
         return _middle(mesh, dims, boundary, leaves=True), _middle(mesh, dims, boundary, leaves=False)
     except ReshardError:  # no names for a digit, or no such deal
         return None
 
 
-def _by_a_free_dim(reshard: Reshard, boundary: int) -> tuple[Sharding, Sharding] | None:
-    """Middles cut inside hosts along a dim that hosts cut at neither end: then digits inside need not nest.
-
-    Raises:
-        ReshardError: where dims have no such deal.
+def _less_and_less(reshard: Reshard, boundary: int) -> Iterator[Reshard]:
+    """Both ends; and for where their digits do not nest, what hosts hold of one of them, or of both.
 
     >>> mesh = Mesh.of(h=2, g=6)
     >>> ends = Sharding.of(mesh, ("h", "g"), None), Sharding.of(mesh, ("g", "h"), None)
     >>> [middle.text() for middle in relay(Reshard.of(*ends, (24, 12)), 6)]
     ['[{"h"}, {"g"}]', '[{parts(6), "h"}, {"g"}]']
     """
-    source, target, shape = reshard.source, reshard.target, reshard.shape
-    mesh, ends = source.mesh, (source, target)
-    if mesh != target.mesh or mesh.device_ids is not None or any(end.unreduced or end.is_woven for end in ends):
+    yield reshard
+    with suppress(ReshardError):
+        source, target = (_of_hosts(end, boundary) for end in (reshard.source, reshard.target))
+        if source is not None and target is not None:
+            yield replace(reshard, target=target)
+            yield replace(reshard, source=source)
+            yield replace(reshard, source=source, target=target)
+
+
+def _of_hosts(end: Sharding, boundary: int) -> Sharding | None:
+    """What hosts hold: the sharding without its cuts by axes inside them; None where no split of axes says it.
+
+    Raises:
+        ReshardError: where dims have no such deal.
+    """
+    cuts_of_dims = None if end.is_woven or end.unreduced else all_cuts(end, boundary)
+    if cuts_of_dims is None:
         return None
-    cuts_of_ends = [all_cuts(end, boundary) for end in ends]
-    inside = mesh.parts_within([Axis(name) for name in mesh.sizes], Digit(1, boundary))
-    if None in cuts_of_ends or not all(Tiling.of(end, shape).is_even() for end in ends):
-        return None
-    free = [
-        (size, -dim)
-        for dim, size in enumerate(shape)
-        if size % boundary == 0 and all(cut.inside for cuts in cuts_of_ends if cuts is not None for cut in cuts[dim])
+    mesh = end.mesh
+    digits = [
+        [(cut.stop // cut.start, None if cut.inside else mesh.digit_of(cut.axis)) for cut in cuts]
+        for cuts in cuts_of_dims
     ]
-    if not free:
-        return None
-    middles = []
-    for cuts in cuts_of_ends:
-        digits = [
-            [(cut.stop // cut.start, None if cut.inside else mesh.digit_of(cut.axis)) for cut in listed]
-            for listed in cuts or ()
-        ]
-        dims = [dim_cuts(mesh, listed) for listed in digits]
-        dims[-max(free)[1]] = tuple(inside)
-        middles.append(sharding_of_cuts(mesh, dims))
-    return middles[0], middles[1]
+    return sharding_of_cuts(mesh, [dim_cuts(mesh, listed) for listed in digits])
 
 
 def _share(dims: list[list[TensorDigit]], inside: Digits, boundary: int) -> bool:

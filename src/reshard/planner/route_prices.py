@@ -60,8 +60,8 @@ class RoutePrices:
         digits = reshard.source.mesh.digits.primes()
         self.of_steps = StepPrices.of(digits, reshard.shape, reshard.dtype.itemsize, network)
         self._timed: dict[Route, TimedRoute] = {}
-        copies = network.copy_bandwidth is not None  # which depends on what is sent
-        self.by_digits = not copies and all(self.of_steps.roles_of(end) is not None for end in self.ends)
+        depends = network.copy_bandwidth is not None or network.meet_s > 0  # on what is sent, and in which groups
+        self.by_digits = not depends and all(self.of_steps.roles_of(end) is not None for end in self.ends)
 
     @classmethod
     @lru_cache(16)  # asked for by whoever finds routes and by whoever compares them

@@ -161,6 +161,8 @@ class Builder(Graph):
             maker = self.operations[operand.number]
             if maker.scope is not None and maker.scope not in around(reader):
                 raise ReshardError("bad-program", f"value {operand.name} is made in a block and read outside of it")
+            if maker.name == "test":
+                raise ReshardError("bad-program", f"value {operand.name} is the test of a loop, which alone reads it")
             if maker.name in LEAVING and maker.block is not None and maker.block in around(self.block):
                 raise ReshardError(
                     "bad-program", f"value {operand.name} is what a block gives back, and read within it"
@@ -176,11 +178,11 @@ class Builder(Graph):
         self.ties = [pair for pair in self.ties if all(self._named.get(value.name) is value for value in pair)]
 
     def drop_unread(self) -> None:
-        """Leave out what no output reads; inputs and the ends of blocks stay."""
+        """Leave out what no output reads; inputs, the ends of blocks and what has an effect stay."""
         lasting = {"input", "output"} | ENTERING | LEAVING
         read: set[Value] = set()
         for operation in reversed(self.operations):
-            if operation.name in lasting or operation.result in read:
+            if operation.name in lasting or operation.result in read or operation.attribute("effect"):
                 read.update((operation.result, *operation.operands))
         kept = [operation for operation in self.operations if operation.result in read]
         if len(kept) == len(self.operations):

@@ -20,7 +20,6 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -33,12 +32,13 @@ from reshard.operations.projection import axes_of, labels_of, longest_agreed, sh
 from reshard.operations.rules import Rule, operation_rule
 from reshard.propagation.builder import Builder
 from reshard.propagation.fusion import Fusion
+from reshard.propagation.leaders import Ahead, Kinds, leaders
 from reshard.sharding import Sharding
 
 Sizes = Mapping[str, int]
-MOST_LEADERS = 12
-"""How many annotations go ahead in turn, at most: those of the largest values."""
-MOST_VISITED = 10_000
+FEWEST_LEADERS, MOST_LEADERS = 2, 12
+"""How often some annotations go ahead, at least and at most."""
+MOST_VISITED = 3_000
 """How many operations such runs go through at most."""
 
 
@@ -230,38 +230,40 @@ class Net:
                 uses[operand.number].append(_digest(str(place), up[number]))
         return [int(text[:12], 16) + 1 for text in up]
 
+    @cached_property
+    def kinds(self) -> Kinds:
+        """The kinds of its dims."""
+        return Kinds(self.graph, self.rules, self.weights)
+
     def runs(self, until_priority: int | None) -> list[Flow]:
-        """Propagation from all annotations at once; where there is a choice, also with each ahead in turn."""
+        """Propagation from all annotations at once; where there is a choice, also with some ahead in turn."""
         flows = [self.run(until_priority)]
         if flows[0].disputed or flows[0].refused:
-            leaders = sorted(
-                self.graph.annotations, key=lambda v: (-prod(v.shape) * v.dtype.itemsize, self.weights[v.number])
-            )
-            most = min(MOST_LEADERS, MOST_VISITED // len(self.rules))
-            flows += [self.run(until_priority, value.number) for value in leaders[:most]]
+            most = max(FEWEST_LEADERS, min(MOST_LEADERS, MOST_VISITED // len(self.rules)))
+            ahead = leaders(self.graph, self.kinds)[:most]
+            flows += [self.run(until_priority, dims) for dims in ahead]
         return flows
 
-    def run(self, until_priority: int | None = None, leader: int | None = None) -> Flow:
+    def run(self, until_priority: int | None = None, ahead: Ahead | None = None) -> Flow:
         """Carry what was said about the values to the fixed point of the last round.
 
         Args:
             until_priority: of the last round; all of them unless given.
-            leader: a value whose dims are seen, in each round, before those of the others.
+            ahead: the dims that are seen, in each round, before all others.
         """
         annotations = {value.number: sharding for value, sharding in self.graph.annotations.items()}
         priorities = sorted({dim.priority or 0 for s in annotations.values() for dim in s.dims} | {0})
         if until_priority is not None:
             priorities = [priority for priority in priorities if priority <= until_priority] or [0]
-        turns = (True,) if leader is None else (False, True)
-        levels = [(priority, with_all) for priority in priorities for with_all in turns]
+        turns = (None,) if ahead is None else (ahead, None)
+        levels = [(priority, first) for priority in priorities for first in turns]
         states, ids = list(self._blank[0]), list(self._blank[1])
         flow = Flow([], [{} for _ in states])
-        for level in levels:
+        for level, first in levels:
             for number, sharding in annotations.items():
-                seen = level if level[1] or number == leader else (level[0] - 1, True)
-                states[number] = self._seen(number, sharding, seen[0], level[0], states[number], flow)
+                states[number] = self._seen(number, sharding, level, first, states[number], flow)
                 ids[number] = self._state_id(states[number], self.meshes[number])
-            self._settle(states, ids, {op for value in annotations for op in self.neighbours[value]}, flow, level[0])
+            self._settle(states, ids, {op for value in annotations for op in self.neighbours[value]}, flow, level)
         flow.dims = [state.dims for state in states]
         return flow
 
@@ -271,15 +273,17 @@ class Net:
         states = [State(((),) * len(v.shape), (True,) * len(v.shape), ()) for v in self.values]
         return states, [*map(self._state_id, states, self.meshes), -1]
 
-    def _seen(self, number: int, sharding: Sharding, level: int, last: int, state: State, flow: Flow) -> State:
-        """The state of an annotated value once its dims up to a level are seen; open ones without axes up to `last`."""
+    def _seen(
+        self, number: int, sharding: Sharding, level: int, first: Ahead | None, state: State, flow: Flow
+    ) -> State:
+        """The state of an annotated value once its dims up to a level are seen, of that level the first or all."""
         if sharding.mesh.is_maximal:
             return State(state.dims, (False,) * len(state.opens), ())
         dims, opens, kept = list(state.dims), list(state.opens), [*sharding.replicated, *sharding.unreduced]
         for place, dim in enumerate(sharding.dims):
             priority = dim.priority or 0
-            if priority > level:
-                opens[place] = dim.is_open and not dim.axes and priority <= last
+            if priority > level or (priority == level and first is not None and (number, place) not in first):
+                opens[place] = dim.is_open and not dim.axes and priority <= level
                 kept += dim.axes
             elif not is_prefix(dim.axes, dims[place]):
                 dims[place] = dim.axes

@@ -38,8 +38,7 @@ from reshard.propagation.builder import Builder, NewValue
 class OpenLoop:
     """A loop to which operations are added.
 
-    A loop without a trip count goes on as long as the first of its carries, one integer, is not zero; it has no
-    elements and no stacks.
+    A loop without a trip count goes on as long as its test, one integer, is not zero; it has no elements and no stacks.
     """
 
     def __init__(self, program: Builder, loop: Loop) -> None:
@@ -68,6 +67,14 @@ class OpenLoop:
     def stack(self, value: Value, result: str | None = None) -> Value:
         """What the turns have made, one after another in a new dim 0."""
         return self._add("stack", (value,), result)
+
+    def test(self, number: Value, result: str | None = None) -> Value:
+        """Whether there is a turn, asked before each of what it would begin with; nothing reads what this gives.
+
+        Raises:
+            ReshardError: `bad-program` where `number` is not one integer, or the loop has a trip count.
+        """
+        return self._add("test", (number,), result)
 
     def _add(self, name: str, operands: tuple[Value, ...], result: str | None) -> Value:
         _check_open(self._program, self._loop)
@@ -123,8 +130,8 @@ def open_loop(program: Builder, trip_count: int | None, reverse: bool = False, u
         yield OpenLoop(program, loop)
         ends = [operation for operation in program.operations[first:] if operation.block == loop]
         carries = [operation.result for operation in ends if operation.name == "carry"]
-        if trip_count is None and (not carries or not _is_number(carries[0])):
-            raise ReshardError("bad-program", "a loop without a trip count must begin with a carry of one integer")
+        if trip_count is None and sum(operation.name == "test" for operation in ends) != 1:
+            raise ReshardError("bad-program", "a loop without a trip count must have one test")
         for carry in carries:
             if sum(operation.name == "last" and operation.operands[1] == carry for operation in ends) != 1:
                 raise ReshardError("bad-program", f"carry {carry.name} must be given back by its loop once")
@@ -200,8 +207,11 @@ def add_end(program: Builder, name: str, operands: tuple[Value, ...], result: st
         carry = program.operations[value.number]
         if carry.name != "carry" or carry.block != block:
             raise ReshardError("bad-program", f"{value.name} is no carry of this loop")
-    if name == "chosen" and not _is_number(operands[0]):
-        raise ReshardError("bad-program", f"{operands[0].name} must be one integer, to pick a branch")
+    if name in ("chosen", "test") and not _is_number(operands[0]):
+        what = "pick a branch" if name == "chosen" else "tell whether there is a turn"
+        raise ReshardError("bad-program", f"{operands[0].name} must be one integer, to {what}")
+    if name == "test" and isinstance(block, Loop) and block.trip_count is not None:
+        raise ReshardError("bad-program", "a test must stand in a loop without a trip count")
     for operand in operands[name == "chosen" : -1]:
         if (operand.shape, operand.dtype) != (value.shape, value.dtype):
             raise ReshardError("bad-program", f"{operand.name} and {value.name} must have one shape and dtype")

@@ -1,8 +1,9 @@
 """How a program is placed: the choice that costs least, and how far it may be from the best.
 
-Messages between values and operations give a bound, and a choice to begin with (`dual.py`); under every division of
-what is shared another, and propagation has one too.
-Of all of them the best of what each does where is taken, exactly (`recombining.py`).
+Propagation has choices to begin with, and messages between values and operations give a bound, and a choice
+(`dual.py`); under every division of what is shared another.
+Of all of them the best of what each does where is taken, exactly (`recombining.py`), then of what whole streams do
+(`expanding.py`).
 That is improved one axis of the mesh at a time, all others as they are, which is as exact, and one value at a time
 (`descent.py`).
 Then the planner is asked what the chosen reshards cost; where that is more than was thought, the choice is improved
@@ -24,6 +25,7 @@ from reshard.contraction.pairwise import Contracted
 from reshard.propagation.copies import CopiedDual
 from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Dual, Picked, Shares
+from reshard.propagation.expanding import cheapest, expand
 from reshard.propagation.fixpoint import Flow
 from reshard.propagation.known_options import flowing
 from reshard.propagation.model import SAME, Model
@@ -36,7 +38,7 @@ from reshard.propagation.waiting import IDENTICAL
 from reshard.propagation.ways import compute_layout
 from reshard.sharding import Sharding
 
-STEPS, PATIENCE = 24, 11
+STEPS, PATIENCE = 24, 8
 """How many choices are begun with, at most, and how many in a row that have nothing better."""
 CLOSE = 2e-3
 """How far from the bound, as a part of the cost, a choice for a larger program is good enough for no further ones."""
@@ -48,6 +50,8 @@ WORTH = 1e-3
 """As a part of the cost, by how much a choice must change before the axes are tried again."""
 KICKED = 3
 """How often a small choice that is settled is begun anew from others."""
+MEDIUM = 128
+"""A program of up to so many operations is tried by messages and along its axes again, at what the planner has said."""
 SMALL, KICKS = 24, 8
 """Of a program of up to so many operations, values and what shares them are tried in so many other ways each."""
 FEW = 0.5
@@ -189,11 +193,11 @@ def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Ca
     for _ in range(max(FEWEST_LESSONS, LESSONS // max(len(model.nodes), 1))):
         has_changed = abs(best.cost - settled) > WORTH * best.cost
         if has_changed and is_open and not _is_proved(best, bounded.bound) and not is_late():
-            if len(model.nodes) <= SMALL:  # what was learnt may be far from where the search began
+            if len(model.nodes) <= MEDIUM:  # what was learnt may be far from where the search began
                 for shares in (bounded.shares, None):
                     best = _with_messages(best, shares)
             _axis_by_axis(model, best, is_late)
-            settled, is_open = best.cost, len(model.nodes) <= SMALL
+            settled, is_open = best.cost, len(model.nodes) <= MEDIUM
         learnt = _learnt(model, best)
         known = _again(best) if known is None else _joined(model, known, best, learnt)
         best = _again(best)
@@ -228,21 +232,21 @@ def _begun(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Calla
     is_small = len(model.nodes) <= SMALL
     enough = 0.0 if is_small else CLOSE
     best = Descent(model, *_flowing(model, flows[0]))
+    for flow in {tuple(flow.dims): flow for flow in flows[1:]}.values():
+        _join(best, _flowing(model, flow))
     begun, since = best.cost, 0
     for _ in range(STEPS):
         _join(best, bounded.step(is_late))
         begun, since = (best.cost, 0) if best.cost < begun * (1 - WORTH) else (begun, since + 1)
         if since == PATIENCE or is_late() or _is_proved(best, bounded.bound, enough):
             break
+    if not _is_proved(best, bounded.bound, enough) and not is_late():
+        expand(best)
     if is_small and not _is_proved(best, bounded.bound):
         alone = Dual(model, bounded.shares, exact=True)
         alone.run(AXIS_TURNS, is_late)
         _join(best, alone.choice())
-    if _is_proved(best, bounded.bound):
-        return best
-    for flow in {tuple(flow.dims): flow for flow in flows[1:]}.values():
-        _join(best, _flowing(model, flow))
-    if is_small:
+    if is_small and not _is_proved(best, bounded.bound):
         best.run()
     return best
 
@@ -289,19 +293,7 @@ def _flowing(model: Model, flow: Flow) -> Picked:
         if id(variable) not in options:
             place = flowing(flow, number, variable)
             options[id(variable)] = int(variable.domain[0]) if place is None else place
-    layouts: dict[int, int] = {}
-    for node in model.nodes:
-        cost = node.cost.copy()
-        for edge in node.edges:
-            kept = options[id(edge.variable)]
-            prices = (
-                edge.table.price[edge.picks.options, kept]
-                if edge.is_result
-                else edge.table.price[kept, edge.picks.options]
-            )
-            cost += prices[edge.picks.places] * edge.times
-        layouts[node.number] = int(cost.argmin())
-    return Picked(options, layouts)
+    return cheapest(model, options)
 
 
 def _axis_by_axis(model: Model, best: Descent, is_late: Callable[[], bool]) -> None:

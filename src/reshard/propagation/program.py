@@ -302,7 +302,7 @@ class Program(Builder):
         """A loop: `with program.loop(12) as loop` what is added stands in it; see `OpenLoop`.
 
         Args:
-            trip_count: how often it runs; without it, as long as the first of its carries is not zero.
+            trip_count: how often it runs; without it, as long as its test is not zero.
             reverse: whether it takes elements from the last to the first.
             unroll: how many turns a compiler is to write one after another.
 

@@ -29,15 +29,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import copy
-from itertools import accumulate, pairwise
 from math import prod
 
 from reshard.dim_sharding import DimSharding
 from reshard.operations.kinds import KindForm
 from reshard.operations.operation import Operation, Value
-from reshard.operations.rules import LabelRole, operation_rule
 from reshard.propagation.builder import Builder
-from reshard.propagation.graph import first_alike
+from reshard.propagation.leaders import kinds_of_dims
 from reshard.sharding import Sharding
 
 
@@ -73,36 +71,6 @@ def recipes(program: Builder, state: Sequence[Value]) -> Iterator[Builder]:
                     axes[dim] = cut
             recipe.annotations[value] = Sharding.of(mesh, *(DimSharding.of(*cut, "?") for cut in axes))
         yield recipe
-
-
-def kinds_of_dims(program: Builder) -> list[tuple[int | None, ...]]:
-    """Per value and dim its kind, the first of all dims that share an index; None where an operation needs it whole.
-
-    By hand, of a product: two kinds of dims go in, and what both operands share does not come out.
-
-    >>> from reshard.mesh import Mesh
-    >>> from reshard.propagation.program import Program
-    >>> program = Program(Mesh.of(x=2))
-    >>> product = program.op("ij,jk->ik", program.input("a", (4, 4)), program.input("b", (4, 4)))
-    >>> kinds_of_dims(program)
-    [(0, 1), (1, 3), (0, 3)]
-    """
-    starts = list(accumulate((len(value.shape) for value in program.values), initial=0))
-    alike: list[tuple[int, int]] = []
-    whole: list[int] = []
-    for operation in program.operations:
-        rule, first = operation_rule(operation), dict[int, int]()
-        terms = rule.terms[: len(operation.values)] if operation.operands else ()
-        for value, term in zip(operation.values, terms, strict=False):
-            for dim, group in enumerate(term):
-                if len(group) == 1:
-                    place = starts[value.number] + dim
-                    alike.append((first.setdefault(group[0], place), place))
-                    whole += [place] if rule.roles[group[0]] is LabelRole.REPLICATED else []
-    firsts = first_alike(starts[-1], alike)
-    barred = {firsts[place] for place in whole}
-    kinds = [None if first in barred else first for first in firsts]
-    return [tuple(kinds[start:stop]) for start, stop in pairwise(starts)]
 
 
 def _stream(state: Sequence[tuple[int | None, ...]]) -> int | None:

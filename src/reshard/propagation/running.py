@@ -33,7 +33,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from reshard.operations.blocks import Block, Branch, Choice, Loop
+from reshard.operations.blocks import Block, Branch, Choice, Loop, around
 from reshard.operations.kinds import ENTERING, LEAVING
 from reshard.operations.operation import Operation, Value
 from reshard.propagation.graph import bodies
@@ -53,6 +53,8 @@ class Turned(NamedTuple):
 
 Turn = Callable[[list[EngineTile], list[EngineTile]], Turned]
 """A turn of a loop, of what is carried into it and of the parts that it takes of the elements."""
+Test = Callable[[list[EngineTile]], EngineTile]
+"""Whether there is a turn, of what would be carried into it."""
 
 
 class Engine:
@@ -84,10 +86,16 @@ class Engine:
         """Tiles one after another in a new dim 0; there may be none."""
         raise NotImplementedError
 
+    def awaited(self, test: Test, turn: Turn, carried: list[EngineTile]) -> list[EngineTile]:
+        """What a loop without a trip count makes of what is carried into it, turn after turn while the test holds."""
+        while self.number(test(carried)):
+            carried = turn(carried, []).carried
+        return carried
+
     def loop(
         self, loop: Loop, turn: Turn, carried: list[EngineTile], elements: list[EngineTile], stacks: Sequence[Operation]
     ) -> Turned:
-        """What a loop makes.
+        """What a loop with a trip count makes.
 
         Args:
             loop: how often it runs, and in which order.
@@ -96,10 +104,7 @@ class Engine:
             elements: the values of which every turn takes its part.
             stacks: the operations that put together what the turns make.
         """
-        if loop.trip_count is None:
-            while self.number(carried[0]):
-                carried = turn(carried, []).carried
-            return Turned(carried, [])
+        assert loop.trip_count is not None
         rows: dict[int, list[EngineTile]] = {}
         for number in sorted(range(loop.trip_count), reverse=loop.reverse):
             carried, rows[number] = turn(carried, [self.part(tile, number) for tile in elements])
@@ -129,10 +134,17 @@ class _Run:
     def __init__(self, placed: Placement, engine: Engine) -> None:
         self.engine = engine
         self.bodies = bodies(placed.operations)
+        self.within: dict[Block, list[Operation]] = {}
+        """Per block all operations in it, and in those within."""
+        for operation in placed.operations:
+            for block in around(operation.block):
+                self.within.setdefault(block, []).append(operation)
 
-    def block(self, block: Block | None, tiles: dict[Value, EngineTile]) -> None:
-        """All that stands in a block, but its ends, and outputs last of all; what is made joins the tiles."""
-        body = self.bodies.get(block, ())
+    def block(
+        self, block: Block | None, tiles: dict[Value, EngineTile], body: Sequence[Operation | Block] | None = None
+    ) -> None:
+        """All that stands in a block, or some of it, but its ends, and outputs last; what is made joins the tiles."""
+        body = self.bodies.get(block, ()) if body is None else body
         waiting = _Waiting(self.engine, tiles, [item for item in body if isinstance(item, Operation)])
         for item in body:
             if isinstance(item, Loop | Choice):
@@ -148,6 +160,16 @@ class _Run:
         for output in self.ends(block, "output") if block is None else ():
             tiles[output.result] = self.engine.compute(output, _tiles_of(output, tiles))
 
+    def leading_to(self, block: Block | None, ends: Sequence[Operation]) -> list[Operation | Block]:
+        """What stands in a block and is read for some of its ends."""
+        read, body = {operand for end in ends for operand in end.operands}, list[Operation | Block]()
+        for item in reversed(self.bodies.get(block, ())):
+            operations = [item] if isinstance(item, Operation) else self.within.get(item, ())
+            if not read.isdisjoint(operation.result for operation in operations):
+                read.update(operand for operation in operations for operand in operation.operands)
+                body.append(item)
+        return body[::-1]
+
     def ends(self, block: Block | None, name: str) -> list[Operation]:
         """The ends of a block that have a name."""
         return [item for item in self.bodies.get(block, ()) if isinstance(item, Operation) and item.name == name]
@@ -156,15 +178,32 @@ class _Run:
         """A loop; what it gives back joins the tiles."""
         carries, elements, lasts, stacks = (self.ends(loop, name) for name in ("carry", "element", "last", "stack"))
         lasts.sort(key=lambda last: last.operands[1].number)
+        working = None if loop.trip_count is not None else self.leading_to(loop, lasts)
 
-        def turn(carried: list[EngineTile], parts: list[EngineTile]) -> Turned:
+        def entered(
+            carried: list[EngineTile], parts: list[EngineTile], body: Sequence[Operation | Block] | None
+        ) -> dict[Value, EngineTile]:
             inside = dict(tiles)
             entering = zip([*carries, *elements], [*carried, *parts], strict=True)
             inside.update((end.result, tile) for end, tile in entering)
-            self.block(loop, inside)
+            self.block(loop, inside, body)
+            return inside
+
+        def turn(carried: list[EngineTile], parts: list[EngineTile]) -> Turned:
+            inside = entered(carried, parts, working)
             return Turned(_operands(lasts, inside), _operands(stacks, inside))
 
-        turned = self.engine.loop(loop, turn, _operands(carries, tiles), _operands(elements, tiles), stacks)
+        starts = _operands(carries, tiles)
+        if loop.trip_count is None:
+            (end,) = self.ends(loop, "test")
+            asking = self.leading_to(loop, [end])
+
+            def test(carried: list[EngineTile]) -> EngineTile:
+                return entered(carried, [], asking)[end.operands[0]]
+
+            turned = Turned(self.engine.awaited(test, turn, starts), [])
+        else:
+            turned = self.engine.loop(loop, turn, starts, _operands(elements, tiles), stacks)
         leaving = zip([*lasts, *stacks], [*turned.carried, *turned.stacked], strict=True)
         tiles.update((end.result, tile) for end, tile in leaving)
 

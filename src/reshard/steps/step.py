@@ -68,6 +68,15 @@ class Move(NamedTuple):
     Where pieces are combined too, each is combined with what stands there, for they overlap.
     """
 
+    @property
+    def one_way(self) -> Move:
+        """The same where devices that would rest send in place of those that receive, if there are such.
+
+        See `DigitExchange.one_way`; what works on both at once, as the ranks of gloo, is then done sooner.
+        """
+        exchange = self.exchange
+        return self._replace(exchange=exchange.one_way) if isinstance(exchange, DigitExchange) else self
+
 
 @dataclass(frozen=True)
 class Contributions(Exchange):

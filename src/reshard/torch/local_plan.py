@@ -179,7 +179,7 @@ def local_plan(
     ours = before.mesh if before.mesh == after.mesh else None
     exchanges = []
     for step in plan.steps:
-        for move in step.transfers:
+        for move in [move.one_way for move in step.transfers]:
             exchange = local_exchange(move, rank, step.dtype)
             together = joint_carrier_for(move.exchange, device_mesh, ours) if joint else None
             if together is not None:

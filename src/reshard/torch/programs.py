@@ -39,7 +39,7 @@ from reshard.torch.verbs import VERBS
 from reshard.torch.world import World, current_world
 
 RankFunction = Callable[..., torch.Tensor]
-PASSED = ("input", "carry", "element", "last", "chosen")
+PASSED = ("input", "carry", "element", "last", "chosen", "test")
 """Ends of programs and blocks that hand tiles on as they are."""
 
 

@@ -129,14 +129,7 @@ def _after(step: Step, device: Device, tile: jax.Array) -> DeviceRun:
 
 def _moved(move: Move, device: Device, tile: jax.Array) -> DeviceRun:
     exchange = move.exchange
-    if (
-        isinstance(exchange, DigitExchange)
-        and exchange.stays
-        and exchange.gathered_values > 1
-        and exchange.source.same_order_as(exchange.target)
-        and exchange.is_even
-        and exchange.loose_values == 1
-    ):
+    if isinstance(exchange, DigitExchange) and exchange.is_in_groups:
         tile = yield from _in_groups(exchange, device, tile, move.reduction or "sum")
     else:
         tile = added(exchange.source, device, tile)

@@ -147,16 +147,13 @@ class _Relearnt(Exception):  # noqa: N818  # no error: the loop is to be read ag
 
 
 def _asking(reading: Reading, test: ir.Block, body: ir.Block, operands: Sequence[Value], known: Known) -> list[Value]:
-    """A loop that asks at the end of each turn whether there is another."""
-
-    def with_test(state: Sequence[Value]) -> list[Value]:
-        return [*reading.block(test, state, known), *state]
-
-    starts = with_test(operands)
+    """A loop that asks before each turn whether there is one."""
     with reading.program.loop() as loop:
-        carries = [loop.carry(start) for start in starts]
-        after = with_test(reading.block(body, carries[1:], known))
-        return [loop.last(*pair) for pair in zip(carries, after, strict=True)][1:]
+        carries = [loop.carry(start) for start in operands]
+        (more,) = reading.block(test, carries, known)
+        loop.test(more)
+        after = reading.block(body, carries, known)
+        return [loop.last(*pair) for pair in zip(carries, after, strict=True)]
 
 
 def _counted(

@@ -1,6 +1,5 @@
 """Loops and choices of a jaxpr, as blocks of the program.
 
-A loop of unknown length asks at the end of each turn whether there is another, and its first carry is the answer.
 What a branch gives is copied there, so that what it costs to bring it where the other branches have it is paid only
 where the branch is picked.
 """
@@ -11,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from reshard.propagation import Value
@@ -28,6 +28,9 @@ def scan(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> list[Val
         carries = [tracing.like(start, loop.carry(start)) for start in operands[first:stop]]
         elements = [tracing.like(stacked, loop.element(stacked)) for stacked in operands[stop:]]
         results = tracing.closed(params["jaxpr"], [*operands[:first], *carries, *elements])
+        if not results:  # it calls alone
+            carry = loop.carry(tracing.literal(np.int32(0)))
+            loop.last(carry, carry)
         stacks = [tracing.like(value, loop.stack(value)) for value in results[len(carries) :]]
         return _last(tracing, loop, carries, results[: len(carries)]) + stacks
 
@@ -39,14 +42,12 @@ def while_loop(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> li
     if params["cond_jaxpr"].out_avals[0].shape:
         return tracing.closed(_as_one(params, [tracing.aval(value) for value in operands]), operands)
 
-    def with_test(state: Sequence[Value]) -> list[Value]:
-        return [*tracing.closed(params["cond_jaxpr"], [*operands[:first], *state]), *state]
-
-    starts = with_test(operands[stop:])
     with tracing.program.loop() as loop:
-        carries = [tracing.like(start, loop.carry(start)) for start in starts]
-        after = with_test(tracing.closed(params["body_jaxpr"], [*operands[first:stop], *carries[1:]]))
-        return _last(tracing, loop, carries, after)[1:]
+        carries = [tracing.like(start, loop.carry(start)) for start in operands[stop:]]
+        (more,) = tracing.closed(params["cond_jaxpr"], [*operands[:first], *carries])
+        loop.test(more)
+        after = tracing.closed(params["body_jaxpr"], [*operands[first:stop], *carries])
+        return _last(tracing, loop, carries, after)
 
 
 def _as_one(params: Mapping[str, Any], avals: Sequence[Any]) -> Any:
@@ -87,5 +88,7 @@ def cond(tracing: Tracing, equation: Any, operands: Sequence[Value]) -> list[Val
         results = []
         for branch in branches:
             with choice.branch():
-                results.append([tracing.copy(value) for value in tracing.closed(branch, operands[1:])])
-        return [tracing.like(of[0], choice.chosen(operands[0], *of)) for of in zip(*results, strict=True)]
+                values = tracing.closed(branch, operands[1:]) or [tracing.literal(np.int32(0))]  # that calls alone
+                results.append([tracing.copy(value) for value in values])
+        chosen = [tracing.like(of[0], choice.chosen(operands[0], *of)) for of in zip(*results, strict=True)]
+        return chosen[: len(equation.outvars)]

@@ -22,7 +22,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching
 
 from reshard.jax.tracing.emitter import Emitter, TileFunction, labels
-from reshard.jax.tracing.known_places import ROLL
+from reshard.jax.tracing.known_rows import ROLL
+from reshard.jax.tracing.reordering import REORDER
 from reshard.operations.interpreter import Extents
 from reshard.operations.pattern import Shape, Term
 from reshard.propagation import Value
@@ -68,66 +69,23 @@ def sent(x: Any, perm: Sequence[tuple[int, int]]) -> Any:
     """The rows of x where they go to; zeros where nothing comes."""
     count, sources = len(x), {target: source for source, target in perm}
     shifts = {target - source for target, source in sources.items()}
-    nobody = [target for target in range(count) if target not in sources]
     if not sources:
         return lax.full_like(x, 0)
-    if len(shifts) == 1:
+    if len(shifts) == 1 and len(sources) == count - abs(*shifts):
         (shift,) = shifts
         nothing = [(0, 0, 0)] * (x.ndim - 1)
-        moved = lax.pad(x, np.zeros((), x.dtype), [(shift, -shift, 0), *nothing])
-        nobody = [target for target in nobody if 0 <= target - shift < count]
-    elif 0 in shifts and len(turns := {shift % count for shift in shifts} - {0}) == 1:  # some keep what they have
-        turn = turns.pop()
-        turned = rows_at(x, [(target - turn) % count for target in range(count)])
-        moved = jnp.where(_column([sources.get(n, n) == n for n in range(count)], x), x, turned)
-    else:
-        spare = iter(sorted({*range(count)} - {*sources.values()}))
-        moved = rows_at(x, [sources[target] if target in sources else next(spare) for target in range(count)])
-    if not nobody:
-        return moved
-    return jnp.where(_column([target not in nobody for target in range(count)], x), moved, 0)
-
-
-def _column(holds: Sequence[bool], x: Any) -> Any:
-    """For each row of x whether something holds, as an array that goes with x."""
-    return np.array(holds).reshape(-1, *[1] * (x.ndim - 1))
+        return lax.pad(x, np.zeros((), x.dtype), [(shift, -shift, 0), *nothing])
+    return rows_at(x, [sources.get(target, -1) for target in range(count)])
 
 
 def rows_at(x: Any, places: Sequence[int]) -> Any:
-    """The rows of x in another order, by rolls of digits where it is one of those, or in two digits the other way."""
-    for minor in (size for size in range(2, len(x)) if len(x) % size == 0):
-        if [*places] == [*np.arange(len(x)).reshape(-1, minor).T.ravel()]:
-            digits = lax.reshape(x, (len(x) // minor, minor, *x.shape[1:]))
-            return lax.reshape(jnp.swapaxes(digits, 0, 1), x.shape)
-    rolls = rolls_of(places)
-    if rolls is None:
-        return jnp.take(x, np.array(places), axis=0)
-    sizes = tuple(size for size, _ in rolls)
-    turned = tuple(dim for dim, (_, shift) in enumerate(rolls) if shift)
-    if not turned:
-        return x
-    shifts = tuple(rolls[dim][1] for dim in turned)
-    digits = lax.reshape(x, (*sizes, *x.shape[1:]))
-    return lax.reshape(ROLL.bind(digits, dims=turned, shifts=shifts, sizes=tuple(sizes[d] for d in turned)), x.shape)
-
-
-def rolls_of(places: Sequence[int]) -> list[tuple[int, int]] | None:
-    """A permutation as rolls of the digits of places, major to minor, each of so many by so many; None if it is none.
-
-    >>> rolls_of([1, 2, 3, 0]), rolls_of([1, 0, 3, 2]), rolls_of([3, 2, 1, 0]), rolls_of([0, 2, 1, 3])
-    ([(4, 3)], [(2, 0), (2, 1)], [(2, 1), (2, 1)], None)
-    """
-    count = len(places)
+    """The rows of x in another order, zeros for places below 0; as a roll where it is one."""
+    count = len(x)
     shifts = {(target - source) % count for target, source in enumerate(places)}
-    if len(shifts) == 1:
-        return [(count, shifts.pop())]
-    for size in (size for size in range(2, count) if count % size == 0):
-        outer = [source // size for source in places[::size]]
-        inner = [source % size for source in places[:size]]
-        if [major * size + minor for major in outer for minor in inner] == [*places]:
-            parts = rolls_of(outer), rolls_of(inner)
-            return None if parts[0] is None or parts[1] is None else parts[0] + parts[1]
-    return None
+    if len(shifts) == 1 and min(places) >= 0:
+        (shift,) = shifts
+        return ROLL.bind(x, dims=(0,), shifts=(shift,), sizes=(count,)) if shift else x
+    return REORDER.bind(x, dim=0, places=tuple(places))
 
 
 def _rolled(_: Any, operands: Values, places: Values, **params: Any) -> tuple[Any, Any]:
@@ -138,8 +96,17 @@ def _rolled(_: Any, operands: Values, places: Values, **params: Any) -> tuple[An
     return ROLL.bind(x, **params), x.ndim - 1
 
 
+def _reordered(_: Any, operands: Values, batched: Values, **params: Any) -> tuple[Any, Any]:
+    (x,), (batch,) = operands, batched
+    if batch is None:
+        return REORDER.bind(x, **params), None
+    x = jnp.moveaxis(x, batch, -1)
+    return REORDER.bind(x, **params), x.ndim - 1
+
+
 ROLL.def_abstract_eval(lambda x, **_: x)
 batching.fancy_primitive_batchers[ROLL] = _rolled
+batching.fancy_primitive_batchers[REORDER] = _reordered
 batching.fancy_primitive_batchers[own_p] = _own
 
 alike_p = Primitive("alike_along")

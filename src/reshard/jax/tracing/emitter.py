@@ -31,6 +31,7 @@ CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "custom_lin": "call_jaxpr",
     "custom_vmap_call": "call",
+    "linear_call": "callee",
     "composite": "jaxpr",
     "custom_partitioning": "call",
 }
@@ -196,3 +197,25 @@ def evaluated(equation: Any, number: int = 0, **changed: Any) -> TileFunction:
         return results_of(equation, tiles, {**equation.params, **changed})[number]
 
     return run
+
+
+def whole(emitter: Emitter, equation: Any, operands: Sequence[Value], batch: int = 0) -> list[Value]:
+    """What every device makes of all of its operands; their first dims may be those of a batch."""
+    sources = list(operands) or [emitter.literal(np.int32(0))]
+    first = labels(batch, "b")
+    terms = [(*first, *labels(len(value.shape) - batch, f"a{number}_")) for number, value in enumerate(sources)]
+    results = []
+    for number, var in enumerate(equation.outvars):
+        result = (*first, *labels(var.aval.ndim - batch, "r"))
+        run = evaluated(equation, number)
+        results.append(
+            emitter.emit(
+                str(equation.primitive).replace("-", "_"),
+                sources,
+                [*terms, result],
+                var.aval,
+                run if operands else lambda extents, _, run=run: run(extents, ()),  # type: ignore[misc]
+                replicated=tuple(group[0] for term in (*terms, result) for group in term[batch:]),
+            )
+        )
+    return results

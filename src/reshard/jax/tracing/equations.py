@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from itertools import accumulate
-from math import gcd, prod
+from math import gcd
 from typing import Any
 
 import jax
@@ -30,15 +31,17 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from reshard.jax.contraction.einsum_primitive import as_contraction
 from reshard.jax.tracing.dims_of_devices import ByPlace, PlacedValue, first_of_alike
-from reshard.jax.tracing.emitter import Emitter, TileFunction, evaluated, labels, product_labels, within
+from reshard.jax.tracing.effects import done_once
+from reshard.jax.tracing.emitter import Emitter, labels, product_labels, whole, within
 from reshard.jax.tracing.indexed import COMBINED, combining_scatter, gather, scatter
 from reshard.jax.tracing.kernels import Kernel, as_function, on_parts
 from reshard.jax.tracing.ragged import ragged_dot, takes
 from reshard.jax.tracing.rearranging import broadcast, concatenate, pad, reshape, reverse, roll, slices, tile, transpose
+from reshard.jax.tracing.reordering import reorder
+from reshard.jax.tracing.sampling import KEYS, counts, gamma, random_bits
 from reshard.jax.tracing.slices import dynamic_slice, dynamic_update_slice
 from reshard.jax.tracing.turning import RUNNING
 from reshard.jax.tracing.windows import convolution, windows
-from reshard.operations.interpreter import Extents
 from reshard.operations.pattern import Shape
 from reshard.propagation import Value
 
@@ -61,19 +64,21 @@ _ONE_BY_ONE = """
 abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil clamp
 clz complex conj convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor
 ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul
-mulhi ne neg nextafter not or polygamma population_count pow real reduce_precision regularized_incomplete_beta rem
-round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient
-sub tan tanh threefry2x32 xor zeta
+mulhi ne neg nextafter not or philox2x32 philox4x32 polygamma population_count pow real reduce_precision
+regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin
+sinh sqrt square stop_gradient sub tan tanh threefry2x32 threefry4x32 xor zeta
 """
 ELEMENTWISE = frozenset(_ONE_BY_ONE.split())
 """Primitives that make every element from those at its place."""
 
 
 def elementwise(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """Every element from those at its place; an element of another size may be several, and those are whole."""
+    """Every element from those at its place; one of another size is several in a last dim, and those are together."""
     out = equation.outvars[0].aval
     if any(len(operand.shape) > out.ndim or (operand.shape and len(operand.shape) < out.ndim) for operand in operands):
-        return opaque(emitter, equation, operands)
+        ends = [labels(len(operands[0].shape)), labels(out.ndim)]
+        together = max(ends, key=len)[-1]
+        return emitter.emit_results("bitcast_convert_type", equation, operands, ends, replicated=together)
     terms = [*(within(operand.shape, out.shape) for operand in operands), labels(out.ndim)]
     name = str(equation.primitive)
     if name == "convert_element_type":
@@ -166,57 +171,12 @@ def iota(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Val
     return [emitter.emit("iota", [emitter.literal(np.int32(0))], terms, out, attributes=(("dim", dim),))]
 
 
-def counts(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """The numbers of elements in two words each; a device counts its own, as long as the lower word is enough."""
-    shape = equation.params["shape"]
-    if prod(shape) > 2**32:
-        return whole(emitter, equation, operands)
-    strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
-
-    def low(extents: Extents, _: Sequence[Any]) -> Any:
-        local = extents.shapes[-1]
-        total: Any = np.uint32(0)
-        for dim, stride in enumerate(strides):
-            start = lax.convert_element_type(extents.start(1, dim), np.uint32)
-            total = total + (lax.broadcasted_iota(np.uint32, local, dim) + start) * np.uint32(stride % 2**32)
-        return total
-
-    runs: list[TileFunction] = [lambda extents, _: lax.full(extents.shapes[-1], 0, np.uint32), low]
-    terms = [(), labels(len(shape))]
-    return [
-        emitter.emit("counts", [emitter.literal(np.int32(0))], terms, var.aval, run)
-        for var, run in zip(equation.outvars, runs, strict=True)
-    ]
-
-
 def matrices(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """What takes matrices as a whole; the dims that all tensors have before those are left alone."""
     shapes = [value.shape for value in operands] + [var.aval.shape for var in equation.outvars]
     leading = min(len(operands[0].shape) - 2, *map(len, shapes))
     batch = next((dim for dim in range(leading) if len({shape[dim] for shape in shapes}) > 1), max(leading, 0))
     return whole(emitter, equation, operands, batch)
-
-
-def whole(emitter: Emitter, equation: Any, operands: Sequence[Value], batch: int = 0) -> list[Value]:
-    """What every device makes of all of its operands; their first dims may be those of a batch."""
-    sources = list(operands) or [emitter.literal(np.int32(0))]
-    first = labels(batch, "b")
-    terms = [(*first, *labels(len(value.shape) - batch, f"a{number}_")) for number, value in enumerate(sources)]
-    results = []
-    for number, var in enumerate(equation.outvars):
-        result = (*first, *labels(var.aval.ndim - batch, "r"))
-        run = evaluated(equation, number)
-        results.append(
-            emitter.emit(
-                str(equation.primitive).replace("-", "_"),
-                sources,
-                [*terms, result],
-                var.aval,
-                run if operands else lambda extents, _, run=run: run(extents, ()),  # type: ignore[misc]
-                replicated=tuple(group[0] for term in (*terms, result) for group in term[batch:]),
-            )
-        )
-    return results
 
 
 def ragged_products(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -232,11 +192,6 @@ def kernels(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[
     return on_parts(emitter, kernel, operands) if kernel.cut else opaque(emitter, equation, operands)
 
 
-def put(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """Elements put at places; what applies a function there, to what is there, is whole."""
-    return (scatter if equation.params["update_jaxpr"] is None else opaque)(emitter, equation, operands)
-
-
 def reduction_of_any_kind(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
     """Tensors combined together by any function, each with what it begins with, by devices that have all of a dim."""
     count, dims = len(operands) // 2, equation.params["dimensions"]
@@ -245,6 +200,14 @@ def reduction_of_any_kind(emitter: Emitter, equation: Any, operands: Sequence[Va
     terms = [*[term] * count, *[()] * count, result]
     whole_labels = tuple(term[dim][0] for dim in dims)
     return emitter.emit_results("reduce", equation, operands, terms, replicated=whole_labels)
+
+
+def calls_back(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """What Python does with effects: once for a program, and on each device of a region."""
+    if isinstance(emitter, ByPlace):
+        return opaque(emitter, equation, operands)
+    emitter.program.without_rule[str(equation.primitive)] += 1
+    return done_once(emitter, equation, operands)
 
 
 def opaque(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
@@ -261,17 +224,6 @@ def apart(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Va
 
 
 # Primitives that are made of others
-
-
-def random_bits(keys: Any, *, bit_width: int, shape: Shape) -> Any:
-    """Random bits from the words of their keys, in operations of which any part can be made alone."""
-
-    def bits(words: Any) -> Any:
-        return keys.dtype._impl.random_bits(words, bit_width, shape)
-
-    for _ in keys.shape:
-        bits = jax.vmap(bits)
-    return bits(jax.random.key_data(keys))
 
 
 def place_of(best: Callable[..., Any], values: Any, *, axes: Shape, index_dtype: Any) -> Any:
@@ -307,12 +259,33 @@ def over_batch(reduce: Callable[[Any, Shape], Any], *values: Any, axes: Shape, *
     return [reduce(value, axes) for value in values]
 
 
+def symmetric_product(a: Any, c: Any, *, alpha: float, beta: float, **_: Any) -> Any:
+    """A matrix times its transpose, and another: both halves are computed."""
+    product = jax.numpy.matmul(a, a.mT, precision=lax.Precision.HIGHEST)
+    return alpha * product + beta * c
+
+
+def of_sparse(name: str) -> Callable[..., Any]:
+    """What JAX computes of sparse arrays, as it says itself in operations of dense ones."""
+
+    def function(*arrays: Any, **params: Any) -> Any:
+        module = import_module(f"jax.experimental.sparse.{name.split('_', maxsplit=1)[0]}")
+        return getattr(module, f"_{name}_impl")(*arrays, **params)
+
+    return function
+
+
 def in_others(equation: Any) -> Any:
     """The jaxpr of the function of JAX that is an equation's."""
     function = partial(FUNCTIONS[str(equation.primitive)], **equation.params)
     return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in equation.invars))
 
 
+SPARSE = """
+bcoo_dot_general bcoo_dot_general_sampled bcoo_extract bcoo_fromdense bcoo_sort_indices bcoo_spdot_general
+bcoo_sum_duplicates bcoo_todense bcoo_transpose bcsr_dot_general bcsr_extract bcsr_fromdense bcsr_todense
+coo_fromdense coo_matmat coo_matvec coo_todense csr_fromdense csr_matmat csr_matvec csr_todense
+"""
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "random_bits": random_bits,
     "argmax": partial(place_of, lax.reduce_max),
@@ -324,8 +297,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "broadcast_to": lambda value, shape: lax.broadcast_in_dim(value, shape, range(value.ndim)),
     "reciprocal": lambda value, **_: 1 / value,
     "split": split,
+    "symmetric_product": symmetric_product,
     "stack": stack,
     "unstack": unstack,
+    **{name: of_sparse(name) for name in SPARSE.split()},
 }
 """By the name of the primitive, what is the same in others, of its operands and its parameters."""
 
@@ -359,7 +334,6 @@ cholesky cholesky_update eig eigh geqrf geqp3 hessenberg householder_product lu 
 svd triangular_solve tridiagonal tridiagonal_solve
 """
 ALONG = "sort approx_top_k fft"
-KEYS = "random_clone random_fold_in random_seed random_split random_unwrap random_wrap"
 RULES: dict[str, PrimitiveRule] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
     **dict.fromkeys([*REDUCTIONS, "reduce_and", "reduce_or", "reduce_xor"], reduction),
@@ -376,6 +350,7 @@ RULES: dict[str, PrimitiveRule] = {
     "pad": pad,
     "rev": reverse,
     "roll": roll,
+    "reorder": reorder,
     "concatenate": concatenate,
     "tile": tile,
     "dynamic_slice": dynamic_slice,
@@ -383,7 +358,7 @@ RULES: dict[str, PrimitiveRule] = {
     "gather": gather,
     **dict.fromkeys(COMBINED, combining_scatter),
     "reduce": reduction_of_any_kind,
-    "scatter": put,
+    "scatter": scatter,
     "conv_general_dilated": convolution,
     "ragged_dot_general": ragged_products,
     "pallas_call": kernels,
@@ -391,6 +366,8 @@ RULES: dict[str, PrimitiveRule] = {
     **dict.fromkeys(MATRICES.split(), matrices),
     "iota_2x32_shape": counts,
     **dict.fromkeys(KEYS.split(), whole),
+    "random_gamma": gamma,
+    **dict.fromkeys(["debug_callback", "debug_print", "io_callback"], calls_back),
     "apart": apart,
     "first_of_alike": first_of_alike,
 }

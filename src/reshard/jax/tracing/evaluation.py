@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.extend.core import Literal
 from numpy.typing import NDArray
@@ -43,3 +44,13 @@ def values_of(
     for equation in jaxpr.eqns:
         known.update(zip(equation.outvars, results(equation, [read(atom) for atom in equation.invars]), strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def in_place_of(equation: Any, operands: Sequence[Any], function: Callable[..., Any]) -> Any:
+    """A call of a function of some values in place of an equation; one that is named twice is handed in once."""
+    once = [*{id(operand): operand for operand in operands}.values()]  # of which some are numbers
+    places = [next(place for place, atom in enumerate(once) if atom is operand) for operand in operands]
+    function_of_once = lambda *arrays: function(*(arrays[place] for place in places))  # noqa: E731
+    avals = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in once]
+    (call,) = jax.make_jaxpr(jax.jit(function_of_once))(*avals).jaxpr.eqns
+    return call.replace(invars=once, outvars=equation.outvars)

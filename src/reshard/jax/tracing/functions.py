@@ -58,7 +58,7 @@ from reshard.sharding import Sharding
 
 BLOCKS = {"scan": scan, "while": while_loop, "cond": cond, "shard_map": shard_map}
 """Primitives whose jaxprs run often, not at all, or on each device by itself."""
-IDENTITIES = ("name", "same", "pvary", "device_put", "max_contiguous", "multiple_of")
+IDENTITIES = ("name", "same", "pvary", "device_put", "layout_constraint", "max_contiguous", "multiple_of", "tie")
 """Primitives whose results are their operands; in a `jit` JAX too leaves a value where it lies."""
 
 logger = logging.getLogger("reshard")

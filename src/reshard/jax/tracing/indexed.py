@@ -270,7 +270,10 @@ def _once_there(updates: Any, number: Any) -> Any:
 
 
 def scatter(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """Rows written at places that indices name, by devices that have all indices and all that is written."""
+    """Rows written at places that indices name, by devices that have all indices and all that is written.
+
+    A function may be applied to what is there instead, and what is written counts nothing.
+    """
     base, indices, updates = operands
     places, indices = Places.of(emitter.program, equation, base.shape, indices, updates.shape)
     table_labels = {label for group in places.table for label in group}
@@ -300,17 +303,20 @@ def _scattered(equation: Any, extents: Extents, tiles: Sequence[Any], places: Pl
     if equation.params["mode"] == lax.GatherScatterMode.CLIP:
         indices = jax.numpy.clip(indices, 0, places.limits(full))
     indices = indices - places.bounds(extents, len(extents.shapes) - 1)[0]
-    if prod(indices.shape[:-1]) == 1:
-        indices, updates = _kept_inside(base, indices, updates, places)
-    else:
-        beyond = np.array([base.shape[dim] for dim in places.named], np.int32)  # the end, where it is dropped
-        indices = jax.numpy.where(indices < 0, beyond, indices)
     drop = lax.GatherScatterMode.FILL_OR_DROP
-    return evaluated(equation, dimension_numbers=places.numbers, mode=drop)(extents, (base, indices, updates))
+    run = evaluated(equation, dimension_numbers=places.numbers, mode=drop)
+    if prod(indices.shape[:-1]) == 1:
+        index, updates, is_here = _kept_inside(base, indices, updates, places)
+        result = run(extents, (base, index, updates))
+        applies = str(equation.primitive) == "scatter" and equation.params["update_jaxpr"] is not None
+        return lax.select(lax.broadcast(is_here, base.shape), result, base) if applies else result
+    beyond = np.array([base.shape[dim] for dim in places.named], np.int32)  # the end, where it is dropped
+    indices = jax.numpy.where(indices < 0, beyond, indices)
+    return run(extents, (base, indices, updates))
 
 
-def _kept_inside(base: Any, index: Any, updates: Any, places: Places) -> tuple[Any, Any]:
-    """One row for another device as a row of what is here already.
+def _kept_inside(base: Any, index: Any, updates: Any, places: Places) -> tuple[Any, Any, Any]:
+    """One row for another device as a row of what is here already, and whether it is for this one.
 
     Of a single row XLA makes slices, and where the tile is a slice itself it takes one beyond the end from beside it.
     """
@@ -318,5 +324,5 @@ def _kept_inside(base: Any, index: Any, updates: Any, places: Places) -> tuple[A
     window_sizes = _window_sizes(places.numbers, updates.shape, base.ndim)
     gathering = lax.GatherDimensionNumbers(*tuple(places.numbers)[:5])
     old = lax.gather(base, nearest, gathering, window_sizes, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
-    in_tile = lax.broadcast((index == nearest).all(), updates.shape)
-    return nearest, lax.select(in_tile, updates, old)
+    is_here = (index == nearest).all()
+    return nearest, lax.select(lax.broadcast(is_here, updates.shape), updates, old), is_here

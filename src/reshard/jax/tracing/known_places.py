@@ -6,6 +6,7 @@ reads neighbours as every slice does.
 
     gather of rows i, i + 1, ...            a slice, or a roll where they go on behind the last at the first
     gather of a few runs                    slices one after another, as of neighbours but for the ends
+    gather of rows near to each other       these in another order (`reordering`)
     gather of rows i + j, of few j          slices side by side, or what goes round or stays at the ends
     slice of what is joined                 what is joined of slices
     gather, dynamic slice of one part       a slice
@@ -25,7 +26,7 @@ a:f32[8] = roll[dims=(0,) shifts=(5,) sizes=(8,)] b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import prod
 from operator import le
 from typing import Any, NamedTuple
@@ -33,23 +34,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax import lax
-from jax.extend.core import Literal, Primitive
+from jax.extend.core import Literal
 
 from reshard.dtypes import identity
 from reshard.jax.tracing.centring import Centred, joined
-from reshard.jax.tracing.evaluation import results_of
+from reshard.jax.tracing.evaluation import in_place_of, results_of
 from reshard.jax.tracing.joined_parts import Part, Piece, alike, making, part_of, pieces_in, sliced_from
+from reshard.jax.tracing.known_rows import MOST_SIDES, rows, sides
 from reshard.jax.tracing.turning import Turning
 from reshard.operations.pattern import Shape
 
-ROLL = Primitive("roll")
-"""A tensor that goes round in some dims: `dims`, `shifts` and `sizes` as `Program.roll` has them."""
 MOST_NUMBERS = 1 << 16
 """More numbers are not worked out."""
-MOST_SIDES = 16
-"""Of how many slices side by side a gather is made, at most."""
-MOST_RUNS = 3
-"""Of so many runs one after another at most."""
 COMBINED: dict[str, tuple[Callable[..., Any], str]] = {
     "scatter-add": (lax.add, "sum"),
     "scatter-mul": (lax.mul, "product"),
@@ -219,9 +215,9 @@ class KnownPlaces:
         if places.size == 0 or places.min() < 0 or places.max() >= table[dim]:
             return equation
         if places.ndim == 1:
-            return _rows(equation, dim, places.tolist(), table)
+            return rows(equation, dim, places.tolist(), table)
         if places.ndim == 2 and 1 < min(places.shape) <= MOST_SIDES:
-            return _sides(equation, dim, places, table)
+            return sides(equation, dim, places, table)
         return equation
 
     def _dynamic_slice(self, equation: Any) -> Any:
@@ -411,85 +407,3 @@ def _are_numbers(aval: Any, most: int) -> bool:
     """Whether a value is so many integers at most."""
     dtype = getattr(aval, "dtype", None)
     return isinstance(dtype, np.dtype) and dtype.kind in "iub" and prod(aval.shape) <= most
-
-
-def in_place_of(equation: Any, operands: Sequence[Any], function: Callable[..., Any]) -> Any:
-    """A call of a function of some values in place of an equation; one that is named twice is handed in once."""
-    once = list(dict.fromkeys(operands))
-    function_of_once = lambda *arrays: function(*(arrays[once.index(operand)] for operand in operands))  # noqa: E731
-    avals = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in once]
-    (call,) = jax.make_jaxpr(jax.jit(function_of_once))(*avals).jaxpr.eqns
-    return call.replace(invars=once, outvars=equation.outvars)
-
-
-def _rows(equation: Any, dim: int, places: list[int], table: Shape) -> Any:
-    """Rows that follow each other, or come every so many, as a slice or a roll."""
-    steps = {after - before for before, after in pairwise(places)}
-    if len(steps) == 1 and (step := min(steps)) != 0:
-        start, stop, strides = [0] * len(table), list(table), [1] * len(table)
-        start[dim], stop[dim], strides[dim] = min(places), max(places) + 1, abs(step)
-        turned = (dim,) if step < 0 else ()
-        return in_place_of(equation, equation.invars[:1], lambda x: lax.rev(lax.slice(x, start, stop, strides), turned))
-    if {step % table[dim] for step in steps} == {1}:
-        params = {"dims": (dim,), "shifts": (-places[0] % table[dim],), "sizes": (len(places),)}
-        return equation.replace(primitive=ROLL, invars=equation.invars[:1], params=params)
-    runs = _runs(places)
-    if len(runs) > MOST_RUNS:
-        return equation
-
-    def joined_runs(x: Any) -> Any:
-        parts = []
-        for first, length, step in runs:
-            part = lax.slice_in_dim(x, first, first + (length if step else 1), axis=dim)
-            parts.append(jax.numpy.broadcast_to(part, (*x.shape[:dim], length, *x.shape[dim + 1 :])))
-        return lax.concatenate(parts, dim)
-
-    return in_place_of(equation, equation.invars[:1], joined_runs)
-
-
-class Run(NamedTuple):
-    """Places that follow each other, or one that comes several times."""
-
-    first: int
-    length: int
-    step: int
-
-
-def _runs(places: Sequence[int]) -> list[Run]:
-    """What places are one after another; a place that comes twice ends one run and begins the next.
-
-    >>> _runs([0, 0, 0, 1, 2])
-    [Run(first=0, length=3, step=0), Run(first=1, length=2, step=1)]
-    >>> _runs([0, 0, 1, 2])
-    [Run(first=0, length=1, step=1), Run(first=0, length=3, step=1)]
-    """
-    runs = [Run(int(places[0]), 1, 1)]
-    for place in map(int, places[1:]):
-        first, length, step = runs[-1]
-        following = place - (first + (length - 1) * step)
-        if following == step or (length == 1 and following == 0):
-            runs[-1] = Run(first, length + 1, following)
-        elif (length, step, following) == (2, 0, 1):
-            runs[-1:] = [Run(first, 1, 1), Run(first, 2, 1)]
-        else:
-            runs.append(Run(place, 1, 1))
-    return runs
-
-
-def _sides(equation: Any, dim: int, places: Any, table: Shape) -> Any:
-    """Rows of which each number of few names a line of its own, as such lines side by side."""
-    few = int(np.argmin(places.shape))
-    lines = np.moveaxis(places, few, 0)
-    if any(not _is_line(line, table[dim]) for line in lines):
-        return equation
-    return in_place_of(
-        equation,
-        equation.invars[:1],
-        lambda x: jax.numpy.stack([jax.numpy.take(x, line, dim, mode="clip") for line in lines], dim + few),
-    )
-
-
-def _is_line(places: Any, size: int) -> bool:
-    """Whether places are evenly apart, going round, or run on but for the ends."""
-    steps = {*(np.diff(places) % size).tolist()}
-    return len(steps) == 1 or len(_runs(places)) <= MOST_RUNS

@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 from jax._src.interpreters import partial_eval as pe
 from jax._src.pjit import sharding_constraint_p
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 from jax.sharding import AbstractMesh, AxisType
 
 from reshard.jax.tracing.bands.sinking import REMATERIALIZED
@@ -167,7 +167,7 @@ class VmappedBody(Body):
             changed = {**params, "jaxpr": inner, "prevent_cse": held_back}
             return results_of(equation, [*called.consts, *operands], changed)
         if name in BY_THEMSELVES or (name not in AMONG_DEVICES and not self.has_rule(name)):
-            alone = placeless(_on_no_mesh(equation)).replace(ctx=equation.ctx)
+            alone = _on_no_mesh(equation).replace(ctx=equation.ctx)
             return list(apart_p.bind(*operands, equation=alone, axes=((),) * len(operands), sizes=()))
         return super().equation(_on_no_mesh(equation) if name in KERNELS else equation, operands)
 
@@ -222,17 +222,33 @@ class Anywhere:
         return nullcontext()
 
 
-def on_no_mesh(jaxpr: Any) -> Any:
+def on_no_mesh(said: Any) -> Any:
     """The jaxpr of a kernel, or what else is a parameter, which may run on another mesh than it was traced on."""
-    if isinstance(jaxpr, ClosedJaxpr):
-        return jaxpr.replace(jaxpr=on_no_mesh(jaxpr.jaxpr))
-    if not isinstance(jaxpr, Jaxpr):
-        return jaxpr
-    return jaxpr.replace(eqns=[_on_no_mesh(each) for each in jaxpr.eqns])
+    if type(said) is tuple:
+        return tuple(map(on_no_mesh, said))
+    if isinstance(said, ClosedJaxpr):
+        return said.replace(jaxpr=on_no_mesh(said.jaxpr))
+    if not isinstance(said, Jaxpr):
+        return said
+    moved: dict[Var, Var] = {}
+
+    def anywhere(atom: Any) -> Any:
+        if isinstance(atom, Literal):
+            return _placeless_literal(atom)
+        if type(atom) is not Var or type(atom.aval) is not jax.core.ShapedArray:
+            return atom
+        return moved.setdefault(atom, Var(jax.core.ShapedArray(atom.aval.shape, atom.aval.dtype)))
+
+    ends = {key: [*map(anywhere, getattr(said, key))] for key in ("constvars", "invars", "outvars")}
+    equations = [
+        equation.replace(invars=[*map(anywhere, equation.invars)], outvars=[*map(anywhere, equation.outvars)])
+        for equation in map(_on_no_mesh, said.eqns)
+    ]
+    return said.replace(**ends, eqns=equations)
 
 
 def _on_no_mesh(equation: Any) -> Any:
-    params = {key: on_no_mesh(value) for key, value in equation.params.items()}
+    params = {key: on_no_mesh(value) for key, value in placeless(equation).params.items()}
     invars = [_placeless_literal(atom) if isinstance(atom, Literal) else atom for atom in equation.invars]
     return equation.replace(invars=invars, params=params, ctx=Anywhere(equation.ctx))
 

@@ -38,9 +38,10 @@ from jax.core import ShapedArray
 from jax.extend.core import Literal, Primitive
 
 from reshard.dtypes import identity
-from reshard.jax.tracing.evaluation import literal_array, results_of
+from reshard.jax.tracing.evaluation import in_place_of, literal_array, results_of
 from reshard.jax.tracing.joined_parts import alike
-from reshard.jax.tracing.known_places import ROLL, KnownPlaces, Lattice, in_place_of
+from reshard.jax.tracing.known_places import KnownPlaces, Lattice
+from reshard.jax.tracing.known_rows import ROLL
 from reshard.jax.tracing.turning import RUNNING
 from reshard.propagation.merging import MERGES
 
