@@ -233,6 +233,13 @@ def wanted(a: Any, w: Any) -> Any:
     return over({"x"}, (P("x"), P()), P("x"))(body)(a, w)
 
 
+def combined_in(groups: list[list[int]]) -> Any:
+    def combined(a: Any) -> Any:
+        return lax.psum(a, "x", axis_index_groups=groups) * lax.pmax(a, "x", axis_index_groups=groups)
+
+    return over({"x"}, P("x"), P("x"), check_vma=False)(combined)
+
+
 def sent(*pairs: tuple[int, int]) -> Callable[..., Any]:
     return over({"x"}, P("x"), P("x"))(lambda a: lax.ppermute(a, "x", pairs) + a)
 
@@ -273,6 +280,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "branches and loops": (branches, (A, W), A_AT),
     "rematerialized": (rematerialized, (A, W), A_AT),
     "groups": (grouped, (A,), A_AT[:1]),
+    "odd pairs": (combined_in([[2, 1], [0, 3]]), (A,), A_AT[:1]),
     "permuted devices": (permuted, (A, W), A_AT, MESHES.permuted),
     "mesh that is set": (lambda a, w: permuted(a, w, None), (A, W), A_AT, MESHES.permuted, True),
     "explicit": (explicit, (A, W), (P("x"), P(None, "y")), MESHES.explicit, True),

@@ -27,7 +27,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 from jax.sharding import AbstractMesh, AxisType
 
 from reshard.jax.tracing.bands.sinking import REMATERIALIZED
-from reshard.jax.tracing.dims_of_devices import alike_p, among_devices, apart_p, in_groups, sent
+from reshard.jax.tracing.dims_of_devices import alike_p, among_devices, apart_p, in_groups, rows_at, sent
 from reshard.jax.tracing.emitter import is_key
 from reshard.jax.tracing.evaluation import literal_array, results_of
 from reshard.jax.tracing.regions import CONSTRAINTS, Body, asked_sharding, placeless, shard_map
@@ -50,6 +50,10 @@ KERNELS = ("pallas_call",)
 """Primitives that run a jaxpr of their own as it was traced."""
 UNKNOWN = frozenset(["ragged_all_to_all", "pbroadcast", "psend", "precv", "preduced", "unreduced_psum"])
 """Those that have no meaning there."""
+
+
+COMBINED = {"psum": lax.add, "psum_invariant": lax.add, "pmax": lax.max, "pmin": lax.min}
+"""What two devices of a group get of collectives to which the order of devices is nothing."""
 
 
 def leaves_axes(equation: Any) -> bool:
@@ -172,8 +176,14 @@ class VmappedBody(Body):
         return super().equation(_on_no_mesh(equation) if name in KERNELS else equation, operands)
 
     def in_groups(self, equation: Any, x: Any) -> Any:
-        """A collective among some devices of an axis, as one among all of another."""
+        """A collective among some devices of an axis, as one among all of another; of odd pairs, as each has it."""
         (axis,), groups = axes_of(equation), equation.params["axis_index_groups"]
+        combine = COMBINED.get(str(equation.primitive))
+        if combine is not None:
+            groups = sorted(map(sorted, groups))
+            if len(groups[0]) == 2 and len({second - first for first, second in groups}) > 1:
+                partners = [partner for _, partner in sorted([*groups, *(pair[::-1] for pair in groups)])]
+                return among_devices(lambda rows: combine(rows, rows_at(rows, partners)), x, [axis])
         key, name = "axes" if "axes" in equation.params else "axis_name", f"{axis} in groups"
         params = {**equation.params, key: (name,), "axis_index_groups": None}
 
