@@ -67,6 +67,14 @@ def until(x: Any) -> Any:
     return lax.while_loop(lambda state: state[0] < 3, turn, (0, x))[1]
 
 
+def until_told(x: Any) -> Any:
+    def is_less(state: Any) -> Any:
+        jax.debug.callback(noted, state[1][1])
+        return state[0] < 3
+
+    return lax.while_loop(is_less, lambda state: (state[0] + 1, state[1] * 2), (0, x))[1]
+
+
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "with a result": of_rows,
     "in order": lambda x: of_rows(of_rows(x, ordered=True), ordered=True),
@@ -104,6 +112,20 @@ def test_as_often_as_in_plain_jit(name: str) -> None:
     for one, other in zip(*map(jax.tree.leaves, results), strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_condition_calls_once_more_than_turns() -> None:
+    """Beside JAX without `jit`, which leaves such calls out."""
+    x = np.arange(64, dtype=np.float32).reshape(SHAPE)
+    placed = rs.jax.trace(until_told, x, in_shardings=jax.NamedSharding(mesh_of_four(), jax.P("x", "y"))).propagate()
+    called = []
+    for run in (until_told, jax.jit(rs.jax.to_jax(placed))):
+        CALLS.clear()
+        jax.block_until_ready(run(x))
+        jax.effects_barrier()
+        called.append(sorted(map(str, CALLS)))
+    assert called[0] == called[1]
+    assert len(called[0]) == 4
 
 
 def test_a_result_goes_where_it_is_needed() -> None:

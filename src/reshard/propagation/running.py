@@ -160,12 +160,14 @@ class _Run:
         for output in self.ends(block, "output") if block is None else ():
             tiles[output.result] = self.engine.compute(output, _tiles_of(output, tiles))
 
-    def leading_to(self, block: Block | None, ends: Sequence[Operation]) -> list[Operation | Block]:
-        """What stands in a block and is read for some of its ends."""
-        read, body = {operand for end in ends for operand in end.operands}, list[Operation | Block]()
-        for item in reversed(self.bodies.get(block, ())):
+    def leading_to(self, loop: Loop, ends: Sequence[Operation], *, is_test: bool) -> list[Operation | Block]:
+        """What stands in a loop and is read for some of its ends, or has an effect, before its test or behind it."""
+        read, body, is_behind = {operand for end in ends for operand in end.operands}, list[Operation | Block](), True
+        for item in reversed(self.bodies.get(loop, ())):
             operations = [item] if isinstance(item, Operation) else self.within.get(item, ())
-            if not read.isdisjoint(operation.result for operation in operations):
+            is_behind &= all(operation.name != "test" for operation in operations if operation.block == loop)
+            acts = is_behind != is_test and any(operation.attribute("effect") for operation in operations)
+            if acts or not read.isdisjoint(operation.result for operation in operations):
                 read.update(operand for operation in operations for operand in operation.operands)
                 body.append(item)
         return body[::-1]
@@ -178,7 +180,7 @@ class _Run:
         """A loop; what it gives back joins the tiles."""
         carries, elements, lasts, stacks = (self.ends(loop, name) for name in ("carry", "element", "last", "stack"))
         lasts.sort(key=lambda last: last.operands[1].number)
-        working = None if loop.trip_count is not None else self.leading_to(loop, lasts)
+        working = None if loop.trip_count is not None else self.leading_to(loop, lasts, is_test=False)
 
         def entered(
             carried: list[EngineTile], parts: list[EngineTile], body: Sequence[Operation | Block] | None
@@ -196,7 +198,7 @@ class _Run:
         starts = _operands(carries, tiles)
         if loop.trip_count is None:
             (end,) = self.ends(loop, "test")
-            asking = self.leading_to(loop, [end])
+            asking = self.leading_to(loop, [end], is_test=True)
 
             def test(carried: list[EngineTile]) -> EngineTile:
                 return entered(carried, [], asking)[end.operands[0]]
