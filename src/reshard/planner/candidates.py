@@ -58,6 +58,10 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Rou
         yield from detours(reshard)
         return
     prices = RoutePrices.of(reshard, network)
+    at_once = list(_at_once(prices))
+    if at_once:
+        yield from at_once
+        return
     routes = list(_on_levels(prices))
     yield from routes
     if prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES:
@@ -69,11 +73,28 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Rou
             yield Route((middle,))
 
 
+def _at_once(prices: RoutePrices) -> list[Route]:
+    """The ways in one step that sends, where no way in several can take less; else none."""
+    two_s = prices.least_seconds(2) if prices.network.launch_s else 0.0  # without, a step more is nearly nothing
+    if not two_s:
+        return []
+    strides, free = (0, *_boundaries(prices.reshard, prices.network)), prices.reshard.source.layout.free
+    routes = [Route((), stride) for stride in strides if not stride or any(digit.end > stride for digit in free)]
+    if min(way.seconds for way in timed_routes(prices, routes)) > two_s:
+        return []
+    return [*routes, gathered(prices.reshard)]
+
+
+def _boundaries(reshard: Reshard, network: Network) -> list[int]:
+    """The strides at which a level begins, and the end of the last."""
+    return sorted({*level_strides(network), reshard.target.mesh.size} - {1})
+
+
 def _on_levels(prices: RoutePrices) -> Iterator[Route]:
     """Those for a network, however much data there are."""
     reshard, network = prices.reshard, prices.network
     size = reshard.target.mesh.size
-    boundaries = sorted({*level_strides(network), size} - {1})
+    boundaries = _boundaries(reshard, network)
     slower = (outer.stride for inner, outer in pairwise(network.levels) if outer.bandwidth < inner.bandwidth)
     yield from detours(reshard, boundaries, {stride for stride in slower if stride < size})
     with suppress(ReshardError):  # digits without names

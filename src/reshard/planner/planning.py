@@ -214,6 +214,8 @@ def _ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
 def _best_of(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> Plan:
     """The plan of one of these routes, or of shares of them, that takes least."""
     reshard = prices.reshard
+    if prices.least_seconds(2) >= min(way.seconds for way in timed):  # more starts, of parts too, are no faster
+        return best_first(list(fastest(timed, reshard, options)))[0]
     best = best_first([*fastest(timed, reshard, options), *_in_parts(timed, reshard, prices, options)])[0]
     if best.parts == 1:
         best = overlapped(better_legs.with_better_legs(best))

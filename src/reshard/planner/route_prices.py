@@ -160,6 +160,11 @@ class RoutePrices:
                 uses.append((after.elements, use))
         return uses
 
+    def least_seconds(self, starts: int) -> float:
+        """What ways with so many steps that send take at the least, one after another; 0 where digits do not say it."""
+        source, target = map(self.of_steps.roles_of, self.ends) if self.by_digits else (None, None)
+        return 0.0 if source is None or target is None else self.of_steps.least_seconds(source, target, starts)
+
     def is_one_collective(self) -> bool | None:
         """Whether one AllGather, Slice or Permute leads to the target; None where digits do not say it."""
         source, target = map(self.of_steps.roles_of, self.ends)
