@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from reshard.network import Network
-from reshard.planner.candidates import candidates, collectives, level_strides
+from reshard.planner.candidates import at_once, candidates, collectives, level_strides
 from reshard.planner.policy import best_first, shrinks_first
 from reshard.planner.route_prices import RoutePrices, TimedRoute, fastest, timed_routes
 from reshard.plans import Options, Plan
@@ -64,12 +64,16 @@ def _legs(count: int) -> list[tuple[int, int]]:
 def _ways(reshard: Reshard, network: Network, *, is_step: bool) -> list[TimedRoute]:
     """The candidates, their legs as they are.
 
-    Between points that one step joins: that step, near replicas sending or not, and the collectives.
+    Between points that one step joins: that step, near replicas sending or not, and the collectives, unless no way of
+    two starts can take less.
     """
     prices = RoutePrices.of(reshard, network)
     if not is_step:
-        return timed_routes(prices, candidates(reshard, network))
+        return timed_routes(prices, at_once(prices) or candidates(reshard, network))
     steps = [Route((), near) for near in (0, *level_strides(network))]
+    timed = timed_routes(prices, steps)
+    if prices.least_seconds(2) >= min(way.seconds for way in timed):
+        return timed
     return timed_routes(prices, [*steps, *collectives(prices)])
 
 

@@ -58,10 +58,6 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Rou
         yield from detours(reshard)
         return
     prices = RoutePrices.of(reshard, network)
-    at_once = list(_at_once(prices))
-    if at_once:
-        yield from at_once
-        return
     routes = list(_on_levels(prices))
     yield from routes
     if prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES:
@@ -73,21 +69,35 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Rou
             yield Route((middle,))
 
 
-def _at_once(prices: RoutePrices) -> list[Route]:
-    """The ways in one step that sends, where no way in several can take less; else none."""
-    two_s = prices.least_seconds(2) if prices.network.launch_s else 0.0  # without, a step more is nearly nothing
-    if not two_s:
-        return []
-    strides, free = (0, *_boundaries(prices.reshard, prices.network)), prices.reshard.source.layout.free
-    routes = [Route((), stride) for stride in strides if not stride or any(digit.end > stride for digit in free)]
-    if min(way.seconds for way in timed_routes(prices, routes)) > two_s:
-        return []
-    return [*routes, gathered(prices.reshard)]
-
-
 def _boundaries(reshard: Reshard, network: Network) -> list[int]:
     """The strides at which a level begins, and the end of the last."""
     return sorted({*level_strides(network), reshard.target.mesh.size} - {1})
+
+
+def at_once(prices: RoutePrices) -> list[Route]:
+    """The ways in one step that sends, where no way in several takes less; else none.
+
+    By hand, on 8 devices of a host a step takes 6.6 us to start and 0.6 us a message: where each of 4 sends to the
+    others that is 8.4 us, and two steps take 14.4.
+
+    >>> from reshard.mesh import Mesh
+    >>> mesh = Mesh.of(x=4, y=2)
+    >>> ends = Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "x")
+    >>> prices = RoutePrices.of(Reshard.of(*ends, (8, 8)), Network.preset("h100-8"))
+    >>> [[middle.text() for middle in route.middles] for route in at_once(prices)]
+    [[], ['[{}, {}]']]
+    """
+    two_s = prices.least_seconds(2) if prices.network.launch_s else 0.0  # else a step more takes nearly nothing
+    if not two_s:
+        return []
+    strides, free = _boundaries(prices.reshard, prices.network), prices.reshard.source.layout.free
+    near = [stride for stride in strides if any(digit.end > stride for digit in free)]
+    routes = [Route((), stride) for stride in (0, *near)]
+    if min(way.seconds for way in timed_routes(prices, routes)) > two_s:
+        return []
+    with suppress(ReshardError):
+        routes.append(gathered(prices.reshard))
+    return routes
 
 
 def _on_levels(prices: RoutePrices) -> Iterator[Route]:

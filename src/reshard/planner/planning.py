@@ -28,7 +28,7 @@ from reshard.garbage import uncollected
 from reshard.network import Network, forget_steps
 from reshard.notation.described import array_said, check_settled, described, dtype_said, shape_said
 from reshard.planner import better_legs
-from reshard.planner.candidates import all_gathered, candidates, gathered
+from reshard.planner.candidates import all_gathered, at_once, candidates, gathered
 from reshard.planner.evened import chain_ended_inside, evened_shape, whole_steps
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.mixes import with_shares
@@ -156,7 +156,7 @@ def _known_plans(reshard: Reshard, options: Options) -> list[Plan]:
 def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
     """The plan that takes least on a network, its steps overlapped, its legs as good as any, in shares."""
     prices = RoutePrices.of(reshard, network)
-    timed = timed_routes(prices, candidates(reshard, network))
+    timed = timed_routes(prices, at_once(prices) or candidates(reshard, network))
     best = _best_of(timed, prices, options)
     seconds = best.seconds or 0.0
     if prices.by_digits and parts_a_ring(reshard, network) and seconds > FAR * (best.lower_bound_seconds or 0.0):
@@ -214,7 +214,7 @@ def _ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
 def _best_of(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> Plan:
     """The plan of one of these routes, or of shares of them, that takes least."""
     reshard = prices.reshard
-    if prices.least_seconds(2) >= min(way.seconds for way in timed):  # more starts, of parts too, are no faster
+    if prices.least_seconds_of_parts() >= min(way.seconds for way in timed):
         return best_first(list(fastest(timed, reshard, options)))[0]
     best = best_first([*fastest(timed, reshard, options), *_in_parts(timed, reshard, prices, options)])[0]
     if best.parts == 1:

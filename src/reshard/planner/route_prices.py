@@ -165,6 +165,13 @@ class RoutePrices:
         source, target = map(self.of_steps.roles_of, self.ends) if self.by_digits else (None, None)
         return 0.0 if source is None or target is None else self.of_steps.least_seconds(source, target, starts)
 
+    def least_seconds_of_parts(self) -> float:
+        """What ways take at the least in which a tensor goes in parts, or in shares: two starts, or one and all bytes.
+
+        0 where digits do not say it.
+        """
+        return max(2 * self.network.launch_s, self.least_seconds(1)) if self.by_digits else 0.0
+
     def is_one_collective(self) -> bool | None:
         """Whether one AllGather, Slice or Permute leads to the target; None where digits do not say it."""
         source, target = map(self.of_steps.roles_of, self.ends)

@@ -115,7 +115,7 @@ class StepPrices:
         return self._uses[key]
 
     def least_seconds(self, before: DigitRoles, after: DigitRoles, starts: int) -> float:
-        """What so many steps that send take together at the least, one after another; with fewer there is no way less.
+        """What so many steps that send take together at the least, one after another.
 
         Each has a start and a latency, and together they bring what a device, or a host, needs and does not hold.
 
@@ -151,8 +151,9 @@ class StepPrices:
         """
         if not all(map(self._do_nest, range(len(self.shape)), before.cuts, after.cuts)):
             return 0.0
+        outside = [number for number, digit in enumerate(self.digits) if digit.stride >= boundary]
         held, needed = (
-            {role: digit for digit, role in zip(self.digits, end.roles, strict=True) if role and digit.stride >= boundary}
+            {role: self.digits[number] for number in outside if (role := end.roles[number]) is not None}
             for end in (before, after)
         )
         size = prod(self.shape)
