@@ -149,6 +149,30 @@ def test_by_hand() -> None:
     assert (cut.crossing_bytes, cut.bandwidth, cut.seconds) == (48, 4.0, 12.0)
 
 
+@pytest.mark.parametrize("sizes", [{"a": 2, "b": 4}, {"a": 4, "b": 2}])
+def test_axes_that_part_a_ring(sizes: dict[str, int]) -> None:
+    """Runs that begin and end anywhere prove what the linear program takes."""
+    mesh, network = Mesh.of(sizes), Network((Level(1, 8, "ring", 1, 0),))
+    for source, target in pairs(mesh, 8):
+        reshard = Reshard.of(source, target, (16, 16), "int8")
+        cut = best_cut(reshard, network)
+        assert cut is not None
+        check_cut(cut, reshard, network)
+        assert cut.seconds == pytest.approx(least_seconds(source, target, network)), (source, target)
+
+
+def test_a_run_between_one_holder_and_the_next() -> None:
+    """By hand, a ring of 16: columns by `b`, wanted by `a` and `b`; of 1 to 3 each needs 16 bytes of block 0, outside.
+
+    Two links lead there; a device alone needs 16 bytes, and a run of two or of four has half of what it needs.
+    """
+    mesh, network = Mesh.of(a=4, b=4), Network((Level(1, 16, "ring", 1, 0),))
+    ends = Sharding.of(mesh, None, "b"), Sharding.of(mesh, None, ("a", "b"))
+    cut = best_cut(Reshard.of(*ends, (16, 16), "int8"), network)
+    assert cut is not None
+    assert (cut.crossing_bytes, cut.bandwidth, len(cut.devices(network))) == (48, 2.0, 3)
+
+
 def test_digits_and_boxes_count_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(3)
     drawn = [drawn_reshard(rng) for _ in range(60)]

@@ -30,7 +30,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import combinations
 from math import lcm, prod
 from typing import Any, NamedTuple
 
@@ -229,9 +230,56 @@ def _summed(
     """The number of elements of which all factors hold, by the parts of levels."""
     used = {letter for _, dims in factors for letter in dims}
     unasked = prod(size for role, size in sizes.items() if letters[role] not in used)
-    operands: list[Any] = [item for factor in factors for item in factor]
-    counts = np.einsum(*operands, list(range(levels)), optimize="greedy")
-    return np.rint(counts).astype(np.int64).astype(object) * unasked  # integers of any size
+    tables = [values for values, _ in factors]
+    lengths = tuple(
+        sorted({letter: n for values, dims in factors for letter, n in zip(dims, values.shape, strict=True)}.items())
+    )
+    for pair, dims, kept in _pairs_to_join(tuple([tuple(dims) for _, dims in factors]), lengths, levels):
+        joined = [tables[number] for number in pair]
+        tables = [table for number, table in enumerate(tables) if number not in pair]
+        operands: list[Any] = [item for operand in zip(joined, dims, strict=True) for item in operand]
+        tables.append(np.einsum(*operands, kept))
+    return np.rint(tables[0]).astype(np.int64).astype(object) * unasked  # integers of any size
+
+
+class JoinedPair(NamedTuple):
+    """Two tables of a list, or the one that is left, and what they become, which comes last in the list then."""
+
+    numbers: tuple[int, ...]
+    dims: tuple[list[int], ...]
+    """Per table the letters of its dims."""
+    kept: list[int]
+    """Those of the table that they become."""
+
+
+@lru_cache(1024)
+def _pairs_to_join(
+    factors: tuple[tuple[int, ...], ...], lengths: tuple[tuple[int, int], ...], levels: int
+) -> list[JoinedPair]:
+    """The order in which tables are multiplied and summed up to one by level: always the two that become smallest.
+
+    Args:
+        factors: per table the letters of its dims.
+        lengths: per letter.
+        levels: the number of letters that stay, the first.
+
+    By hand, tables by (0, 5) and by (1, 5) of what two levels have become one by (0, 1).
+
+    >>> [(pair.numbers, pair.kept) for pair in _pairs_to_join(((0, 5), (1, 5)), ((0, 3), (1, 4), (5, 2)), 2)]
+    [((0, 1), [0, 1])]
+    """
+    sizes, left, order = dict(lengths), list(factors), list[JoinedPair]()
+    while len(left) > 1 or left[0] != tuple(range(levels)):
+        joins = []
+        for numbers in combinations(range(len(left)), min(2, len(left))):
+            others = {letter for number, dims in enumerate(left) if number not in numbers for letter in dims}
+            own = {letter for number in numbers for letter in left[number]}
+            kept = sorted(letter for letter in own if letter < levels or letter in others)
+            joins.append((prod(sizes[letter] for letter in kept), prod(sizes[letter] for letter in own), numbers, kept))
+        *_, numbers, kept = min(joins)
+        order.append(JoinedPair(numbers, tuple(list(left[number]) for number in numbers), kept))
+        left = [*(dims for number, dims in enumerate(left) if number not in numbers), tuple(kept)]
+    return order
 
 
 def crossing_by_boxes(sides: Sides, network: Network, members: Members) -> Crossing:

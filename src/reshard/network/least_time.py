@@ -58,6 +58,10 @@ CACHED = 1024
 """Reshards whose cuts are kept."""
 FEW = 4
 """Up to this size all parts of a level are tried that can count."""
+MOST_IN_RUNS = 32
+"""Up to this size all runs along a ring or a line are tried."""
+SAME = 1e-9
+"""Cuts that differ by no more than so much of them take the same."""
 FURTHER = 3
 """How many cuts are compared box by box besides the longest of a tensor a little larger."""
 MOST_BY_DIGITS, MOST_BY_BOXES = 4096, 2**28
@@ -180,7 +184,36 @@ def _best_common_cut(
     budget = min(MOST_BY_DIGITS, MOST_BY_BOXES // incidences) if incidences else MOST_BY_DIGITS
     if not budget:
         return None
-    parts = _parts_of_levels(network, lengths, not incidences, budget, devices)
+    cut = _longest_cut(sides, known, network, _parts_of_levels(network, lengths, not incidences, budget, devices))
+    return cut if cut is None or incidences else _with_better_runs(cut, sides, known, network)
+
+
+def _with_better_runs(
+    cut: Cut,
+    sides: Sequence[Sides],
+    known: Sequence[_Digits | None],
+    network: Network,
+) -> Cut:
+    """The cut with all runs tried along one ring or line after another, until none of them makes it take longer.
+
+    Where digits part a ring, the devices that lack most may be all between one holder and the next, which is no run
+    whose length is a digit's.
+    """
+    levels = [n for n, level in enumerate(network.levels) if not level.is_switch and FEW < level.size <= MOST_IN_RUNS]
+    untried = levels.copy()
+    while untried:
+        number = untried.pop(0)
+        parts = _with_all_runs(network, cut.members, number)
+        longer = _longest_cut(sides, known, network, parts)
+        if longer is not None and longer.seconds > cut.seconds * (1 + SAME):
+            cut, untried = longer, [other for other in levels if other != number]
+    return cut
+
+
+def _longest_cut(
+    sides: Sequence[Sides], known: Sequence[_Digits | None], network: Network, parts: _LevelParts
+) -> Cut | None:
+    """The cut that takes longest of all products of parts; None as `best_common_cut`."""
     crossing = np.zeros((2, *parts.bandwidth.shape), dtype=object)
     evened = []
     try:
@@ -228,7 +261,7 @@ class _LevelParts(NamedTuple):
     members: tuple[NDArray[np.bool_], ...]
     """Per level, a row for each part: which values of its digit are in it; the first row has all."""
     bandwidth: NDArray[np.float64]
-    """Bytes/s into every product of parts; without end for that of all devices."""
+    """Bytes/s into every product of parts; without end for all devices."""
 
 
 @lru_cache(256)
@@ -249,7 +282,29 @@ def _parts_of_levels(
         own = (tuple(value == level.digit.value(device) for value in range(level.size)) for device in devices)
         rows += [row for row in dict.fromkeys(own) if row not in rows]
     members = tuple(np.array(rows, dtype=np.bool_) for rows in parts)
-    return _LevelParts(members, _bandwidth(network, members))
+    bandwidth = _bandwidth(network, members)
+    bandwidth[(0,) * len(members)] = np.inf
+    return _LevelParts(members, bandwidth)
+
+
+@lru_cache(1024)
+def _with_all_runs(network: Network, chosen: tuple[tuple[int, ...], ...], number: int) -> _LevelParts:
+    """Along one level all runs, along the others what is chosen."""
+    members = []
+    for place, (level, values) in enumerate(zip(network.levels, chosen, strict=True)):
+        rows = np.isin(np.arange(level.size), values)[None, :]
+        if place == number:
+            rows = _runs(level)
+        members.append(rows)
+    return _LevelParts(tuple(members), _bandwidth(network, members))
+
+
+@lru_cache(256)
+def _runs(level: Level) -> NDArray[np.bool_]:
+    """All runs along a ring or a line but the whole: a row for each, which values are in it."""
+    arcs = np.array(list(_arcs(level, range(1, level.size), level.size, level.size)))
+    runs: NDArray[np.bool_] = (np.arange(level.size) - arcs[:, :1]) % level.size < arcs[:, 1:]
+    return runs
 
 
 def _parts(level: Level, strides: tuple[int, ...], positions: int, *, is_even: bool = True) -> list[tuple[bool, ...]]:
@@ -317,16 +372,15 @@ def _bandwidth(network: Network, members: Sequence[NDArray[np.bool_]]) -> NDArra
             joined = prod(lower.size for lower in network.levels[: number + 1])
             total += level.bandwidth * outer * np.minimum(inside, joined - inside)
             continue
-        links = [_entering(level, row) for row in members[number]]
-        total += level.bandwidth * outer * inner * along(number, links)
-    total[(0,) * len(members)] = np.inf
+        total += level.bandwidth * outer * inner * along(number, _entering(level, members[number]))
     return total
 
 
-def _entering(level: Level, row: NDArray[np.bool_]) -> int:
-    """How many links of a ring or a line lead into a part of it."""
-    forward = row & ~np.roll(row, 1)
-    backward = row & ~np.roll(row, -1)
+def _entering(level: Level, rows: NDArray[np.bool_]) -> Positions:
+    """How many links of a ring or a line lead into each of some parts of it."""
+    forward, backward = (rows & ~np.roll(rows, step, axis=1) for step in (1, -1))
     if level.link == "line":
-        forward[0] = backward[-1] = False
-    return int(forward.sum()) + (0 if level.link == "one-way-ring" else int(backward.sum()))
+        forward[:, 0] = backward[:, -1] = False
+    links = forward if level.link == "one-way-ring" else np.hstack([forward, backward])
+    entering: Positions = links.sum(axis=1)
+    return entering

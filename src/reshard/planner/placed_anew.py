@@ -32,7 +32,7 @@ from reshard.steps import Route
 
 MOST_AXES, MOST_DIMS = 3, 2
 """Beyond these there are too many placements."""
-FAR = 1.6
+FAR = 1.35
 """Plans that take so many times the least are far from it."""
 MIXED = 1.25
 """Ways that take no longer than so many times such a plan may be of use as a share of it."""
