@@ -125,6 +125,27 @@ def test_none_waits_for_what_comes_later() -> None:
     np.testing.assert_array_equal(other, drawn(placed)[1])
 
 
+def test_small_operations_go_ahead_of_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row is gathered where it is multiplied in, of what a small operation makes, but the last, of the product."""
+    program = rs.Program(MESH)
+    product = program.input("x", (8, 16), "float32", on(None, None))
+    for number in range(3):
+        row = program.op("j->j", program.input(f"a{number}", (16,), "float32", on("y")), name="neg")
+        whole = program.reshard(program.reshard(row, on("y")), on(None))
+        product = program.reshard(program.op("ij,j->ij", product, whole), on(None, None))
+    cut = program.reshard(program.op("ij->i", product, name="sum"), on("y"))
+    program.output(program.reshard(program.op("i->i", cut, name="neg"), on(None)), on(None))
+    placed = program.propagate()
+    assert sum(plan.received_bytes > 0 for plan in placed.plans.values()) == 4
+    x, *rows = drawn(placed)
+    result, _, counts, _ = compiled(placed, [x, *rows])
+    assert counts == {"all-gather": 2}
+    np.testing.assert_array_equal(result, (x * np.prod(rows, axis=0)).sum(1))
+    monkeypatch.setattr(programs, "SMALL_BYTES", 0)
+    _, _, counts, _ = compiled(placed, [x, *rows])
+    assert counts == {"all-gather": 4}
+
+
 def test_a_block_that_is_made_again_has_one_barrier() -> None:
     """All that goes into it meets there, the gradient too, so that it is not made before that has come so far."""
     mesh = MESH

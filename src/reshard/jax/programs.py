@@ -205,10 +205,18 @@ class _Device(Engine):
         plan = self.placed.plans.get(operation.result)
         if plan is None or not plan.received_bytes or operation.result.dtype.kind == "b" or _is_extreme(plan):
             return None
-        tiles = (prod(self.placed.sharding(value).local_shape(value.shape)) for value in operation.values)
-        if max(tiles) * operation.result.dtype.itemsize > SMALL_BYTES:
+        if not self._is_small(operation):
             return None
         return plan.dtype.name, *((step.kind, step.before.mesh, step.axes) for step in plan.steps)
+
+    def is_light(self, operation: Operation) -> bool:
+        """Whether it moves nothing and has small tiles, so that it matters little how long they are held."""
+        plan = self.placed.plans.get(operation.result)
+        return (plan is None or not plan.received_bytes) and self._is_small(operation)
+
+    def _is_small(self, operation: Operation) -> bool:
+        sizes = (prod(self.placed.sharding(value).local_shape(value.shape)) for value in operation.values)
+        return max(sizes) * operation.result.dtype.itemsize <= SMALL_BYTES
 
     def compute_together(self, operations: Sequence[Operation], tiles: Sequence[Sequence[Any]]) -> list[Any]:
         """The tiles of barriers, or of reshards."""
