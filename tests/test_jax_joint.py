@@ -125,6 +125,55 @@ def test_none_waits_for_what_comes_later() -> None:
     np.testing.assert_array_equal(other, drawn(placed)[1])
 
 
+def test_small_operations_go_ahead_of_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row is gathered where it is multiplied in, of what a small operation makes, but the last, of the product."""
+    program = rs.Program(MESH)
+    product = program.input("x", (8, 16), "float32", on(None, None))
+    for number in range(3):
+        row = program.op("j->j", program.input(f"a{number}", (16,), "float32", on("y")), name="neg")
+        whole = program.reshard(program.reshard(row, on("y")), on(None))
+        product = program.reshard(program.op("ij,j->ij", product, whole), on(None, None))
+    cut = program.reshard(program.op("ij->i", product, name="sum"), on("y"))
+    program.output(program.reshard(program.op("i->i", cut, name="neg"), on(None)), on(None))
+    placed = program.propagate()
+    assert sum(plan.received_bytes > 0 for plan in placed.plans.values()) == 4
+    x, *rows = drawn(placed)
+    result, _, counts, _ = compiled(placed, [x, *rows])
+    assert counts == {"all-gather": 2}
+    np.testing.assert_array_equal(result, (x * np.prod(rows, axis=0)).sum(1))
+    monkeypatch.setattr(programs, "SMALL_BYTES", 0)
+    _, _, counts, _ = compiled(placed, [x, *rows])
+    assert counts == {"all-gather": 4}
+
+
+@pytest.mark.parametrize("is_read_in_parts", [False, True])
+def test_a_small_sum_is_made_whole_where_its_parts_are_gathered(*, is_read_in_parts: bool) -> None:
+    """The root of a mean of squares, one row on each device, of which both are told to be a step of 3 rows."""
+    program = rs.Program(MESH)
+    x = program.input("x", (8, 16), "float32", on("x", "y"))
+    total = program.reshard(program.op("ij->i", program.op("ij->ij", x, name="square"), name="sum"), on(("x", "y")))
+    mean = program.op("i->i1", program.op("i,->i", total, program.constant(16.0, (), "float32"), name="div"))
+    root = program.reshard(program.op("i1->i1", mean, name="sqrt"), on(("x", "y"), None))
+    program.output(program.op("ij,i1->ij", x, program.reshard(root, on("x", None)), name="div"), on("x", "y"))
+    if is_read_in_parts:
+        program.output(program.op("i->i", total, name="neg"), on(("x", "y")))
+    placed = program.propagate()
+    (array,) = drawn(placed)
+    steps = [step.kind for plan in placed.plans.values() for step in plan.steps if step.received_bytes]
+    assert steps == ["ReduceScatter", "AllGather"]
+    results, made, counts, received = compiled(placed, [array])
+    assert counts == ({"reduce-scatter": 1, "all-gather": 1} if is_read_in_parts else {"all-reduce": 1})
+    assert received == placed.received_bytes == 24
+
+    def normed(x: Any) -> Any:
+        return x / jnp.sqrt((x**2).sum(1, keepdims=True) / 16)
+
+    first = results[0] if is_read_in_parts else results
+    np.testing.assert_allclose(first, normed(array), rtol=1e-6)
+    slopes = jax.jit(jax.grad(lambda x: (jax.tree.leaves(made(x))[0] ** 3).sum()))(array)
+    np.testing.assert_allclose(slopes, jax.grad(lambda x: (normed(x) ** 3).sum())(array), rtol=1e-4, atol=1e-4)
+
+
 def test_a_block_that_is_made_again_has_one_barrier() -> None:
     """All that goes into it meets there, the gradient too, so that it is not made before that has come so far."""
     mesh = MESH

@@ -65,6 +65,9 @@ SELDOM = {
 }  # fmt: skip
 """These are run on demand only; the others in one way by default."""
 
+NOT_COMPILED = {("gpt2 block", "fully", (2, 4))}
+"""Where XLA's partitioner fails on plain `jit` with the shardings that ours has: there is nothing to compare."""
+
 
 def shardings(model: Model, mesh: rs.Mesh, way: str) -> tuple[rs.Sharding, ...]:
     """Those of the arguments: the axis of a dim's name, where it divides the dim and no other has it; all are open."""
@@ -145,6 +148,10 @@ def check(name: str, mesh: rs.Mesh, way: str, *, backward: bool = False, xla: bo
         assert received <= placed.received_bytes
         assert name in MERGED or backward or xla or received == placed.received_bytes
     if xla and received is not None and way not in ABOVE.get(name, ()):
+        if (name, way, tuple(mesh.sizes.values())) in NOT_COMPILED:
+            with pytest.raises(jax.errors.JaxRuntimeError, match="Failed after spmd-partitioning"):
+                compiled(function, made, arguments)
+            return
         theirs = counted(compiled(function, made, arguments).as_text(), mesh.size)
         assert theirs is None or received <= theirs
 

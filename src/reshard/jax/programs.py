@@ -23,6 +23,8 @@ so far, and takes nothing from the first time, though it is the same.
 
 **Small reshards** of one kind along the same axes go together, as far as none waits for what it does not need: a
 collective costs its start however little it moves, and a model has as many small tensors as large ones.
+What is small between them is computed ahead of its turn, and sums are made whole of whose parts little is made and
+gathered (`propagation/whole_sums.py`).
 """
 
 from __future__ import annotations
@@ -64,6 +66,7 @@ from reshard.plans import Plan
 from reshard.problem import stays_unreduced
 from reshard.propagation import Operation, Placement, Value
 from reshard.propagation.running import Engine, Test, Turn, Turned, run
+from reshard.propagation.whole_sums import with_whole_sums
 from reshard.reach import Reach
 from reshard.sharding import Sharding
 
@@ -122,9 +125,10 @@ def to_jax(placed: Placement) -> PlacedFunction:
     """
     expect(placed, Placement, "what becomes a function of JAX")
     mesh, specs = _mesh_and_specs(placed)
+    run_so = with_whole_sums(placed, SMALL_BYTES)
 
     def body(*tiles: Any) -> tuple[Any, ...]:
-        return tuple(run(placed, _Device(placed, mesh.axis_names), tiles).values())
+        return tuple(run(run_so, _Device(run_so, mesh.axis_names), tiles).values())
 
     in_specs, out_specs = (tuple(specs[value.name] for value in ends) for ends in (placed.inputs, placed.outputs))
     function = jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
@@ -205,10 +209,18 @@ class _Device(Engine):
         plan = self.placed.plans.get(operation.result)
         if plan is None or not plan.received_bytes or operation.result.dtype.kind == "b" or _is_extreme(plan):
             return None
-        tiles = (prod(self.placed.sharding(value).local_shape(value.shape)) for value in operation.values)
-        if max(tiles) * operation.result.dtype.itemsize > SMALL_BYTES:
+        if not self._is_small(operation):
             return None
         return plan.dtype.name, *((step.kind, step.before.mesh, step.axes) for step in plan.steps)
+
+    def is_light(self, operation: Operation) -> bool:
+        """Whether it moves nothing and has small tiles, so that it matters little how long they are held."""
+        plan = self.placed.plans.get(operation.result)
+        return (plan is None or not plan.received_bytes) and self._is_small(operation)
+
+    def _is_small(self, operation: Operation) -> bool:
+        sizes = (prod(self.placed.sharding(value).local_shape(value.shape)) for value in operation.values)
+        return max(sizes) * operation.result.dtype.itemsize <= SMALL_BYTES
 
     def compute_together(self, operations: Sequence[Operation], tiles: Sequence[Sequence[Any]]) -> list[Any]:
         """The tiles of barriers, or of reshards."""

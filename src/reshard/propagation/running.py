@@ -68,6 +68,10 @@ class Engine:
         """What operations have alike that are done together where they can be; None of one that is done by itself."""
         return None
 
+    def is_light(self, operation: Operation) -> bool:
+        """Whether an operation may be done before its turn, so that what joins others has what it needs."""
+        return False
+
     def compute_together(
         self, operations: Sequence[Operation], tiles: Sequence[Sequence[EngineTile]]
     ) -> list[EngineTile]:
@@ -227,14 +231,17 @@ class _Run:
 class _Waiting:
     """The operations of a block that join others: they are done when the first of them is read, or the block ends.
 
-    A reshard is done with those that have their operands by then, wherever they stand; anything else with all that
-    join it, for which reshards that wait are done.
+    A reshard is done with those that have their operands by then, or would have them after light operations, wherever
+    they stand; anything else with all that join it, for which reshards that wait are done.
     """
 
     def __init__(self, engine: Engine, tiles: dict[Value, EngineTile], operations: Sequence[Operation]) -> None:
         self.engine, self.tiles = engine, tiles
         keys = ((operation, engine.joins(operation)) for operation in operations)
         self.operations = {operation.result: (operation, key) for operation, key in keys if key is not None}
+        acting = ENTERING | LEAVING | {"input", "output"}
+        own = (each for each in operations if each.name not in acting and not each.attribute("effect"))
+        self.makers = {operation.result: operation for operation in own}
 
     def make(self, value: Value) -> None:
         """Do the operation that makes a value, if it waits, with those that join it."""
@@ -247,11 +254,26 @@ class _Waiting:
         if operation.name != "reshard":
             for operand in [other.operands[0] for other in others if not self._lacks(other, value)]:
                 self.make(operand)
-        together = [other for other in others if all(operand in self.tiles for operand in other.operands)]
+        together = [other for other in others if self._has_at_hand(other)]
         operands = [_tiles_of(other, self.tiles) for other in together]
         for other, tile in zip(together, self.engine.compute_together(together, operands), strict=True):
             self.tiles[other.result] = tile
             del self.operations[other.result]
+
+    def _has_at_hand(self, operation: Operation) -> bool:
+        """Whether an operation has its operands; those that light operations make of what is there are made for it."""
+        ahead = dict[Value, Operation]()
+        lacking = [operand for operand in operation.operands if operand not in self.tiles]
+        while lacking:
+            value = lacking.pop()
+            if value not in self.makers or value in self.operations or not self.engine.is_light(self.makers[value]):
+                return False
+            if value not in ahead:
+                ahead[value] = self.makers[value]
+                lacking += [operand for operand in ahead[value].operands if operand not in self.tiles]
+        for value in sorted(ahead, key=lambda value: value.number):
+            self.tiles[value] = self.engine.compute(ahead[value], _tiles_of(ahead[value], self.tiles))
+        return True
 
     def _lacks(self, operation: Operation, value: Value) -> bool:
         """Whether an operation is of what is not there yet, or of what a value leads to that is not."""
