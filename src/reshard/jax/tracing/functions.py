@@ -43,6 +43,7 @@ from jax.sharding import Mesh as JaxMesh
 
 from reshard.checks import shown
 from reshard.errors import ReshardError
+from reshard.garbage import uncollected
 from reshard.jax.jax_shardings import AnyMesh, for_leaves, mesh_of, sharding_of
 from reshard.jax.tracing.bands import flattened, in_bands, inlined
 from reshard.jax.tracing.control_flow import cond, scan, while_loop
@@ -64,6 +65,7 @@ IDENTITIES = ("name", "same", "pvary", "device_put", "layout_constraint", "max_c
 logger = logging.getLogger("reshard")
 
 
+@uncollected()
 def trace(
     fn: Callable[..., object],
     *avals: object,

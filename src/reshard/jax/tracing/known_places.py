@@ -38,7 +38,7 @@ from jax.extend.core import Literal
 
 from reshard.dtypes import identity
 from reshard.jax.tracing.centring import Centred, joined
-from reshard.jax.tracing.evaluation import in_place_of, results_of
+from reshard.jax.tracing.evaluation import in_place_of, literal_array, numbers_of
 from reshard.jax.tracing.joined_parts import Part, Piece, alike, making, part_of, pieces_in, sliced_from
 from reshard.jax.tracing.known_rows import MOST_SIDES, rows, sides
 from reshard.jax.tracing.turning import Turning
@@ -177,7 +177,7 @@ class KnownPlaces:
     def number(self, atom: Any) -> Any:
         """The integers that a value is, where nothing that is given has a say in them; else None."""
         if isinstance(atom, Literal):
-            return np.asarray(atom.val)
+            return literal_array(atom)
         if atom in self.constants:
             return np.asarray(self.constants[atom]) if _are_numbers(atom.aval, self.most) else None
         if atom not in self.numbers:
@@ -186,9 +186,7 @@ class KnownPlaces:
             if maker is not None and _is_small(maker, self.most):
                 inside = [self.number(source) for source in maker.invars]
                 if all(value is not None for value in inside):
-                    with jax.ensure_compile_time_eval():
-                        results = results_of(maker, [*map(jax.numpy.asarray, inside)])
-                    self.numbers.update(zip(maker.outvars, map(np.asarray, results), strict=True))
+                    self.numbers.update(zip(maker.outvars, numbers_of(maker, inside), strict=True))
         return self.numbers[atom]
 
     def _gather(self, equation: Any) -> Any:

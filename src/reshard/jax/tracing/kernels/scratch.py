@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from reshard.jax.tracing.emitter import CALLS
-from reshard.jax.tracing.evaluation import literal_array, results_of
+from reshard.jax.tracing.evaluation import literal_array, numbers_of
 
 ASKING = ("program_id", "num_programs")
 """Primitives that ask where in its grid a kernel is."""
@@ -115,9 +115,7 @@ class _Walk:
             return
         if all(isinstance(atom, Literal) or atom in known for atom in equation.invars) and equation.invars:
             operands = [literal_array(atom) if isinstance(atom, Literal) else known[atom] for atom in equation.invars]
-            with jax.ensure_compile_time_eval():
-                results = results_of(equation, [*map(jax.numpy.asarray, operands)])
-            known.update(zip(equation.outvars, map(np.asarray, results), strict=True))
+            known.update(zip(equation.outvars, numbers_of(equation, operands), strict=True))
 
     def _choose(self, equation: Any, known: dict[Any, Any]) -> None:
         """Into the branch that is chosen there; where that is not known, into each."""
