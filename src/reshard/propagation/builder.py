@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from reshard.axis import is_prefix, sorted_and_merged
@@ -29,7 +30,7 @@ from reshard.operations.attributes import check_attributes
 from reshard.operations.blocks import Block, Branch, Choice, Loop, around
 from reshard.operations.kinds import ENTERING, LEAVING
 from reshard.operations.operation import Operation, Value
-from reshard.operations.pattern import Pattern
+from reshard.operations.pattern import Pattern, Shape
 from reshard.propagation.graph import Graph
 from reshard.sharding import Sharding
 
@@ -263,11 +264,17 @@ def _solved(operation: Operation, pattern: Pattern, shape: tuple[int, ...] | Non
     for label in listed(roles, "the labels with a role of their own"):
         if label not in pattern.labels:
             raise ReshardError("bad-argument", f"value {name}: label {shown(label)} is not in {pattern}")
-    shapes, sizes = [operand.shape for operand in operands], dict(operation.sizes)
+    shapes, sizes = tuple(operand.shape for operand in operands), dict(operation.sizes)
+    told = shapes if shape is None else (*shapes, shape)
     try:
-        solved = pattern.solve_sizes(shapes if shape is None else [*shapes, shape], sizes, operation.shifted)
+        if sizes:
+            solved = pattern.solve_sizes(told, sizes, operation.shifted)
+        else:
+            solved = _sizes_told(pattern, told, operation.shifted)
     except ReshardError as error:
         raise ReshardError(error.code, f"value {name}: {error}") from None
+    if shape is not None and not sizes:
+        return operation
     shape = pattern.output_shape(solved) if shape is None else shape
     if sizes:
         try:
@@ -276,6 +283,12 @@ def _solved(operation: Operation, pattern: Pattern, shape: tuple[int, ...] | Non
         except ReshardError:
             sizes = solved
     return replace(operation, result=replace(operation.result, shape=shape), sizes=tuple(sizes.items()))
+
+
+@lru_cache(4096)
+def _sizes_told(pattern: Pattern, shapes: tuple[Shape, ...], shifted: tuple[str, ...]) -> dict[str, int]:
+    """The sizes of labels that shapes alone tell: of operations that are alike they are worked out once."""
+    return pattern.solve_sizes(shapes, {}, shifted)
 
 
 def _both(value: Value, before: Sharding, after: Sharding) -> Sharding:

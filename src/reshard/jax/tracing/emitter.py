@@ -7,6 +7,7 @@ it does: a precision, what a sort compares, or nothing at all, for a name that i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -47,6 +48,10 @@ class Signature(NamedTuple):
     out_tree: Any
 
 
+_pattern = lru_cache(1024)(Pattern)
+"""A pattern: one object for all operations that have it, which keeps what it has found out about itself."""
+
+
 class Emitter:
     """A program under construction from equations."""
 
@@ -71,7 +76,7 @@ class Emitter:
         **fields: Any,
     ) -> Value:
         """Add an operation; terms are those of the operands, and last of the result."""
-        pattern = Pattern(tuple(terms[:-1]), terms[-1], joined)
+        pattern = _pattern(tuple(terms[:-1]), terms[-1], joined)
         result = NewValue(None, aval.shape, plain_dtype(aval.dtype))
         value = self.program.add(
             name, operands, result, opaque=name not in KINDS, pattern=pattern, payload=run, **fields
