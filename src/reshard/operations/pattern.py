@@ -89,6 +89,13 @@ class Pattern:
                     "syntax", f"label {shown(label)} is joined, so it must be in operands of {self} only"
                 )
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.operands, self.output, self.joined))
+
+    def __hash__(self) -> int:
+        return self._hash
+
     @classmethod
     def of(cls, text: str | Pattern) -> Pattern:
         """A pattern from its text.

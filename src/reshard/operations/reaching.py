@@ -33,6 +33,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from reshard.checks import shown
+from reshard.deal import Window
 from reshard.errors import ReshardError
 from reshard.operations.pattern import Pattern, Shape
 from reshard.reach import Reach
@@ -154,7 +155,11 @@ def deciding(pattern: Pattern, label: str, reached: Iterable[int]) -> TensorDim:
 
 
 def windowed(
-    pattern: Pattern, reaches: Sequence[Reached], shardings: Sequence[Sharding], shapes: Sequence[Shape]
+    pattern: Pattern,
+    reaches: Sequence[Reached],
+    shardings: Sequence[Sharding],
+    shapes: Sequence[Shape],
+    known: dict[object, Window | None] | None = None,
 ) -> list[Sharding]:
     """Where the tensors of an operation must be: the operands with the windows that their tiles are read through.
 
@@ -163,21 +168,25 @@ def windowed(
         reaches: what its operands are read for.
         shardings: as the labels are cut, of the operands and last of the result.
         shapes: of the same.
+        known: the windows that were found under other shardings of the same operation on these meshes; it grows.
     """
-    ends = list(shardings)
-    for label, operand, reach in reaches:
+    ends, known = list(shardings), {} if known is None else known
+    for number, (label, operand, reach) in enumerate(reaches):
         place = place_of(pattern, label, operand)
         decides = deciding(pattern, label, [each.operand for each in reaches if each.label == label])
         dim = shardings[decides.term].dims[decides.dim] if not shardings[decides.term].mesh.is_maximal else None
         if dim is None or not dim.axes:
             continue
-        layout = shardings[decides.term].layout_for(shapes[decides.term])
-        window = reach.window(layout, decides.dim, shapes[decides.term][decides.dim])
-        dims = list(ends[operand].dims)
-        own = shardings[operand].layout_for(shapes[operand]).blocks(place.dim, shapes[operand][place.dim])
-        if window.spans != tuple(
-            (low, high) if low < high else (0, 0) for low, high in zip(*map(list, own), strict=True)
-        ):
-            dims[place.dim] = replace(dims[place.dim], window=window)
+        both = shardings[decides.term], shardings[operand]
+        key = number, dim, both[1].dims[place.dim], *(each.uneven for each in both)
+        if key not in known:
+            layouts = [each.layout_for(shapes[n]) for each, n in zip(both, (decides.term, operand), strict=True)]
+            window = reach.window(layouts[0], decides.dim, shapes[decides.term][decides.dim])
+            own = zip(*map(list, layouts[1].blocks(place.dim, shapes[operand][place.dim])), strict=True)
+            is_held = window.spans == tuple((low, high) if low < high else (0, 0) for low, high in own)
+            known[key] = None if is_held else window
+        if known[key] is not None:
+            dims = list(ends[operand].dims)
+            dims[place.dim] = replace(dims[place.dim], window=known[key])
             ends[operand] = replace(ends[operand], dims=tuple(dims))
     return ends

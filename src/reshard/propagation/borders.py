@@ -35,8 +35,9 @@ from dataclasses import replace
 import numpy as np
 
 from reshard.contraction.tasks import Calculation
+from reshard.deal import Window
 from reshard.operations.reaching import windowed
-from reshard.propagation.space import Costs, Numbers, Option, Options
+from reshard.propagation.space import Costs, Numbers, Option, Options, Pieces
 from reshard.propagation.ways import Layouts
 from reshard.sharding import Sharding
 
@@ -51,13 +52,13 @@ def with_windows(layouts: Layouts, calculation: Calculation, tensors: Sequence[O
         uneven: the rule by which tiles are cut.
     """
     rows, which = np.unique(np.stack([*layouts.used, layouts.made], axis=1), axis=0, return_inverse=True)
-    wanted = rows[:, :-1].copy()
+    wanted, known = rows[:, :-1].copy(), dict[object, Window | None]()
     for number, row in enumerate(rows.tolist()):
         shardings = [
             options.pieces.sharding(options.all[option], calculation.reduction, uneven)
             for options, option in zip(tensors, row, strict=True)
         ]
-        ends = windowed(calculation.pattern, calculation.reaches, shardings, calculation.shapes)
+        ends = windowed(calculation.pattern, calculation.reaches, shardings, calculation.shapes, known)
         for operand, (end, owned) in enumerate(zip(ends[:-1], shardings, strict=False)):
             if end is not owned:
                 options = tensors[operand]
@@ -79,10 +80,10 @@ def lacked(options: Options, uneven: str) -> dict[int, Costs]:
     tiles: list[list[Costs]] = []
     which: list[Numbers] = []
     for dim, size in enumerate(options.shape):
-        lists = list(dict.fromkeys(option.dims[dim] for option in plain))
+        lists: dict[tuple[int, ...], int] = {}
+        which.append(np.array([lists.setdefault(option.dims[dim], len(lists)) for option in plain]))
         cut = [options.pieces.sharding(Option((axes,)), "sum", uneven) for axes in lists]
-        tiles.append([_runs(sharding, 0, size) for sharding in cut])
-        which.append(np.array([lists.index(option.dims[dim]) for option in plain]))
+        tiles.append([_runs(options.pieces, sharding, 0, size) for sharding in cut])
     lacking: dict[int, Costs] = {}
     for number, sharding in windows.items():
         if sharding is None:
@@ -91,7 +92,7 @@ def lacked(options: Options, uneven: str) -> dict[int, Costs]:
         shared = np.ones((len(plain), options.pieces.mesh.size))
         held = np.ones(options.pieces.mesh.size)
         for dim, size in enumerate(options.shape):
-            runs = _runs(sharding, dim, size)
+            runs = _runs(options.pieces, sharding, dim, size)
             shared *= np.array([_shared(tile, runs) for tile in tiles[dim]])[which[dim]]
             held *= (runs[1] - runs[0]).sum(axis=0)
         lacking[number] = (held - shared).max(axis=1)
@@ -104,14 +105,16 @@ def lacked(options: Options, uneven: str) -> dict[int, Costs]:
     return lacking
 
 
-def _runs(sharding: Sharding, dim: int, size: int) -> Costs:
+def _runs(pieces: Pieces, sharding: Sharding, dim: int, size: int) -> Costs:
     """Where the runs of a dim begin and end that each device has: starts and stops, a row per run."""
-    layout = sharding.layout
-    runs, shards = layout.runs(dim, size, held=True), layout.parts[dim]
-    count = np.bincount(runs.shard, minlength=shards)
-    table = np.zeros((2, max(int(count.max(initial=0)), 1), shards))
-    place = np.arange(len(runs.shard)) - np.searchsorted(runs.shard, runs.shard)
-    table[0, place, runs.shard], table[1, place, runs.shard] = runs.start, runs.stop
+    layout, key = sharding.layout, (sharding.dims[dim], size, sharding.uneven)
+    table = pieces.runs.get(key)
+    if table is None:
+        runs, shards = layout.runs(dim, size, held=True), layout.parts[dim]
+        count = np.bincount(runs.shard, minlength=shards)
+        table = pieces.runs[key] = np.zeros((2, max(int(count.max(initial=0)), 1), shards))
+        place = np.arange(len(runs.shard)) - np.searchsorted(runs.shard, runs.shard)
+        table[0, place, runs.shard], table[1, place, runs.shard] = runs.start, runs.stop
     return np.asarray(table[:, :, layout.cutting[dim].index_of(sharding.mesh.positions)])
 
 

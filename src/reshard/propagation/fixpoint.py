@@ -406,36 +406,36 @@ def wishes(rule: Rule, states: Sequence[State | None], sizes: Sizes) -> Wishes:
     for term, state in enumerate(states):
         if state is None:
             continue
-        for dim, group in enumerate(rule.terms[term]):
-            labelled = labels_of(group, state.dims[dim], rule.sizes, sizes)
-            for label, axes in zip(group, labelled.lists, strict=True):
-                held[label].append((axes, term))
+        for dim, (group, axes) in enumerate(zip(rule.terms[term], state.dims, strict=True)):
+            if len(group) == 1:
+                held[group[0]].append((axes, term))
+                continue
+            labelled = labels_of(group, axes, rule.sizes, sizes)
+            for label, own in zip(group, labelled.lists, strict=True):
+                held[label].append((own, term))
             if labelled.rest:
                 rests.add((term, dim))
     agreed: dict[int, Axes] = {}
-    givers: list[tuple[int, int]] = []
     disagree = False
     for label, lists in enumerate(held):
-        if not any(axes for axes, _ in lists):
-            agreed[label] = ()
-            givers.append((0, 0))
-            continue
-        agreed[label], apart = longest_agreed([axes for axes, _ in lists])
+        cut_by = [axes for axes, _ in lists if axes]
+        agreed[label], apart = longest_agreed(cut_by) if cut_by else ((), False)
         disagree |= apart
-        givers.append(
-            max(((rule.elements[t], -t) for axes, t in lists if is_prefix(agreed[label], axes)), default=(0, 0))
-        )
+
+    def giver_of(label: int) -> tuple[int, int]:
+        """The elements of the largest tensor that has what is agreed on, and less than 0 its number."""
+        return max((rule.elements[term], -term) for axes, term in held[label] if is_prefix(agreed[label], axes))
+
     found_wishes, refused = [], False
     for term, state in enumerate(states):
         if state is None:
             continue
-        for dim, group in enumerate(rule.terms[term]):
-            axes = axes_of(group, agreed, rule.sizes, sizes)
-            present = state.dims[dim]
+        for dim, (group, present) in enumerate(zip(rule.terms[term], state.dims, strict=True)):
+            axes = agreed[group[0]] if len(group) == 1 else axes_of(group, agreed, rule.sizes, sizes)
             if not axes or axes == present or (term, dim) in rests or not is_prefix(present, axes):
                 continue
             if state.opens[dim]:
-                elements, giver = max(givers[label] for label in group if agreed[label])
+                elements, giver = max(giver_of(label) for label in group if agreed[label])
                 found_wishes.append(Wish(term, dim, axes, elements, -giver))
             else:
                 refused = True

@@ -202,9 +202,9 @@ class Messages:
         self._is_said = False
 
     def _say(self) -> None:
-        """Say what comes of what was handed on."""
+        """Say what comes of what was handed on by those who come later: what others tell is said anew on the way."""
         if not self._is_said:
-            for level in (*self._ahead, *self._back):
+            for level in self._back:
                 if level.voices:
                     level.tell(self._said)
             self._is_said = True

@@ -36,6 +36,7 @@ from reshard.axis import Axes, Axis, split_points
 from reshard.axis import pieces as pieces_of
 from reshard.contraction.compute_layout import closed_sharding
 from reshard.digits import Digit, Digits, nest
+from reshard.dim_sharding import DimSharding
 from reshard.mesh import Mesh
 from reshard.network import Network
 from reshard.network.inflow import groups_of
@@ -94,9 +95,13 @@ class Pieces:
             piece for name, ends in cuts.items() for piece in pieces_of(Axis(name), ends, sizes)
         )
         self.sizes = np.array([piece.size_in(sizes[piece.name]) for piece in self.all], dtype=np.int64)
+        self._listed: list[int] = self.sizes.tolist()
         self._numbers = {piece: number for number, piece in enumerate(self.all)}
         self._cuts = cuts
         self._known: dict[Axes, tuple[int, ...] | None] = {}
+        self.runs: dict[tuple[DimSharding, int, str], Costs] = {}
+        """Per way to cut a dim, its size and the rule for uneven ones, where the runs of each shard begin and end."""
+        self._begin: dict[tuple[tuple[int, ...], ...], NDArray[np.bool_]] = {}
         named = {number for axes in lists for number in self.of(axes) or ()}
         self.rest: list[int] = [number for number in range(len(self.all)) if number not in named]
         """The pieces that nothing names."""
@@ -146,7 +151,13 @@ class Pieces:
 
     def count(self, numbers: Iterable[int]) -> int:
         """The product of the sizes of some."""
-        return prod(int(self.sizes[number]) for number in numbers)
+        return prod(map(self._listed.__getitem__, numbers))
+
+    def begin(self, lists: tuple[tuple[int, ...], ...]) -> NDArray[np.bool_]:
+        """Per pair of lists of pieces, whether one begins the other."""
+        if lists not in self._begin:
+            self._begin[lists] = np.array([[a == b[: len(a)] or b == a[: len(b)] for b in lists] for a in lists])
+        return self._begin[lists]
 
 
 class Options:
@@ -167,6 +178,7 @@ class Options:
         """What a piece may do: nothing, cut a dim, or leave the value unreduced."""
         self.all: list[Option] = []
         self.numbers: dict[Option, int] = {}
+        self._givers: dict[frozenset[int], tuple[Numbers, Numbers, Numbers]] = {}
         count = len(pieces.all)
         self._places = self.roles ** np.arange(count, dtype=np.int64)
         besides = list(besides)
@@ -242,11 +254,22 @@ class Options:
         return np.where(codes[places] == wanted, numbers[places], -1)
 
     @cached_property
+    def _cuts(self) -> list[tuple[tuple[tuple[int, ...], ...], Numbers]]:
+        """Per dim each list of pieces that cuts it, once, and which of them each option has."""
+        cuts = []
+        for dim in range(len(self.shape)):
+            lists: dict[tuple[int, ...], int] = {}
+            which = [lists.setdefault(option.dims[dim], len(lists)) for option in self.all]
+            cuts.append((tuple(lists), np.array(which, dtype=np.int64)))
+        return cuts
+
+    @cached_property
     def sides(self) -> Numbers:
         """Per option and dim the side of a tile, at most."""
-        shards = [[self.pieces.count(cut_by) for cut_by in option.dims] for option in self.all]
-        parts = np.array(shards, dtype=np.int64).reshape(len(self.all), len(self.shape))
-        return np.asarray(-(-np.array(self.shape, dtype=np.int64) // parts), dtype=np.int64)
+        sides = np.ones((len(self.all), len(self.shape)), dtype=np.int64)
+        for dim, (size, (lists, which)) in enumerate(zip(self.shape, self._cuts, strict=True)):
+            sides[:, dim] = np.array([-(-size // self.pieces.count(cut_by)) for cut_by in lists], dtype=np.int64)[which]
+        return sides
 
     @cached_property
     def tiles(self) -> Costs:
@@ -266,19 +289,17 @@ class Options:
     @cached_property
     def is_even(self) -> NDArray[np.bool_]:
         """The options that cut every dim evenly."""
-        even = [
-            option.sharding is None
-            and all(size % self.pieces.count(cut_by) == 0 for size, cut_by in zip(self.shape, option.dims, strict=True))
-            for option in self.all
-        ]
-        return np.array(even, dtype=np.bool_)
+        even = np.array([option.sharding is None for option in self.all], dtype=np.bool_)
+        for size, (lists, which) in zip(self.shape, self._cuts, strict=True):
+            even &= np.array([size % self.pieces.count(cut_by) == 0 for cut_by in lists])[which]
+        return even
 
     @cached_property
     def nested(self) -> NDArray[np.bool_]:
         """Per pair of options, whether in every dim the pieces of one begin those of the other."""
         nested = np.ones((len(self.all), len(self.all)), dtype=np.bool_)
-        for dim in range(len(self.shape)):
-            nested &= _begin([option.dims[dim] for option in self.all])
+        for lists, which in self._cuts:
+            nested &= self.pieces.begin(lists)[which[:, None], which]
         return nested
 
     def in_steps(self, cost: Costs) -> Costs:
@@ -291,12 +312,11 @@ class Options:
         for before, after in itertools.permutations(kinds, 2):
             if not {*after} < {*before}:
                 continue
-            rows, columns = kinds[before], kinds[after]
-            onward = np.where(self.nested[np.ix_(rows, columns)], cost[np.ix_(rows, columns)], np.inf)
-            on = cost[np.ix_(columns, columns)]
-            for number, row in enumerate(rows):
-                least = (onward[number][:, None] + on).min(axis=0)
-                cost[row, columns] = np.where(self.nested[row, columns], cost[row, columns], least)
+            rows, columns = np.array(kinds[before]), np.array(kinds[after])
+            pairs, on = (rows[:, None], columns), cost[columns[:, None], columns]
+            onward = np.where(self.nested[pairs], cost[pairs], np.inf)
+            least = np.array([np.minimum.reduce(row[:, None] + on) for row in onward])
+            cost[pairs] = np.where(self.nested[pairs], cost[pairs], least)
         return cost
 
     def received(self, inside: Iterable[int] | None = None) -> Costs:
@@ -312,44 +332,66 @@ class Options:
             inside: the pieces that count, where devices are looked at in groups; all unless given.
         """
         counted = frozenset(range(len(self.pieces.all)) if inside is None else inside)
-        size = self.pieces.count(counted)
-        dims = [tuple(tuple(n for n in axes if n in counted) for axes in option.dims) for option in self.all]
-        waits = [frozenset(option.unreduced) & counted for option in self.all]
-        count, ndim = len(self.all), len(self.shape)
-        overlap = np.ones((count, count))
+        count = len(self.all)
+        overlap, tile = np.ones((count, count)), np.ones(count)
         nested = np.ones((count, count), dtype=np.bool_)
-        tile = np.ones(count)
-        for dim in range(ndim):
-            lists = list(dict.fromkeys(axes[dim] for axes in dims))
-            which = np.array([lists.index(axes[dim]) for axes in dims])
-            side = np.array([-(-self.shape[dim] // self.pieces.count(axes)) for axes in lists], dtype=np.float64)
-            nested &= _begin([axes[dim] for axes in dims])
-            overlap *= np.minimum(side[:, None], side[None, :])[np.ix_(which, which)]
+        for size, (cut_by, which) in zip(self.shape, self._cuts, strict=True):
+            lists = tuple(tuple(n for n in axes if n in counted) for axes in cut_by)
+            side = np.array([-(-size // self.pieces.count(axes)) for axes in lists], dtype=np.float64)
+            pairs = which[:, None], which
+            nested &= self.pieces.begin(lists)[pairs]
+            overlap *= np.minimum(side[:, None], side)[pairs]
             tile *= side[which]
         nested |= ~(self.is_even[:, None] & self.is_even[None, :])
         received = tile[None, :] - np.where(nested, overlap, 0.0)
-        kinds = list(dict.fromkeys(waits))
+        kinds: dict[frozenset[int], int] = {}
+        which = np.array([kinds.setdefault(counted.intersection(each.unreduced), len(kinds)) for each in self.all])
         if len(kinds) > 1:
-            which = np.array([kinds.index(each) for each in waits])
-            lost = np.array([[self.pieces.count(a - b) for b in kinds] for a in kinds], dtype=np.float64)
-            kept = np.array([[self.pieces.count(a & b) for b in kinds] for a in kinds], dtype=np.float64)
-            lost, kept = lost[np.ix_(which, which)], kept[np.ix_(which, which)]
+            lost, kept, gained = self._waits_of(list(kinds), which)
+            size = self.pieces.count(counted)
             share = np.where(self.is_even[None, :], (lost - 2) * prod(self.shape) * kept / size, 0.0)
             combined = tile[None, :] + np.maximum(share, 0.0)
-            gained = np.array([[len(b - a) for b in kinds] for a in kinds])[np.ix_(which, which)]
-            received = np.where(lost > 1, np.where(gained > 0, np.inf, combined), received)
-        for column, wait in enumerate(kinds if len(kinds) > 1 else ()):
-            columns = which == column
-            for row, option in enumerate(dims):
-                gained = [piece for axes in option for piece in axes if piece in wait]
-                if gained:  # each device its own part, and zeros elsewhere
-                    without = tuple(tuple(n for n in axes if n not in wait) for axes in self.all[row].dims)
-                    uncut = self.numbers.get(self.all[row]._replace(dims=without))
-                    whole = np.inf if uncut is None else received[uncut, columns]
-                    received[row, columns] = whole / self.pieces.count(gained)
+            received = np.where(lost > 1, np.where(gained > 1, np.inf, combined), received)
+            for wait, column in kinds.items():
+                rows, uncut, parts = self._giving(wait)
+                if len(rows):  # each device its own part, and zeros elsewhere
+                    columns = (which == column).nonzero()[0]
+                    whole = np.where(uncut[:, None] < 0, np.inf, received[uncut[:, None], columns])
+                    received[rows[:, None], columns] = whole / parts[:, None]
         foreign = [number for number, option in enumerate(self.all) if option.sharding is not None]
         received[foreign], received[:, foreign] = 0.0, 0.0
         return np.asarray(received)
+
+    def _waits_of(self, kinds: Sequence[frozenset[int]], which: Numbers) -> tuple[Costs, Costs, Costs]:
+        """Per pair of options the sizes of the pieces along which both values wait, only the first, only the second.
+
+        Args:
+            kinds: the sets of pieces along which values wait.
+            which: of them each option has.
+        """
+        has = np.array([[number in kind for number in range(len(self.pieces.all))] for kind in kinds])
+        before, after, pairs = has[:, None], has[None, :], (which[:, None], which)
+        both = (before & ~after, before & after, after & ~before)
+        first, shared, second = (np.where(each, self.pieces.sizes, 1).prod(axis=2)[pairs] * 1.0 for each in both)
+        return first, shared, second
+
+    def _giving(self, wait: frozenset[int]) -> tuple[Numbers, Numbers, Numbers]:
+        """The options that some pieces cut, each without these, -1 where that is none, and in how many parts they cut.
+
+        Args:
+            wait: the pieces.
+        """
+        if wait not in self._givers:
+            rows, uncut, parts = list[int](), list[int](), list[int]()
+            for number, option in enumerate(self.all):
+                gained = [piece for axes in option.dims for piece in axes if piece in wait]
+                if gained:
+                    without = tuple(tuple(n for n in axes if n not in wait) for axes in option.dims)
+                    rows.append(number)
+                    uncut.append(self.numbers.get(option._replace(dims=without), -1))
+                    parts.append(self.pieces.count(gained))
+            self._givers[wait] = np.array(rows, np.int64), np.array(uncut, np.int64), np.array(parts, np.int64)
+        return self._givers[wait]
 
     def seconds(self, network: Network, itemsize: int) -> Costs:
         """Per pair what a reshard takes on a network at the least: what comes into the slowest group of devices."""
@@ -411,17 +453,11 @@ def _shared(one: Digit, other: Digit) -> float:
     return max(end / max(one.stride, other.stride), 1.0)
 
 
-def _begin(lists: Sequence[tuple[int, ...]]) -> NDArray[np.bool_]:
-    """Per pair of lists of pieces, whether one begins the other."""
-    kinds = list(dict.fromkeys(lists))
-    which = np.array([kinds.index(axes) for axes in lists])
-    begins = np.array([[a == b[: len(a)] or b == a[: len(b)] for b in kinds] for a in kinds])
-    return np.asarray(begins[np.ix_(which, which)])
-
-
 def rows_of(choices: Sequence[Sequence[int]]) -> Numbers:
     """Every way to take one of each list, as rows."""
-    if not choices:
-        return np.zeros((1, 0), dtype=np.int64)
-    grids = np.meshgrid(*[np.array(each, dtype=np.int64) for each in choices], indexing="ij")
-    return np.stack([grid.ravel() for grid in grids], axis=1)
+    rows = np.zeros((prod(map(len, choices)), len(choices)), dtype=np.int64)
+    within = len(rows)
+    for column, each in enumerate(choices):
+        within //= len(each)
+        rows[:, column] = np.tile(np.repeat(np.array(each, dtype=np.int64), within), len(rows) // (within * len(each)))
+    return rows

@@ -155,14 +155,16 @@ def layouts_of(
         which = _differ(rows, line, groups) if order else np.ones(len(rows), dtype=np.bool_)
         for grouped in groups:
             which &= _follow(rows[:, list(line)], grouped)
-        numbers = [options.find(meaning[rows], order) for options, meaning in zip(tensors, meanings, strict=True)]
-        for each in numbers:
-            which &= each >= 0
+        if order and not which.any():
+            continue
+        own, parts = rows[which], shards[which]
+        numbers = [options.find(meaning[own], order) for options, meaning in zip(tensors, meanings, strict=True)]
+        is_known = np.minimum.reduce(numbers) >= 0
         for column, each in zip(found, numbers, strict=True):
-            column.append(each[which])
-        used_rows.append(rows[which])
-        used_shards.append(shards[which])
-        used_orders.append(np.full(int(which.sum()), order, dtype=np.int64))
+            column.append(each[is_known])
+        used_rows.append(own[is_known])
+        used_shards.append(parts[is_known])
+        used_orders.append(np.full(len(used_rows[-1]), order, dtype=np.int64))
     flops = _flops(calculation, -(-sizes // np.concatenate(used_shards)))
     *used, made = (np.concatenate(column) for column in found)
     return Layouts(tuple(used), made, flops, np.concatenate(used_rows), np.concatenate(used_orders))
@@ -193,11 +195,8 @@ def _choices(
 
 def _shards(rows: Numbers, pieces: Pieces, labels: int) -> Numbers:
     """Per row and label the number of parts that it is cut into."""
-    shards = np.ones((len(rows), labels), dtype=np.int64)
-    for piece, size in enumerate(pieces.sizes.tolist()):
-        for label in range(labels):
-            shards[rows[:, piece] == 1 + label, label] *= size
-    return shards
+    cuts = rows[:, :, None] == np.arange(1, 1 + labels)
+    return np.asarray(np.where(cuts, pieces.sizes[:, None], 1).prod(axis=1))
 
 
 def _is_even(rows: Numbers, shards: Numbers, sizes: Numbers, groups: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
