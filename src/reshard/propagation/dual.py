@@ -71,17 +71,13 @@ class Dual:
 
         What is eliminated stays so, and of the tables on the way those are made anew that come of changed ones.
         """
-        changed: dict[int, Costs] = {}
+        changed = set[int]()
         for number, (edge, costs, share, table) in enumerate(self._divided):
             if shares[edge.key] != share:
-                changed[id(table)] = costs * (edge.times * shares[edge.key])
-                self._divided[number] = Divided(edge, costs, shares[edge.key], changed[id(table)])
-        renewed = self._once.renewed(changed)
-        for end in (*self.ends, *(gone.end for gone in self.gone)):
-            end.cost = renewed.get(id(end.cost), end.cost)
-        for link in (*self.links, *(link for gone in self.gone for link in gone.links)):
-            link.table = renewed.get(id(link.table), link.table)
-        self._messages.renew()
+                np.multiply(costs, edge.times * shares[edge.key], out=table)
+                self._divided[number] = Divided(edge, costs, shares[edge.key], table)
+                changed.add(id(table))
+        self._messages.renew(self._once.renew(changed))
         self.settled, self.bound = sum(each.settled for each in self.gone), -np.inf
 
     def run(self, turns: int, is_late: Callable[[], bool] = lambda: False, tolerance: float = 1e-4) -> None:
@@ -177,8 +173,10 @@ def _ends(model: Model, shares: Shares, once: Once, divided: list[Divided] | Non
             share = 1.0 if edge.is_result else shares.get(edge.key, 1.0)
             scale = edge.times * share
             if divided is not None and not edge.is_result and len(edge.variable.uses) > 1:
-                costs = cut(edge.table.bound, end.choices, edge.picks, 1.0, is_result=False)
-                divided.append(Divided(edge, costs, share, costs * scale))
+                whole = id(edge.table.bound), id(end.choices), id(edge.picks)
+                if whole not in tables:
+                    tables[whole] = cut(edge.table.bound, end.choices, edge.picks, 1.0, is_result=False)
+                divided.append(Divided(edge, tables[whole], share, tables[whole] * scale))
                 Link(end, own, divided[-1].table, edge.picks, edge.variable.count, once)
                 continue
             known = edge.table.price if divided is None else edge.table.bound

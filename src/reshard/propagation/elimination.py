@@ -21,7 +21,7 @@ or 3 where they differ, or 6 where b would have to cost 5 or differ from both.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any, NamedTuple
 
@@ -39,14 +39,15 @@ FEW = 2**12
 
 
 class Once:
-    """Arrays made of others, each made once: of the same arrays comes the same array, and of changed ones another.
+    """Arrays made of others, each made once: of the same arrays comes the same array, and changes when they do.
 
     By hand, a sum of which one part changes:
 
     >>> once, first, second = Once(), np.array([1.0]), np.array([2.0])
     >>> total = once.make(np.add, first, second)
-    >>> once.renewed({id(first): np.array([5.0])})[id(total)]
-    array([7.])
+    >>> first[:] = 5.0
+    >>> once.renew({id(first)}) == {id(first), id(total)}, total
+    (True, array([7.]))
     """
 
     def __init__(self) -> None:
@@ -61,17 +62,13 @@ class Once:
             known = self._made[key] = how(*of), of
         return known[0]
 
-    def renewed(self, changed: Mapping[int, Costs]) -> dict[int, Costs]:
-        """What stands in place of arrays, by their identity, where some are changed: these, and all made of them."""
-        renewed, made = dict(changed), dict[tuple[object, ...], tuple[Costs, tuple[object, ...]]]()
-        for key, (array, of) in self._made.items():
-            if not renewed.keys().isdisjoint(key):
-                of_now, how = tuple(renewed.get(id(each), each) for each in of), key[0]
-                renewed[id(array)] = array_now = how(*of_now)  # type: ignore[operator]
-                made[how, *map(id, of_now)] = array_now, of_now
-            else:
-                made[key] = array, of
-        self._made = made
+    def renew(self, changed: Iterable[int]) -> set[int]:
+        """Make anew, where they lie, all arrays made of such as have changed; the identities of these and of all."""
+        renewed = set(changed)
+        for (how, *ids), (array, of) in self._made.items():
+            if not renewed.isdisjoint(ids):
+                array[...] = how(*of)  # type: ignore[operator]
+                renewed.add(id(array))
         return renewed
 
 

@@ -21,7 +21,7 @@ By hand, a - b - c, where to differ costs 3: a costs 0 or 1, c costs 5 or 0. All
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import accumulate, chain, zip_longest
 from math import prod
 from typing import NamedTuple
@@ -111,27 +111,25 @@ class MessageLevel:
         self.stack: Costs
         """Per choice of an end or option of it, voice, and choice of who hears it, what the link costs."""
 
-        self._tables: list[Costs] = []
-        """Per voice that of its link, as the stack has it."""
-
     @property
     def key(self) -> tuple[object, ...]:
         """What levels have alike that share a stack, since their links cost the same and change together."""
         shape = self._heard.shape[2], *self._goes.shape
         return *shape, *((id(voice.link.table), voice.is_first) for voice in self.voices)
 
-    def renew(self) -> None:
-        """Stack what the links cost now; infinitely much for a choice that an end has not."""
-        if not self._tables:
-            self.stack = np.full((self._heard.shape[2], *self._goes.shape), np.inf)
-            self._tables = [self.stack] * len(self.voices)  # none of theirs
+    def begin(self) -> None:
+        """Stack what the links cost; infinitely much for a choice that an end has not."""
+        self.stack = np.full((self._heard.shape[2], *self._goes.shape), np.inf)
         for column, voice in enumerate(self.voices):
-            if voice.link.table is not self._tables[column]:
+            self.stack[: len(voice.table), column] = 0.0
+        self.renew({id(voice.link.table) for voice in self.voices})
+
+    def renew(self, changed: Collection[int]) -> None:
+        """Stack what those links cost now of which the tables are others, by their identities."""
+        for column, voice in enumerate(self.voices):
+            if id(voice.link.table) in changed:
                 table = voice.table
-                rows, columns = table.shape
-                self.stack[:rows, column] = 0.0
-                self.stack[:rows, column, :columns] = table
-                self._tables[column] = voice.link.table
+                self.stack[: table.shape[0], column, : table.shape[1]] = table
 
     def gathered(self, said: Costs) -> Costs:
         """Per end and choice what it costs with all that it hears."""
@@ -188,17 +186,17 @@ class Messages:
             if level.voices:
                 first = self._stacked.setdefault(level.key, level)
                 if first is level:
-                    level.renew()
+                    level.begin()
                 level.stack = first.stack
-        self.renew()
+        self.renew(())
 
-    def renew(self) -> None:
-        """Take what ends and links cost now; what was handed on stays."""
+    def renew(self, changed: Collection[int]) -> None:
+        """Take what ends cost now, and links of which the tables have changed; what was handed on stays."""
         for number, end in enumerate(self._ends):
             costs = self._costs[number]
             self._said[costs.start : costs.stop] = end.cost
         for level in self._stacked.values():
-            level.renew()
+            level.renew(changed)
         self._is_said = False
 
     def _say(self) -> None:
