@@ -38,10 +38,12 @@ from reshard.propagation.waiting import IDENTICAL
 from reshard.propagation.ways import compute_layout
 from reshard.sharding import Sharding
 
-STEPS, PATIENCE = 24, 8
-"""How many choices are begun with, at most, and how many in a row that have nothing better."""
-CLOSE = 2e-3
-"""How far from the bound, as a part of the cost, a choice for a larger program is good enough for no further ones."""
+STEPS = 24
+"""How many choices are begun with, at most."""
+LEAST_PATIENCE, PATIENCE, WIDE = 3, 8, 0.1
+"""How many of these in a row may have nothing better: fewer where less than a part of the cost is left to be gained."""
+CLOSE, CLOSE_OF_EACH = 1e-2, 2e-5
+"""How far from the bound, as a part of the cost, a choice is good enough for no further ones: by all operations."""
 AXIS_TURNS = 6
 """How often along one axis."""
 ROUNDS = 12
@@ -196,7 +198,10 @@ def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Ca
             if len(model.nodes) <= MEDIUM:  # what was learnt may be far from where the search began
                 for shares in (bounded.shares, None):
                     best = _with_messages(best, shares)
-            _axis_by_axis(model, best, is_late)
+            if _is_proved(best, bounded.bound, _enough(model)):
+                best.run()
+            else:
+                _axis_by_axis(model, best, is_late)
             settled, is_open = best.cost, len(model.nodes) <= MEDIUM
         learnt = _learnt(model, best)
         known = _again(best) if known is None else _joined(model, known, best, learnt)
@@ -229,8 +234,7 @@ def _joined(model: Model, known: Descent, best: Descent, learnt: set[Table]) -> 
 
 def _begun(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Callable[[], bool]) -> Descent:
     """The best of what propagation has and of what messages lead to, and of what each does where."""
-    is_small = len(model.nodes) <= SMALL
-    enough = 0.0 if is_small else CLOSE
+    is_small, enough = len(model.nodes) <= SMALL, _enough(model)
     best = Descent(model, *_flowing(model, flows[0]))
     for flow in {tuple(flow.dims): flow for flow in flows[1:]}.values():
         _join(best, _flowing(model, flow))
@@ -238,7 +242,7 @@ def _begun(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Calla
     for _ in range(STEPS):
         _join(best, bounded.step(is_late))
         begun, since = (best.cost, 0) if best.cost < begun * (1 - WORTH) else (begun, since + 1)
-        if since == PATIENCE or is_late() or _is_proved(best, bounded.bound, enough):
+        if since >= _patience(best, bounded.bound) or is_late() or _is_proved(best, bounded.bound, enough):
             break
     if not _is_proved(best, bounded.bound, enough) and not is_late():
         expand(best)
@@ -249,6 +253,18 @@ def _begun(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Calla
     if is_small and not _is_proved(best, bounded.bound):
         best.run()
     return best
+
+
+def _enough(model: Model) -> float:
+    """How far from the bound a choice is good enough, as a part of its cost."""
+    return 0.0 if len(model.nodes) <= SMALL else min(CLOSE, CLOSE_OF_EACH * len(model.nodes))
+
+
+def _patience(best: Descent, bound: float) -> float:
+    """How many choices in a row may have nothing better than the best."""
+    if len(best.model.nodes) <= MEDIUM or not best.cost:
+        return PATIENCE
+    return max(LEAST_PATIENCE, min((1 - bound / best.cost) / WIDE, 1.0) * PATIENCE)
 
 
 def _join(best: Descent, choice: Picked) -> None:
@@ -305,13 +321,13 @@ def _axis_by_axis(model: Model, best: Descent, is_late: Callable[[], bool]) -> N
     ]
     quiet = turn = 0
     while quiet <= len(axes) and turn < ROUNDS and not is_late():
-        before = best.cost
-        if quiet < len(axes):
+        before, is_along = best.cost, quiet < len(axes)
+        if is_along:
             recombine(best, along(best, axes[turn % len(axes)]))
             turn += 1
         else:
             best.run()
-        quiet = 0 if best.cost < before * (1 - WORTH) else quiet + 1
+        quiet = int(is_along) if best.cost < before * (1 - WORTH) else quiet + 1  # along the axis itself it is the best
 
 
 def _with_messages(best: Descent, shares: Shares | None) -> Descent:
