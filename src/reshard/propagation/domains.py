@@ -145,15 +145,17 @@ class Domains:
 
     def _waiting_unevenly(self, number: int) -> list[Option]:
         """The options of a value that flows have, those that cut it unevenly also where it waits besides."""
-        pieces, shape = self.pieces[self._net.meshes[number]], self._net.values[number].shape
-        options: dict[Option, None] = dict.fromkeys(self._flowing[number])
-        for option in self._flowing[number]:
-            if any(size % pieces.count(cut) for size, cut in zip(shape, option.dims, strict=True)):
-                used = {piece for cut in option.dims for piece in cut}
-                free = sorted(self.waiting[number].pieces - used)[:MOST_WAITING]
-                subsets = (along for count in range(1, len(free) + 1) for along in combinations(free, count))
-                options.update(dict.fromkeys(Option(option.dims, along) for along in subsets))
-        return list(options)
+        flowing, shape, waiting = self._flowing[number], self._net.values[number].shape, self.waiting[number].pieces
+        key = id(flowing), shape, waiting
+        if key not in self._known:
+            pieces, options = self.pieces[self._net.meshes[number]], dict.fromkeys(flowing)
+            for option in flowing:
+                if any(size % pieces.count(cut) for size, cut in zip(shape, option.dims, strict=True)):
+                    free = sorted(waiting - {piece for cut in option.dims for piece in cut})[:MOST_WAITING]
+                    subsets = (along for count in range(1, len(free) + 1) for along in combinations(free, count))
+                    options.update(dict.fromkeys(Option(option.dims, along) for along in subsets))
+            self._known[key] = list(options)
+        return self._known[key]
 
     def _open_domain(self, options: Options, along: frozenset[int], flowing: list[Option]) -> list[int]:
         """The numbers of the options of a value of which nothing is said, which may wait along some pieces."""

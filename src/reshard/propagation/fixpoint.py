@@ -217,11 +217,12 @@ class Net:
         """Per value, a number made of what surrounds it in the program, and of no name or order."""
         operations = self.graph.operations
         down: list[str] = []
-        for operation, rule, mesh in zip(operations, self.rules, self.meshes, strict=True):
+        texts = [repr((rule.terms, rule.sizes, rule.shapes)) for rule in self._rule_ids]
+        for operation, rule, mesh in zip(operations, self._rule_of, self.meshes, strict=True):
             annotation = self.graph.annotations.get(operation.result)
             said = "" if annotation is None else _nameless(annotation, list(mesh.sizes))
             inside = [down[operand.number] for operand in operation.operands]
-            down.append(_digest(operation.name, repr((rule.terms, rule.sizes, rule.shapes)), said, *inside))
+            down.append(_digest(operation.name, texts[rule], said, *inside))
         up = list(down)
         uses: list[list[str]] = [[] for _ in operations]
         for number in reversed(range(len(operations))):

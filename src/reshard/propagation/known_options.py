@@ -44,14 +44,14 @@ def said_of(net: Net, number: int, flow: Flow) -> Said:
 
 def pieces_of(net: Net, mesh: Mesh, said: Sequence[Said], flows: Sequence[Flow]) -> Pieces:
     """The pieces of a mesh that what is said and what flows have is made of."""
-    lists: dict[Axes, None] = {}
+    lists: set[Axes] = set()
     for number, dims in enumerate(said):
         if net.meshes[number] == mesh and not mesh.is_maximal:
             annotation = net.graph.annotations.get(net.values[number])
-            lists.update(dict.fromkeys(axes for axes, _ in dims))
-            lists.update(dict.fromkeys(axes for flow in flows for axes in flow.dims[number]))
+            for flow in flows:
+                lists.update(flow.dims[number])
             if annotation is not None:
-                lists.update(dict.fromkeys((annotation.unreduced, annotation.replicated)))
+                lists.update((annotation.unreduced, annotation.replicated, *(axes for axes, _ in dims)))
     return Pieces(mesh, sorted(lists, key=lambda axes: list(map(str, axes))))
 
 

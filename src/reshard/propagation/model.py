@@ -25,6 +25,7 @@ import numpy as np
 
 from reshard.contraction.chooser import Chooser
 from reshard.contraction.prices import Ends
+from reshard.contraction.tasks import Calculation
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.operations.operation import Operation
@@ -70,7 +71,7 @@ class Model:
         self.pieces, self.waiting = self.domains.pieces, self.domains.waiting
         self._tables: dict[tuple[object, ...], Table] = {}
         self.besides = Besides()
-        alone = sum(map(self._work_alone, net.computed))
+        alone = self._work_alone()
         self.tie_break = TIE_BREAK if self.goal.is_sum else max(TIE_BREAK, LESS_THAN_A_BYTE / max(alone, 1))
         """What an operation costs where work only decides between equals."""
         self.has_exact_ties = not self.goal.is_sum and self.tie_break * alone <= LESS_THAN_A_BYTE
@@ -165,12 +166,17 @@ class Model:
         kept.nodes = [kept._node([self.net.graph.operations[node.number]]) for node in self.nodes]
         return kept
 
-    def _work_alone(self, number: int) -> int:
-        """The operations of a device that does all of an operation."""
-        calculation = self.net.calculations[number]
-        sizes = calculation.label_sizes
-        each = (stage.operations * prod(sizes[label] for label in stage.labels) for stage in calculation.stages)
-        return sum(each) * self.net.trip_counts(number)[-1]
+    def _work_alone(self) -> int:
+        """The operations of a device that does all of the program."""
+        often: dict[Calculation, int] = {}
+        for number in self.net.computed:
+            calculation = self.net.calculations[number]
+            often[calculation] = often.get(calculation, 0) + self.net.trip_counts(number)[-1]
+        return sum(
+            stage.operations * prod(map(calculation.label_sizes.__getitem__, stage.labels)) * count
+            for calculation, count in often.items()
+            for stage in calculation.stages
+        )
 
     def bound_of(self, bound: float) -> float:
         """A bound without what decides between equals: of whole bytes."""

@@ -356,6 +356,7 @@ def explicit(program: Builder, net: Net, chooser: Chooser, best: Optimum, reason
     whole_with = {block: operation for operation in program.operations for block in around(operation.block)}
     leaving: dict[Block | None, list[tuple[Operation, Value, Sharding, str]]] = {}
     placing = PlacedSoFar(chooser, best, {value.name for value in program.values})
+    known: dict[tuple[int, int], tuple[list[Sharding], int]] = {}
     for operation, sharding, reason in zip(program.operations, shardings, reasons, strict=True):
         name = operation.result.name
         operands = [placing.places[operand] for operand in operation.operands]
@@ -372,12 +373,16 @@ def explicit(program: Builder, net: Net, chooser: Chooser, best: Optimum, reason
         else:
             layout = best.layouts[operation.result.number]
             calculation = net.calculations[operation.result.number]
-            *used, computed = windowed(layout.pattern, calculation.reaches, layout.shardings, calculation.shapes)
-            why = f"needed by {name}"
-            brought = [placing.brought(*pair, why) for pair in zip(operands, used, strict=True)]
+            alike = id(layout), id(calculation)
+            if alike not in known:
+                tensors = windowed(layout.pattern, calculation.reaches, layout.shardings, calculation.shapes)
+                parts = layout.largest_parts(calculation.label_sizes)
+                known[alike] = tensors, local_flops(calculation.stages, parts)
+            (*used, computed), flops = known[alike]
+            pairs = zip(operands, used, strict=True)
+            brought = [placing.brought(*pair, f"needed by {name}") for pair in pairs]
             stays = computed == sharding
             called, says = (name, reason) if stays else (placing.name(name), f"as {name} is computed")
-            flops = local_flops(calculation.stages, layout.largest_parts(calculation.label_sizes))
             if is_handed_on(operation, layout):
                 chain = HandingOn(placing, operation, layout)
                 value, flops = chain.result(brought[0], called, says), flops + chain.flops
@@ -430,7 +435,7 @@ class PlacedSoFar:
 
     def add(self, operation: Operation, operands: Sequence[Value], name: str, sharding: Sharding, reason: str) -> Value:
         """Let an operation stand here, on these operands; its result."""
-        result = replace(operation.result, name=name, number=len(self.operations))
+        result = Value(name, operation.result.shape, operation.result.dtype, len(self.operations))
         self.operations.append(replace(operation, operands=tuple(operands), result=result))
         self.shardings[result], self.reasons[name] = sharding, reason
         return result
