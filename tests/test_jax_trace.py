@@ -20,6 +20,7 @@ from llama import REAL, layer, shardings, step  # noqa: E402
 
 import reshard as rs  # noqa: E402
 from reshard.jax import mesh_of, trace  # noqa: E402
+from reshard.jax.tracing.evaluation import numbers_of, values_of  # noqa: E402
 from reshard.propagation import Program  # noqa: E402
 
 pytestmark = pytest.mark.engine
@@ -389,6 +390,31 @@ def test_other_ways_to_shard_a_layer_at_real_size(ways: dict[str, Any]) -> None:
     placed, plain = (llama(rs.Mesh.of(data=8, model=8), **way).propagate() for way in (ways, {}))
     assert not placed.without_rule
     assert placed.received_bytes <= plain.received_bytes
+
+
+WORKED_OUT = {
+    "ufuncs": lambda a, b: [f(a, b) for f in (lax.add, lax.sub, lax.mul, lax.max, lax.min, lax.bitwise_and, lax.rem)],
+    "comparisons": lambda a, b: [f(a, b) for f in (lax.eq, lax.ne, lax.lt, lax.le, lax.gt, lax.ge)],
+    "remainders by 0": lambda a, b: lax.rem(a, lax.sub(b, b)),
+    "choices": lambda a, b: lax.select(~(a > b) | (a == b), a, b),
+    "dtypes": lambda a, b: [lax.convert_element_type(a + b, name) for name in ("int8", "uint32", "bool", "float32")],
+    "scalars": lambda a, b: [f(a[0, n], b[0, n]) for f in (lax.add, lax.mul, lax.rem) for n in range(4)],
+    "shapes": lambda a, b: lax.broadcast_in_dim(lax.squeeze(lax.reshape(a + b, (1, 4, 3)), (0,)), (4, 2, 3), (0, 2)),
+    "places": lambda a, b: (lax.broadcasted_iota("int32", (3, 4), 1) * 7 + 3) % 5 + b[0, 0].astype("int32"),
+}
+
+
+@pytest.mark.parametrize("function", WORKED_OUT.values(), ids=WORKED_OUT)
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "int8"])
+def test_known_numbers_are_what_jax_makes_of_them(function: Any, dtype: str) -> None:
+    info = np.iinfo(dtype)
+    a, b = np.random.default_rng(0).integers(info.min, info.max, (2, 3, 4), dtype=dtype, endpoint=True)
+    a[0, :2] = info.min, info.max
+    b[0, :2] = np.array([-1, 1]).astype(dtype)
+    closed = jax.make_jaxpr(function)(a, b)
+    for ours, wanted in zip(values_of(closed, (a, b), numbers_of), values_of(closed, (a, b)), strict=True):
+        assert ours.dtype == wanted.dtype
+        assert np.array_equal(ours, wanted)
 
 
 def test_none_in_the_arguments_is_no_leaf() -> None:

@@ -77,13 +77,13 @@ def lacked(options: Options, uneven: str) -> dict[int, Costs]:
     if not windows:
         return {}
     plain = [option._replace(sharding=None) if option.has_windows else option for option in options.all]
-    tiles: list[list[Costs]] = []
+    tiles: list[Costs] = []
     which: list[Numbers] = []
     for dim, size in enumerate(options.shape):
         lists: dict[tuple[int, ...], int] = {}
         which.append(np.array([lists.setdefault(option.dims[dim], len(lists)) for option in plain]))
         cut = [options.pieces.sharding(Option((axes,)), "sum", uneven) for axes in lists]
-        tiles.append([_runs(options.pieces, sharding, 0, size) for sharding in cut])
+        tiles.append(np.stack([_runs(options.pieces, sharding, 0, size) for sharding in cut]))
     lacking: dict[int, Costs] = {}
     for number, sharding in windows.items():
         if sharding is None:
@@ -93,7 +93,7 @@ def lacked(options: Options, uneven: str) -> dict[int, Costs]:
         held = np.ones(options.pieces.mesh.size)
         for dim, size in enumerate(options.shape):
             runs = _runs(options.pieces, sharding, dim, size)
-            shared *= np.array([_shared(tile, runs) for tile in tiles[dim]])[which[dim]]
+            shared *= _shared(tiles[dim], runs)[which[dim]]
             held *= (runs[1] - runs[0]).sum(axis=0)
         lacking[number] = (held - shared).max(axis=1)
         for other, each in enumerate(plain):
@@ -118,7 +118,7 @@ def _runs(pieces: Pieces, sharding: Sharding, dim: int, size: int) -> Costs:
     return np.asarray(table[:, :, layout.cutting[dim].index_of(sharding.mesh.positions)])
 
 
-def _shared(tile: Costs, runs: Costs) -> Costs:
-    """Per device the elements of a tile that are in the runs of a window."""
-    low, high = np.maximum(tile[0], runs[0]), np.minimum(tile[1], runs[1])
-    return np.asarray(np.maximum(high - low, 0.0).sum(axis=0))
+def _shared(tiles: Costs, runs: Costs) -> Costs:
+    """Per way to cut a dim, each in tiles of one run, and device the elements of its tile in the runs of a window."""
+    low, high = np.maximum(tiles[:, 0], runs[0]), np.minimum(tiles[:, 1], runs[1])
+    return np.asarray(np.maximum(high - low, 0.0).sum(axis=1))
