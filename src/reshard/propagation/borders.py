@@ -85,6 +85,9 @@ def lacked(options: Options, uneven: str) -> dict[int, Costs]:
         cut = [options.pieces.sharding(Option((axes,)), "sum", uneven) for axes in lists]
         tiles.append(np.stack([_runs(options.pieces, sharding, 0, size) for sharding in cut]))
     lacking: dict[int, Costs] = {}
+    waits: dict[frozenset[int], list[int]] = {}
+    for other, each in enumerate(plain):
+        waits.setdefault(frozenset(each.unreduced), []).append(other)
     for number, sharding in windows.items():
         if sharding is None:
             continue
@@ -96,12 +99,11 @@ def lacked(options: Options, uneven: str) -> dict[int, Costs]:
             shared *= _shared(tiles[dim], runs)[which[dim]]
             held *= (runs[1] - runs[0]).sum(axis=0)
         lacking[number] = (held - shared).max(axis=1)
-        for other, each in enumerate(plain):
-            lost, gained = {*each.unreduced} - {*option.unreduced}, {*option.unreduced} - {*each.unreduced}
-            if lost:
-                lacking[number][other] = np.inf if gained else held.max()
-            elif gained:
-                lacking[number][other] = 0.0
+        for wait, others in waits.items():
+            if wait.difference(option.unreduced):
+                lacking[number][others] = held.max() if wait.issuperset(option.unreduced) else np.inf
+            elif len(wait) < len(option.unreduced):
+                lacking[number][others] = 0.0
     return lacking
 
 

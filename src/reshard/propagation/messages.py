@@ -5,7 +5,7 @@ equally long do it together: they are a *level*.
 A sweep is as many steps as there are levels, and comes to what it would come to one end after the other.
 All that is said lies in one array; per level arrays of places say where that lies which its ends hear, and where that
 goes which they tell.
-What the links cost by which a level tells is one array too, filled up to the largest of them.
+What the links cost by which a level tells is one array too, filled up to the largest of them, but for large ones.
 
 By hand, a - b - c, where to differ costs 3: a costs 0 or 1, c costs 5 or 0. All take the second choice.
 
@@ -34,6 +34,8 @@ from reshard.propagation.ways import Picks
 
 NOTHING, NEVER, NOWHERE, FREE = range(4)
 """Places in what is said: what no link says, what no choice costs, what nobody hears; then all others."""
+LARGE = 2**13
+"""From how many choices of two ends on what their link costs is by itself: to fill up others takes more then."""
 
 
 class Voice(NamedTuple):
@@ -75,6 +77,59 @@ class Speaker(NamedTuple):
         return self._replace(behind=self.ahead, ahead=self.behind)
 
 
+class Stack:
+    """What links cost by which voices of a level tell: one array, filled up to the largest; a large one is by itself.
+
+    Args:
+        voices: which they are.
+        rows: where they stand among all of the level.
+        goes: per voice of the level, and choice of who hears it, the place to which it goes.
+    """
+
+    def __init__(self, voices: Sequence[Voice], rows: slice | list[int], goes: Numbers) -> None:
+        self.voices, self.rows = voices, rows
+        self.size = max(len(voice.table) for voice in voices)
+        """Of how many choices of an end, or options of it, at most."""
+        self.goes = goes[rows, : max(len(voice.told) for voice in voices)]
+        self.costs: Costs
+        """Per choice of an end or option of it, voice, and choice of who hears it, what the link costs."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What stacks have alike that are one, since their links cost the same and change together."""
+        return self.size, *self.goes.shape, *((id(voice.link.table), voice.is_first) for voice in self.voices)
+
+    @property
+    def _is_a_link(self) -> bool:
+        """Whether it is the table of a link, which changes where it lies."""
+        return len(self.voices) == 1 and self.voices[0].is_first
+
+    def begin(self) -> None:
+        """Stack what the links cost; infinitely much for a choice that an end has not."""
+        if self._is_a_link:
+            self.costs = self.voices[0].table[:, None]
+            return
+        self.costs = np.full((self.size, *self.goes.shape), np.inf)
+        for column, voice in enumerate(self.voices):
+            self.costs[: len(voice.table), column] = 0.0
+        self.renew({id(voice.link.table) for voice in self.voices})
+
+    def renew(self, changed: Collection[int]) -> None:
+        """Stack what those links cost now of which the tables have changed, by their identities."""
+        for column, voice in enumerate(() if self._is_a_link else self.voices):
+            if id(voice.link.table) in changed:
+                table = voice.table
+                self.costs[: table.shape[0], column, : table.shape[1]] = table
+
+    def tell(self, said: Costs, handed: Costs) -> None:
+        """Say what comes of what was handed on by the voices of the level."""
+        said[self.goes] = np.minimum.reduce(self.costs + handed[self.rows, : self.size].T[:, :, None])
+
+    def decide(self, said: Costs, choices: Numbers) -> None:
+        """Say what it costs others that the ends of voices of the level take some choices, or options."""
+        said[self.goes] = self.costs[choices[self.rows], np.arange(len(self.goes))]
+
+
 class MessageLevel:
     """Ends that hand on at once.
 
@@ -87,7 +142,7 @@ class MessageLevel:
     def __init__(self, speakers: Sequence[Speaker], heard: Numbers, goes: Numbers) -> None:
         self.numbers = [speaker.number for speaker in speakers]
         self.voices = [voice for speaker in speakers for voice in speaker.ahead]
-        self._heard, self._goes = heard, goes
+        self._heard = heard
         parts = np.array([(max(len(each.behind), len(each.ahead), 1), len(each.ahead)) for each in speakers])
         self._part = 1.0 / parts[:, :1]
         """Per end which part of what it gathers it hands on by a voice."""
@@ -108,28 +163,11 @@ class MessageLevel:
         self._picked = [(n, voice.picks) for n, voice in enumerate(self.voices) if voice.picks is not None]
         self.handed = np.zeros((len(self.voices), heard.shape[2]))
         """Per voice and choice of its end what was handed on last."""
-        self.stack: Costs
-        """Per choice of an end or option of it, voice, and choice of who hears it, what the link costs."""
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What levels have alike that share a stack, since their links cost the same and change together."""
-        shape = self._heard.shape[2], *self._goes.shape
-        return *shape, *((id(voice.link.table), voice.is_first) for voice in self.voices)
-
-    def begin(self) -> None:
-        """Stack what the links cost; infinitely much for a choice that an end has not."""
-        self.stack = np.full((self._heard.shape[2], *self._goes.shape), np.inf)
-        for column, voice in enumerate(self.voices):
-            self.stack[: len(voice.table), column] = 0.0
-        self.renew({id(voice.link.table) for voice in self.voices})
-
-    def renew(self, changed: Collection[int]) -> None:
-        """Stack what those links cost now of which the tables are others, by their identities."""
-        for column, voice in enumerate(self.voices):
-            if id(voice.link.table) in changed:
-                table = voice.table
-                self.stack[: table.shape[0], column, : table.shape[1]] = table
+        large = [n for n, voice in enumerate(self.voices) if voice.table.size >= LARGE]
+        small = [n for n, voice in enumerate(self.voices) if voice.table.size < LARGE]
+        self.stacks = [Stack([self.voices[n]], slice(n, n + 1), goes) for n in large]
+        if small:
+            self.stacks.append(Stack([self.voices[n] for n in small], small if large else slice(None), goes))
 
     def gathered(self, said: Costs) -> Costs:
         """Per end and choice what it costs with all that it hears."""
@@ -152,14 +190,16 @@ class MessageLevel:
             handed = handed.copy()
             for voice, picks in self._picked:
                 handed[voice, : len(picks.options)] = picks.least(handed[voice, : len(picks.numbers)])
-        said[self._goes] = np.minimum.reduce(self.stack + handed.T[:, :, None])
+        for stack in self.stacks:
+            stack.tell(said, handed)
 
     def decide(self, said: Costs, choices: Numbers) -> None:
         """Say what it costs others that ends take some choices."""
         rows = choices[self._tellers]
         for voice, picks in self._picked:
             rows[voice] = picks.places[rows[voice]]
-        said[self._goes] = self.stack[rows, np.arange(len(rows))]
+        for stack in self.stacks:
+            stack.decide(said, rows)
 
 
 class Messages:
@@ -181,13 +221,12 @@ class Messages:
         self._kept = np.array([part for level in self._back for part in level.kept])
         self._said = np.zeros(size)
         self._said[NEVER] = np.inf
-        self._stacked = dict[tuple[object, ...], MessageLevel]()
-        for level in (*self._ahead, *self._back):
-            if level.voices:
-                first = self._stacked.setdefault(level.key, level)
-                if first is level:
-                    level.begin()
-                level.stack = first.stack
+        self._stacks = dict[tuple[object, ...], Stack]()
+        for stack in (stack for level in (*self._ahead, *self._back) for stack in level.stacks):
+            first = self._stacks.setdefault(stack.key, stack)
+            if first is stack:
+                stack.begin()
+            stack.costs = first.costs
         self.renew(())
 
     def renew(self, changed: Collection[int]) -> None:
@@ -195,8 +234,8 @@ class Messages:
         for number, end in enumerate(self._ends):
             costs = self._costs[number]
             self._said[costs.start : costs.stop] = end.cost
-        for level in self._stacked.values():
-            level.renew(changed)
+        for stack in self._stacks.values():
+            stack.renew(changed)
         self._is_said = False
 
     def _say(self) -> None:

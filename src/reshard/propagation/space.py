@@ -279,12 +279,14 @@ class Options:
     @cached_property
     def doing(self) -> Numbers:
         """Per option and piece what it does: 0 nothing, 1 + dim, and `roles` - 1 where the value is unreduced."""
-        rows = np.zeros((len(self.all), len(self.pieces.all)), dtype=np.int64)
-        for number, option in enumerate(self.all):
+        rows = [[0] * len(self.pieces.all) for _ in self.all]
+        for row, option in zip(rows, self.all, strict=True):
             for dim, cut_by in enumerate(option.dims):
-                rows[number, list(cut_by)] = 1 + dim
-            rows[number, list(option.unreduced)] = self.roles - 1
-        return rows
+                for piece in cut_by:
+                    row[piece] = 1 + dim
+            for piece in option.unreduced:
+                row[piece] = self.roles - 1
+        return np.array(rows, dtype=np.int64).reshape(len(rows), len(self.pieces.all))
 
     @cached_property
     def is_even(self) -> NDArray[np.bool_]:
@@ -382,15 +384,18 @@ class Options:
             wait: the pieces.
         """
         if wait not in self._givers:
-            rows, uncut, parts = list[int](), list[int](), list[int]()
-            for number, option in enumerate(self.all):
-                gained = [piece for axes in option.dims for piece in axes if piece in wait]
-                if gained:
-                    without = tuple(tuple(n for n in axes if n not in wait) for axes in option.dims)
-                    rows.append(number)
-                    uncut.append(self.numbers.get(option._replace(dims=without), -1))
-                    parts.append(self.pieces.count(gained))
-            self._givers[wait] = np.array(rows, np.int64), np.array(uncut, np.int64), np.array(parts, np.int64)
+            gained = sorted(wait)
+            doing = self.doing[:, gained]
+            is_cut = (doing > 0) & (doing < self.roles - 1)
+            rows = np.flatnonzero(is_cut.any(axis=1))
+            uncut = []
+            for option in map(self.all.__getitem__, rows.tolist()):
+                dims = [
+                    axes if wait.isdisjoint(axes) else tuple(n for n in axes if n not in wait) for axes in option.dims
+                ]
+                uncut.append(self.numbers.get(Option(tuple(dims), *option[1:]), -1))
+            parts = np.where(is_cut[rows], self.pieces.sizes[gained], 1).prod(axis=1)
+            self._givers[wait] = rows, np.array(uncut, dtype=np.int64), parts
         return self._givers[wait]
 
     def seconds(self, network: Network, itemsize: int) -> Costs:
