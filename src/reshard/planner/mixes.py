@@ -45,7 +45,7 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
     Args:
         plan: the best that is known.
         timed: ways between the same ends.
-        finely: that of `LevelWays.of`, where it does not lead to too many; and steps apart where they can be.
+        finely: that of `LevelWays.of`, where it does not lead to too many.
     """
     network = plan.options.network
     if network is None or plan.options.memory_limit is not None or plan.options.basis != "any" or not plan.seconds:
@@ -69,7 +69,7 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
         if other.seconds < FAR * plan.seconds and all(other.busy[:-1] != use.busy[:-1] for use in uses):
             routes.append(other.route)
             busy.append(_with_fill(other.busy[:-1], other.seconds))
-    for route in _worth_taking(ways, np.array(busy), limit, finely=finely) if ways is not None else ():
+    for route in _worth_taking(ways, np.array(busy), limit) if ways is not None else ():
         with suppress(ReshardError):  # what has no price
             way = prices.timed(route)
             if any(way.busy[:-1]):  # else it takes its time elsewhere, as one that only copies
@@ -88,17 +88,17 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
 def _with_fill(busy: Sequence[float], seconds: float) -> list[float]:
     """What a way loads, and of a part what it takes before its busiest level begins and after it is done.
 
-    >>> _with_fill([64.0, 128.0], 192.0)
+    >>> _with_fill([64.0, 128.0], 256.0)
     [65.0, 129.0]
     """
     fill = (seconds - max(busy)) / MOST_PARTS
     return [level + fill for level in busy]
 
 
-def _worth_taking(ways: LevelWays, busy: Floats, limit: float, *, finely: bool) -> list[Route]:
+def _worth_taking(ways: LevelWays, busy: Floats, limit: float) -> list[Route]:
     """The ways on one level at a time that are in the best mix with chains of these loads.
 
-    None where that mix takes longer than a limit.
+    Each as it is, and with steps apart where they can be; none where that mix takes longer than a limit.
     """
     loads, paths, mix = busy, list[tuple[int, ...]](), best_mix(busy)
     prices = np.ones(busy.shape[1])  # first what takes least step by step, which is done soonest after its busiest
@@ -118,7 +118,7 @@ def _worth_taking(ways: LevelWays, busy: Floats, limit: float, *, finely: bool) 
         return []
     routes: dict[Route, None] = {}
     for path, part in zip(paths, mix.parts[len(busy) :], strict=True):
-        for apart in dict.fromkeys((False, finely)) if part >= NEGLIGIBLE else ():
+        for apart in (False, True) if part >= NEGLIGIBLE else ():
             with suppress(ReshardError):  # digits without names
                 routes[Route(tuple(ways.middles(path, apart=apart)))] = None
     return list(routes)

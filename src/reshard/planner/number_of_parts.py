@@ -28,8 +28,8 @@ from reshard.network import busy_seconds, overlapped_seconds
 from reshard.plans import Plan
 from reshard.steps import Share
 
-MOST_PARTS = 64
-"""More parts gain less than 2 % where latencies do not count."""
+MOST_PARTS = 128
+"""More parts gain less than 1 % where latencies do not count."""
 WORTH = 0.99
 """In parts a plan must take less than so much of what it takes whole."""
 
