@@ -217,6 +217,20 @@ def test_a_gather_waits_for_what_changes_places() -> None:
     check_run(replace(made, parts=2), 0)
 
 
+@pytest.mark.parametrize(("size", "taken"), [(4, 1.02), (8, 1.2)])
+def test_what_changes_places_along_two_lines(size: int, taken: float) -> None:
+    """Halves of lines first, by the links in the middle, then what lies in each, by the others; at once 1.5 and 1.66."""
+    mesh = Mesh.of(x=size, y=size)
+    network = Network((Level(1, size, "line", 1, 0), Level(size, size, "line", 1, 0)))
+    for dims in ((("x", "y"), ("y", "x")), ((("x", "y"), None), (("y", "x"), None))):
+        made = plan(*(Sharding.of(mesh, *end) for end in dims), (2**11, 2**11), "int8", network=network)
+        assert (made.seconds or 0.0) <= taken * (made.lower_bound_seconds or 0.0)
+        at_once = Plan(made.reshard, chain_through(made.reshard), made.options)
+        assert (at_once.seconds or 0.0) >= 1.5 * (made.lower_bound_seconds or 0.0)
+        assert simulated_seconds(made, network) == pytest.approx(made.seconds, rel=0.05)
+        check_run(replace(made, parts=2), 0)
+
+
 def test_what_goes_half_round_a_ring_parts_for_the_fullest_link() -> None:
     """Columns by x and z to rows by x, columns by z: half of each pair each way takes 1.5 times what a cut proves."""
     mesh, network = NETWORKS["torus 2x2x4"]

@@ -13,7 +13,7 @@ then meet at one device, 1 + 1/2 halves over each of its two links; those that c
 
 >>> torus = (Level(1, 4, "ring", 1.0, 1.0), Level(4, 4, "ring", 1.0, 1.0))
 >>> digit_loads(torus, Digits([Digit(4, 4), Digit(1, 4)]), (1, 0), ())
-Loads(carried=(0.75, 0.75), latency_s=4.0)
+Loads(carried=(0.75, 0.75), latency_s=4.0, along=((), ()))
 """
 
 from __future__ import annotations
@@ -31,7 +31,16 @@ import numpy as np
 from reshard.digits import Digit, Digits, Positions, nest
 from reshard.network.level import Level
 from reshard.network.mix import Floats
-from reshard.network.traffic import Loads, edges_of_pieces, fullest_link, hops_of, orders, runs, steps_along
+from reshard.network.traffic import (
+    Loads,
+    edges_of_pieces,
+    fullest_link,
+    hops_of,
+    links_along,
+    orders,
+    runs,
+    steps_along,
+)
 
 CACHED = 256
 """Lists of edges that are kept."""
@@ -70,14 +79,14 @@ def digit_loads(
     if any(not levels[run[0]].is_switch for run in order[:-1]):
         return None
     pieces = _Pieces(levels, places)
-    carried = [0.0] * len(levels)
+    carried, along = [0.0] * len(levels), list[tuple[float, ...]]([()] * len(levels))
     for run in order:
         if levels[run[0]].is_switch:
             carried[run[0]] = pieces.on_switch(run[0])
             continue
-        for number, load in pieces.on_torus(run).items():
-            carried[number] = load
-        return Loads(tuple(carried), pieces.slowest([number for run in order for number in run]))
+        for number, (load, links) in pieces.on_torus(run).items():
+            carried[number], along[number] = load, links
+        return Loads(tuple(carried), pieces.slowest([number for run in order for number in run]), tuple(along))
     return Loads(tuple(carried), max(end.longest for end in pieces.ends))
 
 
@@ -204,8 +213,8 @@ class _Pieces:
             self.same_as = {variable: b if other == a else other for variable, other in self.same_as.items()}
         return load
 
-    def on_torus(self, run: Sequence[int]) -> dict[int, float]:
-        """What the busiest link of each level of a torus carries."""
+    def on_torus(self, run: Sequence[int]) -> dict[int, tuple[float, tuple[float, ...]]]:
+        """What the busiest link of each level of a torus carries, and those that are told apart."""
         same_as = self.same_as
         moved = {place.level for place in self.places if same_as[place.sender] != same_as[place.receiver]}
         routes = orders([number for number in run if number in moved])
@@ -215,8 +224,8 @@ class _Pieces:
             if number in moved
         }
 
-    def _on_links(self, number: int, befores: Counter[frozenset[int]]) -> float:
-        """What the busiest link of a level carries.
+    def _on_links(self, number: int, befores: Counter[frozenset[int]]) -> tuple[float, tuple[float, ...]]:
+        """What the busiest link of a level carries, and those that are told apart.
 
         Args:
             number: of the level.
@@ -250,7 +259,7 @@ class _Pieces:
             digits = [Digits([Digit(ends.get(v, 0), self.size[v]) for v in listed]) for ends in strides]
             added = [way * each for way in _edges(level, digits[0], digits[1], size)]
             total = [a + b for a, b in zip(total, added, strict=True)] if total else added
-        return fullest_link(level, total)
+        return fullest_link(level, total), links_along(level, total)
 
     def slowest(self, order: Sequence[int]) -> float:
         """The largest sum of latencies of the messages of one device, over senders and over receivers.

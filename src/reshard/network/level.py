@@ -25,6 +25,8 @@ LINKS = ("switch", "ring", "one-way-ring", "line")
 """Every kind of link."""
 CACHED = 1024
 """Parts of levels that are kept."""
+TOLD_APART = 16
+"""Lines of more devices are busy as their fullest link is, all along."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,11 @@ class Level:
     def hops(self) -> int:
         """How many hops apart two devices are at most."""
         return {"switch": 1, "ring": self.size // 2}.get(self.link, self.size - 1)
+
+    @property
+    def places(self) -> int:
+        """How many of its links are told apart: those of a line by where they are, for its ends carry less; else 1."""
+        return self.size - 1 if self.link == "line" and self.size <= TOLD_APART else 1
 
     def is_closed_for(self, digit: Digit) -> bool:
         """Whether a group that uses this part of the digit reaches around the ring."""

@@ -126,6 +126,11 @@ class Network:
         """The number of devices."""
         return prod(level.size for level in self.levels)
 
+    @cached_property
+    def places(self) -> int:
+        """How many links are told apart in what is busy, of all levels together."""
+        return sum(level.places for level in self.levels)
+
     def flops_of(self, dtype: DType) -> float | None:
         """Operations/s of a device on values of a dtype; None where they do not count.
 

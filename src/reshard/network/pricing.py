@@ -66,28 +66,31 @@ def seconds_of(step: Step, network: Network) -> float:
 
 
 class Use(NamedTuple):
-    """How long something takes, and for how much of it each level is busy."""
+    """How long something takes, and for how much of it each level is busy, or each link of a line."""
 
     seconds: float
     busy: tuple[float, ...]
-    """Per level the seconds of its busiest link or port, with the latencies; last those in which steps start. In all of
-    them those in which a device copies, and neither sends nor starts anything."""
+    """Per level the seconds of its busiest link or port, of each that is told apart (`Level.places`), with the
+    latencies; last those in which steps start. In all of them those in which a device copies, and neither sends nor
+    starts anything."""
 
     @classmethod
     def of_nothing(cls, network: Network) -> Use:
         """That of what sends nothing."""
-        return cls(0.0, (0.0,) * (len(network.levels) + 1))
+        return cls(0.0, (0.0,) * (network.places + 1))
 
     def times(self, count: int) -> Use:
         """So many of it, one after another."""
         return Use(self.seconds * count, tuple(busy * count for busy in self.busy))
 
     @classmethod
-    def together(cls, uses: Sequence[Use], levels: int) -> Use:
+    def together(cls, uses: Sequence[Use], network: Network) -> Use:
         """One after another."""
         if len(uses) == 1:
             return uses[0]
-        busy = zip(*(use.busy for use in uses), strict=True) if uses else [()] * (levels + 1)
+        if not uses:
+            return cls.of_nothing(network)
+        busy = zip(*(use.busy for use in uses), strict=True)
         return cls(sum(use.seconds for use in uses), tuple(map(sum, busy)))
 
 
@@ -140,7 +143,7 @@ def spans_of_uses(uses: Sequence[Sequence[Use]], parts: Sequence[int]) -> list[l
 
 
 def busy_seconds(steps: Sequence[Step], network: Network) -> tuple[float, ...]:
-    """Per level how long its busiest link or port is busy in all steps, of the whole tensor; last starts of steps."""
+    """How long links and ports are busy in all steps, of the whole tensor, as `Use` tells them apart; last starts."""
     return tuple(map(sum, zip(*(use.busy for use in uses_of(steps, network)), strict=True)))
 
 
@@ -160,7 +163,7 @@ def _use_of_step(step: Step, network: Network, parts: int) -> Use:
     use = _all_reduce_use(step, share, network) if step.kind == "AllReduce" else None
     if use is None:
         uses = [_use_of_exchange(move.exchange, share, network) for move in step.moves]
-        use = Use.together(uses, len(network.levels))
+        use = Use.together(uses, network)
     alone_s = 0.0  # nothing else goes on meanwhile
     if network.copy_bandwidth is not None:
         alone_s += copied_elements(step) * share / network.copy_bandwidth
@@ -320,7 +323,8 @@ def _use_of_loads(carried: Loads, unit_bytes: float, network: Network) -> Use:
     latency = carried.latency_s
     busy = [
         load * unit_bytes / level.bandwidth + latency if load else 0.0
-        for load, level in zip(carried.carried, network.levels, strict=True)
+        for number, level in enumerate(network.levels)
+        for load in (carried.along and carried.along[number]) or [carried.carried[number]] * level.places
     ]
     return Use(carried.seconds(network.levels, unit_bytes) + network.launch_s, (*busy, network.launch_s))
 
@@ -331,6 +335,7 @@ def _use_of_stages(seconds: float, stages: tuple[tuple[Level, ...], ...], networ
     busy = [
         seconds if any(level.stride <= part.stride < level.stride * level.size for part in used) else 0.0
         for level in network.levels
+        for _ in range(level.places)
     ]
     return Use(seconds + network.launch_s, (*busy, network.launch_s))
 

@@ -12,7 +12,7 @@ By hand, on a 4 x 4 grid of lines: from one corner to the other, half of 8 bytes
 >>> from reshard.network.level import Level
 >>> levels = (Level(1, 4, "line", 1.0, 1.0), Level(4, 4, "line", 1.0, 1.0))
 >>> loads(levels, np.array([0]), np.array([15]), np.array([8]))
-Loads(carried=(4.0, 4.0), latency_s=6.0)
+Loads(carried=(4.0, 4.0), latency_s=6.0, along=((4.0, 4.0, 4.0), (4.0, 4.0, 4.0)))
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class Loads(NamedTuple):
     """Per level, innermost first, what the busiest link or port carries in one direction."""
     latency_s: float
     """The latencies of all messages that one device sends, or receives, one after another: of the slowest device."""
+    along: tuple[tuple[float, ...], ...] = ()
+    """Per level what the links carry that are told apart there (`Level.places`); empty where all carry as much."""
 
     def seconds(self, levels: Sequence[Level], unit_bytes: float) -> float:
         """The time that the busiest level takes, and the latencies."""
@@ -85,6 +87,7 @@ class _Tally:
         self.levels = levels
         self.size = prod(level.size for level in levels)
         self.carried = [0.0] * len(levels)
+        self.along: list[tuple[float, ...]] = [()] * len(levels)
         self.waits: list[tuple[Positions, Positions, Floats]] = []  # senders, receivers, latencies of finished pieces
         self.latency: Floats = np.zeros(pieces)
 
@@ -109,7 +112,7 @@ class _Tally:
             places, receivers, amounts, origins, self.latency = (array[stays] for array in arrays)
         if len(places):
             self.waits.append((origins, receivers, self.latency))
-        return Loads(tuple(self.carried), self._slowest())
+        return Loads(tuple(self.carried), self._slowest(), tuple(self.along))
 
     def _along(self, numbers: list[int], senders: Positions, receivers: Positions, amounts: Floats) -> Positions:
         """Send all pieces along rings and lines; where they then are."""
@@ -134,6 +137,7 @@ class _Tally:
         for number, directions in edges.items():
             level = self.levels[number]
             self.carried[number] = fullest_link(level, directions)
+            self.along[number] = links_along(level, directions)
         for number, step in steps.items():
             senders = senders + step * self.levels[number].stride
         return senders
@@ -215,6 +219,25 @@ def fullest_link(level: Level, edges: Sequence[Floats]) -> float:
         loads_of_ring = tuple((carried[ring] / unit).ravel().tolist()), tuple((columns[2][ring] / unit).tolist())
         most = max(most, _parted(*loads_of_ring, most / unit) * unit)
     return most
+
+
+def links_along(level: Level, edges: Sequence[Floats]) -> tuple[float, ...]:
+    """What the links of a line carry that are told apart, each the fullest of its place; empty where none are.
+
+    Args:
+        level: of rings or lines.
+        edges: of all pieces, as `edges_of_pieces` says.
+
+    By hand, on a line of 4 from 0 to 2 and 3 to 2:
+
+    >>> line, start, stop = Level(1, 4, "line", 1.0, 1.0), np.array([0, 3]), np.array([2, 2])
+    >>> links_along(line, edges_of_pieces(line, start, stop, stop - start, np.ones(2), 4))
+    (1.0, 1.0, 1.0)
+    """
+    if level.places == 1:
+        return ()
+    fullest = [way.reshape(-1, level.size, level.stride).cumsum(axis=1).max(axis=(0, 2)) for way in edges[:2]]
+    return tuple(np.maximum(*fullest)[: level.places].tolist())
 
 
 @lru_cache(CACHED_RINGS)

@@ -1,13 +1,14 @@
 """Ways that lead from source to target.
 
 The first is the shortest chain, which receives exactly the bound wherever nothing is partial.
-Four kinds of detour may do better:
+Five kinds of detour may do better:
     scatter in place    where partial values are combined: combine them where they are, over as many devices as
                         can share the work, and move the result; or in every host alike, where hosts have all values
     gather late         where a network has a slow level: cut the target further by the axes that lie within a
                         fast part, so that what is needed there crosses the slow level once, and gather inside;
                         near replicas send
     spread in a host    where what hosts hold changes: let all devices of a host share what crosses (`spread`)
+    digit by digit      where tiles change places along several lines: halves of lines first (`digit_by_digit`)
     gather first        where latencies decide: gather along some axes, and exchange what is left in fewer messages
 
 The first two are refinements of an end by axes that it does not use.
@@ -28,6 +29,7 @@ from reshard.digits import Digit, Digits
 from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
 from reshard.network import Network
+from reshard.planner.digit_by_digit import digit_by_digit
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.relay import relay
@@ -109,6 +111,9 @@ def _on_levels(prices: RoutePrices) -> Iterator[Route]:
     yield from detours(reshard, boundaries, {stride for stride in slower if stride < size})
     with suppress(ReshardError):  # digits without names
         yield from _by_levels(reshard, network)
+    with suppress(ReshardError):
+        middles = digit_by_digit(reshard, network)
+        yield from [Route(tuple(middles))] if middles else []
     yield from collectives(prices)
 
 

@@ -63,13 +63,14 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
     if is_large and ways is not None and limit <= (plan.lower_bound_seconds or 0.0):
         return plan
     routes = [Route(steps=share.steps) for share in plan.shares]
-    uses = [Use.together(uses_of(share.steps, network), len(network.levels)) for share in plan.shares]
+    uses = [Use.together(uses_of(share.steps, network), network) for share in plan.shares]
     busy = [_with_fill(use.busy[:-1], use.seconds) for use in uses]
     for other in timed:
         if other.seconds < FAR * plan.seconds and all(other.busy[:-1] != use.busy[:-1] for use in uses):
             routes.append(other.route)
             busy.append(_with_fill(other.busy[:-1], other.seconds))
-    for route in _worth_taking(ways, np.array(busy), limit) if ways is not None else ():
+    places = [level.places for level in network.levels]
+    for route in _worth_taking(ways, places, np.array(busy), limit) if ways is not None else ():
         with suppress(ReshardError):  # what has no price
             way = prices.timed(route)
             if any(way.busy[:-1]):  # else it takes its time elsewhere, as one that only copies
@@ -95,25 +96,26 @@ def _with_fill(busy: Sequence[float], seconds: float) -> list[float]:
     return [level + fill for level in busy]
 
 
-def _worth_taking(ways: LevelWays, busy: Floats, limit: float) -> list[Route]:
+def _worth_taking(ways: LevelWays, places: Sequence[int], busy: Floats, limit: float) -> list[Route]:
     """The ways on one level at a time that are in the best mix with chains of these loads.
 
     Each as it is, and with steps apart where they can be; none where that mix takes longer than a limit.
     """
     loads, paths, mix = busy, list[tuple[int, ...]](), best_mix(busy)
-    prices = np.ones(busy.shape[1])  # first what takes least step by step, which is done soonest after its busiest
+    first_places = np.cumsum([0, *places[:-1]])  # a way on one level at a time is taken to load all links of a line
+    prices = np.ones(len(places))  # first what takes least step by step, which is done soonest after its busiest
     while len(paths) < TRIED:
         path = ways.cheapest((prices + prices.sum() / MOST_PARTS).tolist())
         if path is None or path in paths:
             break
         alone = ways.loads(path)
-        added = np.array(_with_fill(alone.tolist(), alone.sum()))
+        added = np.repeat(_with_fill(alone.tolist(), alone.sum()), places)
         if paths and added @ mix.prices > 1 - ENOUGH:
             break
         paths.append(path)
         loads = np.vstack([loads, added])
         mix = best_mix(loads)
-        prices = mix.prices
+        prices = np.add.reduceat(mix.prices, first_places)
     if mix.seconds >= limit:
         return []
     routes: dict[Route, None] = {}
@@ -135,7 +137,7 @@ def _in_parts(plan: Plan, amounts: Sequence[float], routes: Sequence[Route], pri
     unit = Parting.of(plan.shape, dict.fromkeys(point for route in routes for point in prices.points(route))).unit
     best, least = [0] * len(routes), limit
     before = float("inf")
-    halves = [Use.together(prices.uses(route, 2), len(prices.network.levels)) for route in routes]
+    halves = [Use.together(prices.uses(route, 2), prices.network) for route in routes]
     whole, half = (np.array([[*use.busy, use.seconds] for use in uses]) for uses in (map(prices.timed, routes), halves))
     grows = 2 * (whole - half)
     waits = np.maximum(whole - grows, 0.0)  # of a part, however small

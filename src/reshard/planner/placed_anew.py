@@ -71,7 +71,7 @@ def placed_anew(prices: RoutePrices, limit_s: float) -> list[Route]:
             if legs is None:
                 break
             uses += [use for _, use in legs]
-            if max(Use.together(uses, len(prices.network.levels)).busy) >= limit_s:
+            if max(Use.together(uses, prices.network).busy) >= limit_s:
                 break
         else:
             routes.append(Route((middle,)))

@@ -120,7 +120,7 @@ class RoutePrices:
         >>> prices.least_seconds_in_parts(prices.timed(Route((g,))))
         4.0
         """
-        half = Use.together(self.uses(way.route, 2), len(self.network.levels))
+        half = Use.together(self.uses(way.route, 2), self.network)
         if half.seconds + max(half.busy) >= way.seconds:
             return inf
         grows, least = 2 * (way.seconds - half.seconds), 0.0
@@ -139,7 +139,7 @@ class RoutePrices:
             between = tuple(step.reshard.tilings[1].largest_tile for step in chain[:-1])
         else:
             uses, between = [use for _, use in legs], tuple(elements for elements, _ in legs[:-1])
-        whole = Use.together(uses, len(self.network.levels))
+        whole = Use.together(uses, self.network)
         return TimedRoute(route, whole.seconds, whole.busy, between)
 
     def uses_between(self, points: Sequence[Sharding], near: int = 0, parts: int = 1) -> list[tuple[int, Use]] | None:

@@ -1,0 +1,61 @@
+"""Ways along lines on which tiles change places one digit of every line at a time, the outermost first.
+
+Tiles that change places along two lines at once meet where the lines do: what goes along one and then the other passes
+few devices, and the links there carry most.
+Halves of lines change places first, by links around the middle, and then what lies in each half, by the others; in
+parts, one behind the other, both go on at once.
+
+By hand, 4 x 4 devices on lines, where `x` and `y` change places: at once the fullest link carries 1.5 tiles; of the two
+steps the first puts a tile on the links in the middle and half of one on those beside it, and the second half of one on
+these.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.network import Level
+>>> mesh, network = Mesh.of(x=4, y=4), Network((Level(1, 4, "line", 1, 0), Level(4, 4, "line", 1, 0)))
+>>> ends = Sharding.of(mesh, "x", "y"), Sharding.of(mesh, "y", "x")
+>>> [middle.text() for middle in digit_by_digit(Reshard.of(*ends, (16, 16)), network)]
+['[{"y":(1)2, "x":(2)2}, {"x":(1)2, "y":(2)2}]']
+"""
+
+from __future__ import annotations
+
+from reshard.digits import Digits
+from reshard.network import Network
+from reshard.planner.tensor_digits import common_digits, dim_cuts, sharding_of_cuts
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
+
+
+def digit_by_digit(reshard: Reshard, network: Network) -> list[Sharding]:
+    """What such a way passes; nothing where no tiles change places along several lines.
+
+    Args:
+        reshard: on all devices of the network.
+        network: of any levels.
+
+    Raises:
+        ReshardError: where digits have no names, or dims no such deal.
+    """
+    lines = [level for level in network.levels if level.link == "line"]
+    if len(lines) < 2 or reshard.source.mesh.size != network.size:
+        return []
+    ranks = {part: rank for level in network.levels for rank, part in enumerate(Digits((level.digit,)).primes())}
+    common = common_digits(reshard, [part.stride for part in ranks])
+    if common is None or not ranks.keys() >= set(common.of_positions):
+        return []
+    numbered = dict(enumerate(digit for dim in common.by_dim for digit in dim))
+    cut_by = [{getattr(cut, side): number for number, cut in numbered.items()} for side in ("source", "target")]
+    before, after = ([cuts.get(digit) for digit in common.of_positions] for cuts in cut_by)
+    if None in before or None in after or before == after:
+        return []
+    middles = []
+    for count in range(1, max(ranks.values()) + 1):
+        changed = [ranks[digit] < count for digit in common.of_positions]
+        roles = [new if is_new else old for is_new, new, old in zip(changed, after, before, strict=True)]
+        if len(set(roles)) < len(roles):
+            return []
+        cutting = dict(zip(roles, common.of_positions, strict=True))
+        numbers = iter(numbered)
+        dims = [[(digit.size, cutting.get(next(numbers))) for digit in dim] for dim in common.by_dim]
+        middles.append(sharding_of_cuts(reshard.source.mesh, [dim_cuts(reshard.source.mesh, dim) for dim in dims]))
+    return middles
