@@ -26,7 +26,7 @@ import numpy as np
 from reshard.contraction.chooser import Chooser
 from reshard.contraction.prices import Ends
 from reshard.contraction.tasks import Calculation
-from reshard.dtypes import DType
+from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.operations.operation import Operation
 from reshard.propagation.borders import lacked, with_windows
@@ -42,6 +42,7 @@ from reshard.propagation.waiting import IDENTICAL
 from reshard.propagation.ways import Along, Layouts, layouts_of
 from reshard.sharding import Sharding
 
+BYTE = dtype_named("uint8")
 SAME = 1e-9
 """As a part of them, by how much two numbers for one cost may differ."""
 TIE_BREAK = 1e-10
@@ -70,6 +71,7 @@ class Model:
         self.domains = Domains(net, flows, is_pinned=is_pinned, is_free=is_free)
         self.pieces, self.waiting = self.domains.pieces, self.domains.waiting
         self._tables: dict[tuple[object, ...], Table] = {}
+        self._of_bytes: dict[tuple[int, int, str], tuple[Costs, Costs]] = {}
         self.besides = Besides()
         alone = self._work_alone()
         self.tie_break = TIE_BREAK if self.goal.is_sum else max(TIE_BREAK, LESS_THAN_A_BYTE / max(alone, 1))
@@ -101,7 +103,9 @@ class Model:
     def nodes(self) -> list[Node]:
         """The operations that have operands."""
         operations = self.net.graph.operations
-        return [self._node([operations[number]]) for number in self.net.order if operations[number].operands]
+        nodes = [self._node([operations[number]]) for number in self.net.order if operations[number].operands]
+        self._of_bytes.clear()  # all dtypes have their tables
+        return nodes
 
     def tied(self, classes: Sequence[int], kinds: Sequence[int] | None = None) -> Model:
         """The program with values kept alike, and operations computed alike, that are of one class.
@@ -318,33 +322,39 @@ class Model:
         reduction = self.waiting[number][1]
         key = id(own), id(wanted), value.dtype, reduction
         if key not in self._tables:
-            if own is wanted:
-                bound = self._bound(own, value.dtype.itemsize)
-                windows = [n for n, option in enumerate(own.all) if option.has_windows]
-                odd = {n for n, option in enumerate(own.all) if option.sharding is not None}.difference(windows)
-                every = range(len(own.all))
-                pairs = [*product(sorted(odd), every), *product([n for n in every if n not in odd], sorted(odd))]
-                for window, lacking in lacked(own, self.net.uneven).items():
-                    bound[:, window] = lacking * (value.dtype.itemsize * self.goal.per_byte)
-                bound[windows, :] = np.inf  # no value is kept so
-                bound[windows, windows] = 0.0
+            if self.goal.network is None:  # so many times what the elements of a byte cost
+                alike = id(own), id(wanted), reduction
+                if alike not in self._of_bytes:
+                    self._of_bytes[alike] = self._least(own, wanted, reduction, BYTE)
+                bound, price = (costs * value.dtype.itemsize for costs in self._of_bytes[alike])
             else:
-                bound = np.zeros((len(own.all), len(wanted.all)))
-                pairs = list(product(range(len(own.all)), range(len(wanted.all))))
-            for a, b in pairs:
-                if own.all[a].has_windows:
-                    bound[a, b] = np.inf
-                    continue
-                ends = Ends(
-                    own.pieces.sharding(own.all[a], reduction, self.net.uneven),
-                    wanted.pieces.sharding(wanted.all[b], reduction, self.net.uneven),
-                    value.shape,
-                    value.dtype,
-                )
-                bound[a, b] = self.chooser.prices.least_bytes(ends) * self.goal.per_byte
-            price = own.in_steps(bound + self._waits(own)) if own is wanted else bound
+                bound, price = self._least(own, wanted, reduction, value.dtype)
             self._tables[key] = Table(bound, price, is_own=own is wanted)
         return self._tables[key]
+
+    def _least(self, own: Options, wanted: Options, reduction: str, dtype: DType) -> tuple[Costs, Costs]:
+        """What reshards between options of a value cost at the least, and as far as is known before any is planned."""
+        if own is wanted:
+            bound = self._bound(own, dtype.itemsize)
+            windows = [n for n, option in enumerate(own.all) if option.has_windows]
+            odd = {n for n, option in enumerate(own.all) if option.sharding is not None}.difference(windows)
+            every = range(len(own.all))
+            pairs = [*product(sorted(odd), every), *product([n for n in every if n not in odd], sorted(odd))]
+            for window, lacking in lacked(own, self.net.uneven).items():
+                bound[:, window] = lacking * (dtype.itemsize * self.goal.per_byte)
+            bound[windows, :] = np.inf  # no value is kept so
+            bound[windows, windows] = 0.0
+        else:
+            bound = np.zeros((len(own.all), len(wanted.all)))
+            pairs = list(product(range(len(own.all)), range(len(wanted.all))))
+        for a, b in pairs:
+            if own.all[a].has_windows:
+                bound[a, b] = np.inf
+                continue
+            before = own.pieces.sharding(own.all[a], reduction, self.net.uneven)
+            after = wanted.pieces.sharding(wanted.all[b], reduction, self.net.uneven)
+            bound[a, b] = self.chooser.prices.least_bytes(Ends(before, after, own.shape, dtype)) * self.goal.per_byte
+        return bound, own.in_steps(bound + self._waits(own)) if own is wanted else bound
 
     def _bound(self, options: Options, itemsize: int) -> Costs:
         """What reshards between options cost at the least."""
