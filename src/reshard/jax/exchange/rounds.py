@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, product
 from math import gcd, prod
+from operator import mod
 from typing import Any, NamedTuple
 
 import jax
@@ -225,12 +226,13 @@ def in_rounds(exchange: Exchange, device: Device, tile: jax.Array, *, reduction:
     if len(rounds) == 1 and rounds[0].shape == shape and len(rounds[0].receivers) == devices:
         (at,) = starts_from(cuts, device)
         return (yield from rounds[0].sent(_cut(tile, at, shape)))
-    slots = None if combine or not 0 < len(rounds) <= MANY_ROUNDS else _slots(rounds, devices, shape)
-    if slots is not None:
-        boxes = []
-        for round_, at in zip(rounds, starts_from(cuts, device), strict=True):
+    if not combine and 0 < len(rounds) <= MANY_ROUNDS and _cover(rounds, devices, shape):
+        slots = _slots(rounds, devices, shape)
+        puts = [] if slots else [Starts.of(devices, round_.receivers, round_.put) for round_ in rounds]
+        boxes, where = [], starts_from([*cuts, *puts], device)
+        for round_, at in zip(rounds, where[: len(rounds)], strict=True):
             boxes.append((yield from round_.sent(_cut(tile, at, round_.shape))))
-        return _joined(boxes, *slots, device)
+        return _joined(boxes, *slots, device) if slots else _overwritten(boxes, where[len(rounds) :], shape)
     puts, must_keep = _places(rounds, devices, shape, combine=combine)
     where = starts_from([*cuts, *puts], device)
     if combine and len(rounds) == 1 and rounds[0].is_local and _is_in_line(rounds[0], shape):
@@ -259,16 +261,22 @@ def in_rounds(exchange: Exchange, device: Device, tile: jax.Array, *, reduction:
     return whole
 
 
-def _slots(rounds: Sequence[Round], devices: int, shape: tuple[int, ...]) -> tuple[int, Positions] | None:
-    """The dim along which the boxes of all rounds lie side by side, and per round and device the place there.
+def _cover(rounds: Sequence[Round], devices: int, shape: tuple[int, ...]) -> bool:
+    """Whether the boxes of all rounds are of one shape, which divides that of every device's tile, and fill it."""
+    size = rounds[0].shape
+    if any(round_.shape != size or len(round_.receivers) != devices for round_ in rounds):
+        return False
+    return len(rounds) * prod(size) == prod(shape) and not any(map(mod, shape, size))
 
-    None where they do not, or where their order differs among the devices and they are more than two.
+
+def _slots(rounds: Sequence[Round], devices: int, shape: tuple[int, ...]) -> tuple[int, Positions] | None:
+    """The dim along which boxes that cover tiles lie side by side, and per round and device the place there.
+
+    None where dims are several, or where the order of boxes differs among the devices and they are more than two.
     """
     size, count = rounds[0].shape, len(rounds)
     dims = [dim for dim in range(len(shape)) if size[dim] != shape[dim]]
-    if len(dims) != 1 or size[dims[0]] * count != shape[dims[0]]:
-        return None
-    if any(round_.shape != size or len(round_.receivers) != devices for round_ in rounds):
+    if len(dims) != 1:
         return None
     slots = np.zeros((count, devices), dtype=np.int64)
     for number, round_ in enumerate(rounds):
@@ -283,6 +291,27 @@ def _joined(boxes: Sequence[jax.Array], dim: int, slots: Positions, device: Devi
     first, second = boxes
     in_order = lax.broadcast(device.row_of(slots[0] == 0), first.shape)
     return lax.concatenate([lax.select(in_order, first, second), lax.select(in_order, second, first)], dim)
+
+
+def _overwritten(boxes: Sequence[jax.Array], at: Sequence[Sequence[Any]], shape: tuple[int, ...]) -> jax.Array:
+    """The boxes in their places, written over the first, which is put everywhere before.
+
+    A tile of zeros would be made where the program begins, for nothing comes before it, and held from there on.
+    """
+    whole = _repeated_in(boxes[0], shape)
+    for box, start in zip(boxes[1:], at[1:], strict=True):
+        whole = lax.dynamic_update_slice(whole, box, start, allow_negative_indices=False)
+    return whole
+
+
+def _repeated_in(box: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """A tile of the same box side by side in all dims."""
+    for dim, (length, whole) in enumerate(zip(box.shape, shape, strict=True)):
+        if length != whole:
+            spread = (*box.shape[:dim], whole // length, *box.shape[dim:])
+            repeated = lax.broadcast_in_dim(box, spread, [n + (n >= dim) for n in range(box.ndim)])
+            box = lax.reshape(repeated, (*box.shape[:dim], whole, *box.shape[dim + 1 :]))
+    return box
 
 
 def _is_in_line(round_: Round, shape: tuple[int, ...]) -> bool:
