@@ -22,6 +22,7 @@ from programs import generate, reference  # noqa: E402
 import reshard as rs  # noqa: E402
 from reshard.jax import to_jax, trace  # noqa: E402
 from reshard.propagation import Placement, Program  # noqa: E402
+from reshard.propagation.own_parts import with_own_parts  # noqa: E402
 
 pytestmark = pytest.mark.engine
 MESH = rs.Mesh.of(x=2, y=4)
@@ -429,3 +430,24 @@ def test_a_placed_program_makes_its_own_function() -> None:
     function = rs.jax.to_jax(program.propagate())
     arrays = [np.arange(64, dtype="float32").reshape(8, 8), np.eye(8, dtype="float32")]
     assert np.array_equal(jax.jit(function)(*arrays), arrays[0])
+
+
+def test_a_part_of_what_is_made_of_little_is_made_by_itself() -> None:
+    """By hand: of 256 x 1024 ones each device of four reads 256 KiB in the second product, and makes them of 2 KiB."""
+    mesh = rs.Mesh.of(x=4)
+    whole, cut = rs.Sharding.of(mesh, None, None), rs.Sharding.of(mesh, None, "x")
+    program = Program(mesh)
+    tokens = program.input("tokens", (256,), "int32", rs.Sharding.of(mesh, None))
+    classes = program.input("classes", (1024,), "int32", rs.Sharding.of(mesh, None))
+    weights = program.input("weights", (256, 1024), "float32", cut)
+    ones = program.op("i,j->ij", tokens, classes, name="equal", dtype="bool")
+    ones = program.constrain(program.op("ij->ij", ones, name="cast", dtype="float32"), whole)
+    program.output(ones, whole, "ones")
+    program.output(program.op("ij,ij->ij", ones, weights), cut, "chosen")
+    placed = program.propagate()
+    parts = with_own_parts(placed)
+    sizes = {v.name: v.dtype.itemsize * prod(parts.sharding(v).local_shape(v.shape)) for v in parts.plans}
+    assert max(sizes.values()) == 1 << 10, "classes are cut, and nothing else"
+    drawn = np.arange(256, dtype=np.int32) * 3, np.arange(1024, dtype=np.int32), np.ones((256, 1024), np.float32)
+    for found in jax.jit(to_jax(placed))(*drawn):
+        np.testing.assert_array_equal(found, drawn[0][:, None] == drawn[1])

@@ -25,6 +25,9 @@ so far, and takes nothing from the first time, though it is the same.
 collective costs its start however little it moves, and a model has as many small tensors as large ones.
 What is small between them is computed ahead of its turn, and sums are made whole of whose parts little is made and
 gathered (`propagation/whole_sums.py`).
+
+**Parts** of which a device reads less than they are, as of ones at the places of tokens, are made where they are read
+(`propagation/own_parts.py`), and not cut out of what is held from the beginning.
 """
 
 from __future__ import annotations
@@ -65,6 +68,7 @@ from reshard.planner import plan as make_plan
 from reshard.plans import Plan
 from reshard.problem import stays_unreduced
 from reshard.propagation import Operation, Placement, Value
+from reshard.propagation.own_parts import with_own_parts
 from reshard.propagation.running import Engine, Test, Turn, Turned, run
 from reshard.propagation.whole_sums import with_whole_sums
 from reshard.reach import Reach
@@ -125,7 +129,7 @@ def to_jax(placed: Placement) -> PlacedFunction:
     """
     expect(placed, Placement, "what becomes a function of JAX")
     mesh, specs = _mesh_and_specs(placed)
-    run_so = with_whole_sums(placed, SMALL_BYTES)
+    run_so = with_own_parts(with_whole_sums(placed, SMALL_BYTES))
 
     def body(*tiles: Any) -> tuple[Any, ...]:
         return tuple(run(run_so, _Device(run_so, mesh.axis_names), tiles).values())

@@ -21,6 +21,8 @@ memory.py       what a device holds when
 rents.py        what it costs to hold values where a device holds too much
 recipes.py      where people begin who choose a layout by hand
 search.py       placed under a limit on memory; the best few layouts
+whole_sums.py   small sums made whole, where collectives are then fewer
+own_parts.py    parts of what is made of little, made by themselves
 running.py      the one way through a placed program, for every engine
 text.py         the text form
 """

@@ -56,7 +56,7 @@ class Fusion:
         for number, operation in enumerate(operations):
             for operand in dict.fromkeys(operation.operands):
                 self.readers[operand.number].append(number)
-        self.form = [_form(operation) for operation in operations]
+        self.form = [form_of(operation) for operation in operations]
         self.remade = [False] * len(operations)
         for number, operation in enumerate(operations):
             self.remade[number] = self._is_remade(operation)
@@ -143,7 +143,7 @@ class Fusion:
         )
 
 
-def _form(operation: Operation) -> KindForm | None:
+def form_of(operation: Operation) -> KindForm | None:
     """How an operation comes to its result; a product in which nothing is summed is computed element by element."""
     kind, pattern = operation.kind, operation.pattern
     if kind is None or pattern is None or kind.form is not KindForm.CONTRACTED:
