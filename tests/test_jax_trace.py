@@ -341,7 +341,7 @@ def layer_at_real_size() -> Layer:
 
 def test_a_layer_of_llama_at_real_size(layer_at_real_size: Layer) -> None:
     placed = layer_at_real_size.placed
-    assert layer_at_real_size.calls < 6_000_000
+    assert layer_at_real_size.calls < 2_000_000
     assert not placed.without_rule
     # 2 sums forward, 2 backward, one for each gradient, and a loss, as 14 AllReduces, would receive this much;
     # to gather small operands of the products over heads instead of adding up their large results receives less.
@@ -369,7 +369,7 @@ def test_a_stack_by_scan_costs_a_small_factor_of_a_layer(layer_at_real_size: Lay
     )
     placed, calls = calls_of(stack.propagate)
     assert len(stack.operations) < 1.5 * len(one.program.operations)
-    assert calls < 5 * one.calls
+    assert calls < 2 * one.calls
     (loss,) = (plan.received_bytes for plan in one.placed.plans.values() if plan.shape == ())
     assert placed.received_bytes - loss < 48 * 1.0001 * (one.placed.received_bytes - loss)
     assert placed.cost < 48 * 1.001 * one.placed.cost

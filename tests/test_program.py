@@ -357,7 +357,7 @@ def test_ten_thousand_operations_take_no_more_than_what_is_distinct() -> None:
     program.output(h)
     assert len(program.operations) > 10_000
     placed, calls = calls_of(program.propagate)
-    assert calls < 15_000_000
+    assert calls < 11_000_000
     assert dims(placed, "down1499") == '[{"model"}, {}]'
 
 
