@@ -188,7 +188,8 @@ class Builder(Graph):
         kept = [operation for operation in self.operations if operation.result in read]
         if len(kept) == len(self.operations):
             return
-        renumbered = {each.result: replace(each.result, number=number) for number, each in enumerate(kept)}
+        values = [each.result for each in kept]
+        renumbered = {each: Value(each.name, each.shape, each.dtype, number) for number, each in enumerate(values)}
         self.operations = [
             replace(each, result=renumbered[each.result], operands=tuple(renumbered[value] for value in each.operands))
             for each in kept

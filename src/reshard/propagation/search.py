@@ -50,6 +50,7 @@ from reshard.propagation.reasons import reason
 from reshard.propagation.recipes import recipes, taking_over
 from reshard.propagation.rents import halfway, raised, rents
 from reshard.propagation.settling import settled
+from reshard.sharding import Sharding
 from reshard.tables import Table, bytes_text, plain
 
 MOST_DEVICES = 2**20
@@ -135,6 +136,7 @@ class LayoutSearch:
         self.beginnings: Sequence[Flow] = ()
         """Where people begin: what keeps limits is looked for from there too."""
         self.flows = self.net.runs(until_priority)
+        self._reasons: dict[tuple[int, Sharding], str] = {}
         self.model = Model(self.net, self.flows, self.chooser, is_pinned=until_priority is not None, is_free=is_free)
 
     def best(self, flow: Flow | None = None) -> Optimum:
@@ -143,7 +145,10 @@ class LayoutSearch:
 
     def placed(self, best: Optimum, limits: Limits = NO_LIMITS) -> Placement:
         """What comes of a choice; single operations are looked at again where that leaves work below a limit."""
-        reasons = [reason(self.net, self.flows, number, sharding) for number, sharding in enumerate(best.shardings)]
+        for number, sharding in enumerate(best.shardings):
+            if (number, sharding) not in self._reasons:
+                self._reasons[number, sharding] = reason(self.net, self.flows, number, sharding)
+        reasons = [self._reasons[pair] for pair in enumerate(best.shardings)]
         again = settled(self.model, self.chooser, best)
         placed = explicit(self.program, self.net, self.chooser, again, reasons)
         if again is not best and not limits.let_compute(placed):
