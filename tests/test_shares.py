@@ -219,7 +219,7 @@ def test_a_gather_waits_for_what_changes_places() -> None:
 
 @pytest.mark.parametrize(("size", "taken"), [(4, 1.02), (8, 1.2)])
 def test_what_changes_places_along_two_lines(size: int, taken: float) -> None:
-    """Halves of lines first, by the links in the middle, then what lies in each, by the others; at once 1.5 and 1.66."""
+    """Halves of lines first, by the links in the middle, then what lies in each, by the others; at once 1.5, 1.66."""
     mesh = Mesh.of(x=size, y=size)
     network = Network((Level(1, size, "line", 1, 0), Level(size, size, "line", 1, 0)))
     for dims in ((("x", "y"), ("y", "x")), ((("x", "y"), None), (("y", "x"), None))):
