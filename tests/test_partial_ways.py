@@ -67,8 +67,8 @@ def test_inside_hosts_first_by_hand() -> None:
     made = plan(source, target, (2**16,), "int8", network=network)
     assert [step.after.text() for step in made.steps] == ['[{parts(2), "g"}], unreduced={"h"}', '[{"h", "g"}]']
     assert made.step_seconds == (3 * 2**14 / 9, 2**13)
-    assert made.parts == 64
-    assert made.seconds == pytest.approx(2**13 * (1 + 6 / 9 / 64))
+    assert made.parts == 128
+    assert made.seconds == pytest.approx(2**13 * (1 + 6 / 9 / 128))
     assert made.lower_bound_seconds == 2**13
     assert simulated_seconds(made, network) == pytest.approx(made.seconds, rel=0.05)
 

@@ -66,8 +66,8 @@ def test_equals_cross_by_hand() -> None:
     assert made.lower_bound_seconds == 16.0
     assert made.relayed_bytes == 0
     many = plan(source, target, LARGE, "int8", network=network)
-    assert many.parts == 64
-    assert many.seconds == pytest.approx(16.0 * 4096 * (1 + 1 / 9 / 64))
+    assert many.parts == 128
+    assert many.seconds == pytest.approx(16.0 * 4096 * (1 + 1 / 9 / 128))
     turned = plan(Sharding.of(mesh, ("h", "g"), None), target, LARGE, "int8", network=network)
     assert turned.lower_bound_seconds == 16.0 * 4096
     assert turned.seconds == pytest.approx(16.0 * 4096, rel=0.02)
