@@ -12,7 +12,7 @@ import reshard as rs
 from bench.planning import SMALL, drawn
 from bench.timing import Row, medians, within
 from reshard.collectives import fewest_bytes
-from reshard.network import Level, Network, digit_loads, pricing, seconds_of, traffic
+from reshard.network import Level, Network, digit_loads, pricing, seconds_of
 from reshard.network.patterns import Pattern
 from reshard.planner import cache_clear, level_moves
 from reshard.steps import chain_through
@@ -25,7 +25,6 @@ PATTERNS = (
     pricing._stages_of,
     digit_loads._edges,
     digit_loads._mean_hops,
-    traffic._parted,
     Pattern.of,
     level_moves._graph,
     level_moves._load,

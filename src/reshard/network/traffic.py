@@ -20,20 +20,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby
-from math import frexp, prod
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reshard.digits import Positions
+from reshard.network.half_round import fullest_of_parted
 from reshard.network.level import Level
-from reshard.network.mix import Floats, best_mix
-
-SAME = 1e-9
-"""Loads that differ by no more than so much of them are the same."""
-CACHED_RINGS = 4096
-"""Rings whose fullest link is kept."""
+from reshard.network.mix import Floats
 
 
 class Loads(NamedTuple):
@@ -210,15 +206,7 @@ def fullest_link(level: Level, edges: Sequence[Floats]) -> float:
     fullest = carried.max(axis=(1, 2))
     if level.link != "ring" or level.size == 2 or not columns[2].any():
         return float(fullest.max())
-    least = np.where(columns[2].any(axis=1), carried.mean(axis=(1, 2)), fullest)  # however they part
-    most = float(least.max())
-    for ring in np.argsort(-fullest, kind="stable").tolist():
-        if fullest[ring] <= most * (1 + SAME):
-            break
-        unit = 2.0 ** frexp(fullest[ring])[1]  # by which nothing is rounded
-        loads_of_ring = tuple((carried[ring] / unit).ravel().tolist()), tuple((columns[2][ring] / unit).tolist())
-        most = max(most, _parted(*loads_of_ring, most / unit) * unit)
-    return most
+    return fullest_of_parted(carried, columns[2])
 
 
 def links_along(level: Level, edges: Sequence[Floats]) -> tuple[float, ...]:
@@ -238,37 +226,6 @@ def links_along(level: Level, edges: Sequence[Floats]) -> tuple[float, ...]:
         return ()
     fullest = [way.reshape(-1, level.size, level.stride).cumsum(axis=1).max(axis=(0, 2)) for way in edges[:2]]
     return tuple(np.maximum(*fullest)[: level.places].tolist())
-
-
-@lru_cache(CACHED_RINGS)
-def _parted(carried: tuple[float, ...], halfway: tuple[float, ...], enough: float) -> float:
-    """What the fullest link of a ring carries at the least; no less than enough.
-
-    At any prices of links there is a cheapest way to part; the best mix of such ways has prices, in the end those of a
-    linear program.
-
-    Args:
-        carried: per direction and link, with half of each piece each way.
-        halfway: per device what begins there and goes half round the ring.
-        enough: what some link carries in any case.
-    """
-    size = len(halfway)
-    passed = (np.arange(size)[None, :] - np.arange(size)[:, None]) % size < size // 2  # onwards, from each device
-    moved = np.hstack([passed, passed.astype(np.float64) - 1]) * np.array(halfway)[:, None] / 2
-    moved = moved[moved.any(axis=1)]
-    evenly = np.array(carried)
-    may_bind = evenly + np.abs(moved).sum(axis=0) > enough * (1 + SAME)
-    moved = np.hstack([moved[:, may_bind], np.zeros((len(moved), 1))])
-    evenly = np.append(evenly[may_bind], enough)
-    ways = [evenly]
-    while True:
-        mix = best_mix(np.array(ways))
-        if mix.seconds <= enough * (1 + SAME):
-            return enough
-        added = evenly + np.where(moved @ mix.prices < 0, 1.0, -1.0) @ moved
-        if added @ mix.prices >= 1 - SAME or len(ways) > 4 * size:
-            return float(mix.seconds)
-        ways.append(added)
 
 
 def steps_along(size: int) -> Positions:
