@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import chain, permutations, product
+from itertools import chain, product
 from math import prod
 from operator import getitem
 from typing import NamedTuple
@@ -251,9 +251,9 @@ def _graph(
     first, last = (tuple(listed.index(roles) for listed, roles in zip(choices, end, strict=True)) for end in ends)
     chosen = [first, *(place for place in _places_of_one(choices) if place not in (first, last)), last]
     places = np.array(chosen)
+    numbered = np.full([len(listed) for listed in choices], -1)  # states by the choices of all levels
+    numbered[tuple(places.T)] = np.arange(len(chosen))
     shards = np.ones(len(chosen), dtype=np.int64)
-    same = places[:, None] == places
-    is_alone = same.sum(axis=2) == len(network.levels) - 1
     steps: list[tuple[Positions, Positions, Floats, Floats]] = []
     for number, (level, numbers, listed) in enumerate(zip(network.levels, inside, choices, strict=True)):
         sizes = [digits[n].size for n in numbers]
@@ -261,10 +261,11 @@ def _graph(
         shards *= np.array(parts)[places[:, number]]
         strides = [digits[n].stride // level.stride for n in numbers]
         moves = _moves(level.at_stride_one(), tuple(map(Digit, strides, sizes)), tuple(_renumbered(*listed)))
-        starts, stops = np.nonzero(is_alone & ~same[:, :, number])
-        changes = places[starts, number], places[stops, number]
-        leads = moves.leads[changes]
-        steps.append((starts[leads], stops[leads], moves.seconds[changes][leads], moves.latencies_s[changes][leads]))
+        alike = np.moveaxis(numbered, number, -1).reshape(-1, len(listed))  # but for this level, a row each
+        is_state = alike >= 0
+        rows, before, after = np.nonzero(is_state[:, :, None] & is_state[:, None, :] & moves.leads)
+        taken = moves.seconds[before, after], moves.latencies_s[before, after]
+        steps.append((alike[rows, before], alike[rows, after], *taken))
     levels = np.repeat(np.arange(len(steps)), [len(starts) for starts, *_ in steps])
     starts, stops, seconds, latencies_s = (np.concatenate(column) for column in zip(*steps, strict=True))
     tiles = 1 / shards
@@ -295,7 +296,7 @@ def _places_of_one(choices: Sequence[Sequence[Roles]]) -> list[tuple[int, ...]]:
     """
     taken: dict[tuple[int, ...], frozenset[int | None]] = {(): frozenset()}
     for listed in choices:
-        cut = [(number, frozenset(roles) - {None}) for number, roles in enumerate(listed) if _is_one([roles])]
+        cut = [(number, frozenset(roles) - {None}) for number, roles in enumerate(listed)]
         taken = {
             (*place, number): digits | own for place, digits in taken.items() for number, own in cut if not digits & own
         }
@@ -309,7 +310,7 @@ def _lies_in(digit: Digit, level: Level) -> bool:
 def _choices(roles: Sequence[tuple[int | None, int | None, int | None]], *, finely: bool) -> list[Roles]:
     """What the digits of a level may do, from what each does at the source, at the target, and where it is shared.
 
-    All of them the same, or finely each by itself.
+    All of them the same, or finely each by itself; no digit of the tensor is cut twice.
 
     >>> _choices([(0, 1, None), (1, 0, None)], finely=False)
     [(0, 1), (1, 0), (None, None)]
@@ -331,8 +332,8 @@ def _choices(roles: Sequence[tuple[int | None, int | None, int | None]], *, fine
             tuple(before if before == after and before is not None else part for before, after, part in roles)
         )
     if finely:
-        listed += filter(lambda roles: _is_one([roles]), product(*(dict.fromkeys((*digit, None)) for digit in roles)))
-    return list(dict.fromkeys(listed))
+        listed += product(*(dict.fromkeys((*digit, None)) for digit in roles))
+    return [roles for roles in dict.fromkeys(listed) if _is_one([roles])]
 
 
 def _settled(roles: Sequence[tuple[int | None, int | None, int | None]]) -> Roles:
@@ -375,18 +376,29 @@ def _moves(level: Level, digits: tuple[Digit, ...], choices: tuple[Roles, ...]) 
 
     Levels and roles that are alike but for their numbers have one answer, so it is asked for by the smallest.
     """
-    count = len(choices)
-    loads = {
-        (i, j): load
-        for i, j in permutations(range(count), 2)
-        if (load := _load(level, digits, *_renumbered(choices[i], choices[j]))) is not None
-    }
-    leads, (seconds, latencies_s) = np.zeros((count, count), dtype=np.bool_), np.zeros((2, count, count))
-    if loads:
-        pairs = tuple(np.array(list(loads)).T)
-        leads[pairs] = True
-        seconds[pairs], latencies_s[pairs] = np.array(list(loads.values())).T
-    return LevelMoves(leads, seconds, latencies_s)
+    kinds = _kinds_of_pairs(choices)
+    _, firsts, numbers = np.unique(kinds, return_index=True, return_inverse=True)
+    loads = []
+    for first in firsts.tolist():
+        before, after = (choices[place] for place in divmod(first, len(choices)))
+        loads.append(None if before == after else _load(level, digits, *_renumbered(before, after)))
+    columns = zip(*[(load is not None, *(load or (0.0, 0.0))) for load in loads], strict=True)
+    return LevelMoves(*(np.array(column)[numbers.reshape(kinds.shape)] for column in columns))
+
+
+def _kinds_of_pairs(choices: Sequence[Roles]) -> Positions:
+    """Per choice before and after a number, the same for changes that are alike but for the numbers of roles.
+
+    >>> _kinds_of_pairs([(0,), (1,), (None,)]).tolist()
+    [[0, 2, 4], [2, 0, 4], [3, 3, 5]]
+    """
+    roles = np.array([[-1 if role is None else role for role in choice] for choice in choices])
+    count = roles.shape[1]
+    is_none, places = roles < 0, np.arange(count)
+    is_same = roles[:, None, :, None] == roles[:, None]
+    origins = np.where(is_same.any(axis=2), is_same.argmax(axis=2), count)  # where a role was before, or nowhere
+    origins[:, is_none] = count + 1
+    return np.asarray(origins @ (count + 2) ** places * 2**count + (is_none @ 2**places)[:, None])
 
 
 def _renumbered(*lists: Roles) -> list[Roles]:
