@@ -24,7 +24,7 @@ from reshard.propagation.elimination import End, Link, eliminate
 from reshard.propagation.fixpoint import Net
 from reshard.propagation.messages import Messages
 from reshard.propagation.model import Model
-from reshard.propagation.optimum import optimum
+from reshard.propagation.optimum import MOST_PASSED, optimum
 from reshard.propagation.shares import even_shares
 from reshard.propagation.space import MOST_ROWS, Options, Pieces
 from reshard.propagation.ties import classes_of, kinds_of
@@ -175,6 +175,38 @@ def test_the_goal_decides() -> None:
     for seconds in (0, float("nan"), "1"):
         with pytest.raises(ReshardError, match="the seconds of a search must be"):
             program.propagate(seconds=seconds)  # type: ignore[arg-type]
+
+
+def test_messages_end_once_they_have_gone_over_enough_unless_a_time_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = 0
+    go = Messages.go
+
+    def counted(messages: Messages) -> None:
+        nonlocal turns
+        turns += 1
+        go(messages)
+
+    monkeypatch.setattr(Messages, "go", counted)
+    mesh = Mesh.of(data=8, model=8)
+    program = Program(mesh)
+    value = program.input("x", (8192, 4096), "bf16", Sharding.of(mesh, "data", None))
+    for number in range(20):
+        up = program.input(
+            f"up{number}", (4096, 16384), "bf16", Sharding.of(mesh, *(("model", None)[:: number % 2 * 2 - 1]))
+        )
+        down = program.input(f"down{number}", (16384, 4096), "bf16", Sharding.of(mesh, "model", None))
+        value = program.op("bf,fd->bd", program.op("bd,df->bf", value, up), down)
+    program.output(value)
+    costs, counts = list[float](), list[int]()
+    for most, seconds in ((MOST_PASSED, None), (0.0, None), (0.0, 600.0)):
+        monkeypatch.setattr("reshard.propagation.optimum.MOST_PASSED", most)
+        turns = 0
+        placed = program.propagate(seconds=seconds)
+        assert placed.bound <= placed.cost * (1 + 1e-9)
+        costs.append(placed.cost)
+        counts.append(turns)
+    assert counts[1] < counts[0] == counts[2]
+    assert costs[0] == costs[2] <= costs[1]
 
 
 def test_memory_is_read_and_written_once_for_what_is_computed_element_by_element() -> None:

@@ -65,6 +65,8 @@ class Dual:
         for link in self.links:
             link.open()
         self._messages = Messages(self.ends)
+        self.passed = 0
+        """How many costs of links messages have gone over."""
 
     def divide(self, shares: Shares) -> None:
         """Divide reshards otherwise; what was handed on in messages stays.
@@ -85,6 +87,7 @@ class Dual:
         for turn in range(turns):
             self._messages.go()
             bound = self.settled + self._messages.come_back()
+            self.passed += self._messages.passed
             grown = bound - self.bound
             self.bound = max(self.bound, bound)
             if (turn > 2 and grown < tolerance * abs(self.bound)) or is_late():

@@ -227,6 +227,8 @@ class Messages:
             if first is stack:
                 stack.begin()
             stack.costs = first.costs
+        self.passed = sum(stack.costs.size for level in (*self._ahead, *self._back) for stack in level.stacks)
+        """How many costs of links are gone over, forth and back."""
         self.renew(())
 
     def renew(self, changed: Collection[int]) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -58,6 +59,8 @@ SMALL, KICKS = 24, 8
 """Of a program of up to so many operations, values and what shares them are tried in so many other ways each."""
 FEW = 0.5
 """Operations are kept alike that are, where so many of all are not."""
+MOST_PASSED = 3e10
+"""Over how many costs of links messages go at the most where no time is set: about half a minute."""
 WHOLE_TURNS = 4
 """How often messages go over a program whose operations are kept alike, to bound it whatever they are."""
 FEWEST_LESSONS, LESSONS = 8, 1600
@@ -107,7 +110,7 @@ def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) 
     classes = classes_of(model)
     is_tied = len(set(classes)) <= FEW * len(classes)
     small = model.tied(classes) if is_tied else model
-    bounded = Bounded(small)
+    bounded = Bounded(small, MOST_PASSED if deadline is None else inf)
     best = _searched(small, bounded, flows, is_late)
     if is_tied:
         alike = model.tied(classes, kinds_of(model, classes))
@@ -242,7 +245,8 @@ def _begun(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Calla
     for _ in range(STEPS):
         _join(best, bounded.step(is_late))
         begun, since = (best.cost, 0) if best.cost < begun * (1 - WORTH) else (begun, since + 1)
-        if since >= _patience(best, bounded.bound) or is_late() or _is_proved(best, bounded.bound, enough):
+        is_over = since >= _patience(best, bounded.bound) or bounded.is_spent or is_late()
+        if is_over or _is_proved(best, bounded.bound, enough):
             break
     if not _is_proved(best, bounded.bound, enough) and not is_late():
         expand(best)

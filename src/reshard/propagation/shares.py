@@ -14,6 +14,7 @@ counts 3; a step moves all to the second, and it counts 6.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 import numpy as np
 
@@ -27,13 +28,23 @@ STEP = 0.5
 
 
 class Bounded:
-    """A model with the best bound so far, and the division and the messages under which it holds."""
+    """A model with the best bound so far, and the division and the messages under which it holds.
 
-    def __init__(self, model: Model) -> None:
-        self.model, self.shares = model, even_shares(model)
+    Args:
+        model: the program.
+        most: over how many costs of links messages may go, in all.
+    """
+
+    def __init__(self, model: Model, most: float = inf) -> None:
+        self.model, self.shares, self._most = model, even_shares(model), most
         self.bound, self.handed = -np.inf, Handed()
         self._dual, self._latest, self._steps = Dual(model, self.shares), self.shares, 0
         self._choice = Picked({}, {})
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether messages have gone over as many costs as they may."""
+        return self._dual.passed >= self._most
 
     def step(self, is_late: Callable[[], bool]) -> Picked:
         """Move shares to where the latest choice pays, and pass messages; the choice that comes of it."""
@@ -41,7 +52,7 @@ class Bounded:
         if self._steps:
             self._latest = moved(self.model, self._latest, self._choice, STEP / self._steps**0.5)
             dual.divide(self._latest)
-        dual.run(FEW_TURNS if self._steps else TURNS, is_late)
+        dual.run(FEW_TURNS if self._steps else TURNS, lambda: is_late() or self.is_spent)
         self._steps += 1
         self._choice = dual.choice()
         if dual.bound > self.bound:
