@@ -31,6 +31,7 @@ the blocks 3 and 2 do not.
 from __future__ import annotations
 
 from reshard.exchange.by_digits import DigitExchange
+from reshard.exchange.nearest import NearestExchange
 from reshard.exchange.overlap_add import OverlapAdd
 from reshard.exchange.pieces import Exchange, Piece, PieceTable, overlap_elements
 from reshard.exchange.reduction import class_digits, combine_then_gather, find_exchange, total_bound
@@ -39,6 +40,7 @@ from reshard.exchange.schedule import schedule
 __all__ = [
     "DigitExchange",
     "Exchange",
+    "NearestExchange",
     "OverlapAdd",
     "Piece",
     "PieceTable",

@@ -38,6 +38,7 @@ from reshard.digits import NO_DIGITS, Digit
 from reshard.errors import ReshardError
 from reshard.exchange.by_boxes import by_boxes
 from reshard.exchange.by_digits import by_digits
+from reshard.exchange.nearest import nearest
 from reshard.exchange.overlap_add import overlap_add
 from reshard.exchange.pieces import ClassDigits, Exchange, block_overlaps
 from reshard.layout import Layout
@@ -85,12 +86,17 @@ def class_digits(source: Tiling, target: Tiling) -> ClassDigits:
     return ClassDigits(staying if same_order else source.layout.unreduced, staying)
 
 
-def combine_then_gather(source: Tiling, target: Tiling, near: int = 0) -> tuple[Exchange, ...]:
+def combine_then_gather(
+    source: Tiling, target: Tiling, near: int = 0, ring: Digit | None = None
+) -> tuple[Exchange, ...]:
     """The exchanges that take unreduced values to the target: into a refined target, and from there.
 
     Where the target has one copy of each tile, or keeps all classes apart, one exchange does it.
     Where `near` is 1 every replica combines by itself, from the values nearest to it: more bytes, on nearer links.
+    Where a ring is given, nothing is combined, and the nearest along it sends (`nearest`).
     """
+    if ring is not None:
+        return (nearest(source, target, ring),)
     if target.layout.copies() == 1 or source.classes == target.classes or source.layout.is_summed:
         return (find_exchange(source, target, near),)
     if near == 1 and source.same_order_as(target) and refine(source.layout, target.layout, target.shape) is not None:

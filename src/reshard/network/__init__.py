@@ -42,6 +42,7 @@ from reshard.network.pricing import (
     seconds_of,
     spans_of_uses,
     unnamed,
+    use_of_nearest,
     use_of_pattern,
     uses_of,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "seconds_of",
     "spans_of_uses",
     "unnamed",
+    "use_of_nearest",
     "use_of_pattern",
     "uses_of",
 ]

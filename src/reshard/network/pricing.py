@@ -32,8 +32,9 @@ import numpy as np
 from reshard.box import is_one_run
 from reshard.digits import Digit, Digits, Positions
 from reshard.errors import ReshardError
-from reshard.exchange import DigitExchange, Exchange
+from reshard.exchange import DigitExchange, Exchange, NearestExchange
 from reshard.exchange.by_digits import senders_by_round
+from reshard.exchange.nearest import nearest_holders
 from reshard.mesh import ENUMERABLE, Mesh
 from reshard.network.digit_loads import digit_loads
 from reshard.network.formulas import all_to_all, staged_all_gather
@@ -270,6 +271,19 @@ def _use_of_exchange(exchange: Exchange, itemsize: float, network: Network) -> U
         use = use_of_pattern(_pattern(exchange), meshes, sent_bytes, network, is_even=exchange.filled >= NEARLY)
         if use is not None:
             return use
+    if isinstance(exchange, NearestExchange) and exchange.is_even and exchange.source.mesh.device_ids is None:
+        common, ring = exchange.by_digits.common, exchange.ring
+        chains = exchange.by_digits.determined_by, exchange.by_digits.gathered
+        use = use_of_nearest(
+            ring,
+            common.digits,
+            *chains,
+            exchange.replicas,
+            exchange.largest_piece * exchange.by_digits.loose_values * itemsize,
+            network,
+        )
+        if use is not None:
+            return use
     senders, receivers, elements = exchange.traffic()
     if not len(senders):
         return Use.of_nothing(network)
@@ -306,6 +320,72 @@ def use_of_pattern(
     if pattern.kind != "all-to-all":
         return _use_of_stages(staged_all_gather(stages, gathered_bytes), stages, network)
     return _use_of_stages(all_to_all(stages[0][0], gathered_bytes * pattern.gathered_digits.size), stages, network)
+
+
+def use_of_nearest(
+    ring: Digit,
+    digits: Digits,
+    determined_by: tuple[int, ...],
+    gathered: tuple[int, ...],
+    replicas: Digits,
+    sent_bytes: float,
+    network: Network,
+) -> Use | None:
+    """What an exchange takes in which the nearest along a ring sends; None where the ring is no level of a network.
+
+    Args:
+        ring: the places along it, as a digit of the device number.
+        digits: of the device number, of which those that change lie in the ring.
+        determined_by: that of `DigitExchange`, where replicas keep the receiver's own value.
+        gathered: likewise.
+        replicas: the digits in the ring on which the source is replicated.
+        sent_bytes: of a piece.
+        network: must reach all devices.
+    """
+    number = next((n for n, level in enumerate(network.levels) if level.digit == ring and level.link == "ring"), None)
+    if number is None:
+        return None
+    inside = [n for n, digit in enumerate(digits) if ring.stride <= digit.stride < ring.end]
+    places = {n: place for place, n in enumerate(inside)}
+    along = nearest_loads(
+        network.levels[number].at_stride_one(),
+        Digits(_at_stride_one(digits[n], ring) for n in inside),
+        tuple([places[determined_by[n]] for n in inside]),
+        tuple([places[n] for n in gathered]),
+        Digits(_at_stride_one(digit, ring) for digit in replicas),
+    )
+    carried = [along.carried[0] if n == number else 0.0 for n in range(len(network.levels))]
+    return _use_of_loads(Loads(tuple(carried), along.latency_s), sent_bytes, network)
+
+
+def _at_stride_one(digit: Digit, ring: Digit) -> Digit:
+    return Digit(digit.stride // ring.stride, digit.size)
+
+
+@lru_cache(CACHED)
+def nearest_loads(
+    level: Level, digits: Digits, determined_by: tuple[int, ...], gathered: tuple[int, ...], replicas: Digits
+) -> Loads:
+    """What pieces load along one ring where the nearest holder sends, each of size 1.
+
+    By hand, on a ring of 4 of which 0 and 1 hold what 2 and 3 lack: 1 sends to 2, and 0 to 3.
+
+    >>> level, digits = Level(1, 4, "ring", 1.0, 1.0), Digits.of_sizes([2, 2])
+    >>> nearest_loads(level, digits, (0, 1), (0,), Digits(digits[1:])).carried
+    (1.0,)
+    """
+    receivers = digits.offsets()
+    holders = senders_by_round(digits, determined_by, gathered, receivers)
+    receivers = np.broadcast_to(receivers, holders.shape).ravel()
+    one, other = nearest_holders(level.digit, replicas, holders.ravel(), receivers)
+    amounts = np.where(one == other, 1.0, 0.5)
+    is_halved = amounts < 1
+    senders, receivers = np.concatenate([one, other[is_halved]]), np.concatenate([receivers, receivers[is_halved]])
+    travels = senders != receivers
+    if not travels.any():
+        return Loads((0.0,), 0.0)
+    amounts = np.concatenate([amounts, amounts[is_halved]])
+    return loads((level,), senders[travels], receivers[travels], amounts[travels])
 
 
 @lru_cache(256)

@@ -46,7 +46,7 @@ def _with_one_better_leg(plan: Plan, network: Network) -> Plan | None:
         reshard = replace(plan.reshard, source=steps[0].before, target=steps[-1].after)
         timed = _ways(reshard, network, is_step=len(steps) == 1)
         if min(way.seconds for way in timed) < sum((plan.step_seconds or ())[start:stop]) * (1 - 1e-9):
-            leg = best_first(list(fastest(timed, reshard, Options(network))))[0]
+            leg = best_first(list(fastest(timed, RoutePrices.of(reshard, network), Options(network))))[0]
             return replace(plan, steps=(*plan.steps[:start], *leg.steps, *plan.steps[stop:]))
     return None
 

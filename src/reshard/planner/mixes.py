@@ -153,7 +153,7 @@ def _in_parts(plan: Plan, amounts: Sequence[float], routes: Sequence[Route], pri
         if seconds > before:  # fewer parts pay fewer latencies, and overlap less
             break
         before = seconds
-    shares = [Share(way.chain(plan.reshard), number) for way, number in zip(routes, best, strict=True) if number]
+    shares = [Share(prices.chain(way), number) for way, number in zip(routes, best, strict=True) if number]
     if not shares:
         return plan
     shares.sort(key=lambda share: -share.parts)

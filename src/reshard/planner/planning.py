@@ -213,16 +213,15 @@ def _ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
 
 def _best_of(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> Plan:
     """The plan of one of these routes, or of shares of them, that takes least."""
-    reshard = prices.reshard
     if prices.least_seconds_of_parts() >= min(way.seconds for way in timed):
-        return best_first(list(fastest(timed, reshard, options)))[0]
-    best = best_first([*fastest(timed, reshard, options), *_in_parts(timed, reshard, prices, options)])[0]
+        return best_first(list(fastest(timed, prices, options)))[0]
+    best = best_first([*fastest(timed, prices, options), *_in_parts(timed, prices, options)])[0]
     if best.parts == 1:
         best = overlapped(better_legs.with_better_legs(best))
     return with_shares(best, timed)
 
 
-def _in_parts(timed: Sequence[TimedRoute], reshard: Reshard, prices: RoutePrices, options: Options) -> Iterator[Plan]:
+def _in_parts(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> Iterator[Plan]:
     """The plans in parts that overlap, but for those that cannot be faster than the best whole one."""
     least = min(way.seconds for way in timed)
     for way in timed:
@@ -230,7 +229,7 @@ def _in_parts(timed: Sequence[TimedRoute], reshard: Reshard, prices: RoutePrices
         if not way.between or busiest > least or busiest >= way.seconds * WORTH:
             continue
         if prices.least_seconds_in_parts(way) < min(least, way.seconds * WORTH):
-            plan = overlapped(Plan(reshard, way.route.chain(reshard), options))
+            plan = overlapped(Plan(prices.reshard, prices.chain(way.route), options))
             if plan.parts > 1:
                 least = min(least, plan.seconds or 0.0)
                 yield plan

@@ -31,7 +31,7 @@ from reshard.planner.step_prices import StepPrices
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
-from reshard.steps import Route, chain_through
+from reshard.steps import Chain, Route, Step, chain_through, step_of
 
 TIE = 1e-12
 """Routes whose times differ by less are compared by what they receive."""
@@ -85,6 +85,20 @@ class RoutePrices:
             way = self._timed[route] = self._time(route)
             return way
 
+    def chain(self, route: Route) -> Chain:
+        """The steps of a route, those along a ring from the nearest holders where these take less.
+
+        Raises:
+            ReshardError: as `Route.chain`.
+        """
+        steps = route.chain(self.reshard)
+        return steps if route.steps is not None or not self.by_digits else tuple(map(self._from_nearest, steps))
+
+    def _from_nearest(self, step: Step) -> Step:
+        before, after = self.of_steps.roles_of(step.before), self.of_steps.roles_of(step.after)
+        ring = None if before is None or after is None else self.of_steps.ring_of(before, after, step.near)
+        return step if ring is None else step_of(step.reshard, ring=ring)
+
     def points(self, route: Route) -> tuple[Sharding, ...]:
         """What it passes, both ends too."""
         middles = route.middles if route.steps is None else [step.after for step in route.steps[:-1]]
@@ -98,7 +112,7 @@ class RoutePrices:
         """
         legs = self.uses_between(self.points(route), route.near, parts) if route.steps is None else None
         if legs is None:
-            return uses_of(route.chain(self.reshard), self.network, parts)
+            return uses_of(self.chain(route), self.network, parts)
         return [use for _, use in legs]
 
     def least_seconds_in_parts(self, way: TimedRoute) -> float:
@@ -134,7 +148,7 @@ class RoutePrices:
     def _time(self, route: Route) -> TimedRoute:
         legs = None if route.steps is not None else self.uses_between(self.points(route), route.near)
         if legs is None:
-            chain = route.chain(self.reshard)
+            chain = self.chain(route)
             uses = uses_of(chain, self.network)
             between = tuple(step.reshard.tilings[1].largest_tile for step in chain[:-1])
         else:
@@ -215,14 +229,14 @@ def timed_routes(prices: RoutePrices, routes: Iterable[Route]) -> list[TimedRout
     return timed
 
 
-def fastest(timed: Sequence[TimedRoute], reshard: Reshard, options: Options) -> Iterator[Plan]:
+def fastest(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> Iterator[Plan]:
     """The plans of the routes that take least, where several take as long of all of these.
 
     >>> from reshard.mesh import Mesh
     >>> mesh, network = Mesh.of(x=2), Network.preset("h100-2")
     >>> reshard = Reshard.of(Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "x"), (4, 4))
-    >>> timed = timed_routes(RoutePrices.of(reshard, network), [Route()])
-    >>> [plan.steps[0].kind for plan in fastest(timed, reshard, Options(network))]
+    >>> prices = RoutePrices.of(reshard, network)
+    >>> [plan.steps[0].kind for plan in fastest(timed_routes(prices, [Route()]), prices, Options(network))]
     ['AllToAll']
     """
     least = float("inf")
@@ -230,7 +244,7 @@ def fastest(timed: Sequence[TimedRoute], reshard: Reshard, options: Options) -> 
         if way.seconds > least * (1 + TIE):
             return
         try:
-            yield Plan(reshard, way.route.chain(reshard), options)
+            yield Plan(prices.reshard, prices.chain(way.route), options)
         except ReshardError:  # a way that cannot be made is none
             continue
         least = min(least, way.seconds)

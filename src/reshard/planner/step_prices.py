@@ -26,11 +26,14 @@ from reshard.digits import Digit, Digits, nest
 from reshard.exchange.by_digits import close_chains
 from reshard.layout import NOWHERE, Tie
 from reshard.mesh import Mesh
-from reshard.network import Network, Use, unnamed, use_of_pattern
+from reshard.network import Network, Use, unnamed, use_of_nearest, use_of_pattern
 from reshard.network.patterns import Pattern, kind_of
 from reshard.refinement import Cuts, Role
 from reshard.sharding import Sharding
 from reshard.tiling import Tiling
+
+SOONER = 1e-9
+"""By which part of what a step takes it must take less to have other senders."""
 
 
 class DigitRoles(NamedTuple):
@@ -64,6 +67,7 @@ class StepPrices:
         self._roles: dict[Sharding, DigitRoles | None] = {}
         self._sendings: dict[tuple[tuple[Role, ...], tuple[Role, ...], int], Sending | None] = {}
         self._uses: dict[tuple[Sending, int], Use] = {}
+        self._rings: dict[tuple[tuple[Role, ...], tuple[Role, ...], int], Digit | None] = {}
 
     @classmethod
     @lru_cache(16)  # the legs of a plan are of the same tensor
@@ -107,6 +111,46 @@ class StepPrices:
             return None
         if not sending.elements:
             return self.nothing
+        ring = self.ring_of(before, after, near)
+        return self._use_of(sending, parts) if ring is None else self._use_of_nearest(before, after, ring, parts)
+
+    def ring_of(self, before: DigitRoles, after: DigitRoles, near: int = 0) -> Digit | None:
+        """The ring along which all changes, and is changed sooner where the nearest holder sends; None without one."""
+        ends = (before.roles, after.roles, near)
+        if ends not in self._rings:
+            self._rings[ends] = self._ring_anew(before, after, near)
+        return self._rings[ends]
+
+    def _ring_anew(self, before: DigitRoles, after: DigitRoles, near: int) -> Digit | None:
+        changed = [digit for digit, old, new in zip(self.digits, before.roles, after.roles, strict=True) if old != new]
+        for level in self.network.levels:
+            ring = level.digit
+            if level.link != "ring" or not all(ring.stride <= each.stride and each.end <= ring.end for each in changed):
+                continue
+            sending = self._sending(before, after, near)
+            if sending is None or not sending.elements or not self._replicas(before, ring):
+                return None
+            direct, nearest = self._use_of(sending, 1), self._use_of_nearest(before, after, ring, 1)
+            return ring if nearest is not None and nearest.seconds < direct.seconds * (1 - SOONER) else None
+        return None
+
+    def _replicas(self, roles: DigitRoles, ring: Digit) -> Digits:
+        """The digits along a ring on which all hold the same."""
+        return Digits(
+            [
+                digit
+                for digit, role in zip(self.digits, roles.roles, strict=True)
+                if role is None and ring.stride <= digit.stride < ring.end
+            ]
+        )
+
+    def _use_of_nearest(self, before: DigitRoles, after: DigitRoles, ring: Digit, parts: int) -> Use | None:
+        determined_by, gathered = close_chains(self.digits, before.roles, after.roles, near=1)
+        elements = after.elements // prod([self.digits[number].size for number in gathered])
+        sent_bytes, replicas = elements * (self.itemsize / parts), self._replicas(before, ring)
+        return use_of_nearest(ring, self.digits, determined_by, gathered, replicas, sent_bytes, self.network)
+
+    def _use_of(self, sending: Sending, parts: int) -> Use:
         key = sending, parts
         if key not in self._uses:
             sent_bytes = sending.elements * (self.itemsize / parts)

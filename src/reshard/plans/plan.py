@@ -213,7 +213,7 @@ class Plan(ReshardWork):
             return parting.of_part(sharding, self.shape, shape, self.parts)
 
         steps = tuple(
-            Step(Reshard(end(step.before), end(step.after), shape, self.dtype), near=step.near, chunks=step.chunks)
+            replace(step, reshard=Reshard(end(step.before), end(step.after), shape, self.dtype), kind="")
             for step in self.shares[share].steps
         )
         return Plan(Reshard(end(self.source), end(self.target), shape, self.dtype), steps)

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from reshard.checks import checked_shape, expect
+from reshard.checks import checked_shape, expect, integer
+from reshard.digits import Digit
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.network import Network
@@ -76,6 +77,7 @@ def _steps(steps: Sequence[Step], seconds: Sequence[float] | None) -> list[dict[
             "peak_bytes": step.peak_bytes,
             "near": step.near,
             "chunks": step.chunks,
+            "ring": None if step.ring is None else list(step.ring),
         }
         for step in steps
     ]
@@ -144,6 +146,7 @@ def _steps_read(records: Sequence[dict[str, Any]], reshard: Reshard) -> tuple[St
             record["kind"],
             record.get("near", 0),
             record.get("chunks", 1),
+            None if record.get("ring") is None else Digit(*(integer(part, "a ring") for part in record["ring"])),
         )
         for record in records
     )

@@ -135,7 +135,7 @@ class Step(ReshardWork):
         bad-argument: every field is of its kind, `near` at least 0 and `chunks` at least 1
         too-large: the tiles of all devices together can be counted
         bad-step: a step of this kind leads from `before` to `after`; no one step does where values become unreduced
-            along some axes while others move
+            along some axes while others move, nor along a ring where anything changes outside it, or is combined
     """
 
     reshard: Reshard
@@ -147,11 +147,16 @@ class Step(ReshardWork):
     Where it is 1, replicas also combine partial values each by itself."""
     chunks: int = 1
     """In how many parts, along its longest dim, a piece goes one after the other."""
+    ring: Digit | None = None
+    """The places along a ring of the network, as a digit of the position: of all that hold a piece along it the nearest
+    sends; None for the senders that `near` says."""
 
     def __post_init__(self) -> None:
         expect(self.reshard, Reshard, "what a step does")
         if not 0 <= expect(self.near, int, "near") < LIMIT or not 1 <= expect(self.chunks, int, "chunks") < LIMIT:
             raise ReshardError("bad-argument", "near must be at least 0, chunks at least 1, and both below 2**62")
+        if self.ring is not None:
+            expect(self.ring, Digit, "the ring of a step")
         if expect(self.kind, str, "the kind of a step", "bad-step") != UNNAMED and self.kind not in KINDS:
             raise ReshardError("bad-step", f"a step must be one of {', '.join(KINDS)}, got: {shown(self.kind)}")
         ends = self.reshard.tilings
@@ -186,7 +191,7 @@ class Step(ReshardWork):
 
     @cached_property
     def _exchanges(self) -> tuple[Exchange, ...]:
-        return combine_then_gather(*self.reshard.tilings, self.near)
+        return combine_then_gather(*self.reshard.tilings, self.near, self.ring)
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
@@ -289,13 +294,13 @@ class Step(ReshardWork):
 
 
 @lru_cache(CACHED)
-def step_of(reshard: Reshard, near: int = 0) -> Step:
+def step_of(reshard: Reshard, near: int = 0, ring: Digit | None = None) -> Step:
     """The one step between these ends; kept, for chains that are compared have many steps in common.
 
     Raises:
         ReshardError: as `Step`.
     """
-    return Step(reshard, near=near)
+    return Step(reshard, near=near, ring=ring)
 
 
 def _kind_of(exchanges: tuple[Exchange, ...]) -> str:
