@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from jax_hlo import collectives  # noqa: E402
 from oracle import tiles as tiles_of  # noqa: E402
 
 import reshard as rs  # noqa: E402
+from reshard.digits import Digit  # noqa: E402
 from reshard.jax import code_of, named_sharding_of, run  # noqa: E402
 
 pytestmark = pytest.mark.engine
@@ -64,6 +66,27 @@ def assert_holds(result: Any, target: rs.Sharding, array: Any = ARRAY) -> None:
     assert len(result.addressable_shards) == len(wanted)
     for shard in result.addressable_shards:
         np.testing.assert_array_equal(np.asarray(shard.data), wanted[places[shard.device]])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((("b",), None), (("b", "a"), None)),
+        ((None, ("a", "c")), ("c", "b")),
+        (("a", None), ("b", None)),
+        ((None, "c"), (None, None)),
+    ],
+)
+def test_the_nearest_along_a_ring_sends(before: Any, after: Any) -> None:
+    ends = sharding(CUBE, *before), sharding(CUBE, *after)
+    made = rs.plan(*ends, SHAPE, "float32")
+    steps = (replace(made.steps[-1], reshard=made.reshard, kind="", near=0, ring=Digit(1, 8)),)
+    array = ARRAY.astype(np.float32)
+    for result in (
+        run(replace(made, steps=steps), array),
+        jax.jit(lambda x: run(replace(made, steps=steps), x))(array),
+    ):
+        assert_holds(result, ends[1], array)
 
 
 @pytest.mark.parametrize("name", ENDS)

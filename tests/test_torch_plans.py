@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.heavy]
 ON_FOUR = [
     "storages_are_counted",
     "some_limits_are_kept",
+    "the_nearest_along_a_ring_sends",
     "plans_are_run_as_they_are",
     "parts_overlap",
     "plans_of_something_else_are_refused",

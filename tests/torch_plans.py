@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch_problems import Problem, coordinate, cut, same, source_tensor, spans,
 from torch_ranks import unless
 
 import reshard as rs
+from reshard.digits import Digit
 
 R = Replicate()
 S0, S1 = Shard(0), Shard(1)
@@ -135,6 +137,24 @@ def limits_are_kept(rank: int, count: int = 100) -> list[str]:
         wrong.append(unless(need <= plan.peak_bytes <= limit, f"{problem}: {need} of {plan.peak_bytes} of {limit}"))
     wrong.append(unless(chunks > 2, f"at most {chunks} chunks"))
     return wrong
+
+
+def the_nearest_along_a_ring_sends(rank: int) -> list[str]:
+    mesh = init_device_mesh("cpu", (2, 2))
+    wrong, taken = [], 0
+    for problem in drawn(60, seed=6):
+        made = plan_of(problem, mesh)
+        if len(made.steps) != 1:
+            continue
+        try:
+            plan = replace(made, steps=(replace(made.steps[0], kind="", near=0, ring=Digit(1, 4)),))
+        except rs.ReshardError:  # of partial values, or of what digits do not say
+            continue
+        taken += 1
+        y = rs.torch.run(plan, source_tensor(problem, mesh))
+        wanted = cut(whole_value(problem), spans(problem.shape, (2, 2), problem.target, coordinate(rank, (2, 2))))
+        wrong.append(unless(same(y.to_local(), wanted), f"{problem}: {y.to_local()} for {wanted}"))
+    return [*wrong, unless(taken > 10, f"only {taken}")]
 
 
 def plans_are_run_as_they_are(rank: int) -> list[str]:

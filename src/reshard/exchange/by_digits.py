@@ -51,7 +51,7 @@ Device (x=1, y0=0, y1=1) takes from (0, 1, 1) in round 0 and from (0, 1, 0) in r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -456,20 +456,20 @@ def by_digits(source: Tiling, target: Tiling, near: int = 0) -> DigitExchange | 
 
 
 def close_chains(
-    digits: Digits, source_roles: Sequence[Role], target_roles: Sequence[Role], near: int = 0
+    digits: Digits, source_roles: Sequence[Hashable], target_roles: Sequence[Hashable], near: int = 0
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Per sender digit the receiver digit that determines it, and the sender digits that are gathered.
 
     Args:
         digits: of the positions.
-        source_roles: what each does in the source.
+        source_roles: what each does in the source; None where it replicates.
         target_roles: what each does in the target.
         near: that of `by_digits`.
 
     >>> close_chains(Digits.of_sizes([2, 2]), (Cuts(0, 4), None), (None, Cuts(0, 4)))
     ((1, 0), ())
     """
-    homes: dict[Role, int] = {role: home for home, role in enumerate(target_roles) if role is not None}
+    homes: dict[Hashable, int] = {role: home for home, role in enumerate(target_roles) if role is not None}
     determined_by = [homes.get(role, -1) for role in source_roles]
     arrows = {home: i for i, home in enumerate(determined_by) if home >= 0}
     gathered = []

@@ -45,10 +45,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.digits import Digit, Digits, Positions
+from reshard.exchange.by_digits import close_chains
 from reshard.network import Level, Network
 from reshard.network.digit_loads import digit_loads
 from reshard.network.formulas import all_gather, all_to_all
 from reshard.network.mix import Floats
+from reshard.network.pricing import nearest_loads
 from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts, sharding_of_cuts
 from reshard.problem import Reshard
@@ -414,6 +416,27 @@ def _renumbered(*lists: Roles) -> list[Roles]:
 @lru_cache(CACHED_LOADS)
 def _load(level: Level, digits: tuple[Digit, ...], before: Roles, after: Roles) -> LevelLoad | None:
     """What it takes that digits of a level change what they do; None where no step is known."""
+    known = _load_at_own_value(level, digits, before, after), _load_from_nearest(level, digits, before, after)
+    return min(filter(None, known), key=lambda load: load.seconds, default=None)
+
+
+def _load_from_nearest(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> LevelLoad | None:
+    """The same where digits along a ring hold the same, and the nearest of all holders sends."""
+    if level.link != "ring" or None not in before:
+        return None
+    chains = close_chains(Digits(digits), before, after, near=1)
+    replicas = Digits([digit for digit, role in zip(digits, before, strict=True) if role is None])
+    carried = nearest_loads(level, Digits(digits), *chains, replicas)
+    sizes = [digit.size for digit in digits]
+    shards = [
+        prod([size for size, role in zip(sizes, roles, strict=True) if role is not None]) for roles in (before, after)
+    ]
+    each = shards[0] / (shards[1] * prod([sizes[number] for number in chains[1]]))
+    return LevelLoad(carried.carried[0] * each / level.bandwidth, carried.latency_s)
+
+
+def _load_at_own_value(level: Level, digits: tuple[Digit, ...], before: Roles, after: Roles) -> LevelLoad | None:
+    """The same where of replicas that at the receiver's own value sends."""
     changes = [(digit, old, new) for digit, old, new in zip(digits, before, after, strict=True) if old != new]
     if not {new for _, _, new in changes}.isdisjoint([role for role in before if role is not None]):
         return _load_of_pieces(level, digits, before, after)
