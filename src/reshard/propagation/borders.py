@@ -36,6 +36,7 @@ import numpy as np
 
 from reshard.contraction.tasks import Calculation
 from reshard.deal import Window
+from reshard.dim_sharding import DimSharding
 from reshard.operations.reaching import windowed
 from reshard.propagation.space import Costs, Numbers, Option, Options, Pieces
 from reshard.propagation.ways import Layouts
@@ -84,6 +85,7 @@ def lacked(options: Options, uneven: str) -> dict[int, Costs]:
         which.append(np.array([lists.setdefault(option.dims[dim], len(lists)) for option in plain]))
         cut = [options.pieces.sharding(Option((axes,)), "sum", uneven) for axes in lists]
         tiles.append(np.stack([_runs(options.pieces, sharding, 0, size) for sharding in cut]))
+    shares: dict[tuple[int, DimSharding], tuple[Costs, Costs]] = {}
     lacking: dict[int, Costs] = {}
     waits: dict[frozenset[int], list[int]] = {}
     for other, each in enumerate(plain):
@@ -94,10 +96,13 @@ def lacked(options: Options, uneven: str) -> dict[int, Costs]:
         option = options.all[number]
         shared = np.ones((len(plain), options.pieces.mesh.size))
         held = np.ones(options.pieces.mesh.size)
-        for dim, size in enumerate(options.shape):
-            runs = _runs(options.pieces, sharding, dim, size)
-            shared *= _shared(tiles[dim], runs)[which[dim]]
-            held *= (runs[1] - runs[0]).sum(axis=0)
+        for place in enumerate(sharding.dims):
+            if place not in shares:
+                runs = _runs(options.pieces, sharding, place[0], options.shape[place[0]])
+                shares[place] = _shared(tiles[place[0]], runs), (runs[1] - runs[0]).sum(axis=0)
+            of_tiles, of_window = shares[place]
+            shared *= of_tiles[which[place[0]]]
+            held *= of_window
         lacking[number] = (held - shared).max(axis=1)
         for wait, others in waits.items():
             if wait.difference(option.unreduced):

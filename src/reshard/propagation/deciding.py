@@ -47,7 +47,7 @@ class Gone(NamedTuple):
     around: tuple[int, ...]
     """The places of its neighbours."""
     paid: Costs
-    """Along a dim for each of them, and the last for its own choices."""
+    """Along the first dim for its own choices, and one for those of each neighbour."""
 
 
 def decided(ends: Sequence[End], held: Sequence[int]) -> dict[int, int]:
@@ -80,6 +80,8 @@ class _Tables:
         self._held = held
         self._sizes = {end.place: len(end.choices) for end in ends}
         self._of: dict[int, list[Together]] = {place: [] for place in self._sizes}
+        self._around: dict[int, set[int]] = {place: set() for place in self._sizes}
+        """The neighbours of each end."""
         links: dict[int, Link] = {}
         for end in ends:
             self._put(Together((end.place,), end.cost))
@@ -92,65 +94,61 @@ class _Tables:
         """Per place the choice."""
         picked: dict[int, int] = {}
         gone: list[Gone] = []
-        waiting = [(self._size(place), place) for place in self._of]
+        sizes = {place: self._size(place) for place in self._of}
+        """Of all that are left."""
+        waiting = [(size, place) for place, size in sizes.items()]
         heapify(waiting)
         while waiting:
             size, place = heappop(waiting)
-            if place not in self._of:
+            if sizes.get(place) != size:
                 continue
-            now = self._size(place)
-            if now > size:
-                heappush(waiting, (now, place))
-                continue
-            touched = self._around(place)
-            if now <= MOST_TOGETHER:
+            around = self._around[place]
+            if size <= MOST_TOGETHER:
                 gone.append(self._without(place))
+                left = place
             else:
-                held = max((place, *touched), key=lambda each: (len(self._around(each)), self._sizes[each], each))
-                touched = {place, *self._around(held)} - {held}
-                picked[held] = self._hold(held)
-            for each in touched:
-                heappush(waiting, (self._size(each), each))
+                left = max((place, *around), key=lambda each: (len(self._around[each]), self._sizes[each], each))
+                around = self._around[left]
+                picked[left] = self._hold(left)
+            del sizes[left]
+            for each in around:
+                sizes[each] = self._size(each)
+                heappush(waiting, (sizes[each], each))
         for place, around, paid in reversed(gone):
-            picked[place] = int(paid[tuple(picked[each] for each in around)].argmin())
+            picked[place] = int(paid[(slice(None), *(picked[each] for each in around))].argmin())
         return picked
-
-    def _around(self, place: int) -> set[int]:
-        """The neighbours of an end."""
-        return {each for together in self._of[place] for each in together.places if each != place}
 
     def _size(self, place: int) -> int:
         """How many choices there are of an end and its neighbours together."""
-        return self._sizes[place] * prod(self._sizes[each] for each in self._around(place))
+        return self._sizes[place] * prod(map(self._sizes.__getitem__, self._around[place]))
 
     def _put(self, together: Together) -> None:
         for place in together.places:
             self._of[place].append(together)
+            self._around[place].update(together.places)
+            self._around[place].discard(place)
 
     def _take(self, place: int) -> list[Together]:
         """All that an end pays, which goes."""
         taken = self._of.pop(place)
-        for together in taken:
-            for each in together.places:
-                if each != place:
-                    self._of[each] = [other for other in self._of[each] if other is not together]
+        for each in self._around[place]:
+            self._of[each] = [other for other in self._of[each] if place not in other.places]
+            self._around[each].discard(place)
         return taken
 
     def _without(self, place: int) -> Gone:
         """Take an end out, its neighbours paying for its best choice."""
-        taken = self._take(place)
-        around = tuple(sorted({each for together in taken for each in together.places} - {place}))
-        axes = {each: axis for axis, each in enumerate((*around, place))}
-        total = np.zeros([self._sizes[each] for each in axes])
-        for places, costs in taken:
-            order = sorted(range(len(places)), key=lambda axis: axes[places[axis]])
-            shape = [1] * len(axes)
-            for each in places:
-                shape[axes[each]] = self._sizes[each]
-            total += costs.transpose(order).reshape(shape)
+        around = tuple(sorted(self._around[place]))
+        axes = (place, *around)
+        total: Costs | float = 0.0
+        for places, costs in self._take(place):
+            own = places.index(place)
+            shape = [self._sizes[each] if each in places else 1 for each in axes]
+            total = total + costs.transpose(own, *range(own), *range(own + 1, len(places))).reshape(shape)
+        paid = np.asarray(total)
         if around:
-            self._put(Together(around, np.asarray(np.minimum.reduce(total, axis=-1))))
-        return Gone(place, around, total)
+            self._put(Together(around, np.asarray(np.minimum.reduce(paid))))
+        return Gone(place, around, paid)
 
     def _hold(self, place: int) -> int:
         """Hold an end as it is; its choice."""

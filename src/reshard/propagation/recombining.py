@@ -39,7 +39,6 @@ True
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from math import comb
@@ -215,18 +214,19 @@ class _Problem:
 
     def _wants(self, variable: Variable) -> dict[tuple[Table, float], Wants]:
         """Per kind of reshards of a value in which options it is wanted."""
-        counts = {kind: Counter(own) for kind, own in self._chosen.wanted[id(variable)].items()}
+        counts = {kind: {**own} for kind, own in self._chosen.wanted[id(variable)].items()}
         now = {kind: frozenset(own) for kind, own in counts.items()}
-        may: dict[tuple[Table, float], Counter[int]] = {kind: Counter() for kind in counts}
+        may: dict[tuple[Table, float], set[int]] = {kind: set() for kind in counts}
+        several: dict[tuple[Table, float], set[int]] = {kind: set() for kind in counts}
         for edge, picks in self._uses.get(id(variable), ()):
-            kind = edge.table, edge.times
+            kind, options = (edge.table, edge.times), picks.options.tolist()
             counts[kind][edge.picks.listed[self._chosen.layouts[edge.node.number]]] -= 1
-            may[kind].update(picks.options.tolist())
+            several[kind].update(may[kind].intersection(options))
+            may[kind].update(options)
         wants: dict[tuple[Table, float], Wants] = {}
         for kind, own in counts.items():
-            anyway = frozenset(option for option, count in own.items() if count > 0)
-            several = frozenset(option for option, count in may[kind].items() if count > 1)
-            wants[kind] = Wants(now[kind], anyway, several - anyway)
+            anyway = frozenset([option for option, count in own.items() if count > 0])
+            wants[kind] = Wants(now[kind], anyway, frozenset(several[kind]) - anyway)
         return wants
 
     def _add_node(self, node: Node) -> None:
@@ -236,7 +236,7 @@ class _Problem:
         if key not in self._known:
             self._known[key] = node.cost[layouts]
         end = End(node, self._known[key], layouts)
-        self._add(end, int(np.flatnonzero(layouts == self._chosen.layouts[node.number])[0]))
+        self._add(end, int((layouts == self._chosen.layouts[node.number]).argmax()))
         self._link(end, ((edge, self._picks(edge)) for edge in node.makes))
         for edge in {id(edge.variable): edge for edge in node.uses}.values():
             self._link(end, (pair for pair in self._uses.get(id(edge.variable), ()) if pair[0].node is node))
@@ -274,7 +274,8 @@ class States:
         for place, (table, times) in enumerate(self._kinds):
             if any(each.there[place] for each in states):
                 self.cost += np.array([table.all_from(each.kept, each.there[place]) for each in states]) * times
-        self._missing: dict[tuple[Table, float], tuple[dict[int, int], Costs]] = {}
+        self._there: dict[int, Numbers] = {}
+        """Per kind, by its place, and state, the options from which others are made."""
 
     @classmethod
     def of(cls, kept: Sequence[int], own: int, wants: Mapping[tuple[Table, float], Wants]) -> States:
@@ -295,9 +296,10 @@ class States:
                 return anyway
             return [each | {option for at, option in subset if at == place} for place, each in enumerate(anyway)]
 
-        def state(option: int, there: list[frozenset[int]]) -> ValueState:
-            pairs = zip(kinds, there, strict=True)
-            return ValueState(option, tuple(each - {option} if table.is_own else each for (table, _), each in pairs))
+        def state(option: int, subset: list[frozenset[int]]) -> ValueState:
+            pairs = zip(kinds, subset, strict=True)
+            there = [each - {option} if table.is_own and option in each else each for (table, _), each in pairs]
+            return ValueState(option, tuple(there))
 
         besides = [*map(with_these, _subsets(free, len(kept))), with_these(now)]
         states = list(dict.fromkeys(state(option, there) for there in besides for option in kept))
@@ -306,30 +308,27 @@ class States:
     def moving(self, edge: Edge, options: Numbers) -> Costs:
         """Per state and option what it costs to bring the value there, or to where it is kept from how it is made."""
         if edge.is_result:
-            return np.ascontiguousarray(edge.table.price[options][:, self.kept].T * edge.times)
-        kind, table = (edge.table, edge.times), edge.table
-        columns, missing = self._missing_of(kind)
-        sources = list(columns) if table.is_own else self.kept
-        prices = table.price[sources][:, options] * edge.times
-        if table.is_own:
-            prices = np.minimum.reduce(missing[:, :, None] + prices, axis=1)
-        shared = self._wants[kind].anyway | self._wants[kind].several
-        for place, option in enumerate(options.tolist()):
-            if option in shared:
-                prices[:, place] = missing[:, columns[option]]
+            return np.asarray(edge.table.price[options, np.array(self.kept)[:, None]] * edge.times)
+        kind = edge.table, edge.times
+        place = self._kinds.index(kind)
+        if place not in self._there:
+            self._there[place] = self._there_of(place)
+        prices = np.minimum.reduce(edge.table.price[self._there[place][:, :, None], options], axis=1) * edge.times
+        _, anyway, several = self._wants[kind]
+        for column, option in enumerate(options.tolist()):
+            if option in anyway or option in several:
+                is_own = edge.table.is_own
+                there = (option in each.there[place] or (is_own and option == each.kept) for each in self.all)
+                prices[:, column] = [0.0 if is_there else np.inf for is_there in there]
         return prices
 
-    def _missing_of(self, kind: tuple[Table, float]) -> tuple[dict[int, int], Costs]:
-        """Which columns are for which options, and per state and column 0 where the value is there, else infinity."""
-        if kind not in self._missing:
-            place, is_own = self._kinds.index(kind), kind[0].is_own
-            there = [each.there[place] | ({each.kept} if is_own else set()) for each in self.all]
-            columns = {option: column for column, option in enumerate(sorted(frozenset().union(*there)))}
-            missing = np.full((len(there), len(columns)), np.inf)
-            for row, each in enumerate(there):
-                missing[row, [columns[option] for option in each]] = 0.0
-            self._missing[kind] = columns, missing
-        return self._missing[kind]
+    def _there_of(self, place: int) -> Numbers:
+        """Per state from which options others are made, in reshards of a kind: one row as long as the other."""
+        if not self._kinds[place][0].is_own:
+            return np.array(self.kept)[:, None]
+        there = [(each.kept, *each.there[place]) for each in self.all]
+        most = max(map(len, there))
+        return np.array([(*each, *each[:1] * (most - len(each))) for each in there])
 
 
 class _Value(NamedTuple):

@@ -46,9 +46,7 @@ class Picks:
         self._counts = np.bincount(picks)
         self.options = self._counts.nonzero()[0]
         """Each option once."""
-        places = np.zeros(len(self._counts), dtype=np.int64)
-        places[self.options] = np.arange(len(self.options))
-        self.places = places[picks]
+        self.places: Numbers = self.options.searchsorted(picks)
         """Which of them each layout wants."""
 
     @cached_property
