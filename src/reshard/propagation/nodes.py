@@ -19,9 +19,6 @@ from reshard.propagation.space import Costs, Numbers, Options
 from reshard.propagation.trees import Table
 from reshard.propagation.ways import Layouts, Picks
 
-MOST_KNOWN = 1024
-"""Of how many layouts and options a table keeps what was read out of it, at most."""
-
 
 class Rent(NamedTuple):
     """What it costs to hold a byte of a value."""
@@ -128,14 +125,14 @@ class Edge:
         key = there, self.picks, self.times
         if key not in self.table.known:
             rows = self.table.price[list(there)][:, self.picks.options]
-            self._remember(key, np.minimum.reduce(rows)[self.picks.places] * self.times)
+            self.table.remember(key, np.minimum.reduce(rows)[self.picks.places] * self.times)
         return self.table.known[key]
 
     def moved(self, kept: int) -> Costs:
         """Per layout what it takes to bring the result from how that makes it to an option."""
         key = kept, self.picks, self.times
         if key not in self.table.known:
-            self._remember(key, self.table.price[self.picks.options, kept][self.picks.places] * self.times)
+            self.table.remember(key, self.table.price[self.picks.options, kept][self.picks.places] * self.times)
         return self.table.known[key]
 
     def between(self, domain: Numbers) -> Costs:
@@ -144,10 +141,5 @@ class Edge:
         if key not in self.table.known:
             rows, columns = (self.picks.options, domain) if self.is_result else (domain, self.picks.options)
             prices = self.table.price[rows[:, None], columns] * self.times
-            self._remember(key, np.ascontiguousarray(prices.T if self.is_result else prices))
+            self.table.remember(key, np.ascontiguousarray(prices.T if self.is_result else prices))
         return self.table.known[key]
-
-    def _remember(self, key: tuple[object, ...], costs: Costs) -> None:
-        if len(self.table.known) >= MOST_KNOWN:
-            self.table.known.clear()
-        self.table.known[key] = costs

@@ -40,9 +40,10 @@ True
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import combinations
 from math import comb
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,16 +58,22 @@ from reshard.propagation.trees import Table
 from reshard.propagation.waiting import IDENTICAL
 from reshard.propagation.ways import Picks
 
+MOST_KNOWN = 4096
+"""Of how many values that are not alike the states are kept."""
 MOST_STATES = 16
 """How many choices of a value are looked at of how it is kept and in what else it is there, where that can be."""
+
+
+Kind = tuple[Table, float]
+"""Of the reshards of a value: what they cost, and how often they happen."""
 
 
 class PartOfChoices(NamedTuple):
     """A part of the choices; what it does not name stays as it is."""
 
-    options: Mapping[int, Numbers]
+    options: Mapping[int, tuple[int, ...]]
     """Per variable, by identity, the options that are looked at."""
-    layouts: Mapping[int, Numbers]
+    layouts: Mapping[int, tuple[int, ...]]
     """Per operation, by its number, the layouts that are looked at."""
 
 
@@ -88,7 +95,7 @@ def between(chosen: Descent, other: Picked) -> PartOfChoices:
     """What a choice and another have."""
     return PartOfChoices(
         *(
-            {key: np.array([mine[key], choice]) for key, choice in theirs.items() if choice != mine[key]}
+            {key: (mine[key], choice) for key, choice in theirs.items() if choice != mine[key]}
             for mine, theirs in ((chosen.options, other.options), (chosen.layouts, other.layouts))
         )
     )
@@ -96,25 +103,29 @@ def between(chosen: Descent, other: Picked) -> PartOfChoices:
 
 def along(chosen: Descent, free: Mapping[Mesh, Sequence[int]]) -> PartOfChoices:
     """What differs from a choice only in what some pieces of meshes do."""
-    model, options_of, layouts = chosen.model, dict[int, Numbers](), dict[int, Numbers]()
-    known: dict[tuple[object, ...], Numbers] = {}
+    model, options_of, layouts = chosen.model, dict[int, tuple[int, ...]](), dict[int, tuple[int, ...]]()
+    known: dict[tuple[object, ...], tuple[int, ...]] = {}
 
-    def same(what: tuple[object, ...], rows: Numbers, own: Numbers, pieces: Pieces) -> Numbers:
-        """The numbers of the rows in which all other pieces do the same as in one."""
+    def same(
+        what: tuple[object, ...], rows: Numbers, own: Numbers, pieces: Pieces, names: Numbers | None = None
+    ) -> tuple[int, ...]:
+        """The numbers of the rows in which all other pieces do the same as in one, or their names."""
         key = *what, own.tobytes()
         if key not in known:
             fixed = [number for number in range(len(pieces.all)) if number not in free.get(pieces.mesh, ())]
-            known[key] = np.flatnonzero((rows[:, fixed] == own[fixed]).all(axis=1))
+            is_same = (rows[:, fixed] == own[fixed]).all(axis=1)
+            known[key] = tuple((np.flatnonzero(is_same) if names is None else names[is_same]).tolist())
         return known[key]
 
     for variable in chosen.variables:
         options, domain = variable.options, variable.domain
         own = options.doing[chosen.options[id(variable)]]
-        options_of[id(variable)] = domain[same((id(options), id(domain)), options.doing[domain], own, options.pieces)]
+        key = id(options), id(domain)
+        options_of[id(variable)] = same(key, options.doing[domain], own, options.pieces, domain)
     for node in model.nodes:
         rows, result = node.layouts.rows, node.makes[0].variable
         if model.net.graph.operations[node.number].name in IDENTICAL:
-            layouts[node.number] = np.flatnonzero(np.isin(rows, options_of[id(result)]))
+            layouts[node.number] = tuple(np.flatnonzero(np.isin(rows, options_of[id(result)])).tolist())
         else:
             own = rows[chosen.layouts[node.number]]
             layouts[node.number] = same((id(rows), id(result.options.pieces)), rows, own, result.options.pieces)
@@ -131,12 +142,12 @@ class _Problem:
 
     def __init__(self, chosen: Descent, part: PartOfChoices) -> None:
         self._chosen = chosen
-        self._layouts: dict[int, Numbers] = {}
+        self._layouts: dict[int, tuple[int, ...]] = {}
         """Of operations of which several are looked at."""
         self._uses: dict[int, list[tuple[Edge, Picks]]] = {}
         """Per variable, by identity, the uses that may want it in several options, and what their layouts want."""
-        self._known: dict[tuple[object, ...], Any] = {}
-        """What is made once for all that is alike, by what it is made of."""
+        self._works: dict[tuple[int, tuple[int, ...]], Costs] = {}
+        """What the work of operations costs, made once for all that are alike."""
         self._once = Once()
         self._ends: list[End] = []
         self._held: list[int] = []
@@ -152,7 +163,7 @@ class _Problem:
             variables.update((id(edge.variable), edge.variable) for edge in node.makes)
         for variable in variables.values():
             value = self._values[id(variable)] = self._value(variable, part.options.get(id(variable)))
-            self._add(value.end, value.states.all.index(value.states.now))
+            self._add(value.end, value.states.held)
         for node in self._nodes:
             self._add_node(node)
 
@@ -163,12 +174,12 @@ class _Problem:
         layouts: dict[int, int] = {}
         nodes: list[Node] = []
         for value in self._values.values():
-            kept = value.states.kept[picked[value.end.place]]
-            if kept != value.states.now.kept:
+            kept = value.states.all[picked[value.end.place]].kept
+            if kept != self._chosen.options[id(value.variable)]:
                 options[id(value.variable)] = kept
                 nodes += [edge.node for edge in (*value.variable.makers, *value.variable.uses)]
         for node, end in zip(self._nodes, self._ends[len(self._values) :], strict=True):
-            layout = int(end.choices[picked[end.place]])
+            layout = self._layouts[node.number][picked[end.place]]
             if layout != self._chosen.layouts[node.number]:
                 layouts[node.number] = layout
                 nodes.append(node)
@@ -183,47 +194,44 @@ class _Problem:
         layouts, own = part.layouts.get(node.number), self._chosen.layouts[node.number]
         if layouts is None or (len(layouts) < 2 and own in layouts):
             return False
-        self._layouts[node.number] = layouts if own in layouts else np.append(layouts, own)
+        self._layouts[node.number] = layouts if own in layouts else (*layouts, own)
         return True
 
     def _picks(self, edge: Edge) -> Picks:
         """In which options the layouts that are looked at want a value, or make it."""
-        layouts = self._layouts[edge.node.number]
-        key = id(edge.picks), id(layouts)
-        if key not in self._known:
-            self._known[key] = Picks(edge.picks.numbers[layouts])
-        picks: Picks = self._known[key]
-        return picks
+        return edge.picks.of(self._layouts[edge.node.number])
 
-    def _value(self, variable: Variable, options: Numbers | None) -> _Value:
+    def _value(self, variable: Variable, options: tuple[int, ...] | None) -> _Value:
         """A value with its states, and what it costs in each."""
         own = self._chosen.options[id(variable)]
-        kept = (own,) if options is None else tuple(options.tolist())
+        kept = (own,) if options is None else options
         kept = kept if own in kept else (*kept, own)
         wants = self._wants(variable)
-        key = kept, own, *((id(table), times, each) for (table, times), each in wants.items())
-        if key not in self._known:
-            self._known[key] = States.of(kept, own, wants)
-        states: States = self._known[key]
-        cost = states.cost if variable.rent is None else states.cost + variable.rent[states.kept]
+        kinds = tuple(wants)
+        states = _states(kept, own, tuple([(table.is_own, each) for (table, _), each in wants.items()]))
+        cost = states.nothing
+        for part in states.costs(kinds):
+            cost = part if cost is states.nothing else self._once.make(np.add, cost, part)
+        if variable.rent is not None:
+            cost = cost + variable.rent[states.kept]
         for edge in variable.makers:
             if edge.node.number not in self._layouts:
                 made = edge.picks.listed[self._chosen.layouts[edge.node.number]]
                 cost = cost + edge.table.price[made, states.kept] * edge.times
-        return _Value(variable, End(variable, cost, np.arange(len(states.all))), states)
+        return _Value(variable, End(variable, cost, states.numbers), states, kinds)
 
-    def _wants(self, variable: Variable) -> dict[tuple[Table, float], Wants]:
+    def _wants(self, variable: Variable) -> dict[Kind, Wants]:
         """Per kind of reshards of a value in which options it is wanted."""
         counts = {kind: {**own} for kind, own in self._chosen.wanted[id(variable)].items()}
         now = {kind: frozenset(own) for kind, own in counts.items()}
-        may: dict[tuple[Table, float], set[int]] = {kind: set() for kind in counts}
-        several: dict[tuple[Table, float], set[int]] = {kind: set() for kind in counts}
+        may: dict[Kind, set[int]] = {kind: set() for kind in counts}
+        several: dict[Kind, set[int]] = {kind: set() for kind in counts}
         for edge, picks in self._uses.get(id(variable), ()):
             kind, options = (edge.table, edge.times), picks.options.tolist()
             counts[kind][edge.picks.listed[self._chosen.layouts[edge.node.number]]] -= 1
             several[kind].update(may[kind].intersection(options))
             may[kind].update(options)
-        wants: dict[tuple[Table, float], Wants] = {}
+        wants: dict[Kind, Wants] = {}
         for kind, own in counts.items():
             anyway = frozenset([option for option, count in own.items() if count > 0])
             wants[kind] = Wants(now[kind], anyway, frozenset(several[kind]) - anyway)
@@ -232,11 +240,11 @@ class _Problem:
     def _add_node(self, node: Node) -> None:
         """The end of an operation, with its links."""
         layouts = self._layouts[node.number]
-        key = id(node.cost), id(layouts)
-        if key not in self._known:
-            self._known[key] = node.cost[layouts]
-        end = End(node, self._known[key], layouts)
-        self._add(end, int((layouts == self._chosen.layouts[node.number]).argmax()))
+        key = id(node.cost), layouts
+        if key not in self._works:
+            self._works[key] = node.cost[list(layouts)]
+        end = End(node, self._works[key], np.arange(len(layouts)))
+        self._add(end, layouts.index(self._chosen.layouts[node.number]))
         self._link(end, ((edge, self._picks(edge)) for edge in node.makes))
         for edge in {id(edge.variable): edge for edge in node.uses}.values():
             self._link(end, (pair for pair in self._uses.get(id(edge.variable), ()) if pair[0].node is node))
@@ -245,10 +253,7 @@ class _Problem:
         """Link an operation to values."""
         for edge, picks in edges:
             value = self._values[id(edge.variable)]
-            key = id(value.states), id(edge.table), edge.times, id(picks), edge.is_result
-            if key not in self._known:
-                self._known[key] = value.states.moving(edge, picks.options)
-            Link(value.end, end, self._known[key], picks, once=self._once)
+            Link(value.end, end, value.states.moving(edge, picks, value.kinds), picks, once=self._once)
 
 
 class Wants(NamedTuple):
@@ -263,72 +268,82 @@ class Wants(NamedTuple):
 
 
 class States:
-    """The states of a value, and of all that are alike."""
+    """The states of a value, and of all that are alike.
 
-    def __init__(self, states: list[ValueState], now: ValueState, wants: Mapping[tuple[Table, float], Wants]) -> None:
-        self.all, self.now = states, now
-        self.kept = [each.kept for each in states]
-        self._wants, self._kinds = wants, list(wants)
-        self.cost = np.zeros(len(states))
-        """What the reshards cost in each that make all that is there."""
-        for place, (table, times) in enumerate(self._kinds):
-            if any(each.there[place] for each in states):
-                self.cost += np.array([table.all_from(each.kept, each.there[place]) for each in states]) * times
-        self._there: dict[int, Numbers] = {}
-        """Per kind, by its place, and state, the options from which others are made."""
+    Args:
+        kept: the options in which it may be kept.
+        own: that in which it is.
+        wants: per kind of its reshards whether these make options of its own, and in which it is wanted.
+    """
 
-    @classmethod
-    def of(cls, kept: Sequence[int], own: int, wants: Mapping[tuple[Table, float], Wants]) -> States:
-        """The states of a value.
-
-        Args:
-            kept: the options in which it may be kept.
-            own: that in which it is.
-            wants: per kind of its reshards in which options it is wanted.
-        """
-        kinds = list(wants)
-        anyway = [each.anyway for each in wants.values()]
-        free = [(place, option) for place, each in enumerate(wants.values()) for option in sorted(each.several)]
-        now = tuple((place, option) for place, option in free if option in wants[kinds[place]].now)
+    def __init__(self, kept: tuple[int, ...], own: int, wants: tuple[tuple[bool, Wants], ...]) -> None:
+        anyway = [each.anyway for _, each in wants]
+        free = [(place, option) for place, (_, each) in enumerate(wants) for option in sorted(each.several)]
+        now = tuple((place, option) for place, option in free if option in wants[place][1].now)
 
         def with_these(subset: tuple[tuple[int, int], ...]) -> list[frozenset[int]]:
             if not subset:
                 return anyway
             return [each | {option for at, option in subset if at == place} for place, each in enumerate(anyway)]
 
-        def state(option: int, subset: list[frozenset[int]]) -> ValueState:
-            pairs = zip(kinds, subset, strict=True)
-            there = [each - {option} if table.is_own and option in each else each for (table, _), each in pairs]
-            return ValueState(option, tuple(there))
+        def state(option: int, there: list[frozenset[int]]) -> ValueState:
+            pairs = zip(wants, there, strict=True)
+            apart = [each - {option} if is_own and option in each else each for (is_own, _), each in pairs]
+            return ValueState(option, tuple(apart))
 
         besides = [*map(with_these, _subsets(free, len(kept))), with_these(now)]
-        states = list(dict.fromkeys(state(option, there) for there in besides for option in kept))
-        return cls(states, state(own, besides[-1]), wants)
+        self.all = list(dict.fromkeys(state(option, there) for there in besides for option in kept))
+        self.held = self.all.index(state(own, besides[-1]))
+        """The place of that in which it is."""
+        self.kept: Numbers = np.array([each.kept for each in self.all])
+        self.numbers: Numbers = np.arange(len(self.all))
+        self.nothing = np.zeros(len(self.all))
+        self._shared = [each.anyway | each.several for _, each in wants]
+        """Per kind the options that are there for all who want them so, or are not, by the state."""
+        self._sources = [self._sources_of(place, is_own) for place, (is_own, _) in enumerate(wants)]
+        """Per kind and state the options from which others are made."""
 
-    def moving(self, edge: Edge, options: Numbers) -> Costs:
+    def _sources_of(self, place: int, is_own: bool) -> Numbers:
+        if not is_own or not self._shared[place]:
+            return self.kept[:, None]
+        there = [(each.kept, *each.there[place]) for each in self.all]
+        most = max(map(len, there))
+        return np.array([(*each, *each[:1] * (most - len(each))) for each in there])
+
+    def costs(self, kinds: Sequence[Kind]) -> Iterator[Costs]:
+        """What the reshards cost in each state that make all that is there, kind by kind."""
+        for place, (table, times) in enumerate(kinds):
+            if self._shared[place]:
+                key = self, place, times
+                if key not in table.known:
+                    trees = [table.all_from(each.kept, each.there[place]) for each in self.all]
+                    table.remember(key, np.array(trees) * times)
+                yield table.known[key]
+
+    def moving(self, edge: Edge, picks: Picks, kinds: Sequence[Kind]) -> Costs:
         """Per state and option what it costs to bring the value there, or to where it is kept from how it is made."""
-        if edge.is_result:
-            return np.asarray(edge.table.price[options, np.array(self.kept)[:, None]] * edge.times)
-        kind = edge.table, edge.times
-        place = self._kinds.index(kind)
-        if place not in self._there:
-            self._there[place] = self._there_of(place)
-        prices = np.minimum.reduce(edge.table.price[self._there[place][:, :, None], options], axis=1) * edge.times
-        _, anyway, several = self._wants[kind]
-        for column, option in enumerate(options.tolist()):
-            if option in anyway or option in several:
-                is_own = edge.table.is_own
+        place = -1 if edge.is_result else kinds.index((edge.table, edge.times))
+        key = self, place, picks, edge.times
+        if key not in edge.table.known:
+            price, options = edge.table.price, picks.options
+            if edge.is_result:
+                prices = price[options, self.kept[:, None]]
+            else:
+                prices = np.minimum.reduce(price[self._sources[place][:, :, None], options], axis=1)
+            edge.table.remember(key, self._with_shared(prices * edge.times, place, edge.table.is_own, options))
+        return edge.table.known[key]
+
+    def _with_shared(self, prices: Costs, place: int, is_own: bool, options: Numbers) -> Costs:
+        """Prices where what is shared is there, or cannot be."""
+        for column, option in enumerate(options.tolist() if place >= 0 else ()):
+            if option in self._shared[place]:
                 there = (option in each.there[place] or (is_own and option == each.kept) for each in self.all)
                 prices[:, column] = [0.0 if is_there else np.inf for is_there in there]
         return prices
 
-    def _there_of(self, place: int) -> Numbers:
-        """Per state from which options others are made, in reshards of a kind: one row as long as the other."""
-        if not self._kinds[place][0].is_own:
-            return np.array(self.kept)[:, None]
-        there = [(each.kept, *each.there[place]) for each in self.all]
-        most = max(map(len, there))
-        return np.array([(*each, *each[:1] * (most - len(each))) for each in there])
+
+_states = lru_cache(MOST_KNOWN)(States)
+"""The states of values, one object for all that are alike."""
 
 
 class _Value(NamedTuple):
@@ -337,6 +352,8 @@ class _Value(NamedTuple):
     variable: Variable
     end: End
     states: States
+    kinds: tuple[Kind, ...]
+    """Of its reshards."""
 
 
 def _subsets(free: Sequence[tuple[int, int]], times: int) -> Iterator[tuple[tuple[int, int], ...]]:

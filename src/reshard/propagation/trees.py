@@ -22,6 +22,9 @@ from reshard.propagation.space import Costs
 BARRED = 1000.0
 """How many times the dearest reshard of a value costs one that cannot be."""
 
+MOST_KNOWN = 4096
+"""Of how many layouts and options a table keeps what was read out of it, at most."""
+
 
 class Table:
     """What reshards of a value cost from each of its options to each of those in which it may be wanted."""
@@ -50,6 +53,12 @@ class Table:
         if key not in self.trees:
             self.trees[key] = tree_cost(self, kept, sorted(wanted))
         return self.trees[key]
+
+    def remember(self, key: tuple[object, ...], costs: Costs) -> None:
+        """Keep what was read out of the prices as long as they are these."""
+        if len(self.known) >= MOST_KNOWN:
+            self.known.clear()
+        self.known[key] = costs
 
     def learn(self, source: int, target: int, price: float) -> None:
         """What a reshard costs is known."""

@@ -36,6 +36,9 @@ from reshard.propagation.space import Costs, Numbers, Options, Pieces, rows_of
 MOST_LAYOUTS = 4096
 """How many layouts of an operation are looked at; beyond, the smallest pieces go with the one before."""
 
+MOST_PARTS = 1024
+"""Of how many parts of the layouts of an operation what they want is kept."""
+
 
 class Picks:
     """The options that the layouts of an operation want of a tensor."""
@@ -48,6 +51,16 @@ class Picks:
         """Each option once."""
         self.places: Numbers = self.options.searchsorted(picks)
         """Which of them each layout wants."""
+        self._parts: dict[tuple[int, ...], Picks] = {}
+
+    def of(self, layouts: tuple[int, ...]) -> Picks:
+        """The options that some of the layouts want."""
+        part = self._parts.get(layouts)
+        if part is None:
+            if len(self._parts) >= MOST_PARTS:
+                self._parts.clear()
+            part = self._parts[layouts] = Picks(self.numbers[list(layouts)])
+        return part
 
     @cached_property
     def order(self) -> Numbers:
