@@ -10,6 +10,7 @@ Where two choices differ, every part in which they do is taken over from the oth
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from reshard.propagation.trees import Table
 NEAR = 3
 """How many options of a value are priced exactly at a time."""
 SLACK = 1e-9
+
+Wanted = dict[int, dict[tuple[Table, float], dict[int, int]]]
 
 
 class Descent:
@@ -40,7 +43,7 @@ class Descent:
         self.model = model
         self.options, self.layouts = dict(options), dict(layouts)
         self.variables = model.distinct
-        self.wanted: dict[int, dict[tuple[Table, float], dict[int, int]]]
+        self.wanted: Wanted
         """Per variable, and reshards of one kind that happen so many times, how many uses want it in an option."""
         if before is None:
             self.wanted = {id(variable): {} for variable in self.variables}
@@ -50,9 +53,7 @@ class Descent:
             self.unsettled = {id(variable): variable for variable in self.variables}
             """What is to be tried in other options: around it something has changed since it was, by identity."""
         else:
-            self.wanted = {
-                key: {group: {**counts} for group, counts in own.items()} for key, own in before.wanted.items()
-            }
+            self.wanted = _copied(before.wanted)
             self.unsettled = dict(before.unsettled)
             for node in model.nodes:
                 is_other = layouts[node.number] != before.layouts[node.number]
@@ -62,6 +63,17 @@ class Descent:
                 edges = node.edges
                 if is_other or any(options[id(each.variable)] != before.options[id(each.variable)] for each in edges):
                     self.unsettled.update((id(each.variable), each.variable) for each in edges)
+        self.cost = self.total()
+
+    def copied(self) -> Descent:
+        """The same choice, to be changed by itself."""
+        other = copy(self)
+        other.options, other.layouts = dict(self.options), dict(self.layouts)
+        other.wanted, other.unsettled = _copied(self.wanted), dict(self.unsettled)
+        return other
+
+    def reprice(self) -> None:
+        """Say what the choice costs at the prices that are known by now."""
         self.cost = self.total()
 
     def _want(self, edge: Edge, layout: int | None = None) -> int:
@@ -86,10 +98,10 @@ class Descent:
     def node_cost(self, node: Node) -> float:
         """What an operation costs with the reshard of its result."""
         layout = self.layouts[node.number]
-        return float(node.cost[layout]) + sum(
-            float(edge.table.price[edge.picks.listed[layout], self.options[id(edge.variable)]]) * edge.times
-            for edge in node.makes
-        )
+        moved = 0.0
+        for edge in node.makes:
+            moved += edge.table.price.item(edge.picks.listed[layout], self.options[id(edge.variable)]) * edge.times
+        return float(node.cost.item(layout) + moved)
 
     def leaving(self, node: Node, but: Edge | None = None) -> Costs:
         """Per layout of an operation, what it takes to bring its result to where it is kept, or to keep it as made."""
@@ -122,7 +134,8 @@ class Descent:
         kept = self.options[id(variable)]
         cost = 0.0 if variable.rent is None else float(variable.rent[kept])
         for (table, times), counts in self.wanted[id(variable)].items():
-            cost += table.all_from(kept, frozenset(counts)) * times
+            if counts:
+                cost += table.all_from(kept, frozenset(counts)) * times
         return cost
 
     def wants(self, variable: Variable) -> dict[tuple[Table, float], frozenset[int]]:
@@ -252,14 +265,14 @@ class Descent:
 
     def forced(self, variable: Variable, option: int) -> Descent:
         """What comes of keeping a value otherwise, all that is around it first."""
-        other = Descent(self.model, self.options, self.layouts, before=self)
+        other = self.copied()
         other._set([], {id(variable): option}, {})
         other._follow([edge.node for edge in (*variable.makers, *variable.uses)], [variable])
         return other
 
     def computed(self, node: Node, layout: int) -> Descent:
         """What comes of computing an operation otherwise, its result kept as it comes out if it may be."""
-        other = Descent(self.model, self.options, self.layouts, before=self)
+        other = self.copied()
         made = {id(edge.variable): edge.picks.listed[layout] for edge in node.makes}
         kept = {id(e.variable): made[id(e.variable)] for e in node.makes if made[id(e.variable)] in e.variable.domain}
         other._set([node], kept, {node.number: layout})
@@ -335,3 +348,7 @@ class Descent:
                 self._set({node.number: node for node in around}.values(), *before)
                 self.cost = cost
         return changed
+
+
+def _copied(wanted: Wanted) -> Wanted:
+    return {key: {group: {**counts} for group, counts in own.items()} for key, own in wanted.items()}

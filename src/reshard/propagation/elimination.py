@@ -51,8 +51,8 @@ class Once:
     """
 
     def __init__(self) -> None:
-        self._made: dict[tuple[object, ...], tuple[Costs, tuple[object, ...]]] = {}
-        """In the order in which they were made."""
+        self._made: dict[tuple[Any, ...], tuple[Costs, tuple[object, ...]]] = {}
+        """By how they are made, and the identities of what they are made of, in the order in which they were."""
 
     def make(self, how: Callable[..., Costs], *of: Any) -> Costs:
         """What comes of some arrays, by identity, which are kept as long as this is."""
@@ -65,9 +65,9 @@ class Once:
     def renew(self, changed: Iterable[int]) -> set[int]:
         """Make anew, where they lie, all arrays made of such as have changed; the identities of these and of all."""
         renewed = set(changed)
-        for (how, *ids), (array, of) in self._made.items():
-            if not renewed.isdisjoint(ids):
-                array[...] = how(*of)  # type: ignore[operator]
+        for key, (array, of) in self._made.items():
+            if not renewed.isdisjoint(key):
+                array[...] = key[0](*of)
                 renewed.add(id(array))
         return renewed
 
@@ -184,7 +184,7 @@ def _only(*side: Any) -> Costs:
 
 def _by_way_of(cost: Costs, *sides: Any) -> Costs:
     """What the choices of two ends pay by way of one between them, in its best choice."""
-    before, after = (np.ascontiguousarray(_seen(*side)) for side in (sides[:3], sides[3:]))  # as rows, in half the time
+    before, after = np.ascontiguousarray(_seen(*sides[:3])), np.ascontiguousarray(_seen(*sides[3:]))  # in half the time
     arriving = before + cost[:, None]
     return np.asarray(np.minimum.reduce(arriving[:, :, None] + after[:, None, :], axis=0))
 

@@ -207,8 +207,12 @@ def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Ca
                 _axis_by_axis(model, best, is_late)
             settled, is_open = best.cost, len(model.nodes) <= MEDIUM
         learnt = _learnt(model, best)
-        known = _again(best) if known is None else _joined(model, known, best, learnt)
-        best = _again(best)
+        if known is None:
+            known = best
+            known.reprice()
+        else:
+            known = _joined(model, known, best, learnt)
+        best = best.copied()
         if learnt:
             if known.cost < best.cost * (1 - SAME):
                 best = Descent(model, known.options, known.layouts, before=best)
@@ -222,17 +226,15 @@ def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Ca
     return known or best
 
 
-def _again(choice: Descent) -> Descent:
-    """A choice at the prices that are known by now."""
-    return Descent(choice.model, choice.options, choice.layouts, before=choice)
-
-
 def _joined(model: Model, known: Descent, best: Descent, learnt: set[Table]) -> Descent:
     """The best, at what the planner says, of two choices and of what each of them does where."""
-    joined = _again(known)
+    joined = known.copied()
+    joined.reprice()
     if recombine(joined, between(joined, Picked(best.options, best.layouts))):
         learnt |= _learnt(model, joined)
-    return min((_again(each) for each in (known, best, joined)), key=lambda each: each.cost)
+    for each in (known, best, joined):
+        each.reprice()
+    return min(known, best, joined, key=lambda each: each.cost)
 
 
 def _begun(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Callable[[], bool]) -> Descent:
