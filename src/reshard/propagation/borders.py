@@ -85,6 +85,7 @@ def lacked(options: Options, uneven: str) -> dict[int, Costs]:
         which.append(np.array([lists.setdefault(option.dims[dim], len(lists)) for option in plain]))
         cut = [options.pieces.sharding(Option((axes,)), "sum", uneven) for axes in lists]
         tiles.append(np.stack([_runs(options.pieces, sharding, 0, size) for sharding in cut]))
+    ways, of_option = np.unique(np.stack(which), axis=1, return_inverse=True)
     shares: dict[tuple[int, DimSharding], tuple[Costs, Costs]] = {}
     lacking: dict[int, Costs] = {}
     waits: dict[frozenset[int], list[int]] = {}
@@ -94,16 +95,16 @@ def lacked(options: Options, uneven: str) -> dict[int, Costs]:
         if sharding is None:
             continue
         option = options.all[number]
-        shared = np.ones((len(plain), options.pieces.mesh.size))
+        shared = np.ones((ways.shape[1], options.pieces.mesh.size))
         held = np.ones(options.pieces.mesh.size)
         for place in enumerate(sharding.dims):
             if place not in shares:
                 runs = _runs(options.pieces, sharding, place[0], options.shape[place[0]])
                 shares[place] = _shared(tiles[place[0]], runs), (runs[1] - runs[0]).sum(axis=0)
             of_tiles, of_window = shares[place]
-            shared *= of_tiles[which[place[0]]]
+            shared *= of_tiles[ways[place[0]]]
             held *= of_window
-        lacking[number] = (held - shared).max(axis=1)
+        lacking[number] = (held - shared).max(axis=1)[of_option.reshape(-1)]
         for wait, others in waits.items():
             if wait.difference(option.unreduced):
                 lacking[number][others] = held.max() if wait.issuperset(option.unreduced) else np.inf

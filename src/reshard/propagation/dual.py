@@ -10,7 +10,7 @@ On the way each takes its cheapest choice, given those before it, which is where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,9 +47,10 @@ class Dual:
         for place, end in enumerate(ends):
             end.place = place
         gone = eliminate(ends)
+        self._alone = [each for each in gone if each.is_alone]
         places = {each.end.place for each in gone}
         left = (end for end in ends if end.place not in places)
-        self._settle(gone, left, sum(each.settled for each in gone))
+        self._settle(gone, left, sum(each.settled for each in self._alone))
 
     def _settle(self, gone: list[Eliminated], ends: Iterable[End], settled: float) -> None:
         """Pass messages between the ends that are left, in their order.
@@ -80,7 +81,7 @@ class Dual:
                 self._divided[number] = Divided(edge, costs, shares[edge.key], table)
                 changed.add(id(table))
         self._messages.renew(self._once.renew(changed))
-        self.settled, self.bound = sum(each.settled for each in self.gone), -np.inf
+        self.settled, self.bound = sum(each.settled for each in self._alone), -np.inf
 
     def run(self, turns: int, is_late: Callable[[], bool] = lambda: False, tolerance: float = 1e-4) -> None:
         """Pass messages forth and back, until little changes or it is late."""
@@ -93,10 +94,15 @@ class Dual:
             if (turn > 2 and grown < tolerance * abs(self.bound)) or is_late():
                 break
 
-    def handed(self) -> Handed:
-        """What was handed on in messages."""
+    def latest(self) -> list[Costs]:
+        """What was handed on last in messages, as they have it."""
+        return self._messages.latest()
+
+    def handed(self, latest: Sequence[Costs]) -> Handed:
+        """What was handed on in messages, as these had it."""
         return {
-            (voice.end.key, voice.other.key): (handed, voice.link.times) for voice, handed in self._messages.handed()
+            (voice.end.key, voice.other.key): (handed, voice.link.times)
+            for voice, handed in self._messages.handed(latest)
         }
 
     def begin(self, before: Handed) -> None:

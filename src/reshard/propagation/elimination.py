@@ -196,9 +196,14 @@ class Eliminated(NamedTuple):
     links: list[Link]
 
     @property
+    def is_alone(self) -> bool:
+        """Whether it costs something whatever others choose, that nothing else tells."""
+        return not self.links or len(self.end.choices) == 1
+
+    @property
     def settled(self) -> float:
-        """What it costs whatever others choose, and nothing else tells."""
-        return float(self.end.cost.min()) if not self.links or len(self.end.choices) == 1 else 0.0
+        """What that is."""
+        return float(self.end.cost.min()) if self.is_alone else 0.0
 
     def best(self, picked: dict[int, int]) -> int:
         """Its best choice, where those of its neighbours are known, by their places."""

@@ -270,10 +270,14 @@ class Messages:
                 level.decide(said, choices)
         return [picked[number] for number in range(len(self._ends))]
 
-    def handed(self) -> Iterator[tuple[Voice, Costs]]:
-        """What was handed on last, by each voice."""
-        for level in (*self._ahead, *self._back):
-            for voice, handed in zip(level.voices, level.handed, strict=True):
+    def latest(self) -> list[Costs]:
+        """What was handed on last, level by level, which stays as it is when more is."""
+        return [level.handed for level in (*self._ahead, *self._back)]
+
+    def handed(self, latest: Sequence[Costs]) -> Iterator[tuple[Voice, Costs]]:
+        """What was handed on, by each voice."""
+        for level, rows in zip((*self._ahead, *self._back), latest, strict=True):
+            for voice, handed in zip(level.voices, rows, strict=True):
                 yield voice, handed[: len(voice.end.choices)]
 
     def begin(self, handed: Callable[[Voice], Costs | None]) -> None:

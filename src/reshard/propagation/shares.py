@@ -37,9 +37,14 @@ class Bounded:
 
     def __init__(self, model: Model, most: float = inf) -> None:
         self.model, self.shares, self._most = model, even_shares(model), most
-        self.bound, self.handed = -np.inf, Handed()
+        self.bound = -np.inf
         self._dual, self._latest, self._steps = Dual(model, self.shares), self.shares, 0
-        self._choice = Picked({}, {})
+        self._choice, self._messages = Picked({}, {}), self._dual.latest()
+
+    @property
+    def handed(self) -> Handed:
+        """What was handed on in these messages."""
+        return self._dual.handed(self._messages)
 
     @property
     def is_spent(self) -> bool:
@@ -56,7 +61,7 @@ class Bounded:
         self._steps += 1
         self._choice = dual.choice()
         if dual.bound > self.bound:
-            self.bound, self.shares, self.handed = dual.bound, self._latest, dual.handed()
+            self.bound, self.shares, self._messages = dual.bound, self._latest, dual.latest()
         return self._choice
 
 
