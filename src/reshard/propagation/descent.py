@@ -296,11 +296,18 @@ class Descent:
         """Change values and operations until nothing is cheaper, beginning with some values, or with all unsettled."""
         if variables is not None:
             self.unsettled = {id(variable): variable for variable in variables}
+        settled = set[int]()
+        """The operations that have been tried since anything has changed."""
         while self.unsettled:
             variable = self.unsettled.pop(next(iter(self.unsettled)))
-            self.improve_value(variable)
+            if self.improve_value(variable):
+                settled.clear()
             for edge in (*variable.makers, *variable.uses):
-                self.improve_node(edge.node)
+                if edge.node.number not in settled:
+                    if self.improve_node(edge.node):
+                        settled.clear()
+                    else:
+                        settled.add(edge.node.number)
 
     def unsettle(self, tables: Collection[Table]) -> None:
         """Have values tried in other options of which anything is moved at the prices of some tables."""
