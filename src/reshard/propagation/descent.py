@@ -296,8 +296,7 @@ class Descent:
         """Change values and operations until nothing is cheaper, beginning with some values, or with all unsettled."""
         if variables is not None:
             self.unsettled = {id(variable): variable for variable in variables}
-        settled = set[int]()
-        """The operations that have been tried since anything has changed."""
+        settled = set[int]()  # operations that have been tried since anything has changed
         while self.unsettled:
             variable = self.unsettled.pop(next(iter(self.unsettled)))
             if self.improve_value(variable):

@@ -9,6 +9,8 @@ of the mesh (`along`).
 What a value is brought to, all who want it share.
 So of a value that several use a choice is how it is kept and in which options it is there besides; it pays for the
 tree of these, and who wants one of them pays nothing, and cannot want another that several might.
+Of two parts one after the other much is the same: which choices values have is kept whatever these cost (`_states`),
+and what they cost as long as prices stay (`Table.known`).
 
 By hand, x has 4 x 4 numbers of 4 bytes, cut by rows; two products, each with 4 x 64 weights cut by columns, want all of
 the weights where they go by rows, 512 bytes each, or all of x where they go by columns, 32 bytes for both.
@@ -59,7 +61,7 @@ from reshard.propagation.waiting import IDENTICAL
 from reshard.propagation.ways import Picks
 
 MOST_KNOWN = 4096
-"""Of how many values that are not alike the states are kept."""
+"""Of how many values that are not alike the choices are kept."""
 MOST_STATES = 16
 """How many choices of a value are looked at of how it is kept and in what else it is there, where that can be."""
 
@@ -327,23 +329,23 @@ class States:
         if key not in edge.table.known:
             price, options = edge.table.price, picks.options
             if edge.is_result:
-                prices = price[options, self.kept[:, None]]
+                prices = price[options, self.kept[:, None]] * edge.times
             else:
-                prices = np.minimum.reduce(price[self._sources[place][:, :, None], options], axis=1)
-            edge.table.remember(key, self._with_shared(prices * edge.times, place, edge.table.is_own, options))
+                prices = np.minimum.reduce(price[self._sources[place][:, :, None], options], axis=1) * edge.times
+                for column, option in enumerate(options.tolist()):
+                    if option in self._shared[place]:
+                        prices[:, column] = self._sharing(place, option, is_own=edge.table.is_own)
+            edge.table.remember(key, prices)
         return edge.table.known[key]
 
-    def _with_shared(self, prices: Costs, place: int, is_own: bool, options: Numbers) -> Costs:
-        """Prices where what is shared is there, or cannot be."""
-        for column, option in enumerate(options.tolist() if place >= 0 else ()):
-            if option in self._shared[place]:
-                there = (option in each.there[place] or (is_own and option == each.kept) for each in self.all)
-                prices[:, column] = [0.0 if is_there else np.inf for is_there in there]
-        return prices
+    def _sharing(self, place: int, option: int, *, is_own: bool) -> list[float]:
+        """Per state what it costs one who wants an option that is there for all, or cannot be."""
+        there = (option in each.there[place] or (is_own and option == each.kept) for each in self.all)
+        return [0.0 if is_there else np.inf for is_there in there]
 
 
 _states = lru_cache(MOST_KNOWN)(States)
-"""The states of values, one object for all that are alike."""
+"""The states of values, one object for all that are alike, whatever anything costs."""
 
 
 class _Value(NamedTuple):
