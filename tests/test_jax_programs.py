@@ -451,3 +451,16 @@ def test_a_part_of_what_is_made_of_little_is_made_by_itself() -> None:
     drawn = np.arange(256, dtype=np.int32) * 3, np.arange(1024, dtype=np.int32), np.ones((256, 1024), np.float32)
     for found in jax.jit(to_jax(placed))(*drawn):
         np.testing.assert_array_equal(found, drawn[0][:, None] == drawn[1])
+
+
+def test_products_are_summed_in_the_order_in_which_dims_lie() -> None:
+    x, weights = np.ones((8, 2, 4), np.float32), np.ones((2, 4, 64), np.float32)
+    function = lambda x, weights: jnp.einsum("bnh,nhd->bd", x, weights)  # noqa: E731
+    assert "(([2, 1], [1, 0]), ([], []))" in str(jax.make_jaxpr(function)(x, weights))
+    batch = rs.Sharding.of(MESH, "y", None, None), rs.Sharding.of(MESH, None, None, None)
+    placed = trace(function, x, weights, in_shardings=batch).propagate()
+    assert "(([1, 2], [0, 1]), ([], []))" in str(jax.make_jaxpr(to_jax(placed))(x, weights))
+    plain, ours = (Compiled(each, to_jax(placed), (x, weights)) for each in (function, to_jax(placed)))
+    assert "transpose(" in plain.text  # what is copied to be summed the other way round
+    assert "transpose(" not in ours.text
+    assert_close(ours.results(), plain.results())

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -362,10 +362,15 @@ def moved_together(plans: Sequence[Plan], device: Device, tiles: Sequence[Any]) 
         own = device._replace(position=position)
         return run_together([on_device(plan, own, tile) for plan, tile in zip(plans, tiles, strict=True)], own.names)
 
+    def forth(position: Any, tiles: Sequence[Any]) -> list[Any]:
+        return run(plans, position, tiles)
+
+    def back(position: Any, cotangents: Sequence[Any]) -> list[Any]:
+        return run([plan.transpose() for plan in plans], position, cotangents)
+
     if not jnp.issubdtype(tiles[0].dtype, np.inexact):
-        return run(plans, device.position, tiles)
-    back = [plan.transpose() for plan in plans]
-    results: list[Any] = linear_call(partial(run, plans), partial(run, back), device.position, list(tiles))
+        return forth(device.position, tiles)
+    results: list[Any] = linear_call(forth, back, device.position, list(tiles))
     return results
 
 
