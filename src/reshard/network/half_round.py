@@ -129,20 +129,22 @@ def _have_room(room: Floats, passing: Floats, halfway: Floats, most_in_all: Floa
     size = halfway.shape[1]
     half = size // 2
     in_all = (most_in_all[:, :1] + halfway.sum(axis=1, keepdims=True) - most_in_all[:, 1:]) / 2  # onwards
-    highest = np.roll(room[:, 0], 1 - half, axis=1)  # by device, how much higher what is half a ring on can be
-    lowest = np.roll(passing[:, 0], 1 - half, axis=1) - np.roll(room[:, 1], 1, axis=1)
+    opposite = np.arange(half - 1, half - 1 + size) % size  # the link onwards before what is half a ring on
+    highest = room[:, 0, opposite]  # by device, how much higher what is half a ring on can be
+    lowest = passing[:, 0, opposite] - room[:, 1, np.arange(-1, size - 1)]
     high = np.minimum(highest[:, :half], in_all - lowest[:, half:])
     low = np.maximum(lowest[:, :half], in_all - highest[:, half:])
-    climbs = np.cumsum(np.hstack([halfway, halfway]), axis=1) - np.hstack([halfway, halfway])
+    rises = np.concatenate([halfway, halfway], axis=1)
+    climbs = rises.cumsum(axis=1) - rises
     below = SAME * in_all
     heights = np.zeros(halfway.shape)
     for _ in range(size):
-        turns = np.minimum.accumulate(np.hstack([heights - in_all, heights]) - climbs, axis=1) + climbs
-        heights = turns[:, size:]
-        turns = np.minimum.accumulate(np.hstack([heights, heights + in_all])[:, ::-1], axis=1)[:, ::-1]
-        heights = turns[:, :size]
+        turns = np.concatenate([heights - in_all, heights], axis=1)
+        heights = (np.minimum.accumulate(turns - climbs, axis=1) + climbs)[:, size:]
+        turns = np.concatenate([heights, heights + in_all], axis=1)
+        heights = np.minimum.accumulate(turns[:, ::-1], axis=1)[:, : size - 1 : -1]
         near, far = heights[:, :half], heights[:, half:]
-        lower = np.hstack([np.minimum(near, far - low), np.minimum(far, near + high)])
+        lower = np.concatenate([np.minimum(near, far - low), np.minimum(far, near + high)], axis=1)
         fits: NDArray[np.bool_] = (lower >= heights - below).all(axis=1)
         if fits.all():
             break

@@ -201,11 +201,10 @@ def fullest_link(level: Level, edges: Sequence[Floats]) -> float:
     >>> fullest_link(ring, edges_of_pieces(ring, start, stop, stop - start, np.ones(6), 4))
     1.0
     """
-    columns = [np.moveaxis(way.reshape(-1, level.size, level.stride), 1, 2).reshape(-1, level.size) for way in edges]
-    carried = np.stack([way.cumsum(axis=1) for way in columns[:2]], axis=1)  # by ring, direction and link
-    fullest = carried.max(axis=(1, 2))
+    columns = [way.reshape(-1, level.size, level.stride).swapaxes(1, 2).reshape(-1, level.size) for way in edges]
     if level.link != "ring" or level.size == 2 or not columns[2].any():
-        return float(fullest.max())
+        return float(max(way.cumsum(axis=1).max() for way in columns[:2]))
+    carried = np.concatenate(columns[:2], axis=1).reshape(-1, 2, level.size).cumsum(axis=2)
     return fullest_of_parted(carried, columns[2])
 
 
