@@ -215,7 +215,17 @@ class LevelWays:
             passed.append(after)
         return passed[:-1]
 
+    @cached_property
+    def _shardings(self) -> dict[Roles, Sharding]:
+        """What was passed by ways that were asked for: others pass much of it too."""
+        return {}
+
     def _sharding(self, roles: Roles) -> Sharding:
+        if roles not in self._shardings:
+            self._shardings[roles] = self._sharding_anew(roles)
+        return self._shardings[roles]
+
+    def _sharding_anew(self, roles: Roles) -> Sharding:
         cutting = {role: digit for role, digit in zip(roles, self.digits, strict=True) if role is not None}
         mesh = self.reshard.source.mesh
         dims = [dim_cuts(mesh, [(size, cutting.get(number)) for number, size in dim]) for dim in self.by_dim]
