@@ -453,14 +453,16 @@ def test_a_part_of_what_is_made_of_little_is_made_by_itself() -> None:
         np.testing.assert_array_equal(found, drawn[0][:, None] == drawn[1])
 
 
-def test_products_are_summed_in_the_order_in_which_dims_lie() -> None:
-    x, weights = np.ones((8, 2, 4), np.float32), np.ones((2, 4, 64), np.float32)
-    function = lambda x, weights: jnp.einsum("bnh,nhd->bd", x, weights)  # noqa: E731
-    assert "(([2, 1], [1, 0]), ([], []))" in str(jax.make_jaxpr(function)(x, weights))
-    batch = rs.Sharding.of(MESH, "y", None, None), rs.Sharding.of(MESH, None, None, None)
-    placed = trace(function, x, weights, in_shardings=batch).propagate()
-    assert "(([1, 2], [0, 1]), ([], []))" in str(jax.make_jaxpr(to_jax(placed))(x, weights))
-    plain, ours = (Compiled(each, to_jax(placed), (x, weights)) for each in (function, to_jax(placed)))
-    assert "transpose(" in plain.text  # what is copied to be summed the other way round
-    assert "transpose(" not in ours.text
-    assert_close(ours.results(), plain.results())
+def test_products_copy_no_operand_to_take_it_apart() -> None:
+    """Weights of `n h d` are summed over `n h` as they lie, and over `d` as a matrix that is read the other way."""
+    x, weights, y = (np.ones(sizes, np.float32) for sizes in ((8, 2, 4), (2, 4, 64), (8, 64)))
+    forth = lambda x, weights: jnp.einsum("bnh,nhd->bd", x, weights)  # noqa: E731
+    back = lambda y, weights: jnp.einsum("bd,nhd->bnh", y, weights)  # noqa: E731
+    assert "(([2, 1], [1, 0]), ([], []))" in str(jax.make_jaxpr(forth)(x, weights))
+    for function, of_batch, summed in ((forth, x, "(([1], [0]), ([], []))"), (back, y, "(([1], [1]), ([], []))")):
+        on = rs.Sharding.of(MESH, "y", *[None] * (of_batch.ndim - 1)), rs.Sharding.of(MESH, None, None, None)
+        placed = to_jax(trace(function, of_batch, weights, in_shardings=on).propagate())
+        assert summed in str(jax.make_jaxpr(placed)(of_batch, weights))
+        plain, ours = (Compiled(each, placed, (of_batch, weights)) for each in (function, placed))
+        assert ("transpose(" in plain.text, "transpose(" in ours.text) == (True, False)
+        assert_close(ours.results(), plain.results())

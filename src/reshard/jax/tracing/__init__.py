@@ -7,6 +7,7 @@ emitter.py       an operation of it, with what one device does
 equations.py     a rule per primitive
 evaluation.py    what an equation makes of arrays
 indexed.py       gathers and scatters
+products.py      products of two tensors
 regions.py       what devices do by themselves, in a shard_map
 sampling.py      random numbers, each where it is needed
 slices.py        slices at a place, single elements

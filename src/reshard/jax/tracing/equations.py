@@ -10,8 +10,8 @@ By hand, `dot_general` of `[b, i, j]` and `[b, k, j]` over j with batch dims 0: 
 `b0 l1 c0, b0 r1 c0 -> b0 l1 r1`, and a device contracts its tiles as they are.
 
 A primitive without a rule has all its operands whole on every device, and is counted in `Program.without_rule`.
-What only moves elements is in `rearranging`, what numbers point at in `indexed` and `slices`, convolutions and
-pooling in `windows`.
+What only moves elements is in `rearranging`, products in `products`, what numbers point at in `indexed` and `slices`,
+convolutions and pooling in `windows`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import accumulate
-from math import gcd, prod
+from math import gcd
 from typing import Any
 
 import jax
@@ -32,9 +32,10 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from reshard.jax.contraction.einsum_primitive import as_contraction
 from reshard.jax.tracing.dims_of_devices import ByPlace, PlacedValue, first_of_alike
 from reshard.jax.tracing.effects import done_once
-from reshard.jax.tracing.emitter import Emitter, evaluated, labels, product_labels, whole, within
+from reshard.jax.tracing.emitter import Emitter, labels, whole, within
 from reshard.jax.tracing.indexed import COMBINED, combining_scatter, gather, scatter
 from reshard.jax.tracing.kernels import Kernel, as_function, on_parts
+from reshard.jax.tracing.products import dot_general
 from reshard.jax.tracing.ragged import ragged_dot, takes
 from reshard.jax.tracing.rearranging import broadcast, concatenate, pad, reshape, reverse, roll, slices, tile, transpose
 from reshard.jax.tracing.reordering import reorder
@@ -86,29 +87,6 @@ def elementwise(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> l
         name = "convert" if floats and operands[0].dtype.kind == "f" else "cast"
     attributes = tuple((key, int(equation.params[key])) for key in ATTRIBUTES if key in equation.params)
     return emitter.emit_results(NAMES.get(name, name), equation, operands, terms, attributes=attributes)
-
-
-def dot_general(emitter: Emitter, equation: Any, operands: Sequence[Value]) -> list[Value]:
-    """A contraction: batch dims first in the result, then what is left of both operands."""
-    (contracted, batch) = equation.params["dimension_numbers"]
-    terms = product_labels(operands, equation.params["dimension_numbers"])
-    free = [label for term in terms for label in term if label[0] in "lr"]
-    result = [f"b{number}" for number in range(len(batch[0]))] + free
-    named = [tuple((label,) for label in term) for term in (*terms, result)]
-    run = evaluated(equation, dimension_numbers=(_as_they_lie(operands, contracted), batch))
-    return [emitter.emit("einsum", operands, named, equation.outvars[0].aval, run)]
-
-
-def _as_they_lie(operands: Sequence[Value], contracted: tuple[Shape, Shape]) -> tuple[Shape, Shape]:
-    """The contracted dims of a product, in the order in which they stand in the larger operand.
-
-    Any order means the same, but compilers take an operand apart in that which is said: where `jax.numpy.einsum` puts
-    labels in the order of the alphabet, weights of `n h d` are copied to be summed over `h n`.
-    """
-    larger = max((0, 1), key=lambda place: prod(operands[place].shape))
-    pairs = sorted(zip(*contracted, strict=True), key=lambda pair: pair[larger])
-    left, right = zip(*pairs, strict=True) if pairs else ((), ())
-    return left, right
 
 
 REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "product"}
