@@ -35,7 +35,7 @@ from reshard.network import (
     pricing,
     seconds_of,
 )
-from reshard.network.digit_loads import digit_loads
+from reshard.network.digit_loads import digit_loads, least_carried
 from reshard.network.patterns import Pattern
 from reshard.network.traffic import loads
 from reshard.problem import Reshard
@@ -388,6 +388,14 @@ def test_loads_from_digits_are_those_of_every_piece_where_digits_lie_across_leve
         expected = loads(levels, senders[travels], receivers[travels], np.ones(travels.sum()))
         assert loads_found.carried == pytest.approx(expected.carried)
         assert loads_found.latency_s == pytest.approx(expected.latency_s)
+        places = [
+            load
+            for number, level in enumerate(levels)
+            for load in (loads_found.along and loads_found.along[number])
+            or [loads_found.carried[number]] * level.places
+        ]
+        least = least_carried(levels, digits, determined_by, gathered)
+        assert all(low <= load * (1 + 1e-9) for low, load in zip(least, places, strict=True))
     assert in_closed_form > 150
 
 

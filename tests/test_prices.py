@@ -18,7 +18,7 @@ from reshard.network import Level, seconds_of
 from reshard.planner.route_prices import RoutePrices
 from reshard.problem import Reshard
 from reshard.propagation import Program
-from reshard.steps import step_of
+from reshard.steps import Route, step_of
 
 MESHES = ({"a": 8, "b": 8}, {"a": 2, "b": 2}, {"a": 2, "b": 3}, {"a": 2, "b": 4}, {"a": 2, "b": 2, "c": 2}, {"a": 6})
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 64, 128, 192, 4096)
@@ -100,9 +100,11 @@ def test_a_price_by_digits_is_that_of_the_step() -> None:
         prices = RoutePrices.of(reshard, network)
         legs, is_one = prices.uses_between(prices.ends), prices.is_one_collective()
         if legs is not None:
-            step = step_of(reshard)
-            assert sum(use.seconds for _, use in legs) == pytest.approx(seconds_of(step, network)), reshard
-            assert is_one in (None, step.kind in ("AllGather", "Slice", "Permute")), reshard
+            steps, direct = prices.chain(Route()), step_of(reshard)
+            seconds = sum(seconds_of(step, network) for step in steps)
+            assert sum(use.seconds for _, use in legs) == pytest.approx(seconds), reshard
+            assert seconds <= seconds_of(direct, network) * (1 + 1e-9)
+            assert is_one in (None, direct.kind in ("AllGather", "Slice", "Permute")), reshard
             told[is_one is not None] += 1
     assert told[True] > 100
 

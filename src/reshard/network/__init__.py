@@ -6,6 +6,7 @@ presets.py      networks by name
 calibration.py  latency and bandwidth from timings
 numbers.py      digits of positions as digits of device numbers
 networks.py     `Network`
+half_round.py   how what goes half round rings parts
 traffic.py      what an exchange puts on every level
 digit_loads.py  the same from digits alone
 patterns.py     exchanges by digits without names and sizes
@@ -37,6 +38,7 @@ from reshard.network.pricing import (
     check_reach,
     exchange_seconds,
     forget_steps,
+    least_busy,
     overlapped_seconds,
     overlapped_spans,
     seconds_of,
@@ -65,6 +67,7 @@ __all__ = [
     "forget_steps",
     "host_bound",
     "host_bytes",
+    "least_busy",
     "least_transfers",
     "overlapped_seconds",
     "overlapped_spans",

@@ -68,17 +68,12 @@ def digit_loads(
         determined_by: per digit of the sender the digit of the receiver that it is.
         gathered: the digits of the sender that take all values in place of that one.
     """
-    places = _places(levels, digits, determined_by, gathered)
-    if places is None:
+    begun = _begun(levels, digits, determined_by, gathered)
+    if begun is None:
         return None
-    touched = {place.level for place in places if place.sender != place.receiver}
-    order = [[number for number in run if number in touched] for run in runs(levels)]
-    order = [run for run in order if run]
+    pieces, order = begun
     if not order:
         return Loads((0.0,) * len(levels), 0.0)
-    if any(not levels[run[0]].is_switch for run in order[:-1]):
-        return None
-    pieces = _Pieces(levels, places)
     carried, along = [0.0] * len(levels), list[tuple[float, ...]]([()] * len(levels))
     for run in order:
         if levels[run[0]].is_switch:
@@ -88,6 +83,31 @@ def digit_loads(
             carried[number], along[number] = load, links
         return Loads(tuple(carried), pieces.slowest([number for run in order for number in run]), tuple(along))
     return Loads(tuple(carried), max(end.longest for end in pieces.ends))
+
+
+def least_carried(
+    levels: Sequence[Level], digits: Digits, determined_by: Sequence[int], gathered: Sequence[int]
+) -> tuple[float, ...]:
+    """What links and ports carry at the least that are told apart (`Level.places`), level by level, innermost first.
+
+    Links of one place carry so much in the mean; nothing is known where `digit_loads` knows nothing, of which the
+    arguments are.
+
+    By hand, the module's example: along the four rings of x go 16 pieces, on which steps are 0, 1, 2 and 3 as often, so
+    they pass 0, 1, 2 and 1 of the 32 links, both ways counted.
+
+    >>> torus = (Level(1, 4, "ring", 1.0, 1.0), Level(4, 4, "ring", 1.0, 1.0))
+    >>> least_carried(torus, Digits([Digit(4, 4), Digit(1, 4)]), (1, 0), ())
+    (0.5, 0.5)
+    """
+    begun = _begun(levels, digits, determined_by, gathered)
+    carried = [[0.0] * level.places for level in levels]
+    if begun is not None:
+        pieces, order = begun
+        for number in (number for run in order for number in run):
+            is_switch = levels[number].is_switch
+            carried[number] = [pieces.on_switch(number)] if is_switch else pieces.mean_on_links(number)
+    return tuple([load for loads in carried for load in loads])
 
 
 def _places(
@@ -153,6 +173,27 @@ def _edges(level: Level, starts: Digits, stops: Digits, size: int) -> list[Float
 
 
 @lru_cache(CACHED)
+def _mean_passing(level: Level, starts: Digits, stops: Digits) -> list[float]:
+    """Per place of links, how many pieces pass one each way, of one piece for each value of digits in the mean.
+
+    Times the number of devices along the level; of a line the way that most go.
+
+    By hand, on a line of 4 from every device to every other: 3 of 16 pass the first link onwards.
+
+    >>> ends = Digits([Digit(1, 4), Digit(0, 4)]), Digits([Digit(0, 4), Digit(1, 4)])
+    >>> _mean_passing(Level(1, 4, "line", 1.0, 1.0), *ends)
+    [0.75, 1.0, 0.75]
+    """
+    start, stop = starts.offsets(), stops.offsets()
+    if level.link != "line":
+        return [float(hops_of(level, stop - start).mean()) / (2 if level.link == "ring" else 1)]
+    links = np.arange(level.size - 1)[:, None]
+    passed = [((low <= links) & (links < high)).mean(axis=1) for low, high in ((start, stop), (stop, start))]
+    fuller = np.maximum(*passed) * level.size
+    return np.asarray(fuller[: level.places]).tolist() if level.places > 1 else [float(fuller.max())]
+
+
+@lru_cache(CACHED)
 def _mean_hops(level: Level, free: Digits, *, is_behind: bool) -> Floats:
     """By the step to one end of pieces, how many links they pass in the mean, where digits of the other are any."""
     away = level.digit.value(free.offsets())
@@ -177,6 +218,21 @@ def _tied(along: set[int], reached: Sequence[tuple[int, ...]]) -> list[int]:
     ):
         along = along.union(*[reached[number] for number in tied])
     return tied
+
+
+def _begun(
+    levels: Sequence[Level], digits: Digits, determined_by: Sequence[int], gathered: Sequence[int]
+) -> tuple[_Pieces, list[list[int]]] | None:
+    """The pieces where they begin, and the levels that they pass, as `runs` says; None as `digit_loads`."""
+    places = _places(levels, digits, determined_by, gathered)
+    if places is None:
+        return None
+    touched = {place.level for place in places if place.sender != place.receiver}
+    order = [[number for number in run if number in touched] for run in runs(levels)]
+    order = [run for run in order if run]
+    if any(not levels[run[0]].is_switch for run in order[:-1]):
+        return None
+    return _Pieces(levels, places), order
 
 
 class _Pieces:
@@ -224,6 +280,26 @@ class _Pieces:
             if number in moved
         }
 
+    def mean_on_links(self, number: int) -> list[float]:
+        """What links of a level that are told apart carry in the mean; of a line the way that most go."""
+        sides = self._strides_along(number)
+        variables = {**sides[0], **sides[1]}
+        starts, stops = (Digits([Digit(side.get(v, 0), self.size[v]) for v in variables]) for side in sides)
+        pieces = prod([self.size[variable] for variable in {*self.same_as.values()}])
+        each = pieces / prod([place.digit.size for place in self.places])
+        return [share * each for share in _mean_passing(self.levels[number].at_stride_one(), starts, stops)]
+
+    def _strides_along(self, number: int) -> tuple[dict[int, int], dict[int, int]]:
+        """Of who sends and of who receives, by variable, the stride of its values along a level."""
+        strides: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        for place in self.places:
+            if place.level == number:
+                stride = place.digit.stride // self.levels[number].stride
+                for side, variable in zip(strides, (place.sender, place.receiver), strict=True):
+                    standing = self.same_as[variable]
+                    side[standing] = side.get(standing, 0) + stride
+        return strides
+
     def _on_links(self, number: int, befores: Counter[frozenset[int]]) -> tuple[float, tuple[float, ...]]:
         """What the busiest link of a level carries, and those that are told apart.
 
@@ -243,10 +319,7 @@ class _Pieces:
         )
         lines = Digits.of_sizes([elsewhere[where].digit.size for where in tied])
         size = lines.size * level.size
-        own_ends: tuple[dict[int, int], ...] = ({}, {})  # strides along the level, by the variable
-        for place in own:
-            for ends, variable in zip(own_ends, (same_as[place.sender], same_as[place.receiver]), strict=True):
-                ends[variable] = ends.get(variable, 0) + place.digit.stride // self.levels[number].stride
+        own_ends = self._strides_along(number)
         variables = {*same_as.values()}
         total: list[Floats] = []
         for count, now in zip(befores.values(), reached, strict=True):

@@ -36,7 +36,7 @@ from reshard.exchange import DigitExchange, Exchange, NearestExchange
 from reshard.exchange.by_digits import senders_by_round
 from reshard.exchange.nearest import nearest_holders
 from reshard.mesh import ENUMERABLE, Mesh
-from reshard.network.digit_loads import digit_loads
+from reshard.network.digit_loads import digit_loads, least_carried
 from reshard.network.formulas import all_to_all, staged_all_gather
 from reshard.network.level import Level
 from reshard.network.networks import Network
@@ -386,6 +386,32 @@ def nearest_loads(
         return Loads((0.0,), 0.0)
     amounts = np.concatenate([amounts, amounts[is_halved]])
     return loads((level,), senders[travels], receivers[travels], amounts[travels])
+
+
+def least_busy(pattern: Pattern, mesh: Mesh, sent_bytes: float, network: Network) -> tuple[float, ...]:
+    """What `Use.busy` says of levels at the least, in a fraction of the time; latencies of pieces are left out.
+
+    Args:
+        pattern: in which something is sent.
+        mesh: of those that send, and of those that receive.
+        sent_bytes: what goes from one device to one other in one round.
+        network: must reach all devices.
+    """
+    if pattern.kind and _stages_of(network, mesh, pattern) is not None:
+        use = use_of_pattern(pattern, (mesh, mesh), sent_bytes, network)
+        return (0.0,) * network.places if use is None else use.busy[:-1]
+    bandwidths = [level.bandwidth for level in network.levels for _ in range(level.places)]
+    carried = _least_carried(network, mesh, pattern)
+    return tuple([load * sent_bytes / bandwidth for load, bandwidth in zip(carried, bandwidths, strict=True)])
+
+
+@lru_cache(CACHED)
+def _least_carried(network: Network, mesh: Mesh, pattern: Pattern) -> tuple[float, ...]:
+    """What links and ports carry at the least, in pieces."""
+    digits = _numbered(mesh, pattern.digits)
+    if digits is None:
+        return (0.0,) * network.places
+    return least_carried(network.levels, digits, pattern.determined_by, pattern.gathered)
 
 
 @lru_cache(256)

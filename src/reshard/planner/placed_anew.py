@@ -17,8 +17,9 @@ By hand, a ring of 4 in two axes: `[{"a"}, {}]` may go by each other placement o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 from math import prod
 
 from reshard.axis import Axis
@@ -65,17 +66,30 @@ def placed_anew(prices: RoutePrices, limit_s: float) -> list[Route]:
         roles = prices.of_steps.roles_of(middle)
         if middle in (source, target) or roles is None or roles.elements > max(sizes):
             continue
-        uses: list[Use] = []
-        for leg in ((source, middle), (middle, target)):
-            legs = prices.uses_between(leg)
-            if legs is None:
-                break
-            uses += [use for _, use in legs]
-            if max(Use.together(uses, prices.network).busy) >= limit_s:
-                break
-        else:
+        if _is_sooner((source, middle, target), prices, limit_s):
             routes.append(Route((middle,)))
     return routes
+
+
+def _is_sooner(points: Sequence[Sharding], prices: RoutePrices, limit_s: float) -> bool:
+    """Whether the steps from point to point are known by digits, and keep no level busy as long as a limit.
+
+    What they do at the least is known sooner, so it is asked first.
+    """
+    busy: list[tuple[float, ...]] = []
+    for before, after in pairwise(map(prices.of_steps.roles_of, points)):
+        least = None if before is None or after is None else prices.of_steps.least_busy(before, after)
+        if least is None:
+            return False
+        busy.append(least)
+    for number, leg in enumerate(pairwise(points)):
+        if max(map(sum, zip(*busy, strict=True))) >= limit_s:
+            return False
+        uses = prices.uses_between(leg)
+        if uses is None:
+            return False
+        busy[number] = Use.together([use for _, use in uses], prices.network).busy[:-1]
+    return max(map(sum, zip(*busy, strict=True))) < limit_s
 
 
 @lru_cache(64)

@@ -26,7 +26,7 @@ from reshard.digits import Digit, Digits, nest
 from reshard.exchange.by_digits import close_chains
 from reshard.layout import NOWHERE, Tie
 from reshard.mesh import Mesh
-from reshard.network import Network, Use, unnamed, use_of_nearest, use_of_pattern
+from reshard.network import Network, Use, least_busy, unnamed, use_of_nearest, use_of_pattern
 from reshard.network.patterns import Pattern, kind_of
 from reshard.refinement import Cuts, Role
 from reshard.sharding import Sharding
@@ -122,16 +122,18 @@ class StepPrices:
         return self._rings[ends]
 
     def _ring_anew(self, before: DigitRoles, after: DigitRoles, near: int) -> Digit | None:
+        ring, sending = self._ring_with_replicas(before, after), self._sending(before, after, near)
+        if ring is None or sending is None or not sending.elements:
+            return None
+        direct, nearest = self._use_of(sending, 1), self._use_of_nearest(before, after, ring, 1)
+        return ring if nearest is not None and nearest.seconds < direct.seconds * (1 - SOONER) else None
+
+    def _ring_with_replicas(self, before: DigitRoles, after: DigitRoles) -> Digit | None:
+        """The ring along which all changes, if several devices along it hold the same before."""
         changed = [digit for digit, old, new in zip(self.digits, before.roles, after.roles, strict=True) if old != new]
-        for level in self.network.levels:
-            ring = level.digit
-            if level.link != "ring" or not all(ring.stride <= each.stride and each.end <= ring.end for each in changed):
-                continue
-            sending = self._sending(before, after, near)
-            if sending is None or not sending.elements or not self._replicas(before, ring):
-                return None
-            direct, nearest = self._use_of(sending, 1), self._use_of_nearest(before, after, ring, 1)
-            return ring if nearest is not None and nearest.seconds < direct.seconds * (1 - SOONER) else None
+        for ring in (level.digit for level in self.network.levels if level.link == "ring"):
+            if changed and all(ring.stride <= digit.stride and digit.end <= ring.end for digit in changed):
+                return ring if self._replicas(before, ring) else None
         return None
 
     def _replicas(self, roles: DigitRoles, ring: Digit) -> Digits:
@@ -157,6 +159,18 @@ class StepPrices:
             use = use_of_pattern(sending.pattern, self.meshes, sent_bytes, self.network)
             self._uses[key] = self.nothing if use is None else use
         return self._uses[key]
+
+    def least_busy(self, before: DigitRoles, after: DigitRoles) -> tuple[float, ...] | None:
+        """What `Use.busy` of the step says of levels at the least; None as `use`."""
+        sending = self._sending(before, after)
+        if sending is None:
+            return None
+        if not sending.elements:
+            return self.nothing.busy[:-1]
+        direct = least_busy(sending.pattern, self.meshes[0], float(sending.elements * self.itemsize), self.network)
+        ring = self._ring_with_replicas(before, after)
+        nearest = None if ring is None else self._use_of_nearest(before, after, ring, 1)
+        return direct if nearest is None else tuple(map(min, direct, nearest.busy))
 
     def least_seconds(self, before: DigitRoles, after: DigitRoles, starts: int) -> float:
         """What so many steps that send take together at the least, one after another.
