@@ -20,6 +20,7 @@ from reshard.steps import chain_through
 SHAPE = (2048, 2048)
 PATTERNS = (
     fewest_bytes._search,
+    pricing.nearest_loads,
     pricing.piece_loads,
     pricing._stages,
     pricing._least_carried,
