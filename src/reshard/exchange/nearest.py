@@ -19,7 +19,6 @@ the first half and want the third quarter, of which 4 is the nearest to hold it;
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,7 +27,7 @@ import numpy as np
 from reshard.box import Box
 from reshard.digits import Digit, Digits, Positions
 from reshard.errors import ReshardError
-from reshard.exchange.by_digits import DigitExchange, close_chains
+from reshard.exchange.by_digits import DigitExchange, close_chains, senders_by_round
 from reshard.exchange.pieces import Exchange, Piece, PieceTable
 from reshard.refinement import refine
 from reshard.tiling import Tiling
@@ -46,33 +45,29 @@ class NearestExchange(Exchange):
     """The places along the ring, as a digit of the position."""
 
     @cached_property
-    def _table(self) -> PieceTable:
-        table = self.by_digits.table()
-        senders, others = nearest_holders(self.ring, self.replicas, table.senders, table.receivers)
-        starts, stops = table.starts, table.stops
-        is_halved = senders != others
-        lengths = stops - starts
-        along = (lengths.argmax(axis=0), np.arange(len(senders))) if len(lengths) else ()
-        middles = starts.copy()
-        middles[along] += (lengths[along] + 1) // 2
-        ends, begins = stops.copy(), starts.copy()
-        ends[:, is_halved] = np.where(middles > starts, middles, stops)[:, is_halved]
-        begins = np.where(middles > starts, middles, starts)
-        pieces = PieceTable(
-            np.concatenate([senders, others[is_halved]]),
-            np.concatenate([table.receivers, table.receivers[is_halved]]),
-            np.concatenate([starts, begins[:, is_halved]], axis=1),
-            np.concatenate([ends, stops[:, is_halved]], axis=1),
-            np.zeros(len(senders) + int(is_halved.sum()), dtype=np.int64),
-        )
-        is_filled = (pieces.starts < pieces.stops).all(axis=0)
-        return PieceTable(*(column[..., is_filled] for column in pieces))
-
-    @cached_property
     def replicas(self) -> Digits:
         """The digits along the ring on which the source is replicated."""
         common = self.by_digits.common
-        return Digits([digit for digit, role in _inside(common.digits, common.source_roles, self.ring) if role is None])
+        roles = zip(common.digits, common.source_roles, strict=True)
+        return Digits([digit for digit, role in roles if role is None and _lies_in(digit, self.ring)])
+
+    @cached_property
+    def _table(self) -> PieceTable:
+        table = self.by_digits.table()
+        senders, others = nearest_holders(self.ring, self.replicas, table.senders, table.receivers)
+        lengths = table.stops - table.starts
+        halved = np.flatnonzero((senders != others) & (lengths.max(axis=0, initial=0) > 1))
+        starts, stops = table.starts.copy(), table.stops.copy()
+        if len(halved):  # across their longest dim
+            across = lengths[:, halved].argmax(axis=0), halved
+            starts[across] = stops[across] = table.starts[across] + (lengths[across] + 1) // 2
+        return PieceTable(
+            np.concatenate([senders, others[halved]]),
+            np.concatenate([table.receivers, table.receivers[halved]]),
+            np.concatenate([table.starts, starts[:, halved]], axis=1),
+            np.concatenate([stops, table.stops[:, halved]], axis=1),
+            np.zeros(len(senders) + len(halved), dtype=np.int64),
+        )
 
     def table(self) -> PieceTable:
         return self._table
@@ -100,11 +95,17 @@ class NearestExchange(Exchange):
 
     @cached_property
     def rounds(self) -> int:
-        """As many as the busiest device sends, or receives: pieces can be put in order so (König 1916)."""
-        table = self._table
-        travels = table.senders != table.receivers
-        counts = (np.bincount(column[travels]) for column in (table.senders, table.receivers))
-        return max(int(count.max(initial=0)) for count in counts)
+        """As many as the busiest device of a ring sends, or receives: pieces can be put in order so (König 1916)."""
+        direct, receivers = self.by_digits, Digits([self.ring]).offsets()
+        holders = senders_by_round(direct.common.digits, direct.determined_by, direct.gathered, receivers)
+        receivers = np.broadcast_to(receivers, holders.shape).ravel()
+        senders, others = nearest_holders(self.ring, self.replicas, holders.ravel(), receivers)
+        halved = (senders != others) & (direct.largest_piece > 1)
+        pieces = (senders, receivers), (others[halved], receivers[halved])
+        sent, received = (
+            np.bincount(np.concatenate([each[end][each[0] != each[1]] for each in pieces])) for end in (0, 1)
+        )
+        return direct.loose_values * int(max(sent.max(initial=0), received.max(initial=0)))
 
     @property
     def piece_shape(self) -> tuple[int, ...]:
@@ -179,10 +180,6 @@ def nearest_holders(
 
 def _lies_in(digit: Digit, ring: Digit) -> bool:
     return ring.stride <= digit.stride and digit.end <= ring.end
-
-
-def _inside(digits: Digits, roles: tuple[object, ...], ring: Digit) -> Iterator[tuple[Digit, object]]:
-    return ((digit, role) for digit, role in zip(digits, roles, strict=True) if _lies_in(digit, ring))
 
 
 def _place(tiling: Tiling, device: int) -> int:

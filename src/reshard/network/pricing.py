@@ -377,14 +377,13 @@ def nearest_loads(
     receivers = digits.offsets()
     holders = senders_by_round(digits, determined_by, gathered, receivers)
     receivers = np.broadcast_to(receivers, holders.shape).ravel()
-    one, other = nearest_holders(level.digit, replicas, holders.ravel(), receivers)
-    amounts = np.where(one == other, 1.0, 0.5)
-    is_halved = amounts < 1
-    senders, receivers = np.concatenate([one, other[is_halved]]), np.concatenate([receivers, receivers[is_halved]])
+    senders, others = nearest_holders(level.digit, replicas, holders.ravel(), receivers)
+    is_halved = senders != others
+    amounts = np.concatenate([np.where(is_halved, 0.5, 1.0), np.full(int(is_halved.sum()), 0.5)])
+    senders, receivers = np.concatenate([senders, others[is_halved]]), np.concatenate([receivers, receivers[is_halved]])
     travels = senders != receivers
     if not travels.any():
         return Loads((0.0,), 0.0)
-    amounts = np.concatenate([amounts, amounts[is_halved]])
     return loads((level,), senders[travels], receivers[travels], amounts[travels])
 
 
