@@ -1,17 +1,12 @@
-"""What a device holds at most, held against what XLA needs for compiled programs, on 8 devices.
+"""What a device holds at most, held against what XLA allots to compiled programs, on 8 devices.
 
-XLA says what it allots, in which buffers of different sizes leave holes, and in a dump what is alive at once, in which
-an output that lies where an input lay counts twice, and blocks of loops and choices do not count.
-So the smaller of the two counts, where a program is straight.
-They differ where two of three large buffers are alive at a time: in a layer whose scores are nearly all that is held,
-28.0 MB are allotted for 19.6 MB that are alive at once.
+Buffers of different sizes leave holes, and what XLA makes again where it is read is not held: so they differ, by up to
+24 % here, and by 5 % in the median.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +28,6 @@ SIZES = Sizes(batch=8, sequence=256, features=256, heads=8, groups=4, head=32, h
 LAYERS = 4
 NEAR = 0.25
 """How far from XLA's the peak may be, as a part of it."""
-ALIVE = re.compile(r"Live ranges at \d+ \(peak\):\n((?:.* bytes \(cumulative: .*\n)+)")
 
 
 def floats(*sizes: int) -> jax.ShapeDtypeStruct:
@@ -113,26 +107,17 @@ FEW = ("mlp", "descent", "choice", "layer", "loss")
 """Of which the others are like larger ones."""
 
 
-def alive_at_once(dump: Path) -> int:
-    """The most bytes of buffers that are alive together, as a dump of XLA says."""
-    (file,) = dump.glob("*live-range.txt")
-    peak = ALIVE.search(file.read_text())
-    assert peak, file
-    return sum(map(int, re.findall(r": (\d+) bytes \(cumulative", peak[1])))
-
-
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in CASES])
-def test_the_peak_is_near_what_xla_needs(name: str, tmp_path: Path) -> None:
+def test_the_peak_is_near_what_xla_needs(name: str) -> None:
     function, arguments, given, asked = CASES[name]
     placed = trace(function, *arguments, in_shardings=given, out_shardings=asked, mesh=MESH).propagate()
     made = to_jax(placed)
     every = tuple(range(len(arguments)))
     jitted = jax.jit(made, in_shardings=made.in_shardings, out_shardings=made.out_shardings, donate_argnums=every)
-    compiled = jitted.lower(*arguments).compile(compiler_options={"xla_dump_to": str(tmp_path)})
-    told, is_straight = compiled.memory_analysis(), not re.search(r" (while|conditional)\(", compiled.as_text())
-    allotted = told.temp_size_in_bytes + told.argument_size_in_bytes
-    allotted += told.output_size_in_bytes - told.alias_size_in_bytes
-    needed = min(allotted, alive_at_once(tmp_path)) if is_straight else allotted
+    told = jitted.lower(*arguments).compile().memory_analysis()
+    needed = (
+        told.temp_size_in_bytes + told.argument_size_in_bytes + told.output_size_in_bytes - told.alias_size_in_bytes
+    )
     assert abs(placed.peak_bytes / needed - 1) < NEAR, (placed.peak_bytes, needed, placed.peak_values[:8])
 
 
