@@ -287,6 +287,8 @@ def aligned(
 
     before: tuple[tuple[Axis, ...], tuple[Axis, ...]] = ((), ())
     after = (tuple(axes), tuple(others))
+    if all(axis.is_whole for axis in (*after[0], *after[1])):
+        return after
     while after != before:
         before = after
         ours = tuple(piece for axis in after[0] for piece in split(axis, after[1]))
