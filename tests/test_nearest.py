@@ -108,6 +108,22 @@ def test_plans_take_them_and_run_as_priced(sizes: dict[str, int]) -> None:
     assert taken > 4
 
 
+@pytest.mark.parametrize("shape", [(95, 93), (90, 96)])
+def test_uneven_tensors_take_them_too(shape: tuple[int, int]) -> None:
+    mesh = Mesh.of(a=2, b=2, c=2)
+    network = Network((Level(1, 8, "ring", 1, 0),))
+    array = np.arange(shape[0] * shape[1], dtype=np.int32).reshape(shape)
+    taken = 0
+    for source, target in Random(5).sample(pairs(mesh, 10**6), 60):
+        made = plan(source, target, shape, "int32", network=network)
+        taken += any(step.ring for share in made.shares for step in share.steps)
+        tiles = run(made, oracle.tiles(array, source))
+        for device, tile in oracle.tiles(array, target).items():
+            assert (tiles[device] == tile).all()
+        assert (made.seconds or 0.0) >= (made.lower_bound_seconds or 0.0) * (1 - 1e-9)
+    assert taken > 4
+
+
 def test_what_changes_elsewhere_goes_from_no_nearest() -> None:
     mesh = Mesh.of(a=2, b=4)
     ends = [Sharding.of(mesh, *dims) for dims in (("a", None), (None, "a"))]

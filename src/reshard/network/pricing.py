@@ -271,7 +271,11 @@ def _use_of_exchange(exchange: Exchange, itemsize: float, network: Network) -> U
         use = use_of_pattern(_pattern(exchange), meshes, sent_bytes, network, is_even=exchange.filled >= NEARLY)
         if use is not None:
             return use
-    if isinstance(exchange, NearestExchange) and exchange.is_even and exchange.source.mesh.device_ids is None:
+    if (
+        isinstance(exchange, NearestExchange)
+        and exchange.by_digits.filled >= NEARLY
+        and exchange.source.mesh.device_ids is None
+    ):
         common, ring = exchange.by_digits.common, exchange.ring
         chains = exchange.by_digits.determined_by, exchange.by_digits.gathered
         use = use_of_nearest(

@@ -22,11 +22,14 @@ two; by `a` alone they lie in blocks of 15, not of 16, so one row goes to the ot
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import lcm, prod
 
+from reshard.digits import Digit
+from reshard.errors import ReshardError
 from reshard.plans.ended_inside import ended_inside
 from reshard.problem import Reshard
-from reshard.steps import Chain, chain_through
+from reshard.steps import Chain, Step, chain_through, step_of
 
 MOST = 1.1
 """How many times as large the larger tensor may be."""
@@ -56,7 +59,17 @@ def chain_ended_inside(reshard: Reshard, larger: tuple[int, ...], steps: Chain) 
     """
     points = steps[0].before, *(step.after for step in steps)
     middles = [ended_inside(point, larger, reshard.shape) for point in points]
-    return chain_through(reshard, *middles, near=(0, *(step.near for step in steps), 0))
+    chain = chain_through(reshard, *middles, near=(0, *(step.near for step in steps), 0))
+    rings = {ends: step.ring for ends, step in zip(pairwise(middles), steps, strict=True)}
+    return tuple([_from_nearest(step, rings.get((step.before, step.after))) for step in chain])
+
+
+def _from_nearest(step: Step, ring: Digit | None) -> Step:
+    """The step, each piece from the nearest along a ring if there is one; as it is where no digits say it."""
+    try:
+        return step if ring is None else step_of(step.reshard, ring=ring)
+    except ReshardError:
+        return step
 
 
 def whole_steps(reshard: Reshard, larger: tuple[int, ...], steps: Chain) -> tuple[int, int]:
