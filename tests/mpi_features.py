@@ -236,7 +236,7 @@ def strips() -> Iterator[str]:
 def calibration() -> Iterator[str]:
     """The network is the same on all ranks, and plans take it; a mesh of other ranks is refused."""
     mesh = rs.Mesh.of(a=2, b=2)
-    network, fit = rs.mpi.calibrate(mesh, sizes=[2**power for power in range(10, 20, 2)] + [2**20], repeats=1)
+    network, fit = rs.mpi.calibrate(mesh, sizes=[2**power for power in range(10, 24, 2)], repeats=5)
     yield from unless(len(set(COMM.allgather(str(network.as_dict())))) == 1, network)
     yield from unless(network.size == 4 and network.flops is not None and len(fit.levels) > 0, network)
     made = rs.plan(rs.Sharding.of(mesh, "a", None), rs.Sharding.of(mesh, None, "b"), (512, 512), "f32", network=network)
