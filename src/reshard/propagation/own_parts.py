@@ -28,6 +28,7 @@ from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
+from reshard.errors import ReshardError
 from reshard.operations.blocks import Block
 from reshard.operations.kinds import KindForm
 from reshard.operations.operation import Operation, Value
@@ -153,4 +154,7 @@ def _operands(operation: Operation, sharding: Sharding, placed: Placement) -> tu
         tuple(cutting[group] if group else dim for group, dim in zip(term, each.dims, strict=True))
         for each, term in zip(held, pattern.operands, strict=True)
     ]
-    return tuple(replace(each, dims=dims) for each, dims in zip(held, cuts, strict=True))
+    try:
+        return tuple(replace(each, dims=dims) for each, dims in zip(held, cuts, strict=True))
+    except ReshardError:  # what cuts the part cuts another dim of an operand already
+        return None
