@@ -72,6 +72,14 @@ class Digit(NamedTuple):
         """The digit of one position, or of many."""
         return position // self.stride % self.size
 
+    def lies_in(self, other: Digit) -> bool:
+        """Whether it is a part of another.
+
+        >>> [Digit(2, size).lies_in(Digit(1, 8)) for size in (4, 8)]
+        [True, False]
+        """
+        return other.stride <= self.stride and self.end <= other.end
+
 
 class Digits(tuple[Digit, ...]):
     """Digits major to minor: a stage of a cut, or any other list through whose values positions are counted."""

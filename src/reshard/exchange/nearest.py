@@ -21,8 +21,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reshard.box import Box
 from reshard.digits import Digit, Digits, Positions
@@ -49,7 +51,7 @@ class NearestExchange(Exchange):
         """The digits along the ring on which the source is replicated."""
         common = self.by_digits.common
         roles = zip(common.digits, common.source_roles, strict=True)
-        return Digits([digit for digit, role in roles if role is None and _lies_in(digit, self.ring)])
+        return Digits([digit for digit, role in roles if role is None and digit.lies_in(self.ring)])
 
     @cached_property
     def _table(self) -> PieceTable:
@@ -96,16 +98,13 @@ class NearestExchange(Exchange):
     @cached_property
     def rounds(self) -> int:
         """As many as the busiest device of a ring sends, or receives: pieces can be put in order so (König 1916)."""
-        direct, receivers = self.by_digits, Digits([self.ring]).offsets()
-        holders = senders_by_round(direct.common.digits, direct.determined_by, direct.gathered, receivers)
-        receivers = np.broadcast_to(receivers, holders.shape).ravel()
-        senders, others = nearest_holders(self.ring, self.replicas, holders.ravel(), receivers)
-        halved = (senders != others) & (direct.largest_piece > 1)
-        pieces = (senders, receivers), (others[halved], receivers[halved])
-        sent, received = (
-            np.bincount(np.concatenate([each[end][each[0] != each[1]] for each in pieces])) for end in (0, 1)
+        direct = self.by_digits
+        chains = direct.determined_by, direct.gathered
+        pieces = pieces_along(
+            self.ring, direct.common.digits, *chains, self.replicas, in_halves=direct.largest_piece > 1
         )
-        return direct.loose_values * int(max(sent.max(initial=0), received.max(initial=0)))
+        counts = (np.bincount(self.ring.value(end)).max(initial=0) for end in (pieces.senders, pieces.receivers))
+        return direct.loose_values * int(max(counts))
 
     @property
     def piece_shape(self) -> tuple[int, ...]:
@@ -140,7 +139,7 @@ def nearest(source: Tiling, target: Tiling, ring: Digit) -> NearestExchange:
     if common is None or source.classes != target.classes:
         raise ReshardError("bad-step", "only what digits of one mesh say, and of whole values, goes from the nearest")
     roles = zip(common.digits, common.source_roles, common.target_roles, strict=True)
-    if any(before != after for digit, before, after in roles if not _lies_in(digit, ring)):
+    if any(before != after for digit, before, after in roles if not digit.lies_in(ring)):
         raise ReshardError("bad-step", "the nearest along a ring sends where nothing else changes than along it")
     chains = close_chains(common.digits, common.source_roles, common.target_roles, near=1)
     return NearestExchange(source, target, DigitExchange(source, target, source.mesh, common, *chains), ring)
@@ -178,8 +177,43 @@ def nearest_holders(
     return next(chosen), next(chosen)
 
 
-def _lies_in(digit: Digit, ring: Digit) -> bool:
-    return ring.stride <= digit.stride and digit.end <= ring.end
+class AlongRing(NamedTuple):
+    """What goes along one ring, at which all other digits are 0."""
+
+    senders: Positions
+    receivers: Positions
+    parts: NDArray[np.float64]
+    """Of a piece: all of it, or half."""
+
+
+def pieces_along(
+    ring: Digit,
+    digits: Digits,
+    determined_by: tuple[int, ...],
+    gathered: tuple[int, ...],
+    replicas: Digits,
+    *,
+    in_halves: bool = True,
+) -> AlongRing:
+    """The pieces that travel along one ring where the nearest holder sends.
+
+    Args:
+        ring: the places along it.
+        digits: of the position, of which those that change lie in the ring.
+        determined_by: that of `DigitExchange`, where replicas keep the receiver's own value.
+        gathered: likewise.
+        replicas: the digits in the ring on which the source is replicated.
+        in_halves: whether two holders that are as near send half of a piece each, and not one of them all.
+    """
+    receivers = Digits([ring]).offsets()
+    holders = senders_by_round(digits, determined_by, gathered, receivers)
+    receivers = np.broadcast_to(receivers, holders.shape).ravel()
+    senders, others = nearest_holders(ring, replicas, holders.ravel(), receivers)
+    is_halved = (senders != others) & in_halves
+    parts = np.concatenate([np.where(is_halved, 0.5, 1.0), np.full(int(is_halved.sum()), 0.5)])
+    senders, receivers = np.concatenate([senders, others[is_halved]]), np.concatenate([receivers, receivers[is_halved]])
+    travels = senders != receivers
+    return AlongRing(senders[travels], receivers[travels], parts[travels])
 
 
 def _place(tiling: Tiling, device: int) -> int:

@@ -34,7 +34,7 @@ from reshard.digits import Digit, Digits, Positions
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange, NearestExchange
 from reshard.exchange.by_digits import senders_by_round
-from reshard.exchange.nearest import nearest_holders
+from reshard.exchange.nearest import pieces_along
 from reshard.mesh import ENUMERABLE, Mesh
 from reshard.network.digit_loads import digit_loads, least_carried
 from reshard.network.formulas import all_to_all, staged_all_gather
@@ -349,7 +349,7 @@ def use_of_nearest(
     number = next((n for n, level in enumerate(network.levels) if level.digit == ring and level.link == "ring"), None)
     if number is None:
         return None
-    inside = [n for n, digit in enumerate(digits) if ring.stride <= digit.stride < ring.end]
+    inside = [n for n, digit in enumerate(digits) if digit.lies_in(ring)]
     places = {n: place for place, n in enumerate(inside)}
     along = nearest_loads(
         network.levels[number].at_stride_one(),
@@ -378,17 +378,8 @@ def nearest_loads(
     >>> nearest_loads(level, digits, (0, 1), (0,), Digits(digits[1:])).carried
     (1.0,)
     """
-    receivers = digits.offsets()
-    holders = senders_by_round(digits, determined_by, gathered, receivers)
-    receivers = np.broadcast_to(receivers, holders.shape).ravel()
-    senders, others = nearest_holders(level.digit, replicas, holders.ravel(), receivers)
-    is_halved = senders != others
-    amounts = np.concatenate([np.where(is_halved, 0.5, 1.0), np.full(int(is_halved.sum()), 0.5)])
-    senders, receivers = np.concatenate([senders, others[is_halved]]), np.concatenate([receivers, receivers[is_halved]])
-    travels = senders != receivers
-    if not travels.any():
-        return Loads((0.0,), 0.0)
-    return loads((level,), senders[travels], receivers[travels], amounts[travels])
+    pieces = pieces_along(level.digit, digits, determined_by, gathered, replicas)
+    return loads((level,), *pieces) if len(pieces.senders) else Loads((0.0,), 0.0)
 
 
 def least_busy(pattern: Pattern, mesh: Mesh, sent_bytes: float, network: Network) -> tuple[float, ...]:

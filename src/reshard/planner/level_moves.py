@@ -252,7 +252,7 @@ def _graph(
     network: Network, digits: Digits, source: Roles, target: Roles, shared: Roles, *, finely: bool
 ) -> LevelGraph | None:
     """What the digits may do; None where a digit lies in no level, or there is too much that they may do."""
-    inside = [[n for n, digit in enumerate(digits) if _lies_in(digit, level)] for level in network.levels]
+    inside = [[n for n, digit in enumerate(digits) if digit.lies_in(level.digit)] for level in network.levels]
     if sum(map(len, inside)) != len(digits) or not network.levels:
         return None
     choices = [_choices([(source[n], target[n], shared[n]) for n in numbers], finely=finely) for numbers in inside]
@@ -313,10 +313,6 @@ def _places_of_one(choices: Sequence[Sequence[Roles]]) -> list[tuple[int, ...]]:
             (*place, number): digits | own for place, digits in taken.items() for number, own in cut if not digits & own
         }
     return list(taken)
-
-
-def _lies_in(digit: Digit, level: Level) -> bool:
-    return level.stride <= digit.stride and digit.end <= level.digit.end
 
 
 def _choices(roles: Sequence[tuple[int | None, int | None, int | None]], *, finely: bool) -> list[Roles]:

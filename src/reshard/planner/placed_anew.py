@@ -48,7 +48,7 @@ def parts_a_ring(reshard: Reshard, network: Network) -> bool:
         return False
     axes = [mesh.digit_of(Axis(name)) for name in mesh.sizes]
     levels = [level.digit for level in network.levels]
-    if not all(any(level.stride <= axis.stride and axis.end <= level.end for level in levels) for axis in axes):
+    if not all(any(axis.lies_in(level) for level in levels) for axis in axes):
         return False  # an axis over several levels goes in parts, which no placement of whole axes says
     rings = [level.digit for level in network.levels if not level.is_switch]
     return any(ring.stride < axis.stride < ring.end for ring in rings for axis in axes)

@@ -132,7 +132,7 @@ class StepPrices:
         """The ring along which all changes, if several devices along it hold the same before."""
         changed = [digit for digit, old, new in zip(self.digits, before.roles, after.roles, strict=True) if old != new]
         for ring in (level.digit for level in self.network.levels if level.link == "ring"):
-            if changed and all(ring.stride <= digit.stride and digit.end <= ring.end for digit in changed):
+            if changed and all(digit.lies_in(ring) for digit in changed):
                 return ring if self._replicas(before, ring) else None
         return None
 
@@ -142,7 +142,7 @@ class StepPrices:
             [
                 digit
                 for digit, role in zip(self.digits, roles.roles, strict=True)
-                if role is None and ring.stride <= digit.stride < ring.end
+                if role is None and digit.lies_in(ring)
             ]
         )
 

@@ -155,6 +155,6 @@ def line_of(exchange: Exchange, mesh: Mesh) -> int | None:
     moved = [digits[i] for i, j in enumerate(exchange.determined_by) if i != j or i in exchange.gathered]
     for mesh_dim, (name, _) in enumerate(mesh.axes):
         line = mesh.digit_of(Axis(name))
-        if all(line.stride <= digit.stride and digit.end <= line.end for digit in moved):
+        if all(digit.lies_in(line) for digit in moved):
             return mesh_dim
     return None
