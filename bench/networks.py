@@ -12,7 +12,7 @@ import reshard as rs
 from bench.planning import SMALL, drawn
 from bench.timing import Row, medians, within
 from reshard.collectives import fewest_bytes
-from reshard.network import Level, Network, digit_loads, pricing, seconds_of
+from reshard.network import Level, Network, digit_loads, pricing, ring_loads, seconds_of
 from reshard.network.patterns import Pattern
 from reshard.planner import cache_clear, level_moves
 from reshard.steps import chain_through
@@ -20,7 +20,7 @@ from reshard.steps import chain_through
 SHAPE = (2048, 2048)
 PATTERNS = (
     fewest_bytes._search,
-    pricing.nearest_loads,
+    ring_loads.ring_loads,
     pricing.piece_loads,
     pricing._stages,
     pricing._least_carried,

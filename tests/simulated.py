@@ -27,7 +27,7 @@ from scipy.sparse import coo_matrix, hstack
 
 from reshard import Network, Plan
 from reshard.digits import Digits
-from reshard.exchange import DigitExchange
+from reshard.exchange import DigitExchange, RingExchange
 from reshard.network import Level
 from reshard.network.pricing import _kind, _stages
 
@@ -234,11 +234,14 @@ def phases(exchange: Any, itemsize: float, wires: Wires) -> list[list[Phase]]:
     if stages is not None:
         piece = exchange.largest_piece * exchange.loose_values * itemsize
         return _gathered(stages, piece, wires, backwards=bool(exchange.combined))
-    senders, receivers, elements = exchange.traffic()
-    if not len(senders):
+    hops = exchange.traffic_of_hops() if isinstance(exchange, RingExchange) else [exchange.traffic()]
+    routed = [wires.routed(*ends, elements * itemsize) for *ends, elements in hops if len(elements)]
+    if not routed:
         return []
-    messages, latency = wires.routed(senders, receivers, elements * itemsize)
-    return [[Phase(messages, latency)]]
+    if isinstance(exchange, RingExchange):  # both ways at once
+        waits = [level.latency_s for level in wires.network.levels if level.digit == exchange.ring]
+        return [[Phase(messages, waits[0]) for messages, _ in routed]]
+    return [[Phase(*each) for each in routed]]
 
 
 def _gathered(stages: Stages, piece: float, wires: Wires, *, backwards: bool) -> list[list[Phase]]:

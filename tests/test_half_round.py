@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import linprog
 
 from reshard.network.half_round import _parted, fullest_of_parted
-from reshard.network.mix import Floats
+from reshard.mix import Floats
 
 SIZES = (2, 4, 6, 8, 12)
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
 from reshard.digits import Digits, nest
@@ -71,6 +72,16 @@ class Refinement:
     """Digits of dims above these lengths that no device has on either side, major to minor per dim."""
     loose_sizes: tuple[int, ...] = ()
     """Their sizes."""
+
+    def filled(self, shape: Sequence[int]) -> float:
+        """Which part of all blocks a tensor fills: 1 where dims are even."""
+        ends = list(self.lengths)
+        sizes = [digit.size for digit in self.digits]
+        roles = *self.source_roles, *self.target_roles, *self.loose
+        for role, size in zip(roles, (*sizes, *sizes, *self.loose_sizes), strict=True):
+            if isinstance(role, Cuts):
+                ends[role.dim] = max(ends[role.dim], role.stride * size)
+        return prod(shape) / max(prod(ends), 1)
 
 
 def refine(source: Layout, target: Layout, shape: Sequence[int], bounds: Iterable[int] = ()) -> Refinement | None:

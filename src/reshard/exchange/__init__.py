@@ -2,6 +2,8 @@
 
 pieces.py     a piece, and the one interface of an exchange
 by_digits.py  senders in closed form, where source and target have common digits
+ring.py       along a ring, from neighbour to neighbour
+ring_flows.py  how, so that the fullest link carries least
 by_boxes.py   senders dealt per source tile, for all else
 overlap_add.py  windows that are summed: the transpose of filling them
 reduction.py  unreduced values: combine every element on one device, then gather
@@ -31,19 +33,19 @@ the blocks 3 and 2 do not.
 from __future__ import annotations
 
 from reshard.exchange.by_digits import DigitExchange
-from reshard.exchange.nearest import NearestExchange
 from reshard.exchange.overlap_add import OverlapAdd
 from reshard.exchange.pieces import Exchange, Piece, PieceTable, overlap_elements
 from reshard.exchange.reduction import class_digits, combine_then_gather, find_exchange, total_bound
+from reshard.exchange.ring import RingExchange
 from reshard.exchange.schedule import schedule
 
 __all__ = [
     "DigitExchange",
     "Exchange",
-    "NearestExchange",
     "OverlapAdd",
     "Piece",
     "PieceTable",
+    "RingExchange",
     "class_digits",
     "combine_then_gather",
     "find_exchange",

@@ -163,17 +163,7 @@ class DigitExchange(Exchange):
     @cached_property
     def filled(self) -> float:
         """Which part of all blocks the tensor fills: 1 where dims are even."""
-        common, ends = self.common, list(self.common.lengths)
-        sizes = [digit.size for digit in common.digits]
-        cuts = zip(
-            (*common.source_roles, *common.target_roles, *common.loose),
-            (*sizes, *sizes, *common.loose_sizes),
-            strict=True,
-        )
-        for role, size in cuts:
-            if isinstance(role, Cuts):
-                ends[role.dim] = max(ends[role.dim], role.stride * size)
-        return prod(self.target.shape) / max(prod(ends), 1)
+        return self.common.filled(self.target.shape)
 
     @property
     def rounds(self) -> int:

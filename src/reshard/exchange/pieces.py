@@ -193,6 +193,23 @@ class Exchange(ABC):
             ReshardError: `unknown-device` where the device is neither in the source nor in the target.
         """
 
+    def passing(self, device: int) -> list[Piece]:
+        """The pieces that come to a device to be handed on alone: its target tile lacks none of them.
+
+        Raises:
+            ReshardError: as `incoming`.
+        """
+        self._check_device(device)
+        return []
+
+    @property
+    def hops(self) -> int:
+        """How often pieces are handed on, and once more: where it is more than 1, `Piece.round` counts hops from 1.
+
+        What is sent in a later hop is a piece that its sender received in the hop before.
+        """
+        return 1
+
     @cached_property
     def is_even(self) -> bool:
         """Whether all tiles of the source are of one shape, and all of the target."""

@@ -38,7 +38,7 @@ from reshard.digits import NO_DIGITS, Digit
 from reshard.errors import ReshardError
 from reshard.exchange.by_boxes import by_boxes
 from reshard.exchange.by_digits import by_digits
-from reshard.exchange.nearest import nearest
+from reshard.exchange.ring import around
 from reshard.exchange.overlap_add import overlap_add
 from reshard.exchange.pieces import ClassDigits, Exchange, block_overlaps
 from reshard.layout import Layout
@@ -93,10 +93,10 @@ def combine_then_gather(
 
     Where the target has one copy of each tile, or keeps all classes apart, one exchange does it.
     Where `near` is 1 every replica combines by itself, from the values nearest to it: more bytes, on nearer links.
-    Where a ring is given, nothing is combined, and the nearest along it sends (`nearest`).
+    Where a ring is given, nothing is combined, and pieces go along it from neighbour to neighbour (`around`).
     """
     if ring is not None:
-        return (nearest(source, target, ring),)
+        return (around(source, target, ring),)
     if target.layout.copies() == 1 or source.classes == target.classes or source.layout.is_summed:
         return (find_exchange(source, target, near),)
     if near == 1 and source.same_order_as(target) and refine(source.layout, target.layout, target.shape) is not None:

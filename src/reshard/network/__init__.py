@@ -44,7 +44,7 @@ from reshard.network.pricing import (
     seconds_of,
     spans_of_uses,
     unnamed,
-    use_of_nearest,
+    use_of_ring,
     use_of_pattern,
     uses_of,
 )
@@ -74,7 +74,7 @@ __all__ = [
     "seconds_of",
     "spans_of_uses",
     "unnamed",
-    "use_of_nearest",
+    "use_of_ring",
     "use_of_pattern",
     "uses_of",
 ]

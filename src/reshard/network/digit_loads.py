@@ -30,7 +30,7 @@ import numpy as np
 
 from reshard.digits import Digit, Digits, Positions, nest
 from reshard.network.level import Level
-from reshard.network.mix import Floats
+from reshard.mix import Floats
 from reshard.network.traffic import (
     Loads,
     edges_of_pieces,

@@ -12,7 +12,7 @@ These do not always suffice, so it is checked that as much does.
 Let what goes onwards from a device be what heights rise from there to the next: then what a link can carry bounds how
 much heights differ half a ring apart, and shortest paths are heights that keep all bounds (Bellman and Ford).
 In all a middling amount goes onwards, of those that leave nothing over.
-Where no such heights are found the best mix of ways to part decides (`network/mix.py`).
+Where no such heights are found the best mix of ways to part decides (`mix.py`).
 
 By hand, on a ring of 4, from 0 to 2 and from 1 to 3: both take the link from 1 to 2 or else that from 0 to 3, so one of
 these carries 1, which is what half of each puts on both.
@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.network.mix import Floats, best_mix
+from reshard.mix import Floats, best_mix
 
 SAME = 1e-9
 """Loads that differ by no more than so much of them are the same."""

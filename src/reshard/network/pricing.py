@@ -32,9 +32,10 @@ import numpy as np
 from reshard.box import is_one_run
 from reshard.digits import Digit, Digits, Positions
 from reshard.errors import ReshardError
-from reshard.exchange import DigitExchange, Exchange, NearestExchange
+from reshard.exchange import DigitExchange, Exchange, RingExchange
 from reshard.exchange.by_digits import senders_by_round
-from reshard.exchange.nearest import pieces_along
+from reshard.exchange.ring import RingRoles
+from reshard.exchange.ring_flows import role_numbers
 from reshard.mesh import ENUMERABLE, Mesh
 from reshard.network.digit_loads import digit_loads, least_carried
 from reshard.network.formulas import all_to_all, staged_all_gather
@@ -42,6 +43,7 @@ from reshard.network.level import Level
 from reshard.network.networks import Network
 from reshard.network.numbers import device_digits
 from reshard.network.patterns import Pattern, kind_of
+from reshard.network.ring_loads import RingLoads, ring_loads
 from reshard.network.traffic import Loads, loads, runs
 from reshard.steps import Share, Step
 
@@ -271,23 +273,8 @@ def _use_of_exchange(exchange: Exchange, itemsize: float, network: Network) -> U
         use = use_of_pattern(_pattern(exchange), meshes, sent_bytes, network, is_even=exchange.filled >= NEARLY)
         if use is not None:
             return use
-    if (
-        isinstance(exchange, NearestExchange)
-        and exchange.by_digits.filled >= NEARLY
-        and exchange.source.mesh.device_ids is None
-    ):
-        common, ring = exchange.by_digits.common, exchange.ring
-        chains = exchange.by_digits.determined_by, exchange.by_digits.gathered
-        use = use_of_nearest(
-            ring,
-            common.digits,
-            *chains,
-            exchange.replicas,
-            exchange.largest_piece * exchange.by_digits.loose_values * itemsize,
-            network,
-        )
-        if use is not None:
-            return use
+    if isinstance(exchange, RingExchange):
+        return _use_of_ring_exchange(exchange, itemsize, network)
     senders, receivers, elements = exchange.traffic()
     if not len(senders):
         return Use.of_nothing(network)
@@ -326,60 +313,45 @@ def use_of_pattern(
     return _use_of_stages(all_to_all(stages[0][0], gathered_bytes * pattern.gathered_digits.size), stages, network)
 
 
-def use_of_nearest(
-    ring: Digit,
-    digits: Digits,
-    determined_by: tuple[int, ...],
-    gathered: tuple[int, ...],
-    replicas: Digits,
-    sent_bytes: float,
-    network: Network,
-) -> Use | None:
-    """What an exchange takes in which the nearest along a ring sends; None where the ring is no level of a network.
+def use_of_ring(ring: Digit, roles: RingRoles, unit_bytes: float, network: Network) -> Use | None:
+    """What it takes to send along a ring from neighbour to neighbour; None where the ring is no level of a network.
 
     Args:
         ring: the places along it, as a digit of the device number.
-        digits: of the device number, of which those that change lie in the ring.
-        determined_by: that of `DigitExchange`, where replicas keep the receiver's own value.
-        gathered: likewise.
-        replicas: the digits in the ring on which the source is replicated.
-        sent_bytes: of a piece.
+        roles: what digits along it do before and after.
+        unit_bytes: of a unit.
         network: must reach all devices.
     """
     number = next((n for n, level in enumerate(network.levels) if level.digit == ring and level.link == "ring"), None)
     if number is None:
         return None
-    inside = [n for n, digit in enumerate(digits) if digit.lies_in(ring)]
-    places = {n: place for place, n in enumerate(inside)}
-    along = nearest_loads(
-        network.levels[number].at_stride_one(),
-        Digits(_at_stride_one(digits[n], ring) for n in inside),
-        tuple([places[determined_by[n]] for n in inside]),
-        tuple([places[n] for n in gathered]),
-        Digits(_at_stride_one(digit, ring) for digit in replicas),
-    )
-    carried = [along.carried[0] if n == number else 0.0 for n in range(len(network.levels))]
-    return _use_of_loads(Loads(tuple(carried), along.latency_s), sent_bytes, network)
+    carried, level = ring_loads(roles.digits, *role_numbers(roles.before, roles.after)), network.levels[number]
+    return _use_of_hops(number, carried, unit_bytes / level.bandwidth, network)
 
 
-def _at_stride_one(digit: Digit, ring: Digit) -> Digit:
-    return Digit(digit.stride // ring.stride, digit.size)
+def _use_of_hops(number: int, carried: RingLoads, seconds: float, network: Network) -> Use:
+    """What hops along a level take, of so many seconds a unit."""
+    latency_s = len(carried.hops) * network.levels[number].latency_s
+    busy = [
+        carried.fullest * seconds + latency_s if n == number else 0.0
+        for n, level in enumerate(network.levels)
+        for _ in range(level.places)
+    ]
+    return Use(sum(carried.hops) * seconds + latency_s + network.launch_s, (*busy, network.launch_s))
 
 
-@lru_cache(CACHED)
-def nearest_loads(
-    level: Level, digits: Digits, determined_by: tuple[int, ...], gathered: tuple[int, ...], replicas: Digits
-) -> Loads:
-    """What pieces load along one ring where the nearest holder sends, each of size 1.
-
-    By hand, on a ring of 4 of which 0 and 1 hold what 2 and 3 lack: 1 sends to 2, and 0 to 3.
-
-    >>> level, digits = Level(1, 4, "ring", 1.0, 1.0), Digits.of_sizes([2, 2])
-    >>> nearest_loads(level, digits, (0, 1), (0,), Digits(digits[1:])).carried
-    (1.0,)
-    """
-    pieces = pieces_along(level.digit, digits, determined_by, gathered, replicas)
-    return loads((level,), *pieces) if len(pieces.senders) else Loads((0.0,), 0.0)
+def _use_of_ring_exchange(exchange: RingExchange, itemsize: float, network: Network) -> Use:
+    """That of an exchange along a ring, hop by hop where the ring is no level, or the tensor does not fill its blocks."""
+    common, mesh = exchange.common, exchange.source.mesh
+    if mesh.device_ids is None and common.filled(exchange.target.shape) >= NEARLY:
+        unit_bytes = prod(common.lengths) * prod(common.loose_sizes) * itemsize
+        use = use_of_ring(exchange.ring, exchange.roles, unit_bytes, network)
+        if use is not None:
+            return use
+    hops = [loads(network.levels, *traffic) for traffic in exchange.traffic_of_hops()]
+    together = _use_of_loads(loads(network.levels, *exchange.traffic()), itemsize, network)
+    seconds = sum(hop.seconds(network.levels, itemsize) for hop in hops)
+    return Use(seconds + network.launch_s, together.busy)
 
 
 def least_busy(pattern: Pattern, mesh: Mesh, sent_bytes: float, network: Network) -> tuple[float, ...]:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from reshard.digits import Positions
 from reshard.network.half_round import fullest_of_parted
 from reshard.network.level import Level
-from reshard.network.mix import Floats
+from reshard.mix import Floats
 
 
 class Loads(NamedTuple):

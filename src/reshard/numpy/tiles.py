@@ -161,7 +161,10 @@ def _moved(step: Step, tiles: Tiles, counts: dict[int, int]) -> Tiles:
         tiles = {device: tile.reshape(1) for device, tile in tiles.items()}
     for move in step.transfers:
         devices = move.exchange.target.mesh.device_array.tolist()
-        tiles = {device: _received(move, device, tiles, counts) for device in devices}
+        if move.exchange.hops > 1:
+            tiles = _handed_on(move, tiles, counts)
+        else:
+            tiles = {device: _received(move, device, tiles, counts) for device in devices}
     return {device: tile.reshape(()) for device, tile in tiles.items()} if lifted else tiles
 
 
@@ -173,6 +176,28 @@ def _received(move: Move, device: int, sources: Tiles, counts: dict[int, int]) -
         arriving.append((piece.box, sent))
         counts[device] += sent.nbytes if piece.sender != device else 0
     return assembled(move, device, arriving, next(iter(sources.values())).dtype)
+
+
+def _handed_on(move: Move, sources: Tiles, counts: dict[int, int]) -> Tiles:
+    """All devices' tiles after a move in hops, hop by hop: what is handed on is what came in the hop before."""
+    exchange, dtype = move.exchange, next(iter(sources.values())).dtype
+    devices = exchange.target.mesh.device_array.tolist()
+    wanted = {device: exchange.incoming(device) for device in devices}
+    coming = [piece for device in devices for piece in (*wanted[device], *exchange.passing(device))]
+    arrived: dict[tuple[int, Box], Array] = {}
+    for hop in range(exchange.hops + 1):
+        handed = {} if hop < 2 else {piece: arrived[piece.sender, piece.box] for piece in coming if piece.round == hop}
+        for piece in coming:
+            if piece.round == hop:
+                part = handed.get(piece)
+                if part is None:
+                    part = sent_part(sources[piece.sender], piece.box, exchange.source, piece.sender)
+                arrived[piece.receiver, piece.box] = part
+                counts[piece.receiver] += part.nbytes if piece.sender != piece.receiver else 0
+    return {
+        device: assembled(move, device, [(piece.box, arrived[device, piece.box]) for piece in wanted[device]], dtype)
+        for device in devices
+    }
 
 
 def _check_tiles(tiles: Mapping[int, Array], tiling: Tiling, plan: Plan | None) -> np.dtype[Any]:

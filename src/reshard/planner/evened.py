@@ -61,11 +61,11 @@ def chain_ended_inside(reshard: Reshard, larger: tuple[int, ...], steps: Chain) 
     middles = [ended_inside(point, larger, reshard.shape) for point in points]
     chain = chain_through(reshard, *middles, near=(0, *(step.near for step in steps), 0))
     rings = {ends: step.ring for ends, step in zip(pairwise(middles), steps, strict=True)}
-    return tuple([_from_nearest(step, rings.get((step.before, step.after))) for step in chain])
+    return tuple([_along_ring(step, rings.get((step.before, step.after))) for step in chain])
 
 
-def _from_nearest(step: Step, ring: Digit | None) -> Step:
-    """The step, each piece from the nearest along a ring if there is one; as it is where no digits say it."""
+def _along_ring(step: Step, ring: Digit | None) -> Step:
+    """The step, along a ring if there is one; as it is where no digits say it."""
     try:
         return step if ring is None else step_of(step.reshard, ring=ring)
     except ReshardError:

@@ -45,12 +45,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.digits import Digit, Digits, Positions
-from reshard.exchange.by_digits import close_chains
+from reshard.exchange.ring import MOST_PLACES, RingRoles
+from reshard.exchange.ring_flows import role_numbers
 from reshard.network import Level, Network
 from reshard.network.digit_loads import digit_loads
 from reshard.network.formulas import all_gather, all_to_all
-from reshard.network.mix import Floats
-from reshard.network.pricing import nearest_loads
+from reshard.mix import Floats
+from reshard.network.ring_loads import ring_loads
 from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts, sharding_of_cuts
 from reshard.problem import Reshard
@@ -263,8 +264,8 @@ def _graph(
     first, last = (tuple(listed.index(roles) for listed, roles in zip(choices, end, strict=True)) for end in ends)
     chosen = [first, *(place for place in _places_of_one(choices) if place not in (first, last)), last]
     places = np.array(chosen)
-    numbered = np.full([len(listed) for listed in choices], -1)  # states by the choices of all levels
-    numbered[tuple(places.T)] = np.arange(len(chosen))
+    numbered_states = np.full([len(listed) for listed in choices], -1)  # states by the choices of all levels
+    numbered_states[tuple(places.T)] = np.arange(len(chosen))
     shards = np.ones(len(chosen), dtype=np.int64)
     steps: list[tuple[Positions, Positions, Floats, Floats]] = []
     for number, (level, numbers, listed) in enumerate(zip(network.levels, inside, choices, strict=True)):
@@ -272,8 +273,8 @@ def _graph(
         parts = [prod(size for size, role in zip(sizes, roles, strict=True) if role is not None) for roles in listed]
         shards *= np.array(parts)[places[:, number]]
         strides = [digits[n].stride // level.stride for n in numbers]
-        moves = _moves(level.at_stride_one(), tuple(map(Digit, strides, sizes)), tuple(_renumbered(*listed)))
-        alike = np.moveaxis(numbered, number, -1).reshape(-1, len(listed))  # but for this level, a row each
+        moves = _moves(level.at_stride_one(), tuple(map(Digit, strides, sizes)), tuple(role_numbers(*listed)))
+        alike = np.moveaxis(numbered_states, number, -1).reshape(-1, len(listed))  # but for this level, a row each
         is_state = alike >= 0
         rows, before, after = np.nonzero(is_state[:, :, None] & is_state[:, None, :] & moves.leads)
         taken = moves.seconds[before, after], moves.latencies_s[before, after]
@@ -389,7 +390,7 @@ def _moves(level: Level, digits: tuple[Digit, ...], choices: tuple[Roles, ...]) 
     loads = []
     for first in firsts.tolist():
         before, after = (choices[place] for place in divmod(first, len(choices)))
-        loads.append(None if before == after else _load(level, digits, *_renumbered(before, after)))
+        loads.append(None if before == after else _load(level, digits, *role_numbers(before, after)))
     columns = zip(*[(load is not None, *(load or (0.0, 0.0))) for load in loads], strict=True)
     return LevelMoves(*(np.array(column)[numbers.reshape(kinds.shape)] for column in columns))
 
@@ -409,36 +410,22 @@ def _kinds_of_pairs(choices: Sequence[Roles]) -> Positions:
     return np.asarray(origins @ (count + 2) ** places * 2**count + (is_none @ 2**places)[:, None])
 
 
-def _renumbered(*lists: Roles) -> list[Roles]:
-    """The same roles by numbers in the order in which they come.
-
-    >>> _renumbered((7, None), (None, 7)), _renumbered((3, 5), (5, 3))
-    ([(0, None), (None, 0)], [(0, 1), (1, 0)])
-    """
-    numbers: dict[int | None, int | None] = {None: None}
-    return [tuple([numbers.setdefault(role, len(numbers) - 1) for role in roles]) for roles in lists]
-
-
 @lru_cache(CACHED_LOADS)
 def _load(level: Level, digits: tuple[Digit, ...], before: Roles, after: Roles) -> LevelLoad | None:
     """What it takes that digits of a level change what they do; None where no step is known."""
-    known = _load_at_own_value(level, digits, before, after), _load_from_nearest(level, digits, before, after)
+    known = _load_at_own_value(level, digits, before, after), _load_along(level, digits, before, after)
     return min(filter(None, known), key=lambda load: load.seconds, default=None)
 
 
-def _load_from_nearest(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> LevelLoad | None:
-    """The same where digits along a ring hold the same, and the nearest of all holders sends."""
-    if level.link != "ring" or None not in before:
+def _load_along(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> LevelLoad | None:
+    """The same where it goes along a ring from neighbour to neighbour."""
+    roles = RingRoles(Digits(digits), before, after)
+    if level.link != "ring" or level.size < 3 or roles.places > MOST_PLACES:
         return None
-    chains = close_chains(Digits(digits), before, after, near=1)
-    replicas = Digits([digit for digit, role in zip(digits, before, strict=True) if role is None])
-    carried = nearest_loads(level, Digits(digits), *chains, replicas)
-    sizes = [digit.size for digit in digits]
-    shards = [
-        prod([size for size, role in zip(sizes, roles, strict=True) if role is not None]) for roles in (before, after)
-    ]
-    each = shards[0] / (shards[1] * prod([sizes[number] for number in chains[1]]))
-    return LevelLoad(carried.carried[0] * each / level.bandwidth, carried.latency_s)
+    carried = ring_loads(roles.digits, before, after)
+    held = prod([digit.size for digit, role in zip(digits, before, strict=True) if role is not None])
+    each = held * level.size / roles.places  # of a tile, what a unit is
+    return LevelLoad(carried.fullest * each / level.bandwidth, len(carried.hops) * level.latency_s)
 
 
 def _load_at_own_value(level: Level, digits: tuple[Digit, ...], before: Roles, after: Roles) -> LevelLoad | None:

@@ -1,7 +1,7 @@
 """Shares of a tensor that go different ways at once, so that all levels of a network work.
 
 One chain loads some levels and leaves others idle; a mix of chains loads each with what all of them put there.
-The best mix (`network/mix.py`) has prices, which say what a second of a level is worth, and the way that is cheapest at
+The best mix (`mix.py`) has prices, which say what a second of a level is worth, and the way that is cheapest at
 these prices enters it, until none is worth more than those that are in (Dantzig and Wolfe 1960).
 There are as many shares as levels at the most.
 """
@@ -20,7 +20,7 @@ import numpy as np
 from reshard.digits import Positions
 from reshard.errors import ReshardError
 from reshard.network import Use, spans_of_uses, uses_of
-from reshard.network.mix import Floats, best_mix
+from reshard.mix import Floats, best_mix
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.number_of_parts import MOST_PARTS, WORTH
 from reshard.planner.policy import SMALL_BYTES

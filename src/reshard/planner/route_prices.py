@@ -86,15 +86,15 @@ class RoutePrices:
             return way
 
     def chain(self, route: Route) -> Chain:
-        """The steps of a route, those along a ring from the nearest holders where these take less.
+        """The steps of a route, from neighbour to neighbour along a ring where that takes less.
 
         Raises:
             ReshardError: as `Route.chain`.
         """
         steps = route.chain(self.reshard)
-        return steps if route.steps is not None or not self.by_digits else tuple(map(self._from_nearest, steps))
+        return steps if route.steps is not None or not self.by_digits else tuple(map(self._along_ring, steps))
 
-    def _from_nearest(self, step: Step) -> Step:
+    def _along_ring(self, step: Step) -> Step:
         before, after = self.of_steps.roles_of(step.before), self.of_steps.roles_of(step.after)
         ring = None if before is None or after is None else self.of_steps.ring_of(before, after, step.near)
         return step if ring is None else step_of(step.reshard, ring=ring)

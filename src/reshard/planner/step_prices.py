@@ -24,9 +24,10 @@ from typing import NamedTuple
 
 from reshard.digits import Digit, Digits, nest
 from reshard.exchange.by_digits import close_chains
+from reshard.exchange.ring import MOST_PLACES, RingRoles
 from reshard.layout import NOWHERE, Tie
 from reshard.mesh import Mesh
-from reshard.network import Network, Use, least_busy, unnamed, use_of_nearest, use_of_pattern
+from reshard.network import Network, Use, least_busy, unnamed, use_of_ring, use_of_pattern
 from reshard.network.patterns import Pattern, kind_of
 from reshard.refinement import Cuts, Role
 from reshard.sharding import Sharding
@@ -112,45 +113,37 @@ class StepPrices:
         if not sending.elements:
             return self.nothing
         ring = self.ring_of(before, after, near)
-        return self._use_of(sending, parts) if ring is None else self._use_of_nearest(before, after, ring, parts)
+        return self._use_of(sending, parts) if ring is None else self._use_along(before, after, ring, parts)
 
     def ring_of(self, before: DigitRoles, after: DigitRoles, near: int = 0) -> Digit | None:
-        """The ring along which all changes, and is changed sooner where the nearest holder sends; None without one."""
+        """The ring along which all changes, if it is changed sooner from neighbour to neighbour; None without one."""
         ends = (before.roles, after.roles, near)
         if ends not in self._rings:
             self._rings[ends] = self._ring_anew(before, after, near)
         return self._rings[ends]
 
     def _ring_anew(self, before: DigitRoles, after: DigitRoles, near: int) -> Digit | None:
-        ring, sending = self._ring_with_replicas(before, after), self._sending(before, after, near)
+        ring, sending = self._ring_of_change(before, after), self._sending(before, after, near)
         if ring is None or sending is None or not sending.elements:
             return None
-        direct, nearest = self._use_of(sending, 1), self._use_of_nearest(before, after, ring, 1)
-        return ring if nearest is not None and nearest.seconds < direct.seconds * (1 - SOONER) else None
+        direct, along = self._use_of(sending, 1), self._use_along(before, after, ring, 1)
+        return ring if along is not None and max(along.busy) < max(direct.busy) * (1 - SOONER) else None
 
-    def _ring_with_replicas(self, before: DigitRoles, after: DigitRoles) -> Digit | None:
-        """The ring along which all changes, if several devices along it hold the same before."""
+    def _ring_of_change(self, before: DigitRoles, after: DigitRoles) -> Digit | None:
+        """The ring along which all changes."""
         changed = [digit for digit, old, new in zip(self.digits, before.roles, after.roles, strict=True) if old != new]
-        for ring in (level.digit for level in self.network.levels if level.link == "ring"):
-            if changed and all(digit.lies_in(ring) for digit in changed):
-                return ring if self._replicas(before, ring) else None
-        return None
+        rings = (level.digit for level in self.network.levels if level.link == "ring" and level.size > 2)
+        return next((ring for ring in rings if changed and all(digit.lies_in(ring) for digit in changed)), None)
 
-    def _replicas(self, roles: DigitRoles, ring: Digit) -> Digits:
-        """The digits along a ring on which all hold the same."""
-        return Digits(
-            [
-                digit
-                for digit, role in zip(self.digits, roles.roles, strict=True)
-                if role is None and digit.lies_in(ring)
-            ]
-        )
-
-    def _use_of_nearest(self, before: DigitRoles, after: DigitRoles, ring: Digit, parts: int) -> Use | None:
-        determined_by, gathered = close_chains(self.digits, before.roles, after.roles, near=1)
-        elements = after.elements // prod([self.digits[number].size for number in gathered])
-        sent_bytes, replicas = elements * (self.itemsize / parts), self._replicas(before, ring)
-        return use_of_nearest(ring, self.digits, determined_by, gathered, replicas, sent_bytes, self.network)
+    def _use_along(self, before: DigitRoles, after: DigitRoles, ring: Digit, parts: int) -> Use | None:
+        columns = zip(self.digits, before.roles, after.roles, strict=True)
+        digits, *ends = zip(*(column for column in columns if column[0].lies_in(ring)), strict=True)
+        roles = RingRoles(Digits(Digit(stride // ring.stride, size) for stride, size in digits), *ends)
+        if roles.places > MOST_PLACES:
+            return None
+        elements = after.elements * prod([digit.size for digit, role in zip(digits, roles.after, strict=True) if role is not None])
+        units = roles.places // roles.digits.size
+        return use_of_ring(ring, roles, elements / units * (self.itemsize / parts), self.network)
 
     def _use_of(self, sending: Sending, parts: int) -> Use:
         key = sending, parts
@@ -168,9 +161,9 @@ class StepPrices:
         if not sending.elements:
             return self.nothing.busy[:-1]
         direct = least_busy(sending.pattern, self.meshes[0], float(sending.elements * self.itemsize), self.network)
-        ring = self._ring_with_replicas(before, after)
-        nearest = None if ring is None else self._use_of_nearest(before, after, ring, 1)
-        return direct if nearest is None else tuple(map(min, direct, nearest.busy))
+        ring = self._ring_of_change(before, after)
+        along = None if ring is None else self._use_along(before, after, ring, 1)
+        return direct if along is None else tuple(map(min, direct, along.busy))
 
     def least_seconds(self, before: DigitRoles, after: DigitRoles, starts: int) -> float:
         """What so many steps that send take together at the least, one after another.

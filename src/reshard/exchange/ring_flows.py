@@ -1,0 +1,319 @@
+"""How what devices of a ring lack goes along it from those that hold it, so that the fullest link carries least.
+
+A unit is what the same devices hold and the same devices lack.
+Between a device that holds it and the next one that does is a *gap*: who lacks it there takes it from the holder behind
+up to some device, and from the one ahead beyond; each hands it on to its neighbour, so no link carries it twice.
+Where a gap is parted may be chosen for every share of a unit, so what comes from behind is its first part: all of it
+to some, less to those further on, nothing to others.
+
+The best shares are a mix of ways (`reshard.mix`), each of which parts every gap in one place.
+Where a second of each link has a price, the cheapest way parts each gap by itself where that costs least; so ways are
+added until none is cheaper than their mix.
+Turns of the ring that leave all that is held and lacked as it is, and its mirror image, take links to links that may
+as well carry the same; so few are told apart.
+
+By hand, on a ring of 4: what 0 alone holds, or what 0 and 1 hold, goes half each way to all that lack it.
+
+>>> lacks = np.array([[False, True, True, True], [False, False, True, True]])
+>>> demand = Demand(~lacks, lacks, np.array([1, 1]))
+>>> [from_behind(demand.part([unit])).tolist() for unit in range(2)]
+[[[0.0, 0.5, 0.5, 0.5]], [[0.0, 0.0, 0.5, 0.5]]]
+>>> flows_of(demand.part([1])).loads().tolist()
+[[0.0, 0.5, 0.0, 0.0, 0.5, 0.0, 0.0, 0.0], [0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.5]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.digits import Digits, Positions
+from reshard.mix import Floats, best_mix
+
+Flags = NDArray[np.bool_]
+
+MOST_WAYS = 24
+"""Of a mix."""
+NEARLY = 1e-3
+"""A way that is cheaper than the mix by no more is not added."""
+SHARES = 24
+"""In how many equal shares, at most, what is alike parts."""
+CACHED = 4096
+"""Changes along a ring whose flows are kept."""
+
+
+class Demand(NamedTuple):
+    """What devices of a ring hold and lack."""
+
+    holds: Flags
+    """Per unit and place along the ring, no two units alike; some device holds each."""
+    lacks: Flags
+    """Per unit and place whether it is to get there; nobody lacks what it holds."""
+    counts: Positions
+    """Per unit how many there are of it, each of one size."""
+
+    def part(self, units: Sequence[int]) -> Demand:
+        """Some units of it."""
+        return Demand(*(column[list(units)] for column in self))
+
+
+class Flows(NamedTuple):
+    """What goes from neighbour to neighbour."""
+
+    unit: Positions
+    senders: Positions
+    """Places along the ring."""
+    receivers: Positions
+    hops: Positions
+    """From 0: what is sent in a later hop is what the sender received in the hop before."""
+    low: Floats
+    """Which part of the unit it is, from 0 to 1."""
+    high: Floats
+    counts: Positions
+    """Of the demand, per unit."""
+    size: int
+    """Of the ring."""
+
+    def loads(self) -> Floats:
+        """Per hop, what links carry in units: those onwards from each place, then those back from each place."""
+        is_back = (self.receivers - self.senders) % self.size != 1
+        links = self.hops * 2 * self.size + is_back * self.size + self.senders
+        length = 2 * self.size * (int(self.hops.max(initial=-1)) + 1)
+        carried = np.bincount(links, (self.high - self.low) * self.counts[self.unit], length)
+        return np.asarray(carried.reshape(-1, 2 * self.size), dtype=np.float64)
+
+
+class _Events(NamedTuple):
+    """Who holds and who lacks each unit, gap by gap: a holder, and who lacks it up to the next."""
+
+    unit: Positions
+    place: Positions
+    is_holder: Flags
+    behind: Positions
+    """How far the holder behind is; 0 for itself."""
+    ahead: Positions
+    """How far the next holder is; 0 for a holder."""
+    size: int
+    """Of the ring."""
+
+    @classmethod
+    def of(cls, demand: Demand) -> _Events:
+        """Those of a demand."""
+        units, size = demand.holds.shape
+        turned = (demand.holds.argmax(axis=1)[:, None] + np.arange(size)) % size  # a holder first
+        rows = np.arange(units)[:, None]
+        holds, lacks = demand.holds[rows, turned], demand.lacks[rows, turned]
+        places = np.arange(size)
+        behind = places - np.maximum.accumulate(np.where(holds, places, 0), axis=1)
+        ahead = np.minimum.accumulate(np.where(holds, places, size)[:, ::-1], axis=1)[:, ::-1] - places
+        unit, at = np.nonzero(holds | lacks)
+        return cls(unit, turned[unit, at], holds[unit, at], behind[unit, at], ahead[unit, at], size)
+
+    @property
+    def first(self) -> Positions:
+        """Where gaps begin."""
+        return np.flatnonzero(self.is_holder)
+
+    def chains(self, from_behind: Flags) -> Flows:
+        """Whole units on their way, where it is said who takes them from behind; counted once each."""
+        starts = self.first
+        holders = self.place[starts]
+        next_holders = (holders + np.maximum.reduceat(self.behind + self.ahead, starts)) % self.size
+        onwards = np.maximum.reduceat(self.behind * from_behind, starts)
+        back = np.maximum.reduceat(self.ahead * ~(from_behind | self.is_holder), starts)
+        lengths = np.concatenate([onwards, back])
+        chain = np.repeat(np.arange(len(lengths)), lengths)
+        hops = np.arange(len(chain)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        way = np.where(chain < len(starts), 1, -1)
+        senders = (np.concatenate([holders, next_holders])[chain] + way * hops) % self.size
+        receivers, none = (senders + way) % self.size, np.zeros(len(chain))
+        unit = self.unit[starts][chain % max(len(starts), 1)]
+        return Flows(unit, senders, receivers, hops, none, none + 1.0, np.ones(len(unit), dtype=np.int64), self.size)
+
+
+class _Symmetry(NamedTuple):
+    """What leaves a demand as it is."""
+
+    period: int
+    """Turns by so many places."""
+    turned: Positions
+    """Per unit the one that it becomes by such a turn."""
+    mirrored: Positions | None
+    """Per unit the one that it becomes in the mirror image, in which places count down; None where that is another."""
+
+    @classmethod
+    def of(cls, demand: Demand) -> _Symmetry:
+        """That of a demand."""
+        size = demand.holds.shape[1]
+        mirrored = _alike(demand, demand.holds[:, ::-1], demand.lacks[:, ::-1])
+        for period in (count for count in range(1, size + 1) if size % count == 0):
+            turned = _alike(demand, *(np.roll(table, period, axis=1) for table in demand[:2]))
+            if turned is not None:
+                return cls(period, turned, mirrored)
+        raise AssertionError("a whole turn changes nothing")
+
+    def orbits(self, size: int) -> tuple[Positions, Positions]:
+        """Per link onwards and per link back, by the place that it leaves or leads to, the number of those alike."""
+        links = np.arange(size)
+        back = (size - 2 - links) % self.period if self.mirrored is not None else self.period + links % self.period
+        return links % self.period, back
+
+    def evened(self, shares: Floats) -> Floats:
+        """Shares from behind, the mean of those that are alike."""
+        total, image, count = shares, shares, shares.shape[1] // self.period
+        for _ in range(count - 1):
+            image = np.roll(image[self.turned], -self.period, axis=1)
+            total = total + image
+        mean = total / count
+        return mean if self.mirrored is None else (mean + 1.0 - mean[self.mirrored][:, ::-1]) / 2
+
+
+def _alike(demand: Demand, holds: Flags, lacks: Flags) -> Positions | None:
+    """Per unit the one of a demand that holds and lacks so; None where there is none, or of another count."""
+    own, others = (_keys(*tables) for tables in (demand[:2], (holds, lacks)))
+    order, places = np.argsort(own), np.argsort(others)
+    if not np.array_equal(own[order], others[places]):
+        return None
+    units = np.empty_like(order)
+    units[places] = order
+    return units if np.array_equal(demand.counts[units], demand.counts) else None
+
+
+def _keys(holds: Flags, lacks: Flags) -> NDArray[np.bytes_]:
+    """One key per unit."""
+    packed = np.ascontiguousarray(np.packbits(np.concatenate([holds, lacks], axis=1), axis=1))
+    return packed.view(f"S{packed.shape[1]}")[:, 0]
+
+
+def from_behind(demand: Demand) -> Floats:
+    """Per unit and place, how much of what is lacked there comes from the holder behind; 0 where nothing is."""
+    events, symmetry = _Events.of(demand), _Symmetry.of(demand)
+    starts = events.first
+    gaps = np.cumsum(events.is_holder) - 1
+    places = _loads_of_places(events, symmetry, demand.counts)
+    prices, ways, loads = np.ones(places.shape[1]), [], []
+    for _ in range(MOST_WAYS):
+        costs = places @ prices
+        least = np.minimum.reduceat(costs, starts)
+        if ways and least.sum() >= 1 - NEARLY:
+            break
+        cheapest = np.flatnonzero(costs == least[gaps])
+        way = cheapest[np.unique(gaps[cheapest], return_index=True)[1]]
+        ways.append(way)
+        loads.append(places[way].sum(axis=0))
+        mix = best_mix(np.array(loads))
+        prices = mix.prices
+    numbers = np.arange(len(gaps))
+    shares = np.zeros(demand.holds.shape)
+    for part, way in zip(mix.parts.tolist(), ways, strict=True):
+        shares[events.unit, events.place] += part * (numbers <= way[gaps])
+    return np.where(demand.lacks, np.round(symmetry.evened(shares) * SHARES) / SHARES, 0.0)
+
+
+def _loads_of_places(events: _Events, symmetry: _Symmetry, counts: Positions) -> Floats:
+    """Per event, what links that are told apart carry for its gap where it is the last that takes from behind."""
+    size, links = events.size, np.arange(events.size)
+    following = np.append(np.where(events.is_holder, 0, events.ahead)[1:], 0)  # from ahead to the next
+    ends = events.place - events.behind, np.append(events.place[1:], 0)
+    onwards, back = (
+        (links - start[:, None]) % size < length[:, None]
+        for start, length in zip(ends, (events.behind, following), strict=True)
+    )
+    orbits = symmetry.orbits(size)
+    of_orbit = [numbers[:, None] == np.arange(max(map(np.max, orbits)) + 1) for numbers in orbits]
+    carried = onwards @ of_orbit[0].astype(np.float64) + back @ of_orbit[1].astype(np.float64)
+    return np.asarray(carried * (counts[events.unit] / sum(table[:, 0].sum() for table in of_orbit))[:, None])
+
+
+def flows_of(demand: Demand) -> Flows:
+    """What goes from neighbour to neighbour, the fullest link as little as can be."""
+    events, shares = _Events.of(demand), from_behind(demand)
+    of_events = shares[events.unit, events.place]
+    bounds = np.unique(np.concatenate([[0.0, 1.0], of_events[~events.is_holder]])).tolist()
+    parts = []
+    for low, high in zip(bounds, bounds[1:], strict=False):
+        whole = events.chains((of_events >= high) & ~events.is_holder)
+        parts.append(whole._replace(low=whole.low + low, high=whole.low + high))
+    columns = [np.concatenate(column) for column in zip(*(part[:6] for part in parts), strict=True)]
+    return Flows(*columns, demand.counts, events.size)
+
+
+class RingUnits(NamedTuple):
+    """The units of a tensor along a ring whose digits change what they do, each numbered by what the digits cut."""
+
+    sizes: tuple[int, ...]
+    """Of the digits of the tensor that are cut at either end, in the order of their numbers."""
+    holds: Flags
+    """Per unit and place along the ring."""
+    wants: Flags
+    """Likewise, what the target has there."""
+
+    @classmethod
+    def of(cls, digits: Digits, before: Sequence[int | None], after: Sequence[int | None]) -> RingUnits:
+        """The units.
+
+        Args:
+            digits: of the places along the ring.
+            before: per digit the number of the tensor's digit that it cuts; None where it replicates.
+            after: likewise at the target.
+
+        By hand, 4 on a ring, cut by the outer digit and wanted by the inner:
+
+        >>> units = RingUnits.of(Digits.of_sizes([2, 2]), (0, None), (None, 0))
+        >>> units.holds.astype(int).tolist(), units.wants.astype(int).tolist()
+        ([[1, 1, 0, 0], [0, 0, 1, 1]], [[1, 0, 1, 0], [0, 1, 0, 1]])
+        """
+        known = {role: digit.size for roles in (before, after) for role, digit in zip(roles, digits, strict=True)}
+        sizes = tuple([size for role, size in sorted((role, size) for role, size in known.items() if role is not None)])
+        values = np.unravel_index(np.arange(prod(sizes)), sizes) if sizes else ()
+        places = np.arange(digits.size)
+        tables = []
+        for roles in (before, after):
+            table = np.ones((prod(sizes), digits.size), dtype=np.bool_)
+            for role, digit in zip(roles, digits, strict=True):
+                if role is not None:
+                    table &= values[role][:, None] == digit.value(places)
+            tables.append(table)
+        return cls(sizes, *tables)
+
+    def flows(self) -> Flows:
+        """What goes from neighbour to neighbour."""
+        lacks = self.wants & ~self.holds
+        moved = np.flatnonzero(lacks.any(axis=1))
+        once, size = np.ones(len(self.holds), dtype=np.int64), self.holds.shape[1]
+        if not len(moved):
+            return Flows(*(np.zeros((6, 0), dtype=np.int64)), once, size)
+        keys = _keys(self.holds[moved], lacks[moved])
+        _, firsts, kinds, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+        flows = flows_of(Demand(self.holds[moved[firsts]], lacks[moved[firsts]], counts))
+        alike = np.argsort(kinds, kind="stable")
+        begins = np.cumsum(counts) - counts
+        times = counts[flows.unit]
+        rows = np.repeat(np.arange(len(times)), times)
+        ranks = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
+        units = moved[alike[begins[flows.unit[rows]] + ranks]]
+        return Flows(units, *(column[rows] for column in flows[1:6]), once, size)
+
+
+@lru_cache(CACHED)
+def units_and_flows(
+    digits: Digits, before: tuple[int | None, ...], after: tuple[int | None, ...]
+) -> tuple[RingUnits, Flows]:
+    """The units of a change along a ring and their flows, as of `RingUnits.of`; to be asked for by small numbers."""
+    units = RingUnits.of(digits, before, after)
+    return units, units.flows()
+
+
+def role_numbers(*lists: Sequence[Hashable]) -> list[tuple[int | None, ...]]:
+    """Roles by numbers in the order in which they come.
+
+    >>> role_numbers(["x", None], [None, "x"]), role_numbers([3, 5], [5, 3])
+    ([(0, None), (None, 0)], [(0, 1), (1, 0)])
+    """
+    numbers: dict[Hashable, int | None] = {None: None}
+    return [tuple([numbers.setdefault(role, len(numbers) - 1) for role in roles]) for roles in lists]
