@@ -73,9 +73,10 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
     for route in _worth_taking(ways, places, np.array(busy), limit) if ways is not None else ():
         with suppress(ReshardError):  # what has no price
             way = prices.timed(route)
-            if any(way.busy[:-1]):  # else it takes its time elsewhere, as one that only copies
-                routes.append(way.route)
-                busy.append(_with_fill(way.busy[:-1], way.seconds))
+            for each in (way, *prices.timed_along(way)):
+                if any(each.busy[:-1]):  # else it takes its time elsewhere, as one that only copies
+                    routes.append(each.route)
+                    busy.append(_with_fill(each.busy[:-1], each.seconds))
     mix = best_mix(np.array(busy))
     mixed = [(part, route) for part, route in zip(mix.parts, routes, strict=True) if part >= NEGLIGIBLE]
     if mix.seconds >= limit or [route for _, route in mixed] == routes[:1]:

@@ -39,7 +39,7 @@ def overlapped(plan: Plan) -> Plan:
     network, limit = plan.options.network, plan.options.memory_limit
     if network is None or limit is not None or plan.options.basis != "any":
         return plan
-    if sum(1 for step in plan.steps if step.moves and step.kind != "Slice") < 2:
+    if sum(1 + (step.ring is not None) for step in plan.steps if step.moves and step.kind != "Slice") < 2:
         return plan
     alone, busiest = sum(plan.step_seconds or ()), max(busy_seconds(plan.steps, network))
     if busiest >= alone * WORTH:

@@ -85,7 +85,7 @@ def _is_sooner(points: Sequence[Sharding], prices: RoutePrices, limit_s: float) 
     for number, leg in enumerate(pairwise(points)):
         if max(map(sum, zip(*busy, strict=True))) >= limit_s:
             return False
-        uses = prices.uses_between(leg)
+        uses = prices.uses_between(leg, along=True)
         if uses is None:
             return False
         busy[number] = Use.together([use for _, use in uses], prices.network).busy[:-1]

@@ -226,7 +226,7 @@ def _in_parts(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options
     least = min(way.seconds for way in timed)
     for way in timed:
         busiest = max(way.busy)
-        if not way.between or busiest > least or busiest >= way.seconds * WORTH:
+        if busiest > least or busiest >= way.seconds * WORTH:
             continue
         if prices.least_seconds_in_parts(way) < min(least, way.seconds * WORTH):
             plan = overlapped(Plan(prices.reshard, prices.chain(way.route), options))

@@ -85,14 +85,21 @@ class RoutePrices:
             way = self._timed[route] = self._time(route)
             return way
 
+    def timed_along(self, way: TimedRoute) -> list[TimedRoute]:
+        """The same where its steps go along rings, if any links carry less then."""
+        if not self.by_digits or way.route.steps is not None or not self.of_steps.has_rings:
+            return []
+        along = self.timed(way.route._replace(along=True))
+        return [along] if along.busy != way.busy else []
+
     def chain(self, route: Route) -> Chain:
-        """The steps of a route, from neighbour to neighbour along a ring where that takes less.
+        """The steps of a route.
 
         Raises:
             ReshardError: as `Route.chain`.
         """
         steps = route.chain(self.reshard)
-        return steps if route.steps is not None or not self.by_digits else tuple(map(self._along_ring, steps))
+        return tuple(map(self._along_ring, steps)) if route.along and self.by_digits else steps
 
     def _along_ring(self, step: Step) -> Step:
         before, after = self.of_steps.roles_of(step.before), self.of_steps.roles_of(step.after)
@@ -110,7 +117,7 @@ class RoutePrices:
         Raises:
             ReshardError: as `timed`.
         """
-        legs = self.uses_between(self.points(route), route.near, parts) if route.steps is None else None
+        legs = self._legs(route, parts)
         if legs is None:
             return uses_of(self.chain(route), self.network, parts)
         return [use for _, use in legs]
@@ -146,7 +153,7 @@ class RoutePrices:
         return least
 
     def _time(self, route: Route) -> TimedRoute:
-        legs = None if route.steps is not None else self.uses_between(self.points(route), route.near)
+        legs = self._legs(route)
         if legs is None:
             chain = self.chain(route)
             uses = uses_of(chain, self.network)
@@ -156,7 +163,13 @@ class RoutePrices:
         whole = Use.together(uses, self.network)
         return TimedRoute(route, whole.seconds, whole.busy, between)
 
-    def uses_between(self, points: Sequence[Sharding], near: int = 0, parts: int = 1) -> list[tuple[int, Use]] | None:
+    def _legs(self, route: Route, parts: int = 1) -> list[tuple[int, Use]] | None:
+        points = self.points(route)
+        return self.uses_between(points, route.near, parts, along=route.along) if route.steps is None else None
+
+    def uses_between(
+        self, points: Sequence[Sharding], near: int = 0, parts: int = 1, *, along: bool = False
+    ) -> list[tuple[int, Use]] | None:
         """Per step from point to point, the elements of a tile then, and what one of so many parts of the tensor takes.
 
         None where digits do not say it.
@@ -168,7 +181,7 @@ class RoutePrices:
             if before is None or after is None:
                 return None
             if before.roles != after.roles:
-                use = self.of_steps.use(before, after, near, parts)
+                use = self.of_steps.use(before, after, near, parts, along=along)
                 if use is None:
                     return None
                 uses.append((after.elements, use))
@@ -225,7 +238,7 @@ def timed_routes(prices: RoutePrices, routes: Iterable[Route]) -> list[TimedRout
                 raise
             continue
         if shrinks_between(prices.reshard, way.between, prices.network):
-            timed.append(way)
+            timed += [way, *prices.timed_along(way)]
     return timed
 
 

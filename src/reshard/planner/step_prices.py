@@ -18,7 +18,7 @@ each row go to the other device, 2 rows a device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -68,7 +68,7 @@ class StepPrices:
         self._roles: dict[Sharding, DigitRoles | None] = {}
         self._sendings: dict[tuple[tuple[Role, ...], tuple[Role, ...], int], Sending | None] = {}
         self._uses: dict[tuple[Sending, int], Use] = {}
-        self._rings: dict[tuple[tuple[Role, ...], tuple[Role, ...], int], Digit | None] = {}
+        self._rings_of: dict[tuple[tuple[Role, ...], tuple[Role, ...], int], Digit | None] = {}
 
     @classmethod
     @lru_cache(16)  # the legs of a plan are of the same tensor
@@ -99,8 +99,10 @@ class StepPrices:
         kept = [role if isinstance(role, Cuts) and role.stride >= lengths[role.dim] else None for role in roles.roles]
         return DigitRoles(tuple(kept), cuts, prod(lengths))
 
-    def use(self, before: DigitRoles, after: DigitRoles, near: int = 0, parts: int = 1) -> Use | None:
-        """What the step takes, of one of so many parts of the tensor; `near` is that of `Step`.
+    def use(
+        self, before: DigitRoles, after: DigitRoles, near: int = 0, parts: int = 1, *, along: bool = False
+    ) -> Use | None:
+        """What the step takes, of one of so many parts of the tensor; `near` is that of `Step`, `along` of `Route`.
 
         None where the cuts of both ends do not nest, or the stride does not with digits.
 
@@ -112,15 +114,15 @@ class StepPrices:
             return None
         if not sending.elements:
             return self.nothing
-        ring = self.ring_of(before, after, near)
+        ring = self.ring_of(before, after, near) if along else None
         return self._use_of(sending, parts) if ring is None else self._use_along(before, after, ring, parts)
 
     def ring_of(self, before: DigitRoles, after: DigitRoles, near: int = 0) -> Digit | None:
-        """The ring along which all changes, if it is changed sooner from neighbour to neighbour; None without one."""
+        """The ring along which all changes, if its links carry less from neighbour to neighbour; None without one."""
         ends = (before.roles, after.roles, near)
-        if ends not in self._rings:
-            self._rings[ends] = self._ring_anew(before, after, near)
-        return self._rings[ends]
+        if ends not in self._rings_of:
+            self._rings_of[ends] = self._ring_anew(before, after, near)
+        return self._rings_of[ends]
 
     def _ring_anew(self, before: DigitRoles, after: DigitRoles, near: int) -> Digit | None:
         ring, sending = self._ring_of_change(before, after), self._sending(before, after, near)
@@ -129,11 +131,21 @@ class StepPrices:
         direct, along = self._use_of(sending, 1), self._use_along(before, after, ring, 1)
         return ring if along is not None and max(along.busy) < max(direct.busy) * (1 - SOONER) else None
 
+    @cached_property
+    def _rings(self) -> list[Digit]:
+        """Those of the network along which neighbours hand on."""
+        return [level.digit for level in self.network.levels if level.link == "ring" and level.size > 2]
+
+    @property
+    def has_rings(self) -> bool:
+        """Whether neighbours may hand on anything along a ring."""
+        return bool(self._rings)
+
     def _ring_of_change(self, before: DigitRoles, after: DigitRoles) -> Digit | None:
         """The ring along which all changes."""
         changed = [digit for digit, old, new in zip(self.digits, before.roles, after.roles, strict=True) if old != new]
-        rings = (level.digit for level in self.network.levels if level.link == "ring" and level.size > 2)
-        return next((ring for ring in rings if changed and all(digit.lies_in(ring) for digit in changed)), None)
+        whole = (ring for ring in self._rings if all(digit.lies_in(ring) for digit in changed))
+        return next(whole, None) if changed else None
 
     def _use_along(self, before: DigitRoles, after: DigitRoles, ring: Digit, parts: int) -> Use | None:
         columns = zip(self.digits, before.roles, after.roles, strict=True)

@@ -44,6 +44,8 @@ class Route(NamedTuple):
     """That of `Step`."""
     steps: Chain | None = None
     """The chain itself where no points say it; then nothing else is said."""
+    along: bool = False
+    """Whether steps go along rings, from neighbour to neighbour, where that loads these less."""
 
     def chain(self, reshard: Reshard) -> Chain:
         """Its steps.
