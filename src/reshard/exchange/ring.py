@@ -62,6 +62,13 @@ class RingRoles(NamedTuple):
         return [role for role in dict.fromkeys((*self.before, *self.after)) if role is not None]
 
     @property
+    def is_one_collective(self) -> bool:
+        """Whether of what no two hold alike all is gathered, or all that changes exchanged: links carry no less any way."""
+        changes = [(old, new) for old, new in zip(self.before, self.after, strict=True) if old != new]
+        is_gather = all(new is None for _, new in changes)
+        return None not in self.before and (is_gather or {new for _, new in changes}.isdisjoint((None, *self.before)))
+
+    @property
     def places(self) -> int:
         """Of all units together."""
         sizes = {role: digit.size for roles in (self.before, self.after) for role, digit in zip(roles, self.digits, strict=True)}

@@ -6,8 +6,9 @@ Every hop has one latency, since both ways go at once.
 
 By hand, a gather of 4 parts on a ring of 4: one whole part goes each way, then half of what is two hops away.
 
->>> ring_loads(Digits.of_sizes([4]), (0,), (None,))
-RingLoads(fullest=1.5, hops=(1.0, 0.5))
+>>> gather = Digits.of_sizes([4]), (0,), (None,)
+>>> ring_loads(*gather), least_along(*gather)
+(RingLoads(fullest=1.5, hops=(1.0, 0.5)), 1.5)
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.digits import Digits
-from reshard.exchange.ring_flows import CACHED, units_and_flows
+from reshard.exchange.ring_flows import CACHED, RingMix, RingUnits
+
+Roles = tuple[int | None, ...]
+"""Per digit of the places along a ring, the number of the tensor's digit that it cuts; None where it replicates."""
 
 
 class RingLoads(NamedTuple):
@@ -29,15 +33,16 @@ class RingLoads(NamedTuple):
 
 
 @lru_cache(CACHED)
-def ring_loads(digits: Digits, before: tuple[int | None, ...], after: tuple[int | None, ...]) -> RingLoads:
-    """What a change loads links of a ring with; to be asked for by small numbers (`ring_flows.role_numbers`).
-
-    Args:
-        digits: of the places along the ring.
-        before: per digit the number of the tensor's digit that it cuts; None where it replicates.
-        after: likewise at the target.
-    """
-    carried = units_and_flows(digits, before, after)[1].loads()
-    if not carried.size:
+def ring_loads(digits: Digits, before: Roles, after: Roles) -> RingLoads:
+    """What a change loads links of a ring with; to be asked for by small numbers (`ring_flows.role_numbers`)."""
+    demand = RingUnits.of(digits, before, after).demand()[0]
+    if not len(demand.counts):
         return RingLoads(0.0, ())
+    carried = RingMix.of(demand).flows(demand.counts).loads()
     return RingLoads(float(carried.sum(axis=0).max()), tuple(carried.max(axis=1).tolist()))
+
+
+@lru_cache(CACHED)
+def least_along(digits: Digits, before: Roles, after: Roles) -> float:
+    """What its fullest link carries at the least, and mostly just so, in a fraction of the time."""
+    return RingUnits.of(digits, before, after).cut()

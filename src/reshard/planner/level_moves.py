@@ -51,7 +51,7 @@ from reshard.network import Level, Network
 from reshard.network.digit_loads import digit_loads
 from reshard.network.formulas import all_gather, all_to_all
 from reshard.mix import Floats
-from reshard.network.ring_loads import ring_loads
+from reshard.network.ring_loads import least_along
 from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts, sharding_of_cuts
 from reshard.problem import Reshard
@@ -413,19 +413,20 @@ def _kinds_of_pairs(choices: Sequence[Roles]) -> Positions:
 @lru_cache(CACHED_LOADS)
 def _load(level: Level, digits: tuple[Digit, ...], before: Roles, after: Roles) -> LevelLoad | None:
     """What it takes that digits of a level change what they do; None where no step is known."""
-    known = _load_at_own_value(level, digits, before, after), _load_along(level, digits, before, after)
+    at_own_value, roles = _load_at_own_value(level, digits, before, after), RingRoles(Digits(digits), before, after)
+    if at_own_value is not None and (roles.is_one_collective or not at_own_value.seconds):
+        return at_own_value
+    known = at_own_value, _load_along(level, roles)
     return min(filter(None, known), key=lambda load: load.seconds, default=None)
 
 
-def _load_along(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> LevelLoad | None:
+def _load_along(level: Level, roles: RingRoles) -> LevelLoad | None:
     """The same where it goes along a ring from neighbour to neighbour."""
-    roles = RingRoles(Digits(digits), before, after)
     if level.link != "ring" or level.size < 3 or roles.places > MOST_PLACES:
         return None
-    carried = ring_loads(roles.digits, before, after)
-    held = prod([digit.size for digit, role in zip(digits, before, strict=True) if role is not None])
+    held = prod([digit.size for digit, role in zip(roles.digits, roles.before, strict=True) if role is not None])
     each = held * level.size / roles.places  # of a tile, what a unit is
-    return LevelLoad(carried.fullest * each / level.bandwidth, len(carried.hops) * level.latency_s)
+    return LevelLoad(least_along(*roles) * each / level.bandwidth, level.size // 2 * level.latency_s)
 
 
 def _load_at_own_value(level: Level, digits: tuple[Digit, ...], before: Roles, after: Roles) -> LevelLoad | None:

@@ -27,7 +27,7 @@ from reshard.exchange.by_digits import close_chains
 from reshard.exchange.ring import MOST_PLACES, RingRoles
 from reshard.layout import NOWHERE, Tie
 from reshard.mesh import Mesh
-from reshard.network import Network, Use, least_busy, unnamed, use_of_ring, use_of_pattern
+from reshard.network import Network, Use, least_busy, least_busy_along, unnamed, use_of_ring, use_of_pattern
 from reshard.network.patterns import Pattern, kind_of
 from reshard.refinement import Cuts, Role
 from reshard.sharding import Sharding
@@ -128,8 +128,8 @@ class StepPrices:
         ring, sending = self._ring_of_change(before, after), self._sending(before, after, near)
         if ring is None or sending is None or not sending.elements:
             return None
-        direct, along = self._use_of(sending, 1), self._use_along(before, after, ring, 1)
-        return ring if along is not None and max(along.busy) < max(direct.busy) * (1 - SOONER) else None
+        least, direct = self._least_busy_along(before, after, ring), self._use_of(sending, 1)
+        return ring if least is not None and max(least) < max(direct.busy) * (1 - SOONER) else None
 
     @cached_property
     def _rings(self) -> list[Digit]:
@@ -147,15 +147,24 @@ class StepPrices:
         whole = (ring for ring in self._rings if all(digit.lies_in(ring) for digit in changed))
         return next(whole, None) if changed else None
 
-    def _use_along(self, before: DigitRoles, after: DigitRoles, ring: Digit, parts: int) -> Use | None:
+    def _roles_along(self, before: DigitRoles, after: DigitRoles, ring: Digit) -> tuple[RingRoles, float] | None:
+        """What digits along a ring do, and the bytes of a unit; None where these are too many."""
         columns = zip(self.digits, before.roles, after.roles, strict=True)
         digits, *ends = zip(*(column for column in columns if column[0].lies_in(ring)), strict=True)
         roles = RingRoles(Digits(Digit(stride // ring.stride, size) for stride, size in digits), *ends)
-        if roles.places > MOST_PLACES:
-            return None
-        elements = after.elements * prod([digit.size for digit, role in zip(digits, roles.after, strict=True) if role is not None])
-        units = roles.places // roles.digits.size
-        return use_of_ring(ring, roles, elements / units * (self.itemsize / parts), self.network)
+        wanted = prod([digit.size for digit, role in zip(digits, roles.after, strict=True) if role is not None])
+        units = after.elements * wanted * roles.digits.size / roles.places
+        return (roles, units * self.itemsize) if roles.places <= MOST_PLACES else None
+
+    def _use_along(self, before: DigitRoles, after: DigitRoles, ring: Digit, parts: int) -> Use | None:
+        along = self._roles_along(before, after, ring)
+        return None if along is None else use_of_ring(ring, along[0], along[1] / parts, self.network)
+
+    def _least_busy_along(self, before: DigitRoles, after: DigitRoles, ring: Digit) -> tuple[float, ...] | None:
+        """What `Use.busy` says at the least; None where links carry no less than they do if each sends to each."""
+        along = self._roles_along(before, after, ring)
+        is_less = along is not None and not along[0].is_one_collective
+        return least_busy_along(ring, *along, self.network) if along and is_less else None
 
     def _use_of(self, sending: Sending, parts: int) -> Use:
         key = sending, parts
@@ -174,8 +183,8 @@ class StepPrices:
             return self.nothing.busy[:-1]
         direct = least_busy(sending.pattern, self.meshes[0], float(sending.elements * self.itemsize), self.network)
         ring = self._ring_of_change(before, after)
-        along = None if ring is None else self._use_along(before, after, ring, 1)
-        return direct if along is None else tuple(map(min, direct, along.busy))
+        along = None if ring is None else self._least_busy_along(before, after, ring)
+        return direct if along is None else tuple(map(min, direct, along))
 
     def least_seconds(self, before: DigitRoles, after: DigitRoles, starts: int) -> float:
         """What so many steps that send take together at the least, one after another.
