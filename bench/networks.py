@@ -21,8 +21,8 @@ from reshard.steps import chain_through
 SHAPE = (2048, 2048)
 PATTERNS = (
     fewest_bytes._search,
-    ring_loads.ring_loads,
-    ring_loads.least_along,
+    ring_loads._loads,
+    ring_loads._cut,
     ring_flows.units_and_flows,
     pricing.piece_loads,
     pricing._stages,

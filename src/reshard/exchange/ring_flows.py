@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.digits import Digits, Positions
-from reshard.mix import Floats, best_mix
+from reshard.mix import Floats, GrowingMix
 
 Flags = NDArray[np.bool_]
 
@@ -219,7 +219,7 @@ class RingMix(NamedTuple):
         events, symmetry = _Events.of(demand), _Symmetry.of(demand)
         places = _loads_of_places(events, symmetry, demand.counts)
         slower = 1 + HOP * np.maximum(events.behind, events.following)
-        prices, ways, loads = np.ones(places.shape[1]), list[Positions](), list[Floats]()
+        prices, ways = np.ones(places.shape[1]), list[Positions]()
         while True:
             costs = places @ prices * slower
             least = np.minimum.reduceat(costs, events.first)
@@ -227,11 +227,14 @@ class RingMix(NamedTuple):
                 return cls(events, symmetry, ways, mix.parts, mix.seconds)
             cheapest = np.flatnonzero(costs == least[events.gaps])
             ways.append(cheapest[np.unique(events.gaps[cheapest], return_index=True)[1]])
-            loads.append(places[ways[-1]].sum(axis=0))
-            fullest = float(loads[0].max())
-            if fullest <= loads[0].mean() * (1 + NEARLY):  # the shortest, and even
-                return cls(events, symmetry, ways, np.ones(1), fullest)
-            mix = best_mix(np.array(loads))
+            loads = places[ways[-1]].sum(axis=0)
+            fullest = float(loads.max())
+            if len(ways) == 1:
+                if fullest <= loads.mean() * (1 + NEARLY):  # the shortest, and even
+                    return cls(events, symmetry, ways, np.ones(1), fullest)
+                growing = GrowingMix(len(loads), fullest)
+            growing.add(loads[None])
+            mix = growing.best()
             prices = mix.prices
 
     @property
@@ -275,6 +278,19 @@ def _loads_of_places(events: _Events, symmetry: _Symmetry, counts: Positions) ->
     return np.asarray(carried * (counts[events.unit] / sum(table[:, 0].sum() for table in of_orbit))[:, None])
 
 
+Roles = tuple[int | None, ...]
+"""Per digit of the places along a ring, the number of the tensor's digit that it cuts; None where it replicates."""
+
+
+class Fixed(NamedTuple):
+    """What a digit elsewhere cuts, and so all devices of a ring hold alike."""
+
+    number: int
+    """Of the tensor's digit."""
+    size: int
+    value: int
+
+
 class RingUnits(NamedTuple):
     """The units of a tensor along a ring whose digits change what they do, each numbered by what the digits cut."""
 
@@ -286,13 +302,22 @@ class RingUnits(NamedTuple):
     """Likewise, what the target has there."""
 
     @classmethod
-    def of(cls, digits: Digits, before: Sequence[int | None], after: Sequence[int | None]) -> RingUnits:
+    def of(
+        cls,
+        digits: Digits,
+        before: Roles,
+        after: Roles,
+        kept: Roles = (),
+        fixed: tuple[Fixed, ...] = (),
+    ) -> RingUnits:
         """The units.
 
         Args:
             digits: of the places along the ring.
             before: per digit the number of the tensor's digit that it cuts; None where it replicates.
             after: likewise at the target.
+            kept: likewise of a tile that all devices have besides; () where they have none.
+            fixed: what else cuts that tile.
 
         By hand, 4 on a ring, cut by the outer digit and wanted by the inner:
 
@@ -300,18 +325,22 @@ class RingUnits(NamedTuple):
         >>> units.holds.astype(int).tolist(), units.wants.astype(int).tolist()
         ([[1, 1, 0, 0], [0, 0, 1, 1]], [[1, 0, 1, 0], [0, 1, 0, 1]])
         """
-        known = {role: digit.size for roles in (before, after) for role, digit in zip(roles, digits, strict=True)}
-        sizes = tuple([size for role, size in sorted((role, size) for role, size in known.items() if role is not None)])
+        ends = [before, after, kept] if kept else [before, after]
+        known = {number: size for number, size, _ in fixed}
+        known |= {role: digit.size for roles in ends for role, digit in zip(roles, digits, strict=True) if role is not None}
+        sizes = tuple([known[number] for number in range(len(known))])
         values = np.unravel_index(np.arange(prod(sizes)), sizes) if sizes else ()
         places = np.arange(digits.size)
         tables = []
-        for roles in (before, after):
+        for roles in ends:
             table = np.ones((prod(sizes), digits.size), dtype=np.bool_)
             for role, digit in zip(roles, digits, strict=True):
                 if role is not None:
                     table &= values[role][:, None] == digit.value(places)
             tables.append(table)
-        return cls(sizes, *tables)
+        for number, _, value in fixed:
+            tables[2] &= (values[number] == value)[:, None]
+        return cls(sizes, tables[0] | tables[2] if kept else tables[0], tables[1])
 
     def cut(self) -> float:
         """What the fullest link carries at the least, in units.
@@ -361,10 +390,10 @@ def _next(table: Flags) -> Positions:
 
 @lru_cache(CACHED)
 def units_and_flows(
-    digits: Digits, before: tuple[int | None, ...], after: tuple[int | None, ...]
+    digits: Digits, before: Roles, after: Roles, kept: Roles, fixed: tuple[Fixed, ...]
 ) -> tuple[RingUnits, Flows]:
     """The units of a change along a ring and their flows, as of `RingUnits.of`; to be asked for by small numbers."""
-    units = RingUnits.of(digits, before, after)
+    units = RingUnits.of(digits, before, after, kept, fixed)
     return units, units.flows()
 
 

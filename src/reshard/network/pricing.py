@@ -35,7 +35,6 @@ from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange, RingExchange
 from reshard.exchange.by_digits import senders_by_round
 from reshard.exchange.ring import RingRoles
-from reshard.exchange.ring_flows import role_numbers
 from reshard.mesh import ENUMERABLE, Mesh
 from reshard.network.digit_loads import digit_loads, least_carried
 from reshard.network.formulas import all_to_all, staged_all_gather
@@ -325,7 +324,7 @@ def use_of_ring(ring: Digit, roles: RingRoles, unit_bytes: float, network: Netwo
     number = _number_of(ring, network)
     if number is None:
         return None
-    carried, level = ring_loads(roles.digits, *role_numbers(roles.before, roles.after)), network.levels[number]
+    carried, level = ring_loads(roles), network.levels[number]
     latency_s = len(carried.hops) * level.latency_s
     seconds = sum(carried.hops) * unit_bytes / level.bandwidth + latency_s + network.launch_s
     busy = _busy_at(number, carried.fullest * unit_bytes / level.bandwidth + latency_s, network)
@@ -340,7 +339,7 @@ def least_busy_along(
     if number is None:
         return None
     level = network.levels[number]
-    fullest = least_along(roles.digits, *role_numbers(roles.before, roles.after))
+    fullest = least_along(roles)
     return _busy_at(number, fullest * unit_bytes / level.bandwidth, network)
 
 

@@ -6,21 +6,21 @@ Every hop has one latency, since both ways go at once.
 
 By hand, a gather of 4 parts on a ring of 4: one whole part goes each way, then half of what is two hops away.
 
->>> gather = Digits.of_sizes([4]), (0,), (None,)
->>> ring_loads(*gather), least_along(*gather)
+>>> gather = RingRoles(Digits.of_sizes([4]), (Cuts(0, 1),), (None,))
+>>> ring_loads(gather), least_along(gather)
 (RingLoads(fullest=1.5, hops=(1.0, 0.5)), 1.5)
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import zip_longest
 from typing import NamedTuple
 
 from reshard.digits import Digits
-from reshard.exchange.ring_flows import CACHED, RingMix, RingUnits
-
-Roles = tuple[int | None, ...]
-"""Per digit of the places along a ring, the number of the tensor's digit that it cuts; None where it replicates."""
+from reshard.exchange.ring import RingRoles
+from reshard.exchange.ring_flows import CACHED, Fixed, RingMix, Roles, RingUnits
+from reshard.refinement import Cuts
 
 
 class RingLoads(NamedTuple):
@@ -32,10 +32,21 @@ class RingLoads(NamedTuple):
     """That of the fullest of each hop."""
 
 
+def ring_loads(roles: RingRoles) -> RingLoads:
+    """What a change loads links of the fullest of its rings with."""
+    kinds = [_loads(*roles.numbered(values)) for values in roles.kinds()]
+    hops = zip_longest(*(kind.hops for kind in kinds), fillvalue=0.0)
+    return RingLoads(max(kind.fullest for kind in kinds), tuple(map(max, hops)))
+
+
+def least_along(roles: RingRoles) -> float:
+    """What its fullest link carries at the least, and mostly just so, in a fraction of the time."""
+    return max(_cut(*roles.numbered(values)) for values in roles.kinds())
+
+
 @lru_cache(CACHED)
-def ring_loads(digits: Digits, before: Roles, after: Roles) -> RingLoads:
-    """What a change loads links of a ring with; to be asked for by small numbers (`ring_flows.role_numbers`)."""
-    demand = RingUnits.of(digits, before, after).demand()[0]
+def _loads(digits: Digits, before: Roles, after: Roles, kept: Roles, fixed: tuple[Fixed, ...]) -> RingLoads:
+    demand = RingUnits.of(digits, before, after, kept, fixed).demand()[0]
     if not len(demand.counts):
         return RingLoads(0.0, ())
     carried = RingMix.of(demand).flows(demand.counts).loads()
@@ -43,6 +54,5 @@ def ring_loads(digits: Digits, before: Roles, after: Roles) -> RingLoads:
 
 
 @lru_cache(CACHED)
-def least_along(digits: Digits, before: Roles, after: Roles) -> float:
-    """What its fullest link carries at the least, and mostly just so, in a fraction of the time."""
-    return RingUnits.of(digits, before, after).cut()
+def _cut(digits: Digits, before: Roles, after: Roles, kept: Roles, fixed: tuple[Fixed, ...]) -> float:
+    return RingUnits.of(digits, before, after, kept, fixed).cut()

@@ -426,7 +426,7 @@ def _load_along(level: Level, roles: RingRoles) -> LevelLoad | None:
         return None
     held = prod([digit.size for digit, role in zip(roles.digits, roles.before, strict=True) if role is not None])
     each = held * level.size / roles.places  # of a tile, what a unit is
-    return LevelLoad(least_along(*roles) * each / level.bandwidth, level.size // 2 * level.latency_s)
+    return LevelLoad(least_along(roles) * each / level.bandwidth, level.size // 2 * level.latency_s)
 
 
 def _load_at_own_value(level: Level, digits: tuple[Digit, ...], before: Roles, after: Roles) -> LevelLoad | None:

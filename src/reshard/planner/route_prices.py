@@ -89,8 +89,9 @@ class RoutePrices:
         """The same where its steps go along rings, if any links carry less then."""
         if not self.by_digits or way.route.steps is not None or not self.of_steps.has_rings:
             return []
-        along = self.timed(way.route._replace(along=True))
-        return [along] if along.busy != way.busy else []
+        along, keeping = (self.timed(way.route._replace(along=True, keeps=keeps)) for keeps in (False, True))
+        known = [] if along.busy == way.busy else [along]
+        return known if keeping.busy == along.busy else [*known, keeping]
 
     def chain(self, route: Route) -> Chain:
         """The steps of a route.
@@ -99,12 +100,19 @@ class RoutePrices:
             ReshardError: as `Route.chain`.
         """
         steps = route.chain(self.reshard)
-        return tuple(map(self._along_ring, steps)) if route.along and self.by_digits else steps
+        if not route.along or not self.by_digits:
+            return steps
+        return tuple([self._along_ring(step, keeps=route.keeps) for step in steps])
 
-    def _along_ring(self, step: Step) -> Step:
-        before, after = self.of_steps.roles_of(step.before), self.of_steps.roles_of(step.after)
-        ring = None if before is None or after is None else self.of_steps.ring_of(before, after, step.near)
-        return step if ring is None else step_of(step.reshard, ring=ring)
+    def _along_ring(self, step: Step, *, keeps: bool) -> Step:
+        source = self.ends[0]
+        before, after, kept = map(self.of_steps.roles_of, (step.before, step.after, source))
+        if before is None or after is None:
+            return step
+        along = self.of_steps.ring_of(before, after, step.near, kept if keeps else None)
+        if along is None:
+            return step
+        return step_of(step.reshard, ring=along.ring, kept=source if along.uses_kept else None)
 
     def points(self, route: Route) -> tuple[Sharding, ...]:
         """What it passes, both ends too."""
@@ -165,10 +173,11 @@ class RoutePrices:
 
     def _legs(self, route: Route, parts: int = 1) -> list[tuple[int, Use]] | None:
         points = self.points(route)
-        return self.uses_between(points, route.near, parts, along=route.along) if route.steps is None else None
+        ways = {"along": route.along, "keeps": route.keeps}
+        return self.uses_between(points, route.near, parts, **ways) if route.steps is None else None
 
     def uses_between(
-        self, points: Sequence[Sharding], near: int = 0, parts: int = 1, *, along: bool = False
+        self, points: Sequence[Sharding], near: int = 0, parts: int = 1, *, along: bool = False, keeps: bool = False
     ) -> list[tuple[int, Use]] | None:
         """Per step from point to point, the elements of a tile then, and what one of so many parts of the tensor takes.
 
@@ -177,11 +186,12 @@ class RoutePrices:
         if not self.by_digits:
             return None
         states, uses = [self.of_steps.roles_of(point) for point in points], []
+        kept = states[0] if keeps else None
         for before, after in pairwise(states):
             if before is None or after is None:
                 return None
             if before.roles != after.roles:
-                use = self.of_steps.use(before, after, near, parts, along=along)
+                use = self.of_steps.use(before, after, near, parts, along=along, kept=kept)
                 if use is None:
                     return None
                 uses.append((after.elements, use))
