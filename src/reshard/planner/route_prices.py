@@ -27,7 +27,7 @@ from typing import NamedTuple
 from reshard.errors import ReshardError
 from reshard.network import Network, Use, check_reach, uses_of
 from reshard.planner.policy import shrinks_between
-from reshard.planner.step_prices import StepPrices
+from reshard.planner.step_prices import AlongRing, StepPrices
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
@@ -86,12 +86,20 @@ class RoutePrices:
             return way
 
     def timed_along(self, way: TimedRoute) -> list[TimedRoute]:
-        """The same where its steps go along rings, if any links carry less then."""
-        if not self.by_digits or way.route.steps is not None or not self.of_steps.has_rings:
+        """The same where its steps go along rings, and where devices keep their first tiles, if links carry less then."""
+        if way.route.along or not self.by_digits or way.route.steps is not None:
             return []
-        along, keeping = (self.timed(way.route._replace(along=True, keeps=keeps)) for keeps in (False, True))
-        known = [] if along.busy == way.busy else [along]
-        return known if keeping.busy == along.busy else [*known, keeping]
+        routes = [way.route._replace(along=True, keeps=keeps) for keeps in (False, True)]
+        rings = map(self._rings, routes)
+        is_other = (any(ring is not None and (ring.uses_kept or not keeps) for ring in each) for keeps, each in enumerate(rings))
+        return [self.timed(route) for route, is_taken in zip(routes, is_other, strict=True) if is_taken]
+
+    def _rings(self, route: Route) -> list[AlongRing | None]:
+        """Per step, along which ring it goes."""
+        states = [roles for point in self.points(route) if (roles := self.of_steps.roles_of(point)) is not None]
+        kept = states[0] if route.keeps else None
+        legs = ((before, after) for before, after in pairwise(states) if before.roles != after.roles)
+        return [self.of_steps.ring_of(*leg, route.near, kept) for leg in legs]
 
     def chain(self, route: Route) -> Chain:
         """The steps of a route.
@@ -248,7 +256,7 @@ def timed_routes(prices: RoutePrices, routes: Iterable[Route]) -> list[TimedRout
                 raise
             continue
         if shrinks_between(prices.reshard, way.between, prices.network):
-            timed += [way, *prices.timed_along(way)]
+            timed.append(way)
     return timed
 
 

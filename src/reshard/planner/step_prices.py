@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from math import prod
+from math import inf, prod
 from typing import Any, NamedTuple
 
 from reshard.digits import Digit, Digits, nest
@@ -62,6 +62,8 @@ class AlongRing(NamedTuple):
     ring: Digit
     roles: RingRoles
     unit_bytes: float
+    least_busy: tuple[float, ...]
+    """What `Use.busy` says of levels at the least."""
 
     @property
     def uses_kept(self) -> bool:
@@ -146,19 +148,15 @@ class StepPrices:
         return self._rings_of[ends]
 
     def _ring_anew(self, before: DigitRoles, after: DigitRoles, near: int, kept: DigitRoles | None) -> AlongRing | None:
+        plain = None if kept is None else self.ring_of(before, after, near)
         ring, sending = self._ring_of_change(before, after), self._sending(before, after, near)
         if ring is None or sending is None or not sending.elements:
             return None
-        direct = max(self._use_of(sending, 1).busy)
-        best = None
-        for beside in (None, kept) if kept is not None else (None,):
-            along = self._along(before, after, ring, beside)
-            if along is None or along.roles.is_one_collective:
-                continue
-            least = least_busy_along(ring, along.roles, along.unit_bytes, self.network)
-            if least is not None and max(least) < direct * (1 - SOONER):
-                best, direct = along, max(least)
-        return best
+        along = self._along(before, after, ring, kept)
+        if along is None or along.roles.is_one_collective:
+            return plain
+        most = max(self._use_of(sending, 1).busy if plain is None else plain.least_busy)
+        return along if max(along.least_busy, default=inf) < most * (1 - SOONER) else plain
 
     @cached_property
     def _rings(self) -> list[Digit]:
@@ -184,7 +182,9 @@ class StepPrices:
         if not nests or roles.places > MOST_PLACES or (kept is not None and not roles.kept):
             return None
         free = prod([size for role, size in roles.sizes.items() if role not in roles.after])
-        return AlongRing(ring, roles, after.elements * self.itemsize / free)
+        unit_bytes = after.elements * self.itemsize / free
+        least_busy = least_busy_along(ring, roles, unit_bytes, self.network)
+        return None if least_busy is None else AlongRing(ring, roles, unit_bytes, least_busy)
 
     def _use_along(self, along: AlongRing, parts: int) -> Use:
         use = use_of_ring(along.ring, along.roles, along.unit_bytes / parts, self.network)
@@ -198,7 +198,7 @@ class StepPrices:
             self._uses[key] = self.nothing if use is None else use
         return self._uses[key]
 
-    def least_busy(self, before: DigitRoles, after: DigitRoles) -> tuple[float, ...] | None:
+    def least_busy(self, before: DigitRoles, after: DigitRoles, *, along: bool = False) -> tuple[float, ...] | None:
         """What `Use.busy` of the step says of levels at the least; None as `use`."""
         sending = self._sending(before, after)
         if sending is None:
@@ -206,10 +206,8 @@ class StepPrices:
         if not sending.elements:
             return self.nothing.busy[:-1]
         direct = least_busy(sending.pattern, self.meshes[0], float(sending.elements * self.itemsize), self.network)
-        ring = self._ring_of_change(before, after)
-        along = None if ring is None else self._along(before, after, ring, None)
-        least = None if along is None else least_busy_along(ring, along.roles, along.unit_bytes, self.network)
-        return direct if least is None else tuple(map(min, direct, least))
+        ring = self.ring_of(before, after) if along else None
+        return direct if ring is None else ring.least_busy
 
     def least_seconds(self, before: DigitRoles, after: DigitRoles, starts: int) -> float:
         """What so many steps that send take together at the least, one after another.
