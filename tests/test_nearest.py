@@ -9,12 +9,12 @@ from random import Random
 import numpy as np
 import oracle
 import pytest
+from reshard.exchange.nearest import nearest
 from simulated import simulated_seconds
 from time_bounds import pairs
 
 from reshard import Mesh, Network, Plan, ReshardError, Sharding, plan
 from reshard.digits import Digit
-from reshard.exchange.nearest import nearest
 from reshard.network import Level, seconds_of
 from reshard.network.pricing import _use_of_loads
 from reshard.network.traffic import loads

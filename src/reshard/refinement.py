@@ -118,10 +118,10 @@ def refine(
     lengths = tuple([min(ends, default=size) for ends, size in zip(cuts, shape, strict=True)])
     kept_roles = () if kept is None else roles[2]
     if not any(layout.weaves for layout in layouts):
-        return Refinement(digits, *roles[:2], lengths, kept_roles=kept_roles)
+        return Refinement(digits, roles[0], roles[1], lengths, kept_roles=kept_roles)
     loose = {Cuts(dim, stride): size for dim, ends in enumerate(cuts) for stride, size in Digits.between(ends)}
     loose = {cut: size for cut, size in loose.items() if cut not in {role for of_layout in roles for role in of_layout}}
-    return Refinement(digits, *roles[:2], lengths, tuple(loose), tuple(loose.values()), kept_roles)
+    return Refinement(digits, roles[0], roles[1], lengths, tuple(loose), tuple(loose.values()), kept_roles)
 
 
 def _handed_on(strides: set[int], cuts: Sequence[set[int]], ties: Sequence[Tie]) -> bool:

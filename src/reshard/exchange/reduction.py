@@ -38,9 +38,9 @@ from reshard.digits import NO_DIGITS, Digit
 from reshard.errors import ReshardError
 from reshard.exchange.by_boxes import by_boxes
 from reshard.exchange.by_digits import by_digits
-from reshard.exchange.ring import around
 from reshard.exchange.overlap_add import overlap_add
 from reshard.exchange.pieces import ClassDigits, Exchange, block_overlaps
+from reshard.exchange.ring import around
 from reshard.layout import Layout
 from reshard.refinement import refine
 from reshard.tiling import Tiling

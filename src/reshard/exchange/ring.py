@@ -6,8 +6,8 @@ Here it comes from the nearest holder behind, or ahead, or a share from each, an
 (`reshard.exchange.ring_flows`): what a device needs stays the same, and the fullest link carries as little as it can.
 Who hands on what its own tile lacks receives it too, so devices may receive more than they lack.
 
-What goes to neighbours at once is a *hop*, which `Piece.round` counts from 1: a piece that is sent in a later hop is one
-that its sender received in the hop before.
+What goes to neighbours at once is a *hop*, which `Piece.round` counts from 1: a piece that is sent in a later hop is
+one that its sender received in the hop before.
 What stays on its device is of round 0.
 
 By hand, 4 devices on a ring, of 8 elements 0 and 1 hold the first half, 2 and 3 the second, and all want all: 2 lacks
@@ -26,7 +26,7 @@ what 1 holds beside it, and 0 two hops away; half comes each way, the second by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -42,9 +42,8 @@ from reshard.exchange.pieces import Exchange, Piece, PieceTable
 from reshard.exchange.ring_flows import Fixed, Flags, Roles, units_and_flows
 from reshard.mesh import ENUMERABLE
 from reshard.mix import Floats
-from reshard.refinement import Cuts, Refinement, Role, refine
+from reshard.refinement import Cuts, Refinement, refine
 from reshard.tiling import Tiling
-
 
 MOST_PLACES = 1 << 14
 """Of all units of a ring together: what has more of them is not sent along it."""
@@ -55,11 +54,12 @@ class RingRoles(NamedTuple):
 
     digits: Digits
     """Of the places along the ring."""
-    before: tuple[Role, ...]
-    after: tuple[Role, ...]
-    kept: tuple[Role, ...] = ()
+    before: tuple[Hashable, ...]
+    """Per digit the digit of the tensor that it cuts; None where it replicates."""
+    after: tuple[Hashable, ...]
+    kept: tuple[Hashable, ...] = ()
     """Where there is no such tile, nothing."""
-    fixed: tuple[tuple[Role, Digit], ...] = ()
+    fixed: tuple[tuple[Hashable, Digit], ...] = ()
     """What digits of the position elsewhere cut in that tile, which is cut nowhere else."""
 
     @classmethod
@@ -67,9 +67,9 @@ class RingRoles(NamedTuple):
         cls,
         ring: Digit,
         digits: Digits,
-        before: Sequence[Role],
-        after: Sequence[Role],
-        kept: Sequence[Role] | None = None,
+        before: Sequence[Hashable],
+        after: Sequence[Hashable],
+        kept: Sequence[Hashable] | None = None,
     ) -> RingRoles:
         """Those of digits of the position, of which none outside the ring changes what it does.
 
@@ -78,7 +78,7 @@ class RingRoles(NamedTuple):
         """
         inside = [number for number, digit in enumerate(digits) if digit.lies_in(ring)]
         along = Digits([Digit(digits[n].stride // ring.stride, digits[n].size) for n in inside])
-        roles = cls(along, *(tuple([end[n] for n in inside]) for end in (before, after)))
+        roles = cls(along, tuple([before[n] for n in inside]), tuple([after[n] for n in inside]))
         if kept is None:
             return roles
         elsewhere = {role: n for n, role in enumerate(before) if role is not None and n not in inside}
@@ -89,11 +89,11 @@ class RingRoles(NamedTuple):
         return roles._replace(kept=tuple([kept[n] for n in inside]), fixed=fixed)
 
     @property
-    def sizes(self) -> dict[Role, int]:
+    def sizes(self) -> dict[Hashable, int]:
         """Of what any of them cuts, in the order in which `RingUnits` numbers it."""
-        ends = zip((self.before, self.after, self.kept), (self.digits,) * 3, strict=True)
-        known = {role: digit.size for roles, digits in ends for role, digit in zip(roles, digits) if role is not None}
-        return known | {role: digit.size for role, digit in self.fixed}
+        ends = [(end, self.digits) for end in (self.before, self.after, self.kept) if end]
+        pairs = [pair for end, digits in ends for pair in zip(end, digits, strict=True)]
+        return {role: digit.size for role, digit in (*pairs, *self.fixed) if role is not None}
 
     @property
     def is_one_collective(self) -> bool:
@@ -114,9 +114,10 @@ class RingRoles(NamedTuple):
     def numbered(self, values: Sequence[int] = ()) -> tuple[Digits, Roles, Roles, Roles, tuple[Fixed, ...]]:
         """What `units_and_flows` is asked by, where what is fixed has these values."""
         numbers = {role: number for number, role in enumerate(self.sizes)}
-        ends = (tuple(map(numbers.get, end)) for end in (self.before, self.after, self.kept))
+        before, after, kept = (tuple(map(numbers.get, end)) for end in (self.before, self.after, self.kept))
         pairs = zip(self.fixed, values, strict=True)
-        return self.digits, *ends, tuple([Fixed(numbers[role], digit.size, value) for (role, digit), value in pairs])
+        fixed = tuple([Fixed(numbers[role], digit.size, value) for (role, digit), value in pairs])
+        return self.digits, before, after, kept, fixed
 
     def kinds(self) -> list[tuple[int, ...]]:
         """The values of what is fixed on rings that differ in what they carry."""
@@ -132,8 +133,9 @@ class _Rows(NamedTuple):
     """Places along the ring."""
     receivers: Positions
     rounds: Positions
-    bounds: tuple[Floats, Floats]
-    """Which part of the unit it is."""
+    low: Floats
+    """Which part of the unit it is, from 0 to 1."""
+    high: Floats
     is_wanted: Flags
 
     @classmethod
@@ -143,8 +145,9 @@ class _Rows(NamedTuple):
         unit, place = np.nonzero(units.holds & units.wants)
         stays = unit, place, place, 0 * place, 0.0 * place, 0.0 * place + 1.0
         travels = flows.unit, flows.senders, flows.receivers, flows.hops + 1, flows.low, flows.high
-        *columns, low, high = (np.concatenate(pair) for pair in zip(stays, travels, strict=True))
-        return cls(*columns, (low, high), units.wants[columns[0], columns[2]])
+        columns = (np.concatenate(pair) for pair in zip(stays, travels, strict=True))
+        unit, senders, receivers, rounds, low, high = columns
+        return cls(unit, senders, receivers, rounds, low, high, units.wants[unit, receivers])
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,7 @@ class RingExchange(Exchange):
         return RingRoles.of(self.ring, common.digits, common.source_roles, common.target_roles, kept)
 
     def holds(self, device: int, box: Box) -> bool:
-        """Whether a box lies in a device's source tile: what it sends first, and has not there, is in the one it kept."""
+        """Whether a box lies in a device's source tile: what it has besides is in the tile that it kept."""
         tile = self.source.tile(device)
         parts = [tile.intersect(box)] if isinstance(tile, Box) else [part.intersect(box) for part in tile.boxes()]
         return sum(part.size for part in parts if not part.is_empty) == box.size
@@ -218,15 +221,15 @@ class RingExchange(Exchange):
         if len(shape):  # a share of a box is cut across its longest dim
             across = (stops - starts).argmax(axis=0)[None]
             first, last = (np.take_along_axis(ends, across, axis=0) for ends in (starts, stops))
-            for ends, bound in zip((starts, stops), rows.bounds, strict=True):
+            for ends, bound in zip((starts, stops), (rows.low, rows.high), strict=True):
                 cut = first + np.floor((last - first) * bound[:, None, None] + 0.5).astype(np.int64)
                 np.put_along_axis(ends, across, cut, axis=0)
         row, ring, box = np.nonzero((starts < stops).all(axis=0))
         senders, receivers = (
             positions[ring] + place[row] * self.ring.stride for place in (rows.senders, rows.receivers)
         )
-        corners = (ends[:, row, ring, box] for ends in (starts, stops))
-        return PieceTable(senders, receivers, *corners, rows.rounds[row]), rows.is_wanted[row]
+        starts, stops = (ends[:, row, ring, box] for ends in (starts, stops))
+        return PieceTable(senders, receivers, starts, stops, rows.rounds[row]), rows.is_wanted[row]
 
     @cached_property
     def _all(self) -> tuple[PieceTable, Flags]:
@@ -235,6 +238,7 @@ class RingExchange(Exchange):
         return PieceTable(*columns), np.concatenate(wanted)
 
     def table(self) -> PieceTable:
+        """All pieces, those that pass too."""
         return self._all[0]
 
     def _pieces(self, chosen: Flags) -> list[Piece]:
@@ -257,12 +261,15 @@ class RingExchange(Exchange):
         return self._pieces((table.receivers == self._place(self.target, device)) & (is_wanted == wanted))
 
     def incoming(self, device: int) -> list[Piece]:
+        """As of `Exchange`."""
         return self._received_on(device, wanted=True)
 
     def passing(self, device: int) -> list[Piece]:
+        """As of `Exchange`."""
         return self._received_on(device, wanted=False)
 
     def outgoing(self, device: int) -> list[Piece]:
+        """As of `Exchange`, in any hop."""
         return self._pieces(self.table().senders == self._place(self.source, device))
 
     def _place(self, tiling: Tiling, device: int) -> int:
@@ -274,6 +281,7 @@ class RingExchange(Exchange):
 
     @property
     def hops(self) -> int:
+        """The most that any piece goes."""
         return max(int(rows.rounds.max(initial=1)) for rows, _ in self._rings)
 
     @cached_property
@@ -291,6 +299,7 @@ class RingExchange(Exchange):
 
     @property
     def piece_shape(self) -> tuple[int, ...]:
+        """That of a whole unit."""
         return tuple(map(min, self.common.lengths, self.target.shape))
 
     @cached_property
@@ -307,13 +316,16 @@ class RingExchange(Exchange):
         return received
 
     def all_received(self) -> Positions:
+        """As of `Exchange`; what passes counts too."""
         return self._received
 
     def received_on(self, device: int) -> int:
+        """As of `Exchange`; what passes counts too."""
         place = self._place(self.target, device)
         return int(self._received[place]) if place >= 0 else 0
 
     def traffic(self) -> tuple[Positions, Positions, Positions]:
+        """As of `Exchange`: what goes from neighbour to neighbour, in all hops."""
         return self._traffic_of(self.table().rounds > 0)
 
     def traffic_of_hops(self) -> list[tuple[Positions, Positions, Positions]]:

@@ -28,7 +28,7 @@ from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +62,8 @@ class Demand(NamedTuple):
 
     def part(self, units: Sequence[int]) -> Demand:
         """Some units of it."""
-        return Demand(*(column[list(units)] for column in self))
+        chosen = list(units)
+        return Demand(self.holds[chosen], self.lacks[chosen], self.counts[chosen])
 
 
 class Flows(NamedTuple):
@@ -81,6 +82,12 @@ class Flows(NamedTuple):
     """Of the demand, per unit."""
     size: int
     """Of the ring."""
+
+    @classmethod
+    def of(cls, columns: Sequence[NDArray[Any]], counts: Positions, size: int) -> Flows:
+        """Those of such columns, from the unit to how much of it."""
+        unit, senders, receivers, hops, low, high = columns
+        return cls(unit, senders, receivers, hops, low, high, counts, size)
 
     def loads(self) -> Floats:
         """Per hop, what links carry in units: those onwards from each place, then those back from each place."""
@@ -119,9 +126,9 @@ class _Events(NamedTuple):
         behind = places - np.maximum.accumulate(np.where(holds, places, 0), axis=1)
         ahead = np.minimum.accumulate(np.where(holds, places, size)[:, ::-1], axis=1)[:, ::-1] - places
         unit, at = np.nonzero(holds | lacks)
-        columns = (table[unit, at] for table in (turned, holds, behind, ahead))
+        place, behind, ahead = (table[unit, at] for table in (turned, behind, ahead))
         is_holder = holds[unit, at]
-        return cls(unit, *columns, np.flatnonzero(is_holder), np.cumsum(is_holder) - 1, size)
+        return cls(unit, place, is_holder, behind, ahead, np.flatnonzero(is_holder), np.cumsum(is_holder) - 1, size)
 
     @property
     def following(self) -> Positions:
@@ -192,7 +199,7 @@ class _Symmetry(NamedTuple):
         for _ in range(count - 1):
             image = np.roll(image[self.turned], -self.period, axis=1)
             total = total + image
-        mean = total / count
+        mean: Floats = total / count
         return mean if self.mirrored is None else (mean + 1.0 - mean[self.mirrored][:, ::-1]) / 2
 
 
@@ -219,23 +226,27 @@ class RingMix(NamedTuple):
         events, symmetry = _Events.of(demand), _Symmetry.of(demand)
         places = _loads_of_places(events, symmetry, demand.counts)
         slower = 1 + HOP * np.maximum(events.behind, events.following)
-        prices, ways = np.ones(places.shape[1]), list[Positions]()
-        while True:
+
+        def cheapest(prices: Floats) -> tuple[Positions, float]:
+            """The way that costs least, and what it costs."""
             costs = places @ prices * slower
             least = np.minimum.reduceat(costs, events.first)
-            if len(ways) == MOST_WAYS or (ways and least.sum() >= 1 - NEARLY):
-                return cls(events, symmetry, ways, mix.parts, mix.seconds)
-            cheapest = np.flatnonzero(costs == least[events.gaps])
-            ways.append(cheapest[np.unique(events.gaps[cheapest], return_index=True)[1]])
-            loads = places[ways[-1]].sum(axis=0)
-            fullest = float(loads.max())
-            if len(ways) == 1:
-                if fullest <= loads.mean() * (1 + NEARLY):  # the shortest, and even
-                    return cls(events, symmetry, ways, np.ones(1), fullest)
-                growing = GrowingMix(len(loads), fullest)
-            growing.add(loads[None])
+            last = np.flatnonzero(costs == least[events.gaps])
+            return last[np.unique(events.gaps[last], return_index=True)[1]], float(least.sum())
+
+        ways = [cheapest(np.ones(places.shape[1]))[0]]
+        loads = places[ways[0]].sum(axis=0)
+        growing = GrowingMix(len(loads), float(loads.max()))
+        growing.add(loads[None])
+        mix = growing.best()
+        while loads.max() > loads.mean() * (1 + NEARLY) and len(ways) < MOST_WAYS:  # not the shortest, and even
+            way, cost = cheapest(mix.prices)
+            if cost >= 1 - NEARLY:
+                break
+            ways.append(way)
+            growing.add(places[way].sum(axis=0)[None])
             mix = growing.best()
-            prices = mix.prices
+        return cls(events, symmetry, ways, mix.parts, mix.seconds)
 
     @property
     def hops(self) -> int:
@@ -261,7 +272,7 @@ class RingMix(NamedTuple):
         pairs = zip(wholes, pairwise(bounds), strict=True)
         parts = [whole._replace(low=whole.low + low, high=whole.high - 1 + high) for whole, (low, high) in pairs]
         columns = [np.concatenate(column) for column in zip(*(part[:6] for part in parts), strict=True)]
-        return Flows(*columns, counts, events.size)
+        return Flows.of(columns, counts, events.size)
 
 
 def _loads_of_places(events: _Events, symmetry: _Symmetry, counts: Positions) -> Floats:
@@ -327,7 +338,9 @@ class RingUnits(NamedTuple):
         """
         ends = [before, after, kept] if kept else [before, after]
         known = {number: size for number, size, _ in fixed}
-        known |= {role: digit.size for roles in ends for role, digit in zip(roles, digits, strict=True) if role is not None}
+        known |= {
+            role: digit.size for roles in ends for role, digit in zip(roles, digits, strict=True) if role is not None
+        }
         sizes = tuple([known[number] for number in range(len(known))])
         values = np.unravel_index(np.arange(prod(sizes)), sizes) if sizes else ()
         places = np.arange(digits.size)
@@ -371,14 +384,14 @@ class RingUnits(NamedTuple):
         demand, moved, kinds = self.demand()
         once, size = np.ones(len(self.holds), dtype=np.int64), self.holds.shape[1]
         if not len(moved):
-            return Flows(*(np.zeros((6, 0), dtype=np.int64)), once, size)
+            return Flows.of(list(np.zeros((6, 0), dtype=np.int64)), once, size)
         flows, counts = RingMix.of(demand).flows(demand.counts), demand.counts
         alike = moved[np.argsort(kinds, kind="stable")]
         times = counts[flows.unit]
         rows = np.repeat(np.arange(len(times)), times)
         ranks = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
         units = alike[(np.cumsum(counts) - counts)[flows.unit[rows]] + ranks]
-        return Flows(units, *(column[rows] for column in flows[1:6]), once, size)
+        return Flows.of([units, *(column[rows] for column in flows[1:6])], once, size)
 
 
 def _next(table: Flags) -> Positions:

@@ -45,8 +45,8 @@ from reshard.network.pricing import (
     seconds_of,
     spans_of_uses,
     unnamed,
-    use_of_ring,
     use_of_pattern,
+    use_of_ring,
     uses_of,
 )
 
@@ -76,7 +76,7 @@ __all__ = [
     "seconds_of",
     "spans_of_uses",
     "unnamed",
-    "use_of_ring",
     "use_of_pattern",
+    "use_of_ring",
     "uses_of",
 ]

@@ -331,10 +331,8 @@ def use_of_ring(ring: Digit, roles: RingRoles, unit_bytes: float, network: Netwo
     return Use(seconds, (*busy, network.launch_s))
 
 
-def least_busy_along(
-    ring: Digit, roles: RingRoles, unit_bytes: float, network: Network
-) -> tuple[float, ...] | None:
-    """What `Use.busy` says of levels at the least, in a fraction of the time; the arguments are those of `use_of_ring`."""
+def least_busy_along(ring: Digit, roles: RingRoles, unit_bytes: float, network: Network) -> tuple[float, ...] | None:
+    """What `Use.busy` says of levels at the least, in a fraction of the time, by the arguments of `use_of_ring`."""
     number = _number_of(ring, network)
     if number is None:
         return None
@@ -354,7 +352,7 @@ def _busy_at(number: int, seconds: float, network: Network) -> tuple[float, ...]
 
 
 def _use_of_ring_exchange(exchange: RingExchange, itemsize: float, network: Network) -> Use:
-    """That of an exchange along a ring, hop by hop where the ring is no level, or the tensor does not fill its blocks."""
+    """That of an exchange along a ring, hop by hop where the ring is no level, or the tensor fills not all blocks."""
     common, mesh = exchange.common, exchange.source.mesh
     if mesh.device_ids is None and common.filled(exchange.target.shape) >= NEARLY:
         unit_bytes = prod(common.lengths) * prod(common.loose_sizes) * itemsize

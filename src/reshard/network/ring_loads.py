@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 from reshard.digits import Digits
 from reshard.exchange.ring import RingRoles
-from reshard.exchange.ring_flows import CACHED, Fixed, RingMix, Roles, RingUnits
-from reshard.refinement import Cuts
+from reshard.exchange.ring_flows import CACHED, Fixed, RingMix, RingUnits, Roles
 
 
 class RingLoads(NamedTuple):

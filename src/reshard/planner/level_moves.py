@@ -47,10 +47,10 @@ from numpy.typing import NDArray
 from reshard.digits import Digit, Digits, Positions
 from reshard.exchange.ring import MOST_PLACES, RingRoles
 from reshard.exchange.ring_flows import role_numbers
+from reshard.mix import Floats
 from reshard.network import Level, Network
 from reshard.network.digit_loads import digit_loads
 from reshard.network.formulas import all_gather, all_to_all
-from reshard.mix import Floats
 from reshard.network.ring_loads import least_along
 from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts, sharding_of_cuts
@@ -106,9 +106,7 @@ class LevelWays:
 
     @classmethod
     @lru_cache(16)  # asked for twice in one plan, and its numbers are derived but once
-    def of(
-        cls, reshard: Reshard, network: Network, *, finely: bool = False, along: bool = False
-    ) -> LevelWays | None:
+    def of(cls, reshard: Reshard, network: Network, *, finely: bool = False, along: bool = False) -> LevelWays | None:
         """The ways; None where tiles differ in size, values are partial, or no digits lie in levels.
 
         Args:

@@ -19,8 +19,8 @@ import numpy as np
 
 from reshard.digits import Positions
 from reshard.errors import ReshardError
-from reshard.network import Use, spans_of_uses, uses_of
 from reshard.mix import Floats, best_mix
+from reshard.network import Use, spans_of_uses, uses_of
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.number_of_parts import MOST_PARTS, WORTH
 from reshard.planner.policy import SMALL_BYTES

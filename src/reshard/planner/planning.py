@@ -47,6 +47,8 @@ from reshard.steps import Route, Share, chain_through, chains_of, step_of
 LOGGER = logging.getLogger("reshard")
 NEAR = 1.1
 """Up to so many times the least a plan is near it."""
+HANDED_ON = 3
+"""What goes along rings from neighbour to neighbour is to gain more than so many steps half round one."""
 NEARLY = 1.02
 """Up to so many times the least nothing goes along rings from neighbour to neighbour."""
 COMBINED = 2
@@ -195,9 +197,9 @@ def _is_far_from_least(plan: Plan) -> bool:
 
 
 def _is_worth_handing_on(plan: Plan, network: Network) -> bool:
-    """Whether there are rings, and a plan is no nearer to the least than three steps half round a ring would keep it."""
+    """Whether there are rings, and a plan is further from the least than by three steps half round a ring."""
     hops_s = [level.size // 2 * level.latency_s for level in network.levels if level.link == "ring" and level.size > 2]
-    return bool(hops_s) and (plan.seconds or 0.0) > NEARLY * (plan.lower_bound_seconds or 0.0) + 3 * max(hops_s)
+    return bool(hops_s) and (plan.seconds or 0.0) > NEARLY * (plan.lower_bound_seconds or 0.0) + HANDED_ON * max(hops_s)
 
 
 def _moved_by_themselves(timed: Sequence[TimedRoute], reshard: Reshard, options: Options) -> list[Route]:

@@ -86,12 +86,14 @@ class RoutePrices:
             return way
 
     def timed_along(self, way: TimedRoute) -> list[TimedRoute]:
-        """The same where its steps go along rings, and where devices keep their first tiles, if links carry less then."""
+        """The same along rings, and where devices keep their first tiles besides, if links carry less then."""
         if way.route.along or not self.by_digits or way.route.steps is not None:
             return []
         routes = [way.route._replace(along=True, keeps=keeps) for keeps in (False, True)]
         rings = map(self._rings, routes)
-        is_other = (any(ring is not None and (ring.uses_kept or not keeps) for ring in each) for keeps, each in enumerate(rings))
+        is_other = (
+            any(ring is not None and (ring.uses_kept or not keeps) for ring in each) for keeps, each in enumerate(rings)
+        )
         return [self.timed(route) for route, is_taken in zip(routes, is_other, strict=True) if is_taken]
 
     def _rings(self, route: Route) -> list[AlongRing | None]:

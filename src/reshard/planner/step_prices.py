@@ -27,7 +27,7 @@ from reshard.exchange.by_digits import close_chains
 from reshard.exchange.ring import MOST_PLACES, RingRoles
 from reshard.layout import NOWHERE, Tie
 from reshard.mesh import Mesh
-from reshard.network import Network, Use, least_busy, least_busy_along, unnamed, use_of_ring, use_of_pattern
+from reshard.network import Network, Use, least_busy, least_busy_along, unnamed, use_of_pattern, use_of_ring
 from reshard.network.patterns import Pattern, kind_of
 from reshard.refinement import Cuts, Role
 from reshard.sharding import Sharding
@@ -140,7 +140,9 @@ class StepPrices:
         ring = self.ring_of(before, after, near, kept) if along else None
         return self._use_of(sending, parts) if ring is None else self._use_along(ring, parts)
 
-    def ring_of(self, before: DigitRoles, after: DigitRoles, near: int = 0, kept: DigitRoles | None = None) -> AlongRing | None:
+    def ring_of(
+        self, before: DigitRoles, after: DigitRoles, near: int = 0, kept: DigitRoles | None = None
+    ) -> AlongRing | None:
         """The ring along which all changes, if its links carry less from neighbour to neighbour; None without one."""
         ends = (before.roles, after.roles, near, None if kept is None else kept.roles)
         if ends not in self._rings_of:
@@ -177,7 +179,10 @@ class StepPrices:
     def _along(self, before: DigitRoles, after: DigitRoles, ring: Digit, kept: DigitRoles | None) -> AlongRing | None:
         """What goes along a ring; None where units are too many, or what is kept is of no use."""
         others = (after,) if kept is None else (after, kept)
-        nests = all(self._do_nest(dim, before.cuts[dim], frozenset().union(*(other.cuts[dim] for other in others))) for dim in range(len(self.shape)))
+        nests = all(
+            self._do_nest(dim, before.cuts[dim], frozenset().union(*(other.cuts[dim] for other in others)))
+            for dim in range(len(self.shape))
+        )
         roles = RingRoles.of(ring, self.digits, before.roles, after.roles, None if kept is None else kept.roles)
         if not nests or roles.places > MOST_PLACES or (kept is not None and not roles.kept):
             return None

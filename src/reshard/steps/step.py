@@ -148,8 +148,8 @@ class Step(ReshardWork):
     chunks: int = 1
     """In how many parts, along its longest dim, a piece goes one after the other."""
     ring: Digit | None = None
-    """The places along a ring of the network, as a digit of the position, where devices hand on to their neighbours what
-    goes along it; None for the senders that `near` says."""
+    """The places along a ring of the network, as a digit of the position, along which devices hand on to their
+    neighbours what others further on need; None for the senders that `near` says."""
     kept: Sharding | None = None
     """Of tiles that devices still have from before the step, as well as those of `before`: what a device holds there is
     not sent to it along a ring, and may be sent from it."""
