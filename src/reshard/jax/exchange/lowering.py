@@ -6,7 +6,7 @@ Every move of a plan is lowered by what its exchange is:
 |---|---|
 | an AllReduce by sum, max or min | `psum`, `pmax` or `pmin` of a share, then `all_gather` where there are shares |
 | in digits, every device its own sender in round 0 | `all_gather`, `all_to_all` or `psum_scatter` of groups |
-| any other | rounds of `ppermute`: `rounds.py` |
+| any other, along a ring too | rounds of `ppermute`: `permutations.py`, `rounds.py` |
 | any, of a plan with a memory limit | loops of chunks: `chunked.py` |
 
 **Groups.** Where every sender digit is determined by the receiver's own, the k devices that differ in the gathered
