@@ -14,12 +14,15 @@ jax = pytest.importorskip("jax")
 
 from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
-from jax_hlo import collectives  # noqa: E402
+from jax_hlo import collectives, received_bytes  # noqa: E402
 from oracle import tiles as tiles_of  # noqa: E402
 
 import reshard as rs  # noqa: E402
 from reshard.digits import Digit  # noqa: E402
 from reshard.jax import code_of, named_sharding_of, run  # noqa: E402
+from reshard.plans import Options  # noqa: E402
+from reshard.problem import Reshard  # noqa: E402
+from reshard.steps import Step  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -68,25 +71,75 @@ def assert_holds(result: Any, target: rs.Sharding, array: Any = ARRAY) -> None:
         np.testing.assert_array_equal(np.asarray(shard.data), wanted[places[shard.device]])
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ((("b",), None), (("b", "a"), None)),
-        ((None, ("a", "c")), ("c", "b")),
-        (("a", None), ("b", None)),
-        ((None, "c"), (None, None)),
-    ],
-)
-def test_the_nearest_along_a_ring_sends(before: Any, after: Any) -> None:
-    ends = sharding(CUBE, *before), sharding(CUBE, *after)
-    made = rs.plan(*ends, SHAPE, "float32")
-    steps = (replace(made.steps[-1], reshard=made.reshard, kind="", near=0, ring=Digit(1, 8)),)
+def along_a_ring(before: Any, after: Any, limit: int | None = None) -> rs.Plan:
+    """A plan of one step, in which pieces are handed on along a ring of 8."""
+    reshard = Reshard.of(sharding(CUBE, *before), sharding(CUBE, *after), SHAPE, "float32")
+    step = Step(reshard, ring=Digit(1, 8), chunks=1 if limit is None else 2)
+    return rs.Plan(reshard, (step,), Options(memory_limit=limit))
+
+
+AROUND = {
+    "in another order": ((("a", "b"), None), (("b", "a"), None)),
+    "through devices that lack none of it": ((("b", "c"), "a"), (("a", "c"), None)),
+    "moved": ((None, ("a", "c")), ("c", "b")),
+    "changed places": (("a", None), ("b", None)),
+    "gathered": ((None, "c"), (None, None)),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_pieces_are_handed_on_along_a_ring(name: str) -> None:
+    plan, array = along_a_ring(*AROUND[name]), ARRAY.astype(np.float32)
+    limited, namespace = along_a_ring(*AROUND[name], 1 << 30), dict[str, Any]()
+    for given in (plan, limited):
+        assert_holds(run(given, array), plan.target, array)
+        assert_holds(jax.jit(lambda x, given=given: run(given, x))(array), plan.target, array)
+    x = jax.device_put(array, named_sharding_of(plan.source, EXPLICIT[CUBE]))
+    sent = collectives(jax.jit(lambda x: run(plan, x)).lower(x).compile().as_text(), 8)
+    assert {one.kind for one in sent} == {"collective-permute"}
+    assert received_bytes(sent, 8) == plan.steps[0].all_received_bytes().tolist()
+    exec(plan.to_code("jax"), namespace)
+    assert_holds(jax.jit(lambda x: namespace["reshard"](x, EXPLICIT[CUBE]))(x), plan.target, array)
+
+
+def test_the_gradient_and_a_batch_of_what_is_handed_on() -> None:
+    plan, array = along_a_ring(*AROUND["moved"]), ARRAY.astype(np.float32)
+    np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: (run(plan, x) ** 2).sum()))(array), 2 * array)
+    many = np.stack([array, array + 1])
+    np.testing.assert_array_equal(jax.jit(jax.vmap(lambda x: run(plan, x)))(many), many)
+
+
+def test_planned_along_rings() -> None:
+    """As a whole, in parts, in shares, beside other steps; by `reshard`, where the buffers may be given up, too."""
+    level = rs.network.Level
+    eight, slow = (rs.Network((level(1, 8, "ring", 1, latency_s),)) for latency_s in (0, 40))
+    four = rs.Network((level(1, 4, "ring", 1, 0), level(4, 2, "switch", 1, 0)))
     array = ARRAY.astype(np.float32)
-    for result in (
-        run(replace(made, steps=steps), array),
-        jax.jit(lambda x: run(replace(made, steps=steps), x))(array),
+    kinds = set()
+    for network, before, after in (
+        (eight, (None, ("a", "b", "c")), ("c", None)),
+        (slow, (("c", "b", "a"), None), (("a", "b"), None)),
+        (four, (None, "b"), (None, ("c", "b"))),
     ):
-        assert_holds(result, ends[1], array)
+        ends = sharding(CUBE, *before), sharding(CUBE, *after)
+        plan = rs.plan(*ends, SHAPE, "float32", network=network)
+        handed = [step.moves[0].exchange.hops > 1 for share in plan.shares for step in share.steps]
+        assert any(handed)
+        kinds |= {(plan.parts > 1, len(plan.shares) > 1, all(handed))}
+        x = jax.device_put(array, named_sharding_of(ends[0], EXPLICIT[CUBE]))
+        assert_holds(jax.jit(lambda x, plan=plan: run(plan, x))(x), ends[1], array)
+        target = named_sharding_of(ends[1], EXPLICIT[CUBE])
+        assert_holds(rs.jax.reshard(x, target, network=network, donate=True), ends[1], array)
+    assert kinds == {(False, False, True), (True, False, False), (True, True, False)}
+
+
+def test_nothing_is_handed_on_between_two_meshes() -> None:
+    ring = along_a_ring(*AROUND["changed places"])
+    other = replace(ring.target, mesh=rs.Mesh.of(a=2, b=2, c=2, device_ids=(7, 6, 5, 4, 3, 2, 1, 0)))
+    last = Step(replace(ring.reshard, source=ring.target, target=other))
+    plan = rs.Plan(replace(ring.reshard, target=other), (*ring.steps, last), Options())
+    with pytest.raises(rs.ReshardError, match="handed on inside one program"):
+        run(plan, ARRAY.astype(np.float32))
 
 
 @pytest.mark.parametrize("name", ENDS)

@@ -21,7 +21,7 @@ permutation; it is the same on all devices, so all take part in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import accumulate, chain, groupby, pairwise
 from math import prod
 from operator import attrgetter, mod
 from typing import Any, NamedTuple
@@ -154,9 +154,10 @@ def _received(
         boxes.append(_cut(tile, where[number], rounds[number].shape) if source is None else arrived[source])
     if len(boxes) == 1:
         return {numbers[0]: (yield from rounds[numbers[0]].sent(boxes[0]))}
-    sizes = [box.size for box in boxes]
     row = lax.concatenate([lax.reshape(box, (box.size,)) for box in boxes], 0)
-    parts = lax.split((yield from rounds[numbers[0]].sent(row)), sizes)
+    row = yield from rounds[numbers[0]].sent(row)
+    bounds = pairwise(accumulate((box.size for box in boxes), initial=0))
+    parts = [lax.slice(row, (first,), (stop,)) for first, stop in bounds]
     return {number: lax.reshape(part, rounds[number].shape) for number, part in zip(numbers, parts, strict=True)}
 
 
