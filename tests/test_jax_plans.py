@@ -20,6 +20,7 @@ from oracle import tiles as tiles_of  # noqa: E402
 import reshard as rs  # noqa: E402
 from reshard.digits import Digit  # noqa: E402
 from reshard.jax import code_of, named_sharding_of, run  # noqa: E402
+from reshard.planner.memory_limit import within_limit  # noqa: E402
 from reshard.plans import Options  # noqa: E402
 from reshard.problem import Reshard  # noqa: E402
 from reshard.steps import Step  # noqa: E402
@@ -364,6 +365,19 @@ def test_the_peak_is_no_more_than_is_stated(seed: int) -> None:
         looked_up = 68 if [step.kind for step in plan.steps] == ["Slice"] else 0
         assert peak <= plan.peak_bytes + looked_up, (plan, peak)
         assert plan.peak_bytes <= plan.options.memory_limit
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_the_peak_along_a_ring(name: str) -> None:
+    """What is handed on is in the buffers of a chunk."""
+    before, after = (sharding(CUBE, *dims) for dims in AROUND[name])
+    step = Step(Reshard.of(before, after, (192, 960), "float32"), ring=Digit(1, 8))
+    free, least = step.peak_bytes, step.peak_bytes_in(step.most_chunks)
+    plan = within_limit(rs.Plan(step.reshard, (step,), Options(memory_limit=(free + least) // 2)))
+    x = jax.ShapeDtypeStruct(plan.shape, np.float32, sharding=named_sharding_of(before))
+    told = jax.jit(lambda x: run(plan, x)).lower(x).compile().memory_analysis()
+    peak = told.argument_size_in_bytes + told.output_size_in_bytes + told.temp_size_in_bytes
+    assert peak - told.alias_size_in_bytes <= plan.peak_bytes <= plan.options.memory_limit < free
 
 
 def test_chunks_are_what_keeps_the_peak() -> None:
